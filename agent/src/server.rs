@@ -350,7 +350,7 @@ mod tests {
         let (one, other) = (made(), made());
         std::fs::write(&file, &one).unwrap();
         assert!(server.client().is_ok());
-        std::fs::write(&file, "spoilt").unwrap();
+        std::fs::write(&file, "invalid").unwrap();
         assert!(server.client().is_ok() && trusted().as_ref() == Some(&one));
         std::fs::remove_file(&file).unwrap();
         assert!(server.client().is_ok() && trusted().as_ref() == Some(&one));

@@ -379,6 +379,6 @@ mod tests {
             let labels = desc.variable_labels.into_iter().collect();
             (desc.fq_name, labels, values.into_iter().map(str::to_owned).collect())
         });
-        assert_eq!(documented, registered.collect(), "what docs/web-api.md says, and what there is");
+        assert_eq!(documented, registered.collect(), "metrics documented in docs/web-api.md, and registered ones");
     }
 }

@@ -149,7 +149,7 @@ impl Running {
             metrics.connections_refused.clone(),
         );
         let mut certificates = CertificateWatch::new(config.tls_dir.clone(), Arc::clone(&certificate), metrics);
-        certificates.look(clock::now()).await;
+        certificates.check(clock::now()).await;
         let tls = server_config(certificate).map_err(RunError::Tls)?;
 
         let (api_listener, api) = listen(config.listen)?;

@@ -1,4 +1,4 @@
-//! The serving certificate: read from two files, replaced live, never half a pair.
+//! The serving certificate: read from two files, replaced live, and always as a matching pair.
 //!
 //! The files are compared by their bytes each second. kubelet swaps a whole directory at once, yet a swap can fall
 //! between the two reads; a key that does not match the certificate is detected, and the next second tries again. Until
@@ -101,7 +101,7 @@ pub(crate) enum PairError {
     Certificate(#[source] rustls::pki_types::pem::Error),
     #[error("tls.crt has no certificate")]
     NoCertificate,
-    #[error("the certificate of tls.crt does not say when it is good")]
+    #[error("the certificate of tls.crt has no readable validity period")]
     Validity,
     #[error("tls.key is not a PEM private key")]
     Key(#[source] rustls::pki_types::pem::Error),
@@ -140,7 +140,7 @@ pub(crate) fn read_pair(certificate: &[u8], key: &[u8]) -> Result<(CertifiedKey,
     let validity = Validity::of(leaf).ok_or(PairError::Validity)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(PairError::Key)?;
     let pair = CertifiedKey::from_der(chain, key, &provider()).map_err(PairError::Pair)?;
-    // `from_der` accepts a key whose public half it cannot determine; with this provider there is none.
+    // `from_der` accepts a key whose public key it cannot determine; with this provider there is none.
     pair.keys_match().map_err(PairError::Pair)?;
     Ok((pair, validity))
 }
@@ -163,7 +163,7 @@ impl CertificateWatch {
 
     /// Checks the files once. Whatever it finds, a pair in service stays until there is another, and a valid one until
     /// there is another valid one.
-    pub(crate) async fn look(&mut self, now: Timestamp) {
+    pub(crate) async fn check(&mut self, now: Timestamp) {
         let found = match Bytes::read(&self.directory).await {
             Ok(bytes) if self.serving.as_ref() == Some(&bytes) => Ok(None),
             Ok(bytes) => match bytes.pair() {
@@ -205,7 +205,7 @@ impl CertificateWatch {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
-            self.look(crate::clock::now()).await;
+            self.check(crate::clock::now()).await;
         }
     }
 }
@@ -266,13 +266,13 @@ pub(crate) mod tests {
     async fn certificate_is_loaded_when_both_files_exist() {
         let (directory, (certificate, key)) = (Directory::new(), pair());
         let mut watch = watch(&directory);
-        watch.look(crate::clock::now()).await;
+        watch.check(crate::clock::now()).await;
         assert!(watch.slot.current().is_none());
         directory.write("tls.crt", &certificate);
-        watch.look(crate::clock::now()).await;
+        watch.check(crate::clock::now()).await;
         assert!(watch.slot.current().is_none());
         directory.write("tls.key", &key);
-        watch.look(crate::clock::now()).await;
+        watch.check(crate::clock::now()).await;
         assert!(serves(&watch, &certificate));
         assert_eq!(watch.metrics.certificate.get(), 1);
     }
@@ -283,12 +283,12 @@ pub(crate) mod tests {
         let mut watch = watch(&directory);
         directory.write("tls.crt", &old.0);
         directory.write("tls.key", &old.1);
-        watch.look(crate::clock::now()).await;
+        watch.check(crate::clock::now()).await;
         directory.write("tls.crt", &new.0);
-        watch.look(crate::clock::now()).await;
+        watch.check(crate::clock::now()).await;
         assert!(serves(&watch, &old.0), "the new certificate waits for its key");
         directory.write("tls.key", &new.1);
-        watch.look(crate::clock::now()).await;
+        watch.check(crate::clock::now()).await;
         assert!(serves(&watch, &new.0));
     }
 
@@ -298,14 +298,14 @@ pub(crate) mod tests {
         let mut watch = watch(&directory);
         directory.write("tls.crt", &certificate);
         directory.write("tls.key", &key);
-        watch.look(crate::clock::now()).await;
+        watch.check(crate::clock::now()).await;
         for text in ["", "no PEM", "-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n"] {
             directory.write("tls.crt", text);
-            watch.look(crate::clock::now()).await;
+            watch.check(crate::clock::now()).await;
             assert!(serves(&watch, &certificate), "{text:?}");
         }
         std::fs::remove_file(directory.0.join("tls.key")).unwrap();
-        watch.look(crate::clock::now()).await;
+        watch.check(crate::clock::now()).await;
         assert!(serves(&watch, &certificate));
     }
 
@@ -319,7 +319,7 @@ pub(crate) mod tests {
             let (certificate, key) = pair_for(from, until);
             directory.write("tls.crt", &certificate);
             directory.write("tls.key", &key);
-            watch.look(now).await;
+            watch.check(now).await;
             seen.push(watch.slot.serves(now));
         }
         let expected = [
@@ -337,9 +337,9 @@ pub(crate) mod tests {
         let (certificate, key) = pair_for(2027, 2028);
         directory.write("tls.crt", &certificate);
         directory.write("tls.key", &key);
-        watch.look(now).await;
+        watch.check(now).await;
         assert_eq!(watch.slot.serves(now), Ok(()));
-        watch.look(ends).await;
+        watch.check(ends).await;
         assert!(serves(&watch, &certificate) && watch.slot.serves(ends).is_ok());
     }
 
@@ -350,7 +350,7 @@ pub(crate) mod tests {
         directory.write("tls.crt", &certificate);
         directory.write("tls.key", &key);
         for _ in 0..3 {
-            watch.look(crate::clock::now()).await;
+            watch.check(crate::clock::now()).await;
         }
         assert_eq!(watch.metrics.certificate_swaps.get(), 1);
     }

@@ -60,7 +60,7 @@ impl fmt::Display for Page {
 }
 
 /// Prints a line of progress; a failure to print is ignored.
-pub(crate) fn say(text: impl fmt::Display) {
+pub(crate) fn print_line(text: impl fmt::Display) {
     let mut page = Page::default();
     page.line(text);
     let _ = page.print();
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn error_message_keeps_line_breaks_without_control_characters() {
-        let error = anyhow::anyhow!("the server said {HOSTILE}").context("nodes cannot be read:\n  a\n  b");
+        let error = anyhow::anyhow!("the server returned {HOSTILE}").context("nodes cannot be read:\n  a\n  b");
         let text = complaint(&error).to_string();
         assert!(text.starts_with("Error: nodes cannot be read:\n  a\n  b\n\nCaused by:\n"), "{text:?}");
         assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");

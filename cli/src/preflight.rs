@@ -5,7 +5,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 
-use crate::page::say;
+use crate::page::print_line;
 use crate::uninstall::is_marked;
 
 /// Minor version of Kubernetes 1 from which tokens name their node.
@@ -44,6 +44,6 @@ pub(crate) async fn preflight(client: Client) -> anyhow::Result<()> {
     if !problems.is_empty() {
         bail!("the operator cannot be installed, and nothing was changed:\n  {}", problems.join("\n  "));
     }
-    say("nothing keeps the operator from being installed");
+    print_line("nothing prevents the installation of the operator");
     Ok(())
 }

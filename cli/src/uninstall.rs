@@ -22,7 +22,7 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::page::{ask, say};
+use crate::page::{ask, print_line};
 
 /// Polling interval.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -66,7 +66,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     if options.dry_run {
         for object in objects.iter().rev() {
             if let Some(found) = kinds.find(object).await? {
-                say(format_args!("would delete {}", found.id));
+                print_line(format_args!("would delete {}", found.id));
             }
         }
         return Ok(());
@@ -76,7 +76,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     }
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     match operators.delete(names::OPERATOR_NAME, &DeleteParams::default()).await {
-        Ok(_) => say("deleted the operator's resource: nothing new starts"),
+        Ok(_) => print_line("deleted the operator's resource: nothing new starts"),
         Err(error) if is_gone(&error) => {}
         Err(error) => return Err(error).context("the operator's resource cannot be deleted; may you delete it?"),
     }
@@ -92,7 +92,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     // A controller that was cut off from its kubelet, but not from the API server, may have left a last claim.
     sweep(&client).await?;
     kinds.remove(&containers, true).await?;
-    say("the operator is uninstalled");
+    print_line("the operator is uninstalled");
     Ok(())
 }
 
@@ -100,7 +100,7 @@ fn confirm() -> anyhow::Result<()> {
     if !std::io::stdin().is_terminal() {
         bail!("this removes the operator from the cluster: use --yes, or --dry-run to see what would be removed");
     }
-    ask("This ends all updates, releases every node and removes the operator with its records. Go on? [y/N]")?;
+    ask("This ends all updates, releases every node and removes the operator with its records. Continue? [y/N]")?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     if !matches!(answer.trim(), "y" | "Y" | "yes") {
@@ -123,7 +123,7 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     let (nodes, shadows): (Api<Node>, Api<BottlerocketShadow>) =
         (Api::all(client.clone()), Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE));
     let deadline = Instant::now() + options.timeout.0;
-    let mut told = Vec::new();
+    let mut shown = Vec::new();
     loop {
         let nodes = nodes.list(&ListParams::default()).await.context("the nodes cannot be read")?;
         let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).collect();
@@ -137,21 +137,21 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
         if left.is_empty() {
             return Ok(());
         }
-        if told != left {
+        if shown != left {
             for sentence in &left {
-                say(format_args!("waiting: {sentence}"));
+                print_line(format_args!("waiting: {sentence}"));
             }
-            told = left;
+            shown = left;
         }
         if Instant::now() >= deadline {
             if options.abandon {
-                say("going on all the same");
+                print_line("continuing anyway");
                 return Ok(());
             }
             bail!(
                 "after {} there is still something under way, and nothing but the BottlerocketUpdateOperator was removed:\n  {}\nRun it again to wait longer, see the log of the controller (kubectl -n {} logs deploy/{}), or use --abandon.",
                 options.timeout,
-                told.join("\n  "),
+                shown.join("\n  "),
                 names::SYSTEM_NAMESPACE,
                 names::CONTROLLER
             );
@@ -170,7 +170,7 @@ fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String
         if let Some(progress) = &status.controller.progress {
             left.push(format!("the update of {node} is at {:?}", progress.step));
         } else if status.agent.armed.is_some() {
-            left.push(format!("the host of {node} may be armed, and its agent has not said that it is not"));
+            left.push(format!("the host of {node} may be armed; its agent has not reported otherwise"));
         } else if status.agent.host.as_ref().is_some_and(|host| host.applied.is_some()) {
             let has_agent = nodes.iter().any(|facts| facts.name == node && facts.labelled);
             let why = if has_agent {
@@ -221,15 +221,15 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
             });
             if manager == names::CONTROLLER_MANAGER && held && unschedulable {
                 kept["spec"] = json!({"unschedulable": true});
-                say(format_args!(
+                print_line(format_args!(
                     "{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}"
                 ));
             }
             nodes
                 .patch(&name, &PatchParams::apply(manager), &Patch::Apply(kept))
                 .await
-                .with_context(|| format!("what the operator has set on {name} cannot be taken back"))?;
-            say(format_args!("took back what {manager} had set on node {name}"));
+                .with_context(|| format!("the operator's fields on node {name} cannot be removed"))?;
+            print_line(format_args!("removed the fields of {manager} from node {name}"));
         }
     }
     Ok(())
@@ -243,8 +243,11 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
         let mut left = Vec::new();
         for namespace in [names::SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
             let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-            let ours = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
-            left.extend(pods.list(&ours).await.with_context(|| format!("the pods of {namespace} cannot be read"))?);
+            let operator_pods =
+                ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
+            left.extend(
+                pods.list(&operator_pods).await.with_context(|| format!("the pods of {namespace} cannot be read"))?,
+            );
         }
         if left.is_empty() {
             return Ok(());
@@ -256,7 +259,11 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
         let (silent, live): (Vec<_>, Vec<_>) = left.iter().partition(|pod| silent.contains(&node_of(pod)));
         if live.is_empty() || Instant::now() >= deadline {
             for pod in silent.into_iter().chain(live) {
-                say(format_args!("left behind: pod {} on {}, which has not ended", pod.name_any(), node_of(pod)));
+                print_line(format_args!(
+                    "left behind: pod {} on {}, which has not ended",
+                    pod.name_any(),
+                    node_of(pod)
+                ));
             }
             return Ok(());
         }
@@ -297,7 +304,7 @@ impl Kinds {
                 Ok((resource, capabilities)) => Some((resource, capabilities.scope)),
                 Err(error) if is_gone(&error) => None,
                 Err(kube::Error::Discovery(_)) => None,
-                Err(error) => return Err(error).context("the API server does not say what it serves"),
+                Err(error) => return Err(error).context("cannot read the API groups of the API server"),
             };
             self.known.insert(gvk.clone(), served);
         }
@@ -323,7 +330,7 @@ impl Kinds {
             Err(error) => return Err(error).with_context(|| format!("{id} cannot be read")),
         };
         if !is_marked(&meta) {
-            say(format_args!(
+            print_line(format_args!(
                 "{id} stays: it has no label {}={}, so it was not installed with this operator",
                 names::APPLICATION_LABEL,
                 names::APPLICATION
@@ -342,7 +349,7 @@ impl Kinds {
             let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
             match found.api.delete(&found.name, &DeleteParams::background().preconditions(only_this)).await {
                 Ok(_) => {
-                    say(format_args!("deleted {}", found.id));
+                    print_line(format_args!("deleted {}", found.id));
                     going.push(found);
                 }
                 Err(error) if is_gone(&error) => {}
@@ -414,7 +421,7 @@ mod tests {
         let found = shadow(&json!({"host": {"versionLock": "latest"}}));
         let label = json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION});
         let labelled = node(&json!({"name": "a", "labels": label}));
-        for (sentence, nodes, shadows, said) in [
+        for (sentence, nodes, shadows, expected) in [
             ("an idle node", node(&json!({"name": "a"})), idle(), None),
             ("a drain", node(&json!({"name": "a"})), drained, Some("the update of a is at Draining")),
             ("an armed host", node(&json!({"name": "a"})), armed, Some("may be armed")),
@@ -422,11 +429,11 @@ mod tests {
             ("a pinned host without an agent", node(&json!({"name": "a"})), pinned, Some("give a the label")),
             ("a host of which settings were only read", node(&json!({"name": "a"})), found, None),
             ("a claim", claimed(&json!({})), idle(), Some("a is not released yet")),
-            ("a cordon that a person's hold keeps", claimed(&json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),
+            ("a cordon kept by a user's hold", claimed(&json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),
         ] {
             let left = unfinished(&[nodes], &[shadows]);
-            match said {
-                Some(said) => assert!(left.len() == 1 && left[0].contains(said), "{sentence}: {left:?}"),
+            match expected {
+                Some(expected) => assert!(left.len() == 1 && left[0].contains(expected), "{sentence}: {left:?}"),
                 None => assert_eq!(left, Vec::<String>::new(), "{sentence}"),
             }
         }

@@ -65,7 +65,7 @@ impl Kind {
             // Short enough that a lost answer leaves time for another renewal before the lease is lost.
             Self::Lease => 3,
             Self::Read => 15,
-            // Longer than the API server waits for an admission webhook (30 s), after which it may go on without it.
+            // Longer than the API server waits for an admission webhook (30 s), after which it may continue without it.
             Self::Write | Self::Watch => 35,
             // Longer than the API server takes for any request (60 s): behind webhooks it retries evictions by itself.
             Self::Eviction => 65,

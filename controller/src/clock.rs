@@ -175,7 +175,7 @@ mod tests {
             ("a clock that is an hour behind is corrected by the middle", 500, 600, 3_601_000, ms(0), HOUR + ms(950)),
             ("and one that is an hour ahead", 3_600_500, 3_600_600, 1_000, ms(0), -HOUR + ms(950)),
             ("a clock that was set right needs no correction", 500, 510, 0, HOUR, ms(0)),
-            ("a clock set back in the middle of a request says nothing", 500, -60_000, 0, ms(30), ms(30)),
+            ("a clock set back in the middle of a request is ignored", 500, -60_000, 0, ms(30), ms(30)),
         ] {
             let corrected = next_offset(noon(before), noon(after), noon(date), previous);
             assert_eq!(corrected, expected, "{sentence}");
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(clock.at(reading(0, ms(0))), noon(0));
         clock.hear(began, reading(0, ms(0)), noon(0));
         for step in [HOUR, -HOUR] {
-            assert_eq!(clock.at(reading(1, step)), noon(1_000), "before the server was heard again");
+            assert_eq!(clock.at(reading(1, step)), noon(1_000), "before the next response of the server");
         }
         clock.hear(began + Duration::from_secs(2), reading(2, HOUR), noon(2_000));
         assert_eq!(clock.offset(), -HOUR + ms(500));

@@ -405,9 +405,9 @@ mod tests {
             ),
         ] {
             let lines = of_operator(&before, &after);
-            let said: Vec<_> =
+            let decisions: Vec<_> =
                 lines.iter().map(|line| (line.text, line.detail.as_deref().unwrap_or_default())).collect();
-            assert_eq!(said, expected, "{before:?} -> {after:?}");
+            assert_eq!(decisions, expected, "{before:?} -> {after:?}");
         }
     }
 

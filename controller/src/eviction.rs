@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// The pause before a pod whose eviction a budget refuses is retried, unless the budget changes before or the server
-/// says otherwise: `kubectl drain`'s own value.
+/// sends another value: `kubectl drain`'s own value.
 pub const BLOCKED_RETRY: Duration = Duration::from_secs(5);
 
 /// The longest pause between two requests for the eviction of one pod.

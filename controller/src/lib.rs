@@ -5,7 +5,7 @@
 //! (gather)  (the planner)    (I/O; no choices but the live check before a permit)
 //! ```
 
-#![expect(missing_docs, reason = "the library of one program: what its names say is not repeated")]
+#![expect(missing_docs, reason = "the library of one program: comments do not repeat names")]
 
 pub mod apply;
 pub mod cache;

@@ -14,7 +14,7 @@ use agent::stream::pause;
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use integ::bed::{Bed, BedOptions, Programs};
+use integ::bed::{Programs, TestCluster, TestClusterOptions};
 use integ::control_plane::audit::requests;
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
@@ -59,7 +59,7 @@ struct Agent {
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let deploy = deploy::Options::default();
-    let bed = Bed::start(BedOptions { nodes: 0, deploy, ..BedOptions::default() }).await?;
+    let bed = TestCluster::start(TestClusterOptions { nodes: 0, deploy, ..TestClusterOptions::default() }).await?;
     bed.install().await?;
     let began = Instant::now();
     let server = Arc::new(Server::new(&bed).await?);
@@ -140,7 +140,7 @@ struct Process {
 }
 
 impl Server {
-    async fn new(bed: &Bed) -> anyhow::Result<Self> {
+    async fn new(bed: &TestCluster) -> anyhow::Result<Self> {
         let directory = bed.control_plane.dir().join("web-api");
         std::fs::create_dir_all(&directory)?;
         let own = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
@@ -226,7 +226,7 @@ fn resident(process: &Process) -> anyhow::Result<f64> {
 }
 
 async fn token(
-    bed: &Bed,
+    bed: &TestCluster,
     namespace: &str,
     account: &str,
     audience: Option<&str>,
@@ -255,7 +255,7 @@ where
 }
 
 /// Creates everything that an agent needs.
-async fn agent(bed: &Bed, server: &Server, number: usize) -> anyhow::Result<Agent> {
+async fn agent(bed: &TestCluster, server: &Server, number: usize) -> anyhow::Result<Agent> {
     let name = format!("node-{number}");
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
     let node = put(&Api::<Node>::all(bed.client.clone()), node).await?;
@@ -403,7 +403,7 @@ async fn report(server: &Server, agent: &Agent, turn: usize) -> anyhow::Result<D
 }
 
 /// The same write by the cluster's administrator, past the web API.
-async fn past(bed: &Bed, agent: &Agent, turn: usize) -> anyhow::Result<Duration> {
+async fn past(bed: &TestCluster, agent: &Agent, turn: usize) -> anyhow::Result<Duration> {
     let api: Api<BottlerocketShadow> = Api::namespaced(bed.client.clone(), SYSTEM_NAMESPACE);
     let name = shadow_name(&agent.node);
     let now = api.get(&name).await?;
@@ -418,7 +418,7 @@ async fn past(bed: &Bed, agent: &Agent, turn: usize) -> anyhow::Result<Duration>
 }
 
 /// The resources that the web API has requested since a time.
-fn asked(bed: &Bed, from: Timestamp) -> anyhow::Result<Vec<String>> {
+fn asked(bed: &TestCluster, from: Timestamp) -> anyhow::Result<Vec<String>> {
     let user = format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{APISERVER}");
     let records = bed.control_plane.audit().read()?;
     let ours = requests(&records).filter(|record| record.user == user && record.received >= from);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::Parser;
 use deploy::Component;
-use integ::bed::{Bed, BedOptions};
+use integ::bed::{TestCluster, TestClusterOptions};
 use integ::control_plane::audit::{Record, Stage, requests};
 use integ::oracle::service_account;
 use jiff::Timestamp;
@@ -44,7 +44,9 @@ const LIMIT: Duration = Duration::from_secs(300);
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let deploy = deploy::Options::default();
-    let mut bed = Bed::start(BedOptions { nodes: options.nodes, deploy, ..BedOptions::default() }).await?;
+    let mut bed =
+        TestCluster::start(TestClusterOptions { nodes: options.nodes, deploy, ..TestClusterOptions::default() })
+            .await?;
     bed.install().await?;
     let nodes = options.nodes;
     bed.wait("all nodes are counted", LIMIT, |history| {
@@ -79,7 +81,7 @@ fn part(record: &Record) -> Option<&'static str> {
 }
 
 /// Counts requests while nothing happens.
-async fn idle(bed: &Bed, options: &Options) -> anyhow::Result<()> {
+async fn idle(bed: &TestCluster, options: &Options) -> anyhow::Result<()> {
     let from = Timestamp::now();
     sleep(Duration::from_secs(options.window)).await;
     let all = bed.control_plane.audit().read()?;
@@ -100,7 +102,7 @@ async fn idle(bed: &Bed, options: &Options) -> anyhow::Result<()> {
 
 /// Stops the API server for a time, and prints when each watch of the operator is open again, from the API server's
 /// start.
-async fn outage(bed: &mut Bed, options: &Options) -> anyhow::Result<()> {
+async fn outage(bed: &mut TestCluster, options: &Options) -> anyhow::Result<()> {
     let watches_before = open_watches(&bed.control_plane.audit().read()?, None);
     bed.control_plane.kill_apiserver().await?;
     sleep(Duration::from_secs(options.outage)).await;
@@ -146,7 +148,7 @@ fn open_watches(records: &[Record], since: Option<Timestamp>) -> BTreeMap<(&'sta
 
 /// Stops the leading controller, as the death of its node does, and prints when another one has the Lease. (One that is
 /// killed is started again in its pod, and stays the leader.)
-async fn fail_over(bed: &Bed) -> anyhow::Result<()> {
+async fn fail_over(bed: &TestCluster) -> anyhow::Result<()> {
     let leases: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM_NAMESPACE);
     let holder = async || -> anyhow::Result<String> {
         let spec = leases.get(CONTROLLER).await?.spec.unwrap_or_default();

@@ -7,13 +7,13 @@ use anyhow::{Context as _, ensure};
 /// Runs the demo to its end and returns the summary.
 fn demo(arguments: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(env!("CARGO_BIN_EXE_brupop-demo")).args(arguments).stdin(Stdio::null()).output()?;
-    let said = String::from_utf8(output.stdout)?;
-    let complaints = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}:\n{said}\n{complaints}", output.status);
+    let stdout = String::from_utf8(output.stdout)?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}:\n{stdout}\n{stderr}", output.status);
     // The rollout comes first, as a line for every change, and then the table of results.
-    let (_, summary) = said.split_once("RESULT").with_context(|| format!("no summary:\n{said}"))?;
+    let (_, summary) = stdout.split_once("RESULT").with_context(|| format!("no summary:\n{stdout}"))?;
     for node in ["node-1", "node-2", "node-3"] {
-        ensure!(summary.contains(node), "{node} is missing:\n{said}");
+        ensure!(summary.contains(node), "{node} is missing:\n{stdout}");
     }
     Ok(summary.to_owned())
 }

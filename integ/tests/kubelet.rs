@@ -53,7 +53,7 @@ fn shared() -> &'static Shared {
 }
 
 /// One test's node and namespace.
-struct Bed {
+struct NodeFixture {
     client: Client,
     node_client: Client,
     kubelet: Kubelet,
@@ -64,7 +64,7 @@ struct Bed {
     root: PathBuf,
 }
 
-impl Bed {
+impl NodeFixture {
     async fn new(name: &str) -> Self {
         let shared = shared();
         let number = shared.next.fetch_add(1, Ordering::SeqCst);
@@ -166,9 +166,9 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     }
 }
 
-fn on_a_node(test: &'static str, run: impl AsyncFnOnce(&Bed)) {
+fn on_a_node(test: &'static str, run: impl AsyncFnOnce(&NodeFixture)) {
     shared().runtime.block_on(async {
-        let bed = Bed::new(test).await;
+        let bed = NodeFixture::new(test).await;
         run(&bed).await;
         bed.kubelet.stop().await;
     });

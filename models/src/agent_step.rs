@@ -228,7 +228,7 @@ pub const TABLE: &[Row] = &[
     Row {
         failed: Some(true),
         step: Step::Rest,
-        reason: "this attempt has failed; only Idle or a new attempt goes on",
+        reason: "this attempt has failed; only Idle or a new attempt continues",
         ..ANY
     },
     // Staging disrupts nothing and is allowed in any boot.

@@ -12,7 +12,7 @@ pub fn full_jitter(base: Duration, cap: Duration, failures: u32, random: f64) ->
     exponential(base, cap, failures).mul_f64(random.clamp(0.0, 1.0))
 }
 
-/// Equal jitter: returns a random time between half of that limit and all of it. `random` is in [0, 1).
+/// Equal jitter: returns a random time between 50 % and 100 % of that limit. `random` is in [0, 1).
 pub fn equal_jitter(base: Duration, cap: Duration, failures: u32, random: f64) -> Duration {
     exponential(base, cap, failures).mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
 }

@@ -1,4 +1,4 @@
-//! Names that more than one part, a manifest or a user uses. Each stands here once.
+//! Names that more than one part, a manifest or a user uses. Each is defined here once.
 
 /// API group of all our custom resources.
 pub const GROUP: &str = "brupop.bottlerocket.aws";
@@ -23,7 +23,7 @@ pub const APPLICATION: &str = "brupop";
 /// Label of the pods: which part they are, as [`CONTROLLER`], [`APISERVER`] or [`AGENT`].
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 
-/// Label of the namespaces whose pods may read our metrics, and in which the controller may ask Prometheus.
+/// Label of the namespaces whose pods may read the operator's metrics, and in which the controller may query Prometheus.
 pub const METRICS_LABEL: &str = "brupop.bottlerocket.aws/metrics";
 /// Value of [`METRICS_LABEL`].
 pub const METRICS_ENABLED: &str = "enabled";
@@ -33,18 +33,18 @@ pub const TOKEN_AUDIENCE: &str = "brupop-apiserver";
 
 /// Field manager of everything that the controller applies.
 pub const CONTROLLER_MANAGER: &str = "brupop-controller";
-/// Field manager of what the web API applies: the agent's half of a shadow's status.
+/// Field manager of what the web API applies: the agent status of a shadow.
 pub const AGENT_MANAGER: &str = "brupop-agent";
 
 /// Label of the nodes that the operator updates, as Bottlerocket users know it.
 pub const INTERFACE_LABEL: &str = "bottlerocket.aws/updater-interface-version";
-/// Value of [`INTERFACE_LABEL`] for the host API that the agent speaks.
+/// Value of [`INTERFACE_LABEL`] for the host API that the agent uses.
 pub const INTERFACE_VERSION: &str = "2.0.0";
 
 /// Annotation on a Node: no new attempt starts, a running one ends, and a cordon of the operator stays until it is removed.
 pub const HOLD_ANNOTATION: &str = "brupop.bottlerocket.aws/hold";
 
-/// Annotation on the operator's resource: failures of versions are settled and the rollout goes on. Its value names the
+/// Annotation on the operator's resource: failures of versions are settled and the rollout continues. Its value names the
 /// request; a value that is acknowledged in `status.requests` is not carried out again.
 pub const RESUME_ANNOTATION: &str = "brupop.bottlerocket.aws/resume";
 /// Annotation on the operator's resource: the canary step that waits for approval has it. Its value names the request.

@@ -1,4 +1,4 @@
-//! Texts of others, fit to be shown: what a host, an agent or a server says ends up in objects, in logs and on the terminals of
+//! Texts from other parties, made safe to show: the output of a host, an agent or a server ends up in objects, in logs and on the terminals of
 //! users, and there it must be read and not obeyed.
 
 /// The character, or what is shown in its place: a space for the end of a line and a tabulator, a replacement character for
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn plain_text_has_no_line_breaks_control_or_bidi_characters() {
-        for (said, shown) in [
+        for (input, shown) in [
             ("no space left on /dev/sda: größer ✓", "no space left on /dev/sda: größer ✓"),
             ("one\ntwo\r\nthree\tfour", "one two  three four"),
             ("\u{1b}[2J\u{1b}]0;title\u{7}", "\u{fffd}[2J\u{fffd}]0;title\u{fffd}"),
@@ -48,7 +48,7 @@ mod tests {
             ("\u{202e}txt.exe\u{2066}\u{200f}\u{61c}", "\u{fffd}txt.exe\u{fffd}\u{fffd}\u{fffd}"),
             ("a\u{200b}b\u{feff}c\u{ad}d\u{e0041}", "a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}"),
         ] {
-            assert_eq!(plain(said), shown);
+            assert_eq!(plain(input), shown);
             assert_eq!(plain(shown), shown, "what is plain stays as it is");
         }
     }

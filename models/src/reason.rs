@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum FailureClass {
     /// Nothing is counted: the attempt was ended from outside.
     Wait,
-    /// The node backs off; others go on.
+    /// The node backs off; others continue.
     Node,
     /// The version is to blame: counted once per node against its budget, and a spent budget freezes the rollout.
     Version,
@@ -50,7 +50,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The host could not look for updates.
+    /// The host could not refresh its list of updates.
     RefreshFailed => Node,
     /// The host does not offer the target version.
     VersionNotOffered => Node,
@@ -80,7 +80,7 @@ reasons! {
     StageTimedOut => Node,
     /// The drain took longer than policy allows.
     DrainTimedOut => Node,
-    /// A pod may not be evicted and policy says to leave it alone.
+    /// A pod may not be evicted and policy requires to leave it alone.
     DrainRefused => Node,
     /// Pods came back to the cordoned node.
     PodsReturn => Node,

@@ -1,4 +1,4 @@
-//! Schemas of types that are not ours, as the API server is to check them.
+//! Schemas of types from other crates, as the API server is to check them.
 
 use std::borrow::Cow;
 
@@ -26,7 +26,7 @@ impl JsonSchema for VersionText {
     }
 }
 
-/// Strings that are read with more than a pattern, each a type that stands for it in a schema.
+/// Strings that are read with more than a pattern, each a type that represents it in a schema.
 macro_rules! texts {
     ($($(#[doc = $doc:literal])+ $name:ident = $pattern:expr, up to $length:literal;)+) => {$(
         $(#[doc = $doc])+
@@ -59,7 +59,7 @@ texts! {
     /// The IANA name of a time zone. Whether there is such a zone is judged by who reads it.
     TimeZone = "^[A-Za-z][A-Za-z0-9+_-]*(/[A-Za-z0-9+_-]+){0,2}$", up to 64;
     /// A word of a status that one part writes and another reads. No enumeration: while two versions of the operator work
-    /// side by side, a word that only the newer one knows must not make all that stands beside it invalid.
+    /// side by side, a word that only the newer one knows must not make all other fields invalid.
     StatusWord = "^[A-Z][A-Za-z]*$", up to 64;
     /// A day of the calendar.
     Date = "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", up to 10;

@@ -157,7 +157,7 @@ fn fleet(size: usize) -> (ClusterView, Policy) {
 #[divan::bench(args = [100, 5_000, 100_000])]
 fn nodes(bencher: Bencher<'_, '_>, size: usize) {
     let (mut view, policy) = fleet(size);
-    // What the first plan says of versions and the rollout is what later ones find.
+    // What the first plan records about versions and the rollout is what later ones find.
     let first = plan(&view, &policy, at(0)).status;
     if let (Some(operator), Some(status)) = (&mut view.operator, first) {
         operator.status = status;

@@ -170,7 +170,7 @@ pub fn body(name: &str, uid: &str, resource_version: &str, parts: Parts) -> Valu
     body
 }
 
-/// The claimed fields by the record: those not set before, while the record says that the node is claimed.
+/// The claimed fields by the record: those not set before, while the node is claimed according to the record.
 pub fn recorded(status: &BottlerocketShadowStatus) -> Parts {
     if true_condition(&status.conditions, CORDONED).is_none() {
         return Parts::default();
@@ -292,10 +292,10 @@ mod tests {
         let cordon = json!({"f:spec": {"f:unschedulable": {}}});
         let reset = entry("before-first-apply", "Update", "", &all_fields());
         for (sentence, meta, before, left) in [
-            ("no one owns anything", with(json!([])), vec![], parts(&Part::ALL)),
-            ("the reset's own manager is no one", with(json!([reset])), vec![], parts(&Part::ALL)),
+            ("nothing has an owner", with(json!([])), vec![], parts(&Part::ALL)),
+            ("the reset's own manager is no owner", with(json!([reset])), vec![], parts(&Part::ALL)),
             (
-                "a person cordoned it since",
+                "a user cordoned it since",
                 with(json!([entry("kubectl-cordon", "Update", "", &cordon)])),
                 vec![],
                 parts(&[Part::Balancer, Part::ScaleDown, Part::DoNotDisrupt]),

@@ -186,13 +186,13 @@ mod tests {
             ),
             ("data must stay", with_data(), (PodsAtRisk::Refuse, PodsAtRisk::Refuse), Fate::Refused(Refusal::EmptyDir)),
             (
-                "data of a finished pod is no one's",
+                "data of a finished pod is not protected",
                 PodFacts { finished: true, ..with_data() },
                 (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
                 Fate::Stays,
             ),
             (
-                "a bare pod with data is told by its data first, as kubectl does",
+                "a bare pod with data is reported for its data first, as kubectl does",
                 PodFacts { empty_dir: true, ..bare() },
                 (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
                 Fate::Refused(Refusal::EmptyDir),
@@ -234,7 +234,7 @@ mod tests {
         let leaving = |name: &str| PodFacts { terminating: true, ..pod(name) };
         for (sentence, pods, first) in [
             ("ordinary pods go first", vec![critical("dns"), pod("a"), pod("b")], vec!["a", "b"]),
-            ("until they are gone, and not only told to go", vec![critical("dns"), leaving("a")], vec![]),
+            ("until they are gone, and not only terminating", vec![critical("dns"), leaving("a")], vec![]),
             ("then the others go", vec![critical("dns"), critical("proxy")], vec!["dns", "proxy"]),
         ] {
             let sorted = sort(&pods, Rules::default(), None);

@@ -69,7 +69,7 @@ pub(crate) fn node(name: &str) -> NodeView {
         facts,
         shadow: Some(shadow),
         pods: Some(vec![]),
-        stood: Duration::from_hours(1000),
+        observed_for: Duration::from_hours(1000),
         ..NodeView::default()
     }
 }
@@ -232,7 +232,7 @@ pub(crate) fn outcome(made: &Plan) -> String {
             Some(step) => format!("step {step:?}"),
             None => "no attempt".to_owned(),
         },
-        Some(Action::Spec { spec }) => format!("order {:?} of {}", spec.state, spec.attempt),
+        Some(Action::Spec { spec }) => format!("request {:?} of {}", spec.state, spec.attempt),
         Some(Action::Permit { nonce, .. }) => format!("permit for {nonce}"),
         Some(action) => format!("{action:?}"),
     }

@@ -1,7 +1,7 @@
 //! The planner: from a snapshot of the cluster to the next action of each node, or the reason why it waits.
 //!
 //! Plan, validator and policy are pure functions of their arguments: no client, no clock, no metrics. The only state is
-//! [`view::Standings`], which the caller keeps and tells the time. The modules form layers (`integ/tests/layers.rs`):
+//! [`view::Standings`], which the caller keeps and updates. The modules form layers (`integ/tests/layers.rs`):
 //! none depends on one above it.
 
 pub mod annotations;

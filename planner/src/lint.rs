@@ -80,7 +80,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     findings
 }
 
-/// The nodes that get a slot. Nodes that are disrupted already keep theirs, also over a budget that was lowered since,
+/// The nodes that get a slot. Nodes that are disrupted already keep their slots, also over a budget that was lowered since,
 /// or while the rollout is frozen.
 fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
     let (Some(slots), Some(operator)) = (&plan.slots, &view.operator) else { return Vec::new() };
@@ -200,7 +200,7 @@ fn check_disruption(view: &ClusterView, plan: &Plan, name: &str, node: &NodeView
     if disrupts { check_slot(view, plan, name, node) } else { None }
 }
 
-/// S1 again: a claimed node in mid-drain goes on where the operator's resource was created again, without its slots, if
+/// S1 again: a claimed node in mid-drain continues where the operator's resource was created again, without its slots, if
 /// this plan restores its slot.
 fn check_slot(view: &ClusterView, plan: &Plan, name: &str, node: &NodeView) -> Option<Finding> {
     view.operator.as_ref()?;
@@ -220,7 +220,7 @@ fn check_evictions(policy: &Policy, name: &str, node: &NodeView, evictions: &Evi
     let finding = |text: String| Some(Finding { property: "S6", node: Some(name.to_owned()), text });
     let rules = &policy.for_node(&node.facts).drain;
     if *delete && rules.at_deadline != AtDeadline::Force {
-        return finding("pods would be deleted although policy does not say so".to_owned());
+        return finding("pods would be deleted although policy does not require it".to_owned());
     }
     if !node.facts.claims.has(Part::Cordon) {
         return finding("pods would be evicted from a node that is not cordoned".to_owned());

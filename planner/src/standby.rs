@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::view::{NodeFacts, PodFacts, Standby};
 
-/// Returns the readiness of another pod of the controller to take over and go on while this one's node is out of
+/// Returns the readiness of another pod of the controller to take over and continue while this one's node is out of
 /// service. It has to be Ready and to stay, on another node that is Ready and schedulable. Where the own node is not
 /// known, no node is another one.
 pub fn standby(

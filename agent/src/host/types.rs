@@ -103,8 +103,8 @@ impl CommandRecord {
         let stderr = self.stderr.trim();
         match (self.exit_status, stderr.is_empty()) {
             (_, false) => stderr.to_owned(),
-            (Some(code), true) => format!("the host's {} ended with status {code} and said nothing", self.kind),
-            (None, true) => format!("the host's {} failed and said nothing", self.kind),
+            (Some(code), true) => format!("the host's {} ended with status {code} without output", self.kind),
+            (None, true) => format!("the host's {} failed without output", self.kind),
         }
     }
 }
@@ -219,11 +219,11 @@ mod tests {
             assert_eq!(UpdateStatus::read(&value), None, "{value}");
             assert_eq!(OsInfo::read(&value), None, "{value}");
         }
-        let strange = json!({
+        let unusual = json!({
             "update_state": "Melting", "available_updates": [1, null, "x", "1.0.0", {}], "chosen_update": [],
             "staging_partition": {"image": 5, "next_to_boot": "perhaps"}, "most_recent_command": {"cmd_type": 9, "exit_status": "no"}
         });
-        let status = UpdateStatus::read(&strange).unwrap();
+        let status = UpdateStatus::read(&unusual).unwrap();
         assert_eq!(status.state, UpdateState::Unknown("Melting".into()));
         assert_eq!(status.available, [Version::new(1, 0, 0)]);
         assert_eq!(status.staging, Some(Staging { version: None, next_to_boot: false }));

@@ -197,11 +197,11 @@ fn only_requested_or_default_settings_are_written() {
                     let SettingsChange { version_lock, ignore_waves } = decide(&requested, &now, &record).change;
                     let lock = requested.lock.as_ref().map(Version::to_string);
                     let allowed = [Some(LATEST), lock.as_deref()];
-                    let says = format!("{requested:?} {now:?} {record:?}");
-                    assert!(version_lock.is_none() || allowed.contains(&version_lock.as_deref()), "{says}");
-                    assert!(ignore_waves != Some(true) || requested.waves, "{says}");
+                    let context = format!("{requested:?} {now:?} {record:?}");
+                    assert!(version_lock.is_none() || allowed.contains(&version_lock.as_deref()), "{context}");
+                    assert!(ignore_waves != Some(true) || requested.waves, "{context}");
                     let change = SettingsChange { version_lock, ignore_waves };
-                    assert!(change.is_empty() || !change.is_in(&now), "it would never end: {says}");
+                    assert!(change.is_empty() || !change.is_in(&now), "it would never end: {context}");
                 }
             }
         }
@@ -237,8 +237,8 @@ fn host_settings_are_parsed_and_unreadable_values_left_unchanged() {
     assert_eq!(read(json!({"updates": {"version-lock": null}})), Some(HostSettings::default()));
     assert_eq!(read(json!([])), None);
     // A value that is not understood is at least not the default, so it is left alone.
-    let strange = read(json!({"updates": {"version-lock": 7, "ignore-waves": "perhaps"}})).unwrap();
-    let decision = decide(&RequestedSettings { lock: Some(NEW), waves: true }, &strange, &FoundSettings::default());
+    let unusual = read(json!({"updates": {"version-lock": 7, "ignore-waves": "perhaps"}})).unwrap();
+    let decision = decide(&RequestedSettings { lock: Some(NEW), waves: true }, &unusual, &FoundSettings::default());
     assert_eq!(decision, SettingsDecision { record: foreign("7"), change: SettingsChange::default() });
 }
 
@@ -269,19 +269,19 @@ fn version_lock_allows_only_its_version_and_latest_allows_any() {
 fn settings_require_matching_signature_for_this_node() {
     let signer = signer("k1");
     let asks = HostPolicy { version_lock: Some("1.20.5".into()), ignore_waves: Some(true), ..HostPolicy::default() };
-    let said = SettingsClaims::of("uid-1", &asks).unwrap();
+    let claims = SettingsClaims::of("uid-1", &asks).unwrap();
     let check = |claims: &SettingsClaims| {
         let signed = HostPolicy { signature: Some(signer.sign(claims)), ..asks.clone() };
         verify(&signed, "uid-1", &signer.keys())
     };
-    assert_eq!(check(&said), Ok(()));
+    assert_eq!(check(&claims), Ok(()));
     for (what, wrong) in [
-        ("purpose", SettingsClaims { aud: "another".into(), ..said.clone() }),
-        ("purpose", SettingsClaims { aud: String::new(), ..said.clone() }),
-        ("node", SettingsClaims { node_uid: "uid-2".into(), ..said.clone() }),
-        ("version lock", SettingsClaims { version_lock: Some("1.20.6".into()), ..said.clone() }),
-        ("version lock", SettingsClaims { version_lock: None, ..said.clone() }),
-        ("choice about waves", SettingsClaims { ignore_waves: None, ..said.clone() }),
+        ("purpose", SettingsClaims { aud: "another".into(), ..claims.clone() }),
+        ("purpose", SettingsClaims { aud: String::new(), ..claims.clone() }),
+        ("node", SettingsClaims { node_uid: "uid-2".into(), ..claims.clone() }),
+        ("version lock", SettingsClaims { version_lock: Some("1.20.6".into()), ..claims.clone() }),
+        ("version lock", SettingsClaims { version_lock: None, ..claims.clone() }),
+        ("choice about waves", SettingsClaims { ignore_waves: None, ..claims.clone() }),
     ] {
         assert_eq!(check(&wrong), Err(StatementError::Other(what)), "{wrong:?}");
     }

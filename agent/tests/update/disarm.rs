@@ -12,10 +12,10 @@ use crate::bench::OLD;
 #[tokio::test(flavor = "multi_thread")]
 async fn image_armed_for_withdrawn_attempt_is_disarmed_after_restart() {
     let mut bench = Bench::new().await;
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
     bench.host.script(Fault::command(Command::Activate, Worker::Waits));
-    bench.issue_permit(&bench.claims(&asking));
+    bench.issue_permit(&bench.claims(&request));
     bench.until_running(Command::Activate).await;
     bench.kill_agent().await;
     bench.finish_command().await;
@@ -32,10 +32,10 @@ async fn image_armed_for_withdrawn_attempt_is_disarmed_after_restart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn disk_armed_without_record_is_reported_and_disarmed_by_new_download() {
     let bench = Bench::new().await;
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
     bench.host.script(Fault::command(Command::Activate, Worker::LosesRecord));
-    bench.issue_permit(&bench.claims(&asking));
+    bench.issue_permit(&bench.claims(&request));
     until_failed(&bench, FailureReason::ActivateFailed).await;
     let status = bench.host.snapshot().status.unwrap();
     assert!(disk_armed(&bench) && status.update_state == UpdateState::Staged);
@@ -55,10 +55,10 @@ async fn disk_armed_without_record_is_reported_and_disarmed_by_new_download() {
 #[tokio::test(flavor = "multi_thread")]
 async fn disk_armed_without_record_is_disarmed_by_restarted_agent() {
     let mut bench = Bench::new().await;
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
     bench.host.script(Fault::command(Command::Activate, Worker::LosesRecord));
-    bench.issue_permit(&bench.claims(&asking));
+    bench.issue_permit(&bench.claims(&request));
     until_disk_armed(&bench).await;
     bench.kill_agent().await;
     bench.withdraw();
@@ -104,7 +104,7 @@ async fn host_armed_by_other_client_is_reported_and_not_disarmed() {
     bench.kill_agent().await;
     arm_by_another(&bench).await;
     bench.start_agent();
-    bench.web.until("it is told", |v| reached(v) == Some("HostArmedByOther")).await;
+    bench.web.until("it is reported", |v| reached(v) == Some("HostArmedByOther")).await;
     bench.stage(1);
     until_failed(&bench, FailureReason::HostArmedByOther).await;
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
@@ -117,7 +117,7 @@ async fn host_armed_by_other_client_is_disarmed_with_permission_for_current_boot
     bench.kill_agent().await;
     arm_by_another(&bench).await;
     bench.start_agent();
-    bench.web.until("it is told", |v| reached(v) == Some("HostArmedByOther")).await;
+    bench.web.until("it is reported", |v| reached(v) == Some("HostArmedByOther")).await;
     let permit = |boot: String| {
         let policy = models::shadow::HostPolicy { disarm_in_boot: Some(boot), ..Default::default() };
         bench.web.change_spec(|spec| spec.host = Some(policy));
@@ -129,7 +129,7 @@ async fn host_armed_by_other_client_is_disarmed_with_permission_for_current_boot
     let view = bench.web.until("it is disarmed", |v| acknowledged(v) && reached(v) == Some("Answered")).await;
     assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
-    bench.staged(1).await;
+    bench.stage_and_wait(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,7 +153,7 @@ async fn update_or_downgrade_by_other_client_is_reported_without_failure() {
     // Also under an attempt to stage that was open meanwhile: it is staged again.
     let version_lock = Some(integ::host::VersionLock::latest());
     bench.host.foreign_settings(integ::host::UpdatesSettings { version_lock, ..Default::default() });
-    bench.staged(1).await;
+    bench.stage_and_wait(1).await;
     let boot = bench.boot();
     bench.host.foreign_reboot().await;
     bench.rebooted(&boot).await;

@@ -12,23 +12,23 @@ async fn fallback_boot_is_reported_as_boot_fell_back() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();
     bench.host.script(Fault::boot(BootFault::NewImageFails));
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
-    bench.issue_permit(&bench.claims(&asking));
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&request));
     bench.rebooted(&boot).await;
     let view = until_failed(&bench, FailureReason::BootFellBack).await;
     assert_eq!((view.status.report.armed, view.status.report.state), (None, Some(HostState::Idle)));
     // The next attempt starts over.
     bench.withdraw();
     bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
-    bench.staged(2).await;
+    bench.stage_and_wait(2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn power_loss_before_arming_is_reported_as_rebooted_by_other() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();
-    bench.staged(1).await;
+    bench.stage_and_wait(1).await;
     bench.permit_requested().await;
     bench.kill_agent().await;
     bench.host.power_loss().await;
@@ -48,7 +48,7 @@ async fn repeated_download_failure_ends_attempt_with_host_message() {
     assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 3);
     bench.withdraw();
     bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
-    bench.staged(2).await;
+    bench.stage_and_wait(2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,7 +60,7 @@ async fn download_of_wrong_version_fails_and_incomplete_one_is_repeated() {
     assert!(view.status.report.failure.unwrap().message.contains("1.20.9"));
 
     bench.host.script(Fault::command(Command::Prepare, Worker::Vanishes));
-    bench.staged(2).await;
+    bench.stage_and_wait(2).await;
     assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 3);
 }
 
@@ -79,9 +79,9 @@ async fn single_arming_failure_and_lost_reboot_response_do_not_fail_attempt() {
     let boot = bench.boot();
     bench.host.script(Fault::fails(Command::Activate, "busy"));
     bench.host.script(Fault::reboot(RebootFault::ReplyCut));
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
-    bench.issue_permit(&bench.claims(&asking));
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&request));
     bench.rebooted(&boot).await;
     bench.web.until("the update is reached", |v| v.status.report.state == Some(HostState::RebootedIntoUpdate)).await;
     assert_eq!(bench.calls().iter().filter(|call| call.contains("/reboot")).count(), 1);
@@ -91,9 +91,9 @@ async fn single_arming_failure_and_lost_reboot_response_do_not_fail_attempt() {
 async fn refused_reboot_fails_attempt_and_withdrawal_disarms_host() {
     let bench = Bench::new().await;
     bench.host.script(Fault::reboot(RebootFault::Refused { stderr: "an inhibitor".into() }).times(3));
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
-    bench.issue_permit(&bench.claims(&asking));
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&request));
     let view = until_failed(&bench, FailureReason::RebootRefused).await;
     assert_eq!(phase(&view), Some(ArmedPhase::Activated), "it is armed still");
     bench.withdraw();

@@ -45,10 +45,10 @@ async fn update_takes_twelve_host_calls_and_five_reports() {
     assert_eq!((calls_before, writes_before), (2, 1), "{:?}", bench.calls());
 
     let boot = bench.boot();
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged, "not before the permit");
-    bench.issue_permit(&bench.claims(&asking));
+    bench.issue_permit(&bench.claims(&request));
     bench.rebooted(&boot).await;
     let reached = |view: &ShadowView| view.status.report.state == Some(HostState::RebootedIntoUpdate);
     let back = bench.web.until("the update is reached", reached).await;
@@ -146,7 +146,7 @@ async fn agent_memory_and_binary_size_stay_within_limits() {
         .spawn()
         .unwrap();
     bench.web.until("the agent has reported", |v| v.status.report.observed_generation == Some(1)).await;
-    bench.staged(1).await;
+    bench.stage_and_wait(1).await;
     bench.permit_requested().await;
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.id().unwrap())).unwrap();
     let field = |name: &str| -> u64 {

@@ -17,9 +17,9 @@ use super::*;
 #[tokio::test(flavor = "multi_thread")]
 async fn permit_for_other_node_boot_attempt_or_version_is_ignored() {
     let bench = Bench::new().await;
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
-    let right = bench.claims(&asking);
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
+    let right = bench.claims(&request);
     for (what, wrong) in [
         ("node", PermitClaims { node_uid: "another".into(), ..right.clone() }),
         ("boot", PermitClaims { boot_id: "another".into(), ..right.clone() }),
@@ -44,9 +44,9 @@ async fn permit_signed_with_unpublished_key_is_accepted_once_key_arrives() {
     jwk.common.key_id = Some("k0".into());
     let jwk = serde_json::to_value(jwk).unwrap();
     std::fs::write(&keys, json!({"keys": [jwk]}).to_string()).unwrap();
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
-    bench.issue_permit(&bench.claims(&asking));
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&request));
     bench.logged("its key 'k1' is not trusted here, or not yet").await;
     assert!(!bench.calls().iter().any(|call| call.contains("activate")), "{:?}", bench.calls());
     // The new key arrives behind the old one, as the kubelet writes it: at once and whole.
@@ -63,24 +63,24 @@ async fn permit_signed_with_unpublished_key_is_accepted_once_key_arrives() {
 #[tokio::test(flavor = "multi_thread")]
 async fn suspended_agent_rejects_expired_permit() {
     let mut bench = Bench::new().await;
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
     let pid = bench.agent().id().unwrap().to_string();
     let signal = |name: &str| std::process::Command::new("kill").args([name, &pid]).status().unwrap();
     assert!(signal("-STOP").success());
-    bench.issue_permit(&bench.claims(&asking));
+    bench.issue_permit(&bench.claims(&request));
     // Not a wait for a condition: the passing of this time is what is tested.
     tokio::time::sleep(PERMIT_LIFETIME + Duration::from_secs(1)).await;
     assert!(signal("-CONT").success());
     let nonce = |view: &ShadowView| view.status.report.armed.as_ref().map(|armed| armed.nonce.clone());
-    bench.web.until("it asks again", |view| nonce(view) != nonce(&asking)).await;
+    bench.web.until("it asks again", |view| nonce(view) != nonce(&request)).await;
     assert!(!bench.calls().iter().any(|c| c.contains("activate") || c.contains("reboot")), "{:?}", bench.calls());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn attempt_withdrawn_before_permit_causes_no_new_download() {
     let bench = Bench::new().await;
-    bench.staged(1).await;
+    bench.stage_and_wait(1).await;
     bench.permit_requested().await;
     bench.withdraw();
     let idle = bench.web.until("it is idle", acknowledged).await;
@@ -91,11 +91,11 @@ async fn attempt_withdrawn_before_permit_causes_no_new_download() {
 #[tokio::test(flavor = "multi_thread")]
 async fn host_disarmed_by_other_client_is_not_rebooted() {
     let bench = Bench::new().await;
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
     // The report that comes before the reboot does not arrive until the other client has acted.
     bench.web.refuse(Some(|report| report.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Activated)));
-    bench.issue_permit(&bench.claims(&asking));
+    bench.issue_permit(&bench.claims(&request));
     until_disk_armed(&bench).await;
     // The other client acts after the agent has read the outcome, or the activation left no record and is repeated.
     bench.logged("host command succeeded command=\"activate\"").await;
@@ -117,20 +117,20 @@ async fn host_disarmed_by_other_client_is_not_rebooted() {
 async fn agent_killed_after_arming_requests_new_permit() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
     bench.host.script(Fault::command(Command::Activate, Worker::Waits));
-    let old = bench.claims(&asking);
+    let old = bench.claims(&request);
     bench.issue_permit(&old);
     bench.until_running(Command::Activate).await;
     bench.kill_agent().await;
     bench.finish_command().await;
     bench.host.lock_free().await;
     bench.start_agent();
-    let asking = bench.web.until("it asks again", |v| phase(v) == Some(ArmedPhase::Activated)).await;
-    assert_ne!(bench.claims(&asking).nonce, old.nonce, "a permit never outlives the process that asked for it");
+    let request = bench.web.until("it asks again", |v| phase(v) == Some(ArmedPhase::Activated)).await;
+    assert_ne!(bench.claims(&request).nonce, old.nonce, "a permit never outlives the process that asked for it");
     assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
-    bench.issue_permit(&bench.claims(&asking));
+    bench.issue_permit(&bench.claims(&request));
     bench.rebooted(&boot).await;
     bench.web.until("the update is reached", |v| v.status.report.state == Some(HostState::RebootedIntoUpdate)).await;
     assert_eq!(bench.calls().iter().filter(|call| call.contains("activate")).count(), 1);

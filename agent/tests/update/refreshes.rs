@@ -22,10 +22,10 @@ async fn idle_host_refreshes_at_policy_interval_and_reports_only_changes() {
     };
     bench.web.until("it tells the offer", offers(NEW)).await;
     let writes = bench.web.writes().len();
-    let looks = || bench.calls().iter().filter(|call| call.contains("refresh")).count();
-    let before = looks();
+    let refreshes = || bench.calls().iter().filter(|call| call.contains("refresh")).count();
+    let before = refreshes();
     let mut events = bench.host.subscribe();
-    while looks() < before + 2 {
+    while refreshes() < before + 2 {
         events.recv().await.unwrap();
     }
     assert_eq!(bench.web.writes().len(), writes, "nothing new was found");
@@ -44,7 +44,7 @@ async fn staged_host_refreshes_at_policy_interval_and_keeps_its_image() {
     bench.web.change_spec(|spec| {
         spec.host = Some(models::shadow::HostPolicy { refresh_interval: Some(interval), ..Default::default() });
     });
-    bench.staged(1).await;
+    bench.stage_and_wait(1).await;
     let boot = bench.boot();
     let newer = Version::new(1, 21, 0);
     bench.releases.publish(newer.clone());
@@ -61,8 +61,8 @@ async fn staged_host_refreshes_at_policy_interval_and_keeps_its_image() {
     let prepared = |call: &&String| call.contains("prepare");
     assert_eq!(bench.calls().iter().filter(prepared).count(), 1, "the image is trusted as before");
 
-    let asking = bench.permit_requested().await;
-    bench.issue_permit(&bench.claims(&asking));
+    let request = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&request));
     bench.rebooted(&boot).await;
     let reached = |view: &ShadowView| view.status.report.state == Some(HostState::RebootedIntoUpdate);
     let back = bench.web.until("the staged image is booted", reached).await;

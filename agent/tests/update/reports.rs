@@ -16,7 +16,7 @@ async fn report_is_delivered_once_despite_refusal_and_lost_response() {
     let bench = Bench::new().await;
     bench.web.fault(WriteFault::Refused);
     bench.web.fault(WriteFault::ResponseLost);
-    bench.staged(1).await;
+    bench.stage_and_wait(1).await;
     bench.permit_requested().await;
     let states: Vec<_> = bench.web.writes().iter().map(|write| write.report.state.unwrap()).collect();
     assert_eq!(states, [HostState::Idle, HostState::StagedUpdate, HostState::StagedUpdate], "none is written twice");
@@ -61,7 +61,7 @@ async fn agent_waits_for_ca_bundle_token_and_shadow() {
 #[tokio::test(flavor = "multi_thread")]
 async fn renewed_token_is_used_for_next_report_and_stream() {
     let bench = Bench::new().await;
-    for (signature, web_fault) in [("second", WebFault::Novel), ("third", WebFault::None)] {
+    for (signature, web_fault) in [("second", WebFault::UnknownLines), ("third", WebFault::None)] {
         let (reports, streams) = (bench.web.tokens_of("PUT").len(), bench.web.tokens_of("GET").len());
         let renewed = bench.renew_token(signature);
         bench.web.change_spec(|spec| spec.attempt += 1);
@@ -93,7 +93,7 @@ async fn unreachable_host_is_reported_and_ends_agent() {
     bench.stage(1);
     let view = bench
         .web
-        .until("it is told", |v| {
+        .until("it is reported", |v| {
             find_condition(&v.status.conditions, HOST_REACHABLE).is_some_and(|c| c.status == ConditionStatus::False)
         })
         .await;

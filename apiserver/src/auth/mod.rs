@@ -28,7 +28,7 @@ pub(crate) enum Refusal {
     NotYetValid,
     /// The cluster does not accept the token, or not for this audience, or no longer.
     NotAuthenticated,
-    /// The token is for another audience: it says so, or the cluster does not confirm this one.
+    /// The token is for another audience: its claims name another one, or the cluster does not confirm this one.
     WrongAudience,
     /// A token of another service account.
     OtherAccount,

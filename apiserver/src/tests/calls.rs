@@ -224,7 +224,7 @@ async fn excessive_reports_of_agent_are_rate_limited() {
     }
     assert_eq!(answers.first().unwrap(), &(428, "precondition-required".into()));
     assert_eq!(answers.last().unwrap(), &(429, "too-many-requests".into()));
-    assert_eq!(server.get("/v1/nodes/a/shadow", "agent-a").await.status(), StatusCode::OK, "reading goes on");
+    assert_eq!(server.get("/v1/nodes/a/shadow", "agent-a").await.status(), StatusCode::OK, "reading continues");
     server.stop().await;
 }
 
@@ -281,7 +281,7 @@ async fn connections_per_source_are_limited() {
     }
     let late = server.trusting(&certificate);
     assert!(call(&late).await.is_err(), "it is closed");
-    assert_eq!(call(&clients[0]).await.unwrap().status(), StatusCode::OK, "the others go on");
+    assert_eq!(call(&clients[0]).await.unwrap().status(), StatusCode::OK, "the others continue");
     let (_, metrics) = server.plain("/metrics").await;
     assert!(!metrics.contains("brupop_apiserver_connections_refused_total 0"), "{metrics}");
     drop(clients);

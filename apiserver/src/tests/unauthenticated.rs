@@ -25,13 +25,13 @@ impl Wire {
         Self(StreamOwned::new(tls, tcp))
     }
 
-    fn say(&mut self, text: &str) {
+    fn send(&mut self, text: &str) {
         self.0.write_all(text.as_bytes()).unwrap();
     }
 
     /// Sends a whole request without a body.
     fn ask(&mut self, line: &str, token: &str) {
-        self.say(&format!("{line} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"));
+        self.send(&format!("{line} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"));
     }
 
     /// The same; returns the status of its answer.
@@ -102,7 +102,7 @@ async fn unauthenticated_connection_times_out_and_agent_connection_stays_open() 
 
     // The answer closes the connection, but not before all of the body has come.
     let mut other = Wire::open(&server);
-    other.say(
+    other.send(
         "PUT /v1/nodes/a/shadow/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer garbage\r\n\
          Transfer-Encoding: chunked\r\n\r\n5\r\n{\"sta",
     );
@@ -119,7 +119,7 @@ async fn unauthenticated_connection_times_out_and_agent_connection_stays_open() 
 async fn incomplete_report_body_times_out() {
     let server = Server::limited(&cluster(), Limits { body: Duration::from_millis(100), ..limits() }).await;
     let mut wire = Wire::open(&server);
-    wire.say(
+    wire.send(
         "PUT /v1/nodes/a/shadow/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer agent-a\r\n\
          If-Match: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{\"state\":",
     );

@@ -152,32 +152,32 @@ async fn host_settings_are_signed_once_for_their_node() {
         version_lock: version_lock.map(str::to_owned),
         ..HostPolicy::default()
     };
-    let order =
+    let with_host =
         |host| Action::Spec { spec: Box::new(BottlerocketShadowSpec { host: Some(host), ..Default::default() }) };
-    let call = call_of(order(asks(None))).await;
+    let call = call_of(with_host(asks(None))).await;
     assert_eq!(call.body["spec"]["host"].get("signature"), None);
 
     let (applier, calls) = self::applier();
-    let mut stages = order(asks(Some("1.20.5")));
+    let mut stages = with_host(asks(Some("1.20.5")));
     let Action::Spec { spec } = &mut stages else { unreachable!() };
     spec.state = HostState::StagedUpdate;
     let refused = applier.carry_out(&node(), stages).await;
     assert!(matches!(refused, Err(ApplyError::NoKey)), "{refused:?}");
     assert!(calls.lock().unwrap().is_empty());
     // Withdrawing a desired state needs no key: the host's settings wait for one, its node does not.
-    applier.carry_out(&node(), order(asks(Some("1.20.5")))).await.unwrap();
+    applier.carry_out(&node(), with_host(asks(Some("1.20.5")))).await.unwrap();
     let signed: HostPolicy = serde_json::from_value(calls.lock().unwrap()[0].body["spec"]["host"].clone()).unwrap();
     assert_eq!(signed, asks(Some("1.20.5")));
 
     let (mut applier, calls) = self::applier();
     applier.signer = crate::tls::Signer::with_a_new_key();
-    applier.carry_out(&node(), order(asks(Some("1.20.5")))).await.unwrap();
+    applier.carry_out(&node(), with_host(asks(Some("1.20.5")))).await.unwrap();
     let host: HostPolicy = serde_json::from_value(calls.lock().unwrap()[0].body["spec"]["host"].clone()).unwrap();
     let signature = host.signature.clone().unwrap();
     let claims: SettingsClaims = applier.signer.read(&signature);
     assert_eq!(Some(claims), SettingsClaims::of("node-uid", &asks(Some("1.20.5"))));
 
-    applier.carry_out(&node(), order(host)).await.unwrap();
+    applier.carry_out(&node(), with_host(host)).await.unwrap();
     assert_eq!(calls.lock().unwrap()[1].body["spec"]["host"]["signature"], json!(signature), "signed already");
 }
 
@@ -194,8 +194,8 @@ async fn pod_deletion_carries_observed_uid() {
 #[tokio::test]
 async fn claim_fields_left_after_release_are_removed_only_if_recorded() {
     for (sentence, condition, preexisting, removed) in [
-        ("all of it is ours", "True", vec![], json!({"spec": {"unschedulable": null}, "keys": true})),
-        ("a person had cordoned it", "True", vec!["spec.unschedulable"], json!({"spec": null, "keys": true})),
+        ("the operator owns all of it", "True", vec![], json!({"spec": {"unschedulable": null}, "keys": true})),
+        ("a user had cordoned it", "True", vec!["spec.unschedulable"], json!({"spec": null, "keys": true})),
         ("nothing was ever claimed", "False", vec![], Value::Null),
     ] {
         let (applier, calls) = applier_that_leaves_claims();

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use models::backoff::exponential;
 use models::resource_version::newer;
 use models::time::{after, between};
-use planner::view::{Blocked, ClusterView, LeaseLooks, Refused};
+use planner::view::{Blocked, ClusterView, LeaseObservations, Refused};
 use planner::wait::Wait;
 use tokio::time::Instant;
 
@@ -93,7 +93,7 @@ impl Driver {
         memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
         memory.owners.extend(learned.owner);
         if let Some((renewed, now)) = learned.lease {
-            memory.lease = Some(LeaseLooks::look(memory.lease, renewed, now));
+            memory.lease = Some(LeaseObservations::add(memory.lease, renewed, now));
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use planner::view::{Blocked, InFlight, LeaseLooks, OwnerHealth, PodFacts, Refused};
+use planner::view::{Blocked, InFlight, LeaseObservations, OwnerHealth, PodFacts, Refused};
 use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::cache::Cache;
@@ -32,7 +32,7 @@ pub(super) struct NodeMemory {
     /// The evictions under way, by the pod's uid.
     pub(super) in_flight: BTreeMap<String, Sent>,
     pub(super) refused: Option<RefusedCheck>,
-    pub(super) lease: Option<LeaseLooks>,
+    pub(super) lease: Option<LeaseObservations>,
     pub(super) owners: BTreeMap<String, OwnerHealth>,
     /// Number of claims of the node in this attempt.
     pub(super) claims: u32,

@@ -167,7 +167,7 @@ mod tests {
         }
         assert!(pauses.is_sorted() && pauses[0] < pauses[8] && pauses[8] <= Duration::from_secs(30), "{pauses:?}");
         queue.begin_some(Target::Shadow, Vec::<(String, ())>::new(), LIMIT);
-        assert_eq!(queue.wake(), None, "a write that is not wanted any more wakes no one");
+        assert_eq!(queue.wake(), None, "a write that is not wanted any more causes no wake-up");
     }
 
     #[test]

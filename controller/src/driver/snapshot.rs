@@ -113,7 +113,7 @@ impl Driver {
         }
         self.handed_over &= !view.slots().any(|slot| slot.since >= self.leader_since);
         view.handed_over = self.handed_over;
-        self.standings.look(&mut view.nodes, clock.into_std());
+        self.standings.observe(&mut view.nodes, clock.into_std());
         let namespaces: BTreeSet<&str> =
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
         view.expressions = self.expressions.answers(now);

@@ -318,10 +318,10 @@ async fn observed_duration_of_release_follows_monotonic_clock() {
     take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
     // However often it checks in between, and whatever the clock shows.
     let now = crate::clock::now();
-    assert_eq!(driver.view(now).nodes["a"].stood, Duration::ZERO);
+    assert_eq!(driver.view(now).nodes["a"].observed_for, Duration::ZERO);
     for milliseconds in [2, 4] {
         tokio::time::sleep(Duration::from_millis(2)).await;
-        assert!(driver.view(now).nodes["a"].stood >= Duration::from_millis(milliseconds));
+        assert!(driver.view(now).nodes["a"].observed_for >= Duration::from_millis(milliseconds));
     }
 }
 

@@ -59,7 +59,7 @@ pub(crate) fn read(body: &[u8], sent: Timestamp) -> Result<Answer, Unreadable> {
     let foreign = |what: &str| Unreadable::Foreign(what.to_owned());
     let body: Body = serde_json::from_slice(body).map_err(|_| foreign("it is not Prometheus' JSON"))?;
     if body.status != "success" {
-        return Err(Unreadable::Refused(cut(body.error.as_deref().unwrap_or("it does not say why"), ERROR_LENGTH)));
+        return Err(Unreadable::Refused(cut(body.error.as_deref().unwrap_or("no reason is given"), ERROR_LENGTH)));
     }
     let data = body.data.ok_or_else(|| foreign("it has no data in it"))?;
     match data.result_type.as_str() {
@@ -174,7 +174,7 @@ mod tests {
                 r#"{"status":"error","errorType":"bad_data","error":"parse\nerror"}"#.to_owned(),
                 "could not evaluate the expression: parse error",
             ),
-            (r#"{"status":"error","data":{"resultType":"vector","result":[]}}"#.to_owned(), "it does not say why"),
+            (r#"{"status":"error","data":{"resultType":"vector","result":[]}}"#.to_owned(), "no reason is given"),
             ("[]".to_owned(), "not Prometheus' JSON"),
             (String::new(), "not Prometheus' JSON"),
             ("<html>".to_owned(), "not Prometheus' JSON"),

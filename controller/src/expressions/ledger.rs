@@ -135,7 +135,7 @@ impl Ledger {
                     Answer::Quiet { .. } if older(interval.saturating_mul(2)) => Answer::Failed {
                         message: format!(
                             "the last answer of Prometheus is older than twice the interval ({interval:?}): it is slow for \
-                             so many expressions; look at its load, or write a longer spec.prometheus.interval"
+                             so many expressions; check its load, or write a longer spec.prometheus.interval"
                         ),
                     },
                     answer => answer.clone(),
@@ -277,7 +277,7 @@ mod tests {
             assert_eq!(case.ends(second, "a", answer.clone()), news, "{second}: {answer:?}");
         }
         case.want(7, &[]);
-        assert!(!case.ends(7, "a", quiet(7)), "no one waits for it any more");
+        assert!(!case.ends(7, "a", quiet(7)), "it is not waited for any more");
         assert!(!case.ends(7, "never wanted", quiet(7)));
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 pub struct Parameters {
     /// Time for which a record has to be unchanged before another candidate may take it.
     pub lease_duration: Duration,
-    /// Time for which a leader goes on after its last successful renewal.
+    /// Time for which a leader continues after its last successful renewal.
     pub renew_deadline: Duration,
     /// Period of a leader's renewals.
     pub renew_period: Duration,
@@ -128,8 +128,8 @@ mod tests {
             ("up to the end", Some(&free), at(14), Next::Wait(at(15))),
             ("and taken if it is still free", Some(&free), at(15), Next::Take),
             ("one that was deleted is no other", None, at(3), Next::Wait(at(15))),
-            ("and is made again if no one does", None, at(15), Next::Create),
-            ("one that another client has taken is theirs as ever", Some(&others), at(12), Next::Wait(at(25))),
+            ("and is created again if no other does", None, at(15), Next::Create),
+            ("one that another client has taken stays with that client", Some(&others), at(12), Next::Wait(at(25))),
             ("until it has run out", Some(&others), at(25), Next::Take),
         ] {
             assert_eq!(next("a", observed, after, now), expected, "{sentence}");

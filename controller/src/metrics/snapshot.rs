@@ -16,7 +16,7 @@ use planner::wait::Wait;
 pub enum Waits {
     /// Not waiting: it needs nothing, or is not the operator's.
     Not,
-    /// An action is under way; it may go on waiting for the same reason as before.
+    /// An action is under way; it may continue to wait for the same reason as before.
     Acting,
     For(&'static str),
 }

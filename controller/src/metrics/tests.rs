@@ -191,15 +191,15 @@ fn standby_exports_no_fleet_metrics() {
 fn waiting_since_metric_is_kept_while_evictions_are_retried() {
     let metrics = leading();
     let draining = Some(Step::Draining);
-    let look = |now: i64, step: Option<Step>, waits: Waits| {
+    let observe = |now: i64, step: Option<Step>, waits: Waits| {
         metrics.observe(&snapshot(now, [node("a", step, "1.20.0", waits)]));
         let since = |reason: &str| value(&metrics, &format!("waiting_since_timestamp_seconds{{reason=\"{reason}\"}}"));
         let second = |since: f64| since as i64 - t(0).as_second();
         ["DrainBlocked", "Held"].map(|reason| since(reason).map(second))
     };
-    for (story, now, step, waits, since) in [
+    for (sentence, now, step, waits, since) in [
         ("it begins", 0, draining, Waits::For("DrainBlocked"), [Some(0), None]),
-        ("it goes on", 10, draining, Waits::For("DrainBlocked"), [Some(0), None]),
+        ("it continues", 10, draining, Waits::For("DrainBlocked"), [Some(0), None]),
         ("another eviction is tried", 20, draining, Waits::Acting, [Some(0), None]),
         ("in vain", 30, draining, Waits::For("DrainBlocked"), [Some(0), None]),
         ("another reason", 40, draining, Waits::For("Held"), [None, Some(40)]),
@@ -208,7 +208,7 @@ fn waiting_since_metric_is_kept_while_evictions_are_retried() {
         ("and done", 70, None, Waits::Not, [None, None]),
         ("a new wait for an old reason", 80, None, Waits::For("Held"), [None, Some(80)]),
     ] {
-        assert_eq!(look(now, step, waits), since, "{story}");
+        assert_eq!(observe(now, step, waits), since, "{sentence}");
     }
 }
 
@@ -360,7 +360,7 @@ fn fleet_metrics_are_derived_from_view_and_plan() {
     }
     assert!(!metrics.text().contains("UpToDate"), "who needs nothing does not wait");
     metrics.observe(&Snapshot::of(&view, &plan, &Policy::default(), false, t(0)));
-    assert_eq!(value(&metrics, "slots_limit"), None, "without the operator's resource there is no limit to tell");
+    assert_eq!(value(&metrics, "slots_limit"), None, "without the operator's resource there is no limit to export");
 }
 
 /// Returns metrics with every series exported at least once.
@@ -414,13 +414,13 @@ fn documented_metrics_match_exported_metrics() {
         let labels = labels.split(',').map(word).filter(|label| !label.is_empty()).collect();
         documented.insert((format!("brupop_controller_{}", word(name)), kind.to_owned(), labels));
     }
-    assert_eq!(documented, exported(&metrics.text()), "what docs/metrics.md says, and what comes out");
+    assert_eq!(documented, exported(&metrics.text()), "metrics documented in docs/metrics.md, and exported ones");
 
     // The metrics exported by this test are complete.
     let registered = metrics.families.iter().map(|family| {
         (family.name.clone(), family.kind.to_owned(), family.labels.iter().map(|l| (*l).to_owned()).collect())
     });
-    assert_eq!(documented, registered.collect(), "what docs/metrics.md says, and what is registered");
+    assert_eq!(documented, registered.collect(), "metrics documented in docs/metrics.md, and registered ones");
 }
 
 #[test]

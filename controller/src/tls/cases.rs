@@ -46,7 +46,7 @@ fn unaccepted_unusable_or_expiring_certificate_is_reissued() {
     let seen_for = [SignedDuration::from_hours(24), SignedDuration::ZERO];
     assert_eq!(seen_for.map(|seen_for| write(good.clone(), seen_for)), [None, None]);
     for (sentence, leaf) in [
-        ("no one knows who issued it", Leaf { issuer: None, ..good.clone() }),
+        ("its issuer is unknown", Leaf { issuer: None, ..good.clone() }),
         ("other names, or another key beside it", Leaf { usable: false, ..good.clone() }),
         ("made by a clock that was ahead", Leaf { from: days(1), until: days(91), ..good.clone() }),
         ("two thirds of its life are over", Leaf { from: days(-61), until: days(29), ..good.clone() }),

@@ -59,7 +59,7 @@ pub(crate) fn secrets(data: &[u8]) {
         map.text(names::TRUST_PERMIT_KEYS).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let foreign_key = |key: &Value| own.iter().all(|(_, own)| own != key);
     if listed["keys"].as_array().is_some_and(|keys| keys.iter().any(foreign_key)) {
-        assert!(!published.is_subset(&known), "another's key is taken for ours");
+        assert!(!published.is_subset(&known), "the key of another is taken for the operator's");
     }
 
     for second in [0, 1_800_000_000, 253_402_207_200] {

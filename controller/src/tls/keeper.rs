@@ -42,7 +42,7 @@ const LONGEST_RETRY: Duration = Duration::from_secs(30);
 const LONGEST_REST: Duration = Duration::from_secs(3600);
 
 /// Maximum number of writes about one subject within the time that rotations wait for kubelets, and within the shortest
-/// time if they wait for less. The longest way from nothing has five in all, and a rotation goes on only after its
+/// time if they wait for less. The longest way from nothing has five in all, and a rotation continues only after its
 /// wait; more means a conflicting writer, which is reported. Within the longest time no more are made at all.
 const CONTENTION: usize = 10;
 const SHORTEST_SPAN: Duration = Duration::from_secs(10);

@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(judge(&good, now()), Ok(1));
         assert_eq!(judge(&good, late), Ok(1), "expired, and still its authority is the right one");
         let both = format!("{}{}junk", issuer.certificate().pem, other.certificate().pem);
-        assert_eq!(judge(&with(PROVIDED, &both), now()), Ok(2), "the next one stands beside it");
+        assert_eq!(judge(&with(PROVIDED, &both), now()), Ok(2), "the next one is beside it");
         assert_eq!(judge(&with(CERTIFICATE, ""), now()), Err(Problem::NoCertificate));
         assert_eq!(judge(&with(CERTIFICATE, "junk"), now()), Err(Problem::NoCertificate));
         assert_eq!(judge(&with(KEY, &foreign[KEY]), now()), Err(Problem::NoPair));

@@ -10,7 +10,7 @@ use kube::discovery::{ApiCapabilities, ApiResource, Scope, pinned_kind};
 use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
-use super::BedOptions;
+use super::TestClusterOptions;
 
 /// Field manager of the installation.
 const MANAGER: &str = "brupop-install";
@@ -38,7 +38,7 @@ pub fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-pub(super) async fn install(client: &Client, options: &BedOptions) -> anyhow::Result<()> {
+pub(super) async fn install(client: &Client, options: &TestClusterOptions) -> anyhow::Result<()> {
     let mut known: BTreeMap<String, (ApiResource, ApiCapabilities)> = BTreeMap::new();
     for mut object in objects(&options.deploy)? {
         if object["kind"] == "BottlerocketUpdateOperator" {

@@ -31,7 +31,7 @@ const UNTAINTED: Duration = Duration::from_secs(60);
 
 /// Options of a test cluster.
 #[derive(Clone, Debug)]
-pub struct BedOptions {
+pub struct TestClusterOptions {
     /// Number of nodes.
     pub nodes: usize,
     /// The version that the nodes run at first.
@@ -56,7 +56,7 @@ pub struct BedOptions {
     pub next: Option<String>,
 }
 
-impl Default for BedOptions {
+impl Default for TestClusterOptions {
     fn default() -> Self {
         Self {
             nodes: 1,
@@ -91,7 +91,7 @@ pub struct TestNode {
 }
 
 /// A running test cluster. Dropping it ends all its processes and removes its files.
-pub struct Bed {
+pub struct TestCluster {
     /// The nodes, by number.
     pub members: Vec<TestNode>,
     /// The releases in the hosts' update repository.
@@ -101,7 +101,7 @@ pub struct Bed {
     /// An administrator's client.
     pub client: Client,
     /// The options that the test cluster was started with.
-    pub options: BedOptions,
+    pub options: TestClusterOptions,
     proxy: ConnectProxy,
     addresses: Addresses,
     images: Images,
@@ -109,9 +109,9 @@ pub struct Bed {
     pub control_plane: ControlPlane,
 }
 
-impl Bed {
+impl TestCluster {
     /// Starts the control plane and the machines. The operator is not installed yet.
-    pub async fn start(options: BedOptions) -> anyhow::Result<Self> {
+    pub async fn start(options: TestClusterOptions) -> anyhow::Result<Self> {
         let programs = Programs::find()?;
         let control_plane = ControlPlane::start(options.control_plane.clone()).await?;
         let client = control_plane.client();

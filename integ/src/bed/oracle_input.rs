@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use models::shadow::HostState;
 use semver::Version;
 
-use super::Bed;
-use crate::oracle::{Expectations, History, HostLog, Verdict, World, judge, settled_audit};
+use super::TestCluster;
+use crate::oracle::{ClusterState, Expectations, History, HostLog, Verdict, judge, settled_audit};
 
 /// Returns true if a node runs `version`, has no attempt under way and is released.
-pub(super) fn is_updated(world: &World, name: &str, version: &Version) -> bool {
+pub(super) fn is_updated(world: &ClusterState, name: &str, version: &Version) -> bool {
     let Some(node) = world.nodes.get(name) else { return false };
     let Some(shadow) = world.shadow_of(node) else { return false };
     let agent = &shadow.status.agent;
@@ -29,10 +29,10 @@ pub fn host_log(name: &str, host: &crate::host::Host) -> HostLog {
 /// Log lines that are always defects.
 const DEFECTS: [&str; 2] = ["the plan broke a safety property", "panicked at"];
 
-impl Bed {
+impl TestCluster {
     /// Lines in the output of any process of a pod, past or present, that report a defect: a panic, or a plan that the
     /// plan validator rejected.
-    pub fn complaints(&self) -> anyhow::Result<String> {
+    pub fn defect_log_lines(&self) -> anyhow::Result<String> {
         let mut text = String::new();
         let Ok(pods) = std::fs::read_dir(self.control_plane.dir().join("log")) else { return Ok(text) };
         for pod in pods {

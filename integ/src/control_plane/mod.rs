@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use self::binaries::Binaries;
 use self::pki::{Identity, Pki, write_private};
 use self::process::{Failure, Process};
-use self::reaper::Bed;
+use self::reaper::RunDirectory;
 use self::settings::Ports;
 
 pub mod audit;
@@ -90,7 +90,7 @@ pub struct ControlPlane {
     kubeconfig: PathBuf,
     audit_log: PathBuf,
     started_in: Duration,
-    bed: Bed,
+    bed: RunDirectory,
 }
 
 impl ControlPlane {
@@ -114,7 +114,7 @@ impl ControlPlane {
 
     async fn start_once(options: &Options, binaries: &Binaries) -> anyhow::Result<Self> {
         let begun = Instant::now();
-        let bed = Bed::make(options.keep_dir)?;
+        let bed = RunDirectory::make(options.keep_dir)?;
         let dir = bed.folder();
         let pki = Pki::generate(dir.to_owned())?;
         let ports = Ports::choose()?;

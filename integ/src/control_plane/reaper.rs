@@ -72,12 +72,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The folder of a test cluster and its reaper.
 #[derive(Debug)]
-pub(super) struct Bed {
+pub(super) struct RunDirectory {
     folder: PathBuf,
     reaper: Child,
 }
 
-impl Bed {
+impl RunDirectory {
     /// Creates a private folder with a short path (the sockets below it must be shorter than 108 characters), and its
     /// reaper.
     pub(super) fn make(keep: bool) -> anyhow::Result<Self> {
@@ -107,7 +107,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for RunDirectory {
     fn drop(&mut self) {
         drop(self.reaper.stdin.take());
         let deadline = Instant::now() + PATIENCE;
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn dropped_run_directory_kills_processes_that_ignore_sigterm_or_are_stopped() {
-        let bed = Bed::make(false).unwrap();
+        let bed = RunDirectory::make(false).unwrap();
         let folder = bed.folder().to_owned();
         let mut stubborn = sleeper(&folder, "trap '' TERM; echo > $BRUPOP_RUN_DIRECTORY/deaf; sleep 1000");
         let mut stopped = sleeper(&folder, "kill -s STOP $$");
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn dropped_run_directory_keeps_processes_of_other_directories() {
-        let (one, other) = (Bed::make(false).unwrap(), Bed::make(false).unwrap());
+        let (one, other) = (RunDirectory::make(false).unwrap(), RunDirectory::make(false).unwrap());
         let mut process = sleeper(other.folder(), "sleep 1000");
         drop(one);
         assert!(process.try_wait().unwrap().is_none());
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn run_directory_is_kept_when_requested() {
-        let bed = Bed::make(true).unwrap();
+        let bed = RunDirectory::make(true).unwrap();
         let folder = bed.folder().to_owned();
         drop(bed);
         assert!(folder.exists());

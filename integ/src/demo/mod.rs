@@ -13,7 +13,7 @@ use semver::Version;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::bed::{Bed, BedOptions, workload};
+use crate::bed::{TestCluster, TestClusterOptions, workload};
 use crate::host::{BootFault, Command, Fault, Timings};
 use crate::oracle::{Expectations, History};
 
@@ -31,7 +31,7 @@ pub enum Speed {
 
 /// Fault injected on the first node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Trouble {
+pub enum DemoFault {
     /// The first download fails.
     Prepare,
     /// Arming the image fails once.
@@ -56,7 +56,7 @@ pub struct Options {
     pub speed: Speed,
     /// Fault injected on the first node; may be given several times.
     #[arg(long = "fault", value_enum)]
-    pub faults: Vec<Trouble>,
+    pub faults: Vec<DemoFault>,
     /// Keep everything running after the summary, for kubectl; Ctrl-C ends it.
     #[arg(long)]
     pub keep: bool,
@@ -78,12 +78,12 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
         Speed::Realistic => Timings::realistic(),
     };
     say("Starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler ...");
-    let bed = Bed::start(BedOptions {
+    let bed = TestCluster::start(TestClusterOptions {
         nodes: usize::from(options.nodes),
         version: old.clone(),
         timings,
         policy: json!({"version": {"refreshInterval": "1s"}, "health": {"after": {"soak": "1s"}}}),
-        ..BedOptions::default()
+        ..TestClusterOptions::default()
     })
     .await?;
     say(&format!(
@@ -104,11 +104,11 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
     say(&format!("  every pod of it runs and every agent has reported after {:.1} s\n", began.elapsed().as_secs_f64()));
 
     if let Some(first) = bed.members.first() {
-        for trouble in &options.faults {
-            first.host.script(match trouble {
-                Trouble::Prepare => Fault::fails(Command::Prepare, "Metadata error: the repository did not answer\n"),
-                Trouble::Activate => Fault::fails(Command::Activate, "the partition table is busy\n"),
-                Trouble::Boot => Fault::boot(BootFault::NewImageFails),
+        for fault in &options.faults {
+            first.host.script(match fault {
+                DemoFault::Prepare => Fault::fails(Command::Prepare, "Metadata error: the repository did not answer\n"),
+                DemoFault::Activate => Fault::fails(Command::Activate, "the partition table is busy\n"),
+                DemoFault::Boot => Fault::boot(BootFault::NewImageFails),
             });
         }
     }
@@ -116,7 +116,7 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
     let calls_before = host_calls(&bed);
     bed.releases.publish(new.clone());
     say(&format!("Release {new} appears in the hosts' update repository."));
-    let expects_freeze = options.faults.contains(&Trouble::Boot);
+    let expects_freeze = options.faults.contains(&DemoFault::Boot);
     let (end, agents) = table::follow(&bed, &new, expects_freeze, Duration::from_secs(options.limit)).await?;
     let ended = Timestamp::now();
 
@@ -145,7 +145,7 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
     Ok(summary::held(&view, &history, &verdict, &new, &end, expects_freeze))
 }
 
-fn host_calls(bed: &Bed) -> usize {
+fn host_calls(bed: &TestCluster) -> usize {
     bed.members
         .iter()
         .flat_map(|m| m.host.log())
@@ -159,7 +159,7 @@ fn workload_ready(history: &History, pods: usize) -> bool {
 }
 
 /// Waits until the workload is ready and every agent has reported.
-async fn settled(bed: &Bed, pods: usize, version: &Version) -> anyhow::Result<()> {
+async fn settled(bed: &TestCluster, pods: usize, version: &Version) -> anyhow::Result<()> {
     let nodes = bed.members.len();
     let version = version.clone();
     bed.wait("the workload is ready and every agent has reported", Duration::from_secs(90), move |history| {

@@ -7,7 +7,7 @@ use semver::Version;
 
 use super::table::End;
 use super::{SHOP, say};
-use crate::bed::Bed;
+use crate::bed::TestCluster;
 use crate::control_plane::audit::Record;
 use crate::oracle::{Field, History, Verdict, requests_by_user, service_account};
 
@@ -49,7 +49,7 @@ fn field(status: &str, name: &str) -> u64 {
 
 impl Agents {
     /// Measures the agents' processes.
-    pub(super) fn sample(&mut self, bed: &Bed) {
+    pub(super) fn sample(&mut self, bed: &TestCluster) {
         for process in bed.processes_of(deploy::Component::Agent) {
             // A process that has just ended has no such lines.
             let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap_or_default();

@@ -10,8 +10,8 @@ use semver::Version;
 use tokio::time::Instant;
 
 use super::summary::Agents;
-use crate::bed::Bed;
-use crate::oracle::{Shadow, World};
+use crate::bed::TestCluster;
+use crate::oracle::{ClusterState, Shadow};
 
 /// End of the rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ struct Row {
     waits: String,
 }
 
-fn rows(world: &World, target: &Version) -> Vec<Row> {
+fn rows(world: &ClusterState, target: &Version) -> Vec<Row> {
     let mut rows = Vec::new();
     let turn = if world.frozen_by().is_empty() { "its turn" } else { "the rollout is frozen" };
     for (name, node) in &world.nodes {
@@ -99,7 +99,7 @@ fn draw(rows: &[Row], seconds: f64, lines_before: usize) -> usize {
     text.lines().count()
 }
 
-fn ended(world: &World, target: &Version, nodes: usize) -> bool {
+fn ended(world: &ClusterState, target: &Version, nodes: usize) -> bool {
     let done = world.nodes.values().filter(|node| {
         world.shadow_of(node).is_some_and(|shadow| {
             let last = shadow.status.controller.record.as_ref().and_then(|r| r.last.as_ref());
@@ -113,7 +113,7 @@ fn ended(world: &World, target: &Version, nodes: usize) -> bool {
     done.count() == nodes && world.operator.as_ref().is_none_or(|o| o.status.slots.is_empty())
 }
 
-fn frozen(world: &World) -> bool {
+fn frozen(world: &ClusterState) -> bool {
     !world.frozen_by().is_empty()
         && world.shadows.values().all(|s| s.step().is_none())
         && world.operator.as_ref().is_none_or(|o| o.status.slots.is_empty())
@@ -122,7 +122,7 @@ fn frozen(world: &World) -> bool {
 /// Shows the rollout until it ends: on a terminal as a table that is redrawn, elsewhere as a line per change. Meanwhile
 /// it measures the agents, which end with every reboot of their hosts.
 pub(super) async fn follow(
-    bed: &Bed,
+    bed: &TestCluster,
     target: &Version,
     expects_freeze: bool,
     limit: Duration,
@@ -131,7 +131,7 @@ pub(super) async fn follow(
     let began = Instant::now();
     let mut lines = 0;
     let mut agents = Agents::default();
-    let mut told = std::collections::BTreeMap::new();
+    let mut printed = std::collections::BTreeMap::new();
     loop {
         agents.sample(bed);
         let world = bed.recorder.so_far()?.end();
@@ -144,9 +144,9 @@ pub(super) async fn follow(
                 let line =
                     format!("{:<8} {:<10} {:<8} {} pods  {}", row.node, row.step, row.version, row.pods, row.waits);
                 let key = (row.step.clone(), row.version.clone(), row.waits.clone());
-                if told.get(&row.node) != Some(&key) {
+                if printed.get(&row.node) != Some(&key) {
                     super::say(&format!("{seconds:6.2} s  {line}"));
-                    told.insert(row.node.clone(), key);
+                    printed.insert(row.node.clone(), key);
                 }
             }
         }

@@ -277,7 +277,7 @@ impl Host {
     }
 
     /// Removes the faults that have not occurred.
-    pub fn mend(&self) {
+    pub fn clear_faults(&self) {
         self.core().lock().script = faults::Script::default();
     }
 

@@ -103,7 +103,7 @@ impl IpPool {
         None
     }
 
-    pub(crate) fn give_back(&mut self, ip: Ipv4Addr) {
+    pub(crate) fn release(&mut self, ip: Ipv4Addr) {
         if let Some(slot) = self.used.get_mut(usize::from(ip.octets()[3])) {
             *slot = false;
         }
@@ -132,7 +132,7 @@ mod tests {
     fn released_address_is_reused_last() {
         let mut pool = IpPool::new(NodeAddress { bed: 9, node: 1 });
         let first = pool.take().unwrap();
-        pool.give_back(first);
+        pool.release(first);
         let others: Vec<_> = (0..252).map(|_| pool.take().unwrap()).collect();
         assert!(!others.contains(&first));
         assert_eq!(pool.take(), Some(first));

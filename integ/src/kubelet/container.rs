@@ -63,7 +63,7 @@ impl ContainerTask {
         if self.pod.ctx.options.images.contains(self.spec.image.as_deref().unwrap_or_default()) {
             self.run_process().await;
         } else {
-            self.pretend().await;
+            self.simulate_container().await;
         }
     }
 
@@ -372,7 +372,7 @@ impl ContainerTask {
     }
 
     /// Reports a container as its pod's annotations say, without running anything.
-    async fn pretend(&self) {
+    async fn simulate_container(&self) {
         let mut stop = self.pod.stop.subscribe();
         let mut pods = self.pod.pod.clone();
         let init = self.pod.view(self.index).is_some_and(|v| v.init);

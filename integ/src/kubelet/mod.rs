@@ -41,7 +41,7 @@ pub use process::PodProcess;
 use crate::machine::{Machine, Power};
 use address::IpPool;
 use node::NodeKeeper;
-use pods::{Gate, Pods};
+use pods::{PauseGate, Pods};
 use process::{Processes, locked};
 
 /// Options of a kubelet stand-in.
@@ -126,7 +126,7 @@ pub(crate) struct Ctx {
     http: reqwest::Client,
     processes: Processes,
     ips: Mutex<IpPool>,
-    gate: Arc<Gate>,
+    gate: Arc<PauseGate>,
 }
 
 impl Ctx {
@@ -186,7 +186,7 @@ fn log_path(options: &KubeletOptions, namespace: &str, pod: &str, container: &st
 struct Inner {
     options: Arc<KubeletOptions>,
     http: reqwest::Client,
-    gate: Arc<Gate>,
+    gate: Arc<PauseGate>,
     /// The parts of the current boot; `None` while the machine is down.
     boot: Mutex<Option<(Arc<Ctx>, Arc<NodeKeeper>)>>,
 }
@@ -219,8 +219,12 @@ impl Kubelet {
             .build()
             .context("no HTTP client for probes")?;
         let options = Arc::new(options);
-        let inner =
-            Arc::new(Inner { options: options.clone(), http, gate: Arc::new(Gate::new()), boot: Mutex::new(None) });
+        let inner = Arc::new(Inner {
+            options: options.clone(),
+            http,
+            gate: Arc::new(PauseGate::new()),
+            boot: Mutex::new(None),
+        });
         let (registered, mut is_registered) = watch::channel(false);
         let supervisor = tokio::spawn(supervise(inner.clone(), registered));
         let kubelet = Self { inner, supervisor };

@@ -169,14 +169,14 @@ impl NodeKeeper {
             .find(|c| c.type_ == "Ready")
             .and_then(|c| c.last_heartbeat_time.as_ref())
             .is_none_or(|t| now.as_second() - t.0.as_second() >= HEARTBEAT);
-        let told = conditions.iter().all(|c| {
+        let is_reported = conditions.iter().all(|c| {
             known.iter().any(|k| {
                 json!(k.type_) == c["type"] && json!(k.status) == c["status"] && json!(k.reason) == c["reason"]
             })
         });
         let same =
             ["nodeInfo", "addresses", "capacity", "allocatable"].iter().all(|f| contains(&current[f], &facts[f]));
-        if told && same && !stale {
+        if is_reported && same && !stale {
             return Ok(());
         }
         let mut status = facts;

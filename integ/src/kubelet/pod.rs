@@ -321,7 +321,7 @@ pub(crate) async fn run(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, mut order
     let gone = shared.vanished.load(Ordering::SeqCst) || shared.post_until_done().await == Written::Gone;
     let _ = tokio::fs::remove_dir_all(&directory).await;
     if let Some(ip) = own_ip {
-        locked(&ctx.ips).give_back(ip);
+        locked(&ctx.ips).release(ip);
     }
     if !gone && shared.current().metadata.deletion_timestamp.is_some() {
         delete(&shared, &uid).await;
@@ -363,16 +363,16 @@ async fn live(shared: &Arc<PodShared>, running: &mut JoinSet<()>) {
 
 async fn mount(shared: &Arc<PodShared>) {
     let _ = std::fs::create_dir_all(shared.directory.join("v"));
-    let mut told = String::new();
+    let mut last_message = String::new();
     while let Err(error) = shared.volumes.mount().await {
         let message = error.to_string();
-        if message != told {
+        if message != last_message {
             shared.ctx.event(&shared.current(), "Warning", "FailedMount", &message);
             let count = locked(&shared.views).len();
             for index in 0..count {
                 shared.update(index, |v| v.doing = ContainerPhase::waiting("ContainerCreating", Some(message.clone())));
             }
-            told = message;
+            last_message = message;
         }
         sleep(RETRY).await;
     }

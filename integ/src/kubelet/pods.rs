@@ -191,9 +191,9 @@ fn is_critical(pod: &Pod) -> bool {
 
 /// Pauses a kubelet: tasks at the gate continue when it opens.
 #[derive(Debug)]
-pub(crate) struct Gate(watch::Sender<bool>);
+pub(crate) struct PauseGate(watch::Sender<bool>);
 
-impl Gate {
+impl PauseGate {
     pub(crate) fn new() -> Self {
         Self(watch::Sender::new(true))
     }

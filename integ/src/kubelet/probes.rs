@@ -25,7 +25,7 @@ pub(crate) struct Target {
 
 /// Kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum ProbeKind {
     Startup,
     Readiness,
     Liveness,
@@ -44,7 +44,7 @@ pub(crate) struct ProbeTiming {
 impl ProbeTiming {
     /// The rhythm of `probe`. Startup and readiness probes run more often than the spec says, which only makes things
     /// quicker; liveness keeps the spec's times, so that a stalled process lives as long here as in a cluster.
-    pub(crate) fn of(probe: &Probe, which: Which) -> Self {
+    pub(crate) fn of(probe: &Probe, which: ProbeKind) -> Self {
         let seconds = |value: Option<i32>, default: u64| {
             Duration::from_secs(value.and_then(|v| u64::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default))
         };
@@ -53,7 +53,7 @@ impl ProbeTiming {
         };
         let delay = seconds(probe.initial_delay_seconds, 0);
         let period = seconds(probe.period_seconds, 10);
-        let quick = which != Which::Liveness;
+        let quick = which != ProbeKind::Liveness;
         Self {
             delay: if quick { delay.min(LONGEST) } else { delay },
             period: if quick { period.min(LONGEST) } else { period },
@@ -65,7 +65,7 @@ impl ProbeTiming {
 
     /// Time that the spec allows for failures of a startup probe.
     pub(crate) fn startup_budget(probe: &Probe) -> Duration {
-        let spec = Self::of(probe, Which::Liveness);
+        let spec = Self::of(probe, ProbeKind::Liveness);
         spec.delay + spec.period * spec.failures
     }
 
@@ -77,12 +77,12 @@ impl ProbeTiming {
 
 /// Counts results until a threshold changes the verdict.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct ProbeCounter {
     streak: u32,
     last: Option<bool>,
 }
 
-impl Tally {
+impl ProbeCounter {
     /// Adds a result; returns the verdict once its threshold is reached.
     pub(crate) fn take(&mut self, success: bool, rhythm: &ProbeTiming) -> Option<bool> {
         self.streak = if self.last == Some(success) { self.streak.saturating_add(1) } else { 1 };
@@ -149,10 +149,10 @@ impl Target {
 
     /// Probes until the container has started, or has failed to.
     pub(crate) async fn until_started(&self, probe: &Probe, exec: &impl Exec) -> Result<(), String> {
-        let rhythm = ProbeTiming::of(probe, Which::Startup);
+        let rhythm = ProbeTiming::of(probe, ProbeKind::Startup);
         let last = tokio::time::Instant::now() + ProbeTiming::startup_budget(probe);
         sleep(rhythm.delay).await;
-        let mut tally = Tally::default();
+        let mut tally = ProbeCounter::default();
         loop {
             match self.ask(probe, rhythm.timeout, exec).await {
                 Ok(()) if tally.take(true, &rhythm).is_some() => return Ok(()),
@@ -170,9 +170,9 @@ impl Target {
 
     /// Probes for ever; reports each change of readiness.
     pub(crate) async fn follow_readiness(&self, probe: &Probe, exec: &impl Exec, mut tell: impl FnMut(bool, &str)) {
-        let rhythm = ProbeTiming::of(probe, Which::Readiness);
+        let rhythm = ProbeTiming::of(probe, ProbeKind::Readiness);
         sleep(rhythm.delay).await;
-        let (mut ready, mut tally) = (false, Tally::default());
+        let (mut ready, mut tally) = (false, ProbeCounter::default());
         loop {
             let result = self.ask(probe, rhythm.timeout, exec).await;
             if let Some(verdict) = tally.take(result.is_ok(), &rhythm)
@@ -187,9 +187,9 @@ impl Target {
 
     /// Probes until the container is found dead.
     pub(crate) async fn until_dead(&self, probe: &Probe, exec: &impl Exec) -> String {
-        let rhythm = ProbeTiming::of(probe, Which::Liveness);
+        let rhythm = ProbeTiming::of(probe, ProbeKind::Liveness);
         sleep(rhythm.delay).await;
-        let mut tally = Tally::default();
+        let mut tally = ProbeCounter::default();
         loop {
             let result = self.ask(probe, rhythm.timeout, exec).await;
             if tally.take(result.is_ok(), &rhythm) == Some(false) {
@@ -208,7 +208,7 @@ mod tests {
     fn probe_result_changes_only_after_threshold_of_consecutive_results() {
         let rhythm =
             ProbeTiming { delay: Duration::ZERO, period: LONGEST, timeout: LONGEST, successes: 1, failures: 3 };
-        let mut tally = Tally::default();
+        let mut tally = ProbeCounter::default();
         let verdicts: Vec<_> =
             [true, false, false, true, false, false, false].map(|result| tally.take(result, &rhythm)).into();
         assert_eq!(verdicts, [Some(true), None, None, Some(true), None, None, Some(false)]);
@@ -217,9 +217,9 @@ mod tests {
     #[test]
     fn readiness_probe_interval_is_shortened_and_liveness_interval_is_kept() {
         let probe = Probe { period_seconds: Some(20), initial_delay_seconds: Some(30), ..Probe::default() };
-        assert_eq!(ProbeTiming::of(&probe, Which::Readiness).period, LONGEST);
-        assert_eq!(ProbeTiming::of(&probe, Which::Readiness).delay, LONGEST);
-        assert_eq!(ProbeTiming::of(&probe, Which::Liveness).period, Duration::from_secs(20));
-        assert_eq!(ProbeTiming::of(&probe, Which::Liveness).delay, Duration::from_secs(30));
+        assert_eq!(ProbeTiming::of(&probe, ProbeKind::Readiness).period, LONGEST);
+        assert_eq!(ProbeTiming::of(&probe, ProbeKind::Readiness).delay, LONGEST);
+        assert_eq!(ProbeTiming::of(&probe, ProbeKind::Liveness).period, Duration::from_secs(20));
+        assert_eq!(ProbeTiming::of(&probe, ProbeKind::Liveness).delay, Duration::from_secs(30));
     }
 }

@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::env::{Data, Mounts, config_map_data, field, secret_data};
-use super::pods::Gate;
+use super::pods::PauseGate;
 use super::process::locked;
 
 /// Timeout of the API calls of one attempt to mount.
@@ -174,7 +174,7 @@ impl Volumes {
 
     /// Updates the volumes for as long as the pod lives. Like the real kubelet, it does so with a delay, at most `lag`
     /// and different each time, and does nothing while it is paused.
-    pub(crate) async fn keep_current(&self, lag: Duration, gate: &Gate) {
+    pub(crate) async fn keep_current(&self, lag: Duration, gate: &PauseGate) {
         loop {
             let due = locked(&self.tokens).values().map(|t| t.renew_at).min();
             let wait = due.map_or(Duration::from_secs(3600), |due| {

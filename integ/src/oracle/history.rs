@@ -8,7 +8,7 @@ use models::shadow::{HostState, Step, UPDATED};
 use semver::Version;
 
 use super::facts::Object;
-use super::world::World;
+use super::world::ClusterState;
 
 /// One write to one object.
 #[derive(Clone, Debug)]
@@ -27,12 +27,12 @@ pub struct Change {
 #[derive(Clone, Debug, Default)]
 pub struct History {
     changes: Arc<Vec<Change>>,
-    end: World,
+    end: ClusterState,
 }
 
 /// A line of the timeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct TimelineEntry {
     /// Revision.
     pub revision: u64,
     /// Time at which it was seen.
@@ -111,8 +111,8 @@ impl History {
 
     /// Replays all revisions: calls `visit` with each change, the object before it, and the cluster state after it.
     /// Returns the final state.
-    pub fn replay<'a>(&'a self, mut visit: impl FnMut(&'a Change, Option<&Object>, &World)) -> World {
-        let mut world = World::default();
+    pub fn replay<'a>(&'a self, mut visit: impl FnMut(&'a Change, Option<&Object>, &ClusterState)) -> ClusterState {
+        let mut world = ClusterState::default();
         for change in self.changes.iter() {
             let before = world.apply(change);
             visit(change, before.as_ref(), &world);
@@ -121,7 +121,7 @@ impl History {
     }
 
     /// The cluster state at the end.
-    pub fn end(&self) -> World {
+    pub fn end(&self) -> ClusterState {
         self.end.clone()
     }
 
@@ -236,10 +236,10 @@ impl History {
     }
 
     /// The timeline of the nodes, for users.
-    pub fn timeline(&self) -> Vec<Moment> {
+    pub fn timeline(&self) -> Vec<TimelineEntry> {
         let mut all = Vec::new();
         let mut tell = |change: &Change, node: &str, text: String| {
-            all.push(Moment { revision: change.revision, at: change.at, node: node.to_owned(), text });
+            all.push(TimelineEntry { revision: change.revision, at: change.at, node: node.to_owned(), text });
         };
         self.replay(|change, before, _| match (&change.object, before) {
             (Object::Shadow(new), old) => {

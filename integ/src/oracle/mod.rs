@@ -28,9 +28,9 @@ mod writers;
 
 pub use checks::{Expectations, judge};
 pub use facts::{BALANCER_LABEL, Budget, Field, Key, Kind, Node, Object, Operator, Pod, Shadow};
-pub use history::{Attempt, Change, History, Moment, Shortfall};
+pub use history::{Attempt, Change, History, Shortfall, TimelineEntry};
 pub use hosts::{HostEvent, HostFact, HostLog};
 pub use recorder::Recorder;
 pub use report::{Property, Stats, Verdict, Violation};
-pub use world::World;
+pub use world::ClusterState;
 pub use writers::{requests_by_user, service_account, settled_audit};

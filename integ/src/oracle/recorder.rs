@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::facts::{Kind, Object};
 use super::history::{Change, History};
-use super::world::World;
+use super::world::ClusterState;
 
 /// Longest wait of [`Recorder::finish`] for the watches to catch up.
 const CATCH_UP: Duration = Duration::from_secs(20);
@@ -115,7 +115,7 @@ impl Recorder {
     ///
     /// # Errors
     /// When something was missed.
-    pub fn now(&self) -> anyhow::Result<World> {
+    pub fn now(&self) -> anyhow::Result<ClusterState> {
         self.shared.check()?;
         Ok(self.shared.lock().end())
     }

@@ -21,7 +21,7 @@ use super::facts::{Budget, Field, Node, Object, Operator, Pod, Shadow};
 use super::history::{Change, History};
 use super::hosts::{HostEvent, HostFact, HostLog};
 use super::report::{Property, Verdict};
-use super::world::World;
+use super::world::ClusterState;
 use crate::control_plane::audit::{Record, Stage};
 
 pub(super) const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
@@ -31,12 +31,12 @@ pub(super) const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent
 const KUBELET: &str = "";
 
 const OLD: &str = "1.20.0";
-const WANTED: &str = "1.20.5";
+const NEW_VERSION: &str = "1.20.5";
 
 pub(super) struct Scenario {
     pub(super) expectations: Expectations,
     clock: Timestamp,
-    world: World,
+    world: ClusterState,
     changes: Vec<Change>,
     audit: Vec<Record>,
     hosts: BTreeMap<String, (u32, HostLog)>,
@@ -59,7 +59,7 @@ impl Scenario {
         let mut scenario = Self {
             expectations: Expectations::default(),
             clock: "2026-01-01T00:00:00Z".parse().unwrap(),
-            world: World::default(),
+            world: ClusterState::default(),
             changes: Vec::new(),
             audit: Vec::new(),
             hosts: BTreeMap::new(),
@@ -390,7 +390,7 @@ impl Scenario {
     }
 
     pub(super) fn host_arms(&mut self, node: &str) {
-        self.host_arms_version(node, WANTED);
+        self.host_arms_version(node, NEW_VERSION);
     }
 
     pub(super) fn host_arms_version(&mut self, node: &str, armed: &str) {
@@ -429,7 +429,7 @@ impl Scenario {
                 since,
                 attempt: shadow.spec.attempt,
                 boot_id,
-                version: version(WANTED),
+                version: version(NEW_VERSION),
                 from: Some(version(OLD)),
                 started: old.map_or(since, |old| old.started),
                 soak_restarted: false,
@@ -444,7 +444,7 @@ impl Scenario {
         let boot = self.current_boot(node);
         self.controller(node, |shadow| {
             shadow.spec.state = HostState::StagedUpdate;
-            shadow.spec.version = Some(version(WANTED));
+            shadow.spec.version = Some(version(NEW_VERSION));
             shadow.spec.boot_id = Some(boot);
             shadow.spec.attempt += 1;
         });
@@ -495,20 +495,20 @@ impl Scenario {
         }
     }
 
-    pub(super) fn order(&mut self, node: &str) {
+    pub(super) fn request_reboot(&mut self, node: &str) {
         self.step(node, Step::Rebooting);
         self.controller(node, |shadow| shadow.spec.state = HostState::RebootedIntoUpdate);
     }
 
-    pub(super) fn until_order(&mut self, node: &str) {
+    pub(super) fn until_reboot_requested(&mut self, node: &str) {
         self.until_drained(node);
-        self.order(node);
+        self.request_reboot(node);
     }
 
     pub(super) fn arming(&mut self, node: &str) {
         let (boot_id, nonce) = (self.current_boot(node), self.fresh("nonce"));
         let attempt = self.world.shadows[&names::shadow_name(node)].spec.attempt;
-        let armed = Armed { attempt, boot_id, version: version(WANTED), phase: ArmedPhase::Arming, nonce };
+        let armed = Armed { attempt, boot_id, version: version(NEW_VERSION), phase: ArmedPhase::Arming, nonce };
         self.agent(node, |agent| agent.armed = Some(armed));
     }
 
@@ -520,7 +520,7 @@ impl Scenario {
     }
 
     pub(super) fn until_permit(&mut self, node: &str) {
-        self.until_order(node);
+        self.until_reboot_requested(node);
         self.arming(node);
         self.issue_permit(node);
     }
@@ -562,7 +562,7 @@ impl Scenario {
         self.agent(node, |agent| {
             agent.state = Some(HostState::RebootedIntoUpdate);
             agent.boot_id = Some(boot_id);
-            agent.current_version = Some(version(WANTED));
+            agent.current_version = Some(version(NEW_VERSION));
         });
         self.step(node, Step::Monitoring);
         self.release(node);
@@ -576,7 +576,7 @@ impl Scenario {
         let time = self.clock;
         self.controller(node, |shadow| {
             shadow.status.controller.record.get_or_insert_default().version_failures.push(VersionFailure {
-                version: version(WANTED),
+                version: version(NEW_VERSION),
                 variant: "aws-k8s-1.37".into(),
                 arch: "x86_64".into(),
                 reason: FailureReason::BootFellBack,
@@ -620,10 +620,10 @@ fn history_reports_transitions_and_attempts_of_update() {
     let attempt = &attempts[0];
     assert!(attempt.updated() && attempt.ended.unwrap() > attempt.started && attempt.drained.is_positive());
     assert_eq!((attempt.node.as_str(), attempt.attempt, attempt.pods_moved), ("a", 1, 1));
-    assert_eq!((attempt.from.clone(), attempt.to.clone()), (Some(version(OLD)), version(WANTED)));
-    let told: Vec<String> = history.timeline().into_iter().map(|moment| moment.text).collect();
+    assert_eq!((attempt.from.clone(), attempt.to.clone()), (Some(version(OLD)), version(NEW_VERSION)));
+    let lines: Vec<String> = history.timeline().into_iter().map(|moment| moment.text).collect();
     assert_eq!(
-        told,
+        lines,
         [
             "ordered StagedUpdate 1.20.5, attempt 1",
             "Staging",

@@ -11,7 +11,7 @@ use super::history::Change;
 
 /// All objects that the oracle watches, after [`World::revision`].
 #[derive(Clone, Debug, Default)]
-pub struct World {
+pub struct ClusterState {
     /// The revision.
     pub revision: u64,
     /// Nodes by name.
@@ -26,7 +26,7 @@ pub struct World {
     pub operator: Option<Arc<Operator>>,
 }
 
-impl World {
+impl ClusterState {
     /// Applies the next revision. Returns the object before it; ignored objects (shadows and operator resources in
     /// other namespaces) leave no trace.
     pub fn apply(&mut self, change: &Change) -> Option<Object> {

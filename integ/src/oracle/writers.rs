@@ -16,7 +16,7 @@ use crate::control_plane::audit::{Reader, Record, requests};
 
 /// A component of the operator, by its service account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum OperatorComponent {
     Controller,
     WebApi,
     Agent,
@@ -27,7 +27,7 @@ fn user(record: &Record) -> &str {
     record.impersonated.as_deref().unwrap_or(&record.user)
 }
 
-impl Part {
+impl OperatorComponent {
     /// The component of a user.
     pub(super) fn of(user: &str) -> Option<Self> {
         let (namespace, account) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
@@ -92,7 +92,7 @@ fn revision(object: &Value) -> Option<u64> {
 /// A request to remove a pod: an eviction or a deletion.
 #[derive(Clone, Debug)]
 pub(super) struct Removal {
-    pub(super) part: Option<Part>,
+    pub(super) part: Option<OperatorComponent>,
     pub(super) user: String,
     pub(super) eviction: bool,
     pub(super) namespace: String,
@@ -119,7 +119,7 @@ pub(super) fn removals(audit: &[Record]) -> Vec<Removal> {
         let options = if eviction { "/deleteOptions/preconditions/uid" } else { "/preconditions/uid" };
         let uid = record.request.as_ref().and_then(|request| request.pointer(options)).and_then(Value::as_str);
         all.push(Removal {
-            part: Part::of(user(record)),
+            part: OperatorComponent::of(user(record)),
             user: user(record).to_owned(),
             eviction,
             namespace: record.namespace.clone(),

@@ -176,7 +176,7 @@ pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
     let accounts = accounts();
     let (mut used, mut findings) = (BTreeSet::new(), BTreeSet::new());
     for record in requests(audit).filter(|record| accounts.contains(&record.user)) {
-        let told = || {
+        let describe = || {
             let Record { user, verb, group, namespace, name, .. } = record;
             format!("{user}: {verb} {} ({group}), {namespace}/{name}", what(record))
         };
@@ -184,7 +184,7 @@ pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
             // RBAC was not consulted: the request was not authenticated.
             None => continue,
             Some(false) => {
-                findings.insert(Finding::Forbidden(told()));
+                findings.insert(Finding::Forbidden(describe()));
                 continue;
             }
             Some(true) => {}
@@ -200,7 +200,7 @@ pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
                 Some(right) => drop(used.insert(right)),
                 // For example the server's version and API discovery.
                 None if everybodys => {}
-                None => drop(findings.insert(Finding::Foreign(told()))),
+                None => drop(findings.insert(Finding::Foreign(describe()))),
             }
         }
     }

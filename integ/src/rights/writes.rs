@@ -11,7 +11,7 @@ use crate::control_plane::audit::{Record, requests};
 
 /// A kind of write.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct ListedWrite {
     verb: &'static str,
     resource: &'static str,
     /// Fields that the body of each has to contain.
@@ -22,53 +22,63 @@ struct Way {
 const UID: &str = "/metadata/uid";
 const VERSION: &str = "/metadata/resourceVersion";
 
-const fn way(verb: &'static str, resource: &'static str, guards: &'static [&'static str], why: &'static str) -> Way {
-    Way { verb, resource, guards, why }
+const fn listed_write(
+    verb: &'static str,
+    resource: &'static str,
+    guards: &'static [&'static str],
+    why: &'static str,
+) -> ListedWrite {
+    ListedWrite { verb, resource, guards, why }
 }
 
 /// Writes by server-side apply.
-const APPLIES: &[Way] = &[
-    way(
+const APPLIES: &[ListedWrite] = &[
+    listed_write(
         "patch",
         "nodes",
         &[UID, VERSION],
         "claims and the label: an apply without the uid would create a deleted Node again",
     ),
-    way(
+    listed_write(
         "patch",
         "bottlerocketshadows",
         &[UID, VERSION],
         "orders and permits, each on the state that it was decided on",
     ),
-    way("patch", "bottlerocketshadows/status", &[VERSION], "either half; the server ignores a uid here"),
-    way(
+    listed_write("patch", "bottlerocketshadows/status", &[VERSION], "either half; the server ignores a uid here"),
+    listed_write(
         "patch",
         "bottlerocketupdateoperators/status",
         &[VERSION],
         "slots: the client that wins this write has the budget",
     ),
-    way("patch", "configmaps", &[VERSION], "what agents trust: two leaders would undo each other's"),
+    listed_write("patch", "configmaps", &[VERSION], "what agents trust: two leaders would undo each other's"),
 ];
 
 /// Resource that an apply may create, if a client has deleted it: then there is no version that it could carry.
 const MADE_BY_APPLY: &str = "configmaps";
 
 /// All other writes.
-const OTHERS: &[Way] = &[
-    way("create", "bottlerocketshadows", &[], "an apply would create one again that was just deleted"),
-    way("delete", "bottlerocketshadows", &["/preconditions/uid"], "this very shadow"),
-    way("create", "pods/eviction", &["/deleteOptions/preconditions/uid"], "this very pod"),
-    way("delete", "pods", &["/preconditions/uid"], "this very pod, where policy says Force"),
-    way("patch", "bottlerocketshadows/status", &[VERSION], "the end of an attempt of which another client owns fields"),
-    way("patch", "nodes", &[VERSION], "claims that no one is recorded to own any more"),
-    way("create", "leases", &[], "a race for it has one winner"),
-    way("update", "leases", &[VERSION], "so has this one"),
+const OTHERS: &[ListedWrite] = &[
+    listed_write("create", "bottlerocketshadows", &[], "an apply would create one again that was just deleted"),
+    listed_write("delete", "bottlerocketshadows", &["/preconditions/uid"], "this very shadow"),
+    listed_write("create", "pods/eviction", &["/deleteOptions/preconditions/uid"], "this very pod"),
+    listed_write("delete", "pods", &["/preconditions/uid"], "this very pod, where policy says Force"),
+    listed_write(
+        "patch",
+        "bottlerocketshadows/status",
+        &[VERSION],
+        "the end of an attempt of which another client owns fields",
+    ),
+    listed_write("patch", "nodes", &[VERSION], "claims that no one is recorded to own any more"),
+    listed_write("create", "leases", &[], "a race for it has one winner"),
+    listed_write("update", "leases", &[VERSION], "so has this one"),
     // Their bodies are not logged, so their guards cannot be checked here.
-    way("create", "secrets", &[], "a race for it has one winner"),
-    way("update", "secrets", &[], "carries the version that was read"),
-    way("create", "events", &[], "no one decides by it"),
-    way("patch", "events", &[], "a count on an Event of ours"),
-    way("create", "tokenreviews", &[], "a question in the shape of a write"),
+    listed_write("create", "secrets", &[], "a race for it has one winner"),
+    listed_write("update", "secrets", &[], "carries the version that was read"),
+    listed_write("create", "events", &[], "no one decides by it"),
+    listed_write("patch", "events", &[], "a count on an Event of ours"),
+    listed_write("create", "tokenreviews", &[], "a question in the shape of a write"),
 ];
 
 /// The writes of the operator's components that do not follow the rules, each as a sentence.
@@ -77,18 +87,19 @@ pub fn unlisted(audit: &[Record]) -> Vec<String> {
     let ours = requests(audit).filter(|record| record.is_write() && accounts.contains(&record.user));
     // A request that failed before its body was read (an API server going down, say) had no effect.
     let read = ours.filter(|record| record.succeeded() || record.request.is_some());
-    let mut wrong: Vec<String> = read.filter_map(complaint).collect();
+    let mut wrong: Vec<String> = read.filter_map(violation).collect();
     wrong.sort_unstable();
     wrong.dedup();
     wrong
 }
 
-fn complaint(record: &Record) -> Option<String> {
+fn violation(record: &Record) -> Option<String> {
     let what = record.what();
-    let told = |wrong: &str| Some(format!("{}: {} {what}: {wrong}: {:?}", record.user, record.verb, record.request));
+    let describe =
+        |wrong: &str| Some(format!("{}: {} {what}: {wrong}: {:?}", record.user, record.verb, record.request));
     let (list, kind) = if is_apply(record) { (APPLIES, "apply") } else { (OTHERS, "other write") };
-    let Some(way) = list.iter().find(|way| way.verb == record.verb && way.resource == what) else {
-        return told(&format!("this {kind} is not on the list"));
+    let Some(listed) = list.iter().find(|write| write.verb == record.verb && write.resource == what) else {
+        return describe(&format!("this {kind} is not on the list"));
     };
     let made = what == MADE_BY_APPLY && (record.code == 201 || !record.succeeded());
     if made && is_apply(record) {
@@ -97,8 +108,8 @@ fn complaint(record: &Record) -> Option<String> {
     let body = record.request.as_ref();
     let holds =
         |guard: &str| body.and_then(|body| body.pointer(guard)).and_then(Value::as_str).is_some_and(|g| !g.is_empty());
-    let missing = way.guards.iter().find(|guard| !holds(guard))?;
-    told(&format!("{missing} is missing ({})", way.why))
+    let missing = listed.guards.iter().find(|guard| !holds(guard))?;
+    describe(&format!("{missing} is missing ({})", listed.why))
 }
 
 /// Returns true for a server-side apply. The log does not hold the content type of a request: an apply names its

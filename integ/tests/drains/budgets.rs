@@ -41,16 +41,16 @@ async fn drain_completes_with_percentage_pdb(case: Case) -> anyhow::Result<()> {
 }
 
 /// A drain that a budget blocks.
-async fn held_up(case: &Case) -> anyhow::Result<()> {
-    let look = case.start_blocked_drain(2).await?;
+async fn until_drain_blocked(case: &Case) -> anyhow::Result<()> {
+    let state = case.start_blocked_drain(2).await?;
     let budget = format!("{}/web", case.namespace);
-    assert_eq!(look.drain().and_then(|drain| drain.blockers[0].budget.as_deref()), Some(budget.as_str()));
+    assert_eq!(state.drain().and_then(|drain| drain.blockers[0].budget.as_deref()), Some(budget.as_str()));
     Ok(())
 }
 
 async fn pdb_deleted_during_drain_unblocks_drain(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
-    case.here(&["delete", "pdb", "web"]).await?;
+    until_drain_blocked(&case).await?;
+    case.kubectl_in_namespace(&["delete", "pdb", "web"]).await?;
     case.updated().await?;
     Ok(())
 }
@@ -58,16 +58,16 @@ async fn pdb_deleted_during_drain_unblocks_drain(case: Case) -> anyhow::Result<(
 async fn pdb_created_during_drain_blocks_drain(case: Case) -> anyhow::Result<()> {
     // System-critical pods are evicted last, so that there is time to create a budget for it.
     case.deployment_on_node("dns", 2, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
-    held_up(&case).await?;
+    until_drain_blocked(&case).await?;
     case.budget("dns", 2, json!({"maxUnavailable": 0})).await?;
     case.unblock_drain().await?;
     let new = format!("{}/dns", case.namespace);
-    let look = case
-        .until("the new budget holds the drain up", |look| {
-            look.drain().is_some_and(|drain| drain.blockers.iter().any(|b| b.budget.as_deref() == Some(new.as_str())))
+    let state = case
+        .until("the new budget holds the drain up", |state| {
+            state.drain().is_some_and(|drain| drain.blockers.iter().any(|b| b.budget.as_deref() == Some(new.as_str())))
         })
         .await?;
-    assert!(look.pods_on_node("web").is_empty() && look.pods_on_node("dns").len() == 2);
+    assert!(state.pods_on_node("web").is_empty() && state.pods_on_node("dns").len() == 2);
     case.set_budget("dns", json!({"maxUnavailable": 1})).await?;
     case.updated().await?;
     Ok(())
@@ -78,17 +78,17 @@ async fn pdb_tightened_during_drain_blocks_drain(case: Case) -> anyhow::Result<(
     case.deployment("web", 3, slow).await?;
     case.budget("web", 3, json!({"maxUnavailable": 1})).await?;
     case.start_update().await?;
-    case.until("the first has gone", |look| look.pods_on_node("web").len() == 2).await?;
+    case.until("the first has gone", |state| state.pods_on_node("web").len() == 2).await?;
     case.set_budget("web", json!({"maxUnavailable": 0})).await?;
-    let look = case.held_up().await?;
-    assert!(!look.pods_on_node("web").is_empty(), "what is left stays");
+    let state = case.until_drain_blocked().await?;
+    assert!(!state.pods_on_node("web").is_empty(), "what is left stays");
     case.set_budget("web", json!({"maxUnavailable": 1})).await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn pdb_relaxed_during_drain_unblocks_drain(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    until_drain_blocked(&case).await?;
     case.unblock_drain().await?;
     let end = case.updated().await?;
     assert!(end.pods_on_node("web").is_empty());
@@ -99,9 +99,9 @@ async fn pdb_that_never_allows_disruption_is_reported_before_cordon(case: Case) 
     case.deployment("web", 1, json!({})).await?;
     case.budget("web", 1, json!({"maxUnavailable": 0})).await?;
     case.start_update().await?;
-    let said = case.blocked("BudgetNeverAllows").await?;
-    assert!(said.contains(&format!("{}/web", case.namespace)), "{said}");
-    assert!(!case.look()?.cordoned());
+    let message = case.blocked("BudgetNeverAllows").await?;
+    assert!(message.contains(&format!("{}/web", case.namespace)), "{message}");
+    assert!(!case.state()?.cordoned());
     case.set_budget("web", json!({"maxUnavailable": 1})).await?;
     case.updated().await?;
     Ok(())
@@ -110,14 +110,14 @@ async fn pdb_that_never_allows_disruption_is_reported_before_cordon(case: Case) 
 async fn pdb_with_empty_selector_blocks_all_pods(case: Case) -> anyhow::Result<()> {
     case.deployment_on_node("api", 1, json!({})).await?;
     case.deployment("web", 1, json!({})).await?;
-    case.guard("web", 1).await?;
+    case.block_with_pdb("web", 1).await?;
     let everything: Value = json!({"selector": {"matchLabels": null}, "minAvailable": 2});
     case.set_budget("web", everything).await?;
     case.counted("web", 2).await?;
     case.start_update().await?;
-    let look = case.held_up().await?;
-    assert!(look.pods_on_node("web").len() == 1 && look.pods_on_node("api").len() == 1);
-    case.here(&["delete", "pdb", "web"]).await?;
+    let state = case.until_drain_blocked().await?;
+    assert!(state.pods_on_node("web").len() == 1 && state.pods_on_node("api").len() == 1);
+    case.kubectl_in_namespace(&["delete", "pdb", "web"]).await?;
     case.updated().await?;
     Ok(())
 }
@@ -132,9 +132,9 @@ async fn pdb_that_selects_no_pod_does_not_block_drain(case: Case) -> anyhow::Res
 
 async fn blocked_pod_does_not_delay_eviction_of_other_pods(case: Case) -> anyhow::Result<()> {
     case.deployment_on_node("api", 2, json!({})).await?;
-    held_up(&case).await?;
-    let look = case.until("the others have gone", |look| look.pods_on_node("api").is_empty()).await?;
-    assert_eq!(look.pods_on_node("web").len(), 2);
+    until_drain_blocked(&case).await?;
+    let state = case.until("the others have gone", |state| state.pods_on_node("api").is_empty()).await?;
+    assert_eq!(state.pods_on_node("web").len(), 2);
     case.unblock_drain().await?;
     case.updated().await?;
     Ok(())
@@ -148,12 +148,12 @@ async fn pod_with_two_pdbs_is_reported_before_cordon(case: Case) -> anyhow::Resu
     case.apply(second).await?;
     case.counted("second", 1).await?;
     case.start_update().await?;
-    let said = case.blocked("MultipleBudgets").await?;
+    let message = case.blocked("MultipleBudgets").await?;
     let both = ["second", "web"].map(|name| format!("{}/{name}", case.namespace));
-    assert!(both.iter().all(|name| said.contains(name)), "{said}");
-    let look = case.look()?;
-    assert!(!look.cordoned() && look.pods_on_node("web").len() == 1);
-    case.here(&["delete", "pdb", "second"]).await?;
+    assert!(both.iter().all(|name| message.contains(name)), "{message}");
+    let state = case.state()?;
+    assert!(!state.cordoned() && state.pods_on_node("web").len() == 1);
+    case.kubectl_in_namespace(&["delete", "pdb", "second"]).await?;
     case.updated().await?;
     Ok(())
 }
@@ -191,13 +191,13 @@ async fn unready_pods_are_evicted_under_if_healthy_budget_when_pdb_is_satisfied(
 }
 
 async fn unready_pods_remain_under_if_healthy_budget_when_pdb_is_not_satisfied(case: Case) -> anyhow::Result<()> {
-    case.under("short").await?;
+    case.set_drain_policy("short").await?;
     unhealthy(&case, "IfHealthyBudget", 0).await?;
     case.start_update().await?;
-    let said = case.failed("DrainTimedOut").await?;
-    assert!(said.contains("sick-"), "{said}");
-    let look = case.look()?;
-    assert!(look.pods_on_node("sick").len() == 2 && !look.cordoned());
+    let message = case.failed("DrainTimedOut").await?;
+    assert!(message.contains("sick-"), "{message}");
+    let state = case.state()?;
+    assert!(state.pods_on_node("sick").len() == 2 && !state.cordoned());
     Ok(())
 }
 
@@ -208,25 +208,25 @@ async fn two_concurrent_drains_share_one_pdb(case: Case) -> anyhow::Result<()> {
         "nodeTaintsPolicy": "Honor", "labelSelector": {"matchLabels": {"app": "web"}},
     }]}});
     case.deployment("web", 4, spread).await?;
-    let look = case.look()?;
-    let on_second = look.pods_of("web").iter().filter(|pod| pod.node.as_deref() == Some(&second)).count();
-    assert!(on_second > 0 && !look.pods_on_node("web").is_empty(), "they are on both nodes");
-    case.guard("web", 4).await?;
+    let state = case.state()?;
+    let on_second = state.pods_of("web").iter().filter(|pod| pod.node.as_deref() == Some(&second)).count();
+    assert!(on_second > 0 && !state.pods_on_node("web").is_empty(), "they are on both nodes");
+    case.block_with_pdb("web", 4).await?;
     case.start_update().await?;
-    case.begin(&second).await?;
-    case.until("both drains are held up", |look| {
-        let held_up = |name: &str| {
-            let shadow = look.world.nodes.get(name).and_then(|node| look.world.shadow_of(node));
+    case.label_node(&second).await?;
+    case.until("both drains are held up", |state| {
+        let drain_is_blocked = |name: &str| {
+            let shadow = state.world.nodes.get(name).and_then(|node| state.world.shadow_of(node));
             let drain = shadow.and_then(|shadow| shadow.status.controller.drain.as_ref());
             drain.is_some_and(|drain| !drain.blockers.is_empty())
         };
-        held_up(&case.node) && held_up(&second)
+        drain_is_blocked(&case.node) && drain_is_blocked(&second)
     })
     .await?;
     case.set_budget("web", json!({"minAvailable": 3})).await?;
     case.updated().await?;
-    case.until("the second node is updated", |look| {
-        let shadow = look.world.nodes.get(&second).and_then(|node| look.world.shadow_of(node));
+    case.until("the second node is updated", |state| {
+        let shadow = state.world.nodes.get(&second).and_then(|node| state.world.shadow_of(node));
         shadow.is_some_and(|s| s.step().is_none() && s.status.agent.current_version == Some(crate::fleet::NEW))
     })
     .await?;

@@ -5,7 +5,7 @@ use models::names::{BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, HOLD_ANNOTATION, 
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::fleet::{Case, Look};
+use crate::fleet::{Case, CaseState};
 
 crate::cases![
     claim_is_released_after_shadow_deletion,
@@ -34,14 +34,14 @@ fn annotation(name: &str) -> Field {
     Field::Annotation(name.to_owned())
 }
 
-fn parts(look: &Look) -> [Option<&str>; 4] {
+fn parts(state: &CaseState) -> [Option<&str>; 4] {
     [Field::Unschedulable, balancer(), annotation(SCALE_DOWN_ANNOTATION), annotation(DO_NOT_DISRUPT_ANNOTATION)]
-        .map(|field| look.node().fields.get(&field).map(String::as_str))
+        .map(|field| state.node().fields.get(&field).map(String::as_str))
 }
 
 async fn claim_sets_all_node_fields_during_drain_and_release_removes_them(case: Case) -> anyhow::Result<()> {
-    let look = case.start_blocked_drain(1).await?;
-    assert_eq!(parts(&look), [Some("true"), Some("brupop"), Some("true"), Some("true")]);
+    let state = case.start_blocked_drain(1).await?;
+    assert_eq!(parts(&state), [Some("true"), Some("brupop"), Some("true"), Some("true")]);
     case.unblock_drain().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
@@ -50,12 +50,12 @@ async fn claim_sets_all_node_fields_during_drain_and_release_removes_them(case: 
 async fn node_leaves_load_balancer_before_first_eviction(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.start_update().await?;
-    let look = case
-        .until("the node is out of the balancer", |look| {
-            look.step() == Some(Step::LeavingBalancer) && look.field(&balancer()).is_some()
+    let state = case
+        .until("the node is out of the balancer", |state| {
+            state.step() == Some(Step::LeavingBalancer) && state.field(&balancer()).is_some()
         })
         .await?;
-    assert!(look.cordoned() && !look.pods_on_node("web")[0].terminating);
+    assert!(state.cordoned() && !state.pods_on_node("web")[0].terminating);
     let end = case.updated().await?;
     assert_eq!(end.field(&balancer()), None);
     Ok(())
@@ -65,10 +65,10 @@ async fn node_cordoned_by_user_is_updated_only_after_uncordon(case: Case) -> any
     case.deployment("web", 1, json!({})).await?;
     case.kubectl(&["cordon", &case.node]).await?;
     case.start_update().await?;
-    let said = case.blocked("Cordoned").await?;
-    assert!(said.contains("cordonedNodes"), "{said}");
-    let look = case.look()?;
-    assert!(look.step().is_none() && !look.node().claimed() && look.pods_on_node("web").len() == 1);
+    let message = case.blocked("Cordoned").await?;
+    assert!(message.contains("cordonedNodes"), "{message}");
+    let state = case.state()?;
+    assert!(state.step().is_none() && !state.node().claimed() && state.pods_on_node("web").len() == 1);
     case.kubectl(&["uncordon", &case.node]).await?;
     let end = case.updated().await?;
     assert!(end.pods_on_node("web").is_empty() && !end.cordoned());
@@ -76,7 +76,7 @@ async fn node_cordoned_by_user_is_updated_only_after_uncordon(case: Case) -> any
 }
 
 async fn cordon_set_before_update_is_kept_after_update(case: Case) -> anyhow::Result<()> {
-    case.under("cordoned").await?;
+    case.set_drain_policy("cordoned").await?;
     case.deployment("web", 1, json!({})).await?;
     case.kubectl(&["cordon", &case.node]).await?;
     case.start_update().await?;
@@ -102,8 +102,8 @@ async fn cordon_applied_by_other_manager_during_drain_is_kept(case: Case) -> any
 
 async fn load_balancer_label_of_user_is_kept(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["label", "node", &case.node, &format!("{BALANCER_LABEL}=maintenance")]).await?;
-    let look = case.start_blocked_drain(1).await?;
-    assert_eq!(look.field(&balancer()), Some("maintenance"));
+    let state = case.start_blocked_drain(1).await?;
+    assert_eq!(state.field(&balancer()), Some("maintenance"));
     case.unblock_drain().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [None, Some("maintenance"), None, None]);
@@ -112,8 +112,8 @@ async fn load_balancer_label_of_user_is_kept(case: Case) -> anyhow::Result<()> {
 
 async fn conflicting_annotation_of_user_is_kept_and_node_is_updated(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["annotate", "node", &case.node, &format!("{SCALE_DOWN_ANNOTATION}=false")]).await?;
-    let look = case.start_blocked_drain(1).await?;
-    assert_eq!(parts(&look), [Some("true"), Some("brupop"), Some("false"), Some("true")]);
+    let state = case.start_blocked_drain(1).await?;
+    assert_eq!(parts(&state), [Some("true"), Some("brupop"), Some("false"), Some("true")]);
     case.unblock_drain().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [None, None, Some("false"), None]);
@@ -133,7 +133,7 @@ async fn annotation_changed_by_user_during_drain_is_kept(case: Case) -> anyhow::
 async fn claim_label_removed_by_user_during_drain_is_restored(case: Case) -> anyhow::Result<()> {
     case.start_blocked_drain(1).await?;
     case.kubectl(&["label", "node", &case.node, &format!("{BALANCER_LABEL}-")]).await?;
-    case.until("the node is out of the balancer again", |look| look.field(&balancer()).is_some()).await?;
+    case.until("the node is out of the balancer again", |state| state.field(&balancer()).is_some()).await?;
     case.unblock_drain().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
@@ -144,14 +144,14 @@ async fn repeated_uncordon_ends_attempt_and_releases_node(case: Case) -> anyhow:
     // Two of them in quick succession may count as one.
     for _ in 0..12 {
         case.kubectl(&["uncordon", &case.node]).await?;
-        let look = case.until("it is cordoned again, or released", |look| look.cordoned() || look.step().is_none());
-        if look.await?.step().is_none() {
+        let state = case.until("it is cordoned again, or released", |state| state.cordoned() || state.step().is_none());
+        if state.await?.step().is_none() {
             break;
         }
     }
-    let said = case.failed("Uncordoned").await?;
-    assert!(said.contains("hold"), "{said}");
-    assert_eq!(parts(&case.look()?), [None; 4]);
+    let message = case.failed("Uncordoned").await?;
+    assert!(message.contains("hold"), "{message}");
+    assert_eq!(parts(&case.state()?), [None; 4]);
     Ok(())
 }
 
@@ -159,7 +159,7 @@ async fn hold_prevents_update_from_starting(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
     case.start_update().await?;
     case.blocked("Held").await?;
-    assert_eq!(parts(&case.look()?), [None; 4]);
+    assert_eq!(parts(&case.state()?), [None; 4]);
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
     case.updated().await?;
     Ok(())
@@ -168,8 +168,8 @@ async fn hold_prevents_update_from_starting(case: Case) -> anyhow::Result<()> {
 async fn hold_during_drain_ends_attempt_and_keeps_cordon_until_hold_is_removed(case: Case) -> anyhow::Result<()> {
     case.start_blocked_drain(1).await?;
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
-    let look = case.until("the attempt has ended", |look| look.step().is_none()).await?;
-    assert!(look.cordoned() && look.pods_on_node("web").len() == 1);
+    let state = case.until("the attempt has ended", |state| state.step().is_none()).await?;
+    assert!(state.cordoned() && state.pods_on_node("web").len() == 1);
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
     case.unblock_drain().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
@@ -203,12 +203,12 @@ async fn label_set_by_user_during_drain_is_kept(case: Case) -> anyhow::Result<()
 }
 
 async fn claim_is_released_after_shadow_deletion(case: Case) -> anyhow::Result<()> {
-    let look = case.start_blocked_drain(1).await?;
-    let before = look.shadow().map(|shadow| shadow.uid.clone());
+    let state = case.start_blocked_drain(1).await?;
+    let before = state.shadow().map(|shadow| shadow.uid.clone());
     let shadow = models::names::shadow_name(&case.node);
     case.kubectl(&["-n", models::names::SYSTEM_NAMESPACE, "delete", "brs", &shadow]).await?;
-    case.until("there is a new shadow", |look| {
-        look.shadow().is_some_and(|shadow| Some(&shadow.uid) != before.as_ref())
+    case.until("there is a new shadow", |state| {
+        state.shadow().is_some_and(|shadow| Some(&shadow.uid) != before.as_ref())
     })
     .await?;
     case.unblock_drain().await?;

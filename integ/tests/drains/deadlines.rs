@@ -23,36 +23,36 @@ crate::cases![
 ];
 
 async fn drain_blocked_by_pdb_times_out_without_version_failure(case: Case) -> anyhow::Result<()> {
-    case.under("short").await?;
+    case.set_drain_policy("short").await?;
     case.deployment("web", 2, json!({})).await?;
-    case.guard("web", 2).await?;
+    case.block_with_pdb("web", 2).await?;
     case.start_update().await?;
-    let said = case.failed("DrainTimedOut").await?;
-    assert!(said.contains(&format!("{}/web-", case.namespace)), "{said}");
-    let look = case.look()?;
-    assert!(!look.is_charged() && !look.cordoned() && look.pods_on_node("web").len() == 2);
+    let message = case.failed("DrainTimedOut").await?;
+    assert!(message.contains(&format!("{}/web-", case.namespace)), "{message}");
+    let state = case.state()?;
+    assert!(!state.is_charged() && !state.cordoned() && state.pods_on_node("web").len() == 2);
     case.blocked("BackOff").await?;
     Ok(())
 }
 
 async fn drain_timeout_message_names_terminating_pod(case: Case) -> anyhow::Result<()> {
-    case.under("short").await?;
+    case.set_drain_policy("short").await?;
     case.deployment("web", 1, json!({"metadata": {"annotations": {"sim/stop-after": "never"}}})).await?;
-    let pod = case.look()?.pods_on_node("web")[0].name.clone();
+    let pod = case.state()?.pods_on_node("web")[0].name.clone();
     case.start_update().await?;
-    let said = case.failed("DrainTimedOut").await?;
-    assert!(said.contains(&pod), "{said}");
+    let message = case.failed("DrainTimedOut").await?;
+    assert!(message.contains(&pod), "{message}");
     Ok(())
 }
 
 async fn retry_request_drains_released_node_again(case: Case) -> anyhow::Result<()> {
-    case.under("short").await?;
+    case.set_drain_policy("short").await?;
     case.deployment("web", 1, json!({})).await?;
-    case.guard("web", 1).await?;
+    case.block_with_pdb("web", 1).await?;
     case.start_update().await?;
     case.failed("DrainTimedOut").await?;
     // The second drain has no short deadline: after a second missed one it would wait for hours.
-    case.under("default").await?;
+    case.set_drain_policy("default").await?;
     case.unblock_drain().await?;
     case.retry().await?;
     case.updated().await?;
@@ -60,9 +60,9 @@ async fn retry_request_drains_released_node_again(case: Case) -> anyhow::Result<
 }
 
 async fn pods_blocked_by_pdb_are_deleted_at_deadline_if_policy_forces(case: Case) -> anyhow::Result<()> {
-    case.under("force").await?;
+    case.set_drain_policy("force").await?;
     case.deployment("web", 2, json!({})).await?;
-    case.guard("web", 2).await?;
+    case.block_with_pdb("web", 2).await?;
     case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.pods_on_node("web").is_empty());
@@ -70,7 +70,7 @@ async fn pods_blocked_by_pdb_are_deleted_at_deadline_if_policy_forces(case: Case
 }
 
 async fn pods_are_deleted_at_deadline_if_pdb_never_allows_disruption(case: Case) -> anyhow::Result<()> {
-    case.under("force").await?;
+    case.set_drain_policy("force").await?;
     case.deployment("web", 2, json!({})).await?;
     case.budget("web", 2, json!({"maxUnavailable": 0})).await?;
     case.start_update().await?;
@@ -80,7 +80,7 @@ async fn pods_are_deleted_at_deadline_if_pdb_never_allows_disruption(case: Case)
 }
 
 async fn pod_terminating_past_deadline_is_force_deleted(case: Case) -> anyhow::Result<()> {
-    case.under("force").await?;
+    case.set_drain_policy("force").await?;
     // A stuck volume keeps it terminating past its grace period.
     let stuck =
         json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 2}});
@@ -92,16 +92,16 @@ async fn pod_terminating_past_deadline_is_force_deleted(case: Case) -> anyhow::R
 }
 
 async fn skip_terminating_after_reboots_node_with_terminating_pod(case: Case) -> anyhow::Result<()> {
-    case.under("impatient").await?;
+    case.set_drain_policy("impatient").await?;
     // A stuck volume keeps it terminating past its grace period.
     let stuck =
         json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 1}});
     case.deployment("web", 1, stuck).await?;
-    let pod = case.look()?.pods_on_node("web")[0].uid.clone();
+    let pod = case.state()?.pods_on_node("web")[0].uid.clone();
     case.start_update().await?;
-    let look = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
-    assert!(look.pods_on_node("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
-    let conditions = &look.shadow().context("it has one")?.status.conditions;
+    let state = case.until("the node is drained", |state| state.step() == Some(Step::Rebooting)).await?;
+    assert!(state.pods_on_node("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
+    let conditions = &state.shadow().context("it has one")?.status.conditions;
     let drained = models::condition::true_condition(conditions, models::shadow::DRAINED).context("it is drained")?;
     assert!(drained.reason == "PodsLeft" && drained.message.contains("/web-"), "{drained:?}");
     case.updated().await?;
@@ -111,7 +111,7 @@ async fn skip_terminating_after_reboots_node_with_terminating_pod(case: Case) ->
 async fn drain_skips_stopped_pod_with_finalizer_after_grace_period(case: Case) -> anyhow::Result<()> {
     let kept = json!({"metadata": {"finalizers": ["example.com/keeps"]}, "spec": {"terminationGracePeriodSeconds": 3}});
     case.deployment("web", 1, kept).await?;
-    let pod = case.look()?.pods_on_node("web")[0].uid.clone();
+    let pod = case.state()?.pods_on_node("web")[0].uid.clone();
     case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.pods_on_node("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
@@ -127,58 +127,59 @@ pub(crate) async fn events(case: &Case, reason: &str) -> anyhow::Result<Vec<Stri
 }
 
 async fn forced_deletion_emits_event(case: Case) -> anyhow::Result<()> {
-    case.under("force-bare").await?;
+    case.set_drain_policy("force-bare").await?;
     case.bare_pod("alone", &json!({"metadata": {"labels": {"app": "alone"}}})).await?;
-    case.guard("alone", 1).await?;
+    case.block_with_pdb("alone", 1).await?;
     case.start_update().await?;
-    let forced =
-        case.until("it is written down", |look| look.drain().is_some_and(|drain| drain.forced_since.is_some())).await?;
+    let forced = case
+        .until("it is written down", |state| state.drain().is_some_and(|drain| drain.forced_since.is_some()))
+        .await?;
     assert_eq!(forced.step(), Some(Step::Draining));
     case.updated().await?;
-    let said = events(&case, "DrainForced").await?;
-    assert!(said.iter().any(|said| said.contains(&format!("{}/alone", case.namespace))), "{said:?}");
+    let message = events(&case, "DrainForced").await?;
+    assert!(message.iter().any(|message| message.contains(&format!("{}/alone", case.namespace))), "{message:?}");
     Ok(())
 }
 
 /// Reports that the kubelet uses a volume, as it does until it is unmounted.
-async fn volume(case: &Case, names: &[&str]) -> anyhow::Result<()> {
+async fn set_volumes_in_use(case: &Case, names: &[&str]) -> anyhow::Result<()> {
     let patch = json!({"status": {"volumesInUse": names}}).to_string();
     case.kubectl(&["patch", "node", &case.node, "--subresource=status", "--type=merge", "-p", &patch]).await.map(drop)
 }
 
 async fn drain_waits_for_volumes_if_policy_asks(case: Case) -> anyhow::Result<()> {
-    case.under("volumes").await?;
+    case.set_drain_policy("volumes").await?;
     case.deployment("db", 1, json!({})).await?;
-    volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
+    set_volumes_in_use(&case, &["kubernetes.io/csi/example.com^db"]).await?;
     case.start_update().await?;
-    let look = case.until("the pod has gone", |look| look.pods_on_node("db").is_empty()).await?;
-    assert_eq!(look.step(), Some(Step::Draining));
-    volume(&case, &[]).await?;
+    let state = case.until("the pod has gone", |state| state.pods_on_node("db").is_empty()).await?;
+    assert_eq!(state.step(), Some(Step::Draining));
+    set_volumes_in_use(&case, &[]).await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn drain_waits_for_volumes_only_until_deadline(case: Case) -> anyhow::Result<()> {
-    case.under("volumes-short").await?;
-    volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
+    case.set_drain_policy("volumes-short").await?;
+    set_volumes_in_use(&case, &["kubernetes.io/csi/example.com^db"]).await?;
     case.start_update().await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn drain_does_not_wait_for_volumes_by_default(case: Case) -> anyhow::Result<()> {
-    volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
+    set_volumes_in_use(&case, &["kubernetes.io/csi/example.com^db"]).await?;
     case.start_update().await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn drain_of_not_ready_node_times_out_without_forced_deletion(case: Case) -> anyhow::Result<()> {
-    case.under("force-late").await?;
+    case.set_drain_policy("force-late").await?;
     case.deployment("web", 1, json!({"metadata": {"finalizers": ["example.com/keeps"]}})).await?;
-    case.guard("web", 1).await?;
+    case.block_with_pdb("web", 1).await?;
     case.start_update().await?;
-    case.held_up().await?;
+    case.until_drain_blocked().await?;
     // As the node controller sets it when a kubelet is silent; the kubelet here is paused, so that it does not correct
     // it.
     case.member()?.kubelet.pause();
@@ -187,10 +188,10 @@ async fn drain_of_not_ready_node_times_out_without_forced_deletion(case: Case) -
     }]}});
     case.kubectl(&["patch", "node", &case.node, "--subresource=status", "--type=strategic", "-p", &patch.to_string()])
         .await?;
-    let said = case.failed("DrainTimedOut").await?;
-    assert!(said.contains("not Ready"), "{said}");
-    let look = case.look()?;
-    assert!(look.pods_on_node("web").iter().all(|pod| !pod.terminating) && !look.is_charged());
+    let message = case.failed("DrainTimedOut").await?;
+    assert!(message.contains("not Ready"), "{message}");
+    let state = case.state()?;
+    assert!(state.pods_on_node("web").iter().all(|pod| !pod.terminating) && !state.is_charged());
     case.member()?.kubelet.resume();
     Ok(())
 }

@@ -24,7 +24,7 @@ async fn node_rebooted_by_other_client_during_drain_is_released(case: Case) -> a
     case.start_blocked_drain(1).await?;
     case.member()?.host.foreign_reboot().await;
     case.failed("RebootedByOther").await?;
-    assert!(!case.look()?.is_charged() && !case.look()?.cordoned());
+    assert!(!case.state()?.is_charged() && !case.state()?.cordoned());
     case.unblock_drain().await?;
     case.retry().await?;
     case.updated().await?;
@@ -35,7 +35,7 @@ async fn node_with_power_loss_during_drain_is_released(case: Case) -> anyhow::Re
     case.start_blocked_drain(1).await?;
     case.member()?.host.power_loss().await;
     case.failed("RebootedByOther").await?;
-    assert!(!case.look()?.is_charged());
+    assert!(!case.state()?.is_charged());
     case.unblock_drain().await?;
     case.retry().await?;
     case.updated().await?;
@@ -63,7 +63,7 @@ async fn update_continues_when_stopped_agent_resumes_after_drain(case: Case) -> 
     case.start_blocked_drain(1).await?;
     signal(&case, Signal::SIGSTOP)?;
     case.unblock_drain().await?;
-    case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
+    case.until("the node is drained", |state| state.step() == Some(Step::Rebooting)).await?;
     signal(&case, Signal::SIGCONT)?;
     case.updated().await?;
     Ok(())
@@ -75,8 +75,8 @@ async fn release_request_ends_attempt_without_back_off(case: Case) -> anyhow::Re
     case.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(&case.node), &release]).await?;
     // The next attempt may have begun by now: nothing makes it wait.
     let ended = case
-        .until("the attempt ends with ReleaseRequested", |look| {
-            look.last().is_some_and(|(last, _)| last == "ReleaseRequested")
+        .until("the attempt ends with ReleaseRequested", |state| {
+            state.last().is_some_and(|(last, _)| last == "ReleaseRequested")
         })
         .await?;
     assert!(!ended.is_charged());
@@ -88,7 +88,7 @@ async fn release_request_ends_attempt_without_back_off(case: Case) -> anyhow::Re
 async fn unlabelled_node_is_released_during_drain_and_its_shadow_deleted(case: Case) -> anyhow::Result<()> {
     case.start_blocked_drain(1).await?;
     case.kubectl(&["label", "node", &case.node, &format!("{INTERFACE_LABEL}-")]).await?;
-    let end = case.until("its shadow is gone", |look| look.shadow().is_none()).await?;
+    let end = case.until("its shadow is gone", |state| state.shadow().is_none()).await?;
     assert!(!end.node().claimed() && !end.cordoned());
     Ok(())
 }
@@ -96,14 +96,14 @@ async fn unlabelled_node_is_released_during_drain_and_its_shadow_deleted(case: C
 async fn node_deletion_during_drain_frees_slot(case: Case) -> anyhow::Result<()> {
     case.start_blocked_drain(1).await?;
     case.kubectl(&["delete", "node", &case.node]).await?;
-    case.until("its slot is free and its shadow gone", |look| {
-        !look.has_slot() && !look.world.shadows.contains_key(&shadow_name(&case.node))
+    case.until("its slot is free and its shadow gone", |state| {
+        !state.has_slot() && !state.world.shadows.contains_key(&shadow_name(&case.node))
     })
     .await?;
     // The kubelet's restart creates it again, under the same name.
     case.member()?.kubelet.register().await?;
-    case.until("the node is back", |look| look.world.nodes.contains_key(&case.node)).await?;
-    assert!(!case.look()?.cordoned());
+    case.until("the node is back", |state| state.world.nodes.contains_key(&case.node)).await?;
+    assert!(!case.state()?.cordoned());
     Ok(())
 }
 

@@ -28,7 +28,7 @@ crate::cases![
 ];
 
 /// A rule of the API server's own admission that refuses evictions in the case's namespace.
-fn refusal(case: &Case) -> [Value; 2] {
+fn denying_policy(case: &Case) -> [Value; 2] {
     let name = format!("no-evictions-in-{}", case.namespace);
     [
         json!({
@@ -53,7 +53,7 @@ fn refusal(case: &Case) -> [Value; 2] {
 }
 
 /// Waits until admission answers evictions of a pod as expected: rules take effect shortly after they are created.
-async fn admission(case: &Case, pod: &str, refuses: &str) -> anyhow::Result<()> {
+async fn until_admission_denies(case: &Case, pod: &str, refuses: &str) -> anyhow::Result<()> {
     let body = json!({
         "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": case.namespace},
         "deleteOptions": {"dryRun": ["All"]},
@@ -76,16 +76,16 @@ async fn admission(case: &Case, pod: &str, refuses: &str) -> anyhow::Result<()> 
 
 async fn eviction_denied_by_admission_policy_ends_attempt_with_policy_message(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
-    for object in refusal(&case) {
+    for object in denying_policy(&case) {
         case.apply(object).await?;
     }
-    let pod = case.look()?.pods_on_node("web")[0].name.clone();
-    admission(&case, &pod, "the batch is running").await?;
+    let pod = case.state()?.pods_on_node("web")[0].name.clone();
+    until_admission_denies(&case, &pod, "the batch is running").await?;
     case.start_update().await?;
-    let said = case.failed("DrainRefused").await?;
-    assert!(said.contains(&pod) && said.contains("the batch is running"), "{said}");
-    let look = case.look()?;
-    assert!(!look.cordoned() && !look.is_charged() && look.pods_on_node("web").len() == 1);
+    let message = case.failed("DrainRefused").await?;
+    assert!(message.contains(&pod) && message.contains("the batch is running"), "{message}");
+    let state = case.state()?;
+    assert!(!state.cordoned() && !state.is_charged() && state.pods_on_node("web").len() == 1);
     let name = format!("no-evictions-in-{}", case.namespace);
     case.kubectl(&["delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", &name]).await?;
     case.retry().await?;
@@ -109,15 +109,16 @@ fn webhook(case: &Case, name: &str, config: &Value) -> Value {
 
 async fn eviction_denied_by_webhook_ends_attempt_with_webhook_message(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
-    let guard = Webhook::refusing("ask the batch team").await?;
+    let webhook_server = Webhook::refusing("ask the batch team").await?;
     let name = format!("guard-of-{}", case.namespace);
-    case.apply(webhook(&case, &name, &json!({"url": guard.url, "caBundle": guard.ca_bundle}))).await?;
-    let pod = case.look()?.pods_on_node("web")[0].name.clone();
-    admission(&case, &pod, "ask the batch team").await?;
+    case.apply(webhook(&case, &name, &json!({"url": webhook_server.url, "caBundle": webhook_server.ca_bundle})))
+        .await?;
+    let pod = case.state()?.pods_on_node("web")[0].name.clone();
+    until_admission_denies(&case, &pod, "ask the batch team").await?;
     case.start_update().await?;
-    let said = case.failed("DrainRefused").await?;
-    assert!(said.contains(&pod) && said.contains("ask the batch team"), "{said}");
-    assert!(!case.look()?.cordoned() && case.look()?.pods_on_node("web").len() == 1);
+    let message = case.failed("DrainRefused").await?;
+    assert!(message.contains(&pod) && message.contains("ask the batch team"), "{message}");
+    assert!(!case.state()?.cordoned() && case.state()?.pods_on_node("web").len() == 1);
     case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
     case.retry().await?;
     case.updated().await?;
@@ -128,15 +129,15 @@ async fn eviction_is_retried_while_webhook_is_unreachable(case: Case) -> anyhow:
     case.deployment("web", 1, json!({})).await?;
     let name = format!("absent-in-{}", case.namespace);
     case.apply(webhook(&case, &name, &json!({"url": "https://127.0.0.1:1/evictions"}))).await?;
-    let pod = case.look()?.pods_on_node("web")[0].name.clone();
-    admission(&case, &pod, "failed calling webhook").await?;
+    let pod = case.state()?.pods_on_node("web")[0].name.clone();
+    until_admission_denies(&case, &pod, "failed calling webhook").await?;
     case.start_update().await?;
     let message = case.blocked("DrainBlocked").await?;
     assert!(message.contains(&pod) && message.contains("failed calling webhook"), "{message}");
-    let look = case.look()?;
-    let blocker = look.drain().and_then(|drain| drain.blockers.first()).context("named beside the condition")?;
+    let state = case.state()?;
+    let blocker = state.drain().and_then(|drain| drain.blockers.first()).context("named beside the condition")?;
     assert!(blocker.pod.ends_with(&pod) && blocker.message.contains("failed calling webhook"), "{blocker:?}");
-    assert_eq!((look.step(), look.pods_on_node("web").len()), (Some(Step::Draining), 1));
+    assert_eq!((state.step(), state.pods_on_node("web").len()), (Some(Step::Draining), 1));
     case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
     case.updated().await?;
     assert!(!events(&case, "DrainBlocked").await?.is_empty());
@@ -148,9 +149,9 @@ async fn hanging_evictions_do_not_delay_other_pods_or_hold(case: Case) -> anyhow
     const PODS: usize = 12;
     case.deployment("web", PODS, json!({})).await?;
     case.deployment("zoo", 1, json!({})).await?;
-    let guard = Webhook::hanging().await?;
+    let webhook_server = Webhook::hanging().await?;
     let name = format!("hangs-in-{}", case.namespace);
-    let mut config = webhook(&case, &name, &json!({"url": guard.url, "caBundle": guard.ca_bundle}));
+    let mut config = webhook(&case, &name, &json!({"url": webhook_server.url, "caBundle": webhook_server.ca_bundle}));
     config["webhooks"][0]["timeoutSeconds"] = json!(30);
     config["webhooks"][0]["matchConditions"] = json!([{"name": "web", "expression": "request.name.startsWith('web')"}]);
     case.apply(config.clone()).await?;
@@ -159,17 +160,17 @@ async fn hanging_evictions_do_not_delay_other_pods_or_hold(case: Case) -> anyhow
     let mut second = webhook(&case, &refusing, &json!({"url": "https://127.0.0.1:1/evictions"}));
     second["webhooks"][0]["matchConditions"] = json!([{"name": "zoo", "expression": "request.name.startsWith('zoo')"}]);
     case.apply(second).await?;
-    let pod = case.look()?.pods_on_node("zoo")[0].name.clone();
-    admission(&case, &pod, "failed calling webhook").await?;
+    let pod = case.state()?.pods_on_node("zoo")[0].name.clone();
+    until_admission_denies(&case, &pod, "failed calling webhook").await?;
     case.kubectl(&["delete", "validatingwebhookconfiguration", &refusing]).await?;
 
     case.start_update().await?;
-    case.until("the pod that nothing holds back is gone", |look| look.pods_on_node("zoo").is_empty()).await?;
+    case.until("the pod that nothing holds back is gone", |state| state.pods_on_node("zoo").is_empty()).await?;
     let message = case.blocked("DrainBlocked").await?;
     assert!(message.contains("/web-"), "{message}");
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
-    let look = case.until("the attempt has ended", |look| look.step().is_none()).await?;
-    assert_eq!(look.pods_on_node("web").iter().filter(|pod| !pod.terminating).count(), PODS);
+    let state = case.until("the attempt has ended", |state| state.step().is_none()).await?;
+    assert_eq!(state.pods_on_node("web").iter().filter(|pod| !pod.terminating).count(), PODS);
     case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
     case.updated().await?;
@@ -177,18 +178,18 @@ async fn hanging_evictions_do_not_delay_other_pods_or_hold(case: Case) -> anyhow
 }
 
 async fn drain_waits_for_pods_of_terminating_namespace(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 2, endless(60)).await?;
+    case.deployment("web", 2, never_stopping_pods(60)).await?;
     case.kubectl(&["delete", "namespace", &case.namespace, "--wait=false"]).await?;
-    case.until("its pods are going", |look| look.pods_on_node("web").iter().all(|pod| pod.terminating)).await?;
+    case.until("its pods are going", |state| state.pods_on_node("web").iter().all(|pod| pod.terminating)).await?;
     case.start_update().await?;
-    case.until("the drain waits", |look| look.step() == Some(Step::Draining)).await?;
-    end(&case, "web").await?;
+    case.until("the drain waits", |state| state.step() == Some(Step::Draining)).await?;
+    force_delete_pods(&case, "web").await?;
     case.updated().await?;
     Ok(())
 }
 
 /// A StatefulSet of one pod that may run on the node under test alone.
-async fn stateful(case: &Case, extra: &Value) -> anyhow::Result<String> {
+async fn create_stateful_set(case: &Case, extra: &Value) -> anyhow::Result<String> {
     case.apply(json!({
         "apiVersion": "apps/v1", "kind": "StatefulSet",
         "metadata": {"name": "db", "namespace": case.namespace},
@@ -199,54 +200,54 @@ async fn stateful(case: &Case, extra: &Value) -> anyhow::Result<String> {
         },
     }))
     .await?;
-    let look = case.until("its pod runs", |look| look.pods_on_node("db").iter().any(|pod| pod.ready)).await?;
-    Ok(look.pods_on_node("db")[0].uid.clone())
+    let state = case.until("its pod runs", |state| state.pods_on_node("db").iter().any(|pod| pod.ready)).await?;
+    Ok(state.pods_on_node("db")[0].uid.clone())
 }
 
 async fn stateful_set_pod_is_recreated_with_new_uid(case: Case) -> anyhow::Result<()> {
-    let before = stateful(&case, &json!({})).await?;
+    let before = create_stateful_set(&case, &json!({})).await?;
     case.start_update().await?;
     case.updated().await?;
-    let end = case.until("it is back", |look| look.pods_on_node("db").iter().any(|pod| pod.ready)).await?;
+    let end = case.until("it is back", |state| state.pods_on_node("db").iter().any(|pod| pod.ready)).await?;
     assert!(end.pods_on_node("db")[0].name == "db-0" && end.pods_on_node("db")[0].uid != before);
     Ok(())
 }
 
 /// Pods that run on the node under test alone, on which they also run when it is cordoned.
-fn tolerating(case: &Case) -> Value {
-    let here = json!({"kubernetes.io/hostname": case.node});
-    json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": here}})
+fn tolerating_pods(case: &Case) -> Value {
+    let on_node = json!({"kubernetes.io/hostname": case.node});
+    json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": on_node}})
 }
 
 /// Waits until the node reboots, and returns the uids of the pods of this name that were on it by then. The record
 /// names one of them.
 async fn pods_left_at_reboot(case: &Case, name: &str) -> anyhow::Result<Vec<String>> {
-    let look = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
-    let conditions = look.shadow().map(|shadow| shadow.status.conditions.clone()).unwrap_or_default();
+    let state = case.until("the node is drained", |state| state.step() == Some(Step::Rebooting)).await?;
+    let conditions = state.shadow().map(|shadow| shadow.status.conditions.clone()).unwrap_or_default();
     let drained = models::condition::true_condition(&conditions, models::shadow::DRAINED).cloned();
-    let said = drained.map(|drained| (drained.reason, drained.message)).unwrap_or_default();
-    assert!(said.0 == "PodsLeft" && said.1.contains(&format!("{}/{name}-", case.namespace)), "{said:?}");
-    Ok(look.pods_on_node(name).iter().map(|pod| pod.uid.clone()).collect())
+    let message = drained.map(|drained| (drained.reason, drained.message)).unwrap_or_default();
+    assert!(message.0 == "PodsLeft" && message.1.contains(&format!("{}/{name}-", case.namespace)), "{message:?}");
+    Ok(state.pods_on_node(name).iter().map(|pod| pod.uid.clone()).collect())
 }
 
 async fn recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot(case: Case) -> anyhow::Result<()> {
-    case.deployment_on_node("addon", 2, tolerating(&case)).await?;
-    stateful(&case, &tolerating(&case)).await?;
-    let before: Vec<String> = case.look()?.pods_on_node("addon").iter().map(|pod| pod.uid.clone()).collect();
+    case.deployment_on_node("addon", 2, tolerating_pods(&case)).await?;
+    create_stateful_set(&case, &tolerating_pods(&case)).await?;
+    let before: Vec<String> = case.state()?.pods_on_node("addon").iter().map(|pod| pod.uid.clone()).collect();
     // Another one that may not be evicted, so that the drain is not over before they are back.
     case.deployment("web", 1, json!({})).await?;
-    case.guard("web", 1).await?;
+    case.block_with_pdb("web", 1).await?;
     case.start_update().await?;
-    case.held_up().await?;
-    let look = case
-        .until("they are back", |look| {
+    case.until_drain_blocked().await?;
+    let state = case
+        .until("they are back", |state| {
             let new = |pod: &&integ::oracle::Pod| pod.ready && !before.contains(&pod.uid);
-            look.pods_on_node("addon").into_iter().filter(new).count() == 2
-                && look.pods_on_node("addon").len() == 2
-                && look.pods_on_node("db").iter().any(|pod| pod.ready)
+            state.pods_on_node("addon").into_iter().filter(new).count() == 2
+                && state.pods_on_node("addon").len() == 2
+                && state.pods_on_node("db").iter().any(|pod| pod.ready)
         })
         .await?;
-    let back: Vec<String> = look.pods_on_node("addon").iter().map(|pod| pod.uid.clone()).collect();
+    let back: Vec<String> = state.pods_on_node("addon").iter().map(|pod| pod.uid.clone()).collect();
     case.unblock_drain().await?;
     let left = pods_left_at_reboot(&case, "addon").await?;
     assert!(left == back, "they were evicted once and no more: {left:?}, {back:?}");
@@ -255,18 +256,18 @@ async fn recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot
 }
 
 async fn critical_pod_that_tolerates_cordon_is_evicted_last(case: Case) -> anyhow::Result<()> {
-    let mut critical = tolerating(&case);
+    let mut critical = tolerating_pods(&case);
     critical["spec"]["priorityClassName"] = json!("system-cluster-critical");
     case.deployment_on_node("addon", 1, critical).await?;
-    let before = case.look()?.pods_on_node("addon")[0].uid.clone();
-    let look = case.start_blocked_drain(1).await?;
+    let before = case.state()?.pods_on_node("addon")[0].uid.clone();
+    let state = case.start_blocked_drain(1).await?;
     assert!(
-        look.pods_on_node("addon").iter().all(|pod| pod.uid == before && !pod.terminating),
+        state.pods_on_node("addon").iter().all(|pod| pod.uid == before && !pod.terminating),
         "it is not evicted yet"
     );
     case.unblock_drain().await?;
     case.updated().await?;
-    let end = case.until("it is back", |look| look.pods_on_node("addon").iter().any(|pod| pod.ready)).await?;
+    let end = case.until("it is back", |state| state.pods_on_node("addon").iter().any(|pod| pod.ready)).await?;
     assert!(end.pods_on_node("addon").iter().all(|pod| pod.uid != before));
     Ok(())
 }
@@ -274,11 +275,16 @@ async fn critical_pod_that_tolerates_cordon_is_evicted_last(case: Case) -> anyho
 async fn pods_bound_by_node_name_end_attempt_with_pods_return(case: Case) -> anyhow::Result<()> {
     case.deployment("pinned", 1, json!({"spec": {"nodeName": case.node}})).await?;
     case.start_update().await?;
-    let said = case.failed("PodsReturn").await?;
-    assert!(said.contains(&format!("{}/pinned-", case.namespace)) && said.contains("ReplicaSet pinned-"), "{said}");
-    let look = case.look()?;
-    assert!(!look.cordoned() && !look.is_charged());
-    let made = case.here(&["get", "events", "-o", "jsonpath={.items[?(@.reason=='SuccessfulCreate')].count}"]).await?;
+    let message = case.failed("PodsReturn").await?;
+    assert!(
+        message.contains(&format!("{}/pinned-", case.namespace)) && message.contains("ReplicaSet pinned-"),
+        "{message}"
+    );
+    let state = case.state()?;
+    assert!(!state.cordoned() && !state.is_charged());
+    let made = case
+        .kubectl_in_namespace(&["get", "events", "-o", "jsonpath={.items[?(@.reason=='SuccessfulCreate')].count}"])
+        .await?;
     let made: u32 = made.split_whitespace().filter_map(|count| count.parse::<u32>().ok()).sum();
     assert!(made <= 6, "{made} pods were made, and all but the last were evicted");
     Ok(())
@@ -287,7 +293,7 @@ async fn pods_bound_by_node_name_end_attempt_with_pods_return(case: Case) -> any
 async fn drain_completes_when_other_client_deletes_blocked_pods(case: Case) -> anyhow::Result<()> {
     case.start_blocked_drain(2).await?;
     // Deletion of pods past their budget by another client is not the operator's.
-    case.here(&["delete", "pods", "-l", "app=web,pod-template-hash"]).await?;
+    case.kubectl_in_namespace(&["delete", "pods", "-l", "app=web,pod-template-hash"]).await?;
     let end = case.updated().await?;
     assert!(end.pods_on_node("web").is_empty());
     Ok(())
@@ -295,7 +301,7 @@ async fn drain_completes_when_other_client_deletes_blocked_pods(case: Case) -> a
 
 async fn drain_evicts_more_than_500_pods(case: Case) -> anyhow::Result<()> {
     const PODS: usize = 520;
-    case.under("evict-bare").await?;
+    case.set_drain_policy("evict-bare").await?;
     let pods: Vec<Value> = (0..PODS)
         .map(|number| {
             let mut pod = case.template("many", &json!({"spec": {"nodeName": case.node}}));
@@ -310,7 +316,7 @@ async fn drain_evicts_more_than_500_pods(case: Case) -> anyhow::Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), list.to_string())?;
     case.kubectl(&["create", "-f", &file.path().to_string_lossy()]).await?;
-    case.until("all run", |look| look.pods_on_node("many").iter().filter(|pod| pod.ready).count() == PODS).await?;
+    case.until("all run", |state| state.pods_on_node("many").iter().filter(|pod| pod.ready).count() == PODS).await?;
     case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.pods_of("many").is_empty());
@@ -319,8 +325,8 @@ async fn drain_evicts_more_than_500_pods(case: Case) -> anyhow::Result<()> {
 
 async fn system_critical_pods_are_evicted_last(case: Case) -> anyhow::Result<()> {
     case.deployment_on_node("dns", 1, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
-    let look = case.start_blocked_drain(1).await?;
-    assert!(look.pods_on_node("dns").len() == 1 && !look.pods_on_node("dns")[0].terminating);
+    let state = case.start_blocked_drain(1).await?;
+    assert!(state.pods_on_node("dns").len() == 1 && !state.pods_on_node("dns")[0].terminating);
     case.unblock_drain().await?;
     let end = case.updated().await?;
     assert!(end.pods_on_node("dns").is_empty());
@@ -328,7 +334,7 @@ async fn system_critical_pods_are_evicted_last(case: Case) -> anyhow::Result<()>
 }
 
 /// Pods with a grace period of so many seconds that do not end.
-fn endless(seconds: u32) -> Value {
+fn never_stopping_pods(seconds: u32) -> Value {
     json!({
         "metadata": {"annotations": {"sim/stop-after": "never"}},
         "spec": {"terminationGracePeriodSeconds": seconds},
@@ -336,21 +342,24 @@ fn endless(seconds: u32) -> Value {
 }
 
 /// Deletes the pods of that name that are on the node and do not end, as an administrator may.
-async fn end(case: &Case, name: &str) -> anyhow::Result<()> {
-    for pod in case.look()?.pods_on_node(name) {
-        case.here(&["delete", "pod", &pod.name, "--force", "--grace-period=0", "--ignore-not-found"]).await?;
+async fn force_delete_pods(case: &Case, name: &str) -> anyhow::Result<()> {
+    for pod in case.state()?.pods_on_node(name) {
+        case.kubectl_in_namespace(&["delete", "pod", &pod.name, "--force", "--grace-period=0", "--ignore-not-found"])
+            .await?;
     }
     Ok(())
 }
 
 /// The grace period of the case's pod at its eviction.
 async fn grace_period_at_eviction(case: &Case) -> anyhow::Result<String> {
-    case.deployment("web", 1, endless(600)).await?;
-    let pod = case.look()?.pods_on_node("web")[0].name.clone();
+    case.deployment("web", 1, never_stopping_pods(600)).await?;
+    let pod = case.state()?.pods_on_node("web")[0].name.clone();
     case.start_update().await?;
-    case.until("it was evicted", |look| look.pods_on_node("web").iter().any(|pod| pod.terminating)).await?;
-    let seconds = case.here(&["get", "pod", &pod, "-o", "jsonpath={.metadata.deletionGracePeriodSeconds}"]).await?;
-    end(case, "web").await?;
+    case.until("it was evicted", |state| state.pods_on_node("web").iter().any(|pod| pod.terminating)).await?;
+    let seconds = case
+        .kubectl_in_namespace(&["get", "pod", &pod, "-o", "jsonpath={.metadata.deletionGracePeriodSeconds}"])
+        .await?;
+    force_delete_pods(case, "web").await?;
     case.updated().await?;
     Ok(seconds)
 }
@@ -361,21 +370,21 @@ async fn eviction_keeps_grace_period_of_pod(case: Case) -> anyhow::Result<()> {
 }
 
 async fn policy_overrides_grace_period_of_pods(case: Case) -> anyhow::Result<()> {
-    case.under("grace").await?;
+    case.set_drain_policy("grace").await?;
     assert_eq!(grace_period_at_eviction(&case).await?, "1");
     Ok(())
 }
 
 async fn blocked_pod_does_not_delay_pods_of_other_namespace(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
-    case.guard("web", 1).await?;
+    case.block_with_pdb("web", 1).await?;
     let other = format!("{}-too", case.namespace);
     case.apply(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})).await?;
     let neighbour = case.in_namespace(other);
     neighbour.deployment("web", 1, json!({})).await?;
     case.start_update().await?;
-    case.held_up().await?;
-    neighbour.until("the other namespace's pod has gone", |look| look.pods_on_node("web").is_empty()).await?;
+    case.until_drain_blocked().await?;
+    neighbour.until("the other namespace's pod has gone", |state| state.pods_on_node("web").is_empty()).await?;
     case.unblock_drain().await?;
     case.updated().await?;
     Ok(())

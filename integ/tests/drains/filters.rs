@@ -34,20 +34,20 @@ async fn deployment_pods_move_to_other_nodes_and_node_is_updated(case: Case) -> 
 async fn bare_pod_blocks_update_before_cordon(case: Case) -> anyhow::Result<()> {
     case.bare_pod("alone", &json!({})).await?;
     case.start_update().await?;
-    let said = case.blocked("DrainRefused").await?;
+    let message = case.blocked("DrainRefused").await?;
     assert!(
-        said.contains(&format!("{}/alone has no controller", case.namespace)) && said.contains("barePods"),
-        "{said}"
+        message.contains(&format!("{}/alone has no controller", case.namespace)) && message.contains("barePods"),
+        "{message}"
     );
-    let look = case.look()?;
-    assert!(!look.cordoned() && look.pods_on_node("alone").len() == 1);
-    case.here(&["delete", "pod", "alone"]).await?;
+    let state = case.state()?;
+    assert!(!state.cordoned() && state.pods_on_node("alone").len() == 1);
+    case.kubectl_in_namespace(&["delete", "pod", "alone"]).await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn bare_pod_is_evicted_if_policy_allows(case: Case) -> anyhow::Result<()> {
-    case.under("evict-bare").await?;
+    case.set_drain_policy("evict-bare").await?;
     case.bare_pod("alone", &json!({})).await?;
     case.start_update().await?;
     let end = case.updated().await?;
@@ -60,24 +60,24 @@ async fn bare_pod_prevents_eviction_of_other_pods(case: Case) -> anyhow::Result<
     case.bare_pod("alone", &json!({})).await?;
     case.start_update().await?;
     case.blocked("DrainRefused").await?;
-    let look = case.look()?;
-    assert!(look.pods_on_node("web").len() == 2 && !look.pods_on_node("web").iter().any(|pod| pod.terminating));
-    case.here(&["delete", "pod", "alone"]).await?;
+    let state = case.state()?;
+    assert!(state.pods_on_node("web").len() == 2 && !state.pods_on_node("web").iter().any(|pod| pod.terminating));
+    case.kubectl_in_namespace(&["delete", "pod", "alone"]).await?;
     case.updated().await?;
     Ok(())
 }
 
 /// Ends a pod as its containers would by themselves.
-async fn ends(case: &Case, name: &str) -> anyhow::Result<()> {
+async fn finish_pod(case: &Case, name: &str) -> anyhow::Result<()> {
     let patch = r#"{"status": {"phase": "Succeeded"}}"#;
-    case.here(&["patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch]).await?;
-    case.until("the pod has ended", |look| look.pods_of(name).iter().all(|pod| pod.finished)).await?;
+    case.kubectl_in_namespace(&["patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch]).await?;
+    case.until("the pod has ended", |state| state.pods_of(name).iter().all(|pod| pod.finished)).await?;
     Ok(())
 }
 
 async fn finished_bare_pod_does_not_block_drain_and_remains(case: Case) -> anyhow::Result<()> {
     case.bare_pod("job", &json!({"spec": {"restartPolicy": "Never"}})).await?;
-    ends(&case, "job").await?;
+    finish_pod(&case, "job").await?;
     case.start_update().await?;
     let end = case.updated().await?;
     assert_eq!(end.pods_on_node("job").len(), 1, "a drain does not tidy up");
@@ -93,22 +93,22 @@ async fn pod_with_empty_dir_is_evicted_by_default(case: Case) -> anyhow::Result<
 }
 
 async fn pod_with_empty_dir_blocks_update_if_policy_refuses(case: Case) -> anyhow::Result<()> {
-    case.under("keep-data").await?;
+    case.set_drain_policy("keep-data").await?;
     case.deployment("cache", 1, json!({"spec": {"volumes": [{"name": "cache", "emptyDir": {}}]}})).await?;
     case.start_update().await?;
-    let said = case.blocked("DrainRefused").await?;
-    assert!(said.contains("emptyDir"), "{said}");
-    assert!(!case.look()?.cordoned());
-    case.here(&["delete", "deployment", "cache"]).await?;
+    let message = case.blocked("DrainRefused").await?;
+    assert!(message.contains("emptyDir"), "{message}");
+    assert!(!case.state()?.cordoned());
+    case.kubectl_in_namespace(&["delete", "deployment", "cache"]).await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn finished_pod_with_empty_dir_does_not_block_drain(case: Case) -> anyhow::Result<()> {
-    case.under("keep-data").await?;
+    case.set_drain_policy("keep-data").await?;
     let spec = json!({"spec": {"restartPolicy": "Never", "volumes": [{"name": "cache", "emptyDir": {}}]}});
     case.bare_pod("job", &spec).await?;
-    ends(&case, "job").await?;
+    finish_pod(&case, "job").await?;
     case.start_update().await?;
     case.updated().await?;
     Ok(())
@@ -124,10 +124,10 @@ async fn daemon_set_pod_is_not_evicted(case: Case) -> anyhow::Result<()> {
         },
     }))
     .await?;
-    let look = case.until("its pod runs", |look| look.pods_on_node("logs").iter().any(|pod| pod.ready)).await?;
-    let before = look.pods_on_node("logs")[0].uid.clone();
+    let state = case.until("its pod runs", |state| state.pods_on_node("logs").iter().any(|pod| pod.ready)).await?;
+    let before = state.pods_on_node("logs")[0].uid.clone();
     case.start_update().await?;
-    let rebooting = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
+    let rebooting = case.until("the node is drained", |state| state.step() == Some(Step::Rebooting)).await?;
     let pods = rebooting.pods_on_node("logs");
     assert!(pods.len() == 1 && pods[0].uid == before && !pods[0].terminating);
     case.updated().await?;
@@ -150,7 +150,7 @@ async fn mirror_pod_is_not_evicted(case: Case) -> anyhow::Result<()> {
     let mirror = json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "digest"}}});
     case.bare_pod("static", &mirror).await?;
     case.start_update().await?;
-    let rebooting = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
+    let rebooting = case.until("the node is drained", |state| state.step() == Some(Step::Rebooting)).await?;
     assert!(
         rebooting.pods_on_node("static").iter().all(|pod| !pod.terminating)
             && rebooting.pods_on_node("static").len() == 1
@@ -163,15 +163,15 @@ async fn drain_waits_for_terminating_bare_pod(case: Case) -> anyhow::Result<()> 
     // It has no controller, and does not end.
     let slow = json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 60}});
     case.bare_pod("alone", &slow).await?;
-    case.here(&["delete", "pod", "alone", "--wait=false"]).await?;
+    case.kubectl_in_namespace(&["delete", "pod", "alone", "--wait=false"]).await?;
     case.start_update().await?;
-    let look = case
-        .until("the drain waits", |look| {
-            look.step() == Some(Step::Draining) && look.pods_on_node("alone").iter().any(|pod| pod.terminating)
+    let state = case
+        .until("the drain waits", |state| {
+            state.step() == Some(Step::Draining) && state.pods_on_node("alone").iter().any(|pod| pod.terminating)
         })
         .await?;
-    assert!(look.cordoned());
-    case.here(&["delete", "pod", "alone", "--force", "--grace-period=0"]).await?;
+    assert!(state.cordoned());
+    case.kubectl_in_namespace(&["delete", "pod", "alone", "--force", "--grace-period=0"]).await?;
     let end = case.updated().await?;
     assert!(end.pods_of("alone").is_empty());
     Ok(())
@@ -179,13 +179,13 @@ async fn drain_waits_for_terminating_bare_pod(case: Case) -> anyhow::Result<()> 
 
 async fn pods_to_evict_are_recorded_before_first_eviction(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 3, json!({})).await?;
-    let before: Vec<String> = case.look()?.pods_on_node("web").iter().map(|pod| pod.uid.clone()).collect();
+    let before: Vec<String> = case.state()?.pods_on_node("web").iter().map(|pod| pod.uid.clone()).collect();
     case.start_update().await?;
-    let look = case.until("the node leaves the balancer", |look| look.step() == Some(Step::LeavingBalancer)).await?;
-    let drain = look.drain().cloned().unwrap_or_default();
+    let state = case.until("the node leaves the balancer", |state| state.step() == Some(Step::LeavingBalancer)).await?;
+    let drain = state.drain().cloned().unwrap_or_default();
     let written: Vec<&str> = drain.pods.iter().map(|pod| pod.uid.as_str()).collect();
     assert!(before.iter().all(|uid| written.contains(&uid.as_str())), "{before:?} {written:?}");
-    assert!(!look.pods_on_node("web").iter().any(|pod| pod.terminating));
+    assert!(!state.pods_on_node("web").iter().any(|pod| pod.terminating));
     case.updated().await?;
     Ok(())
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use integ::bed::{Bed, BedOptions, TestNode, merge, workload};
-use integ::oracle::{Expectations, Field, Node, Pod, Shadow, World};
+use integ::bed::{TestCluster, TestClusterOptions, TestNode, merge, workload};
+use integ::oracle::{ClusterState, Expectations, Field, Node, Pod, Shadow};
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
 use models::shadow::{BLOCKED, DrainStatus, Step};
 use semver::Version;
@@ -65,8 +65,8 @@ fn policy() -> Value {
 
 /// A control plane, its nodes and the operator.
 pub(crate) struct Fleet {
-    bed: Bed,
-    fresh: Mutex<VecDeque<String>>,
+    bed: TestCluster,
+    unused_nodes: Mutex<VecDeque<String>>,
     spare: Vec<String>,
     /// The case of each node, for reports.
     cases: Mutex<BTreeMap<String, String>>,
@@ -75,17 +75,18 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// Starts so many nodes for cases, and some spare ones.
     pub(crate) async fn start(nodes: usize) -> anyhow::Result<Self> {
-        let options = BedOptions {
+        let options = TestClusterOptions {
             nodes: nodes + SPARE,
             labelled: false,
             policy: policy(),
             deploy: deploy::Options { controller_replicas: 1, apiserver_replicas: 1, ..deploy::Options::default() },
-            ..BedOptions::default()
+            ..TestClusterOptions::default()
         };
-        let bed = Bed::start(options).await?;
+        let bed = TestCluster::start(options).await?;
         let mut names: Vec<String> = bed.members.iter().map(|member| member.name.clone()).collect();
         let spare = names.split_off(nodes);
-        let fleet = Self { bed, fresh: Mutex::new(names.iter().cloned().collect()), spare, cases: Mutex::default() };
+        let fleet =
+            Self { bed, unused_nodes: Mutex::new(names.iter().cloned().collect()), spare, cases: Mutex::default() };
         let taint = format!("{TAINT}=true:NoSchedule");
         let arguments: Vec<&str> = ["taint", "nodes"].into_iter().chain(names.iter().map(String::as_str)).collect();
         fleet.kubectl(&[&arguments[..], &[&taint]].concat()).await?;
@@ -99,8 +100,11 @@ impl Fleet {
 
     /// Judges the whole run.
     pub(crate) async fn judge(self, expectations: &Expectations) -> anyhow::Result<()> {
-        let complaints = self.bed.complaints()?;
-        anyhow::ensure!(complaints.is_empty(), "the operator's own output tells of a defect:\n{complaints}");
+        let defect_log_lines = self.bed.defect_log_lines()?;
+        anyhow::ensure!(
+            defect_log_lines.is_empty(),
+            "the operator's own output tells of a defect:\n{defect_log_lines}"
+        );
         let (verdict, history) = self.bed.judge(expectations).await?;
         println!("the oracle, over the history of all cases: {verdict}");
         let cases = self.cases.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -114,14 +118,14 @@ impl Fleet {
     }
 
     fn take_node(&self) -> anyhow::Result<String> {
-        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
-        fresh.pop_front().context("more nodes are needed than the fleet has")
+        let mut unused_nodes = self.unused_nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        unused_nodes.pop_front().context("more nodes are needed than the fleet has")
     }
 
     async fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = self.bed.control_plane.kubectl_command().args(arguments).output().await?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        anyhow::ensure!(output.status.success(), "kubectl {arguments:?}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "kubectl {arguments:?}: {message}");
         Ok(String::from_utf8(output.stdout)?)
     }
 }
@@ -200,7 +204,7 @@ impl Case {
     }
 
     /// Runs `kubectl` in the case's namespace.
-    pub(crate) async fn here(&self, arguments: &[&str]) -> anyhow::Result<String> {
+    pub(crate) async fn kubectl_in_namespace(&self, arguments: &[&str]) -> anyhow::Result<String> {
         self.kubectl(&[&["-n", &self.namespace], arguments].concat()).await
     }
 
@@ -239,8 +243,8 @@ impl Case {
             },
         }))
         .await?;
-        self.until(&format!("{pods} pods of {name} run on the node"), |look| {
-            look.pods_of(name).iter().filter(|p| p.node.is_some() && !p.pending && p.ready != unready).count() == pods
+        self.until(&format!("{pods} pods of {name} run on the node"), |state| {
+            state.pods_of(name).iter().filter(|p| p.node.is_some() && !p.pending && p.ready != unready).count() == pods
         })
         .await?;
         Ok(())
@@ -258,7 +262,7 @@ impl Case {
             }),
         );
         self.apply(pod).await?;
-        self.until(&format!("{name} runs"), |look| look.pods_of(name).iter().any(|pod| pod.ready)).await?;
+        self.until(&format!("{name} runs"), |state| state.pods_of(name).iter().any(|pod| pod.ready)).await?;
         Ok(())
     }
 
@@ -270,8 +274,8 @@ impl Case {
 
     /// Waits until a budget counts so many healthy pods.
     pub(crate) async fn counted(&self, name: &str, healthy: usize) -> anyhow::Result<()> {
-        self.until(&format!("the budget {name} counts {healthy}"), |look| {
-            let budget = look.world.budgets.get(&(look.namespace.clone(), name.to_owned()));
+        self.until(&format!("the budget {name} counts {healthy}"), |state| {
+            let budget = state.world.budgets.get(&(state.namespace.clone(), name.to_owned()));
             budget.is_some_and(|budget| usize::try_from(budget.current_healthy) == Ok(healthy))
         })
         .await?;
@@ -280,13 +284,13 @@ impl Case {
 
     pub(crate) async fn set_budget(&self, name: &str, spec: Value) -> anyhow::Result<()> {
         let patch = json!({"spec": spec}).to_string();
-        self.here(&["patch", "pdb", name, "--type=merge", "-p", &patch]).await.map(drop)
+        self.kubectl_in_namespace(&["patch", "pdb", name, "--type=merge", "-p", &patch]).await.map(drop)
     }
 
     /// Uses a budget up: one more pod that it counts and that no node takes, so that no eviction is allowed; `pods` is
     /// the number of existing ones. A budget that could never allow anything would keep the node from being started at
     /// all.
-    pub(crate) async fn guard(&self, name: &str, pods: usize) -> anyhow::Result<()> {
+    pub(crate) async fn block_with_pdb(&self, name: &str, pods: usize) -> anyhow::Result<()> {
         self.apply(json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": format!("{name}-without-a-node"), "namespace": self.namespace, "labels": {"app": name}},
@@ -300,81 +304,85 @@ impl Case {
     }
 
     /// Puts the node under one of the drain policies; a name that no group has is the policy of all other nodes.
-    pub(crate) async fn under(&self, policy: &str) -> anyhow::Result<()> {
+    pub(crate) async fn set_drain_policy(&self, policy: &str) -> anyhow::Result<()> {
         self.kubectl(&["label", "--overwrite", "node", &self.node, &format!("{POLICY}={policy}")]).await.map(drop)
     }
 
     /// Labels the node for the operator: its update begins.
     pub(crate) async fn start_update(&self) -> anyhow::Result<()> {
-        self.begin(&self.node).await
+        self.label_node(&self.node).await
     }
 
     /// Labels a node for the operator.
-    pub(crate) async fn begin(&self, node: &str) -> anyhow::Result<()> {
+    pub(crate) async fn label_node(&self, node: &str) -> anyhow::Result<()> {
         self.kubectl(&["label", "node", node, &format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")]).await.map(drop)
     }
 
     /// The current state of the case's part of the cluster.
-    pub(crate) fn look(&self) -> anyhow::Result<Look> {
+    pub(crate) fn state(&self) -> anyhow::Result<CaseState> {
         let world = self.fleet.bed.recorder.now()?;
-        Ok(Look { world, name: self.node.clone(), namespace: self.namespace.clone() })
+        Ok(CaseState { world, name: self.node.clone(), namespace: self.namespace.clone() })
     }
 
     /// Waits until the cluster meets a condition, and returns the state that met it.
-    pub(crate) async fn until(&self, what: &str, mut holds: impl FnMut(&Look) -> bool) -> anyhow::Result<Look> {
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        mut holds: impl FnMut(&CaseState) -> bool,
+    ) -> anyhow::Result<CaseState> {
         let deadline = Instant::now() + LIMIT;
         loop {
-            let look = self.look()?;
-            if holds(&look) {
-                return Ok(look);
+            let state = self.state()?;
+            if holds(&state) {
+                return Ok(state);
             }
-            anyhow::ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}; {}", look.told());
+            anyhow::ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}; {}", state.describe());
             tokio::time::sleep(PERIOD).await;
         }
     }
 
     /// Waits until the node runs [`NEW`] and is released.
-    pub(crate) async fn updated(&self) -> anyhow::Result<Look> {
-        self.until("the node is updated", |look| {
-            look.is_released() && look.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW))
+    pub(crate) async fn updated(&self) -> anyhow::Result<CaseState> {
+        self.until("the node is updated", |state| {
+            state.is_released() && state.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW))
         })
         .await
     }
 
     /// Waits until the attempt has ended for this reason, and returns the message of its record.
     pub(crate) async fn failed(&self, reason: &str) -> anyhow::Result<String> {
-        let look = self
-            .until(&format!("the attempt ends with {reason}"), |look| {
-                look.is_released() && look.last().is_some_and(|(last, _)| last == reason)
+        let state = self
+            .until(&format!("the attempt ends with {reason}"), |state| {
+                state.is_released() && state.last().is_some_and(|(last, _)| last == reason)
             })
             .await?;
-        Ok(look.last().context("just seen")?.1)
+        Ok(state.last().context("just seen")?.1)
     }
 
     /// Waits until the node is blocked for this reason, and returns the message.
     pub(crate) async fn blocked(&self, reason: &str) -> anyhow::Result<String> {
-        let look = self
-            .until(&format!("the node waits with {reason}"), |look| {
-                look.blocked().is_some_and(|(blocked, _)| blocked == reason)
+        let state = self
+            .until(&format!("the node waits with {reason}"), |state| {
+                state.blocked().is_some_and(|(blocked, _)| blocked == reason)
             })
             .await?;
-        Ok(look.blocked().context("just seen")?.1)
+        Ok(state.blocked().context("just seen")?.1)
     }
 
     /// Waits until the drain is blocked by a budget.
-    pub(crate) async fn held_up(&self) -> anyhow::Result<Look> {
-        self.until("the drain is held up", |look| {
-            look.step() == Some(Step::Draining) && look.drain().is_some_and(|drain| !drain.blockers.is_empty())
+    pub(crate) async fn until_drain_blocked(&self) -> anyhow::Result<CaseState> {
+        self.until("the drain is held up", |state| {
+            state.step() == Some(Step::Draining) && state.drain().is_some_and(|drain| !drain.blockers.is_empty())
         })
         .await
     }
 
     /// Brings the node into a blocked drain: a Deployment `web` of so many pods, of which its budget lets none go.
-    pub(crate) async fn start_blocked_drain(&self, pods: usize) -> anyhow::Result<Look> {
+    pub(crate) async fn start_blocked_drain(&self, pods: usize) -> anyhow::Result<CaseState> {
         self.deployment("web", pods, json!({})).await?;
-        self.guard("web", pods).await?;
+        self.block_with_pdb("web", pods).await?;
         self.start_update().await?;
-        self.held_up().await
+        self.until_drain_blocked().await
     }
 
     /// Lets the pods of [`Case::start_blocked_drain`] go.
@@ -391,8 +399,8 @@ impl Case {
 
     /// Ensures that the case leaves nothing: no attempt, no claim, no slot.
     pub(crate) async fn ensure_released(&self) -> anyhow::Result<()> {
-        self.until("the case leaves nothing behind", |look| {
-            look.world.nodes.get(&self.node).is_none_or(|_| look.is_released()) && !look.has_slot()
+        self.until("the case leaves nothing behind", |state| {
+            state.world.nodes.get(&self.node).is_none_or(|_| state.is_released()) && !state.has_slot()
         })
         .await?;
         Ok(())
@@ -400,13 +408,13 @@ impl Case {
 }
 
 /// The state that a case sees.
-pub(crate) struct Look {
-    pub(crate) world: World,
+pub(crate) struct CaseState {
+    pub(crate) world: ClusterState,
     name: String,
     namespace: String,
 }
 
-impl Look {
+impl CaseState {
     /// The node under test.
     pub(crate) fn node(&self) -> &Node {
         &self.world.nodes[&self.name]
@@ -444,8 +452,8 @@ impl Look {
 
     /// Pods of the case's namespace with the label `app: <name>`, terminating ones included.
     pub(crate) fn pods_of(&self, name: &str) -> Vec<&Pod> {
-        let here = self.world.pods.values().filter(|pod| pod.namespace == self.namespace);
-        here.filter(|pod| pod.labels.get("app").is_some_and(|app| app == name)).map(AsRef::as_ref).collect()
+        let in_namespace = self.world.pods.values().filter(|pod| pod.namespace == self.namespace);
+        in_namespace.filter(|pod| pod.labels.get("app").is_some_and(|app| app == name)).map(AsRef::as_ref).collect()
     }
 
     /// The pods among them that are on the node under test.
@@ -477,7 +485,7 @@ impl Look {
         self.node().fields.get(field).map(String::as_str)
     }
 
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         let pods: BTreeMap<_, _> = self
             .world
             .pods

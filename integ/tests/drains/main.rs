@@ -42,22 +42,22 @@ macro_rules! cases {
 pub(crate) use cases;
 
 /// The fleet, started when the first case needs it.
-struct Stage {
+struct CaseRunner {
     runtime: Runtime,
     fleet: OnceCell<Arc<Fleet>>,
     nodes: usize,
 }
 
-impl Stage {
+impl CaseRunner {
     fn run_case(&self, name: &str, scenario: Scenario) -> Result<(), Failed> {
-        let told = self.runtime.block_on(async {
+        let result = self.runtime.block_on(async {
             let fleet = self.fleet.get_or_try_init(|| async { Fleet::start(self.nodes).await.map(Arc::new) }).await?;
             let case = Case::new(fleet.clone(), name).await?;
             let again = case.clone();
             scenario(case).await?;
             again.ensure_released().await
         });
-        told.map_err(|error| Failed::from(format!("{error:#}")))
+        result.map_err(|error| Failed::from(format!("{error:#}")))
     }
 }
 
@@ -88,20 +88,20 @@ fn main() -> ExitCode {
         }
     };
     // A case may need a second node.
-    let stage = Arc::new(Stage { runtime, fleet: OnceCell::new(), nodes: all.len() + fleet::SECOND_NODES });
+    let runner = Arc::new(CaseRunner { runtime, fleet: OnceCell::new(), nodes: all.len() + fleet::SECOND_NODES });
     let trials = all
         .into_iter()
         .map(|(name, scenario)| {
-            let stage = stage.clone();
-            Trial::test(name.clone(), move || stage.run_case(&name, scenario))
+            let runner = runner.clone();
+            Trial::test(name.clone(), move || runner.run_case(&name, scenario))
         })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
-    let Some(stage) = Arc::into_inner(stage) else {
+    let Some(runner) = Arc::into_inner(runner) else {
         eprintln!("a case is still running");
         return ExitCode::FAILURE;
     };
-    let Stage { runtime, fleet, .. } = stage;
+    let CaseRunner { runtime, fleet, .. } = runner;
     let judged = runtime.block_on(async {
         let Some(fleet) = fleet.into_inner() else { return Ok(()) };
         let fleet = Arc::into_inner(fleet).ok_or_else(|| anyhow::anyhow!("a case still holds the fleet"))?;

@@ -39,49 +39,49 @@ pub(super) async fn web_api_may_write_only_agent_status(control_plane: &ControlP
     let web = shadows(client_of(control_plane, APISERVER).await?, "v3");
     let controller = shadows(client_of(control_plane, CONTROLLER).await?, "v3");
     admission_policy_has_no_expression_warnings(control_plane).await?;
-    admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&order())).await?;
+    admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&desired_state())).await?;
 
     // The first report, on an empty status; then both parts of the status side by side, each changed by its owner.
-    report(&web, "the first", agents(&json!({"state": "Idle", "currentVersion": "1.20.0"}))).await?;
-    let half = json!({"progress": progress("Draining"), "drain": {"removed": 1}, "record": {"failures": 2},
+    apply_agent_status(&web, "the first", agent_status(&json!({"state": "Idle", "currentVersion": "1.20.0"}))).await?;
+    let controller_status = json!({"progress": progress("Draining"), "drain": {"removed": 1}, "record": {"failures": 2},
         "conditions": [condition("Blocked", "True"), condition("Drained", "False")]});
-    controls(&controller, "the first word", half.clone()).await?;
+    apply_controller_status(&controller, "the first controller status", controller_status.clone()).await?;
     let whole = json!({"state": "StagedUpdate", "currentVersion": "1.20.0", "bootId": "b",
         "updates": {"chosenVersion": "1.20.5"},
         "armed": {"attempt": 1, "bootId": "b", "version": "1.20.5", "phase": "Arming", "nonce": "n"},
         "conditions": [condition("HostReachable", "True")]});
-    report(&web, "a report beside the controller's half", agents(&whole)).await?;
-    report(&web, "a report that says less", agents(&json!({"state": "Idle"}))).await?;
-    report(&web, "an empty report", agents(&json!({}))).await?;
-    report(&web, "a report after it", agents(&whole)).await?;
+    apply_agent_status(&web, "a report beside the controller status", agent_status(&whole)).await?;
+    apply_agent_status(&web, "a report with fewer fields", agent_status(&json!({"state": "Idle"}))).await?;
+    apply_agent_status(&web, "an empty report", agent_status(&json!({}))).await?;
+    apply_agent_status(&web, "a report after it", agent_status(&whole)).await?;
     // A user writes to agent status and controller status at once, and each is restored by its owner.
     let user_write = Patch::Merge(json!({"status": {"state": "Idle", "variant": "other", "record": {"failures": 5}}}));
-    let person = PatchParams { field_manager: Some("a-person".into()), ..PatchParams::default() };
-    admin.patch_status(NAME, &person, &user_write).await.context("a person's write")?;
-    report(&web, "a report over what a person wrote", agents(&whole)).await?;
-    let mut changed = half;
+    let user = PatchParams { field_manager: Some("a-user".into()), ..PatchParams::default() };
+    admin.patch_status(NAME, &user, &user_write).await.context("write of a user")?;
+    apply_agent_status(&web, "a report over what a user wrote", agent_status(&whole)).await?;
+    let mut changed = controller_status;
     changed["progress"] = progress("Rebooting");
     changed["conditions"] = json!([condition("Drained", "True")]);
-    controls(&controller, "the next word", changed.clone()).await?;
+    apply_controller_status(&controller, "the next controller status", changed.clone()).await?;
 
     // Without the policy each of these would succeed, so that nothing else refuses them.
     let held = admin.get(NAME).await?;
     let forgeries = forgeries(&held)?;
-    bound(control_plane, false, &web, &forgeries[0]).await?;
+    set_policy_binding(control_plane, false, &web, &forgeries[0]).await?;
     let mut wrong = Vec::new();
     for forgery in &forgeries {
-        let done = expect(forgery.what, forge(&web, forgery).await, None);
+        let done = expect(forgery.what, try_forgery(&web, forgery).await, None);
         wrong.extend(done.err().map(|error| format!("without the policy: {error:#}")));
     }
-    bound(control_plane, true, &web, &forgeries[0]).await?;
+    set_policy_binding(control_plane, true, &web, &forgeries[0]).await?;
     for forgery in &forgeries {
-        let done = expect(forgery.what, forge(&web, forgery).await, Some(forgery.refusal));
+        let done = expect(forgery.what, try_forgery(&web, forgery).await, Some(forgery.refusal));
         wrong.extend(done.err().map(|error| format!("{error:#}")));
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     status_subresource_changes_only_status(&web, &held).await?;
-    report(&web, "a report after all that", agents(&whole)).await?;
-    controls(&controller, "the end of the attempt", json!({"record": {"failures": 2}})).await?;
+    apply_agent_status(&web, "a report after all that", agent_status(&whole)).await?;
+    apply_controller_status(&controller, "the end of the attempt", json!({"record": {"failures": 2}})).await?;
     let end = admin.get(NAME).await?.data["status"].take();
     ensure!(end["progress"].is_null() && end["drain"].is_null() && end["state"] == "StagedUpdate", "{end}");
 
@@ -89,10 +89,10 @@ pub(super) async fn web_api_may_write_only_agent_status(control_plane: &ControlP
     let unowned = Patch::Merge(json!({"metadata": {"managedFields": [{}]}}));
     admin.patch(NAME, &PatchParams::default(), &unowned).await.context("owners taken away")?;
     ensure!(admin.get(NAME).await?.managed_fields().is_empty(), "there are owners left");
-    report(&web, "a report on what no one owns", agents(&json!({"state": "Idle"}))).await?;
-    report(&web, "a report after it", agents(&whole)).await?;
-    admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&order())).await?;
-    controls(&controller, "the controller's word after it", json!({"record": {"failures": 3}})).await?;
+    apply_agent_status(&web, "a report on fields without an owner", agent_status(&json!({"state": "Idle"}))).await?;
+    apply_agent_status(&web, "a report after it", agent_status(&whole)).await?;
+    admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&desired_state())).await?;
+    apply_controller_status(&controller, "the controller status after it", json!({"record": {"failures": 3}})).await?;
 
     admission_policy_limits_web_api_with_wider_role_to_status(control_plane, &web).await?;
     admission_policy_rejects_writes_through_other_api_version(control_plane, &admin).await
@@ -174,7 +174,7 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
 }
 
 /// Tries a forgery as a dry run.
-async fn forge(web: &Api<DynamicObject>, forgery: &Forgery) -> kube::Result<DynamicObject> {
+async fn try_forgery(web: &Api<DynamicObject>, forgery: &Forgery) -> kube::Result<DynamicObject> {
     let apply = matches!(forgery.patch, Patch::Apply(_));
     let params = PatchParams {
         dry_run: true,
@@ -186,31 +186,31 @@ async fn forge(web: &Api<DynamicObject>, forgery: &Forgery) -> kube::Result<Dyna
 }
 
 /// Binds the policy, or removes the binding, and waits until that takes effect.
-async fn bound(
+async fn set_policy_binding(
     control_plane: &ControlPlane,
-    bound: bool,
+    bind: bool,
     web: &Api<DynamicObject>,
     forgery: &Forgery,
 ) -> anyhow::Result<()> {
-    if bound {
+    if bind {
         kubectl(control_plane, &["apply", "--server-side", "-f", &manifest("brupop.yaml")]).await?;
     } else {
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(control_plane.client());
         bindings.delete(APISERVER, &DeleteParams::default()).await?;
     }
-    until("the policy is in force, or no longer", async || Ok(forge(web, forgery).await.is_err() == bound)).await
+    until("the policy is in force, or no longer", async || Ok(try_forgery(web, forgery).await.is_err() == bind)).await
 }
 
 /// Checks that `/status` changes nothing else of an object.
 async fn status_subresource_changes_only_status(web: &Api<DynamicObject>, held: &DynamicObject) -> anyhow::Result<()> {
-    let told = |object: &DynamicObject| {
+    let content = |object: &DynamicObject| {
         let mut metadata = object.metadata.clone();
         metadata.resource_version = None;
         (metadata, object.data.clone())
     };
     let owners = serde_json::to_value(held.managed_fields())?;
     let owners = owners.as_array().context("owners")?;
-    let theirs = |entry: &Value| entry["manager"] == CONTROLLER_MANAGER;
+    let is_controller_entry = |entry: &Value| entry["manager"] == CONTROLLER_MANAGER;
     let share = json!({"manager": "me", "operation": "Apply", "apiVersion": format!("{GROUP}/v3"),
         "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:permit": {}}}});
     let wider = owners.iter().cloned().map(|mut entry| {
@@ -224,12 +224,12 @@ async fn status_subresource_changes_only_status(web: &Api<DynamicObject>, held: 
         json!({"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}, "finalizers": ["example.com/stay"]}}),
         json!({"metadata": {"ownerReferences": [], "generation": 99, "creationTimestamp": "2020-01-01T00:00:00Z"}}),
         json!({"metadata": {"managedFields": [{}]}}),
-        json!({"metadata": {"managedFields": owners.iter().filter(|entry| !theirs(entry)).collect::<Vec<_>>()}}),
+        json!({"metadata": {"managedFields": owners.iter().filter(|entry| !is_controller_entry(entry)).collect::<Vec<_>>()}}),
         json!({"metadata": {"managedFields": owners.iter().chain([&share]).collect::<Vec<_>>()}}),
         json!({"metadata": {"managedFields": wider.collect::<Vec<_>>()}}),
     ] {
         let after = web.patch_status(NAME, &PatchParams::default(), &Patch::Merge(&rest)).await?;
-        ensure!(told(&after) == told(held), "{rest} changed something: {after:#?}");
+        ensure!(content(&after) == content(held), "{rest} changed something: {after:#?}");
     }
     Ok(())
 }
@@ -282,9 +282,9 @@ async fn admission_policy_rejects_writes_through_other_api_version(
 
     let web = shadows(client_of(control_plane, APISERVER).await?, "v2");
     until("the other version is served", async || Ok(web.get(NAME).await.is_ok())).await?;
-    let report = Patch::Merge(json!({"status": {"state": "StagedUpdate"}}));
+    let patch = Patch::Merge(json!({"status": {"state": "StagedUpdate"}}));
     let dry = PatchParams { dry_run: true, ..PatchParams::default() };
-    expect("a report by another version", web.patch_status(NAME, &dry, &report).await, Some(STATUS_ALONE))?;
+    expect("a report by another version", web.patch_status(NAME, &dry, &patch).await, Some(STATUS_ALONE))?;
     // The effect that it would have.
     let record = async || anyhow::Ok(admin.get(NAME).await?.data["status"]["record"].clone());
     ensure!(record().await?.is_object(), "there is something to lose");
@@ -339,23 +339,27 @@ fn applied_by(manager: &str) -> PatchParams {
     PatchParams::apply(manager).force()
 }
 
-fn order() -> Value {
+fn desired_state() -> Value {
     shadow(NAME, &json!({"spec": {"state": "StagedUpdate", "attempt": 1, "bootId": "b", "version": "1.20.5"}}))
 }
 
-fn agents(status: &Value) -> Value {
+fn agent_status(status: &Value) -> Value {
     shadow(NAME, &json!({"status": status}))
 }
 
 /// Applies the whole agent status, as the web API does.
-async fn report(web: &Api<DynamicObject>, what: &str, body: Value) -> anyhow::Result<()> {
+async fn apply_agent_status(web: &Api<DynamicObject>, what: &str, body: Value) -> anyhow::Result<()> {
     let written = web.patch_status(NAME, &applied_by(AGENT_MANAGER), &Patch::Apply(body)).await;
     written.with_context(|| what.to_owned()).map(|_| ())
 }
 
 /// Applies the whole controller status, as the controller does.
-async fn controls(controller: &Api<DynamicObject>, what: &str, half: Value) -> anyhow::Result<()> {
-    let body = shadow(NAME, &json!({"status": half}));
+async fn apply_controller_status(
+    controller: &Api<DynamicObject>,
+    what: &str,
+    controller_status: Value,
+) -> anyhow::Result<()> {
+    let body = shadow(NAME, &json!({"status": controller_status}));
     let written = controller.patch_status(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(body)).await;
     written.with_context(|| what.to_owned()).map(|_| ())
 }

@@ -128,7 +128,7 @@ async fn shadow_validation_rules_are_enforced(client: Client) -> anyhow::Result<
         ("a permit", with(with(order(3), "state", json!("RebootedIntoUpdate")), "permit", permit), None),
     ] {
         let object = shadow("brs-n1", &json!({"spec": spec}));
-        expect(what, shadows.patch("brs-n1", &ours(), &Patch::Apply(&object)).await, refusal)?;
+        expect(what, shadows.patch("brs-n1", &operator_apply(), &Patch::Apply(&object)).await, refusal)?;
     }
     for (what, path, refusal) in [
         ("the attempt removed", "/spec/attempt", "attempt: Required value"),
@@ -146,11 +146,11 @@ async fn emptied_shadow_fields_are_accepted_in_server_side_apply(client: Client)
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client, SYSTEM_NAMESPACE);
     for host in [json!({"refreshInterval": "1h"}), json!({})] {
         let object = shadow("brs-n2", &json!({"spec": {"state": "Idle", "attempt": 0, "host": host}}));
-        shadows.patch("brs-n2", &ours(), &Patch::Apply(&object)).await?;
+        shadows.patch("brs-n2", &operator_apply(), &Patch::Apply(&object)).await?;
     }
     for status in [json!({"updates": {"chosenVersion": "1.2.3"}}), json!({"updates": {}}), json!({})] {
         let object = shadow("brs-n2", &json!({"status": status}));
-        shadows.patch_status("brs-n2", &ours(), &Patch::Apply(&object)).await?;
+        shadows.patch_status("brs-n2", &operator_apply(), &Patch::Apply(&object)).await?;
     }
     Ok(())
 }
@@ -243,7 +243,7 @@ fn shadow(name: &str, half: &Value) -> Value {
     object
 }
 
-fn ours() -> PatchParams {
+fn operator_apply() -> PatchParams {
     PatchParams::apply("test")
 }
 
@@ -275,8 +275,8 @@ async fn kubectl(control_plane: &ControlPlane, arguments: &[&str]) -> anyhow::Re
     let mut command = control_plane.kubectl_command();
     command.args(arguments).stdin(Stdio::null());
     let output = command.output().await?;
-    let complaints = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() && complaints.is_empty(), "kubectl {}: {complaints}", arguments.join(" "));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && stderr.is_empty(), "kubectl {}: {stderr}", arguments.join(" "));
     Ok(String::from_utf8(output.stdout)?)
 }
 

@@ -87,12 +87,14 @@ pub(super) async fn network_policies_allow_only_required_connections(client: Cli
             continue;
         }
         for (protocol, number) in ports {
-            if speaks(&policies, from, to, protocol, number) && allows_ingress(&policies, from, to, protocol, number) {
+            if allows_egress(&policies, from, to, protocol, number)
+                && allows_ingress(&policies, from, to, protocol, number)
+            {
                 allowed.insert((from.title.clone(), to.title.clone(), protocol, number));
             }
         }
     }
-    assert_eq!(allowed, wanted(api, &metrics));
+    assert_eq!(allowed, expected_connections(api, &metrics));
     Ok(())
 }
 
@@ -114,33 +116,33 @@ pub(super) async fn documented_network_policy_allows_custom_prometheus(client: C
     };
     let controller = pod(CONTROLLER, SYSTEM_NAMESPACE, labels(COMPONENT_LABEL, CONTROLLER));
     let thanos = pod("thanos", "observability", Labels::new());
-    assert!(!speaks(&all, &controller, &thanos, "TCP", 10902));
+    assert!(!allows_egress(&all, &controller, &thanos, "TCP", 10902));
     all.push(held);
-    assert!(speaks(&all, &controller, &thanos, "TCP", 10902));
-    assert!(!speaks(&all, &controller, &pod("other", OTHER, Labels::new()), "TCP", 10902));
-    assert!(!speaks(&all, &controller, &thanos, "TCP", 22));
+    assert!(allows_egress(&all, &controller, &thanos, "TCP", 10902));
+    assert!(!allows_egress(&all, &controller, &pod("other", OTHER, Labels::new()), "TCP", 10902));
+    assert!(!allows_egress(&all, &controller, &thanos, "TCP", 22));
     Ok(())
 }
 
 /// The connections that each component needs, and nothing else.
-fn wanted(api: i32, metrics: &[i32]) -> BTreeSet<AllowedConnection> {
-    let talk = |from: &str, to: &str, protocol, port| (from.to_owned(), to.to_owned(), protocol, port);
-    let mut wanted = BTreeSet::from([
-        talk(AGENT, APISERVER, "TCP", api),
-        talk(MONITORING, APISERVER, "TCP", metrics[0]),
-        talk(MONITORING, CONTROLLER, "TCP", metrics[1]),
-        talk(CONTROLLER, MONITORING, "TCP", 9090),
+fn expected_connections(api: i32, metrics: &[i32]) -> BTreeSet<AllowedConnection> {
+    let connection = |from: &str, to: &str, protocol, port| (from.to_owned(), to.to_owned(), protocol, port);
+    let mut expected_connections = BTreeSet::from([
+        connection(AGENT, APISERVER, "TCP", api),
+        connection(MONITORING, APISERVER, "TCP", metrics[0]),
+        connection(MONITORING, CONTROLLER, "TCP", metrics[1]),
+        connection(CONTROLLER, MONITORING, "TCP", 9090),
     ]);
     // The cluster's API server and DNS have no address that a policy could name.
-    for anybody in [OUTSIDE, MONITORING, OTHER, "impostor"] {
+    for peer in [OUTSIDE, MONITORING, OTHER, "impostor"] {
         for of in [APISERVER, CONTROLLER] {
-            wanted.extend([443, 6443].map(|port| talk(of, anybody, "TCP", port)));
+            expected_connections.extend([443, 6443].map(|port| connection(of, peer, "TCP", port)));
         }
         for of in [AGENT, APISERVER, CONTROLLER] {
-            wanted.extend(["TCP", "UDP"].map(|protocol| talk(of, anybody, protocol, 53)));
+            expected_connections.extend(["TCP", "UDP"].map(|protocol| connection(of, peer, protocol, 53)));
         }
     }
-    wanted
+    expected_connections
 }
 
 /// A pod of each component, by component.
@@ -164,29 +166,29 @@ fn port(pod: &Pod, name: &str) -> anyhow::Result<i32> {
 }
 
 /// The policies about a pod in one direction; none about an address outside of the cluster.
-fn about<'a>(
+fn policies_for<'a>(
     policies: &'a [NetworkPolicy],
     party: &'a NetworkPeer,
-    way: &'a str,
+    direction: &'a str,
 ) -> impl Iterator<Item = &'a NetworkPolicy> {
     policies.iter().filter(move |policy| {
         let Some(spec) = &policy.spec else { return false };
         party.is_pod
             && policy.metadata.namespace.as_ref() == Some(&party.namespace)
-            && spec.policy_types.iter().flatten().any(|type_| type_ == way)
+            && spec.policy_types.iter().flatten().any(|type_| type_ == direction)
             && spec.pod_selector.as_ref().is_none_or(|selector| selects(selector, &party.labels))
     })
 }
 
-fn speaks(policies: &[NetworkPolicy], from: &NetworkPeer, to: &NetworkPeer, protocol: &str, port: i32) -> bool {
-    let rules: Vec<_> = about(policies, from, "Egress").collect();
+fn allows_egress(policies: &[NetworkPolicy], from: &NetworkPeer, to: &NetworkPeer, protocol: &str, port: i32) -> bool {
+    let rules: Vec<_> = policies_for(policies, from, "Egress").collect();
     let mut egress = rules.iter().flat_map(|policy| policy.spec.iter().flat_map(|spec| spec.egress.iter().flatten()));
     rules.is_empty()
         || egress.any(|rule| is_peer(rule.to.as_deref(), from, to) && is_port(rule.ports.as_deref(), protocol, port))
 }
 
 fn allows_ingress(policies: &[NetworkPolicy], from: &NetworkPeer, to: &NetworkPeer, protocol: &str, port: i32) -> bool {
-    let rules: Vec<_> = about(policies, to, "Ingress").collect();
+    let rules: Vec<_> = policies_for(policies, to, "Ingress").collect();
     let mut ingress = rules.iter().flat_map(|policy| policy.spec.iter().flat_map(|spec| spec.ingress.iter().flatten()));
     rules.is_empty()
         || ingress.any(|rule| is_peer(rule.from.as_deref(), to, from) && is_port(rule.ports.as_deref(), protocol, port))

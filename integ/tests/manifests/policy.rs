@@ -9,7 +9,7 @@ use models::operator::BottlerocketUpdateOperator;
 use semver::VersionReq;
 use serde_json::{Value, json};
 
-use super::{expect, kubectl, manifest, ours};
+use super::{expect, kubectl, manifest, operator_apply};
 
 const SHARE: Option<&str> = Some("write a count from 1 to 10000, or a percentage from 1% to 100%");
 const PATTERN: Option<&str> = Some("should match");
@@ -352,7 +352,7 @@ fn groups() -> Vec<(Value, Option<&'static str>)> {
 pub(super) async fn schema_rejects_invalid_policies(client: Client) -> anyhow::Result<()> {
     let operators = api(client);
     let apply = async |name: &str, spec: &Value| {
-        operators.patch(name, &ours().dry_run().force(), &Patch::Apply(&object(name, spec))).await
+        operators.patch(name, &operator_apply().dry_run().force(), &Patch::Apply(&object(name, spec))).await
     };
     expect("another name", apply("other", &json!({"enabled": true})).await, Some("named default"))?;
     let mut wrong = Vec::new();
@@ -465,17 +465,18 @@ pub(super) async fn emptied_policy_fields_are_accepted_in_server_side_apply(
     let mut all = Vec::new();
     parts("", &full, &mut all);
     for part in &all {
-        operators.patch("default", &ours().force(), &Patch::Apply(&object("default", &full))).await?;
+        operators.patch("default", &operator_apply().force(), &Patch::Apply(&object("default", &full))).await?;
         let mut spec = full.clone();
         if let Some(value) = spec.pointer_mut(part) {
             *value = if value.is_array() { json!([]) } else { json!({}) };
         }
-        let applied = operators.patch("default", &ours().force(), &Patch::Apply(&object("default", &spec))).await;
+        let applied =
+            operators.patch("default", &operator_apply().force(), &Patch::Apply(&object("default", &spec))).await;
         // Without its address it would be useless.
         expect(&format!("{part} emptied"), applied, (part == "/prometheus").then_some("spec.prometheus: "))?;
         operators.get("default").await.with_context(|| format!("to be read with {part} emptied"))?;
     }
-    operators.patch("default", &ours(), &Patch::Apply(&object("default", &json!({})))).await?;
+    operators.patch("default", &operator_apply(), &Patch::Apply(&object("default", &json!({})))).await?;
     kubectl(control_plane, &["apply", "--server-side", "-f", &manifest("brupop.yaml")]).await?;
     assert_eq!(operators.get("default").await?.spec, before);
     Ok(())

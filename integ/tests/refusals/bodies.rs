@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::cases;
 use crate::raw::Request;
-use crate::refusal_test::{RefusalTest, WANTED};
+use crate::refusal_test::{RefusalTest, TARGET_NODE};
 
 cases![
     report_with_spec_is_refused,
@@ -17,7 +17,7 @@ cases![
     report_with_invalid_json_is_refused,
     report_without_json_object_is_refused,
     deeply_nested_report_is_refused,
-    too_large,
+    oversized_report_is_refused,
     report_with_wrong_value_types_is_refused,
     report_with_too_long_string_or_invalid_version_is_refused,
     report_with_other_media_type_is_refused,
@@ -27,20 +27,24 @@ const INVALID: (u16, &str) = (422, "invalid-status");
 
 /// A report of the right agent, based on the current state.
 fn report(refusal_test: &RefusalTest, body: impl AsRef<[u8]>) -> Request {
-    Request::new("PUT", format!("/v1/nodes/{WANTED}/shadow/status"))
+    Request::new("PUT", format!("/v1/nodes/{TARGET_NODE}/shadow/status"))
         .bearer(&refusal_test.own)
         .header("If-Match", refusal_test.etag())
         .header("Content-Type", "application/json")
         .body(body)
 }
 
-async fn refused(refusal_test: &RefusalTest, body: impl AsRef<[u8]>, told: (u16, &str)) -> anyhow::Result<()> {
-    refusal_test.refused(&report(refusal_test, body), told, None).await.map(|_| ())
+async fn assert_refused(
+    refusal_test: &RefusalTest,
+    body: impl AsRef<[u8]>,
+    expected: (u16, &str),
+) -> anyhow::Result<()> {
+    refusal_test.assert_refused(&report(refusal_test, body), expected, None).await.map(|_| ())
 }
 
 async fn all_invalid(refusal_test: &RefusalTest, bodies: Vec<Value>) -> anyhow::Result<()> {
     for body in bodies {
-        refused(refusal_test, body.to_string(), INVALID).await?;
+        assert_refused(refusal_test, body.to_string(), INVALID).await?;
     }
     Ok(())
 }
@@ -95,7 +99,7 @@ async fn report_without_specific_etag_is_refused(refusal_test: &RefusalTest) -> 
         if let Some(etag) = etag {
             request = request.header("If-Match", etag);
         }
-        refusal_test.refused(&request, (428, "precondition-required"), None).await?;
+        refusal_test.assert_refused(&request, (428, "precondition-required"), None).await?;
     }
     Ok(())
 }
@@ -110,9 +114,9 @@ async fn report_with_invalid_json_is_refused(refusal_test: &RefusalTest) -> anyh
         "{\"a\": 1e999999}",
         "{\"state\": \"\u{0}\"}",
     ] {
-        refused(refusal_test, body, (400, "malformed-request")).await?;
+        assert_refused(refusal_test, body, (400, "malformed-request")).await?;
     }
-    refused(refusal_test, [0xff, 0xfe, b'{', b'}'], (400, "malformed-request")).await
+    assert_refused(refusal_test, [0xff, 0xfe, b'{', b'}'], (400, "malformed-request")).await
 }
 
 async fn report_without_json_object_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
@@ -121,13 +125,13 @@ async fn report_without_json_object_is_refused(refusal_test: &RefusalTest) -> an
 
 async fn deeply_nested_report_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     let deep = |open: &str, close: &str| format!("{}{}", open.repeat(10_000), close.repeat(10_000));
-    refused(refusal_test, deep("[", "]"), (400, "malformed-request")).await?;
-    refused(refusal_test, deep("{\"a\":", "}"), (400, "malformed-request")).await
+    assert_refused(refusal_test, deep("[", "]"), (400, "malformed-request")).await?;
+    assert_refused(refusal_test, deep("{\"a\":", "}"), (400, "malformed-request")).await
 }
 
-async fn too_large(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+async fn oversized_report_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     let large = json!({"state": "Idle", "padding": "x".repeat(64 * 1024)});
-    refused(refusal_test, large.to_string(), (413, "body-too-large")).await
+    assert_refused(refusal_test, large.to_string(), (413, "body-too-large")).await
 }
 
 async fn report_with_wrong_value_types_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
@@ -160,7 +164,7 @@ async fn report_with_other_media_type_is_refused(refusal_test: &RefusalTest) -> 
     {
         let mut request = report(refusal_test, json!({"state": "Idle"}).to_string());
         request.headers.retain(|(name, _)| *name != "Content-Type");
-        refusal_test.refused(&request.header("Content-Type", media_type), (415, "not-json"), None).await?;
+        refusal_test.assert_refused(&request.header("Content-Type", media_type), (415, "not-json"), None).await?;
     }
     Ok(())
 }

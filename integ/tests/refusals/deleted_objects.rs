@@ -1,7 +1,7 @@
 //! Tokens of deleted pods and nodes.
 
 use anyhow::ensure;
-use integ::bed::{Bed, workload};
+use integ::bed::{TestCluster, workload};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt as _};
@@ -21,7 +21,7 @@ cases![
 
 /// Creates a pod of a service account on a node. No kubelet has to run it: a token is bound to it all the same.
 pub(crate) async fn create_pod_on_node(
-    bed: &Bed,
+    bed: &TestCluster,
     namespace: &str,
     account: &str,
     name: &str,
@@ -46,17 +46,22 @@ pub(crate) async fn create_pod_on_node(
 }
 
 /// Status and kind of the response to a read of a node's own shadow.
-async fn asked(refusal_test: &RefusalTest, node: &str, token: &str) -> anyhow::Result<(u16, String)> {
+async fn read_shadow(refusal_test: &RefusalTest, node: &str, token: &str) -> anyhow::Result<(u16, String)> {
     let answer = refusal_test.answered(&Request::new("GET", format!("/v1/nodes/{node}/shadow")).bearer(token)).await?;
     if answer.status == 200 { Ok((200, String::new())) } else { answer.refusal() }
 }
 
 /// Waits until a token that was valid is refused for a reason.
-async fn until_refused(refusal_test: &RefusalTest, node: &str, token: &str, told: (u16, &str)) -> anyhow::Result<()> {
+async fn until_refused(
+    refusal_test: &RefusalTest,
+    node: &str,
+    token: &str,
+    expected: (u16, &str),
+) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
-        let (status, kind) = asked(refusal_test, node, token).await?;
-        if (status, kind.as_str()) == told {
+        let (status, kind) = read_shadow(refusal_test, node, token).await?;
+        if (status, kind.as_str()) == expected {
             return Ok(());
         }
         // The API server caches the validity of a token for some ten seconds, and a new Node has no shadow at first.
@@ -67,14 +72,14 @@ async fn until_refused(refusal_test: &RefusalTest, node: &str, token: &str, told
 
 async fn token_of_deleted_pod_is_refused_and_successor_is_accepted(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     let old = refusal_test.agents_token(POD_DELETION_NODE).await?;
-    ensure!(asked(refusal_test, POD_DELETION_NODE, &old).await?.0 == 200);
+    ensure!(read_shadow(refusal_test, POD_DELETION_NODE, &old).await?.0 == 200);
     let pods: Api<Pod> = Api::namespaced(refusal_test.bed.client.clone(), AGENT_NAMESPACE);
     let pod = agent_pod(&refusal_test.bed, POD_DELETION_NODE).await?;
     pods.delete(&pod.name_any(), &DeleteParams::default()).await?;
     until_refused(refusal_test, POD_DELETION_NODE, &old, (401, "unauthorized")).await?;
     let new = refusal_test.agents_token(POD_DELETION_NODE).await?;
-    ensure!(asked(refusal_test, POD_DELETION_NODE, &new).await?.0 == 200);
-    ensure!(asked(refusal_test, POD_DELETION_NODE, &old).await?.0 == 401);
+    ensure!(read_shadow(refusal_test, POD_DELETION_NODE, &new).await?.0 == 200);
+    ensure!(read_shadow(refusal_test, POD_DELETION_NODE, &old).await?.0 == 401);
     Ok(())
 }
 
@@ -89,7 +94,7 @@ async fn token_of_recreated_pod_is_refused(refusal_test: &RefusalTest) -> anyhow
     )
     .await?;
     ensure!(
-        asked(refusal_test, POD_DELETION_NODE, &token).await?.0 == 200,
+        read_shadow(refusal_test, POD_DELETION_NODE, &token).await?.0 == 200,
         "a pod of that account on that node is that node's agent"
     );
     let pods: Api<Pod> = Api::namespaced(refusal_test.bed.client.clone(), AGENT_NAMESPACE);
@@ -129,7 +134,7 @@ async fn token_of_recreated_node_is_refused(refusal_test: &RefusalTest) -> anyho
     // The pod still exists, so the cluster accepts its old token, which names a deleted Node.
     until_refused(refusal_test, NODE_DELETION_NODE, &old, (403, "agent-token-for-old-node")).await?;
     let new = refusal_test.agents_token(NODE_DELETION_NODE).await?;
-    let served = asked(refusal_test, NODE_DELETION_NODE, &new).await?;
+    let served = read_shadow(refusal_test, NODE_DELETION_NODE, &new).await?;
     ensure!(served.0 == 200, "the new Node's agent is served: {served:?}");
     Ok(())
 }

@@ -37,19 +37,19 @@ macro_rules! cases {
 pub(crate) use cases;
 
 /// The cluster, started when the first case needs it.
-struct Stage {
+struct CaseRunner {
     runtime: Runtime,
     refusal_test: OnceCell<RefusalTest>,
 }
 
-impl Stage {
+impl CaseRunner {
     fn run_case(&self, scenario: Scenario) -> Result<(), Failed> {
-        let told = self.runtime.block_on(async {
-            let refusal_test = self.refusal_test.get_or_try_init(RefusalTest::open).await?;
+        let result = self.runtime.block_on(async {
+            let refusal_test = self.refusal_test.get_or_try_init(RefusalTest::start).await?;
             scenario(refusal_test).await?;
             refusal_test.ensure_shadow_unchanged().await
         });
-        told.map_err(|error| Failed::from(format!("{error:#}")))
+        result.map_err(|error| Failed::from(format!("{error:#}")))
     }
 }
 
@@ -72,26 +72,26 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let stage = Arc::new(Stage { runtime, refusal_test: OnceCell::new() });
+    let runner = Arc::new(CaseRunner { runtime, refusal_test: OnceCell::new() });
     let trials = modules
         .into_iter()
         .flat_map(|(module, cases)| {
             cases.into_iter().map(move |(name, scenario)| (format!("{module}::{name}"), scenario))
         })
         .map(|(name, scenario)| {
-            let stage = stage.clone();
-            Trial::test(name, move || stage.run_case(scenario))
+            let runner = runner.clone();
+            Trial::test(name, move || runner.run_case(scenario))
         })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
-    let Some(stage) = Arc::into_inner(stage) else {
+    let Some(runner) = Arc::into_inner(runner) else {
         eprintln!("a case is still running");
         return ExitCode::FAILURE;
     };
-    let Stage { runtime, refusal_test } = stage;
+    let CaseRunner { runtime, refusal_test } = runner;
     let judged = runtime.block_on(async {
         match refusal_test.into_inner() {
-            Some(refusal_test) => refusal_test.close().await,
+            Some(refusal_test) => refusal_test.judge().await,
             None => Ok(()),
         }
     });

@@ -82,13 +82,13 @@ impl Answer {
 }
 
 /// The agents' way to the web API: the proxy of the test cluster, and TLS with the published CA.
-pub(crate) struct Way {
+pub(crate) struct WebApiConnector {
     proxy: String,
     host: String,
     tls: TlsConnector,
 }
 
-impl Way {
+impl WebApiConnector {
     pub(crate) fn new(proxy_url: &str, host: String, ca: &str) -> anyhow::Result<Self> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(ca.as_bytes()) {
@@ -143,7 +143,7 @@ impl Way {
             }
             let mut chunk = [0; 4096];
             match stream.read(&mut chunk).await {
-                Ok(0) | Err(_) => return whole(&bytes),
+                Ok(0) | Err(_) => return complete_answer(&bytes),
                 Ok(length) => bytes.extend_from_slice(&chunk[..length]),
             }
         }
@@ -166,7 +166,7 @@ fn read(bytes: &[u8]) -> anyhow::Result<Option<Answer>> {
 }
 
 /// Parses a response after which the connection was closed.
-fn whole(bytes: &[u8]) -> anyhow::Result<Answer> {
+fn complete_answer(bytes: &[u8]) -> anyhow::Result<Answer> {
     let (answer, length) = head(bytes)?.context("the connection was closed without an answer")?;
     Ok(Answer { body: bytes[length..].to_vec(), ..answer })
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use integ::bed::{Bed, BedOptions};
+use integ::bed::{TestCluster, TestClusterOptions};
 use integ::oracle::Expectations;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
@@ -21,15 +21,15 @@ use models::wire::ShadowView;
 use serde_json::{Value, json};
 use tokio::time::{Duration, Instant, sleep};
 
-use crate::raw::{Answer, Request, Way};
+use crate::raw::{Answer, Request, WebApiConnector};
 
 /// Longest wait for anything; nothing is measured by it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// The node whose shadow is attacked.
-pub(crate) const WANTED: &str = "node-2";
+pub(crate) const TARGET_NODE: &str = "node-2";
 /// Another node, with a valid agent.
-pub(crate) const OTHER: &str = "node-1";
+pub(crate) const OTHER_NODE: &str = "node-1";
 /// A node whose agent's pod may be deleted.
 pub(crate) const POD_DELETION_NODE: &str = "node-3";
 /// A node that may be deleted.
@@ -37,8 +37,8 @@ pub(crate) const NODE_DELETION_NODE: &str = "node-4";
 
 /// A cluster with the operator, idle.
 pub(crate) struct RefusalTest {
-    pub(crate) bed: Bed,
-    pub(crate) way: Way,
+    pub(crate) bed: TestCluster,
+    pub(crate) connector: WebApiConnector,
     /// The token of the attacked node's agent.
     pub(crate) own: String,
     before: ShadowView,
@@ -52,11 +52,11 @@ pub(crate) const FORBIDDEN: (u16, &str) = (403, "forbidden");
 
 impl RefusalTest {
     /// Installs the operator on four nodes and waits until it is idle.
-    pub(crate) async fn open() -> anyhow::Result<Self> {
+    pub(crate) async fn start() -> anyhow::Result<Self> {
         let log_format = Some(models::log::LogFormat::Json);
         let deploy =
             deploy::Options { controller_replicas: 1, apiserver_replicas: 1, log_format, ..deploy::Options::default() };
-        let bed = Bed::start(BedOptions { nodes: 4, deploy, ..BedOptions::default() }).await?;
+        let bed = TestCluster::start(TestClusterOptions { nodes: 4, deploy, ..TestClusterOptions::default() }).await?;
         bed.install().await?;
         bed.wait("every agent has reported", LIMIT, |history| {
             let world = history.end();
@@ -71,22 +71,23 @@ impl RefusalTest {
         let maps: Api<ConfigMap> = Api::namespaced(bed.client.clone(), AGENT_NAMESPACE);
         let ca = maps.get(TRUST_CONFIG_MAP).await?.data.and_then(|mut data| data.remove(TRUST_CA_KEY));
         let ca = ca.context("no CA is published")?;
-        let way = Way::new(&bed.proxy_url(), format!("{APISERVER}.{SYSTEM_NAMESPACE}.svc"), &ca)?;
-        let own = token(&bed, AGENT_NAMESPACE, AGENT, TOKEN_AUDIENCE, Some(&agent_pod(&bed, WANTED).await?)).await?;
-        let before = view(&way, &own).await?;
+        let connector = WebApiConnector::new(&bed.proxy_url(), format!("{APISERVER}.{SYSTEM_NAMESPACE}.svc"), &ca)?;
+        let own =
+            token(&bed, AGENT_NAMESPACE, AGENT, TOKEN_AUDIENCE, Some(&agent_pod(&bed, TARGET_NODE).await?)).await?;
+        let before = view(&connector, &own).await?;
         let pem = std::fs::read(bed.control_plane.service_account_key_file())?;
-        Ok(Self { way, own, before, service_account_key: EncodingKey::from_ec_pem(&pem)?, bed })
+        Ok(Self { connector, own, before, service_account_key: EncodingKey::from_ec_pem(&pem)?, bed })
     }
 
     /// Fails if the attacked shadow has changed.
     pub(crate) async fn ensure_shadow_unchanged(&self) -> anyhow::Result<()> {
-        let now = view(&self.way, &self.own).await?;
+        let now = view(&self.connector, &self.own).await?;
         ensure!(now.etag == self.before.etag, "was {:#?}, is {now:#?}", self.before);
         Ok(())
     }
 
     /// Lets the oracle judge the whole history: no host was rebooted, no shadow written by an unauthorised client.
-    pub(crate) async fn close(self) -> anyhow::Result<()> {
+    pub(crate) async fn judge(self) -> anyhow::Result<()> {
         let (verdict, _) = self.bed.judge(&Expectations::default()).await?;
         verdict.ensure_safe()?;
         ensure!(verdict.stats.reboots == 0, "{:?}", verdict.stats);
@@ -132,7 +133,7 @@ impl RefusalTest {
     pub(crate) fn false_report(&self) -> Request {
         let false_report =
             json!({"state": "RebootedIntoUpdate", "currentVersion": "9.9.9", "bootId": "b", "observedGeneration": 1});
-        Request::new("PUT", format!("/v1/nodes/{WANTED}/shadow/status"))
+        Request::new("PUT", format!("/v1/nodes/{TARGET_NODE}/shadow/status"))
             .header("If-Match", self.etag())
             .header("Content-Type", "application/json")
             .body(false_report.to_string())
@@ -140,19 +141,19 @@ impl RefusalTest {
 
     /// Tries to read, to watch and to report for the attacked node with requests changed by `alter_request`, and asserts that
     /// each is refused in the same way for the same reason.
-    pub(crate) async fn refuses(
+    pub(crate) async fn assert_refused_everywhere(
         &self,
         alter_request: impl Fn(Request) -> Request,
-        told: (u16, &str),
+        expected: (u16, &str),
         reason: &str,
     ) -> anyhow::Result<()> {
-        let shadow = format!("/v1/nodes/{WANTED}/shadow");
+        let shadow = format!("/v1/nodes/{TARGET_NODE}/shadow");
         let mut bodies = BTreeSet::new();
         for request in
             [Request::new("GET", &shadow), Request::new("GET", format!("{shadow}/watch")), self.false_report()]
         {
             let request = alter_request(request);
-            let answer = self.refused(&request, told, Some(reason)).await?;
+            let answer = self.assert_refused(&request, expected, Some(reason)).await?;
             bodies.insert(answer.body);
         }
         ensure!(bodies.len() == 1, "the answers differ: {bodies:?}");
@@ -163,10 +164,10 @@ impl RefusalTest {
     pub(crate) async fn assert_token_refused(
         &self,
         token: &str,
-        told: (u16, &str),
+        expected: (u16, &str),
         reason: &str,
     ) -> anyhow::Result<()> {
-        self.refuses(|request| request.bearer(token), told, reason).await?;
+        self.assert_refused_everywhere(|request| request.bearer(token), expected, reason).await?;
         let log = self.log()?;
         ensure!(token.len() < 20 || !log.contains(token), "the log shows the token");
         Ok(())
@@ -174,21 +175,22 @@ impl RefusalTest {
 
     /// Tries a token that is larger than any head may be. The connection may be closed meanwhile.
     pub(crate) async fn assert_large_token_refused(&self, token: &str) -> anyhow::Result<()> {
-        let answer = self.way.send(&Request::new("GET", format!("/v1/nodes/{WANTED}/shadow")).bearer(token)).await?;
+        let answer =
+            self.connector.send(&Request::new("GET", format!("/v1/nodes/{TARGET_NODE}/shadow")).bearer(token)).await?;
         ensure!(answer.refusal()? == (431, "headers-too-large".to_owned()), "{}", answer.status);
         Ok(())
     }
 
     /// Sends a request; returns the response when the web API accepts the connection.
     pub(crate) async fn answered(&self, request: &Request) -> anyhow::Result<Answer> {
-        answered(&self.way, request).await
+        answered(&self.connector, request).await
     }
 
     /// Sends a request and checks the refusal, and the reason in the log.
-    pub(crate) async fn refused(
+    pub(crate) async fn assert_refused(
         &self,
         request: &Request,
-        told: (u16, &str),
+        expected: (u16, &str),
         reason: Option<&str>,
     ) -> anyhow::Result<Answer> {
         let begun = Instant::now();
@@ -196,8 +198,8 @@ impl RefusalTest {
             let logged = self.log()?.len();
             let answer = self.answered(request).await?;
             let (status, kind) = answer.refusal()?;
-            ensure!((status, kind.as_str()) == told, "{} {}: {status} {kind}", request.method, request.path);
-            match self.entry(logged, status).await? {
+            ensure!((status, kind.as_str()) == expected, "{} {}: {status} {kind}", request.method, request.path);
+            match self.until_log_entry(logged, status).await? {
                 Some(entry) if entry["refusal"].as_str() == reason => return Ok(answer),
                 Some(entry) => bail!("the log has another reason than {reason:?}: {entry}"),
                 // All these cases come from one address, and the log is rate-limited per address.
@@ -208,7 +210,7 @@ impl RefusalTest {
     }
 
     /// The log line about a request with this status, if it appears shortly.
-    async fn entry(&self, logged: usize, status: u16) -> anyhow::Result<Option<Value>> {
+    async fn until_log_entry(&self, logged: usize, status: u16) -> anyhow::Result<Option<Value>> {
         for _ in 0..100 {
             let log = self.log()?;
             let mut lines = log[logged..].lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -235,7 +237,7 @@ impl RefusalTest {
 }
 
 /// The pod of a node's agent.
-pub(crate) async fn agent_pod(bed: &Bed, node: &str) -> anyhow::Result<Pod> {
+pub(crate) async fn agent_pod(bed: &TestCluster, node: &str) -> anyhow::Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(bed.client.clone(), AGENT_NAMESPACE);
     let of_node =
         ListParams::default().labels(&format!("{COMPONENT_LABEL}={AGENT}")).fields(&format!("spec.nodeName={node}"));
@@ -252,7 +254,7 @@ pub(crate) async fn agent_pod(bed: &Bed, node: &str) -> anyhow::Result<Pod> {
 
 /// A token of a service account, bound to a pod if there is one.
 pub(crate) async fn token(
-    bed: &Bed,
+    bed: &TestCluster,
     namespace: &str,
     account: &str,
     audience: &str,
@@ -276,9 +278,9 @@ pub(crate) async fn token(
 }
 
 /// Sends a request, retrying on 429: these cases send more than a node's rate limit allows.
-async fn answered(way: &Way, request: &Request) -> anyhow::Result<Answer> {
+async fn answered(connector: &WebApiConnector, request: &Request) -> anyhow::Result<Answer> {
     loop {
-        let answer = way.send(request).await?;
+        let answer = connector.send(request).await?;
         if answer.status != 429 {
             return Ok(answer);
         }
@@ -287,9 +289,9 @@ async fn answered(way: &Way, request: &Request) -> anyhow::Result<Answer> {
 }
 
 /// The attacked shadow, read past all caches.
-async fn view(way: &Way, token: &str) -> anyhow::Result<ShadowView> {
-    let request = Request::new("GET", format!("/v1/nodes/{WANTED}/shadow?fresh=true")).bearer(token);
-    let answer = answered(way, &request).await?;
+async fn view(connector: &WebApiConnector, token: &str) -> anyhow::Result<ShadowView> {
+    let request = Request::new("GET", format!("/v1/nodes/{TARGET_NODE}/shadow?fresh=true")).bearer(token);
+    let answer = answered(connector, &request).await?;
     ensure!(answer.status == 200, "the node's own agent is refused: {}", String::from_utf8_lossy(&answer.body));
     Ok(serde_json::from_slice(&answer.body)?)
 }

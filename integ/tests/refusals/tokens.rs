@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use crate::cases;
 use crate::deleted_objects::create_pod_on_node;
-use crate::refusal_test::{FORBIDDEN, OTHER, RefusalTest, UNAUTHORIZED, WANTED, agent_pod, token};
+use crate::refusal_test::{FORBIDDEN, OTHER_NODE, RefusalTest, TARGET_NODE, UNAUTHORIZED, agent_pod, token};
 
 cases![
-    none,
+    request_without_token_is_refused,
     token_of_agent_on_other_node_is_refused,
     token_of_pod_in_other_namespace_is_refused,
     token_of_other_account_on_same_node_is_refused,
@@ -21,43 +21,43 @@ cases![
     token_of_controller_is_refused,
     token_with_api_server_audience_is_refused,
     token_with_other_audience_is_refused,
-    expired,
+    expired_token_is_refused,
     token_not_yet_valid_is_refused,
     token_of_other_issuer_is_refused,
-    garbage,
-    giant,
-    empty,
-    unsigned,
+    malformed_token_is_refused,
+    oversized_token_is_refused,
+    empty_token_is_refused,
+    unsigned_token_is_refused,
     token_with_truncated_signature_is_refused,
     self_signed_token_with_cluster_key_id_is_refused,
     self_signed_token_with_unknown_key_id_is_refused,
     token_signed_with_public_key_as_hmac_secret_is_refused,
     token_with_altered_claims_is_refused,
     token_of_nonexistent_pod_is_refused,
-    twice,
+    duplicate_authorization_headers_are_refused,
     token_in_other_authentication_scheme_is_refused,
     token_in_query_string_is_refused,
     impersonation_headers_are_ignored,
     token_with_invalid_utf8_is_refused,
 ];
 
-async fn none(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    refusal_test.refuses(|request| request, UNAUTHORIZED, "NoToken").await
+async fn request_without_token_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    refusal_test.assert_refused_everywhere(|request| request, UNAUTHORIZED, "NoToken").await
 }
 
 async fn token_of_agent_on_other_node_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    refusal_test.assert_token_refused(&refusal_test.agents_token(OTHER).await?, FORBIDDEN, "OtherNode").await
+    refusal_test.assert_token_refused(&refusal_test.agents_token(OTHER_NODE).await?, FORBIDDEN, "OtherNode").await
 }
 
 async fn token_of_pod_in_other_namespace_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let name = agent_pod(&refusal_test.bed, WANTED).await?.metadata.name.unwrap_or_default();
-    let pod = create_pod_on_node(&refusal_test.bed, "elsewhere", AGENT, &name, WANTED).await?;
+    let name = agent_pod(&refusal_test.bed, TARGET_NODE).await?.metadata.name.unwrap_or_default();
+    let pod = create_pod_on_node(&refusal_test.bed, "elsewhere", AGENT, &name, TARGET_NODE).await?;
     let token = token(&refusal_test.bed, "elsewhere", AGENT, TOKEN_AUDIENCE, Some(&pod)).await?;
     refusal_test.assert_token_refused(&token, FORBIDDEN, "OtherAccount").await
 }
 
 async fn token_of_other_account_on_same_node_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let pod = create_pod_on_node(&refusal_test.bed, AGENT_NAMESPACE, "neighbour", "neighbour", WANTED).await?;
+    let pod = create_pod_on_node(&refusal_test.bed, AGENT_NAMESPACE, "neighbour", "neighbour", TARGET_NODE).await?;
     let token = token(&refusal_test.bed, AGENT_NAMESPACE, "neighbour", TOKEN_AUDIENCE, Some(&pod)).await?;
     refusal_test.assert_token_refused(&token, FORBIDDEN, "OtherAccount").await
 }
@@ -79,13 +79,13 @@ async fn token_of_controller_is_refused(refusal_test: &RefusalTest) -> anyhow::R
 
 async fn token_with_api_server_audience_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     let issuer = RefusalTest::claims(&refusal_test.own)?["iss"].as_str().unwrap_or_default().to_owned();
-    let pod = agent_pod(&refusal_test.bed, WANTED).await?;
+    let pod = agent_pod(&refusal_test.bed, TARGET_NODE).await?;
     let token = token(&refusal_test.bed, AGENT_NAMESPACE, AGENT, &issuer, Some(&pod)).await?;
     refusal_test.assert_token_refused(&token, UNAUTHORIZED, "WrongAudience").await
 }
 
 async fn token_with_other_audience_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let pod = agent_pod(&refusal_test.bed, WANTED).await?;
+    let pod = agent_pod(&refusal_test.bed, TARGET_NODE).await?;
     let token = token(&refusal_test.bed, AGENT_NAMESPACE, AGENT, "other-audience", Some(&pod)).await?;
     refusal_test.assert_token_refused(&token, UNAUTHORIZED, "WrongAudience").await
 }
@@ -97,7 +97,7 @@ fn shifted(claims: &mut Value, seconds: i64) {
     }
 }
 
-async fn expired(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+async fn expired_token_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     let token = refusal_test.signed_with(|claims| shifted(claims, -24 * 3600))?;
     refusal_test.assert_token_refused(&token, UNAUTHORIZED, "Expired").await
 }
@@ -116,14 +116,14 @@ async fn token_of_other_issuer_is_refused(refusal_test: &RefusalTest) -> anyhow:
     refusal_test.assert_token_refused(&format!("{head}.{}", "A".repeat(342)), UNAUTHORIZED, "Forged").await
 }
 
-async fn garbage(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    for garbage in ["x", "not.a.token", "..", "e30.e30.e30", "null", "eyJhbGciOiJFUzI1NiJ9"] {
-        refusal_test.assert_token_refused(garbage, UNAUTHORIZED, "MalformedToken").await?;
+async fn malformed_token_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    for token in ["x", "not.a.token", "..", "e30.e30.e30", "null", "eyJhbGciOiJFUzI1NiJ9"] {
+        refusal_test.assert_token_refused(token, UNAUTHORIZED, "MalformedToken").await?;
     }
     Ok(())
 }
 
-async fn giant(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+async fn oversized_token_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     refusal_test
         .assert_token_refused(&format!("{}.{}", refusal_test.own, "A".repeat(8 * 1024)), UNAUTHORIZED, "MalformedToken")
         .await?;
@@ -131,14 +131,20 @@ async fn giant(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     refusal_test.assert_large_token_refused(&"A".repeat(64 * 1024)).await
 }
 
-async fn empty(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+async fn empty_token_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     for header in ["Bearer", "Bearer ", "Bearer   ", ""] {
-        refusal_test.refuses(|request| request.header("Authorization", header), UNAUTHORIZED, "MalformedToken").await?;
+        refusal_test
+            .assert_refused_everywhere(
+                |request| request.header("Authorization", header),
+                UNAUTHORIZED,
+                "MalformedToken",
+            )
+            .await?;
     }
     Ok(())
 }
 
-async fn unsigned(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+async fn unsigned_token_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     let payload = refusal_test.own.split('.').nth(1).unwrap_or_default();
     let id = RefusalTest::header(&refusal_test.own)?.kid;
     for algorithm in ["none", "None", "nOnE", ""] {
@@ -184,7 +190,7 @@ async fn token_signed_with_public_key_as_hmac_secret_is_refused(refusal_test: &R
 }
 
 async fn token_with_altered_claims_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let others = refusal_test.agents_token(OTHER).await?;
+    let others = refusal_test.agents_token(OTHER_NODE).await?;
     let mut parts: Vec<&str> = others.split('.').collect();
     let wanted = refusal_test.own.split('.').nth(1).unwrap_or_default();
     parts[1] = wanted;
@@ -198,12 +204,14 @@ async fn token_of_nonexistent_pod_is_refused(refusal_test: &RefusalTest) -> anyh
     refusal_test.assert_token_refused(&token, UNAUTHORIZED, "NotAuthenticated").await
 }
 
-async fn twice(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let others = refusal_test.agents_token(OTHER).await?;
+async fn duplicate_authorization_headers_are_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let others = refusal_test.agents_token(OTHER_NODE).await?;
     for (first, second) in
         [(&refusal_test.own, &others), (&others, &refusal_test.own), (&refusal_test.own, &refusal_test.own)]
     {
-        refusal_test.refuses(|request| request.bearer(first).bearer(second), UNAUTHORIZED, "MalformedToken").await?;
+        refusal_test
+            .assert_refused_everywhere(|request| request.bearer(first).bearer(second), UNAUTHORIZED, "MalformedToken")
+            .await?;
     }
     Ok(())
 }
@@ -211,7 +219,9 @@ async fn twice(refusal_test: &RefusalTest) -> anyhow::Result<()> {
 async fn token_in_other_authentication_scheme_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     for scheme in ["Basic", "Token", "Negotiate"] {
         let header = format!("{scheme} {}", refusal_test.own);
-        refusal_test.refuses(|request| request.header("Authorization", &header), UNAUTHORIZED, "NoToken").await?;
+        refusal_test
+            .assert_refused_everywhere(|request| request.header("Authorization", &header), UNAUTHORIZED, "NoToken")
+            .await?;
     }
     Ok(())
 }
@@ -221,25 +231,27 @@ async fn token_in_query_string_is_refused(refusal_test: &RefusalTest) -> anyhow:
         request.path = format!("{}?access_token={}&token={}", request.path, refusal_test.own, refusal_test.own);
         request
     };
-    refusal_test.refuses(add, UNAUTHORIZED, "NoToken").await
+    refusal_test.assert_refused_everywhere(add, UNAUTHORIZED, "NoToken").await
 }
 
 async fn impersonation_headers_are_ignored(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let others = refusal_test.agents_token(OTHER).await?;
+    let others = refusal_test.agents_token(OTHER_NODE).await?;
     let user = format!("system:serviceaccount:{AGENT_NAMESPACE}:{AGENT}");
     let alter_request = |request: crate::raw::Request| {
         request
             .bearer(&others)
             .header("Impersonate-User", &user)
-            .header("Impersonate-Extra-authentication.kubernetes.io%2Fnode-name", WANTED)
+            .header("Impersonate-Extra-authentication.kubernetes.io%2Fnode-name", TARGET_NODE)
             .header("X-Remote-User", &user)
-            .header("X-Remote-Extra-authentication.kubernetes.io%2Fnode-name", WANTED)
+            .header("X-Remote-Extra-authentication.kubernetes.io%2Fnode-name", TARGET_NODE)
             .header("X-Forwarded-For", "127.0.0.1")
     };
-    refusal_test.refuses(alter_request, FORBIDDEN, "OtherNode").await
+    refusal_test.assert_refused_everywhere(alter_request, FORBIDDEN, "OtherNode").await
 }
 
 async fn token_with_invalid_utf8_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
     let header = [b"Bearer ".as_slice(), &[0xff, 0xfe, 0x80], refusal_test.own.as_bytes()].concat();
-    refusal_test.refuses(|request| request.header("Authorization", &header), UNAUTHORIZED, "MalformedToken").await
+    refusal_test
+        .assert_refused_everywhere(|request| request.header("Authorization", &header), UNAUTHORIZED, "MalformedToken")
+        .await
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use integ::bed::BedOptions;
-use integ::oracle::{Expectations, World};
+use integ::bed::TestClusterOptions;
+use integ::oracle::{ClusterState, Expectations};
 use models::condition::ConditionStatus;
 use models::shadow::{BLOCKED, Step};
 use serde_json::json;
@@ -14,13 +14,13 @@ use crate::support::{SHOP, condition_of, is_updated, nodes, other, run_expecting
 const VISIBLE: Duration = Duration::from_secs(30);
 
 /// The node with the pod of the workload.
-fn home(world: &World) -> String {
+fn home(world: &ClusterState) -> String {
     world.pods.values().filter(|p| p.namespace == SHOP).find_map(|p| p.node.clone()).unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn blocking_pdb_is_reported_while_other_node_updates() -> anyhow::Result<()> {
-    let mut options = BedOptions { ..nodes(2) };
+    let mut options = TestClusterOptions { ..nodes(2) };
     options.policy["maxUnavailable"] = json!(2);
     let expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
     let mut blocked_node = String::new();

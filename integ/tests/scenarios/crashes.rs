@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use deploy::Component;
-use integ::bed::BedOptions;
+use integ::bed::TestClusterOptions;
 use integ::host::faults::Transport;
 use integ::host::{Command, Fault, Timings, Worker};
 use integ::oracle::Attempt;
@@ -21,7 +21,7 @@ use crate::interfere::{
     request_permit_with_stopped_controllers, resume_controllers, signal, unblock, until_host,
 };
 use crate::support::{
-    Ending, NEW, ScenarioContext, is_released, last_reason, nodes, operator_condition, run, shadow_of,
+    NEW, ScenarioContext, ScenarioResult, is_released, last_reason, nodes, operator_condition, run, shadow_of,
 };
 
 /// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
@@ -30,7 +30,7 @@ use crate::support::{
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Asserts that a node's first attempt failed for a reason that is not charged to the version, and a later one did not.
-fn assert_rebooted_by_other_then_updated(ending: &Ending, node: &str) {
+fn assert_rebooted_by_other_then_updated(ending: &ScenarioResult, node: &str) {
     let attempts = ending.history.attempts();
     let results: Vec<_> = attempts.iter().filter(|a| a.node == node).map(|a| a.result.as_deref()).collect();
     assert_eq!(results, [Some("RebootedByOther"), Some(UPDATED)]);
@@ -166,7 +166,7 @@ async fn agent_with_stale_socket_restarts_and_updates_host() -> anyhow::Result<(
 #[tokio::test(flavor = "multi_thread")]
 async fn single_node_with_operator_is_updated() -> anyhow::Result<()> {
     const PODS: usize = 2;
-    let ending = run(BedOptions::default(), async |ctx| {
+    let ending = run(TestClusterOptions::default(), async |ctx| {
         ctx.shop_with(PODS, json!({"maxUnavailable": "100%"})).await?;
         ctx.install().await?;
         ctx.release();
@@ -193,7 +193,7 @@ async fn updates_complete_after_api_server_restarts() -> anyhow::Result<()> {
         ctx.install().await?;
         ctx.release();
         for _ in 0..2 {
-            let changes = ctx.chance.random_range(1..60);
+            let changes = ctx.rng.random_range(1..60);
             after_changes(ctx, changes, &NEW).await?;
             ctx.bed.control_plane.restart_apiserver().await?;
         }
@@ -242,29 +242,29 @@ async fn updates_complete_after_random_component_kills() -> anyhow::Result<()> {
     let timings = Timings { prepare: brief, activate: brief, shutdown: brief, ..Timings::instant() };
     let mut rounds = 0;
     let mut hits = [0_usize; PARTS.len()];
-    let ending = run(BedOptions { timings, ..nodes(3) }, async |ctx| {
+    let ending = run(TestClusterOptions { timings, ..nodes(3) }, async |ctx| {
         ctx.shop_with(PODS, json!({"maxUnavailable": 3})).await?;
         ctx.install().await?;
         while rounds < ROUNDS || (rounds < MOST_ROUNDS && hits.contains(&0)) {
             let version = Version::new(1, 20, 5 + rounds);
             ctx.bed.releases.publish(version.clone());
             // Each component once, and one of them twice.
-            let mut kills = vec![0, 1, 2, ctx.chance.random_range(0..PARTS.len())];
-            kills.shuffle(&mut ctx.chance);
+            let mut kills = vec![0, 1, 2, ctx.rng.random_range(0..PARTS.len())];
+            kills.shuffle(&mut ctx.rng);
             for part in kills {
-                let by_host = ctx.chance.random_bool(0.3);
+                let by_host = ctx.rng.random_bool(0.3);
                 if by_host {
-                    let node = format!("node-{}", ctx.chance.random_range(1..=3));
-                    let events = ctx.chance.random_range(1..15);
+                    let node = format!("node-{}", ctx.rng.random_range(1..=3));
+                    let events = ctx.rng.random_range(1..15);
                     after_events(ctx, &node, events, &version).await?;
                 } else {
-                    let changes = ctx.chance.random_range(1..80);
+                    let changes = ctx.rng.random_range(1..80);
                     after_changes(ctx, changes, &version).await?;
                 }
                 let world = ctx.bed.recorder.so_far()?.end();
                 let under_way = world.shadows.values().any(|shadow| shadow.status.controller.progress.is_some());
                 let running = ctx.bed.processes_of(PARTS[part]);
-                if let Some(process) = running.choose(&mut ctx.chance) {
+                if let Some(process) = running.choose(&mut ctx.rng) {
                     signal(std::slice::from_ref(process), Signal::SIGKILL);
                     hits[part] += usize::from(under_way);
                 }

@@ -1,7 +1,7 @@
 //! Drains and claims: order of evictions, deletions and their time, and the state of a node afterwards: as before.
 
 use integ::bed::workload;
-use integ::oracle::{Field, World};
+use integ::oracle::{ClusterState, Field};
 use models::names::{
     AGENT_NAMESPACE, BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION, SYSTEM_NAMESPACE,
 };
@@ -20,7 +20,7 @@ fn annotation(name: &str) -> Field {
 }
 
 /// The fields of a claim on a node, with their values.
-fn parts(world: &World, node: &str) -> Vec<Option<String>> {
+fn parts(world: &ClusterState, node: &str) -> Vec<Option<String>> {
     let fields = &world.nodes[node].fields;
     let parts =
         [Field::Unschedulable, balancer(), annotation(SCALE_DOWN_ANNOTATION), annotation(DO_NOT_DISRUPT_ANNOTATION)];
@@ -78,8 +78,8 @@ async fn node_uncordoned_by_user_during_drain_is_cordoned_again_with_event() -> 
     let ending = run(nodes(2), async |ctx| {
         let target = blocked_drain(ctx).await?;
         ctx.kubectl(&["uncordon", &target]).await?;
-        let said = until_event(ctx, EVENTS_OF_NODES, "Uncordoned", &[]).await?;
-        assert!(said.contains("1 of 3"), "{said}");
+        let message = until_event(ctx, EVENTS_OF_NODES, "Uncordoned", &[]).await?;
+        assert!(message.contains("1 of 3"), "{message}");
         let world = ctx
             .until("the node is cordoned again", |world| {
                 world.nodes[&target].claimed() && world.nodes[&target].fields.contains_key(&Field::Unschedulable)
@@ -103,8 +103,8 @@ async fn forced_deletion_needs_delete_permission() -> anyhow::Result<()> {
         ctx.policy(&json!({"drain": {"timeout": "8s", "atDeadline": "Force"}, "failurePolicy": {"backOff": "1s"}}))
             .await?;
         let target = release_into_blocked_drain(ctx).await?;
-        let said = until_event(ctx, EVENTS_OF_NODES, "DrainForced", &[]).await?;
-        assert!(said.contains("shop/web-"), "{said}");
+        let message = until_event(ctx, EVENTS_OF_NODES, "DrainForced", &[]).await?;
+        assert!(message.contains("shop/web-"), "{message}");
         // The installation gives no right to delete pods.
         ctx.until("the drain fails and says what is missing", |world| {
             let record = shadow_of(world, &target).and_then(|s| s.status.controller.record.clone());

@@ -1,7 +1,7 @@
 //! Failures of hosts.
 
 use deploy::Component;
-use integ::bed::BedOptions;
+use integ::bed::TestClusterOptions;
 use integ::host::{BootFault, Command, Fault};
 use integ::oracle::Object;
 use models::condition::ConditionStatus;
@@ -118,7 +118,7 @@ async fn failed_download_is_retried_without_disruption() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn image_is_booted_after_failed_first_arming() -> anyhow::Result<()> {
-    let mut options = BedOptions { ..nodes(1) };
+    let mut options = TestClusterOptions { ..nodes(1) };
     options.policy["failurePolicy"] = json!({"backOff": "1s"});
     let ending = run(options, async |ctx| {
         ctx.install().await?;

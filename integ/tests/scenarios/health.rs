@@ -1,8 +1,8 @@
 //! Nodes after their update: the effect of the health of their pods.
 
 use anyhow::Context as _;
-use integ::bed::{BedOptions, workload};
-use integ::oracle::World;
+use integ::bed::{TestClusterOptions, workload};
+use integ::oracle::ClusterState;
 use models::condition::{ConditionStatus, find_condition};
 use models::reason::FailureReason;
 use models::shadow::{BLOCKED, HEALTHY, Step};
@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 /// Options for so many nodes with these health checks after their update.
-fn watched(count: usize, after: &Value) -> BedOptions {
+fn watched(count: usize, after: &Value) -> TestClusterOptions {
     let mut options = nodes(count);
     options.policy["health"]["after"] = after.clone();
     options
@@ -55,7 +55,7 @@ async fn driver(ctx: &ScenarioContext) -> anyhow::Result<()> {
 }
 
 /// The pod of the DaemonSet on a node.
-fn driver_on(world: &World, node: &str) -> Option<String> {
+fn driver_on(world: &ClusterState, node: &str) -> Option<String> {
     let on_node = |pod: &&integ::oracle::Pod| {
         pod.namespace == SHOP && pod.node.as_deref() == Some(node) && !pod.terminating && !pod.finished
     };
@@ -72,7 +72,7 @@ async fn annotate_driver(ctx: &ScenarioContext, node: &str, annotation: &str) ->
 
 /// The next node that has begun.
 async fn next_node(ctx: &ScenarioContext, done: &[String]) -> anyhow::Result<String> {
-    let begun = |world: &World| {
+    let begun = |world: &ClusterState| {
         let names = world.nodes.keys().filter(|node| !done.contains(node));
         names
             .into_iter()
@@ -177,7 +177,7 @@ async fn health_check_waits_for_slow_pod_and_restarted_container() -> anyhow::Re
         driver(ctx).await?;
         ctx.install().await?;
         ctx.release();
-        let settling = |world: &World, word: &str| {
+        let settling = |world: &ClusterState, word: &str| {
             condition_of(world, "node-1", BLOCKED).is_some_and(|blocked| {
                 blocked.status == ConditionStatus::True
                     && blocked.reason == "Settling"

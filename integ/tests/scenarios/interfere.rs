@@ -8,7 +8,7 @@ use deploy::Component;
 use integ::host::faults::Transport;
 use integ::host::{Event, EventKind, Fault, Host};
 use integ::kubelet::PodProcess;
-use integ::oracle::World;
+use integ::oracle::ClusterState;
 use models::shadow::{ArmedPhase, HostState};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -110,7 +110,7 @@ pub(crate) async fn release_into_blocked_drain(ctx: &ScenarioContext) -> anyhow:
     blocked_node(&world).context("just seen")
 }
 
-fn blocked_node(world: &World) -> Option<String> {
+fn blocked_node(world: &ClusterState) -> Option<String> {
     let blocked = |name: &&String| {
         shadow_of(world, name)
             .and_then(|shadow| shadow.status.controller.drain.as_ref())
@@ -150,7 +150,7 @@ pub(crate) fn resume_controllers(ctx: &ScenarioContext) {
 }
 
 /// Returns true if the agent of a node requests a permit.
-fn asks(world: &World, node: &str) -> bool {
+fn asks(world: &ClusterState, node: &str) -> bool {
     shadow_of(world, node).is_some_and(|shadow| {
         let armed = shadow.status.agent.armed.as_ref();
         armed.is_some_and(|a| a.attempt == shadow.spec.attempt && a.phase == ArmedPhase::Arming)
@@ -158,7 +158,7 @@ fn asks(world: &World, node: &str) -> bool {
 }
 
 /// The nonce of a permit.
-pub(crate) fn permit_of<'a>(world: &'a World, node: &str) -> Option<&'a str> {
+pub(crate) fn permit_of<'a>(world: &'a ClusterState, node: &str) -> Option<&'a str> {
     shadow_of(world, node)?.permit_nonce()
 }
 
@@ -181,6 +181,6 @@ pub(crate) async fn withdraw(ctx: &ScenarioContext, node: &str) -> anyhow::Resul
 }
 
 /// Waits until a node has no attempt under way and nothing of the operator on it.
-pub(crate) async fn released(ctx: &ScenarioContext, node: &str) -> anyhow::Result<World> {
+pub(crate) async fn released(ctx: &ScenarioContext, node: &str) -> anyhow::Result<ClusterState> {
     ctx.until("the node is released", |world| is_released(world, node)).await
 }

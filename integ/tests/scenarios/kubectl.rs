@@ -4,7 +4,7 @@ use models::names::SYSTEM_NAMESPACE;
 use serde_json::json;
 
 use crate::support::{ScenarioContext, nodes, run};
-use crate::uninstall::{plugin, said};
+use crate::uninstall::{output_text, plugin};
 
 /// The rows and words of a kubectl table; no column of the operator's resources contains a space.
 fn rows(table: &str) -> Vec<Vec<&str>> {
@@ -72,8 +72,8 @@ async fn kubectl_get_shows_state_of_nodes_and_operator() -> anyhow::Result<()> {
 /// The output of `kubectl brupop status`.
 async fn status(ctx: &ScenarioContext) -> anyhow::Result<String> {
     let output = plugin(ctx, &["status"]).await?;
-    anyhow::ensure!(output.status.success(), "{}", said(&output));
-    Ok(said(&output))
+    anyhow::ensure!(output.status.success(), "{}", output_text(&output));
+    Ok(output_text(&output))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use integ::bed::BedOptions;
+use integ::bed::TestClusterOptions;
 use integ::host::{Command, EventKind, Fault, UpdatesSettings, VersionLock, Worker};
-use integ::oracle::{Attempt, Field, World};
+use integ::oracle::{Attempt, ClusterState, Field};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -27,12 +27,12 @@ fn label() -> Field {
 }
 
 /// The value of the label on a node.
-fn labelled<'a>(world: &'a World, node: &str) -> Option<&'a str> {
+fn labelled<'a>(world: &'a ClusterState, node: &str) -> Option<&'a str> {
     world.nodes.get(node)?.fields.get(&label()).map(String::as_str)
 }
 
 /// The fields of a node that the manager of the label owns.
-fn owned(world: &World, node: &str) -> BTreeSet<Field> {
+fn owned(world: &ClusterState, node: &str) -> BTreeSet<Field> {
     let owners = world.nodes.get(node).map(|node| node.owners.clone()).unwrap_or_default();
     owners.into_iter().filter(|(_, managers)| managers.contains(LABEL_MANAGER)).map(|(field, _)| field).collect()
 }
@@ -54,7 +54,7 @@ async fn other_system(ctx: &ScenarioContext, name: &str) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn label_nodes_labels_bottlerocket_nodes_unless_label_is_set() -> anyhow::Result<()> {
-    let mut options = BedOptions { labelled: false, ..nodes(3) };
+    let mut options = TestClusterOptions { labelled: false, ..nodes(3) };
     options.policy["labelNodes"] = json!(true);
     let no = format!("{INTERFACE_LABEL}=none");
     let ending = run(options, async |ctx| {
@@ -78,7 +78,8 @@ async fn label_nodes_labels_bottlerocket_nodes_unless_label_is_set() -> anyhow::
         assert_eq!(world.shadows.len(), 2);
 
         // Switched off, it removes nothing, and sets nothing again.
-        let seen = |world: &World| world.operator.as_ref().and_then(|operator| operator.status.observed_generation);
+        let seen =
+            |world: &ClusterState| world.operator.as_ref().and_then(|operator| operator.status.observed_generation);
         let before = seen(&world);
         ctx.policy(&json!({"labelNodes": false})).await?;
         let world = ctx.until("the change of policy is seen", |world| seen(world) > before).await?;
@@ -108,14 +109,14 @@ async fn label_nodes_labels_bottlerocket_nodes_unless_label_is_set() -> anyhow::
 }
 
 /// Time after a permit at which a node with a silent agent is released: the permit's life and the longest shutdown.
-const CERTAIN: Duration = Duration::from_secs(300);
+const CERTAIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The node whose label is set and removed; another one never has it.
 const NODE: &str = "node-1";
 
 /// Options of a test cluster without labelled nodes.
-fn unlabelled() -> BedOptions {
-    BedOptions { labelled: false, ..nodes(2) }
+fn unlabelled() -> TestClusterOptions {
+    TestClusterOptions { labelled: false, ..nodes(2) }
 }
 
 /// Labels the node and waits until its agent has reported.
@@ -148,7 +149,7 @@ async fn leave(ctx: &ScenarioContext, step: Option<Step>) -> anyhow::Result<()> 
 }
 
 /// Returns true if nothing of the operator is left of the node.
-fn has_left(world: &World) -> bool {
+fn has_left(world: &ClusterState) -> bool {
     let agent = |pod: &integ::oracle::Pod| pod.name.starts_with("brupop-agent") && pod.node.as_deref() == Some(NODE);
     world.shadows.is_empty()
         && !world.nodes[NODE].claimed()
@@ -276,7 +277,7 @@ async fn node_unlabelled_during_arming_keeps_shadow_while_host_is_armed() -> any
         withdraw(ctx, NODE).await?;
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
-        ctx.bed.wait("the node is released", CERTAIN, |history| is_released(&history.end(), NODE)).await?;
+        ctx.bed.wait("the node is released", CERTAIN_TIMEOUT, |history| is_released(&history.end(), NODE)).await?;
         let snapshot = host.snapshot();
         anyhow::ensure!(is_armed(host) && snapshot.boot_id == boot, "the host is armed and was not rebooted");
         ctx.renewals(2).await?;

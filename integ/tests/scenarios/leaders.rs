@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Context as _;
 use deploy::Component;
 use futures::StreamExt as _;
-use integ::bed::BedOptions;
+use integ::bed::TestClusterOptions;
 use integ::host::{Command, Fault, Host, Worker};
 use integ::kubelet::PodProcess;
-use integ::oracle::{Expectations, Shadow, World};
+use integ::oracle::{ClusterState, Expectations, Shadow};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -28,7 +28,7 @@ use crate::interfere::{blocked_drain, finish_command, poll, release_into_blocked
 use crate::support::{NEW, ScenarioContext, nodes, run, run_expecting, shadow_of, step_of};
 
 /// Options for so many nodes with two controllers.
-pub(crate) fn two_controllers(count: usize) -> BedOptions {
+pub(crate) fn two_controllers(count: usize) -> TestClusterOptions {
     let mut options = nodes(count);
     options.deploy.controller_replicas = 2;
     options
@@ -64,13 +64,13 @@ async fn stopped_leader_does_not_act_after_losing_lease() -> anyhow::Result<()> 
         for round in 0..ROUNDS {
             let version = Version::new(1, 20, 5 + round);
             ctx.bed.releases.publish(version.clone());
-            let changes = ctx.chance.random_range(1..120);
+            let changes = ctx.rng.random_range(1..120);
             after_changes(ctx, changes, &version).await?;
             let old = leader(ctx).await?;
             signal(std::slice::from_ref(&old), Signal::SIGSTOP);
             until_other_leader(ctx, &old).await?;
             // The new leader has begun when the old one continues in the middle of its work.
-            let changes = ctx.chance.random_range(1..30);
+            let changes = ctx.rng.random_range(1..30);
             after_changes(ctx, changes, &version).await?;
             signal(std::slice::from_ref(&old), Signal::SIGCONT);
             until_ended(ctx, &old).await?;
@@ -203,7 +203,7 @@ async fn deleted_leader_releases_lease_and_standby_takes_over() -> anyhow::Resul
 }
 
 /// The node of an operator's pod.
-fn node_of(world: &World, pod: &str) -> Option<String> {
+fn node_of(world: &ClusterState, pod: &str) -> Option<String> {
     world.pods.get(&(SYSTEM_NAMESPACE.to_owned(), pod.to_owned()))?.node.clone()
 }
 
@@ -279,7 +279,7 @@ const SKEW: i32 = 5 * 3600;
 
 /// Restarts the controllers with clocks that are wrong by so many seconds, and returns when they work and the earlier
 /// ones have ended.
-async fn wrong_by(ctx: &ScenarioContext, seconds: i32) -> anyhow::Result<()> {
+async fn restart_with_clock_skew(ctx: &ScenarioContext, seconds: i32) -> anyhow::Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
     let mut deployment = deployments.get(CONTROLLER).await?;
     let container = deployment.spec.template.spec.as_mut().map(|s| &mut s.containers[0]);
@@ -345,13 +345,13 @@ async fn leader_clock_skew_does_not_affect_updates() -> anyhow::Result<()> {
     let ending = run(two_controllers(2), async |ctx| {
         ctx.guarded_shop(4).await?;
         ctx.install().await?;
-        wrong_by(ctx, -SKEW).await?;
+        restart_with_clock_skew(ctx, -SKEW).await?;
         let node = release_into_blocked_drain(ctx).await?;
         let before =
             shadow_of(&ctx.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
         ensure_times_within_scenario(ctx, began).await?;
         // To this one the previous one's drain began ten hours ago.
-        wrong_by(ctx, SKEW).await?;
+        restart_with_clock_skew(ctx, SKEW).await?;
         let after =
             shadow_of(&ctx.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
         anyhow::ensure!(before.is_some() && before == after, "the drain goes on: {before:?} {after:?}");

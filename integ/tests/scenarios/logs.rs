@@ -22,8 +22,8 @@ fn decisions(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Vec<String>> {
     for line in lines(ctx)? {
         // Example:
         // `2026-01-01T00:00:00.000000Z  INFO controller::decisions: node drained node="a" attempt=1 version=1.20.5`.
-        let Some((head, said)) = line.split_once(" controller::decisions: ") else { continue };
-        let Some((text, fields)) = said.split_once(&format!(" node={node:?}")) else { continue };
+        let Some((head, rest)) = line.split_once(" controller::decisions: ") else { continue };
+        let Some((text, fields)) = rest.split_once(&format!(" node={node:?}")) else { continue };
         anyhow::ensure!(fields.contains("attempt=1") && fields.contains("version=1.20.5"), "{line}");
         let at = head.split_whitespace().next().unwrap_or_default().parse()?;
         decisions.push((at, text.to_owned()));

@@ -19,7 +19,7 @@ use crate::support::{nodes, run};
 struct LossyProxy {
     url: String,
     /// Prefix of the request whose response is lost, once.
-    loses: Arc<Mutex<Option<String>>>,
+    drops: Arc<Mutex<Option<String>>>,
     task: JoinHandle<()>,
 }
 
@@ -42,8 +42,8 @@ impl LossyProxy {
         let upstream = control_plane.url().strip_prefix("https://").context("the API server has TLS")?.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("https://{}", listener.local_addr()?);
-        let loses: Arc<Mutex<Option<String>>> = Arc::default();
-        let rule = loses.clone();
+        let drops: Arc<Mutex<Option<String>>> = Arc::default();
+        let rule = drops.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (acceptor, connector) = (acceptor.clone(), connector.clone());
@@ -51,16 +51,16 @@ impl LossyProxy {
                 tokio::spawn(async move { serve(stream, acceptor, connector, &upstream, &rule).await });
             }
         });
-        Ok(Self { url, loses, task })
+        Ok(Self { url, drops, task })
     }
 
     /// Loses the response to the next request with this prefix.
-    fn lose(&self, request: &str) {
-        *self.loses.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.to_owned());
+    fn drop_next_response(&self, request: &str) {
+        *self.drops.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.to_owned());
     }
 
     fn has_dropped_response(&self) -> bool {
-        self.loses.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.drops.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 }
 
@@ -119,7 +119,7 @@ async fn update_continues_after_lost_api_response() -> anyhow::Result<()> {
         ctx.bed.add_node("node-1").await?;
         ctx.install().await?;
         // The check before the reboot permit.
-        proxy.lose("GET /api/v1/nodes/node-1");
+        proxy.drop_next_response("GET /api/v1/nodes/node-1");
         ctx.release();
         ctx.updated().await?;
         anyhow::ensure!(proxy.has_dropped_response(), "no answer was lost");

@@ -1,6 +1,6 @@
 //! Nodes that users and other controllers change.
 
-use integ::bed::BedOptions;
+use integ::bed::TestClusterOptions;
 use integ::oracle::Field;
 use models::condition::ConditionStatus;
 use models::operator::DEGRADED;
@@ -48,7 +48,7 @@ async fn update_keeps_cordon_labels_annotations_and_taints_of_user() -> anyhow::
 #[tokio::test(flavor = "multi_thread")]
 async fn node_deletion_during_drain_frees_slot_and_recreated_node_gets_new_shadow() -> anyhow::Result<()> {
     let mut old_uids = (String::new(), String::new());
-    let ending = run(BedOptions { ..nodes(3) }, async |ctx| {
+    let ending = run(TestClusterOptions { ..nodes(3) }, async |ctx| {
         // Pods on all nodes, none of which may be evicted: the first node is blocked in its drain.
         ctx.guarded_shop(3).await?;
         ctx.install().await?;

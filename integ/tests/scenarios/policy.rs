@@ -1,7 +1,7 @@
 //! The `enabled` switch, and the operator's resource as a whole.
 
-use integ::bed::BedOptions;
-use integ::oracle::World;
+use integ::bed::TestClusterOptions;
+use integ::oracle::ClusterState;
 use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::shadow::{HostState, Step};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::support::{NEW, OLD, SHOP, ScenarioContext, is_updated, nodes, other, run, shadow_of, status, step_of};
 
 /// Returns true if every agent has reported that its host offers [`NEW`].
-fn known(world: &World) -> bool {
+fn known(world: &ClusterState) -> bool {
     world.shadows.len() == world.nodes.len()
         && world
             .shadows
@@ -18,7 +18,7 @@ fn known(world: &World) -> bool {
 }
 
 /// Returns true if the operator's status counts so many nodes that wait for this reason.
-pub(crate) fn wait_for(world: &World, reason: &str, nodes: i64) -> bool {
+pub(crate) fn wait_for(world: &ClusterState, reason: &str, nodes: i64) -> bool {
     world.operator.as_ref().is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == reason && w.nodes == nodes))
 }
 
@@ -48,7 +48,7 @@ async fn relax_pdb(ctx: &ScenarioContext) -> anyhow::Result<()> {
 
 /// Creates the operator's resource: the test cluster's own policy with a change.
 pub(crate) async fn create_policy(ctx: &ScenarioContext, change: &Value) -> anyhow::Result<()> {
-    let mut spec = BedOptions::default().policy;
+    let mut spec = TestClusterOptions::default().policy;
     for (key, value) in change.as_object().into_iter().flatten() {
         spec[key] = value.clone();
     }
@@ -108,7 +108,7 @@ async fn disabling_policy_completes_running_update_and_blocks_others() -> anyhow
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_update_starts_without_operator_resource() -> anyhow::Result<()> {
-    let options = BedOptions { policy: Value::Null, ..nodes(2) };
+    let options = TestClusterOptions { policy: Value::Null, ..nodes(2) };
     let ending = run(options, async |ctx| {
         ctx.bed.install().await?;
         ctx.until("every agent has reported", |world| {

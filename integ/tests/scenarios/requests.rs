@@ -84,7 +84,7 @@ fn print(title: &str, table: &Table) {
 
 /// The agent's reports, write by write, to explain a surplus.
 fn reports(records: &[Record]) -> Vec<String> {
-    let said = |record: &Record| {
+    let describe = |record: &Record| {
         let status = &record.request.as_ref()?["status"];
         let agent = &status["agent"];
         let armed = agent["armed"]["phase"].as_str().unwrap_or("nothing armed");
@@ -102,7 +102,7 @@ fn reports(records: &[Record]) -> Vec<String> {
         ))
     };
     let writes = records.iter().filter(|r| part(r) == Some("web API") && r.what() == "bottlerocketshadows/status");
-    writes.filter_map(said).collect()
+    writes.filter_map(describe).collect()
 }
 
 /// Duration of a watch before its client opens it again, in seconds.
@@ -130,9 +130,9 @@ async fn idle_cluster_causes_only_lease_writes_and_open_watches() -> anyhow::Res
         // each second.
         ctx.renewals(2).await?;
         let from = Timestamp::now();
-        let looks = looks(ctx);
+        let refreshes = refreshes(ctx);
         ctx.renewals(3).await?;
-        assert!(self::looks(ctx) > looks, "the hosts were looking for updates meanwhile");
+        assert!(self::refreshes(ctx) > refreshes, "the hosts were looking for updates meanwhile");
         let (until, all) = (Timestamp::now(), recorded(ctx).await?);
         let idle = requests(&all).filter(|record| record.received > from && part(record).is_some()).cloned();
         let (writes, reads): (Vec<_>, Vec<_>) = idle.partition(Record::is_write);
@@ -162,7 +162,7 @@ async fn idle_cluster_causes_only_lease_writes_and_open_watches() -> anyhow::Res
 }
 
 /// Number of the hosts' checks for updates.
-fn looks(ctx: &ScenarioContext) -> usize {
+fn refreshes(ctx: &ScenarioContext) -> usize {
     ctx.bed.members.iter().flat_map(|m| m.host.log()).filter(|e| is_call(e, "refresh-updates")).count()
 }
 

@@ -27,7 +27,7 @@ use crate::tokens::{agents_token, url, web_api};
 
 /// Time after a permit at which a node with a silent agent is released: the permit's life and the longest shutdown, and
 /// some.
-const CERTAIN: Duration = Duration::from_secs(300);
+const CERTAIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 const EXPECTED: Expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
 
@@ -59,7 +59,9 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
 
         repeat_events(ctx, other).await?;
         read_shadow_past_caches(ctx, other).await?;
-        ctx.bed.wait("the silent node is released", CERTAIN, |history| is_released(&history.end(), &silent)).await?;
+        ctx.bed
+            .wait("the silent node is released", CERTAIN_TIMEOUT, |history| is_released(&history.end(), &silent))
+            .await?;
         signal(&[agent], Signal::SIGCONT);
         ctx.until("the silent node is updated", |world| is_updated(world, &silent)).await?;
 

@@ -1,6 +1,6 @@
 //! Updates without obstacles.
 
-use integ::bed::BedOptions;
+use integ::bed::TestClusterOptions;
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION};
 use models::shadow::Step;
 use serde_json::json;
@@ -15,7 +15,7 @@ fn label() -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
     const PODS: usize = 6;
-    let ending = run(BedOptions { nodes: 3, ..BedOptions::default() }, async |ctx| {
+    let ending = run(TestClusterOptions { nodes: 3, ..TestClusterOptions::default() }, async |ctx| {
         ctx.shop(PODS).await?;
         ctx.install().await?;
         ctx.release();
@@ -51,7 +51,7 @@ async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_labelled_node_gets_shadow_and_update() -> anyhow::Result<()> {
-    let ending = run(BedOptions { labelled: false, ..nodes(2) }, async |ctx| {
+    let ending = run(TestClusterOptions { labelled: false, ..nodes(2) }, async |ctx| {
         ctx.bed.install().await?;
         ctx.release();
         ctx.kubectl(&["-n", "brupop-system", "rollout", "status", "deployment", "--timeout=60s"]).await?;
@@ -75,7 +75,7 @@ async fn only_labelled_node_gets_shadow_and_update() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn agent_waits_for_its_shadow() -> anyhow::Result<()> {
-    let mut options = BedOptions { labelled: false, ..nodes(2) };
+    let mut options = TestClusterOptions { labelled: false, ..nodes(2) };
     options.policy["maxUnavailable"] = json!(1);
     let ending = run(options, async |ctx| {
         ctx.bed.install().await?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use base64::Engine as _;
 use deploy::Component;
-use integ::bed::{BedOptions, TestNode, merge};
+use integ::bed::{TestClusterOptions, TestNode, merge};
 use integ::host::{Command, Fault, Worker};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -38,8 +38,8 @@ use crate::support::{NEW, ScenarioContext, nodes, run, shadow_of, status};
 const WAIT: &str = "--trust-wait=4s";
 const LAG: Duration = Duration::from_secs(3);
 
-fn options(count: usize) -> BedOptions {
-    let mut options = BedOptions { volume_lag: LAG, ..nodes(count) };
+fn options(count: usize) -> TestClusterOptions {
+    let mut options = TestClusterOptions { volume_lag: LAG, ..nodes(count) };
     options.deploy.controller_args = vec![WAIT.to_owned()];
     options
 }
@@ -109,7 +109,7 @@ fn url(host: &str, node: &str, rest: &str) -> String {
 }
 
 /// A client of the web API that acts as a node's agent.
-struct Asker {
+struct AgentClient {
     volumes: Volumes,
     proxy: String,
     node: String,
@@ -117,7 +117,7 @@ struct Asker {
     kept: Option<(Vec<u8>, Client)>,
 }
 
-impl Asker {
+impl AgentClient {
     fn client(&mut self) -> anyhow::Result<Client> {
         let now = self.volumes.bundle()?;
         match &self.kept {
@@ -155,14 +155,14 @@ impl Asker {
 
 /// Results of a load.
 #[derive(Debug, Default)]
-struct Tally {
+struct LoadCounts {
     asked: AtomicUsize,
     reported: AtomicUsize,
     streams: AtomicUsize,
     refused: Mutex<Vec<String>>,
 }
 
-impl Tally {
+impl LoadCounts {
     fn refused(&self, node: &str, error: &anyhow::Error) {
         let text = format!("{} {node}: {error:?}", Timestamp::now());
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).push(text);
@@ -172,21 +172,21 @@ impl Tally {
 /// Load on the web API as the agents of some nodes: reads, reports and streams, until it is dropped.
 struct Load {
     nodes: usize,
-    tally: Arc<Tally>,
+    tally: Arc<LoadCounts>,
     _tasks: JoinSet<()>,
 }
 
 impl Load {
     async fn of(ctx: &ScenarioContext, nodes: &[&str]) -> anyhow::Result<Self> {
-        let tally = Arc::new(Tally::default());
+        let tally = Arc::new(LoadCounts::default());
         let mut tasks = JoinSet::new();
         for node in nodes {
             let (volumes, proxy) = (Volumes::of(ctx, node).await?, ctx.bed.proxy_url());
-            let asker =
-                || Asker { volumes: volumes.clone(), proxy: proxy.clone(), node: (*node).to_owned(), kept: None };
-            tasks.spawn(read_in_loop(asker(), tally.clone()));
-            tasks.spawn(report_in_loop(asker(), tally.clone()));
-            tasks.spawn(stream_in_loop(asker(), tally.clone()));
+            let client =
+                || AgentClient { volumes: volumes.clone(), proxy: proxy.clone(), node: (*node).to_owned(), kept: None };
+            tasks.spawn(read_in_loop(client(), tally.clone()));
+            tasks.spawn(report_in_loop(client(), tally.clone()));
+            tasks.spawn(stream_in_loop(client(), tally.clone()));
         }
         Ok(Self { nodes: nodes.len(), tally, _tasks: tasks })
     }
@@ -211,10 +211,10 @@ impl Load {
 }
 
 /// Reads in a loop, with a new connection each time.
-async fn read_in_loop(asker: Asker, tally: Arc<Tally>) {
+async fn read_in_loop(client: AgentClient, tally: Arc<LoadCounts>) {
     loop {
-        if let Err(error) = asker.ask().await {
-            tally.refused(&asker.node, &error);
+        if let Err(error) = client.ask().await {
+            tally.refused(&client.node, &error);
         }
         tally.asked.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -222,29 +222,29 @@ async fn read_in_loop(asker: Asker, tally: Arc<Tally>) {
 }
 
 /// Reports in a loop, with a connection that is kept.
-async fn report_in_loop(mut asker: Asker, tally: Arc<Tally>) {
+async fn report_in_loop(mut client: AgentClient, tally: Arc<LoadCounts>) {
     let mut view = None;
     loop {
         let answer = match &view {
-            None => asker.ask().await,
+            None => client.ask().await,
             Some(view) => {
                 tally.reported.fetch_add(1, Ordering::Relaxed);
-                asker.report(view).await.context("a report")
+                client.report(view).await.context("a report")
             }
         };
-        view = answer.inspect_err(|error| tally.refused(&asker.node, error)).ok();
+        view = answer.inspect_err(|error| tally.refused(&client.node, error)).ok();
         tokio::time::sleep(BETWEEN_REPORTS).await;
     }
 }
 
 /// Holds a stream, and opens the next one at once when the server has ended it.
-async fn stream_in_loop(mut asker: Asker, tally: Arc<Tally>) {
+async fn stream_in_loop(mut client: AgentClient, tally: Arc<LoadCounts>) {
     loop {
         let opened = || {
             tally.streams.fetch_add(1, Ordering::Relaxed);
         };
-        if let Err(error) = asker.hold(opened).await {
-            tally.refused(&asker.node, &error.context("a stream"));
+        if let Err(error) = client.hold(opened).await {
+            tally.refused(&client.node, &error.context("a stream"));
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }
@@ -473,7 +473,7 @@ async fn rotation_completes_when_leader_is_killed() -> anyhow::Result<()> {
                 let before = material(ctx).await?;
                 ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, &round.to_string()).await?;
                 // Anywhere from before the first write to after the last.
-                let later = Duration::from_millis(ctx.chance.random_range(0..7000));
+                let later = Duration::from_millis(ctx.rng.random_range(0..7000));
                 tokio::time::sleep(later).await;
                 let leads = leader(ctx).await?;
                 signal(&[leads], Signal::SIGKILL);
@@ -652,8 +652,11 @@ async fn provided_certificate_is_replaced_live_and_invalid_one_is_rejected() -> 
         bad["data"]["tls.key"] = base64(&one.key.serialize_pem()).into();
         let load = Load::of(ctx, &["node-1", "node-2"]).await?;
         provide(ctx, bad).await?;
-        let said = ctx.until_operator("Degraded", ConditionStatus::True).await?;
-        anyhow::ensure!(said.reason == "CertificatesInvalid" && said.message.contains("tls.key"), "{said:?}");
+        let condition = ctx.until_operator("Degraded", ConditionStatus::True).await?;
+        anyhow::ensure!(
+            condition.reason == "CertificatesInvalid" && condition.message.contains("tls.key"),
+            "{condition:?}"
+        );
         anyhow::ensure!(!trust(ctx).await?[TRUST_CA_KEY].contains(third.certificate.trim()), "no one could use it");
         load.end().await?;
         provide(ctx, other.secret(&other.certificate)?).await?;

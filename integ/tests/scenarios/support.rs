@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::{StreamExt as _, TryStreamExt as _};
-use integ::bed::{Bed, BedOptions, workload};
+use integ::bed::{TestCluster, TestClusterOptions, workload};
 use integ::host::EventKind;
-use integ::oracle::{Attempt, Expectations, Field, History, Node, Property, Shadow, Verdict, World};
+use integ::oracle::{Attempt, ClusterState, Expectations, Field, History, Node, Property, Shadow, Verdict};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -26,7 +26,7 @@ use crate::interfere::poll;
 
 /// Number of scenarios that run at a time, if the test runner has as many threads (`make` sets that).
 const AT_ONCE: usize = 6;
-static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
+static RUNNING: Semaphore = Semaphore::const_new(AT_ONCE);
 
 /// Longest wait for anything in a scenario; nothing is measured by it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -45,20 +45,20 @@ pub(crate) const NEW: Version = Version::new(1, 20, 5);
 /// A running scenario.
 pub(crate) struct ScenarioContext {
     /// The test cluster: control plane and nodes. [`ScenarioContext::install`] installs the operator.
-    pub(crate) bed: Bed,
+    pub(crate) bed: TestCluster,
     /// Random numbers of the scenario.
-    pub(crate) chance: StdRng,
+    pub(crate) rng: StdRng,
 }
 
 /// A scenario after its end.
-pub(crate) struct Ending {
+pub(crate) struct ScenarioResult {
     /// The API server's whole history.
     pub(crate) history: History,
     /// The oracle's verdict: safe, or [`run`] would have failed.
     pub(crate) verdict: Verdict,
 }
 
-impl Ending {
+impl ScenarioResult {
     /// Asserts that so many attempts were made, all of which ended with an update.
     pub(crate) fn assert_updates(&self, updates: usize) {
         let attempts = self.history.attempts();
@@ -66,36 +66,36 @@ impl Ending {
     }
 
     /// The cluster state at the end.
-    pub(crate) fn world(&self) -> World {
+    pub(crate) fn world(&self) -> ClusterState {
         self.history.end()
     }
 }
 
 /// Runs a scenario on its own test cluster, and judges it: all safety properties must hold, and no claim may be left.
 pub(crate) async fn run(
-    options: BedOptions,
+    options: TestClusterOptions,
     scenario: impl AsyncFnOnce(&mut ScenarioContext) -> anyhow::Result<()>,
-) -> anyhow::Result<Ending> {
+) -> anyhow::Result<ScenarioResult> {
     run_expecting(options, Expectations { max_unavailable: Some(1), nothing_left: true }, scenario).await
 }
 
 /// The same with other expectations.
 pub(crate) async fn run_expecting(
-    options: BedOptions,
+    options: TestClusterOptions,
     expectations: Expectations,
     scenario: impl AsyncFnOnce(&mut ScenarioContext) -> anyhow::Result<()>,
-) -> anyhow::Result<Ending> {
+) -> anyhow::Result<ScenarioResult> {
     run_except(None, options, expectations, scenario).await
 }
 
 /// The same, where one property cannot hold for reasons outside of the operator.
 pub(crate) async fn run_except(
     lost: Option<Property>,
-    options: BedOptions,
+    options: TestClusterOptions,
     expectations: Expectations,
     scenario: impl AsyncFnOnce(&mut ScenarioContext) -> anyhow::Result<()>,
-) -> anyhow::Result<Ending> {
-    let _turn = TURNS.acquire().await?;
+) -> anyhow::Result<ScenarioResult> {
+    let _turn = RUNNING.acquire().await?;
     let seed = match std::env::var(SEED) {
         Ok(text) => text.parse().with_context(|| format!("{SEED} is no number"))?,
         Err(_) => rand::random::<u64>(),
@@ -103,27 +103,27 @@ pub(crate) async fn run_except(
     // Shown with a failure, also a panic.
     println!("{SEED}={seed} repeats the choices of this run");
     let began = Timestamp::now();
-    let bed = Bed::start(options).await?;
-    let mut ctx = ScenarioContext { bed, chance: StdRng::seed_from_u64(seed) };
-    let told = scenario(&mut ctx).await;
-    if told.is_ok() && expectations.nothing_left {
+    let bed = TestCluster::start(options).await?;
+    let mut ctx = ScenarioContext { bed, rng: StdRng::seed_from_u64(seed) };
+    let outcome = scenario(&mut ctx).await;
+    if outcome.is_ok() && expectations.nothing_left {
         // A scenario may end with the release of its last node; the slot follows. The oracle reports what stays.
-        let clear = |world: &World| {
+        let clear = |world: &ClusterState| {
             world.nodes.values().all(|node| node.held() || !node.claimed())
                 && world.operator.as_ref().is_none_or(|operator| operator.status.slots.is_empty())
         };
         let _ = ctx.bed.wait("no node has a claim or a slot", LIMIT, |history| clear(&history.end())).await;
     }
     let so_far = ctx.bed.recorder.so_far()?;
-    let complaints = ctx.bed.complaints()?;
-    let evidence = told.is_err().then(|| ctx.evidence());
+    let defect_log_lines = ctx.bed.defect_log_lines()?;
+    let diagnostics = outcome.is_err().then(|| ctx.diagnostics());
     let judged = ctx.bed.judge(&expectations).await;
     let repeat = || format!("{SEED}={seed} repeats its choices; it began at {began} and ended at {}", Timestamp::now());
-    if let Err(error) = told {
+    if let Err(error) = outcome {
         let verdict = judged.map_or_else(|error| format!("{error:#}"), |(verdict, _)| verdict.to_string());
-        let evidence = evidence.unwrap_or_default();
+        let diagnostics = diagnostics.unwrap_or_default();
         return Err(error.context(format!(
-            "the scenario failed; {}\n{}{evidence}{complaints}oracle: {verdict}\n",
+            "the scenario failed; {}\n{}{diagnostics}{defect_log_lines}oracle: {verdict}\n",
             repeat(),
             timeline(&so_far, began)
         )));
@@ -131,23 +131,27 @@ pub(crate) async fn run_except(
     let (mut verdict, history) = judged?;
     verdict.violations.retain(|violation| Some(violation.property) != lost);
     verdict.ensure_safe().with_context(|| format!("unsafe; {}\n{}", repeat(), timeline(&history, began)))?;
-    anyhow::ensure!(complaints.is_empty(), "the operator's own output tells of a defect; {}\n{complaints}", repeat());
+    anyhow::ensure!(
+        defect_log_lines.is_empty(),
+        "the operator's own output tells of a defect; {}\n{defect_log_lines}",
+        repeat()
+    );
     let stats = &verdict.stats;
     anyhow::ensure!(
         stats.permits == 0 || stats.node_writes > 0,
         "a permit without a write to any node: {stats:?}; {}",
         repeat()
     );
-    Ok(Ending { history, verdict })
+    Ok(ScenarioResult { history, verdict })
 }
 
 /// Options for so many nodes, without the operator's second and third pods, which a scenario about the nodes does not
 /// need.
-pub(crate) fn nodes(nodes: usize) -> BedOptions {
-    BedOptions {
+pub(crate) fn nodes(nodes: usize) -> TestClusterOptions {
+    TestClusterOptions {
         nodes,
         deploy: deploy::Options { controller_replicas: 1, apiserver_replicas: 1, ..deploy::Options::default() },
-        ..BedOptions::default()
+        ..TestClusterOptions::default()
     }
 }
 
@@ -240,12 +244,16 @@ impl ScenarioContext {
     }
 
     /// Waits until the cluster state meets a condition.
-    pub(crate) async fn until(&self, what: &str, mut holds: impl FnMut(&World) -> bool) -> anyhow::Result<World> {
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        mut holds: impl FnMut(&ClusterState) -> bool,
+    ) -> anyhow::Result<ClusterState> {
         Ok(self.bed.wait(what, LIMIT, |history| holds(&history.end())).await?.end())
     }
 
     /// Waits until a node is in a step of an attempt.
-    pub(crate) async fn until_step(&self, node: &str, step: Step) -> anyhow::Result<World> {
+    pub(crate) async fn until_step(&self, node: &str, step: Step) -> anyhow::Result<ClusterState> {
         self.until(&format!("{node} is in {step:?}"), |world| step_of(world, node) == Some(step)).await
     }
 
@@ -292,8 +300,8 @@ impl ScenarioContext {
     pub(crate) async fn restart(&self, component: deploy::Component) -> anyhow::Result<()> {
         let namespace = if component == deploy::Component::Agent { AGENT_NAMESPACE } else { SYSTEM_NAMESPACE };
         let selector = format!("app.kubernetes.io/component={}", component.name());
-        let said = self.kubectl(&["-n", namespace, "delete", "pod", "-l", &selector]).await?;
-        anyhow::ensure!(said.contains("deleted"), "there was no pod to restart: {said}");
+        let output = self.kubectl(&["-n", namespace, "delete", "pod", "-l", &selector]).await?;
+        anyhow::ensure!(output.contains("deleted"), "there was no pod to restart: {output}");
         Ok(())
     }
 
@@ -308,7 +316,7 @@ impl ScenarioContext {
     }
 
     /// The end of the output of the operator's pods, and the requests to the hosts.
-    fn evidence(&self) -> String {
+    fn diagnostics(&self) -> String {
         const LINES: usize = 25;
         let mut text = String::new();
         for path in self.bed.log_files() {
@@ -335,22 +343,22 @@ impl ScenarioContext {
 }
 
 /// The shadow of a node, by the node's name.
-pub(crate) fn shadow_of<'a>(world: &'a World, node: &str) -> Option<&'a Shadow> {
+pub(crate) fn shadow_of<'a>(world: &'a ClusterState, node: &str) -> Option<&'a Shadow> {
     world.shadow_of(world.nodes.get(node)?).map(AsRef::as_ref)
 }
 
 /// The step that a node is in.
-pub(crate) fn step_of(world: &World, node: &str) -> Option<Step> {
+pub(crate) fn step_of(world: &ClusterState, node: &str) -> Option<Step> {
     shadow_of(world, node)?.step()
 }
 
 /// A condition of a node's shadow.
-pub(crate) fn condition_of<'a>(world: &'a World, node: &str, type_: &str) -> Option<&'a Condition> {
+pub(crate) fn condition_of<'a>(world: &'a ClusterState, node: &str, type_: &str) -> Option<&'a Condition> {
     find_condition(&shadow_of(world, node)?.status.conditions, type_)
 }
 
 /// A condition of the operator's resource.
-pub(crate) fn operator_condition<'a>(world: &'a World, type_: &str) -> Option<&'a Condition> {
+pub(crate) fn operator_condition<'a>(world: &'a ClusterState, type_: &str) -> Option<&'a Condition> {
     find_condition(&world.operator.as_ref()?.status.conditions, type_)
 }
 
@@ -358,7 +366,7 @@ pub(crate) fn operator_condition<'a>(world: &'a World, type_: &str) -> Option<&'
 pub(crate) const EVENTS_OF_NODES: &str = "default";
 
 /// Returns true if a node runs this version, has no attempt under way and nothing of the operator on it.
-pub(crate) fn is_on(world: &World, node: &str, version: &Version) -> bool {
+pub(crate) fn is_on(world: &ClusterState, node: &str, version: &Version) -> bool {
     world.nodes.get(node).is_some_and(|node| !node.claimed())
         && shadow_of(world, node).is_some_and(|shadow| {
             shadow.status.agent.current_version.as_ref() == Some(version) && shadow.step().is_none()
@@ -372,27 +380,27 @@ pub(crate) fn results(history: &History, node: &str) -> Vec<(Version, String)> {
 }
 
 /// The status of the operator's resource.
-pub(crate) fn status(world: &World) -> BottlerocketUpdateOperatorStatus {
+pub(crate) fn status(world: &ClusterState) -> BottlerocketUpdateOperatorStatus {
     world.operator.as_ref().map(|operator| operator.status.clone()).unwrap_or_default()
 }
 
 /// The record of a node's attempts.
-pub(crate) fn record(world: &World, node: &str) -> Record {
+pub(crate) fn record(world: &ClusterState, node: &str) -> Record {
     shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.clone()).unwrap_or_default()
 }
 
 /// The reason of the end of a node's last attempt.
-pub(crate) fn last_reason(world: &World, node: &str) -> Option<String> {
+pub(crate) fn last_reason(world: &ClusterState, node: &str) -> Option<String> {
     record(world, node).last.map(|last| last.reason)
 }
 
 /// Returns true if a node has no attempt under way, and nothing of the operator on it.
-pub(crate) fn is_released(world: &World, node: &str) -> bool {
+pub(crate) fn is_released(world: &ClusterState, node: &str) -> bool {
     shadow_of(world, node).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[node].claimed()
 }
 
 /// Returns true if a node runs [`NEW`], and is released.
-pub(crate) fn is_updated(world: &World, node: &str) -> bool {
+pub(crate) fn is_updated(world: &ClusterState, node: &str) -> bool {
     is_on(world, node, &NEW)
 }
 

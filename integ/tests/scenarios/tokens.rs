@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context as _;
-use integ::oracle::{Object, World};
+use integ::oracle::{ClusterState, Object};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use models::names::{AGENT_NAMESPACE, APISERVER, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP};
@@ -75,7 +75,7 @@ async fn create_token(ctx: &ScenarioContext, account: &str, audience: &str) -> a
     ctx.kubectl(&["-n", AGENT_NAMESPACE, "create", "token", account, "--audience", audience]).await
 }
 
-fn reported(world: &World) -> Option<serde_json::Value> {
+fn reported(world: &ClusterState) -> Option<serde_json::Value> {
     serde_json::to_value(&shadow_of(world, "node-2")?.status).ok()
 }
 

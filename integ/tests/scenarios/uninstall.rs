@@ -87,7 +87,7 @@ pub(crate) async fn plugin(ctx: &ScenarioContext, arguments: &[&str]) -> anyhow:
     Ok(output)
 }
 
-pub(crate) fn said(output: &Output) -> String {
+pub(crate) fn output_text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -111,16 +111,16 @@ async fn uninstall_during_drain_releases_node_and_restores_cluster() -> anyhow::
         })
         .await?;
         let asked = plugin(ctx, &["uninstall"]).await?;
-        assert!(!asked.status.success() && said(&asked).contains("--yes"), "{}", said(&asked));
+        assert!(!asked.status.success() && output_text(&asked).contains("--yes"), "{}", output_text(&asked));
         let dry = plugin(ctx, &["uninstall", "--dry-run"]).await?;
-        assert!(dry.status.success() && said(&dry).contains("would delete"), "{}", said(&dry));
+        assert!(dry.status.success() && output_text(&dry).contains("would delete"), "{}", output_text(&dry));
         assert!(everything(ctx).await?.iter().any(|id| id.contains("brs-node-1")), "nothing has gone yet");
 
         let done = plugin(ctx, &["uninstall", "--yes"]).await?;
-        assert!(done.status.success(), "{}", said(&done));
+        assert!(done.status.success(), "{}", output_text(&done));
         until_left(ctx, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
         let again = plugin(ctx, &["uninstall", "--yes"]).await?;
-        assert!(again.status.success(), "{}", said(&again));
+        assert!(again.status.success(), "{}", output_text(&again));
         Ok(())
     })
     .await?;
@@ -151,8 +151,8 @@ async fn shell(ctx: &ScenarioContext, line: &str) -> anyhow::Result<String> {
         .kill_on_drop(true)
         .output()
         .await?;
-    anyhow::ensure!(output.status.success(), "{line}: {}", said(&output));
-    Ok(said(&output))
+    anyhow::ensure!(output.status.success(), "{line}: {}", output_text(&output));
+    Ok(output_text(&output))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -169,8 +169,8 @@ async fn documented_commands_uninstall_operator() -> anyhow::Result<()> {
         shell(ctx, &first[0]).await?;
         for look in looks {
             poll("no name is followed by anything", async || {
-                let said = shell(ctx, look).await?;
-                let bare = said.lines().all(|line| line.split_whitespace().count() < 2);
+                let output = shell(ctx, look).await?;
+                let bare = output.lines().all(|line| line.split_whitespace().count() < 2);
                 Ok(bare.then_some(()))
             })
             .await?;
@@ -196,7 +196,7 @@ async fn uninstall_waits_for_running_update_and_reports_it() -> anyhow::Result<(
         })
         .await?;
         let waited = plugin(ctx, &["uninstall", "--yes", "--timeout", "2s"]).await?;
-        let text = said(&waited);
+        let text = output_text(&waited);
         assert!(!waited.status.success() && text.contains(&format!("the update of {target} is at Draining")), "{text}");
         assert!(text.contains("--abandon"), "{text}");
         assert!(ctx.kubectl(&["-n", AGENT_NAMESPACE, "get", "daemonset"]).await?.contains("brupop-agent"));
@@ -205,15 +205,15 @@ async fn uninstall_waits_for_running_update_and_reports_it() -> anyhow::Result<(
         ctx.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}=mine")]).await?;
         let gone = plugin(ctx, &["uninstall", "--yes", "--timeout", "1s", "--abandon"]).await?;
         assert!(
-            gone.status.success() && said(&gone).contains(&format!("kubectl uncordon {target}")),
+            gone.status.success() && output_text(&gone).contains(&format!("kubectl uncordon {target}")),
             "{}",
-            said(&gone)
+            output_text(&gone)
         );
         unblock(ctx).await?;
         // Without the hold a second run releases what the first has left.
         ctx.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}-")]).await?;
         let again = plugin(ctx, &["uninstall", "--yes"]).await?;
-        assert!(again.status.success(), "{}", said(&again));
+        assert!(again.status.success(), "{}", output_text(&again));
         let world = ctx.until("the node is as it was", |world| !world.nodes[&target].claimed()).await?;
         assert!(world.shadows.is_empty());
         Ok(())
@@ -255,7 +255,7 @@ async fn earlier_operator_objects(ctx: &ScenarioContext) -> anyhow::Result<Strin
 async fn earlier_operator_is_not_modified() -> anyhow::Result<()> {
     run_expecting(nodes(1), ANY, async |ctx| {
         let free = plugin(ctx, &["preflight"]).await?;
-        assert!(free.status.success(), "{}", said(&free));
+        assert!(free.status.success(), "{}", output_text(&free));
         shell(ctx, &format!("kubectl apply --server-side --field-manager=helm -f {EARLIER}")).await?;
         shell(ctx, &format!("kubectl wait --for=condition=Established -f {EARLIER}")).await?;
         poll("the earlier operator's shadow", async || {
@@ -272,7 +272,11 @@ async fn earlier_operator_is_not_modified() -> anyhow::Result<()> {
         let refused = format!("{:#}", shell(ctx, &forced).await.expect_err("installed"));
         assert!(refused.contains("status.storedVersions"), "{refused}");
         let checked = plugin(ctx, &["preflight"]).await?;
-        assert!(!checked.status.success() && said(&checked).contains("versions v1, v2"), "{}", said(&checked));
+        assert!(
+            !checked.status.success() && output_text(&checked).contains("versions v1, v2"),
+            "{}",
+            output_text(&checked)
+        );
         assert_eq!(everything(ctx).await?, before);
 
         // With everything applied that is not refused, the operator waits, and reports the reason, once.
@@ -296,9 +300,9 @@ async fn earlier_operator_is_not_modified() -> anyhow::Result<()> {
         }
 
         let done = plugin(ctx, &["uninstall", "--yes"]).await?;
-        assert!(done.status.success(), "{}", said(&done));
+        assert!(done.status.success(), "{}", output_text(&done));
         let stays = "CustomResourceDefinition bottlerocketshadows.brupop.bottlerocket.aws stays";
-        assert!(said(&done).contains(stays), "{}", said(&done));
+        assert!(output_text(&done).contains(stays), "{}", output_text(&done));
         until_left(ctx, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
         assert_eq!(earlier_operator_objects(ctx).await?, theirs);
         Ok(())

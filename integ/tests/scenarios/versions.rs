@@ -6,7 +6,7 @@
 
 use anyhow::Context as _;
 use deploy::Component;
-use integ::bed::BedOptions;
+use integ::bed::TestClusterOptions;
 use integ::oracle::{History, Object};
 use models::condition::find_condition;
 use models::names::{AGENT_NAMESPACE, APISERVER, SYSTEM_NAMESPACE};
@@ -88,7 +88,7 @@ async fn roll_out(
 ) -> anyhow::Result<()> {
     ctx.bed.releases.publish(version.clone());
     for part in order {
-        let changes = ctx.chance.random_range(1..30);
+        let changes = ctx.rng.random_range(1..30);
         after_changes(ctx, changes, version).await?;
         replace(ctx, part, tag).await?;
     }
@@ -120,8 +120,9 @@ fn reported_unknown_state(history: &History) -> bool {
     let mut seen = false;
     history.replay(|change, _, _| {
         if let Object::Shadow(shadow) = &change.object {
-            let said = find_condition(&shadow.status.conditions, HOST_REACHABLE);
-            seen |= shadow.spec.state == HostState::Unknown && said.is_some_and(|c| c.reason == "UnsupportedState");
+            let condition = find_condition(&shadow.status.conditions, HOST_REACHABLE);
+            seen |=
+                shadow.spec.state == HostState::Unknown && condition.is_some_and(|c| c.reason == "UnsupportedState");
         }
     });
     seen
@@ -131,7 +132,7 @@ fn reported_unknown_state(history: &History) -> bool {
 async fn rollout_continues_during_component_upgrades_and_rollbacks_in_any_order() -> anyhow::Result<()> {
     const NODES: usize = 2;
     let mut updates = 0;
-    let ending = run(BedOptions { next: Some(NEXT.to_owned()), ..nodes(NODES) }, async |ctx| {
+    let ending = run(TestClusterOptions { next: Some(NEXT.to_owned()), ..nodes(NODES) }, async |ctx| {
         ctx.shop(4).await?;
         ctx.install().await?;
         add_to_the_definitions(ctx).await?;
@@ -160,7 +161,7 @@ async fn rollout_continues_during_component_upgrades_and_rollbacks_in_any_order(
 #[tokio::test(flavor = "multi_thread")]
 async fn older_components_ignore_unknown_desired_state_and_older_controller_ends_unknown_step() -> anyhow::Result<()> {
     let newer = Version::new(1, 20, 6);
-    let ending = run(BedOptions { next: Some(NEXT.to_owned()), ..nodes(1) }, async |ctx| {
+    let ending = run(TestClusterOptions { next: Some(NEXT.to_owned()), ..nodes(1) }, async |ctx| {
         ctx.install().await?;
         add_to_the_definitions(ctx).await?;
         let present = ctx.bed.options.deploy.tag.clone();

@@ -14,10 +14,10 @@ use crate::interfere::{
     agent_on, blocked_drain, finish_command, is_activate, is_armed, permit_of, released,
     request_permit_with_stopped_controllers, resume_controllers, signal, unblock, until_host, withdraw,
 };
-use crate::support::{Ending, NEW, ScenarioContext, is_released, nodes, results, run, shadow_of};
+use crate::support::{NEW, ScenarioContext, ScenarioResult, is_released, nodes, results, run, shadow_of};
 
 /// The reasons of the ends of one node's attempts.
-fn reasons(ending: &Ending, node: &str) -> Vec<String> {
+fn reasons(ending: &ScenarioResult, node: &str) -> Vec<String> {
     results(&ending.history, node).into_iter().map(|(_, reason)| reason).collect()
 }
 
@@ -198,7 +198,7 @@ async fn expired_permit_is_ignored_and_agent_requests_another() -> anyhow::Resul
 
 /// Time after the last permit at which a node with a silent agent is released: the permit's life and the longest
 /// shutdown.
-const CERTAIN: Duration = Duration::from_secs(300);
+const CERTAIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resumed_agent_disarms_host_of_released_node_without_reboot() -> anyhow::Result<()> {
@@ -216,7 +216,7 @@ async fn resumed_agent_disarms_host_of_released_node_without_reboot() -> anyhow:
         withdraw(ctx, &target).await?;
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
-        ctx.bed.wait("the node is released", CERTAIN, |history| is_released(&history.end(), &target)).await?;
+        ctx.bed.wait("the node is released", CERTAIN_TIMEOUT, |history| is_released(&history.end(), &target)).await?;
         anyhow::ensure!(is_armed(host), "no one was there to disarm the host");
         signal(&[agent], Signal::SIGCONT);
         confirmed(ctx, &target).await?;

@@ -123,7 +123,7 @@ fn validator_rejects_only_plans_that_violate_safety_properties() {
         ("a slot in another zone", zones(), false, slots(&["b", "a"]), Some("S1")),
         ("two slots in one zone", zones(), false, slots(&["a", "c"]), None),
         ("a slot while frozen", two(), true, slots(&["b", "a"]), Some("S8")),
-        ("a drain under way goes on while frozen", two(), true, evicts("b", "p-b"), None),
+        ("a drain under way continues while frozen", two(), true, evicts("b", "p-b"), None),
         ("an attempt begins while frozen", two(), true, goes_to("c", Step::Staging), Some("S8")),
         ("an attempt begins", two(), false, goes_to("c", Step::Staging), None),
         ("an image that was wiped is staged again while frozen", two(), true, goes_to("a", Step::Staging), None),

@@ -165,7 +165,7 @@ fn host_armed_by_other_is_disarmed_only_with_permission_for_current_boot() {
     shadow(&mut asked).spec = (**spec).clone();
     assert!(matches!(plan_at(asked.clone(), 2).actions.get("a"), Some(Action::Status { .. })));
     shadow(&mut asked).retry = None;
-    assert_eq!(blocked(&plan_at(asked.clone(), 3)), Some("HostArmedByOther"), "the permission stands in its boot");
+    assert_eq!(blocked(&plan_at(asked.clone(), 3)), Some("HostArmedByOther"), "the permission is valid in its boot");
     asked.facts.boot_id = "b2".into();
     shadow(&mut asked).status.agent.boot_id = Some("b2".into());
     let made = plan_at(asked, 4);

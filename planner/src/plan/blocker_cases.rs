@@ -47,7 +47,7 @@ fn blocker_stays_listed_briefly_after_accepted_eviction_unless_another_blocks() 
     assert!(held.actions.is_empty() && held.wake == Some(t(16)), "{held:?}");
     assert_eq!(named(&plan(&view, &policy, t(16))), ["shop/p-a"]);
 
-    // Another pod blocks by now: that is told at once.
+    // Another pod blocks by now: that is reported at once.
     let node = view.nodes.get_mut("a").unwrap();
     node.blocked.insert("p-a".to_owned(), answer(None, 11, true));
     node.blocked.insert("p-c".to_owned(), answer(Some("shop/web"), 0, false));

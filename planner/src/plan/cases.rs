@@ -10,7 +10,7 @@ use semver::Version;
 use super::{Action, Plan, Wait, plan};
 use crate::claims::Parts;
 use crate::fixtures::*;
-use crate::view::{ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
+use crate::view::{ClusterView, LeaseObservations, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
 
 /// A node got the permit and never came back: its Lease is read every 10 s, not in a loop.
 #[test]
@@ -20,17 +20,17 @@ fn lease_of_lost_node_is_not_read_in_hot_loop() {
     dead.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = true;
     dead.shadow.as_mut().unwrap().status.agent.observed_generation = Some(0);
     let (mut view, policy) = cluster(vec![dead], &["a"]);
-    let mut looks = 0;
+    let mut reads = 0;
     for millisecond in 0..100 {
         let now = t(200).checked_add(jiff::SignedDuration::from_millis(millisecond)).unwrap();
         if plan(&view, &policy, now).actions.get("a") == Some(&Action::LookAtLease) {
-            looks += 1;
+            reads += 1;
             // The result of a reading: the time at which the kubelet last renewed it, before the host died.
             let node = view.nodes.get_mut("a").unwrap();
-            node.lease = Some(LeaseLooks::look(node.lease, Some(t(-30)), now));
+            node.lease = Some(LeaseObservations::add(node.lease, Some(t(-30)), now));
         }
     }
-    assert!(looks <= 1, "{looks} reads of the Lease in 100 ms, one for each turn");
+    assert!(reads <= 1, "{reads} reads of the Lease in 100 ms, one for each turn");
 }
 
 /// Nodes whose pods cannot be evicted give way to the others.
@@ -59,7 +59,7 @@ fn node_lost_after_update_counts_as_version_failure() {
     let plan = plan(&view, &policy, t(3600));
     let Some(Action::Status { status, .. }) = plan.actions.get("a") else { panic!("{:?}", plan.waits) };
     let record = status.report.record.as_ref().unwrap();
-    assert!(!record.version_failures.is_empty(), "charged to no one: {:?}", record.last.as_ref().unwrap().reason);
+    assert!(!record.version_failures.is_empty(), "charged to no node: {:?}", record.last.as_ref().unwrap().reason);
 }
 
 /// While the write that begins a drain is under way, its slot stays, whatever happens to the node meanwhile.
@@ -413,7 +413,7 @@ fn attempt_without_slot_and_claim_gets_no_slot_and_ends() {
                         Action::Status { status, .. } => shadow.status.controller = status.report,
                         Action::Spec { spec } => shadow.spec = *spec,
                         Action::LookAtLease => {
-                            node.lease = Some(LeaseLooks::look(node.lease, Some(t(second)), t(second)));
+                            node.lease = Some(LeaseObservations::add(node.lease, Some(t(second)), t(second)));
                         }
                         other => panic!("{step:?}: {other:?}"),
                     }
@@ -545,7 +545,7 @@ fn nodes_beyond_canary_step_do_not_delay_other_versions() {
         step_done: None,
         approved: false,
     }];
-    // One node has had the first version, and no user has approved that it goes on.
+    // One node has had the first version, and no user has approved that it continues.
     let mut done = node("e");
     done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
     view.nodes.insert("e".into(), done);
@@ -603,9 +603,9 @@ fn blocked_condition_is_kept_until_next_check() {
     let mut bare = at("a", Step::Staged, 0, HostState::StagedUpdate);
     bare.pods = Some(vec![pod("a", true)]);
     let (mut view, policy) = cluster(vec![bare], &[]);
-    let told = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
-    assert!(matches!(&told, Action::Status { note: Some(note), .. } if note.reason == "DrainRefused"));
-    let Action::Status { status, .. } = told else { unreachable!() };
+    let action = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    assert!(matches!(&action, Action::Status { note: Some(note), .. } if note.reason == "DrainRefused"));
+    let Action::Status { status, .. } = action else { unreachable!() };
     let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
     (shadow.status.controller, shadow.status.conditions) = (status.report, status.conditions);
     // No slot is free: it is not checked.
@@ -658,7 +658,7 @@ fn pods_of_refused_nodes_are_watched_only_for_free_slots() {
         let blocked = find_condition(&node.shadow.as_ref().unwrap().status.conditions, BLOCKED);
         blocked.is_some_and(|condition| condition.reason == "DrainRefused")
     };
-    assert_eq!(view.nodes.values().filter(|node| refused(node)).count(), 500, "each says so");
+    assert_eq!(view.nodes.values().filter(|node| refused(node)).count(), 500, "each shows the reason");
 
     // None can be drained, and none is due: as few are watched as there are places.
     view.nodes.remove(&called(500));
@@ -696,12 +696,12 @@ fn current_revision_advances_when_all_nodes_follow_policy() {
 /// A controller of a newer version was downgraded during a step that this one does not know.
 #[test]
 fn attempt_in_unknown_step_is_withdrawn_without_releasing_its_slot() {
-    let mut strange = at("a", Step::Unknown, 0, HostState::RebootedIntoUpdate);
-    let shadow = strange.shadow.as_mut().unwrap();
+    let mut unknown = at("a", Step::Unknown, 0, HostState::RebootedIntoUpdate);
+    let shadow = unknown.shadow.as_mut().unwrap();
     shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: String::new() });
     // So is the agent's report of arming.
     shadow.status.agent.armed = Some(armed(ArmedPhase::Unknown));
-    let (mut view, policy) = cluster(vec![strange], &["a"]);
+    let (mut view, policy) = cluster(vec![unknown], &["a"]);
     let first = plan(&view, &policy, t(10));
     assert!(first.slots.is_none(), "its slot is still its own");
     let Some(Action::Status { status, .. }) = first.actions.get("a") else { panic!("{:?}", first.waits) };
@@ -711,7 +711,7 @@ fn attempt_in_unknown_step_is_withdrawn_without_releasing_its_slot() {
     written(&mut view, &first.actions["a"].clone());
     let second = plan(&view, &policy, t(11));
     let Some(Action::Spec { spec }) = second.actions.get("a") else { panic!("{:?}", second.waits) };
-    assert_eq!(spec.state, HostState::Idle, "the order is taken back first");
+    assert_eq!(spec.state, HostState::Idle, "the desired state is withdrawn first");
 }
 
 /// A compromised agent reports text with terminal control characters.
@@ -736,11 +736,11 @@ fn control_characters_reported_by_agent_are_never_written() {
     let (mut view, policy) = cluster(vec![failed, offers_nothing], &["a"]);
     for node in view.nodes.values_mut() {
         // As read from the cluster.
-        let told = node.shadow.take().unwrap();
+        let shadow = node.shadow.take().unwrap();
         let mut object =
-            models::shadow::BottlerocketShadow::new(&models::names::shadow_name(&node.facts.name), told.spec);
-        object.status = Some(told.status);
-        object.metadata.generation = Some(told.generation);
+            models::shadow::BottlerocketShadow::new(&models::names::shadow_name(&node.facts.name), shadow.spec);
+        object.status = Some(shadow.status);
+        object.metadata.generation = Some(shadow.generation);
         node.shadow = ShadowFacts::project(&object);
     }
     let written = plan(&view, &policy, t(2));
@@ -757,7 +757,7 @@ fn control_characters_reported_by_agent_are_never_written() {
     texts.extend(status.versions.iter().flat_map(|known| [known.variant.clone(), known.arch.clone()]));
     texts.extend(status.waiting.iter().map(|waiting| waiting.reason.clone()));
     texts.extend(status.conditions.iter().map(|condition| condition.message.clone()));
-    assert!(texts.iter().filter(|text| text.contains("[2J  ok")).count() >= 5, "all of it is told: {texts:?}");
+    assert!(texts.iter().filter(|text| text.contains("[2J  ok")).count() >= 5, "all of it is shown: {texts:?}");
     assert!(!texts.iter().any(|text| text.contains(['\u{1b}', '\r', '\n', '\u{202e}'])), "{texts:?}");
 }
 

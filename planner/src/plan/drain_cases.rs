@@ -22,8 +22,8 @@ fn claim_with_deleted_shadow_is_kept_until_permit_wait_is_over() {
     let shadow = orphan.shadow.as_mut().unwrap();
     shadow.status = models::shadow::BottlerocketShadowStatus::default();
     let (mut view, policy) = cluster(vec![orphan], &["a"]);
-    let mut action = |stood, at| {
-        view.nodes.get_mut("a").unwrap().stood = Duration::from_secs(stood);
+    let mut action = |observed_for, at| {
+        view.nodes.get_mut("a").unwrap().observed_for = Duration::from_secs(observed_for);
         let made = plan(&view, &policy, t(at));
         (made.actions.get("a") == Some(&Action::Release), made.wake)
     };
@@ -57,7 +57,7 @@ fn claim_without_label_and_shadow_is_released() {
 #[test]
 fn drain_with_silent_agent_ends_at_deadline() {
     let mut silent = at("a", Step::Draining, 0, HostState::StagedUpdate);
-    silent.shadow.as_mut().unwrap().generation = 2; // the spec was touched, and no one acknowledges it
+    silent.shadow.as_mut().unwrap().generation = 2; // the spec was touched, and it is not acknowledged
     let (view, policy) = cluster(vec![silent], &["a"]);
     let now = t(365 * 24 * 3600);
     let plan = plan(&view, &policy, now);
@@ -98,7 +98,7 @@ fn blocked_drain_names_remaining_pod() {
     draining.pods = Some(vec![pod("1", false), pod("2", false)]);
     draining.blocked = [("p-1".to_owned(), held_back.clone()), ("p-2".to_owned(), held_back)].into();
     let (mut view, policy) = cluster(vec![draining], &["a"]);
-    let mut said = || {
+    let mut message = || {
         for _ in 0..10 {
             let made = plan(&view, &policy, t(10));
             let node = view.nodes.get_mut("a").unwrap();
@@ -114,8 +114,8 @@ fn blocked_drain_names_remaining_pod() {
         }
         panic!("written again and again");
     };
-    assert_eq!(said(), "the PodDisruptionBudget shop/web allows no disruption of shop/p-1; 2 pod(s) left");
-    assert_eq!(said(), "the PodDisruptionBudget shop/web allows no disruption of shop/p-2; 1 pod(s) left");
+    assert_eq!(message(), "the PodDisruptionBudget shop/web allows no disruption of shop/p-1; 2 pod(s) left");
+    assert_eq!(message(), "the PodDisruptionBudget shop/web allows no disruption of shop/p-2; 1 pod(s) left");
 }
 
 fn names(pods: &[super::Eviction]) -> Vec<&str> {
@@ -194,11 +194,11 @@ fn node_uncordoned_during_drain_is_recordoned_with_event_up_to_limit() {
     node.facts.unschedulable = false;
     let cordon: Parts = [crate::claims::Part::Cordon].into_iter().collect();
     node.facts.claims = node.facts.claims.without(cordon);
-    for (made, told, ended) in [(0, false, false), (1, true, false), (3, true, false), (4, false, true)] {
+    for (made, noted, ended) in [(0, false, false), (1, true, false), (3, true, false), (4, false, true)] {
         view.nodes.get_mut("a").unwrap().claims_made = made;
         match plan(&view, &policy, t(1)).actions.remove("a").unwrap() {
             Action::Claim { parts, note } => {
-                assert!(!ended && parts == Parts::USUAL && note.is_some() == told, "{made}: {note:?}");
+                assert!(!ended && parts == Parts::USUAL && note.is_some() == noted, "{made}: {note:?}");
             }
             Action::Status { status, .. } => {
                 let last = status.report.record.unwrap().last.unwrap();
@@ -424,7 +424,7 @@ fn pod_placed_on_drained_node_restarts_drain_once_before_permit() {
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
         let step = status.report.progress.as_ref().unwrap().step;
         if step == Step::Draining {
-            // The agent confirms nothing while it waits for its permit, and the drain goes on and ends all the same.
+            // The agent confirms nothing while it waits for its permit, and the drain continues and ends anyway.
             let mut view = view.clone();
             let node = view.nodes.get_mut("a").unwrap();
             let shadow = node.shadow.as_mut().unwrap();

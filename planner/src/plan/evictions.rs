@@ -1,6 +1,6 @@
 //! The limit of concurrent evictions.
 //!
-//! Evictions that count against one budget make the API server sleep for half a second between its own retries, so each
+//! Evictions that count against one budget make the API server sleep for 0.5 s between its own retries, so each
 //! budget has one at a time, in the whole fleet. A slower one is delayed by `controller/src/eviction.rs` and holds no other one back.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! The whole fleet: the next nodes, within the budget.
 //!
-//! Each node is requests for its next step first. Those that wait for a slot are ranked (`order.rs`), each is checked in
+//! The next step of each node is determined first. Those that wait for a slot are ranked (`order.rs`), each is checked in
 //! that order (`fleet/check.rs`), and gets a slot or a reason to wait (`fleet/assign.rs`). Idle nodes begin last
 //! (`fleet/begin.rs`).
 

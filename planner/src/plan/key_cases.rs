@@ -48,7 +48,7 @@ fn settings_signed_by_replaced_key_are_signed_again() {
         ("by one that was revoked, in an attempt", Some(&jws), &other[..], staging(), true),
         ("by one that was revoked, before the permit", Some(&jws), &other[..], rebooting(), true),
         ("after it", Some(&jws), &other[..], changed(rebooting(), &told), false),
-        ("in another boot than the order's", Some(&jws), &other[..], changed(rebooting(), &elsewhere), false),
+        ("in another boot than the desired state's", Some(&jws), &other[..], changed(rebooting(), &elsewhere), false),
         ("while nothing signs", Some(&jws), &[], staging(), false),
         ("by one that was revoked, when it is being taken back", Some(&jws), &other[..], releasing(), false),
     ] {

@@ -48,7 +48,7 @@ mod tests {
             ("a Bottlerocket node without the label", node(), true, true),
             ("the same while policy does not want it", node(), false, false),
             ("one that has it", with(INTERFACE_VERSION), true, false),
-            ("one on which a user has said no", with("none"), true, false),
+            ("one that a user has excluded", with("none"), true, false),
             ("also by an empty value", with(""), true, false),
             ("one with an older agent's version", with("1.0.0"), true, false),
             ("a node with another system", debian, true, false),

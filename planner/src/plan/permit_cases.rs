@@ -43,8 +43,8 @@ fn permit_is_issued_once_per_request() {
             "permit for n",
         ),
         ("an answer without a request", |view| shadow(view).spec.permit = permit("n"), "AwaitingReboot"),
-        ("another attempt is ordered", |view| shadow(view).spec.attempt = 2, "ProgressLost"),
-        ("the order is gone", |view| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
+        ("another attempt is desired", |view| shadow(view).spec.attempt = 2, "ProgressLost"),
+        ("the desired state is gone", |view| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
     ];
     for (sentence, change, expected) in cases {
         let (mut view, policy) = drained();
@@ -107,10 +107,10 @@ fn blocked_drain_emits_one_event_and_counts_removed_pods() {
     let node = view.nodes.get_mut("a").unwrap();
     node.pods.as_mut().unwrap().retain(|pod| pod.name != "p-c");
     node.blocked = [("p-a".to_owned(), answer(Some("shop/web"), 0, false))].into();
-    let told = plan(&view, &policy, t(6));
-    let Some(Action::Status { status, note: Some(note) }) = told.actions.get("a") else { panic!("{told:?}") };
+    let made = plan(&view, &policy, t(6));
+    let Some(Action::Status { status, note: Some(note) }) = made.actions.get("a") else { panic!("{made:?}") };
     assert_eq!((note.reason, status.report.drain.as_ref().unwrap().removed), ("DrainBlocked", 1));
-    written(&mut view, &told.actions["a"]);
+    written(&mut view, &made.actions["a"]);
     let node = view.nodes.get_mut("a").unwrap();
     node.blocked.insert("p-b".to_owned(), answer(Some("shop/web"), 0, false));
     let more = plan(&view, &policy, t(7));

@@ -9,7 +9,7 @@ use super::{Action, plan};
 use crate::claims::Parts;
 use crate::fixtures::*;
 use crate::policy::Policy;
-use crate::view::{LeaseLooks, NodeView};
+use crate::view::{LeaseObservations, NodeView};
 
 /// The time that a host may take to go down, in seconds.
 fn span() -> u64 {
@@ -40,26 +40,26 @@ fn decide(node: NodeView, second: u64) -> (Option<Action>, Option<i64>) {
     let now = t(second.cast_signed());
     let (mut view, policy) = cluster(vec![node], &["a"]);
     let mut made = plan(&view, &policy, now);
-    if let Some(told @ Action::Status { .. }) = made.actions.get("a") {
+    if let Some(action @ Action::Status { .. }) = made.actions.get("a") {
         // First it shows why it waits.
-        written(&mut view, told);
+        written(&mut view, action);
         made = plan(&view, &policy, now);
     }
     (made.actions.get("a").cloned(), made.wake.map(|wake| wake.duration_since(now).as_secs()))
 }
 
 /// Records two readings of the Lease.
-fn looks(node: &mut NodeView, first: i64, last: i64, second: u64) {
-    let looked = |before, renewed| LeaseLooks::look(before, Some(t(renewed)), t(second.cast_signed()));
-    node.lease = Some(looked(Some(looked(None, first)), last));
+fn observe_lease(node: &mut NodeView, first: i64, last: i64, second: u64) {
+    let observed = |before, renewed| LeaseObservations::add(before, Some(t(renewed)), t(second.cast_signed()));
+    node.lease = Some(observed(Some(observed(None, first)), last));
 }
 
 #[test]
 fn release_after_permit_requires_new_boot_or_lease_renewal_after_wait() {
     let boot = |node: &mut NodeView| node.facts.boot_id = "b2".into();
-    let alive = |node: &mut NodeView| looks(node, 500, 510, span());
-    let dead = |node: &mut NodeView| looks(node, 500, 500, span());
-    let alive_early = |node: &mut NodeView| looks(node, 10, 20, 31);
+    let alive = |node: &mut NodeView| observe_lease(node, 500, 510, span());
+    let dead = |node: &mut NodeView| observe_lease(node, 500, 500, span());
+    let alive_early = |node: &mut NodeView| observe_lease(node, 10, 20, 31);
     let says_so = |node: &mut NodeView| {
         let agent = &mut node.shadow.as_mut().unwrap().status.agent;
         (agent.state, agent.armed) = (Some(HostState::Idle), None);
@@ -86,7 +86,7 @@ fn release_after_permit_requires_new_boot_or_lease_renewal_after_wait() {
 
 #[test]
 fn wait_after_permit_must_elapse_on_cluster_and_monotonic_clock() {
-    for (sentence, stood, second, over, wake) in [
+    for (sentence, observed_for, second, over, wake) in [
         ("neither", 0, 0, false, Some(span())),
         (
             "a clock that ran ahead when it was compared, or behind when it was written",
@@ -99,14 +99,14 @@ fn wait_after_permit_must_elapse_on_cluster_and_monotonic_clock() {
         ("both", span(), span(), true, None),
     ] {
         let mut node = withdrawn();
-        node.stood = Duration::from_secs(stood);
+        node.observed_for = Duration::from_secs(observed_for);
         let (action, woken) = decide(node.clone(), second);
         assert_eq!(action.is_some(), over, "{sentence}: {action:?}");
         if let Some(wake) = wake {
             assert_eq!(woken, Some(wake.cast_signed()), "{sentence}");
         }
         // Nor does a renewal count before it.
-        looks(&mut node, 0, 1, 0);
+        observe_lease(&mut node, 0, 1, 0);
         assert_eq!(decide(node, second).0 == Some(Action::Release), over, "{sentence}");
     }
 }
@@ -114,7 +114,7 @@ fn wait_after_permit_must_elapse_on_cluster_and_monotonic_clock() {
 #[test]
 fn lease_read_with_future_time_is_repeated() {
     let mut node = withdrawn();
-    looks(&mut node, 0, 0, 100_000);
+    observe_lease(&mut node, 0, 0, 100_000);
     assert_eq!(decide(node, span() + 1).0, Some(Action::LookAtLease));
 }
 
@@ -123,34 +123,34 @@ fn lease_read_with_future_time_is_repeated() {
 fn release_without_progress_waits_for_longest_shutdown() {
     let mut node = withdrawn();
     node.shadow.as_mut().unwrap().status.controller.progress = None;
-    for (stood, released) in [(0, false), (span() - 1, false), (span(), true)] {
-        node.stood = Duration::from_secs(stood);
+    for (observed_for, released) in [(0, false), (span() - 1, false), (span(), true)] {
+        node.observed_for = Duration::from_secs(observed_for);
         let (action, _) = decide(node.clone(), 1);
-        assert_eq!(action == Some(Action::Release), released, "after {stood} s: {action:?}");
+        assert_eq!(action == Some(Action::Release), released, "after {observed_for} s: {action:?}");
     }
 }
 
 #[test]
 fn formerly_held_node_is_released_after_longest_shutdown() {
-    for (stood, released) in [(1, false), (span(), true)] {
+    for (observed_for, released) in [(1, false), (span(), true)] {
         let mut node = withdrawn();
         node.shadow.as_mut().unwrap().status.controller.progress = None;
-        (node.facts.held, node.stood) = (true, Duration::from_secs(stood));
+        (node.facts.held, node.observed_for) = (true, Duration::from_secs(observed_for));
         let (action, _) = decide(node.clone(), 1);
-        assert_eq!(action, None, "what a person holds is that person's");
+        assert_eq!(action, None, "a node that a user holds is not released");
         node.facts.held = false;
         let (action, wake) = decide(node, 1);
-        assert_eq!(action == Some(Action::Release), released, "after {stood} s: {action:?}");
-        assert!(released || wake == Some((span() - stood).cast_signed()), "{wake:?}");
+        assert_eq!(action == Some(Action::Release), released, "after {observed_for} s: {action:?}");
+        assert!(released || wake == Some((span() - observed_for).cast_signed()), "{wake:?}");
     }
 }
 
 #[test]
 fn release_recorded_in_future_waits_on_monotonic_clock() {
-    let noted_ahead = |stood| {
+    let noted_ahead = |observed_for| {
         let mut node = withdrawn();
         node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().since = t(1_000_000);
-        node.stood = Duration::from_secs(stood);
+        node.observed_for = Duration::from_secs(observed_for);
         node
     };
     assert_eq!(decide(noted_ahead(0), 5), (None, Some(span().cast_signed())));

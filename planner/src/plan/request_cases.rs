@@ -1,4 +1,4 @@
-//! Tables of one-shot requests: each is carried out once, and acknowledged where the user looks for it.
+//! Tables of one-shot requests: each is carried out once, and acknowledged where the user expects it.
 
 use models::operator::FROZEN;
 use models::shadow::{HostState, Record, Step, VersionFailure};

@@ -23,8 +23,8 @@ use crate::lint::lint;
 use crate::policy::Policy;
 use crate::rules::Rules;
 use crate::view::{
-    Blocked, ClusterView, DaemonSetIs, InFlight, LeaseLooks, NodeFacts, NodeView, OperatorFacts, OwnerHealth, PodFacts,
-    Refused, ShadowFacts, Standings,
+    Blocked, ClusterView, DaemonSetIs, InFlight, LeaseObservations, NodeFacts, NodeView, OperatorFacts, OwnerHealth,
+    PodFacts, Refused, ShadowFacts, Standings,
 };
 
 const OLD: Version = Version::new(1, 20, 0);
@@ -365,7 +365,7 @@ impl World {
 
     fn plan(&mut self) -> Plan {
         let lasted = Duration::try_from(self.now.duration_since(self.began.0)).unwrap();
-        self.standings.look(&mut self.view.nodes, self.began.1 + lasted);
+        self.standings.observe(&mut self.view.nodes, self.began.1 + lasted);
         for node in self.view.nodes.values_mut().filter(|node| node.step() != Some(Step::Draining)) {
             node.in_flight.clear();
         }
@@ -576,7 +576,7 @@ impl World {
                 // A host that is going down renews nothing, except one whose kubelet is the last to end.
                 let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers;
                 let renewed = if down { Timestamp::UNIX_EPOCH } else { now };
-                node.lease = Some(LeaseLooks::look(node.lease, Some(renewed), now));
+                node.lease = Some(LeaseObservations::add(node.lease, Some(renewed), now));
             }
         }
     }

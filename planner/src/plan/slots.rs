@@ -135,7 +135,7 @@ pub fn not_begun(view: &ClusterView) -> BTreeSet<String> {
 }
 
 /// The slots that stay: recorded ones of nodes that are under way or disrupted, and those of nodes that have lost
-/// theirs and have a claim, or have rebooted as requested. The status of a shadow alone gives no slot: other clients
+/// their own and have a claim, or have rebooted as requested. The status of a shadow alone gives no slot: other clients
 /// than the controller may have written it.
 pub(super) fn kept(
     view: &ClusterView,

@@ -1,4 +1,4 @@
-//! Tables of an attempt before its node is disrupted: what goes on with the download, and what ends it.
+//! Tables of an attempt before its node is disrupted: what continues with the download, and what ends it.
 
 use models::shadow::{AttemptResult, HostState, Record, Step};
 
@@ -25,9 +25,9 @@ fn staging() -> (ClusterView, Policy) {
 fn staging_continues_or_ends_with_desired_state_and_policy() {
     let cases: &[(&str, Change, &str)] = &[
         ("it is under way", |_, _| {}, "Staging"),
-        ("it is not ordered yet", |view, _| shadow(view).spec.attempt = 0, "order StagedUpdate of 1"),
-        ("a later attempt is ordered", |view, _| shadow(view).spec.attempt = 2, "ProgressLost"),
-        ("its order is gone", |view, _| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
+        ("it is not the desired state yet", |view, _| shadow(view).spec.attempt = 0, "request StagedUpdate of 1"),
+        ("a later attempt is desired", |view, _| shadow(view).spec.attempt = 2, "ProgressLost"),
+        ("its desired state is gone", |view, _| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
         ("updates are switched off", |_, policy| policy.enabled = false, "Disabled"),
         (
             "updates are switched off, and it has a slot",
@@ -48,9 +48,9 @@ fn staging_continues_or_ends_with_desired_state_and_policy() {
                 a(view).facts.boot_id = "b2".into();
                 shadow(view).status.agent.current_version = Some(NEW);
             },
-            "order StagedUpdate of 1",
+            "request StagedUpdate of 1",
         ),
-        ("the host was rebooted", |view, _| a(view).facts.boot_id = "b2".into(), "order StagedUpdate of 1"),
+        ("the host was rebooted", |view, _| a(view).facts.boot_id = "b2".into(), "request StagedUpdate of 1"),
         ("the image is there", |view, _| shadow(view).status.agent.state = Some(HostState::StagedUpdate), "Queued"),
     ];
     for (sentence, change, expected) in cases {

@@ -31,7 +31,7 @@ const FAILED: usize = MAX_FAILURES as usize;
 #[derive(Default)]
 struct Kind {
     /// The number of nodes that have reported their offers.
-    told: usize,
+    reported: usize,
     lowest: Option<Version>,
     offered: BTreeMap<Version, usize>,
 }
@@ -50,7 +50,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
         let kind = kinds.entry((variant, arch)).or_default();
         kind.lowest = kind.lowest.take().into_iter().chain(agent.current_version.clone()).min();
         let Some(updates) = agent.updates.as_ref().filter(|u| u.refresh_failure.is_none()) else { continue };
-        kind.told += 1;
+        kind.reported += 1;
         let offered: BTreeSet<&Version> = updates.available_versions.iter().chain(&updates.chosen_version).collect();
         for version in offered {
             *kind.offered.entry(version.clone()).or_default() += 1;
@@ -63,7 +63,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
             // A version is removed when hosts that have refreshed do not offer it any more; if none has, it stays.
             known.quarantined.is_some()
                 || !known.failed.is_empty()
-                || kind.is_none_or(|kind| kind.told == 0 || kind.offered.contains_key(&known.version))
+                || kind.is_none_or(|kind| kind.reported == 0 || kind.offered.contains_key(&known.version))
         })
         .map(|known| (key_of(known), known.clone()))
         .collect();
@@ -71,7 +71,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
         for (version, nodes) in kind.offered {
             // A version that every node of the kind has passed already is not new.
             let news = kind.lowest.as_ref().is_some_and(|lowest| version > *lowest);
-            if news && nodes >= enough(kind.told) {
+            if news && nodes >= enough(kind.reported) {
                 let key = (variant.to_owned(), arch.to_owned(), version);
                 known.entry(key.clone()).or_insert_with(|| new_version(&key, now));
             }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::Policy;
 use super::version::{Exclusion, Target};
 
-/// Kubernetes' alphabet for generated names: no vowels, and nothing that looks like another character.
+/// Kubernetes' alphabet for generated names: no vowels, and nothing that resembles another character.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// Returns FNV-1, 32 bits. (Not FNV-1a, which most libraries mean.)

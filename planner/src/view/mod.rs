@@ -186,19 +186,19 @@ pub struct Refused {
 /// Observations of a node's own Lease. Its times are the node's own, whose clock may be off: they are compared with
 /// each other only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseLooks {
+pub struct LeaseObservations {
     /// The time of renewal at the first observation; `None` if there was no Lease.
     pub first: Option<Timestamp>,
     /// The time of renewal at the last observation.
     pub last: Option<Timestamp>,
     /// Time of the last observation, by the operator's clock.
-    pub looked_at: Timestamp,
+    pub observed_at: Timestamp,
 }
 
-impl LeaseLooks {
+impl LeaseObservations {
     /// Takes in another observation.
-    pub fn look(before: Option<Self>, renewed: Option<Timestamp>, now: Timestamp) -> Self {
-        Self { first: before.map_or(renewed, |b| b.first), last: renewed, looked_at: now }
+    pub fn add(before: Option<Self>, renewed: Option<Timestamp>, now: Timestamp) -> Self {
+        Self { first: before.map_or(renewed, |b| b.first), last: renewed, observed_at: now }
     }
 
     /// Returns whether the node has renewed it since the first observation.
@@ -223,7 +223,7 @@ pub struct NodeView {
     /// The reason against a drain at the last check.
     pub refused: Option<Refused>,
     /// Observations of the node's own Lease; read only where a release depends on it.
-    pub lease: Option<LeaseLooks>,
+    pub lease: Option<LeaseObservations>,
     /// Health of the pods of owners (uid) on other nodes; read only where a pod fails on this one after its update.
     pub owners: BTreeMap<String, OwnerHealth>,
     /// Number of claims of the node in this attempt, as far as this leader knows: more than one means that another
@@ -233,7 +233,7 @@ pub struct NodeView {
     pub agent_missing: Option<Timestamp>,
     /// Time for which this process has observed the state in which a wait for its host begins, by the monotonic clock
     /// ([`Standings`]).
-    pub stood: Duration,
+    pub observed_for: Duration,
 }
 
 impl NodeView {

@@ -42,14 +42,14 @@ pub struct Standings(HashMap<String, (Standing, Instant)>);
 
 impl Standings {
     /// Observes all nodes, at the moment `clock`, and sets the time for which each has been in its state:
-    /// [`NodeView::stood`].
-    pub fn look(&mut self, nodes: &mut BTreeMap<String, NodeView>, clock: Instant) {
+    /// [`NodeView::observed_for`].
+    pub fn observe(&mut self, nodes: &mut BTreeMap<String, NodeView>, clock: Instant) {
         let mut before = std::mem::take(&mut self.0);
         for (name, node) in nodes {
-            node.stood = std::time::Duration::ZERO;
+            node.observed_for = std::time::Duration::ZERO;
             let Some(standing) = Standing::of(node) else { continue };
             let since = before.remove(name).filter(|(was, _)| *was == standing).map_or(clock, |(_, since)| since);
-            node.stood = clock.saturating_duration_since(since);
+            node.observed_for = clock.saturating_duration_since(since);
             self.0.insert(name.clone(), (standing, since));
         }
     }
@@ -82,7 +82,7 @@ mod tests {
         };
         let made_again = |node: &mut NodeView| node.shadow.as_mut().unwrap().uid = "another".into();
         let ready = |node: &mut NodeView| node.facts.ready = false;
-        for (sentence, first, then, stood) in [
+        for (sentence, first, then, observed_for) in [
             ("released all the time", releasing(), Some(releasing()), 60),
             ("whatever else becomes of it", releasing(), changed(releasing(), &ready), 60),
             ("another release", releasing(), changed(releasing(), &later), 0),
@@ -95,14 +95,14 @@ mod tests {
         ] {
             let start = Instant::now();
             let mut standings = Standings::default();
-            let mut look = |node: Option<NodeView>, second| {
+            let mut observe = |node: Option<NodeView>, second| {
                 let mut nodes: BTreeMap<_, _> = node.into_iter().map(|node| ("a".to_owned(), node)).collect();
-                standings.look(&mut nodes, start + Duration::from_secs(second));
-                nodes.remove("a").map(|node| node.stood.as_secs())
+                standings.observe(&mut nodes, start + Duration::from_secs(second));
+                nodes.remove("a").map(|node| node.observed_for.as_secs())
             };
-            assert_eq!(look(Some(first.clone()), 0), Some(0), "{sentence}");
-            let then = if then.is_none() { (look(None, 30), look(Some(first), 60)).1 } else { look(then, 60) };
-            assert_eq!(then, Some(stood), "{sentence}");
+            assert_eq!(observe(Some(first.clone()), 0), Some(0), "{sentence}");
+            let then = if then.is_none() { (observe(None, 30), observe(Some(first), 60)).1 } else { observe(then, 60) };
+            assert_eq!(then, Some(observed_for), "{sentence}");
         }
     }
 }

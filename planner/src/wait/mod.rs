@@ -315,7 +315,7 @@ impl Wait {
         self.reason().blocks() && !shared
     }
 
-    /// Returns whether a recorded message says the same, except for the value of an expression.
+    /// Returns whether a recorded message is the same, except for the value of an expression.
     pub fn is_recorded(&self, message: &str) -> bool {
         let text = self.to_string();
         match self {

@@ -42,7 +42,7 @@ impl fmt::Display for Wait {
             Self::NoReport => f.write_str("the agent has not reported since the node's last boot; does its pod run?"),
             Self::AgentNotReady => write!(
                 f,
-                "no pod of the agent on the node is Ready, so that what the shadow says of the host may be old; see kubectl get pods -A -o wide -l {}={}",
+                "no pod of the agent on the node is Ready, so that the shadow may show an old state of the host; see kubectl get pods -A -o wide -l {}={}",
                 models::names::COMPONENT_LABEL,
                 models::names::AGENT
             ),
@@ -78,7 +78,7 @@ impl fmt::Display for Wait {
             Self::ReadingPods => f.write_str("its pods are being read"),
             Self::DrainRefused { why: Refusal::Unread, pod, count } => write!(
                 f,
-                "{pod} belongs to a DaemonSet that cannot be read ({count} pod(s) like that); the controller's log says why, \
+                "{pod} belongs to a DaemonSet that cannot be read ({count} pod(s) like that); the controller's log has the reason, \
                  and deploy/manifests/brupop.yaml has the right that it needs"
             ),
             Self::DrainRefused { why, pod, count } => {

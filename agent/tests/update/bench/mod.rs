@@ -195,7 +195,7 @@ impl Bench {
         self.web.change_spec(|spec| spec.permit = Some(Permit { nonce, jws }));
     }
 
-    pub(crate) async fn staged(&self, attempt: i64) {
+    pub(crate) async fn stage_and_wait(&self, attempt: i64) {
         self.stage(attempt);
         self.web.until("the image is staged", |v| v.status.report.state == Some(HostState::StagedUpdate)).await;
     }

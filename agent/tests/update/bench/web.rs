@@ -33,7 +33,7 @@ pub(crate) enum WebFault {
     /// Connections are accepted, and requests never answered.
     Unresponsive,
     /// Each request is refused with this status.
-    Refuses(&'static str),
+    Rejects(&'static str),
     /// Answers and the stream's lines are not JSON.
     InvalidJson,
     /// Each stream sends the shadow once and ends properly.
@@ -45,7 +45,7 @@ pub(crate) enum WebFault {
     /// Conditions are dropped from what is stored, as by a version that does not know them.
     DropsConditions,
     /// The stream has lines of types that the agent does not know.
-    Novel,
+    UnknownLines,
 }
 
 #[derive(Debug)]
@@ -257,7 +257,7 @@ impl Web {
                     }
                     return;
                 }
-                WebFault::Refuses(status) => {
+                WebFault::Rejects(status) => {
                     respond(&mut stream, status, r#"{"type":"urn:x","title":"No","status":400}"#).await;
                     continue;
                 }
@@ -315,7 +315,7 @@ impl Web {
         let began = self.now();
         let moves = tokio::time::Instant::now() + Duration::from_secs(2);
         while self.now() == began {
-            if began == WebFault::Novel {
+            if began == WebFault::UnknownLines {
                 let novel = "{\"type\":\"web_fault\",\"object\":{\"metadata\":7}}\n{\"type\":\"calm\"}\n";
                 if stream.write_all(novel.as_bytes()).await.is_err() {
                     return;

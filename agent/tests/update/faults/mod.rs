@@ -3,9 +3,9 @@
 //! Host, web API and agent run on one thread whose clock is paused until [`Time::pass`] moves it. The wall clock does
 //! not move with it: to an agent that used it, every one of these hours would be a jump of that clock.
 
-mod chance;
-mod ends;
-mod hours;
+mod agent_exits;
+mod constant_faults;
+mod random_faults;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -88,13 +88,13 @@ impl<S: tracing::Subscriber> Layer<S> for Counts {
 }
 
 /// An agent in this process.
-pub(crate) struct Within {
+pub(crate) struct InProcessAgent {
     /// Dropped to end it, as a SIGTERM does.
     shutdown: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), agent::drive::AgentError>>,
 }
 
-impl Within {
+impl InProcessAgent {
     pub(crate) fn start(bench: &Bench) -> Self {
         let config = Config {
             node_name: "a".into(),
@@ -106,9 +106,9 @@ impl Within {
             log_filter: String::new(),
             log_format: models::log::LogFormat::Text,
         };
-        let (shutdown, asked) = oneshot::channel::<()>();
+        let (shutdown, requested) = oneshot::channel::<()>();
         let task = tokio::task::spawn_local(agent::run(config, async {
-            let _ = asked.await;
+            let _ = requested.await;
         }));
         Self { shutdown: Some(shutdown), task }
     }

@@ -82,8 +82,8 @@ async fn commit_with_failed_file_write_is_repeated_once() {
     let calls = bench.calls();
     let commits: Vec<_> = (0..calls.len()).filter(|at| calls[*at].contains("commit")).collect();
     assert_eq!(commits.len(), 2);
-    let looks = calls[commits[0]..commits[1]].iter().filter(|call| call.contains("refresh")).count();
-    assert!(looks < 5, "the failure is known without looking: {calls:?}");
+    let refreshes = calls[commits[0]..commits[1]].iter().filter(|call| call.contains("refresh")).count();
+    assert!(refreshes < 5, "the failure is known without looking: {calls:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,10 +119,10 @@ async fn host_with_delayed_settings_is_refreshed_again() {
     bench.releases.publish(NEWEST);
     bench.request_settings(Some("1.20.5"), None);
     until_chosen(&bench, NEW).await;
-    let looks = bench.calls().iter().filter(|call| call.contains("refresh")).count();
-    assert!(looks >= 2, "the first look still went by the old lock: {:?}", bench.calls());
+    let refreshes = bench.calls().iter().filter(|call| call.contains("refresh")).count();
+    assert!(refreshes >= 2, "the first look still went by the old lock: {:?}", bench.calls());
     assert_eq!(settings_calls(&bench).iter().filter(|call| *call == COMMIT).count(), 1);
-    bench.staged(1).await;
+    bench.stage_and_wait(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

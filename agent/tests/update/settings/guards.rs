@@ -12,7 +12,7 @@ async fn rejected_settings_change_fails_attempt_with_host_message() {
     let view = until_failed(&bench, FailureReason::SettingsFailed).await;
     assert!(view.status.report.failure.unwrap().message.contains("no such version"));
     bench.withdraw();
-    bench.web.until("it is told", |v| acknowledged(v) && reach(v) == "SettingsFailed").await;
+    bench.web.until("it is reported", |v| acknowledged(v) && reach(v) == "SettingsFailed").await;
     // An unchanged setting is not restored either.
     bench.request_settings(None, None);
     let quiet = |v: &ShadowView| acknowledged(v) && v.status.report.host.is_none() && reach(v) == "Answered";
@@ -24,25 +24,25 @@ async fn rejected_settings_change_fails_attempt_with_host_message() {
 async fn settings_without_valid_signature_cause_no_settings_call() {
     let bench = Bench::new().await;
     let right = bench.policy(Some("1.20.5"), Some(true));
-    let said = SettingsClaims::of("node-uid", &right).unwrap();
+    let claims = SettingsClaims::of("node-uid", &right).unwrap();
     let other = Bench::without_agent().await;
     for (what, signature) in [
         ("no signed statement", None),
-        ("signature is wrong", Some(other.sign(&said))),
-        ("another node", Some(bench.sign(&SettingsClaims { node_uid: "another".into(), ..said.clone() }))),
+        ("signature is wrong", Some(other.sign(&claims))),
+        ("another node", Some(bench.sign(&SettingsClaims { node_uid: "another".into(), ..claims.clone() }))),
         (
             "another version lock",
-            Some(bench.sign(&SettingsClaims { version_lock: Some("1.20.0".into()), ..said.clone() })),
+            Some(bench.sign(&SettingsClaims { version_lock: Some("1.20.0".into()), ..claims.clone() })),
         ),
-        ("another choice about waves", Some(bench.sign(&SettingsClaims { ignore_waves: None, ..said.clone() }))),
-        ("another purpose", Some(bench.sign(&SettingsClaims { aud: "another".into(), ..said.clone() }))),
+        ("another choice about waves", Some(bench.sign(&SettingsClaims { ignore_waves: None, ..claims.clone() }))),
+        ("another purpose", Some(bench.sign(&SettingsClaims { aud: "another".into(), ..claims.clone() }))),
     ] {
         bench.web.change_spec(|spec| spec.host = Some(HostPolicy { signature, ..right.clone() }));
-        let told = |v: &ShadowView| {
+        let reported = |v: &ShadowView| {
             let condition = find_condition(&v.status.conditions, HOST_REACHABLE);
             condition.is_some_and(|c| c.reason == "SettingsUnsigned" && c.message.contains(what))
         };
-        let view = bench.web.until(what, |v| acknowledged(v) && told(v)).await;
+        let view = bench.web.until(what, |v| acknowledged(v) && reported(v)).await;
         assert_eq!(view.status.report.host, None);
     }
     assert_eq!(settings_calls(&bench), [""; 0]);
@@ -63,7 +63,7 @@ async fn settings_signed_with_unpublished_key_wait_for_it() {
     bench.releases.publish(NEWEST);
     std::fs::rename(bench.path("trust/permit-keys.json"), bench.path("away")).unwrap();
     bench.request_settings(Some("1.20.5"), None);
-    bench.web.until("it is told", |v| reach(v) == "SettingsUnsigned").await;
+    bench.web.until("it is reported", |v| reach(v) == "SettingsUnsigned").await;
     assert_eq!(settings_calls(&bench), [""; 0]);
     std::fs::rename(bench.path("away"), bench.path("trust/permit-keys.json")).unwrap();
     let view = until_chosen(&bench, NEW).await;
@@ -92,9 +92,9 @@ async fn settings_are_not_changed_while_reboot_is_requested_or_other_version_is_
         .until("it is staged", |v| v.status.report.state == Some(HostState::StagedUpdate) && acknowledged(v))
         .await;
     let boot = bench.boot();
-    let asking = bench.permit_requested().await;
+    let request = bench.permit_requested().await;
     bench.request_settings(None, None);
-    let nonce = asking.status.report.armed.as_ref().unwrap().nonce.clone();
+    let nonce = request.status.report.armed.as_ref().unwrap().nonce.clone();
     let same = bench.web.until("it asks still", |v| v.status.report.armed.is_some()).await;
     assert_eq!(same.status.report.armed.as_ref().unwrap().nonce, nonce);
     bench.issue_permit(&bench.claims(&same));
@@ -116,7 +116,7 @@ async fn settings_are_not_changed_while_image_is_armed() {
     }
     // The agent has not read the host since.
     bench.request_settings(Some("1.20.5"), None);
-    bench.web.until("it is told", |v| acknowledged(v) && reach(v) == "HostArmedByOther").await;
+    bench.web.until("it is reported", |v| acknowledged(v) && reach(v) == "HostArmedByOther").await;
     assert!(!settings_calls(&bench).iter().any(|call| call != READ), "{:?}", settings_calls(&bench));
     let policy = HostPolicy { disarm_in_boot: Some(bench.boot()), ..bench.policy(Some("1.20.5"), None) };
     bench.web.change_spec(|spec| spec.host = Some(policy));
@@ -140,7 +140,7 @@ async fn settings_are_not_restored_while_image_is_armed() {
         bench.host.lock_free().await;
     }
     bench.web.change_spec(|spec| spec.host = Some(gone));
-    let view = bench.web.until("it is told", |v| acknowledged(v) && reach(v) == "HostArmedByOther").await;
+    let view = bench.web.until("it is reported", |v| acknowledged(v) && reach(v) == "HostArmedByOther").await;
     assert_eq!(view.status.report.host, Some(set("1.20.5")), "it is still to be put back");
     assert!(locked(&bench, "1.20.5"));
 }

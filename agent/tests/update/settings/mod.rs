@@ -93,8 +93,8 @@ async fn update(bench: &mut Bench, attempt: i64, version: Version) {
     let boot = bench.boot();
     bench.stage_version(attempt, version);
     bench.web.until("it is staged", |v| v.status.report.state == Some(HostState::StagedUpdate)).await;
-    let asking = bench.permit_requested().await;
-    bench.issue_permit(&bench.claims(&asking));
+    let request = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&request));
     bench.rebooted(&boot).await;
     bench.web.until("it is reached", |v| v.status.report.state == Some(HostState::RebootedIntoUpdate)).await;
     bench.withdraw();
@@ -212,8 +212,8 @@ async fn settings_changed_by_other_client_are_not_restored() {
     bench.request_settings(Some("1.20.5"), Some(true));
     until_chosen(&bench, NEW).await;
     another_client_locks(&bench, "v1.20.0");
-    let told = |v: &ShadowView| v.status.report.host.as_ref().is_some_and(|host| host.conflicting_lock.is_some());
-    let view = bench.web.until("it is told", told).await;
+    let reported = |v: &ShadowView| v.status.report.host.as_ref().is_some_and(|host| host.conflicting_lock.is_some());
+    let view = bench.web.until("it is reported", reported).await;
     let own = AppliedSettings { ignore_waves: Some(true), ..AppliedSettings::default() };
     let left = FoundSettings {
         ignore_waves: Some(false),
@@ -233,7 +233,8 @@ async fn foreign_version_lock_is_kept_and_reported() {
     let bench = Bench::new().await;
     another_client_locks(&bench, "v1.20.0");
     bench.request_settings(Some("1.20.5"), None);
-    let view = bench.web.until("it is told", |v| reach(v) == "LockedByOther" && v.status.report.host.is_some()).await;
+    let view =
+        bench.web.until("it is reported", |v| reach(v) == "LockedByOther" && v.status.report.host.is_some()).await;
     let foreign = FoundSettings { conflicting_lock: Some("v1.20.0".into()), ..FoundSettings::default() };
     assert_eq!(view.status.report.host, Some(foreign));
     bench.stage(1);
@@ -246,7 +247,7 @@ async fn foreign_version_lock_is_kept_and_reported() {
     another_client_locks(&bench, "latest");
     let view = until_chosen(&bench, NEW).await;
     assert_eq!((reach(&view).as_str(), view.status.report.host), ("Answered", Some(set("1.20.5"))));
-    bench.staged(2).await;
+    bench.stage_and_wait(2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -255,7 +256,7 @@ async fn foreign_version_lock_equal_to_policy_is_left_unchanged() {
     another_client_locks(&bench, "v1.20.5");
     bench.request_settings(Some("1.20.5"), None);
     until_chosen(&bench, NEW).await;
-    bench.staged(1).await;
+    bench.stage_and_wait(1).await;
     bench.withdraw();
     bench.request_settings(None, None);
     bench.web.until("it is idle", acknowledged).await;

@@ -148,7 +148,7 @@ async fn no_permit_is_issued_when_live_check_fails() {
         ("a pod is on the node", (node(), vec![pod()])),
         ("another Node has its name", with("/metadata/uid", json!("node-2"))),
         ("it is in another boot", with("/status/nodeInfo/bootID", json!("boot-2"))),
-        ("it says nothing of its boot", with("/status", json!({}))),
+        ("it does not report its boot", with("/status", json!({}))),
         ("another client uncordoned it", with("/spec", json!({}))),
         ("the cordon is another client's", with("/metadata/managedFields/0/manager", json!("kubectl-cordon"))),
         ("it has left the operator", with("/metadata/labels", json!({}))),

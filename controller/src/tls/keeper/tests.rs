@@ -161,7 +161,7 @@ async fn repeatedly_undone_writes_are_reported_and_rate_limited() {
         // The conflict is over.
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
-        assert!(keeper.signer.facts().problem.is_some(), "it may go on");
+        assert!(keeper.signer.facts().problem.is_some(), "it may continue");
         tokio::time::advance(wait).await;
         assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
         assert_eq!(keeper.signer.facts().problem, None);

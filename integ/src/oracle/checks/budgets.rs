@@ -3,19 +3,19 @@
 
 use models::operator::AtDeadline;
 
-use super::{Evidence, Moment, Object, Property, Verdict, World};
+use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
 
 #[derive(Default)]
 pub(super) struct Check;
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, observations: &Observations, verdict: &mut Verdict) {
         let Object::Pod(pod) = &moment.change.object else { return };
         let Some(Object::Pod(was)) = moment.before else { return };
-        let told = (pod.terminating || moment.change.gone) && !was.terminating;
+        let deleted = (pod.terminating || moment.change.gone) && !was.terminating;
         // Budgets do not protect pods that are not healthy.
         let healthy = was.ready && !was.finished && !was.pending;
-        if !told || !healthy || !evidence.terminated_by_operator(&pod.uid, moment.revision()) {
+        if !deleted || !healthy || !observations.terminated_by_operator(&pod.uid, moment.revision()) {
             return;
         }
         if forced(moment.world, pod.node.as_deref()) {
@@ -38,7 +38,7 @@ impl super::Check for Check {
 
 /// Returns true if policy forces the remaining pods off the node at its drain's deadline, past their budgets, and that
 /// is recorded.
-fn forced(world: &World, node: Option<&str>) -> bool {
+fn forced(world: &ClusterState, node: Option<&str>) -> bool {
     let Some(node) = node.and_then(|name| world.nodes.get(name)) else { return false };
     let drain = world.shadow_of(node).and_then(|shadow| shadow.status.controller.drain.as_ref());
     let policy = world.operator.as_ref().and_then(|operator| operator.drain_of(node));

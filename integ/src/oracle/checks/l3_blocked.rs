@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::SignedDuration;
 
-use super::{Evidence, Moment, Object, Property, Verdict, World};
+use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
 
 /// Time for which evictions of one pod have to fail. It is named after five seconds; this allows for a slow machine.
 const FAILED_FOR: SignedDuration = SignedDuration::from_secs(60);
@@ -24,7 +24,7 @@ pub(super) struct Check {
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, _: &Evidence, _: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, _: &mut Verdict) {
         if let Object::Shadow(shadow) = &moment.change.object
             && let Some(drain) = &shadow.status.controller.drain
         {
@@ -33,9 +33,9 @@ impl super::Check for Check {
         }
     }
 
-    fn end(&mut self, _: &World, evidence: &Evidence, verdict: &mut Verdict) {
+    fn end(&mut self, _: &ClusterState, observations: &Observations, verdict: &mut Verdict) {
         let mut failing = BTreeMap::new();
-        for removal in evidence.removals.iter().filter(|removal| removal.part.is_some() && removal.eviction) {
+        for removal in observations.removals.iter().filter(|removal| removal.part.is_some() && removal.eviction) {
             let key = (removal.namespace.as_str(), removal.name.as_str(), removal.uid.as_deref());
             if removal.succeeded {
                 failing.remove(&key);

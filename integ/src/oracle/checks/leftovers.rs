@@ -1,16 +1,16 @@
 //! At the end no node carries a claim of the operator and no slot is taken, where the scenario expects it. A node with
 //! a user's hold may keep the operator's cordon.
 
-use super::{Evidence, Moment, Property, Verdict, World};
+use super::{ClusterState, Observations, Property, RevisionContext, Verdict};
 
 #[derive(Default)]
 pub(super) struct Check;
 
 impl super::Check for Check {
-    fn at(&mut self, _: &Moment, _: &Evidence, _: &mut Verdict) {}
+    fn at(&mut self, _: &RevisionContext, _: &Observations, _: &mut Verdict) {}
 
-    fn end(&mut self, end: &World, evidence: &Evidence, verdict: &mut Verdict) {
-        if !evidence.expectations.nothing_left {
+    fn end(&mut self, end: &ClusterState, observations: &Observations, verdict: &mut Verdict) {
+        if !observations.expectations.nothing_left {
             return;
         }
         for node in end.nodes.values() {

@@ -24,8 +24,8 @@ use super::facts::{Node, Object, Shadow};
 use super::history::{Change, History};
 use super::hosts::HostLog;
 use super::report::{Property, Verdict};
-use super::world::World;
-use super::writers::{Part, Removal, Writer, Writers, removals};
+use super::world::ClusterState;
+use super::writers::{OperatorComponent, Removal, Writer, Writers, removals};
 
 /// Time between an agent's last check of its clock and the host's log of its request.
 const REACTION: SignedDuration = SignedDuration::from_secs(1);
@@ -41,7 +41,7 @@ pub struct Expectations {
 
 /// Judges a run.
 pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectations: &Expectations) -> Verdict {
-    let evidence = Evidence::gather(history, hosts, audit, expectations);
+    let observations = Observations::gather(history, hosts, audit, expectations);
     let mut verdict = Verdict::default();
     let mut checks: [Box<dyn Check>; 12] = [
         Box::<s1_budget::Check>::default(),
@@ -58,39 +58,39 @@ pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectation
         Box::<leftovers::Check>::default(),
     ];
     let end = history.replay(|change, before, world| {
-        let writer = evidence.writers.of(change.revision);
-        let moment = Moment { change, before, world, writer };
+        let writer = observations.writers.of(change.revision);
+        let moment = RevisionContext { change, before, world, writer };
         verdict.stats.changes += 1;
         if !change.gone && writer.is_none() && matches!(change.object, Object::Node(_) | Object::Shadow(_)) {
             verdict.stats.unattributed += 1;
         }
         for check in &mut checks {
-            check.at(&moment, &evidence, &mut verdict);
+            check.at(&moment, &observations, &mut verdict);
         }
     });
     for check in &mut checks {
-        check.end(&end, &evidence, &mut verdict);
+        check.end(&end, &observations, &mut verdict);
     }
     verdict.violations.sort_by_key(|violation| (violation.revision.unwrap_or(u64::MAX), violation.property));
     verdict
 }
 
 /// One revision: the change, and the cluster state with it.
-struct Moment<'a> {
+struct RevisionContext<'a> {
     change: &'a Change,
     before: Option<&'a Object>,
-    world: &'a World,
+    world: &'a ClusterState,
     writer: Option<&'a Writer>,
 }
 
-impl<'a> Moment<'a> {
+impl<'a> RevisionContext<'a> {
     fn revision(&self) -> u64 {
         self.change.revision
     }
 
     /// The component of the operator that wrote it.
-    fn part(&self) -> Option<Part> {
-        Part::of(&self.writer?.user)
+    fn part(&self) -> Option<OperatorComponent> {
+        OperatorComponent::of(&self.writer?.user)
     }
 
     /// A shadow of the operator's namespace that still exists, and its state before.
@@ -116,7 +116,7 @@ impl<'a> Moment<'a> {
 }
 
 /// All evidence besides the history itself.
-struct Evidence<'a> {
+struct Observations<'a> {
     hosts: BTreeMap<&'a str, Vec<&'a HostLog>>,
     writers: Writers,
     removals: Vec<Removal>,
@@ -129,7 +129,7 @@ struct Evidence<'a> {
     expectations: &'a Expectations,
 }
 
-impl<'a> Evidence<'a> {
+impl<'a> Observations<'a> {
     fn gather(history: &History, logs: &'a [HostLog], audit: &[Record], expectations: &'a Expectations) -> Self {
         let mut hosts: BTreeMap<&str, Vec<&HostLog>> = BTreeMap::new();
         for log in logs {
@@ -144,7 +144,7 @@ impl<'a> Evidence<'a> {
             }
         }
         let seen = history.changes().iter().map(|change| (change.revision, change.at)).collect();
-        let mut evidence = Self {
+        let mut observations = Self {
             hosts,
             writers: Writers::read(audit),
             removals,
@@ -156,14 +156,14 @@ impl<'a> Evidence<'a> {
         for change in history.changes() {
             if let Object::Shadow(shadow) = &change.object
                 && let Some(armed) = &shadow.status.agent.armed
-                && !evidence.nonce_ends.contains_key(&armed.nonce)
-                && let Some(sent) = evidence.at_latest(change.revision)
+                && !observations.nonce_ends.contains_key(&armed.nonce)
+                && let Some(sent) = observations.at_latest(change.revision)
             {
                 let lifetime = SignedDuration::try_from(PERMIT_LIFETIME).unwrap_or(SignedDuration::MAX);
-                evidence.nonce_ends.insert(armed.nonce.clone(), sent + lifetime + REACTION);
+                observations.nonce_ends.insert(armed.nonce.clone(), sent + lifetime + REACTION);
             }
         }
-        evidence
+        observations
     }
 
     /// The earliest time at which a revision can have been made, if the audit log shows it.
@@ -189,12 +189,12 @@ impl<'a> Evidence<'a> {
     /// Returns true if the operator terminated a pod with this revision. A deletion is answered with the revision that
     /// it made, an eviction is not.
     fn terminated_by_operator(&self, uid: &str, revision: u64) -> bool {
-        if self.writers.of(revision).is_some_and(|writer| Part::of(&writer.user).is_none()) {
+        if self.writers.of(revision).is_some_and(|writer| OperatorComponent::of(&writer.user).is_none()) {
             return false;
         }
         self.removed_by_operator
             .get(uid)
-            .is_some_and(|asked| self.at_latest(revision).is_none_or(|told| *asked <= told))
+            .is_some_and(|asked| self.at_latest(revision).is_none_or(|latest| *asked <= latest))
     }
 
     /// Returns true if a boot was one of the node's own hosts; `None` if there is no log of a host of that node.
@@ -207,8 +207,8 @@ impl<'a> Evidence<'a> {
 /// A property.
 trait Check {
     /// Checks one revision.
-    fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict);
+    fn at(&mut self, moment: &RevisionContext, observations: &Observations, verdict: &mut Verdict);
 
     /// Checks all the rest.
-    fn end(&mut self, _end: &World, _evidence: &Evidence, _verdict: &mut Verdict) {}
+    fn end(&mut self, _end: &ClusterState, _observations: &Observations, _verdict: &mut Verdict) {}
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Evidence, Moment, Object, Property, Verdict, World};
+use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
 use crate::oracle::facts::Node;
 
 /// Time after which a node that is not Ready is known to every leader. One that fails at the moment of a write cannot
@@ -26,7 +26,7 @@ pub(super) struct Check {
 
 /// The other nodes that use up the same budget.
 struct Others<'a> {
-    world: &'a World,
+    world: &'a ClusterState,
     out: &'a BTreeMap<String, String>,
     down: BTreeMap<&'a str, &'a Node>,
 }
@@ -75,7 +75,7 @@ impl Others<'_> {
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, observations: &Observations, verdict: &mut Verdict) {
         let world = moment.world;
         match &moment.change.object {
             Object::Pod(_) | Object::Budget(_) => return,
@@ -90,7 +90,7 @@ impl super::Check for Check {
         let out = world.out_of_service();
         verdict.stats.out_of_service = verdict.stats.out_of_service.max(out.len());
         let policy = world.max_unavailable();
-        let budget = evidence.expectations.max_unavailable.map_or(policy, |ceiling| policy.min(ceiling));
+        let budget = observations.expectations.max_unavailable.map_or(policy, |ceiling| policy.min(ceiling));
         let known = |node: &&Arc<Node>| {
             self.down.get(&node.uid).is_some_and(|since| moment.change.at.duration_since(*since) > KNOWN_AFTER)
         };

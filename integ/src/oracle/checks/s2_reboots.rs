@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use models::shadow::{ArmedPhase, HostState};
 
-use super::{Evidence, Moment, Object, Property, Verdict, World};
+use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
 use crate::oracle::facts::{Node, Shadow};
 
 /// A time during which a reboot was permitted.
@@ -41,7 +41,7 @@ fn covered(node: &Node, shadow: &Shadow) -> Option<(i64, String)> {
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, _: &Evidence, verdict: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
         if let Some((new, old)) = moment.shadow() {
             if old.is_none_or(|old| old.spec.attempt != new.spec.attempt) {
                 let all = self.attempts.entry(new.node().to_owned()).or_default();
@@ -67,12 +67,12 @@ impl super::Check for Check {
         }
     }
 
-    fn end(&mut self, _: &World, evidence: &Evidence, verdict: &mut Verdict) {
-        for (node, logs) in &evidence.hosts {
+    fn end(&mut self, _: &ClusterState, observations: &Observations, verdict: &mut Verdict) {
+        for (node, logs) in &observations.hosts {
             for (at, boot) in logs.iter().flat_map(|log| log.reboots_by_api()) {
                 verdict.stats.reboots += 1;
                 let covers = self.covers.get(&((*node).to_owned(), boot.to_owned()));
-                let cover = covers.into_iter().flatten().rfind(|cover| evidence.may_precede(cover.from, at));
+                let cover = covers.into_iter().flatten().rfind(|cover| observations.may_precede(cover.from, at));
                 let Some(cover) = cover else {
                     let text = match covers {
                         None => {
@@ -84,13 +84,13 @@ impl super::Check for Check {
                     continue;
                 };
                 let later = self.attempts.get(*node).into_iter().flatten().find(|(revision, attempt)| {
-                    *attempt > cover.attempt && evidence.at_latest(*revision).is_some_and(|latest| latest < at)
+                    *attempt > cover.attempt && observations.at_latest(*revision).is_some_and(|latest| latest < at)
                 });
                 if let Some((revision, later)) = later {
                     let text = format!("rebooted in boot {boot} for attempt {}, when it was at {later}", cover.attempt);
                     verdict.report(Property::S2, Some(*revision), Some(node), text);
                 }
-                if evidence.nonce_ends.get(&cover.nonce).is_some_and(|end| at > *end) {
+                if observations.nonce_ends.get(&cover.nonce).is_some_and(|end| at > *end) {
                     let text = format!("rebooted in boot {boot} on a permit that had run out");
                     verdict.report(Property::S2, Some(cover.from), Some(node), text);
                 }
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn reboot_with_desired_state_for_other_boot_is_detected() {
         let mut scenario = Scenario::new(&["a"]);
-        scenario.until_order("a");
+        scenario.until_reboot_requested("a");
         scenario.controller("a", |shadow| shadow.spec.boot_id = Some("a-boot-0".into()));
         scenario.arming("a");
         scenario.issue_permit("a");
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn reboot_with_shadow_of_replaced_node_is_detected() {
         let mut scenario = Scenario::new(&["a"]);
-        scenario.until_order("a");
+        scenario.until_reboot_requested("a");
         scenario.node("a", "admin", |node| node.uid = "another".into());
         scenario.arming("a");
         scenario.issue_permit("a");

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use models::shadow::{ArmedPhase, Step};
 
-use super::{Evidence, Moment, Object, Property, Verdict, World};
+use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
 use crate::oracle::facts::{Pod, Shadow};
 
 #[derive(Default)]
@@ -42,7 +42,7 @@ fn activated(shadow: &Shadow) -> Option<&str> {
 
 impl Check {
     /// The pods that should not be on a node that has a permit for this nonce since the revision `permit`.
-    fn left(&self, world: &World, node: &str, nonce: &str, permit: u64) -> Vec<String> {
+    fn left(&self, world: &ClusterState, node: &str, nonce: &str, permit: u64) -> Vec<String> {
         let asked = self.asked.get(nonce).copied().unwrap_or(permit);
         let came_after = |since: u64, pod: &Pod| self.bound.get(&pod.uid).is_some_and(|bound| *bound > since);
         let came_back = |pod: &Pod| {
@@ -70,7 +70,7 @@ impl Check {
             .collect()
     }
 
-    fn pod(&mut self, pod: &Pod, moment: &Moment) {
+    fn pod(&mut self, pod: &Pod, moment: &RevisionContext) {
         let revision = moment.revision();
         self.created.entry(pod.uid.clone()).or_insert(revision);
         let Some(node) = &pod.node else { return };
@@ -83,7 +83,7 @@ impl Check {
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, _: &Evidence, verdict: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
         if let Object::Pod(pod) = &moment.change.object {
             self.pod(pod, moment);
         }
@@ -134,7 +134,7 @@ mod tests {
 
     /// Sets the desired state to reboot; the agent requests its permit and gets it.
     fn order_and_permit(scenario: &mut Scenario) {
-        scenario.order("a");
+        scenario.request_reboot("a");
         scenario.arming("a");
         scenario.issue_permit("a");
     }
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn permit_with_remaining_pod_is_detected() {
         let mut scenario = Scenario::new(&["a"]);
-        scenario.until_order("a");
+        scenario.until_reboot_requested("a");
         scenario.pod("shop/cart-1", "a", "cart");
         scenario.arming("a");
         scenario.issue_permit("a");
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn permit_with_finished_pod_is_accepted() {
         let mut scenario = Scenario::new(&["a"]);
-        scenario.until_order("a");
+        scenario.until_reboot_requested("a");
         scenario.pod("shop/job-1", "a", "job");
         scenario.change_pod("shop/job-1", |pod| pod.finished = true);
         scenario.arming("a");
@@ -254,7 +254,7 @@ mod tests {
         scenario.pod(&own(2), "a", "controller");
         scenario.evict(&own(1));
         scenario.pod_gone(&own(1));
-        scenario.order("a");
+        scenario.request_reboot("a");
         scenario.step("a", Step::Draining);
         order_and_permit(&mut scenario);
         assert_eq!(scenario.judge().violations, []);
@@ -304,7 +304,7 @@ mod tests {
         ] {
             let mut scenario = Scenario::new(&["a"]);
             scenario.unbound_pod(pod, "app");
-            scenario.until_order("a");
+            scenario.until_reboot_requested("a");
             let bind = |scenario: &mut Scenario, now: After| {
                 if now == at {
                     scenario.change_pod(pod, |pod| pod.node = Some("a".into()));

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Evidence, Moment, Part, Property, Verdict};
+use super::{Observations, OperatorComponent, Property, RevisionContext, Verdict};
 use crate::oracle::facts::{BEFORE_FIRST_APPLY, Field, is_ours};
 
 #[derive(Default)]
@@ -13,7 +13,7 @@ pub(super) struct Check {
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, _: &Evidence, verdict: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
         let Some((old, new)) = moment.node() else { return };
         let once_owned_by_operator = self.once_owned_by_operator.entry(new.uid.clone()).or_default();
         for (field, owners) in &new.owners {
@@ -25,7 +25,7 @@ impl super::Check for Check {
         // nothing found it there.
         let Some(part) = moment.part().filter(|_| old.status == new.status) else { return };
         verdict.stats.node_writes += 1;
-        if part != Part::Controller {
+        if part != OperatorComponent::Controller {
             let text = format!("{part:?} wrote the Node");
             verdict.report(Property::S4, Some(moment.revision()), Some(&new.name), text);
         }

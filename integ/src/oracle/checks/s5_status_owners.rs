@@ -6,7 +6,7 @@
 use models::condition::Condition;
 use models::shadow::BottlerocketShadowStatus;
 
-use super::{Evidence, Moment, Part, Property, Verdict};
+use super::{Observations, OperatorComponent, Property, RevisionContext, Verdict};
 
 #[derive(Default)]
 pub(super) struct Check;
@@ -27,7 +27,7 @@ fn controller_status_differs(a: &BottlerocketShadowStatus, b: &BottlerocketShado
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, observations: &Observations, verdict: &mut Verdict) {
         let Some((new, old)) = moment.shadow() else { return };
         let node = new.node();
         let mut report = |text: String| verdict.report(Property::S5, Some(moment.revision()), Some(node), text);
@@ -41,18 +41,18 @@ impl super::Check for Check {
             ];
             for (field, boot) in boots {
                 if let Some(boot) = boot
-                    && evidence.is_boot_of(node, boot) == Some(false)
+                    && observations.is_boot_of(node, boot) == Some(false)
                 {
                     report(format!("{field} speaks of boot {boot}, which is none of this host's"));
                 }
             }
             if let Some(writer) = moment.writer
-                && moment.part() != Some(Part::WebApi)
+                && moment.part() != Some(OperatorComponent::WebApi)
             {
                 report(format!("the agent's half was written by {}", writer.user));
             }
         }
-        if let Some(part @ (Part::WebApi | Part::Agent)) = moment.part() {
+        if let Some(part @ (OperatorComponent::WebApi | OperatorComponent::Agent)) = moment.part() {
             if controller_status_differs(was, &new.status) {
                 report(format!("the controller's half was written by {part:?}"));
             }
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn armed_record_with_boot_id_of_other_host_is_detected() {
         let mut scenario = Scenario::new(&["a", "b"]);
-        scenario.until_order("a");
+        scenario.until_reboot_requested("a");
         scenario.arming("a");
         scenario.agent("a", |agent| agent.armed.as_mut().unwrap().boot_id = "b-boot-1".into());
         scenario.assert_only(Property::S5);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Evidence, Moment, Object, Property, Verdict, World};
+use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
 use crate::oracle::facts::Node;
 
 /// The history of one pod.
@@ -11,7 +11,7 @@ struct Seen {
     /// True if it was bound to a node while that node was claimed.
     on_a_claimed_node: bool,
     /// Start of its termination: the revision, its node, and true if that node was claimed then.
-    told: Option<(u64, String, bool)>,
+    deleted: Option<(u64, String, bool)>,
 }
 
 #[derive(Default)]
@@ -20,7 +20,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    fn look(&mut self, world: &World, node: &Node) {
+    fn look(&mut self, world: &ClusterState, node: &Node) {
         if node.claimed() {
             for pod in world.pods.values().filter(|pod| pod.node.as_deref() == Some(node.name.as_str())) {
                 if let Some(seen) = self.pods.get_mut(&pod.uid) {
@@ -32,7 +32,7 @@ impl Check {
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, _: &Evidence, _: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, _: &mut Verdict) {
         match &moment.change.object {
             Object::Node(node) => self.look(moment.world, node),
             Object::Pod(pod) => {
@@ -41,20 +41,20 @@ impl super::Check for Check {
                 let seen = self.pods.entry(pod.uid.clone()).or_insert_with(|| Seen {
                     name: (pod.namespace.clone(), pod.name.clone()),
                     on_a_claimed_node: false,
-                    told: None,
+                    deleted: None,
                 });
                 seen.on_a_claimed_node |= claimed;
-                if (pod.terminating || moment.change.gone) && seen.told.is_none() {
-                    seen.told = Some((moment.revision(), pod.node.clone().unwrap_or_default(), claimed));
+                if (pod.terminating || moment.change.gone) && seen.deleted.is_none() {
+                    seen.deleted = Some((moment.revision(), pod.node.clone().unwrap_or_default(), claimed));
                 }
             }
             Object::Budget(_) | Object::Shadow(_) | Object::Operator(_) => {}
         }
     }
 
-    fn end(&mut self, _: &World, evidence: &Evidence, verdict: &mut Verdict) {
+    fn end(&mut self, _: &ClusterState, observations: &Observations, verdict: &mut Verdict) {
         let mut counted = BTreeSet::new();
-        for removal in &evidence.removals {
+        for removal in &observations.removals {
             let what = if removal.eviction { "evicted" } else { "deleted" };
             let title = format!("{}/{}", removal.namespace, removal.name);
             if removal.part.is_none() {
@@ -75,10 +75,10 @@ impl super::Check for Check {
                 report(None, None, format!("was {what} under the uid of {}/{}", seen.name.0, seen.name.1));
             }
             // One received after the pod was terminating only found it terminating.
-            let told = seen.told.as_ref().filter(|(revision, ..)| {
-                removal.succeeded && evidence.at_latest(*revision).is_none_or(|told| removal.received <= told)
+            let deleted = seen.deleted.as_ref().filter(|(revision, ..)| {
+                removal.succeeded && observations.at_latest(*revision).is_none_or(|deleted| removal.received <= deleted)
             });
-            match told {
+            match deleted {
                 Some((revision, node, false)) => {
                     report(Some(*revision), Some(node), format!("was {what} from a node that was not claimed"));
                 }
@@ -87,7 +87,7 @@ impl super::Check for Check {
                 }
                 Some(_) | None => {}
             }
-            if told.is_some() && removal.eviction && counted.insert(uid) {
+            if deleted.is_some() && removal.eviction && counted.insert(uid) {
                 verdict.stats.evictions += 1;
             }
         }

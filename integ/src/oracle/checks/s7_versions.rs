@@ -5,7 +5,7 @@
 use models::shadow::HostState;
 use semver::Version;
 
-use super::{Evidence, Moment, Property, Verdict, World};
+use super::{ClusterState, Observations, Property, RevisionContext, Verdict};
 use crate::oracle::facts::Shadow;
 
 struct Permit {
@@ -22,7 +22,7 @@ pub(super) struct Check {
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, _: &Evidence, _: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, _: &mut Verdict) {
         let Some((new, old)) = moment.shadow() else { return };
         if let Some(nonce) = new.permit_nonce()
             && old.and_then(Shadow::permit_nonce) != Some(nonce)
@@ -37,8 +37,8 @@ impl super::Check for Check {
         }
     }
 
-    fn end(&mut self, world: &World, evidence: &Evidence, verdict: &mut Verdict) {
-        for (node, logs) in &evidence.hosts {
+    fn end(&mut self, world: &ClusterState, observations: &Observations, verdict: &mut Verdict) {
+        for (node, logs) in &observations.hosts {
             let reported = world.shadows.values().find(|shadow| shadow.node() == *node).map(|s| &s.status.agent);
             if let (Some(agent), Some((boot, version))) = (reported, logs.last().and_then(|log| log.armed_at_end()))
                 && logs.last().is_some_and(|log| !log.arms_by_api().is_empty())
@@ -54,7 +54,7 @@ impl super::Check for Check {
                 let permit = self.permits.iter().rfind(|permit| {
                     permit.node == *node
                         && permit.boot.as_deref() == Some(boot)
-                        && evidence.may_precede(permit.revision, at)
+                        && observations.may_precede(permit.revision, at)
                 });
                 let Some(permit) = permit else {
                     let text = format!("{version} was armed in boot {boot} without a permit");
@@ -66,7 +66,7 @@ impl super::Check for Check {
                     let text = format!("{version} was armed in boot {boot}, {asked} was asked for");
                     verdict.report(Property::S7, Some(permit.revision), Some(node), text);
                 }
-                if evidence.nonce_ends.get(&permit.nonce).is_some_and(|end| at > *end) {
+                if observations.nonce_ends.get(&permit.nonce).is_some_and(|end| at > *end) {
                     let text = format!("{version} was armed in boot {boot} on a permit that had run out");
                     verdict.report(Property::S7, Some(permit.revision), Some(node), text);
                 }
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn arming_before_permit_is_detected() {
         let mut scenario = Scenario::new(&["a"]);
-        scenario.until_order("a");
+        scenario.until_reboot_requested("a");
         scenario.arming("a");
         scenario.host_arms("a");
         scenario.issue_permit("a");

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Evidence, Moment, Object, Property, Verdict};
+use super::{Object, Observations, Property, RevisionContext, Verdict};
 
 #[derive(Default)]
 pub(super) struct Check {
@@ -12,7 +12,7 @@ pub(super) struct Check {
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, _: &Evidence, verdict: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
         if matches!(moment.change.object, Object::Pod(_) | Object::Budget(_)) {
             return;
         }

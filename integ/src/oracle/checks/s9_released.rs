@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Evidence, Moment, Part, Property, Verdict, World};
+use super::{ClusterState, Observations, OperatorComponent, Property, RevisionContext, Verdict};
 
 #[derive(Default)]
 pub(super) struct Check {
@@ -12,21 +12,21 @@ pub(super) struct Check {
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, _: &Evidence, _: &mut Verdict) {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, _: &mut Verdict) {
         let Some((old, new)) = moment.node() else { return };
         let boot = (new.name.clone(), new.boot_id.clone());
         if new.claimed() {
             self.released.remove(&boot);
         } else if old.claimed() {
             // A user's uncordon is not a release by the operator: the attempt continues and claims again.
-            if moment.writer.is_none() || moment.part() == Some(Part::Controller) {
+            if moment.writer.is_none() || moment.part() == Some(OperatorComponent::Controller) {
                 self.released.insert(boot, moment.revision());
             }
         }
     }
 
-    fn end(&mut self, _: &World, evidence: &Evidence, verdict: &mut Verdict) {
-        for (node, logs) in &evidence.hosts {
+    fn end(&mut self, _: &ClusterState, observations: &Observations, verdict: &mut Verdict) {
+        for (node, logs) in &observations.hosts {
             for (_, boot) in logs.iter().flat_map(|log| log.reboots_by_api()) {
                 if let Some(revision) = self.released.get(&((*node).to_owned(), boot.to_owned())) {
                     let text = format!("it was released in boot {boot}, which then ended by a reboot of ours");

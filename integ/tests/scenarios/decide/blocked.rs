@@ -35,8 +35,8 @@ async fn blocked_drain_is_reported_in_shadow_event_operator_status_and_metric() 
             assert!(drain.pods.iter().any(|pod| format!("{}/{}", pod.namespace, pod.name) == blocker.pod));
         }
         let first = &drain.blockers[0].pod;
-        let said = &condition_of(&world, &node, BLOCKED).unwrap().message;
-        assert!(said.contains(first) && said.contains("shop/web"), "{said}");
+        let message = &condition_of(&world, &node, BLOCKED).unwrap().message;
+        assert!(message.contains(first) && message.contains("shop/web"), "{message}");
         until_event(ctx, EVENTS_OF_NODES, "DrainBlocked", &[first, "shop/web"]).await?;
         until_metric(ctx, r#"nodes_waiting{reason="DrainBlocked"}"#, "1").await?;
 

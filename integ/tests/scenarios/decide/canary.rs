@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use deploy::Component;
-use integ::oracle::{Expectations, Object, World};
+use integ::oracle::{ClusterState, Expectations, Object};
 use jiff::{SignedDuration, Timestamp};
 use models::names::{APPROVE_STEP_ANNOTATION, OPERATOR_NAME};
 use serde_json::json;
@@ -13,11 +13,11 @@ use crate::policy::wait_for;
 use crate::support::{ScenarioContext, nodes, run, run_expecting};
 
 /// Number of nodes that have begun an attempt.
-fn begun(world: &World) -> usize {
+fn begun(world: &ClusterState) -> usize {
     world.shadows.values().filter(|shadow| shadow.spec.attempt > 0 || shadow.step().is_some()).count()
 }
 
-fn updated(world: &World) -> usize {
+fn updated(world: &ClusterState) -> usize {
     world.nodes.keys().filter(|node| is_updated(world, node)).count()
 }
 
@@ -26,13 +26,13 @@ async fn approve(ctx: &ScenarioContext, nonce: &str) -> anyhow::Result<()> {
 }
 
 /// The nonce of the last approval that was accepted.
-fn approved(world: &World) -> Option<String> {
+fn approved(world: &ClusterState) -> Option<String> {
     status(world).requests?.approve_step
 }
 
 /// Waits until so many nodes are done, so many steps are passed, and all others wait for the next step.
 async fn until_step_done(ctx: &ScenarioContext, done: usize, passed: i64) -> anyhow::Result<()> {
-    let holds = |world: &World| {
+    let holds = |world: &ClusterState| {
         let waiting = i64::try_from(world.nodes.len() - done).unwrap_or_default();
         updated(world) == done
             && status(world).slots.is_empty()

@@ -1,7 +1,7 @@
 //! Expressions for which Prometheus has to return nothing, before an update and after it.
 
-use integ::bed::BedOptions;
-use integ::oracle::World;
+use integ::bed::TestClusterOptions;
+use integ::oracle::ClusterState;
 use models::condition::ConditionStatus;
 use models::reason::FailureReason;
 use models::shadow::{Step, UPDATED};
@@ -12,7 +12,7 @@ use super::support::{blocked, is_on, is_released, results, waiting};
 use crate::support::{NEW, OLD, nodes, operator_condition, run, shadow_of, step_of};
 
 /// A test cluster whose policy queries a server each second.
-fn asking(count: usize, prometheus: &Prometheus, health: &Value) -> BedOptions {
+fn options_with_expressions(count: usize, prometheus: &Prometheus, health: &Value) -> TestClusterOptions {
     let mut options = nodes(count);
     options.policy["prometheus"] = json!({"url": prometheus.url(), "interval": "1s", "timeout": "5s"});
     options.policy["health"] = health.clone();
@@ -20,13 +20,13 @@ fn asking(count: usize, prometheus: &Prometheus, health: &Value) -> BedOptions {
 }
 
 /// Reason and message of the failure of a node's last attempt.
-fn last_failure(world: &World, node: &str) -> Option<(String, String)> {
+fn last_failure(world: &ClusterState, node: &str) -> Option<(String, String)> {
     let last = shadow_of(world, node)?.status.controller.record.as_ref()?.last.clone()?;
     Some((last.reason, last.message))
 }
 
 /// The failures that a node's record charges to versions.
-fn charged(world: &World, node: &str) -> Vec<FailureReason> {
+fn charged(world: &ClusterState, node: &str) -> Vec<FailureReason> {
     let record = shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.as_ref());
     record.iter().flat_map(|record| &record.version_failures).map(|failure| failure.reason).collect()
 }
@@ -35,7 +35,7 @@ fn charged(world: &World, node: &str) -> Vec<FailureReason> {
 async fn firing_or_failing_expression_blocks_updates() -> anyhow::Result<()> {
     const QUERY: &str = r#"job:errors:burnrate1h{job="shop"} > 14"#;
     let mut prometheus = Prometheus::down().await?;
-    let options = asking(
+    let options = options_with_expressions(
         1,
         &prometheus,
         &json!({
@@ -53,7 +53,7 @@ async fn firing_or_failing_expression_blocks_updates() -> anyhow::Result<()> {
         assert!(message.contains("error-budget") && message.contains(&prometheus.url()), "{message}");
 
         prometheus.fire(QUERY, json!({"__name__": "job:errors:burnrate1h", "job": "shop"}));
-        prometheus.come_up().await?;
+        prometheus.start_serving().await?;
         let world = ctx
             .until("the node waits since the expression fires", |world| {
                 let blocked = operator_condition(world, "Blocked");
@@ -70,7 +70,7 @@ async fn firing_or_failing_expression_blocks_updates() -> anyhow::Result<()> {
         assert_eq!((step_of(&history.end(), "node-1"), history.max_out_of_service()), (Some(Step::Staged), 0));
         assert_eq!(ctx.bed.member("node-1")?.host.snapshot().running_version, OLD);
 
-        prometheus.quiet(QUERY);
+        prometheus.stop_firing(QUERY);
         ctx.updated().await?;
         Ok(())
     })
@@ -84,7 +84,7 @@ async fn firing_or_failing_expression_blocks_updates() -> anyhow::Result<()> {
 async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node_failure() -> anyhow::Result<()> {
     const QUERY: &str = r#"ALERTS{alertstate="firing",node="$node"}"#;
     let mut prometheus = Prometheus::down().await?;
-    let options = asking(
+    let options = options_with_expressions(
         3,
         &prometheus,
         &json!({
@@ -110,7 +110,7 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
                 json!({"__name__": "ALERTS", "alertname": "KubeletDown", "alertstate": "firing", "node": node});
             prometheus.fire(&QUERY.replace("$node", node), labels);
         }
-        prometheus.come_up().await?;
+        prometheus.start_serving().await?;
         let frozen = ctx.until_operator("Frozen", ConditionStatus::True).await?;
         assert!(frozen.message.contains("1.20.5"), "{frozen:?}");
         let world = ctx

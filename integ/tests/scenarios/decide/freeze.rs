@@ -19,7 +19,7 @@ async fn resume(ctx: &ScenarioContext, nonce: &str) -> anyhow::Result<()> {
 
 /// Waits until the rollout is frozen because this node, or any if none is named, failed, and all nodes are released.
 async fn until_frozen_by(ctx: &ScenarioContext, node: Option<&str>) -> anyhow::Result<Quarantined> {
-    let quarantined = |world: &integ::oracle::World| {
+    let quarantined = |world: &integ::oracle::ClusterState| {
         let known = status(world).versions.into_iter().find(|known| known.version == NEW)?;
         known.quarantined.filter(|q| node.is_none_or(|node| q.nodes == [node]))
     };
@@ -35,8 +35,8 @@ async fn until_frozen_by(ctx: &ScenarioContext, node: Option<&str>) -> anyhow::R
     assert_eq!(quarantined.reason, FailureReason::BootFellBack);
     assert_eq!(quarantined.nodes.len(), 1, "the first one that fails stops the rollout: {quarantined:?}");
     let frozen = operator_condition(&world, FROZEN).context("just seen")?;
-    for said in ["1.20.5", "BootFellBack", &quarantined.nodes[0], RESUME_ANNOTATION] {
-        assert!(frozen.message.contains(said), "{said} in {frozen:?}");
+    for part in ["1.20.5", "BootFellBack", &quarantined.nodes[0], RESUME_ANNOTATION] {
+        assert!(frozen.message.contains(part), "{part} in {frozen:?}");
     }
     Ok(quarantined)
 }

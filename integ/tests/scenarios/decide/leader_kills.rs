@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use integ::host::{Command, Fault, Host, Worker};
-use integ::oracle::World;
+use integ::oracle::ClusterState;
 use models::names::{RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
 use models::shadow::{HostState, Step, UPDATED};
 use nix::sys::signal::Signal;
@@ -36,14 +36,14 @@ async fn kill_leader_in(ctx: &ScenarioContext, node: &str, step: Step, killed: &
 }
 
 /// Waits until a host prepares an update.
-async fn downloads(host: &Host) -> anyhow::Result<()> {
+async fn until_downloading(host: &Host) -> anyhow::Result<()> {
     poll("the host downloads", async || Ok((host.snapshot().running_command == Some(Command::Prepare)).then_some(())))
         .await
 }
 
 /// The node that is in a step.
 async fn node_in(ctx: &ScenarioContext, step: Step) -> anyhow::Result<&'static str> {
-    let find = |world: &World| BOTH.into_iter().find(|node| step_of(world, node) == Some(step));
+    let find = |world: &ClusterState| BOTH.into_iter().find(|node| step_of(world, node) == Some(step));
     let world = ctx.until(&format!("a node is in {step:?}"), |world| find(world).is_some()).await?;
     find(&world).ok_or_else(|| anyhow::anyhow!("just seen"))
 }
@@ -65,7 +65,7 @@ async fn update_completes_after_leader_kill_at_each_step() -> anyhow::Result<()>
         }
         ctx.release();
         for member in &ctx.bed.members {
-            downloads(&member.host).await?;
+            until_downloading(&member.host).await?;
         }
         kill_leader_in(ctx, "node-1", Step::Staging, &mut killed).await?;
         for member in &ctx.bed.members {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use integ::bed::BedOptions;
+use integ::bed::TestClusterOptions;
 use integ::host::Timings;
 use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::shadow::{HostState, Step};
@@ -14,7 +14,7 @@ use crate::policy::{create_policy, wait_for};
 use crate::support::{NEW, OLD, nodes, run, shadow_of, status, step_of};
 
 /// Two nodes, of which the one without a slot is staged all the same.
-pub(super) fn two_prestaged_nodes() -> BedOptions {
+pub(super) fn two_prestaged_nodes() -> TestClusterOptions {
     let mut options = nodes(2);
     options.policy["strategy"] = json!({"preStage": {}});
     options

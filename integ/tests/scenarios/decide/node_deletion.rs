@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::bed::workload;
 use integ::host::{BootFault, Command, Fault, Worker};
-use integ::oracle::World;
+use integ::oracle::ClusterState;
 use models::names::{PRIORITY_LABEL, RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
 use models::shadow::Step;
 use serde_json::json;
@@ -36,7 +36,7 @@ async fn add_nodes_to_delete(ctx: &mut ScenarioContext) -> anyhow::Result<()> {
 }
 
 /// Creates a pod on one node whose budget is used up by another pod of it without a node.
-async fn guard(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
+async fn protect_pod(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
     let mut objects = workload::web(SHOP, 1, json!(1));
     objects.truncate(1);
     for (name, host) in [("web", node), ("elsewhere", "no-such-node")] {
@@ -76,8 +76,9 @@ async fn delete(ctx: &ScenarioContext, node: &str, step: Step) -> anyhow::Result
     let uid = world.nodes[node].uid.clone();
     ctx.kubectl(&["delete", "node", node]).await?;
     let owned =
-        |world: &World| world.shadows.values().any(|s| s.owner.as_ref().is_some_and(|(_, owner)| *owner == uid));
-    let slotted = |world: &World| world.operator.iter().flat_map(|o| &o.status.slots).any(|slot| slot.uid == uid);
+        |world: &ClusterState| world.shadows.values().any(|s| s.owner.as_ref().is_some_and(|(_, owner)| *owner == uid));
+    let slotted =
+        |world: &ClusterState| world.operator.iter().flat_map(|o| &o.status.slots).any(|slot| slot.uid == uid);
     ctx.until(&format!("nothing is left of {node}"), |world| {
         !world.nodes.contains_key(node) && !owned(world) && !slotted(world)
     })
@@ -101,7 +102,7 @@ async fn node_deletion_at_any_step_leaves_nothing_and_rollout_continues() -> any
         ctx.install().await?;
         ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
         add_nodes_to_delete(ctx).await?;
-        guard(ctx, "draining").await?;
+        protect_pod(ctx, "draining").await?;
         let host = |name: &str| ctx.bed.member(name).map(|member| member.host.clone());
         host("staging")?.script(Fault::command(Command::Prepare, Worker::Waits));
         for name in ["rebooting", "releasing"] {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use integ::host::{Command, Host, UpdatesSettings, VersionLock};
-use integ::oracle::World;
+use integ::oracle::ClusterState;
 use models::condition::ConditionStatus;
 use models::shadow::{Record, Step, UPDATED};
 use nix::sys::signal::Signal;
@@ -14,12 +14,12 @@ use crate::interfere::{agent_on, blocked_drain, signal, unblock};
 use crate::support::{NEW, OLD, ScenarioContext, nodes, operator_condition, run, shadow_of, step_of};
 
 /// The controller's record of a node.
-fn record(world: &World, node: &str) -> Record {
+fn record(world: &ClusterState, node: &str) -> Record {
     shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.clone()).unwrap_or_default()
 }
 
 /// The reason of the node's last attempt.
-fn last(world: &World, node: &str) -> Option<String> {
+fn last(world: &ClusterState, node: &str) -> Option<String> {
     record(world, node).last.map(|last| last.reason)
 }
 
@@ -112,9 +112,9 @@ async fn rollback_by_other_client_is_reported_without_version_failure() -> anyho
                 last(world, NODE).as_deref() == Some("BootedOtherVersion") && is_on(world, NODE, &OLD)
             })
             .await?;
-        let told = record(&world, NODE);
-        assert_eq!(told.version_failures, [], "the version is not to blame");
-        assert!(told.not_before.is_some(), "the client that did that is given time");
+        let failure = record(&world, NODE);
+        assert_eq!(failure.version_failures, [], "the version is not to blame");
+        assert!(failure.not_before.is_some(), "the client that did that is given time");
         assert!(events(ctx, NODE).await?.contains(&"UpdateFailed".to_owned()));
         assert_ne!(operator_condition(&world, "Frozen").unwrap().status, ConditionStatus::True);
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use integ::oracle::{Expectations, Field, World};
+use integ::oracle::{ClusterState, Expectations, Field};
 use models::names::ZONE_LABEL;
 use models::shadow::Step;
 use serde_json::json;
 
-use super::windows::{open, shut};
+use super::windows::{closed_schedule, open_schedule};
 use crate::support::{nodes, run_expecting, step_of};
 
 /// The nodes with their zones, and true for those in the group `db`.
@@ -21,7 +21,7 @@ const FLEET: [(&str, &str, bool); 6] = [
 ];
 
 /// The values of a label over the nodes that are out of service because of the operator.
-fn label_values_out_of_service(world: &World, label: &str) -> Vec<String> {
+fn label_values_out_of_service(world: &ClusterState, label: &str) -> Vec<String> {
     let out = world.out_of_service();
     let nodes = world.nodes.values().filter(|node| out.contains_key(&node.uid));
     nodes.filter_map(|node| node.fields.get(&Field::Label(label.to_owned())).cloned()).collect()
@@ -35,7 +35,7 @@ async fn percentages_round_down_and_only_one_zone_is_out_of_service() -> anyhow:
     options.policy["nodeGroups"] =
         json!([{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": "66%"}]);
     options.policy["strategy"] = json!({"oneZoneAtATime": true, "preStage": {}});
-    options.policy["schedule"] = shut();
+    options.policy["schedule"] = closed_schedule();
     let expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
     let ending = run_expecting(options, expectations, async |ctx| {
         for (node, zone, db) in FLEET {
@@ -49,7 +49,7 @@ async fn percentages_round_down_and_only_one_zone_is_out_of_service() -> anyhow:
             FLEET.iter().all(|(node, ..)| step_of(world, node) == Some(Step::Staged))
         })
         .await?;
-        ctx.policy(&json!({"schedule": open()})).await?;
+        ctx.policy(&json!({"schedule": open_schedule()})).await?;
         ctx.updated().await?;
         Ok(())
     })

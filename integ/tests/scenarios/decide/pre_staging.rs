@@ -1,6 +1,6 @@
 //! Images that are downloaded ahead of the window.
 
-use integ::bed::BedOptions;
+use integ::bed::TestClusterOptions;
 use integ::host::{Command, EventKind, Fault, Worker};
 use integ::oracle::{History, Object};
 use jiff::{Timestamp, ToSpan as _, Unit, tz::TimeZone};
@@ -9,21 +9,21 @@ use semver::Version;
 use serde_json::{Value, json};
 
 use super::support::{is_updated, last_reason, record, results, status};
-use super::windows::{open, shut, slots_granted_outside_window};
+use super::windows::{closed_schedule, open_schedule, slots_granted_outside_window};
 use crate::interfere::{finish_command, is_call, until_host};
 use crate::policy::wait_for;
 use crate::support::{NEW, OLD, ScenarioContext, nodes, run, shadow_of, step_of};
 
 /// Two nodes that download ahead of a window that is half a day away.
-fn options() -> BedOptions {
+fn options() -> TestClusterOptions {
     let mut options = nodes(2);
     options.policy["strategy"] = json!({"preStage": {}});
-    options.policy["schedule"] = shut();
+    options.policy["schedule"] = closed_schedule();
     options
 }
 
 /// Lets both nodes download while the window is shut.
-async fn staged(ctx: &ScenarioContext) -> anyhow::Result<()> {
+async fn until_staged(ctx: &ScenarioContext) -> anyhow::Result<()> {
     ctx.install().await?;
     ctx.release();
     let world = ctx
@@ -34,12 +34,12 @@ async fn staged(ctx: &ScenarioContext) -> anyhow::Result<()> {
         })
         .await?;
     assert!(world.shadows.values().all(|shadow| shadow.status.agent.state == Some(HostState::StagedUpdate)));
-    assert!(!touched(&ctx.bed.recorder.so_far()?), "a download takes no node out of service");
+    assert!(!is_any_node_claimed(&ctx.bed.recorder.so_far()?), "a download takes no node out of service");
     Ok(())
 }
 
 /// Returns true if any node ever had a cordon of the operator or a slot.
-fn touched(history: &History) -> bool {
+fn is_any_node_claimed(history: &History) -> bool {
     history.changes().iter().any(|change| match &change.object {
         Object::Node(node) => node.claimed(),
         Object::Operator(operator) => !operator.status.slots.is_empty(),
@@ -58,11 +58,11 @@ fn opens_soon() -> anyhow::Result<(Value, Timestamp)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn images_are_staged_before_window_and_updates_start_when_it_opens() -> anyhow::Result<()> {
     let ending = run(options(), async |ctx| {
-        staged(ctx).await?;
+        until_staged(ctx).await?;
         let (window, at) = opens_soon()?;
         ctx.policy(&json!({"schedule": window})).await?;
         ctx.until("the operator says when it opens", |world| status(world).next_window == Some(at)).await?;
-        assert!(!touched(&ctx.bed.recorder.so_far()?));
+        assert!(!is_any_node_claimed(&ctx.bed.recorder.so_far()?));
         ctx.updated().await?;
         Ok(())
     })
@@ -75,7 +75,7 @@ async fn images_are_staged_before_window_and_updates_start_when_it_opens() -> an
 #[tokio::test(flavor = "multi_thread")]
 async fn staged_image_lost_by_reboot_is_staged_again_before_cordon() -> anyhow::Result<()> {
     let ending = run(options(), async |ctx| {
-        staged(ctx).await?;
+        until_staged(ctx).await?;
         let host = &ctx.bed.member("node-1")?.host;
         let boot = host.snapshot().boot_id;
         host.script(Fault::command(Command::Prepare, Worker::Waits));
@@ -88,7 +88,7 @@ async fn staged_image_lost_by_reboot_is_staged_again_before_cordon() -> anyhow::
 
         // The download does not progress while the window is open: the other node gets the slot, this one is left
         // alone.
-        ctx.policy(&json!({"schedule": open()})).await?;
+        ctx.policy(&json!({"schedule": open_schedule()})).await?;
         let world = ctx
             .until("the other node is updated", |world| is_updated(world, "node-2") && status(world).slots.is_empty())
             .await?;
@@ -129,7 +129,7 @@ async fn staged_image_lost_by_reboot_is_staged_again_before_cordon() -> anyhow::
 async fn staged_image_of_withdrawn_release_is_not_booted() -> anyhow::Result<()> {
     const NEWER: Version = Version::new(1, 20, 6);
     let ending = run(options(), async |ctx| {
-        staged(ctx).await?;
+        until_staged(ctx).await?;
         ctx.bed.releases.withdraw(&NEW);
         let world = ctx
             .until("the attempts end without the nodes having been touched", |world| {
@@ -138,13 +138,13 @@ async fn staged_image_of_withdrawn_release_is_not_booted() -> anyhow::Result<()>
                 })
             })
             .await?;
-        assert!(!touched(&ctx.bed.recorder.so_far()?));
+        assert!(!is_any_node_claimed(&ctx.bed.recorder.so_far()?));
         for node in ["node-1", "node-2"] {
             let record = record(&world, node);
             assert_eq!((record.failures, record.not_before, record.version_failures), (0, None, vec![]), "{node}");
         }
         ctx.bed.releases.publish(NEWER);
-        ctx.policy(&json!({"schedule": open()})).await?;
+        ctx.policy(&json!({"schedule": open_schedule()})).await?;
         ctx.bed.wait_updated(&NEWER, crate::support::LIMIT).await?;
         Ok(())
     })
@@ -161,7 +161,7 @@ async fn staged_image_of_withdrawn_release_is_not_booted() -> anyhow::Result<()>
 async fn staged_image_superseded_by_newer_release_is_not_booted() -> anyhow::Result<()> {
     const NEWER: Version = Version::new(1, 20, 6);
     let ending = run(options(), async |ctx| {
-        staged(ctx).await?;
+        until_staged(ctx).await?;
         ctx.bed.releases.publish(NEWER);
         ctx.until("both nodes have the newer image", |world| {
             ["node-1", "node-2"].iter().all(|node| {
@@ -170,7 +170,7 @@ async fn staged_image_superseded_by_newer_release_is_not_booted() -> anyhow::Res
             })
         })
         .await?;
-        ctx.policy(&json!({"schedule": open()})).await?;
+        ctx.policy(&json!({"schedule": open_schedule()})).await?;
         ctx.bed.wait_updated(&NEWER, crate::support::LIMIT).await?;
         Ok(())
     })

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 /// The server's data, and its queries.
 #[derive(Default)]
-struct Known {
+struct PrometheusState {
     /// The labels of the one series that a query returns; other queries return nothing.
     firing: BTreeMap<String, Value>,
     asked: Vec<String>,
@@ -21,7 +21,7 @@ struct Known {
 /// A server that can be stopped and started again under the same address.
 pub(super) struct Prometheus {
     address: SocketAddr,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<PrometheusState>>,
     serving: Option<JoinHandle<()>>,
 }
 
@@ -38,7 +38,7 @@ impl Prometheus {
     }
 
     /// Starts it.
-    pub(super) async fn come_up(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn start_serving(&mut self) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.address).await?;
         let known = self.known.clone();
         self.serving = Some(tokio::spawn(async move {
@@ -58,7 +58,7 @@ impl Prometheus {
     }
 
     /// Lets the query return nothing.
-    pub(super) fn quiet(&self, query: &str) {
+    pub(super) fn stop_firing(&self, query: &str) {
         lock(&self.known).firing.remove(query);
     }
 
@@ -76,12 +76,12 @@ impl Drop for Prometheus {
     }
 }
 
-fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+fn lock(known: &Mutex<PrometheusState>) -> MutexGuard<'_, PrometheusState> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Serves one request on its own connection.
-async fn serve(mut stream: TcpStream, known: &Mutex<Known>) -> anyhow::Result<()> {
+async fn serve(mut stream: TcpStream, known: &Mutex<PrometheusState>) -> anyhow::Result<()> {
     let mut bytes = Vec::new();
     let (head, body) = loop {
         if stream.read_buf(&mut bytes).await? == 0 {
@@ -114,7 +114,7 @@ async fn serve(mut stream: TcpStream, known: &Mutex<Known>) -> anyhow::Result<()
     Ok(())
 }
 
-fn answer(query: &str, known: &Mutex<Known>) -> String {
+fn answer(query: &str, known: &Mutex<PrometheusState>) -> String {
     let mut known = lock(known);
     known.asked.push(query.to_owned());
     let now = Timestamp::now().as_millisecond() as f64 / 1000.0;

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use integ::host::VersionLock;
-use integ::oracle::World;
+use integ::oracle::ClusterState;
 use jiff::{SignedDuration, Timestamp};
 use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::shadow::UPDATED;
@@ -56,14 +56,14 @@ async fn version_range_selects_newest_version_not_excluded() -> anyhow::Result<(
 }
 
 /// Waits until the operator knows a version.
-async fn known(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<World> {
-    let knows = |world: &World| status(world).versions.iter().any(|known| known.version == *version);
+async fn until_known(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<ClusterState> {
+    let knows = |world: &ClusterState| status(world).versions.iter().any(|known| known.version == *version);
     ctx.until(&format!("{version} is known"), knows).await
 }
 
 /// Backdates a version, so that it has been known for two hours.
-async fn age(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<()> {
-    let world = known(ctx, version).await?;
+async fn make_old_enough(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<()> {
+    let world = until_known(ctx, version).await?;
     let index = status(&world).versions.iter().position(|known| known.version == *version).context("just seen")?;
     let since = Timestamp::now() - SignedDuration::from_hours(2);
     let patch = json!([
@@ -84,13 +84,13 @@ async fn minimum_age_selects_newest_version_old_enough() -> anyhow::Result<()> {
     let ending = run(options, async |ctx| {
         ctx.install().await?;
         ctx.bed.releases.publish(FIRST);
-        known(ctx, &FIRST).await?;
+        until_known(ctx, &FIRST).await?;
         ctx.release();
-        known(ctx, &NEW).await?;
+        until_known(ctx, &NEW).await?;
         ctx.until("no version is old enough", |world| waiting(world, "TooYoung") == 2).await?;
         assert!(ctx.bed.members.iter().all(|member| member.host.snapshot().running_version == OLD));
 
-        age(ctx, &FIRST).await?;
+        make_old_enough(ctx, &FIRST).await?;
         ctx.bed.wait_updated(&FIRST, LIMIT).await?;
         ctx.until("the hosts' locks are put back and the nodes wait for the newer version", |world| {
             waiting(world, "TooYoung") == 2
@@ -104,7 +104,7 @@ async fn minimum_age_selects_newest_version_old_enough() -> anyhow::Result<()> {
             assert_eq!(lock_of(&member.host), Some(VersionLock::latest()), "{}", member.name);
         }
 
-        age(ctx, &NEW).await?;
+        make_old_enough(ctx, &NEW).await?;
         ctx.updated().await?;
         Ok(())
     })

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use anyhow::Context as _;
 use integ::host::{EventKind, Host, VersionLock};
-use integ::oracle::{History, World};
+use integ::oracle::{ClusterState, History};
 use models::condition::{Condition, ConditionStatus};
 use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
 use models::shadow::BLOCKED;
@@ -17,18 +17,18 @@ pub(super) use crate::support::{
 };
 
 /// Number of nodes that wait for a reason, by the operator's status.
-pub(super) fn waiting(world: &World, reason: &str) -> i64 {
+pub(super) fn waiting(world: &ClusterState, reason: &str) -> i64 {
     let counts = world.operator.iter().flat_map(|operator| &operator.status.waiting);
     counts.filter(|count| count.reason == reason).map(|count| count.nodes).sum()
 }
 
 /// The `Blocked` condition of a node, while it is true.
-pub(super) fn blocked<'a>(world: &'a World, node: &str) -> Option<&'a Condition> {
+pub(super) fn blocked<'a>(world: &'a ClusterState, node: &str) -> Option<&'a Condition> {
     condition_of(world, node, BLOCKED).filter(|condition| condition.status == ConditionStatus::True)
 }
 
 /// Returns true if a node is blocked for this reason.
-pub(super) fn blocked_for(world: &World, node: &str, reason: &str) -> bool {
+pub(super) fn blocked_for(world: &ClusterState, node: &str, reason: &str) -> bool {
     blocked(world, node).is_some_and(|condition| condition.reason == reason)
 }
 

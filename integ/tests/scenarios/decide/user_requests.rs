@@ -13,16 +13,16 @@ use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
 use crate::support::{NEW, ScenarioContext, condition_of, nodes, run, shadow_of};
 
-async fn ask(ctx: &ScenarioContext, node: &str, request: &str, nonce: &str) -> anyhow::Result<()> {
+async fn send_request(ctx: &ScenarioContext, node: &str, request: &str, nonce: &str) -> anyhow::Result<()> {
     annotate(ctx, &["brs", &shadow_name(node)], request, nonce).await
 }
 
-fn requests(world: &integ::oracle::World, node: &str) -> ShadowRequests {
+fn requests(world: &integ::oracle::ClusterState, node: &str) -> ShadowRequests {
     record(world, node).requests.unwrap_or_default()
 }
 
 /// Returns true if a node's `Blocked` condition is true for this reason.
-fn blocked_by(world: &integ::oracle::World, node: &str, reason: &str) -> bool {
+fn blocked_by(world: &integ::oracle::ClusterState, node: &str, reason: &str) -> bool {
     condition_of(world, node, BLOCKED).is_some_and(|c| c.status == ConditionStatus::True && c.reason == reason)
 }
 
@@ -49,16 +49,16 @@ async fn each_retry_request_starts_one_attempt_during_back_off() -> anyhow::Resu
         };
         failed(1).await?;
 
-        ask(ctx, "node-1", RETRY_ANNOTATION, "one").await?;
+        send_request(ctx, "node-1", RETRY_ANNOTATION, "one").await?;
         failed(2).await?;
         until_event(ctx, EVENTS_OF_NODES, "Retry", &[]).await?;
-        ask(ctx, "node-1", RETRY_ANNOTATION, "one").await?;
+        send_request(ctx, "node-1", RETRY_ANNOTATION, "one").await?;
         ctx.renewals(2).await?;
         let world = failed(2).await?;
         assert_eq!(requests(&world, "node-1").retry.as_deref(), Some("one"));
         assert_eq!(shadow_of(&world, "node-1").unwrap().spec.attempt, 2, "the same word asks for nothing more");
 
-        ask(ctx, "node-1", RETRY_ANNOTATION, "two").await?;
+        send_request(ctx, "node-1", RETRY_ANNOTATION, "two").await?;
         ctx.updated().await?;
         Ok(())
     })
@@ -77,7 +77,7 @@ async fn release_request_ends_attempt_without_failure_or_back_off() -> anyhow::R
     let mut target = String::new();
     let ending = run(options, async |ctx| {
         let node = blocked_drain(ctx).await?;
-        ask(ctx, &node, RELEASE_ANNOTATION, "one").await?;
+        send_request(ctx, &node, RELEASE_ANNOTATION, "one").await?;
         let world = ctx
             .until("the attempt was released", |world| {
                 last_reason(world, &node).as_deref() == Some("ReleaseRequested") && !blocked_by(world, &node, "BackOff")

@@ -16,13 +16,13 @@ use crate::policy::wait_for;
 use crate::support::{OLD, nodes, operator_condition, run, shadow_of, step_of};
 
 /// A window that is half a day away.
-pub(super) fn shut() -> Value {
+pub(super) fn closed_schedule() -> Value {
     let hour = (Timestamp::now().to_zoned(TimeZone::UTC).hour() + 12) % 24;
     json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "1h"}], "blackouts": []})
 }
 
 /// Windows that follow each other without a pause.
-pub(super) fn open() -> Value {
+pub(super) fn open_schedule() -> Value {
     json!({"windows": [{"cron": "0 * * * *", "duration": "2h"}], "blackouts": []})
 }
 
@@ -30,7 +30,7 @@ pub(super) fn open() -> Value {
 fn blackout() -> anyhow::Result<Value> {
     let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
     let (from, to) = (today.checked_sub(1.day())?, today.checked_add(1.day())?);
-    let mut schedule = open();
+    let mut schedule = open_schedule();
     schedule["blackouts"] = json!([{"from": from.to_string(), "to": to.to_string()}]);
     Ok(schedule)
 }
@@ -58,7 +58,7 @@ async fn closed_window_completes_running_update_and_blocks_new_ones() -> anyhow:
         let next = other(&node);
         ctx.until_step(next, Step::Staged).await?;
 
-        ctx.policy(&json!({"schedule": shut()})).await?;
+        ctx.policy(&json!({"schedule": closed_schedule()})).await?;
         let world = ctx
             .until("the staged node waits for the window, and the operator says when it opens", |world| {
                 wait_for(world, "WindowClosed", 1)
@@ -83,7 +83,7 @@ async fn closed_window_completes_running_update_and_blocks_new_ones() -> anyhow:
         assert_eq!(shadow_of(&world, next).unwrap().status.agent.current_version, Some(OLD));
         assert!(status(&world).slots.is_empty() && !world.nodes[next].claimed());
 
-        ctx.policy(&json!({"schedule": open()})).await?;
+        ctx.policy(&json!({"schedule": open_schedule()})).await?;
         ctx.updated().await?;
         ctx.until_operator(WINDOW_OPEN, ConditionStatus::True).await?;
         Ok(())

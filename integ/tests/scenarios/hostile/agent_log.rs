@@ -8,15 +8,15 @@ use crate::interfere::{agent_on, poll};
 use crate::support::ScenarioContext;
 
 /// The log lines of a node's agent from some moment on.
-pub(super) struct Words {
+pub(super) struct AgentLog {
     node: String,
     file: PathBuf,
     from: usize,
 }
 
-impl Words {
+impl AgentLog {
     /// All lines since its start.
-    pub(super) async fn ever(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Self> {
+    pub(super) async fn from_start(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Self> {
         let agent = agent_on(ctx, node).await?;
         let file = ctx.bed.member(node)?.kubelet.log_file(&agent.namespace, &agent.pod, &agent.container);
         Ok(Self { node: node.to_owned(), file: file.context("the agent has no log")?, from: 0 })
@@ -24,8 +24,8 @@ impl Words {
 
     /// All lines from now on.
     pub(super) async fn from_now(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Self> {
-        let ever = Self::ever(ctx, node).await?;
-        Ok(Self { from: ever.text()?.len(), ..ever })
+        let log = Self::from_start(ctx, node).await?;
+        Ok(Self { from: log.text()?.len(), ..log })
     }
 
     fn text(&self) -> anyhow::Result<String> {
@@ -34,12 +34,13 @@ impl Words {
     }
 
     /// Returns true if one line contains all of these.
-    pub(super) fn say(&self, parts: &[&str]) -> anyhow::Result<bool> {
+    pub(super) fn contains(&self, parts: &[&str]) -> anyhow::Result<bool> {
         Ok(self.text()?.lines().any(|line| parts.iter().all(|part| line.contains(part))))
     }
 
     /// Waits for such a line.
     pub(super) async fn until(&self, parts: &[&str]) -> anyhow::Result<()> {
-        poll(&format!("the agent of {} says {parts:?}", self.node), async || Ok(self.say(parts)?.then_some(()))).await
+        poll(&format!("the agent of {} says {parts:?}", self.node), async || Ok(self.contains(parts)?.then_some(())))
+            .await
     }
 }

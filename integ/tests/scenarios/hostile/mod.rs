@@ -23,10 +23,11 @@ use models::shadow::{ArmedPhase, BottlerocketShadow, BottlerocketShadowSpec, Hos
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::agent_log::Words;
+use self::agent_log::AgentLog;
 use self::server::{CompromisedWebApi, locked};
 use self::tampering::{
-    Acknowledges, FORGED_NONCE, ForgedGeneration, ForgedNonce, HiddenActivation, Permits, Stages, Statements,
+    FORGED_NONCE, FalseAcknowledgement, FalseStaging, ForgedGeneration, ForgedNonce, HiddenActivation, WithheldPermits,
+    WithheldSettings,
 };
 use crate::interfere::{blocked_drain, is_activate, is_call, permit_of, poll, unblock};
 use crate::support::{
@@ -34,13 +35,13 @@ use crate::support::{
 };
 
 /// Returns true for a request to a host that takes it down.
-fn disrupts(event: &Event) -> bool {
+fn is_disruptive(event: &Event) -> bool {
     is_activate(event) || is_call(event, "/actions/reboot")
 }
 
-fn untouched(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
+fn ensure_not_disrupted(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
     let log = ctx.bed.member(node)?.host.log();
-    let acts: Vec<_> = log.iter().filter(|event| disrupts(event)).collect();
+    let acts: Vec<_> = log.iter().filter(|event| is_disruptive(event)).collect();
     ensure!(acts.is_empty(), "{node} was touched: {acts:?}");
     Ok(())
 }
@@ -76,15 +77,15 @@ fn forged<T: Serialize>(kid: &str, claims: &T) -> anyhow::Result<String> {
 }
 
 /// The nonce with which the agent requests a permit under the forged desired state.
-fn asked(hostile: &CompromisedWebApi, node: &str) -> anyhow::Result<Option<String>> {
-    let armed = hostile.invented(node)?.status.report.armed;
+fn requested_nonce(hostile: &CompromisedWebApi, node: &str) -> anyhow::Result<Option<String>> {
+    let armed = hostile.forged_shadow(node)?.status.report.armed;
     Ok(armed.filter(|armed| armed.phase == ArmedPhase::Arming).map(|armed| armed.nonce))
 }
 
 /// Waits until the agent has staged the version of the forged desired state.
 async fn until_version_staged(hostile: &CompromisedWebApi, node: &str) -> anyhow::Result<()> {
     poll(&format!("{node} has staged the image"), async || {
-        let view = hostile.invented(node)?;
+        let view = hostile.forged_shadow(node)?;
         let reached = view.status.report.observed_generation == Some(view.metadata.generation);
         Ok((reached && view.status.report.state == Some(HostState::StagedUpdate)).then_some(()))
     })
@@ -93,7 +94,7 @@ async fn until_version_staged(hostile: &CompromisedWebApi, node: &str) -> anyhow
 
 /// Shows the agent of a node this permit under this desired state, for the agent's current nonce, until the agent
 /// refuses it for this reason; again for each new nonce.
-async fn refuses(
+async fn until_permit_refused(
     ctx: &ScenarioContext,
     hostile: &CompromisedWebApi,
     node: &str,
@@ -101,17 +102,17 @@ async fn refuses(
     permit: impl Fn(&str) -> anyhow::Result<String>,
     why: &str,
 ) -> anyhow::Result<()> {
-    let words = Words::from_now(ctx, node).await?;
+    let log = AgentLog::from_now(ctx, node).await?;
     let mut shown = None;
     poll(&format!("the agent of {node} refuses the permit: {why}"), async || {
-        untouched(ctx, node)?;
-        let Some(nonce) = asked(hostile, node)? else { return Ok(None) };
+        ensure_not_disrupted(ctx, node)?;
+        let Some(nonce) = requested_nonce(hostile, node)? else { return Ok(None) };
         if shown.as_ref() != Some(&nonce) {
             let permit = Some(Permit { jws: permit(&nonce)?, nonce: nonce.clone() });
             hostile.forge_shadow(node, BottlerocketShadowSpec { permit, ..order.clone() })?;
             shown = Some(nonce);
         }
-        Ok(words.say(&["the permit is refused", why])?.then_some(()))
+        Ok(log.contains(&["the permit is refused", why])?.then_some(()))
     })
     .await
 }
@@ -121,8 +122,8 @@ async fn forged_altered_replayed_or_other_nodes_permit_is_refused() -> anyhow::R
     run(nodes(2), async |ctx| {
         ctx.shop(4).await?;
         ctx.install().await?;
-        let permits = Permits::default();
-        let hostile = CompromisedWebApi::take(ctx, permits.clone()).await?;
+        let permits = WithheldPermits::default();
+        let hostile = CompromisedWebApi::start(ctx, permits.clone()).await?;
         ctx.reported().await?;
         // The first node's permit passes, and is stored. It is not known yet which node is the first.
         ctx.release();
@@ -151,21 +152,23 @@ async fn forged_altered_replayed_or_other_nodes_permit_is_refused() -> anyhow::R
         };
         let unsigned = URL_SAFE_NO_PAD.encode(json!({"alg": "none", "kid": kid}).to_string());
         let unsigned = |claims: Value| format!("{unsigned}.{}.", URL_SAFE_NO_PAD.encode(claims.to_string()));
-        let refuses = async |permit: &dyn Fn(&str) -> anyhow::Result<String>, why: &str| {
-            refuses(ctx, &hostile, target, &order, permit, why).await
+        let until_permit_refused = async |permit: &dyn Fn(&str) -> anyhow::Result<String>, why: &str| {
+            until_permit_refused(ctx, &hostile, target, &order, permit, why).await
         };
-        refuses(&|nonce| forged(&kid, &fits(nonce)), "its signature is wrong").await?;
-        refuses(&|nonce| forged("other", &fits(nonce)), "its key 'other' is not trusted here").await?;
-        refuses(&|nonce| Ok(unsigned(fits(nonce))), "it is no signed statement").await?;
+        until_permit_refused(&|nonce| forged(&kid, &fits(nonce)), "its signature is wrong").await?;
+        until_permit_refused(&|nonce| forged("other", &fits(nonce)), "its key 'other' is not trusted here").await?;
+        until_permit_refused(&|nonce| Ok(unsigned(fits(nonce))), "it is no signed statement").await?;
         // Another node's permit, unchanged and with matching fields.
-        refuses(&|_| Ok(others.jws.clone()), "it is for another node").await?;
-        refuses(&|nonce| altered(&others.jws, &fits(nonce)), "its signature is wrong").await?;
+        until_permit_refused(&|_| Ok(others.jws.clone()), "it is for another node").await?;
+        until_permit_refused(&|nonce| altered(&others.jws, &fits(nonce)), "its signature is wrong").await?;
         // The node's own permit, but delayed until the agent has requested another; and then with the matching nonce.
-        poll("the agent asks again", async || Ok(asked(&hostile, target)?.filter(|nonce| *nonce != permit.nonce)))
-            .await?;
-        refuses(&|_| Ok(permit.jws.clone()), "it is for another nonce").await?;
-        refuses(&|nonce| altered(&permit.jws, &fits(nonce)), "its signature is wrong").await?;
-        untouched(ctx, target)?;
+        poll("the agent asks again", async || {
+            Ok(requested_nonce(&hostile, target)?.filter(|nonce| *nonce != permit.nonce))
+        })
+        .await?;
+        until_permit_refused(&|_| Ok(permit.jws.clone()), "it is for another nonce").await?;
+        until_permit_refused(&|nonce| altered(&permit.jws, &fits(nonce)), "its signature is wrong").await?;
+        ensure_not_disrupted(ctx, target)?;
         permits.withhold_from(None);
         restore_web_api(ctx, hostile).await
     })
@@ -178,32 +181,40 @@ async fn forged_altered_replayed_or_other_nodes_permit_is_refused() -> anyhow::R
 async fn withheld_permit_is_refused_after_attempt_ended() -> anyhow::Result<()> {
     let ending = run(nodes(2), async |ctx| {
         let target = blocked_drain(ctx).await?;
-        let permits = Permits::default();
+        let permits = WithheldPermits::default();
         permits.withhold_from(Some(&target));
-        let hostile = CompromisedWebApi::take(ctx, permits.clone()).await?;
+        let hostile = CompromisedWebApi::start(ctx, permits.clone()).await?;
         unblock(ctx).await?;
         let given = permits.until(&target, 1).await?.remove(0);
         crate::interfere::withdraw(ctx, &target).await?;
         // No other attempt comes between.
         ctx.policy(&json!({"enabled": false})).await?;
         ctx.until("the node is released", |world| is_released(world, &target)).await?;
-        untouched(ctx, &target)?;
+        ensure_not_disrupted(ctx, &target)?;
         // The image is staged once more, which needs no signature. Then comes the earlier desired state, with its
         // permit: the agent accepts the desired state, and requests a permit with another nonce.
         let staged = BottlerocketShadowSpec { state: HostState::StagedUpdate, permit: None, ..given.spec.clone() };
         hostile.forge_shadow(&target, staged)?;
         until_version_staged(&hostile, &target).await?;
-        let words = Words::from_now(ctx, &target).await?;
+        let log = AgentLog::from_now(ctx, &target).await?;
         let permit = given.spec.permit.clone().context("a permit")?;
         hostile.forge_shadow(&target, given.spec.clone())?;
-        words.until(&["desired state state=RebootedIntoUpdate"]).await?;
+        log.until(&["desired state state=RebootedIntoUpdate"]).await?;
         poll("the agent asks again", async || {
-            untouched(ctx, &target)?;
-            Ok(asked(&hostile, &target)?.filter(|nonce| *nonce != permit.nonce))
+            ensure_not_disrupted(ctx, &target)?;
+            Ok(requested_nonce(&hostile, &target)?.filter(|nonce| *nonce != permit.nonce))
         })
         .await?;
-        refuses(ctx, &hostile, &target, &given.spec, |_| Ok(permit.jws.clone()), "it is for another nonce").await?;
-        untouched(ctx, &target)?;
+        until_permit_refused(
+            ctx,
+            &hostile,
+            &target,
+            &given.spec,
+            |_| Ok(permit.jws.clone()),
+            "it is for another nonce",
+        )
+        .await?;
+        ensure_not_disrupted(ctx, &target)?;
         ctx.policy(&json!({"enabled": true})).await?;
         restore_web_api(ctx, hostile).await
     })
@@ -217,11 +228,11 @@ async fn forged_acknowledgement_yields_no_permit() -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
         ctx.shop(4).await?;
         ctx.install().await?;
-        let acknowledges = Acknowledges::default();
-        let hostile = CompromisedWebApi::take(ctx, acknowledges.clone()).await?;
+        let acknowledges = FalseAcknowledgement::default();
+        let hostile = CompromisedWebApi::start(ctx, acknowledges.clone()).await?;
         ctx.reported().await?;
         ctx.release();
-        let ordered = |world: &integ::oracle::World, node: &str| {
+        let ordered = |world: &integ::oracle::ClusterState, node: &str| {
             shadow_of(world, node).is_some_and(|shadow| shadow.spec.state == HostState::RebootedIntoUpdate)
         };
         let world = ctx
@@ -233,7 +244,7 @@ async fn forged_acknowledgement_yields_no_permit() -> anyhow::Result<()> {
         ctx.renewals(2).await?;
         let world = ctx.bed.recorder.so_far()?.end();
         ensure!(permit_of(&world, &target).is_none(), "the controller gave a permit that no one asked for");
-        untouched(ctx, &target)?;
+        ensure_not_disrupted(ctx, &target)?;
         restore_web_api(ctx, hostile).await
     })
     .await?
@@ -254,11 +265,11 @@ async fn forged_acknowledgement_of_activation_does_not_release_node_before_reboo
     let ending = run_except(Some(Property::S2), options, expectations, async |ctx| {
         let target = blocked_drain(ctx).await?;
         let hides = HiddenActivation::default();
-        let hostile = CompromisedWebApi::take(ctx, hides.clone()).await?;
+        let hostile = CompromisedWebApi::start(ctx, hides.clone()).await?;
         unblock(ctx).await?;
         poll("the agent acts on its permit", async || Ok(locked(&hides.0).then_some(()))).await?;
         crate::interfere::withdraw(ctx, &target).await?;
-        let view = hostile.truth(&target).context("no view")?;
+        let view = hostile.true_view(&target).context("no view")?;
         let mut denial = view.status.clone();
         denial.report.state = Some(HostState::Idle);
         denial.report.armed = None;
@@ -278,19 +289,19 @@ async fn permit_for_forged_nonce_is_refused() -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
         ctx.shop(4).await?;
         ctx.install().await?;
-        let hostile = CompromisedWebApi::take(ctx, ForgedNonce::default()).await?;
+        let hostile = CompromisedWebApi::start(ctx, ForgedNonce::default()).await?;
         ctx.reported().await?;
         ctx.release();
-        let given = |world: &integ::oracle::World, node: &str| permit_of(world, node) == Some(FORGED_NONCE);
+        let given = |world: &integ::oracle::ClusterState, node: &str| permit_of(world, node) == Some(FORGED_NONCE);
         let world = ctx
             .until("a permit is issued for the forged nonce", |world| world.nodes.keys().any(|node| given(world, node)))
             .await?;
         let target = world.nodes.keys().find(|node| given(&world, node)).context("just seen")?.clone();
         // The same permit, shown under the agent's own nonce: the signed content counts.
-        let words = Words::ever(ctx, &target).await?;
+        let log = AgentLog::from_start(ctx, &target).await?;
         poll("the agent refuses the permit", async || {
-            untouched(ctx, &target)?;
-            Ok(words.say(&["the permit is refused", "it is for another nonce"])?.then_some(()))
+            ensure_not_disrupted(ctx, &target)?;
+            Ok(log.contains(&["the permit is refused", "it is for another nonce"])?.then_some(()))
         })
         .await?;
         restore_web_api(ctx, hostile).await
@@ -310,10 +321,10 @@ fn has_settings_changes(ctx: &ScenarioContext, node: &str) -> anyhow::Result<boo
 }
 
 /// Waits until the agent of a node logs why it does not change the settings.
-async fn until_settings_refused(ctx: &ScenarioContext, node: &str, words: &Words, why: &str) -> anyhow::Result<()> {
+async fn until_settings_refused(ctx: &ScenarioContext, node: &str, log: &AgentLog, why: &str) -> anyhow::Result<()> {
     poll(&format!("the agent of {node} leaves the settings alone: {why}"), async || {
         ensure!(!has_settings_changes(ctx, node)?, "{node}: settings were changed where one should read: {why}");
-        Ok(words.say(&["the host's settings are left unchanged", why])?.then_some(()))
+        Ok(log.contains(&["the host's settings are left unchanged", why])?.then_some(()))
     })
     .await
 }
@@ -327,8 +338,8 @@ async fn forged_desired_states_and_settings_are_refused() -> anyhow::Result<()> 
         // The fleet is idle, its hosts have an update, and policy has settings, which no agent gets.
         ctx.policy(&json!({"enabled": false})).await?;
         ctx.release();
-        let statements = Statements::default();
-        let hostile = CompromisedWebApi::take(ctx, statements.clone()).await?;
+        let statements = WithheldSettings::default();
+        let hostile = CompromisedWebApi::start(ctx, statements.clone()).await?;
         ctx.policy(&json!({"version": {"target": NEW.to_string()}})).await?;
         let (own, others) = (statements.of(target).await?, statements.of(bystander).await?);
         let (own_jws, others_jws) =
@@ -338,7 +349,7 @@ async fn forged_desired_states_and_settings_are_refused() -> anyhow::Result<()> 
         let node_uid = claims["nodeUid"].as_str().context("a node")?;
 
         // Settings. Under Idle an agent would set them at once.
-        let idle = BottlerocketShadowSpec { host: None, ..hostile.truth(target).context("no view")?.spec };
+        let idle = BottlerocketShadowSpec { host: None, ..hostile.true_view(target).context("no view")?.spec };
         let asks = HostPolicy { ignore_waves: Some(true), signature: None, ..own.clone() };
         let fits = SettingsClaims::of(node_uid, &asks).context("it asks for settings")?;
         let signed = |jws: String| HostPolicy { signature: Some(jws), ..asks.clone() };
@@ -352,9 +363,9 @@ async fn forged_desired_states_and_settings_are_refused() -> anyhow::Result<()> 
             (signed(own_jws.clone()), "it is for another choice about waves"),
             (signed(altered(&others_jws, &fits)?), "its signature is wrong"),
         ] {
-            let words = Words::from_now(ctx, target).await?;
+            let log = AgentLog::from_now(ctx, target).await?;
             hostile.forge_shadow(target, BottlerocketShadowSpec { host: Some(host), ..idle.clone() })?;
-            until_settings_refused(ctx, target, &words, why).await?;
+            until_settings_refused(ctx, target, &log, why).await?;
         }
         // The same before the download of their version, which waits.
         let order = |state, host| BottlerocketShadowSpec {
@@ -365,9 +376,9 @@ async fn forged_desired_states_and_settings_are_refused() -> anyhow::Result<()> 
             host,
             ..idle.clone()
         };
-        let words = Words::from_now(ctx, target).await?;
+        let log = AgentLog::from_now(ctx, target).await?;
         hostile.forge_shadow(target, order(HostState::StagedUpdate, Some(asks)))?;
-        until_settings_refused(ctx, target, &words, "there is no signed statement").await?;
+        until_settings_refused(ctx, target, &log, "there is no signed statement").await?;
         let member = ctx.bed.member(target)?;
         ensure!(!member.host.log().iter().any(|event| is_call(event, "/actions/prepare-update")), "it did not wait");
 
@@ -384,12 +395,28 @@ async fn forged_desired_states_and_settings_are_refused() -> anyhow::Result<()> 
             nonce: nonce.to_owned(),
             host: None,
         };
-        refuses(ctx, &hostile, target, &reboot, |nonce| forged(&kid, &permit(nonce)), "its signature is wrong").await?;
-        refuses(ctx, &hostile, target, &reboot, |_| Ok(own_jws.clone()), "it is for another purpose").await?;
-        refuses(ctx, &hostile, target, &reboot, |nonce| altered(&own_jws, &permit(nonce)), "its signature is wrong")
+        until_permit_refused(
+            ctx,
+            &hostile,
+            target,
+            &reboot,
+            |nonce| forged(&kid, &permit(nonce)),
+            "its signature is wrong",
+        )
+        .await?;
+        until_permit_refused(ctx, &hostile, target, &reboot, |_| Ok(own_jws.clone()), "it is for another purpose")
             .await?;
+        until_permit_refused(
+            ctx,
+            &hostile,
+            target,
+            &reboot,
+            |nonce| altered(&own_jws, &permit(nonce)),
+            "its signature is wrong",
+        )
+        .await?;
         for node in [target, bystander] {
-            untouched(ctx, node)?;
+            ensure_not_disrupted(ctx, node)?;
             ensure!(!has_settings_changes(ctx, node)?, "{node}: settings were changed");
         }
         // From the controller the same is carried out.
@@ -412,9 +439,9 @@ async fn forged_generation_has_no_effect_after_web_api_is_restored() -> anyhow::
         ctx.install().await?;
         ctx.policy(&json!({"enabled": false})).await?;
         ctx.release();
-        let hostile = CompromisedWebApi::take(ctx, ForgedGeneration).await?;
+        let hostile = CompromisedWebApi::start(ctx, ForgedGeneration).await?;
         poll("both agents have been shown the made-up generation", async || {
-            Ok(["node-1", "node-2"].iter().all(|node| hostile.truth(node).is_some()).then_some(()))
+            Ok(["node-1", "node-2"].iter().all(|node| hostile.true_view(node).is_some()).then_some(()))
         })
         .await?;
         ctx.policy(&json!({"enabled": true})).await?;
@@ -430,7 +457,7 @@ async fn falsely_reported_staged_image_ends_attempt_without_reboot() -> anyhow::
     run(nodes(2), async |ctx| {
         ctx.shop(4).await?;
         ctx.install().await?;
-        let hostile = CompromisedWebApi::take(ctx, Stages::default()).await?;
+        let hostile = CompromisedWebApi::start(ctx, FalseStaging::default()).await?;
         ctx.release();
         // The desired state to reboot comes for a host with nothing staged. Its agent reports that, and the node is
         // released.
@@ -442,7 +469,7 @@ async fn falsely_reported_staged_image_ends_attempt_without_reboot() -> anyhow::
         })
         .await?;
         for member in &ctx.bed.members {
-            untouched(ctx, &member.name)?;
+            ensure_not_disrupted(ctx, &member.name)?;
         }
         // No wait for the back-off: the relevant part is over.
         ctx.policy(&json!({"enabled": false})).await?;

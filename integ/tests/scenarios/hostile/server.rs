@@ -34,9 +34,9 @@ use tokio_rustls::TlsAcceptor;
 use crate::support::ScenarioContext;
 
 /// Treatment of a report.
-pub(crate) enum Fate {
+pub(crate) enum ReportHandling {
     /// Forwarded unchanged.
-    Pass,
+    Forward,
     /// Acknowledged to the agent, and not written.
     Discard,
     /// Replaced by another one, and acknowledged to the agent as its own.
@@ -51,8 +51,8 @@ pub(crate) trait Tampering: Send {
     }
 
     /// The treatment of an agent's report.
-    fn report(&mut self, _node: &str, _report: &AgentStatus) -> Fate {
-        Fate::Pass
+    fn report(&mut self, _node: &str, _report: &AgentStatus) -> ReportHandling {
+        ReportHandling::Forward
     }
 }
 
@@ -61,11 +61,11 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 struct State {
     tampering: Mutex<Box<dyn Tampering>>,
     /// Additional lines for agents, by node.
-    told: broadcast::Sender<(String, WatchLine)>,
+    extra_lines: broadcast::Sender<(String, WatchLine)>,
     /// The last true view of each node.
-    truth: Mutex<BTreeMap<String, ShadowView>>,
+    true_views: Mutex<BTreeMap<String, ShadowView>>,
     /// Forged shadows that replace the true ones.
-    invented: Mutex<BTreeMap<String, ShadowView>>,
+    forged_shadows: Mutex<BTreeMap<String, ShadowView>>,
     /// The last token of each node.
     tokens: Mutex<BTreeMap<String, String>>,
     cluster: kube::Client,
@@ -84,7 +84,7 @@ pub(super) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl CompromisedWebApi {
     /// Replaces the web API for all agents. They do not notice: the key is the real one.
-    pub(crate) async fn take(ctx: &ScenarioContext, tampering: impl Tampering + 'static) -> anyhow::Result<Self> {
+    pub(crate) async fn start(ctx: &ScenarioContext, tampering: impl Tampering + 'static) -> anyhow::Result<Self> {
         let client = &ctx.bed.client;
         let secret = Api::<Secret>::namespaced(client.clone(), SYSTEM_NAMESPACE).get(SERVING_SECRET).await?;
         let field = |name: &str| secret.data.as_ref().and_then(|d| d.get(name)).map(|b| b.0.clone()).context("a field");
@@ -99,9 +99,9 @@ impl CompromisedWebApi {
         let address = listener.local_addr()?;
         let state = Arc::new(State {
             tampering: Mutex::new(Box::new(tampering)),
-            told: broadcast::Sender::new(64),
-            truth: Mutex::default(),
-            invented: Mutex::default(),
+            extra_lines: broadcast::Sender::new(64),
+            true_views: Mutex::default(),
+            forged_shadows: Mutex::default(),
             tokens: Mutex::default(),
             cluster: client.clone(),
             ca: published_ca(client).await?,
@@ -140,26 +140,26 @@ impl CompromisedWebApi {
     /// does: it keeps the agent's reports, and the agent is shown each desired state, however often it connects.
     /// Nothing of it reaches the cluster.
     pub(crate) fn forge_shadow(&self, node: &str, spec: BottlerocketShadowSpec) -> anyhow::Result<()> {
-        let truth = self.truth(node).context("nothing is known of the node yet")?;
-        let mut invented = locked(&self.state.invented);
-        let mut view = invented.remove(node).unwrap_or_else(|| truth.clone());
-        view.metadata.generation = view.metadata.generation.max(truth.metadata.generation) + 1;
+        let true_view = self.true_view(node).context("nothing is known of the node yet")?;
+        let mut forged_shadows = locked(&self.state.forged_shadows);
+        let mut view = forged_shadows.remove(node).unwrap_or_else(|| true_view.clone());
+        view.metadata.generation = view.metadata.generation.max(true_view.metadata.generation) + 1;
         view.etag = new_etag();
         view.spec = spec;
-        invented.insert(node.to_owned(), view.clone());
+        forged_shadows.insert(node.to_owned(), view.clone());
         // There may be no subscriber; then it is sent as the first line.
-        let _ = self.state.told.send((node.to_owned(), WatchLine::Shadow { object: Box::new(view) }));
+        let _ = self.state.extra_lines.send((node.to_owned(), WatchLine::Shadow { object: Box::new(view) }));
         Ok(())
     }
 
     /// The forged shadow of a node, with the agent's reports.
-    pub(crate) fn invented(&self, node: &str) -> anyhow::Result<ShadowView> {
-        locked(&self.state.invented).get(node).cloned().context("there is no such shadow")
+    pub(crate) fn forged_shadow(&self, node: &str) -> anyhow::Result<ShadowView> {
+        locked(&self.state.forged_shadows).get(node).cloned().context("there is no such shadow")
     }
 
     /// Reports as a node's agent, with its token, that the last desired state is carried out.
     pub(crate) async fn report(&self, node: &str, mut status: AgentStatus) -> anyhow::Result<()> {
-        let (token, view) = (locked(&self.state.tokens).get(node).cloned(), self.truth(node));
+        let (token, view) = (locked(&self.state.tokens).get(node).cloned(), self.true_view(node));
         let url = format!("https://{}:8443/v1/nodes/{node}/shadow", host());
         let client = self.state.real().await?;
         let token = token.context("the node's agent has sent nothing yet")?;
@@ -173,8 +173,8 @@ impl CompromisedWebApi {
     }
 
     /// The last true view of a node.
-    pub(crate) fn truth(&self, node: &str) -> Option<ShadowView> {
-        locked(&self.state.truth).get(node).cloned()
+    pub(crate) fn true_view(&self, node: &str) -> Option<ShadowView> {
+        locked(&self.state.true_views).get(node).cloned()
     }
 }
 
@@ -251,14 +251,14 @@ impl State {
 
     /// Forwards a stream, line by line, with the additional lines.
     async fn follow(self: Arc<Self>, node: String, mut real: reqwest::Response, send: mpsc::Sender<WatchLine>) {
-        let (mut told, mut rest) = (self.told.subscribe(), Vec::new());
+        let (mut extra_lines, mut rest) = (self.extra_lines.subscribe(), Vec::new());
         loop {
             let lines = tokio::select! {
                 chunk = real.chunk() => match chunk {
                     Ok(Some(chunk)) => self.pass(&node, &mut rest, &chunk),
                     Ok(None) | Err(_) => return,
                 },
-                line = told.recv() => match line {
+                line = extra_lines.recv() => match line {
                     Ok((of, line)) if of == node => vec![line],
                     Ok(_) => vec![],
                     Err(_) => return,
@@ -280,9 +280,9 @@ impl State {
             let line: Vec<u8> = rest.drain(..=end).collect();
             match serde_json::from_slice(&line) {
                 Ok(WatchLine::Shadow { object }) => {
-                    locked(&self.truth).insert(node.to_owned(), (*object).clone());
+                    locked(&self.true_views).insert(node.to_owned(), (*object).clone());
                     let shown = locked(&self.tampering).view(node, *object);
-                    let shown = locked(&self.invented).get(node).cloned().or(shown);
+                    let shown = locked(&self.forged_shadows).get(node).cloned().or(shown);
                     lines.extend(shown.map(|view| WatchLine::Shadow { object: Box::new(view) }));
                 }
                 Ok(line) => lines.push(line),
@@ -294,8 +294,8 @@ impl State {
 
     /// Keeps a report in the forged shadow of the node, if there is one, by the rules of the real web API.
     fn keep(&self, node: &str, etag: Option<String>, report: &AgentStatus) -> anyhow::Result<Option<Response<Body>>> {
-        let mut invented = locked(&self.invented);
-        let Some(view) = invented.get_mut(node) else { return Ok(None) };
+        let mut forged_shadows = locked(&self.forged_shadows);
+        let Some(view) = forged_shadows.get_mut(node) else { return Ok(None) };
         let fits = etag.is_some_and(|etag| etag.trim_matches('"') == view.etag);
         if fits {
             view.status = report.clone();
@@ -311,14 +311,14 @@ impl State {
         onward: reqwest::RequestBuilder,
         report: AgentStatus,
     ) -> anyhow::Result<Response<Body>> {
-        let fate = locked(&self.tampering).report(node, &report);
-        let written = match &fate {
-            Fate::Discard => None,
-            Fate::Pass => Some(&report),
-            Fate::Replace(other) => Some(&**other),
+        let handling = locked(&self.tampering).report(node, &report);
+        let written = match &handling {
+            ReportHandling::Discard => None,
+            ReportHandling::Forward => Some(&report),
+            ReportHandling::Replace(other) => Some(&**other),
         };
         let Some(written) = written else {
-            let mut view = locked(&self.truth).get(node).cloned().context("nothing is known of the node yet")?;
+            let mut view = locked(&self.true_views).get(node).cloned().context("nothing is known of the node yet")?;
             view.status = report;
             view.etag = new_etag();
             return Ok(full(StatusCode::OK, serde_json::to_vec(&view)?.into()));
@@ -327,12 +327,12 @@ impl State {
         let status = response.status();
         let bytes = response.bytes().await?;
         let Ok(view) = serde_json::from_slice::<ShadowView>(&bytes) else { return Ok(full(status, bytes)) };
-        locked(&self.truth).insert(node.to_owned(), view.clone());
+        locked(&self.true_views).insert(node.to_owned(), view.clone());
         // A response cannot be withheld like a line, since the agent would retry; but the permit in it can.
         let mut without = view.clone();
         without.spec.permit = None;
         let mut shown = locked(&self.tampering).view(node, view).unwrap_or(without);
-        if matches!(fate, Fate::Replace(_)) && status == StatusCode::OK {
+        if matches!(handling, ReportHandling::Replace(_)) && status == StatusCode::OK {
             shown.status = report;
         }
         Ok(full(status, serde_json::to_vec(&shown)?.into()))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use models::shadow::{Armed, ArmedPhase, HostPolicy, HostState};
 use models::wire::{AgentStatus, ShadowView};
 
-use super::server::{Fate, Tampering, locked};
+use super::server::{ReportHandling, Tampering, locked};
 use crate::interfere::poll;
 
 /// State that a compromised web API shares with the scenario.
@@ -14,12 +14,12 @@ pub(super) type Shared<T> = Arc<Mutex<T>>;
 
 /// Withholds permits, and stores them.
 #[derive(Clone, Default)]
-pub(super) struct Permits {
+pub(super) struct WithheldPermits {
     withheld_from: Shared<Option<String>>,
     seen: Shared<Vec<(String, ShadowView)>>,
 }
 
-impl Permits {
+impl WithheldPermits {
     pub(super) fn withhold_from(&self, node: Option<&str>) {
         *locked(&self.withheld_from) = node.map(str::to_owned);
     }
@@ -44,7 +44,7 @@ impl Permits {
     }
 }
 
-impl Tampering for Permits {
+impl Tampering for WithheldPermits {
     fn view(&mut self, node: &str, view: ShadowView) -> Option<ShadowView> {
         if view.spec.permit.is_some() {
             locked(&self.seen).push((node.to_owned(), view.clone()));
@@ -56,24 +56,24 @@ impl Tampering for Permits {
 
 /// Acknowledges the agents' reports that they are about to arm, without writing them to the cluster.
 #[derive(Clone, Default)]
-pub(super) struct Acknowledges {
-    told: Shared<BTreeSet<String>>,
+pub(super) struct FalseAcknowledgement {
+    acknowledged: Shared<BTreeSet<String>>,
 }
 
-impl Acknowledges {
+impl FalseAcknowledgement {
     /// Waits until an agent has requested a permit, and got the false acknowledgement.
     pub(super) async fn until_acknowledged(&self, node: &str) -> anyhow::Result<()> {
-        poll(&format!("{node} asks"), async || Ok(locked(&self.told).contains(node).then_some(()))).await
+        poll(&format!("{node} asks"), async || Ok(locked(&self.acknowledged).contains(node).then_some(()))).await
     }
 }
 
-impl Tampering for Acknowledges {
-    fn report(&mut self, node: &str, report: &AgentStatus) -> Fate {
+impl Tampering for FalseAcknowledgement {
+    fn report(&mut self, node: &str, report: &AgentStatus) -> ReportHandling {
         if report.report.armed.is_none() {
-            return Fate::Pass;
+            return ReportHandling::Forward;
         }
-        locked(&self.told).insert(node.to_owned());
-        Fate::Discard
+        locked(&self.acknowledged).insert(node.to_owned());
+        ReportHandling::Discard
     }
 }
 
@@ -82,11 +82,11 @@ impl Tampering for Acknowledges {
 pub(super) struct HiddenActivation(pub(super) Shared<bool>);
 
 impl Tampering for HiddenActivation {
-    fn report(&mut self, _: &str, report: &AgentStatus) -> Fate {
+    fn report(&mut self, _: &str, report: &AgentStatus) -> ReportHandling {
         let acts = report.report.armed.as_ref().is_some_and(|armed| armed.phase == ArmedPhase::Activated);
         *locked(&self.0) |= acts;
         // From then on only its own reports pass.
-        if *locked(&self.0) { Fate::Discard } else { Fate::Pass }
+        if *locked(&self.0) { ReportHandling::Discard } else { ReportHandling::Forward }
     }
 }
 
@@ -107,20 +107,20 @@ impl Tampering for ForgedNonce {
         Some(view)
     }
 
-    fn report(&mut self, node: &str, report: &AgentStatus) -> Fate {
-        let Some(armed) = &report.report.armed else { return Fate::Pass };
+    fn report(&mut self, node: &str, report: &AgentStatus) -> ReportHandling {
+        let Some(armed) = &report.report.armed else { return ReportHandling::Forward };
         self.made.insert(node.to_owned(), armed.nonce.clone());
         let mut forged = report.clone();
         forged.report.armed = Some(Armed { nonce: FORGED_NONCE.to_owned(), ..armed.clone() });
-        Fate::Replace(Box::new(forged))
+        ReportHandling::Replace(Box::new(forged))
     }
 }
 
 /// Withholds the controller's settings for hosts from their agents, and stores them.
 #[derive(Clone, Default)]
-pub(super) struct Statements(Shared<BTreeMap<String, HostPolicy>>);
+pub(super) struct WithheldSettings(Shared<BTreeMap<String, HostPolicy>>);
 
-impl Statements {
+impl WithheldSettings {
     /// The controller's settings for a node, with its signature.
     pub(super) async fn of(&self, node: &str) -> anyhow::Result<HostPolicy> {
         let what = format!("the controller asks something of the settings of {node}");
@@ -128,7 +128,7 @@ impl Statements {
     }
 }
 
-impl Tampering for Statements {
+impl Tampering for WithheldSettings {
     fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
         if let Some(host) = view.spec.host.take_if(|host| host.asks_settings()) {
             locked(&self.0).insert(node.to_owned(), host);
@@ -139,12 +139,12 @@ impl Tampering for Statements {
 
 /// Reports images as staged that are not.
 #[derive(Default)]
-pub(super) struct Stages {
+pub(super) struct FalseStaging {
     /// The nodes with the desired state to stage, which do not get it.
     ordered: BTreeSet<String>,
 }
 
-impl Tampering for Stages {
+impl Tampering for FalseStaging {
     fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
         // The agents are kept from staging: they are shown no desired state but the last one.
         if view.spec.state == HostState::StagedUpdate {
@@ -155,13 +155,13 @@ impl Tampering for Stages {
         Some(view)
     }
 
-    fn report(&mut self, node: &str, report: &AgentStatus) -> Fate {
+    fn report(&mut self, node: &str, report: &AgentStatus) -> ReportHandling {
         if !self.ordered.contains(node) || report.report.failure.is_some() {
-            return Fate::Pass;
+            return ReportHandling::Forward;
         }
         let mut forged = report.clone();
         forged.report.state = Some(HostState::StagedUpdate);
-        Fate::Replace(Box::new(forged))
+        ReportHandling::Replace(Box::new(forged))
     }
 }
 

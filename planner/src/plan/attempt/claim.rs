@@ -61,8 +61,8 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
     let first = if ctx.policy.leave_balancer.is_some() { Step::LeavingBalancer } else { Step::Draining };
     let mut action = go_to(ctx, &Progress { disruptive: true, ..progress.clone() }, first, |status| {
         let message = format!("cordoned for the update to {}", progress.version);
-        let theirs = ctx.facts().set_by_others.has(Part::Cordon);
-        let reason = if theirs { "CordonedBefore" } else { "Updating" };
+        let set_by_others = ctx.facts().set_by_others.has(Part::Cordon);
+        let reason = if set_by_others { "CordonedBefore" } else { "Updating" };
         set_condition(&mut status.conditions, ctx.condition(CORDONED, true, reason, &message));
         set_condition(&mut status.conditions, ctx.condition(DRAINED, false, "Draining", "pods are being evicted"));
         status.report.drain = Some(DrainStatus { pods, preexisting, ..DrainStatus::default() });

@@ -59,7 +59,7 @@ pub(super) fn owners(uids: impl Iterator<Item = String>, limit: usize) -> Vec<St
     uids.collect::<BTreeSet<_>>().into_iter().take(limit).collect()
 }
 
-/// Goes on with the drain of a node that is out of service.
+/// Continues the drain of a node that is out of service.
 pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     if let Some(decision) = ended_during_drain(ctx, progress) {
         return decision;
@@ -132,7 +132,7 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Decision {
     };
     let retries = sorted.first_to_go().filter(|pod| !waits_for_answer(pod)).filter_map(|p| blocked(&p.uid));
     let retry = retries.map(|b| b.retry_at).filter(|at| *at > ctx.now).min();
-    // A pod that has ended is waited for no longer than its grace period, and others as policy says.
+    // A pod that has ended is waited for no longer than its grace period, and others as policy requires.
     let given_up = |pod: &&PodFacts| {
         let by = pod.ends_by?;
         let ended = pod.finished.then(|| after(by, drain::ENDED));

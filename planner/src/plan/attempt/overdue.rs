@@ -1,4 +1,4 @@
-//! A drain past its deadline: what is left is deleted, or the attempt ends, as policy says.
+//! A drain past its deadline: what is left is deleted, or the attempt ends, as policy requires.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::view::PodFacts;
 /// The time that the deletion of what is left may take, beyond the pods' grace periods, before the drain fails.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
-/// Goes on after the deadline without the pods that do not leave, as policy allows: they are recorded first, then
+/// Continues after the deadline without the pods that do not leave, as policy allows: they are recorded first, then
 /// deleted, each under its uid; those that have outlived their own grace period without it.
 pub(super) fn delete_remaining(
     ctx: &NodeContext<'_>,
@@ -36,7 +36,7 @@ pub(super) fn delete_remaining(
     let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
     let Some(forced) = drain.forced_since else {
         let message = format!(
-            "the drain has taken {:?}: deleting what is left, past all budgets, as policy says: {}",
+            "the drain has taken {:?}: deleting what is left, past all budgets, as policy requires: {}",
             ctx.group().drain.timeout,
             names.join(", ")
         );

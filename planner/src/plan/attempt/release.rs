@@ -16,7 +16,7 @@ use crate::plan::context::NodeContext;
 use crate::plan::{Action, Decision, Wait};
 
 /// The interval of reading a Lease while a release waits for it: kubelets renew theirs every 10 s.
-const LEASE_LOOK: Duration = Duration::from_secs(10);
+const LEASE_READ_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Releases a node, and ends its attempt.
 pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
@@ -30,12 +30,12 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
             return Decision::wait(Wait::NodeNotBack { reason }).waking_at(certain);
         }
         // A reading in the future was by a clock that ran ahead.
-        let before = ctx.node.lease.filter(|lease| lease.looked_at <= ctx.now);
-        let look = before.map_or(ctx.now, |lease| after(lease.looked_at, LEASE_LOOK));
-        if look <= ctx.now {
+        let before = ctx.node.lease.filter(|lease| lease.observed_at <= ctx.now);
+        let next_read = before.map_or(ctx.now, |lease| after(lease.observed_at, LEASE_READ_INTERVAL));
+        if next_read <= ctx.now {
             return Decision::act(Action::LookAtLease);
         }
-        return Decision::wait(Wait::NodeNotBack { reason }).waking_at(look);
+        return Decision::wait(Wait::NodeNotBack { reason }).waking_at(next_read);
     }
     if ctx.needs_release() {
         return Decision::act(Action::Release);
@@ -70,7 +70,7 @@ fn last_failure(ctx: &NodeContext<'_>) -> FailureReason {
 /// `since`, and by this process's own monotonic clock.
 pub(super) fn down_by(ctx: &NodeContext<'_>, since: Option<Timestamp>) -> Timestamp {
     let span = PERMIT_LIFETIME + ctx.policy.shutdown;
-    let own = after(ctx.now, span.saturating_sub(ctx.node.stood));
+    let own = after(ctx.now, span.saturating_sub(ctx.node.observed_for));
     // A time in the future was written by a clock that ran ahead, or by a user: this process's own clock has to do.
     let since = since.filter(|since| *since <= ctx.now);
     since.map_or(own, |since| own.max(after(since, span)))

@@ -48,7 +48,7 @@ pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
     let mut status = ctx.controller_status();
     acknowledge(&mut status, Some(asked), None);
     status.report.record.get_or_insert_default().not_before = None;
-    let note = Note { warning: false, reason: "Retry", message: "asked to try again: the back-off is over".to_owned() };
+    let note = Note { warning: false, reason: "Retry", message: "retry requested: the back-off is over".to_owned() };
     Some(Action::Status { status: Box::new(status), note: Some(note) })
 }
 

@@ -51,7 +51,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     record_update(ctx, progress)
 }
 
-/// Goes on with the soak: it is over when its time has passed, the pods are Ready, none of their containers was
+/// Continues the soak: it is over when its time has passed, the pods are Ready, none of their containers was
 /// restarted meanwhile, and the expressions return nothing.
 fn soak(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Decision {
     let after_policy = &ctx.group().after;

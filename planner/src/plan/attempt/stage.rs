@@ -44,7 +44,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         return fail(ctx, progress, FailureReason::UpdatedByOther, "the host runs the version already");
     }
     if spec.boot_id.as_deref() != Some(ctx.facts().boot_id.as_str()) {
-        // Rebooted by another client while nothing was disrupted: the same attempt goes on in the new boot.
+        // Rebooted by another client while nothing was disrupted: the same attempt continues in the new boot.
         return Decision::act(desired_state(ctx, HostState::StagedUpdate, progress));
     }
     if !ctx.is_staged() {

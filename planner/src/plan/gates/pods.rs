@@ -32,7 +32,7 @@ pub(super) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Wait> {
 }
 
 /// Returns a budget that keeps a pod on the node. A pod that no budget lets go is deleted at the deadline, where policy
-/// says so.
+/// requires it.
 pub(super) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Wait> {
     let forced = ctx.group().drain.at_deadline == AtDeadline::Force;
     if forced { None } else { never_allowed(&sorted(ctx).evictable, &ctx.view.budgets) }
@@ -110,7 +110,7 @@ mod tests {
             ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
             ("more pods are wanted than there are", web(), budget(4, 3), refused.clone()),
             ("one may go", web(), budget(2, 3), None),
-            ("a budget of no pods says nothing", web(), budget(0, 0), None),
+            ("a budget of no pods is ignored", web(), budget(0, 0), None),
             ("a pod that has not begun", PodFacts { pending: true, ..web() }, budget(3, 3), None),
             ("a pod of another client", PodFacts { namespace: "other".into(), ..web() }, budget(3, 3), None),
             ("a pod that the budget does not select", PodFacts { labels: [].into(), ..web() }, budget(3, 3), None),

@@ -1,4 +1,4 @@
-//! The Events about the operator: what users are told when its conditions change.
+//! The Events about the operator: what users see when its conditions change.
 
 use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
 use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
@@ -18,7 +18,7 @@ struct Change {
     message: &'static str,
 }
 
-/// The conditions whose changes users are told about. Of one type, the first row is for reasons without one of their own.
+/// The conditions whose changes are Events for users. Of one type, the first row is for reasons without one of their own.
 const CHANGES: &[Change] = &[
     Change {
         type_: FROZEN,
@@ -48,7 +48,7 @@ const CHANGES: &[Change] = &[
     },
 ];
 
-/// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or goes on, the policy is
+/// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or continues, the policy is
 /// rejected or valid again. Conditions that only come and go emit none.
 pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
     let mut notes = Vec::new();

@@ -202,14 +202,14 @@ pub(super) fn status(
 
     let mut conditions = operator.status.conditions.clone();
     let blocked = blocked(view, policy, plan, find_condition(&conditions, BLOCKED));
-    let said = [
+    let new = [
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, progress(progressing, plan)),
         (FROZEN, frozen(survey, resumed)),
         (DEGRADED, degraded(policy, &view.tls, survey.web_api_missing, &operator.misunderstood)),
     ];
-    for (type_, (holds, reason, message)) in said.into_iter().chain(blocked.map(|said| (BLOCKED, said))) {
+    for (type_, (holds, reason, message)) in new.into_iter().chain(blocked.map(|new| (BLOCKED, new))) {
         let condition = Condition {
             type_: type_.to_owned(),
             status: holds.into(),

@@ -1,4 +1,4 @@
-//! Tables of what the status and the Events say of a fleet.
+//! Tables of the status and the Events of a fleet.
 
 use models::shadow::{HostState, Step};
 
@@ -62,7 +62,7 @@ fn degraded_message_includes_policy_and_certificate_errors() {
     let error = PolicyError { field: "spec.schedule".to_owned(), message: "x".repeat(3000) };
     let trouble = TlsFacts { problem: Some("brupop-ca is invalid".to_owned()), ..TlsFacts::default() };
     let (ca, none) = ("brupop-ca is invalid", TlsFacts::default());
-    for (sentence, errors, tls, web_api, reason, told) in [
+    for (sentence, errors, tls, web_api, reason, expected) in [
         ("neither", vec![], none.clone(), false, "AsExpected", vec![]),
         ("no web API", vec![], none.clone(), true, WEB_API, vec!["no pod of the web API is Ready"]),
         ("the one", vec![], trouble.clone(), false, CERTIFICATES, vec![ca]),
@@ -72,7 +72,7 @@ fn degraded_message_includes_policy_and_certificate_errors() {
     ] {
         let (_, word, message) = degraded(&Policy { errors, ..Policy::default() }, &tls, web_api, &[]);
         assert_eq!(word, reason, "{sentence}");
-        assert!(told.iter().all(|told| message.contains(told)), "{sentence}: {message}");
+        assert!(expected.iter().all(|expected| message.contains(expected)), "{sentence}: {message}");
         assert!(message.chars().count() <= 2000, "{sentence}");
     }
 }
@@ -117,16 +117,16 @@ fn unknown_request_annotation_degrades_operator() {
 
 #[test]
 fn freeze_and_resume_emit_one_event_each() {
-    for (sentence, old, new, told) in [
+    for (sentence, old, new, expected) in [
         ("nothing has failed yet", None, Some((false, "")), None),
         ("the first failure", Some((false, "")), Some((true, "1.20.5")), Some("Frozen")),
         ("at once, with the first status ever", None, Some((true, "1.20.5")), Some("Frozen")),
         ("it is known", Some((true, "1.20.5")), Some((true, "1.20.5")), None),
         ("another version fails too", Some((true, "1.20.5")), Some((true, "1.20.5; 1.20.6")), Some("Frozen")),
-        ("a person resumed", Some((true, "1.20.5")), Some((false, "")), Some("Resumed")),
+        ("a user resumed", Some((true, "1.20.5")), Some((false, "")), Some("Resumed")),
     ] {
         let notes = news(&conditions(old), &conditions(new));
-        assert_eq!(notes.iter().map(|n| n.reason).collect::<Vec<_>>(), Vec::from_iter(told), "{sentence}");
+        assert_eq!(notes.iter().map(|n| n.reason).collect::<Vec<_>>(), Vec::from_iter(expected), "{sentence}");
     }
 }
 
@@ -138,7 +138,7 @@ fn each_degraded_cause_emits_start_and_end_events() {
         vec![condition]
     };
     let good = degraded(false, "AsExpected");
-    for (cause, ends, told) in [
+    for (cause, ends, expected) in [
         ("InvalidPolicy", "PolicyValid", "every field of the policy"),
         (CERTIFICATES, "CertificatesValid", "keys and certificates"),
         (NOT_SERVED, "ShadowsServed", "serves the shadows"),
@@ -148,7 +148,10 @@ fn each_degraded_cause_emits_start_and_end_events() {
         let bad = degraded(true, cause);
         assert_eq!(news(&good, &bad), [Note { warning: true, reason: cause, message: "why".to_owned() }]);
         let over = news(&bad, &good);
-        assert!(matches!(&over[..], [note] if note.reason == ends && note.message.contains(told)), "{cause}: {over:?}");
+        assert!(
+            matches!(&over[..], [note] if note.reason == ends && note.message.contains(expected)),
+            "{cause}: {over:?}"
+        );
         assert!(!over[0].warning, "{cause}");
     }
 }

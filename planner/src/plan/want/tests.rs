@@ -68,7 +68,7 @@ fn target_version_and_lock_follow_policy_and_offers() {
             Err(Wait::UpToDate),
         ),
         (
-            "a host whose wave has not come says so",
+            "a host whose wave has not come shows this reason",
             r#"{}"#,
             host("1.20.0", None, &["1.20.0"]),
             vec![known("1.20.5", 0)],
@@ -76,7 +76,7 @@ fn target_version_and_lock_follow_policy_and_offers() {
             wave("1.20.5"),
         ),
         (
-            "a host whose own lock passes over what it is offered says so",
+            "a host whose own lock passes over what it is offered shows this reason",
             r#"{}"#,
             host("1.20.0", None, &offers),
             vec![known("1.20.5", 0)],
@@ -116,7 +116,7 @@ fn target_version_and_lock_follow_policy_and_offers() {
             Ok(v("1.19.0")),
         ),
         (
-            "the host has to be told first",
+            "the host has to be configured first",
             r#"{"target": "1.20.4"}"#,
             host("1.20.0", Some("1.20.5"), &offers),
             vec![],
@@ -132,7 +132,7 @@ fn target_version_and_lock_follow_policy_and_offers() {
             Err(Wait::UpToDate),
         ),
         (
-            "an exact version that no one offers is waited for",
+            "an exact version that no host is offered is waited for",
             r#"{"target": "1.30.0"}"#,
             host("1.20.0", Some("1.20.5"), &offers),
             vec![],

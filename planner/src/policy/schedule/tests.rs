@@ -43,8 +43,8 @@ type Case<'a> = (&'a str, Value, &'a [(&'a str, &'a str)]);
 fn check(cases: &[Case<'_>]) {
     for (sentence, text, moments) in cases {
         let schedule = schedule(text);
-        for (now, said) in *moments {
-            assert_eq!(words(&schedule.at(now.parse().unwrap())), *said, "{sentence}, at {now}");
+        for (now, expected) in *moments {
+            assert_eq!(words(&schedule.at(now.parse().unwrap())), *expected, "{sentence}, at {now}");
         }
     }
 }
@@ -121,7 +121,7 @@ fn windows_open_and_close() {
             &[("2027-02-28T12:00:00Z", "open until ever"), ("2026-11-30T12:00:00Z", "open until ever")],
         ),
         (
-            "of what follows on itself all year no one says when it ends",
+            "of what follows on itself all year no end is shown",
             window("* * * * *", "1m", "UTC"),
             &[("2026-11-18T12:00:30Z", "open until ever")],
         ),
@@ -271,7 +271,7 @@ fn stop_starting_before_closes_window_early() {
             ],
         ),
         (
-            "not where another one goes on",
+            "not where another one continues",
             stop(
                 json!({"windows": [{"cron": "0 2 * * *", "duration": "2h"}, {"cron": "0 4 * * *", "duration": "1h"}]}),
                 "45m",
@@ -282,7 +282,7 @@ fn stop_starting_before_closes_window_early() {
             ],
         ),
         (
-            "nor where the same one goes on all year",
+            "nor where the same one continues all year",
             stop(window("0 0 * * *", "24h", "UTC"), "23h"),
             &[("2026-11-20T23:59:00Z", "open until ever")],
         ),

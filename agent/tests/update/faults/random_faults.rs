@@ -33,9 +33,9 @@ const LINES: u64 = 60_000;
 /// Environment of the agent.
 struct RandomRun<'a> {
     bench: Bench,
-    chance: StdRng,
+    rng: StdRng,
     counts: &'a Counts,
-    agent: Option<Within>,
+    agent: Option<InProcessAgent>,
     /// The boot in which it runs.
     runs_in: String,
     /// Time of its next start.
@@ -57,7 +57,7 @@ impl<'a> RandomRun<'a> {
         let runs_in = bench.boot();
         Self {
             bench,
-            chance: StdRng::seed_from_u64(seed),
+            rng: StdRng::seed_from_u64(seed),
             counts,
             agent: None,
             runs_in,
@@ -76,7 +76,7 @@ impl<'a> RandomRun<'a> {
             self.runs_in = boot;
             self.stop(true).await;
         }
-        if self.agent.as_ref().is_some_and(Within::has_ended)
+        if self.agent.as_ref().is_some_and(InProcessAgent::has_ended)
             && let Some(agent) = self.agent.take()
         {
             let ended = agent.end().await;
@@ -84,7 +84,7 @@ impl<'a> RandomRun<'a> {
             self.starts = Instant::now() + MINUTE / 6;
         }
         if self.agent.is_none() && Instant::now() >= self.starts {
-            self.agent = Some(Within::start(&self.bench));
+            self.agent = Some(InProcessAgent::start(&self.bench));
         }
     }
 
@@ -98,7 +98,7 @@ impl<'a> RandomRun<'a> {
         }
         settle(30).await;
         assert_eq!(self.counts.calls(), calls, "no call to the host after its end");
-        self.starts = Instant::now() + Duration::from_secs(self.chance.random_range(0..20));
+        self.starts = Instant::now() + Duration::from_secs(self.rng.random_range(0..20));
     }
 
     /// Acts as a controller: desired states in rising order, at most one permit for each nonce, and a withdrawal now
@@ -108,7 +108,7 @@ impl<'a> RandomRun<'a> {
         let report = &view.status.report;
         let acknowledged = report.observed_generation == Some(view.metadata.generation);
         let failed = report.failure.as_ref().is_some_and(|failure| failure.attempt == view.spec.attempt);
-        let changes_its_mind = self.chance.random_bool(0.03);
+        let changes_its_mind = self.rng.random_bool(0.03);
         match view.spec.state {
             HostState::Idle if acknowledged || changes_its_mind => self.begin(),
             HostState::Idle => {}
@@ -127,7 +127,7 @@ impl<'a> RandomRun<'a> {
 
     fn begin(&mut self) {
         self.attempt += 1;
-        if self.chance.random_bool(0.1) {
+        if self.rng.random_bool(0.1) {
             let attempt = self.attempt;
             self.bench.web.change_spec(|spec| {
                 spec.state = HostState::Unknown;
@@ -147,26 +147,26 @@ impl<'a> RandomRun<'a> {
         let view = self.bench.web.view();
         let Some(armed) = &view.status.report.armed else { return };
         let asks = armed.attempt == view.spec.attempt && Some(&armed.boot_id) == view.spec.boot_id.as_ref();
-        if asks && self.chance.random_bool(0.7) && self.answered.insert(armed.nonce.clone()) {
+        if asks && self.rng.random_bool(0.7) && self.answered.insert(armed.nonce.clone()) {
             self.permits.push(self.bench.host.log().len());
             self.bench.issue_permit(&self.bench.claims(&view));
         }
     }
 
     /// Injects a fault.
-    async fn fate(&mut self) {
-        let times = *[1, 1, 2, 5, 30].choose(&mut self.chance).unwrap();
+    async fn inject_random_fault(&mut self) {
+        let times = *[1, 1, 2, 5, 30].choose(&mut self.rng).unwrap();
         let command = *[Command::Refresh, Command::Prepare, Command::Activate, Command::Deactivate]
-            .choose(&mut self.chance)
+            .choose(&mut self.rng)
             .unwrap();
         let host = &self.bench.host;
-        match self.chance.random_range(0..15) {
+        match self.rng.random_range(0..15) {
             0..=3 => {
-                let transport = match self.chance.random_range(0..9) {
+                let transport = match self.rng.random_range(0..9) {
                     0 => Transport::LostBefore,
                     1 => Transport::LostAfter,
                     2 => Transport::CutReply,
-                    3 => Transport::Slow(Duration::from_secs(self.chance.random_range(1..30))),
+                    3 => Transport::Slow(Duration::from_secs(self.rng.random_range(1..30))),
                     4 => Transport::Garbage,
                     5 => Transport::Status(423, String::new()),
                     6 => Transport::Status(409, "no".into()),
@@ -175,16 +175,14 @@ impl<'a> RandomRun<'a> {
                 };
                 let (method, path) =
                     *[("*", "/"), ("GET", "/updates"), ("POST", "/actions"), ("POST", "/actions/reboot")]
-                        .choose(&mut self.chance)
+                        .choose(&mut self.rng)
                         .unwrap();
                 host.script(Fault::request(method, path, transport).times(times));
             }
             4 => host.script(Fault::connection().times(times)),
             5 | 6 => {
-                let worker = match self.chance.random_range(0..7) {
-                    0 => {
-                        Worker::Exits { status: 1, stderr: "no space".into(), overwrote: self.chance.random_bool(0.5) }
-                    }
+                let worker = match self.rng.random_range(0..7) {
+                    0 => Worker::Exits { status: 1, stderr: "no space".into(), overwrote: self.rng.random_bool(0.5) },
                     1 => Worker::Killed { signal: 9 },
                     2 => Worker::Vanishes,
                     3 => Worker::BadConfig,
@@ -195,10 +193,10 @@ impl<'a> RandomRun<'a> {
                 host.script(Fault::command(command, worker).times(times.min(5)));
             }
             7 => {
-                let seconds = self.chance.random_range(1..400);
+                let seconds = self.rng.random_range(1..400);
                 host.script(Fault::slow(command, Duration::from_secs(seconds)));
             }
-            8 => host.script(Fault::reboot(if self.chance.random_bool(0.5) {
+            8 => host.script(Fault::reboot(if self.rng.random_bool(0.5) {
                 RebootFault::ReplyCut
             } else {
                 RebootFault::Refused { stderr: "an inhibitor".into() }
@@ -206,11 +204,11 @@ impl<'a> RandomRun<'a> {
             9 => host.script(Fault::boot(BootFault::NewImageFails)),
             10 => {
                 // The request to the machine is carried out while time passes.
-                let (host, clean) = (host.clone(), self.chance.random_bool(0.5));
+                let (host, clean) = (host.clone(), self.rng.random_bool(0.5));
                 tokio::spawn(async move { host.restart_api(clean).await });
             }
             11 => {
-                let (host, foreign) = (host.clone(), self.chance.random_bool(0.5));
+                let (host, foreign) = (host.clone(), self.rng.random_bool(0.5));
                 tokio::spawn(
                     async move { if foreign { host.foreign_reboot().await } else { host.power_loss().await } },
                 );
@@ -219,34 +217,33 @@ impl<'a> RandomRun<'a> {
                 let web_fault = *[
                     WebFault::Down,
                     WebFault::Unresponsive,
-                    WebFault::Refuses("503 Service Unavailable"),
-                    WebFault::Refuses("401 Unauthorized"),
+                    WebFault::Rejects("503 Service Unavailable"),
+                    WebFault::Rejects("401 Unauthorized"),
                     WebFault::InvalidJson,
                     WebFault::ShortStreams,
                     WebFault::ResponsesLost,
                     WebFault::DropsConditions,
-                    WebFault::Novel,
+                    WebFault::UnknownLines,
                 ]
-                .choose(&mut self.chance)
+                .choose(&mut self.rng)
                 .unwrap();
                 self.bench.web.web_fault(web_fault);
             }
             13 => {
                 for _ in 0..times {
-                    let fault =
-                        if self.chance.random_bool(0.5) { WriteFault::ResponseLost } else { WriteFault::Refused };
+                    let fault = if self.rng.random_bool(0.5) { WriteFault::ResponseLost } else { WriteFault::Refused };
                     self.bench.web.fault(fault);
                 }
             }
             _ => {
-                let kill = self.chance.random_bool(0.5);
+                let kill = self.rng.random_bool(0.5);
                 self.stop(kill).await;
             }
         }
     }
 
     /// Lets time pass, with a kubelet and a controller at work.
-    async fn live(&mut self, span: Duration) {
+    async fn run_for(&mut self, span: Duration) {
         let end = Instant::now() + span;
         while Instant::now() < end {
             pass(Duration::from_secs(1)).await;
@@ -271,7 +268,7 @@ impl<'a> RandomRun<'a> {
     }
 
     /// Each permit yielded at most one armed image and one reboot, and none came without a permit.
-    fn judge(&self) {
+    fn assert_one_reboot_per_permit(&self) {
         let log = self.bench.host.log();
         let mut ends: Vec<usize> = self.permits.clone();
         ends.push(log.len());
@@ -290,12 +287,12 @@ async fn run(seed: u64, counts: &Counts) {
     let began = Instant::now();
     let mut hour = (began, 0, 0, 0);
     while began.elapsed() < SPAN {
-        let pause = Duration::from_secs(run.chance.random_range(1..180));
-        run.live(pause).await;
-        if run.chance.random_bool(0.4) {
+        let pause = Duration::from_secs(run.rng.random_range(1..180));
+        run.run_for(pause).await;
+        if run.rng.random_bool(0.4) {
             run.bench.web.web_fault(WebFault::None);
         }
-        run.fate().await;
+        run.inject_random_fault().await;
         if hour.0.elapsed() >= HOUR - 3 * MINUTE {
             let now = (Instant::now(), counts.calls(), run.bench.web.traffic(), counts.lines());
             let (calls, traffic, lines) = (now.1 - hour.1, now.2 - hour.2, now.3 - hour.3);
@@ -304,9 +301,9 @@ async fn run(seed: u64, counts: &Counts) {
             hour = now;
         }
     }
-    run.judge();
+    run.assert_one_reboot_per_permit();
     // The faults are over: an update succeeds, if not at once.
-    run.bench.host.mend();
+    run.bench.host.clear_faults();
     run.bench.host.release_command();
     run.bench.web.web_fault(WebFault::None);
     while run.bench.web.remove_write_fault() {}
@@ -316,9 +313,9 @@ async fn run(seed: u64, counts: &Counts) {
     let end = Instant::now() + 2 * HOUR;
     while run.bench.web.view().status.report.current_version.is_none_or(|version| version < wanted) {
         assert!(Instant::now() < end, "seed {seed}: it does not heal: {:#?}", run.bench.web.view());
-        run.live(Duration::from_secs(10)).await;
+        run.run_for(Duration::from_secs(10)).await;
     }
-    run.judge();
+    run.assert_one_reboot_per_permit();
     println!(
         "seed {seed}: {} attempts, {} permits, {} reboots",
         run.attempt,

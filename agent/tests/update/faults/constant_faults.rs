@@ -106,17 +106,17 @@ const CASES: &[Case] = &[
     ("the web API is down", HostOrWebFault::Web(WebFault::Down), None),
     ("the web API says nothing", HostOrWebFault::Web(WebFault::Unresponsive), None),
     ("the web API speaks garbage", HostOrWebFault::Web(WebFault::InvalidJson), None),
-    ("the web API does not know us", HostOrWebFault::Web(WebFault::Refuses("401 Unauthorized")), None),
-    ("the web API forbids it", HostOrWebFault::Web(WebFault::Refuses("403 Forbidden")), None),
-    ("the web API has no shadow", HostOrWebFault::Web(WebFault::Refuses("404 Not Found")), None),
-    ("the web API does not like the report", HostOrWebFault::Web(WebFault::Refuses("422 Unprocessable Entity")), None),
-    ("the web API is busy", HostOrWebFault::Web(WebFault::Refuses("429 Too Many Requests")), None),
-    ("the web API has lost the cluster", HostOrWebFault::Web(WebFault::Refuses("503 Service Unavailable")), None),
-    ("the web API redirects", HostOrWebFault::Web(WebFault::Refuses("302 Found")), None),
+    ("the web API does not know us", HostOrWebFault::Web(WebFault::Rejects("401 Unauthorized")), None),
+    ("the web API forbids it", HostOrWebFault::Web(WebFault::Rejects("403 Forbidden")), None),
+    ("the web API has no shadow", HostOrWebFault::Web(WebFault::Rejects("404 Not Found")), None),
+    ("the web API does not like the report", HostOrWebFault::Web(WebFault::Rejects("422 Unprocessable Entity")), None),
+    ("the web API is busy", HostOrWebFault::Web(WebFault::Rejects("429 Too Many Requests")), None),
+    ("the web API has lost the cluster", HostOrWebFault::Web(WebFault::Rejects("503 Service Unavailable")), None),
+    ("the web API redirects", HostOrWebFault::Web(WebFault::Rejects("302 Found")), None),
     ("the web API ends each stream, as it should", HostOrWebFault::Web(WebFault::ShortStreams), Some("Answered")),
     ("the web API loses its answers", HostOrWebFault::Web(WebFault::ResponsesLost), Some("Answered")),
     ("an older web API drops what it does not know", HostOrWebFault::Web(WebFault::DropsConditions), None),
-    ("a newer web API says what no one knows", HostOrWebFault::Web(WebFault::Novel), Some("Answered")),
+    ("a newer web API says what no one knows", HostOrWebFault::Web(WebFault::UnknownLines), Some("Answered")),
 ];
 
 #[test]
@@ -127,10 +127,10 @@ fn one_hour_of_any_fault_causes_bounded_traffic_and_agent_recovers() {
     }
 }
 
-async fn run_one_hour((what, fault, told): &Case, counts: &Counts) {
+async fn run_one_hour((what, fault, expected): &Case, counts: &Counts) {
     let bench = Bench::without_agent().await;
     bench.web.create();
-    let mut agent = Within::start(&bench);
+    let mut agent = InProcessAgent::start(&bench);
     let reported_status = || bench.web.view().status;
     assert!(pass_until(MINUTE, || reported_status().report.observed_generation == Some(1)).await, "{what}: it reports");
     if matches!(fault, HostOrWebFault::Host(_, path, _) if path.contains("settings") || path.contains("tx")) {
@@ -160,13 +160,13 @@ async fn run_one_hour((what, fault, told): &Case, counts: &Counts) {
     assert!(calls <= CALLS, "{what}: {calls} host calls in an hour");
     assert!(traffic <= TRAFFIC, "{what}: {traffic} connections and requests in an hour");
     assert!(lines <= LINES, "{what}: {lines} lines logged in an hour");
-    if let Some(told) = told {
+    if let Some(expected) = expected {
         let reason = find_condition(&reported_status().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
-        assert_eq!(reason.as_deref(), Some(*told), "{what}");
+        assert_eq!(reason.as_deref(), Some(*expected), "{what}");
     }
     assert_eq!((arms(&bench.host.log()), reboots(&bench.host.log())), (0, 0), "{what}: no permit was issued");
     // The fault is over. What failed meanwhile is not retried before the next attempt.
-    bench.host.mend();
+    bench.host.clear_faults();
     bench.host.release_command();
     bench.web.web_fault(WebFault::None);
     bench.withdraw();
@@ -176,7 +176,7 @@ async fn run_one_hour((what, fault, told): &Case, counts: &Counts) {
     let staged = || idle() && reported_status().report.state == Some(HostState::StagedUpdate);
     assert!(pass_until(5 * MINUTE, staged).await, "{what}: it does not go on: {:#?}", reported_status());
     if agent.has_ended() {
-        agent = Within::start(&bench);
+        agent = InProcessAgent::start(&bench);
     }
     agent.end().await.unwrap();
 }
@@ -186,7 +186,7 @@ fn agent_receives_desired_state_within_a_second_while_web_api_replicas_move() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
-        let agent = Within::start(&bench);
+        let agent = InProcessAgent::start(&bench);
         bench.web.web_fault(WebFault::PeriodicStreamEnds);
         pass(MINUTE).await;
         for _ in 0..60 {
@@ -206,8 +206,8 @@ fn host_refreshes_at_most_once_per_second() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
-        let agent = Within::start(&bench);
-        let looks = || {
+        let agent = InProcessAgent::start(&bench);
+        let refreshes = || {
             let log = bench.host.log();
             log.iter().filter(|event| matches!(&event.kind, EventKind::Call { path, .. } if path == REFRESH)).count()
         };
@@ -216,7 +216,7 @@ fn host_refreshes_at_most_once_per_second() {
         // Half of the time idle, and half of it under successive desired states with a version that the host does not
         // offer.
         pass(MINUTE).await;
-        let idle = looks();
+        let idle = refreshes();
         let end = Instant::now() + MINUTE;
         for attempt in 1.. {
             bench.stage_version(attempt, Version::new(1, 99, 0));
@@ -225,15 +225,15 @@ fn host_refreshes_at_most_once_per_second() {
                 break;
             }
         }
-        let ordered = looks() - idle;
-        assert!((30..=61).contains(&idle), "{idle} looks in an idle minute");
-        assert!((30..=61).contains(&ordered), "{ordered} looks in a minute of orders");
+        let requested = refreshes() - idle;
+        assert!((30..=61).contains(&idle), "{idle} refreshes in an idle minute");
+        assert!((30..=61).contains(&requested), "{requested} refreshes in a minute of requests");
         agent.end().await.unwrap();
     });
 }
 
 /// A host with a staged image whose agent requests a permit.
-async fn asking(bench: &Bench) -> models::wire::ShadowView {
+async fn until_permit_requested(bench: &Bench) -> models::wire::ShadowView {
     let report = || bench.web.view().status.report;
     bench.stage(1);
     assert!(pass_until(MINUTE, || report().state == Some(HostState::StagedUpdate)).await, "it stages");
@@ -247,12 +247,12 @@ fn refused_reboot_is_requested_again_only_after_the_back_off() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
-        let agent = Within::start(&bench);
-        let asking = asking(&bench).await;
+        let agent = InProcessAgent::start(&bench);
+        let view = until_permit_requested(&bench).await;
         let refused = RebootFault::Refused { stderr: "an inhibitor".into() };
         bench.host.script(Fault::reboot(refused).times(u32::MAX));
         let refusals = || bench.calls().iter().filter(|call| call.contains("/reboot")).count();
-        bench.issue_permit(&bench.claims(&asking));
+        bench.issue_permit(&bench.claims(&view));
         assert!(pass_until(MINUTE, || refusals() == 1).await);
         for _ in 0..20 {
             // Another generation of the same desired state.
@@ -272,7 +272,7 @@ fn status_of_many_megabytes_is_read() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
-        let agent = Within::start(&bench);
+        let agent = InProcessAgent::start(&bench);
         let output = "a line that the updater printed\n".repeat(70_000);
         bench.host.script(Fault::fails(Command::Prepare, output));
         bench.stage(1);
@@ -287,11 +287,11 @@ fn late_activation_of_withdrawn_attempt_is_disarmed() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
-        let agent = Within::start(&bench);
-        let asking = asking(&bench).await;
+        let agent = InProcessAgent::start(&bench);
+        let view = until_permit_requested(&bench).await;
         let queued = Transport::Slow(Duration::from_secs(68));
         bench.host.script(Fault::request("POST", "/actions/activate", queued));
-        bench.issue_permit(&bench.claims(&asking));
+        bench.issue_permit(&bench.claims(&view));
         pass(Duration::from_secs(2)).await;
         bench.withdraw();
         let view = || bench.web.view();
@@ -312,7 +312,7 @@ fn missing_or_stale_socket_ends_agent_and_new_agent_resumes() {
         simulate(async |counts| {
             let bench = Bench::without_agent().await;
             bench.web.create();
-            let agent = Within::start(&bench);
+            let agent = InProcessAgent::start(&bench);
             let acknowledged = || {
                 let view = bench.web.view();
                 view.status.report.observed_generation == Some(view.metadata.generation)
@@ -333,8 +333,8 @@ fn missing_or_stale_socket_ends_agent_and_new_agent_resumes() {
             let ended = agent.end().await.unwrap_err();
             assert!(ended.to_string().contains("socket has been dead"), "{ended}");
             assert!(counts.calls() - calls < 30, "{} calls of a dead socket", counts.calls() - calls);
-            let told = find_condition(&bench.web.view().status.conditions, HOST_REACHABLE).unwrap().reason.clone();
-            assert_eq!(told, if clean { "SocketMissing" } else { "ConnectionRefused" });
+            let reason = find_condition(&bench.web.view().status.conditions, HOST_REACHABLE).unwrap().reason.clone();
+            assert_eq!(reason, if clean { "SocketMissing" } else { "ConnectionRefused" });
             if clean {
                 std::fs::rename(&away, &mounted).unwrap();
             } else {
@@ -343,7 +343,7 @@ fn missing_or_stale_socket_ends_agent_and_new_agent_resumes() {
                 bench.withdraw();
                 bench.stage(2);
             }
-            let agent = Within::start(&bench);
+            let agent = InProcessAgent::start(&bench);
             let staged = || bench.web.view().status.report.state == Some(HostState::StagedUpdate);
             assert!(pass_until(5 * MINUTE, staged).await, "it goes on: {:#?}", bench.web.view());
             agent.end().await.unwrap();
@@ -356,7 +356,7 @@ fn unknown_desired_state_is_reported_without_action() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
-        let agent = Within::start(&bench);
+        let agent = InProcessAgent::start(&bench);
         bench.web.change_spec(|spec| {
             // As a newer controller's state is read here.
             spec.state = serde_json::from_str("\"Hibernate\"").unwrap();
@@ -384,9 +384,9 @@ fn unknown_update_state_is_reported_without_host_command() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
-        let agent = Within::start(&bench);
-        let told = || bench.web.view().status;
-        assert!(pass_until(MINUTE, || told().report.observed_generation == Some(1)).await, "it reports");
+        let agent = InProcessAgent::start(&bench);
+        let status = || bench.web.view().status;
+        assert!(pass_until(MINUTE, || status().report.observed_generation == Some(1)).await, "it reports");
         let strange = serde_json::json!({
             "update_state": "Melting", "available_updates": ["1.20.5"], "chosen_update": {"version": "1.20.5"},
             "most_recent_command": {"cmd_type": "refresh", "cmd_status": "Success", "timestamp": "2026-11-21T01:51:32Z"},
@@ -395,16 +395,16 @@ fn unknown_update_state_is_reported_without_host_command() {
         bench.host.script(Fault::request("GET", "/updates", answer()).times(u32::MAX));
         let before = bench.calls().len();
         bench.stage(1);
-        let reason = || find_condition(&told().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
-        assert!(pass_until(MINUTE, || reason().as_deref() == Some("UnsupportedState")).await, "{:#?}", told());
+        let reason = || find_condition(&status().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
+        assert!(pass_until(MINUTE, || reason().as_deref() == Some("UnsupportedState")).await, "{:#?}", status());
         pass(HOUR).await;
         let calls = bench.calls().split_off(before);
         assert!(calls.iter().all(|call| call.starts_with("GET")), "{calls:?}");
-        assert_eq!(told().report.failure, None, "it waits");
+        assert_eq!(status().report.failure, None, "it waits");
         // Nothing signals when a user has corrected it: it is re-checked.
-        bench.host.mend();
-        let staged = || told().report.state == Some(HostState::StagedUpdate);
-        assert!(pass_until(10 * MINUTE, staged).await, "{:#?}", told());
+        bench.host.clear_faults();
+        let staged = || status().report.state == Some(HostState::StagedUpdate);
+        assert!(pass_until(10 * MINUTE, staged).await, "{:#?}", status());
         assert_eq!(reason().as_deref(), Some("Answered"));
         agent.end().await.unwrap();
     });

@@ -11,7 +11,7 @@ const STRIDE: usize = 3;
 const LONGEST: usize = 3_000;
 
 /// Permits the agent's nonce, if there is one without a permit.
-fn answer(bench: &Bench) {
+fn issue_permit(bench: &Bench) {
     let view = bench.web.view();
     let Some(armed) = &view.status.report.armed else { return };
     let answered = view.spec.permit.as_ref().is_some_and(|permit| permit.nonce == armed.nonce);
@@ -21,7 +21,7 @@ fn answer(bench: &Bench) {
 }
 
 /// Writes the next desired state, as a controller does.
-fn control(bench: &Bench) {
+fn act_as_controller(bench: &Bench) {
     let view = bench.web.view();
     if view.spec.state == HostState::StagedUpdate
         && view.status.report.state == Some(HostState::StagedUpdate)
@@ -29,7 +29,7 @@ fn control(bench: &Bench) {
     {
         bench.request_reboot();
     }
-    answer(bench);
+    issue_permit(bench);
 }
 
 /// Ends the agent after so many turns of an update, by `kill` or as a SIGTERM does; returns true if that was before the
@@ -38,11 +38,11 @@ async fn end_agent_after(turns: usize, kill: bool, counts: &Counts) -> bool {
     let what = || format!("{} after {turns} turns", if kill { "killed" } else { "ended" });
     let bench = Bench::without_agent().await;
     bench.web.create();
-    let agent = Within::start(&bench);
+    let agent = InProcessAgent::start(&bench);
     bench.stage(1);
     for _ in 0..turns {
         settle(1).await;
-        control(&bench);
+        act_as_controller(&bench);
     }
     let before_reboot = reboots(&bench.host.log()) == 0;
     let calls = counts.calls();
@@ -55,27 +55,27 @@ async fn end_agent_after(turns: usize, kill: bool, counts: &Counts) -> bool {
     assert_eq!(counts.calls(), calls, "{}: it called the host after that", what());
     // The host may still end what was begun; then the next process starts.
     pass(MINUTE / 6).await;
-    let mut agent = Within::start(&bench);
+    let mut agent = InProcessAgent::start(&bench);
     let mut runs_in = bench.boot();
     let reached = |view: &models::wire::ShadowView| view.status.report.state == Some(HostState::RebootedIntoUpdate);
     let end = Instant::now() + HOUR;
     while !reached(&bench.web.view()) {
         assert!(Instant::now() < end, "{}: the update does not end: {:#?}", what(), bench.web.view());
         pass(STEP).await;
-        control(&bench);
+        act_as_controller(&bench);
         if bench.boot() != runs_in {
             // A boot ends every process.
             runs_in = bench.boot();
             agent.kill().await;
-            agent = Within::start(&bench);
+            agent = InProcessAgent::start(&bench);
         }
     }
     let log = bench.host.log();
     assert_eq!((arms(&log), reboots(&log)), (1, 1), "{}: armed and rebooted {log:#?}", what());
     let view = bench.web.view();
     assert_eq!((&view.status.report.armed, &view.status.report.failure), (&None, &None), "{}", what());
-    let told = bench.web.writes().iter().filter_map(|w| w.report.armed.as_ref().map(|a| a.phase)).collect::<Vec<_>>();
-    assert!(told.contains(&ArmedPhase::Activated), "{}: it did not tell before it rebooted", what());
+    let phases = bench.web.writes().iter().filter_map(|w| w.report.armed.as_ref().map(|a| a.phase)).collect::<Vec<_>>();
+    assert!(phases.contains(&ArmedPhase::Activated), "{}: it did not tell before it rebooted", what());
     agent.end().await.unwrap();
     before_reboot
 }
