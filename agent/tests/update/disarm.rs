@@ -70,10 +70,10 @@ async fn disk_armed_without_record_is_disarmed_by_restarted_agent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn host_disarmed_by_other_client_before_activation_is_observed_is_not_armed_again() {
     let bench = Bench::new().await;
-    bench.staged(1).await;
-    let asking = bench.permit_requested().await;
+    bench.stage_and_wait(1).await;
+    let request = bench.permit_requested().await;
     bench.host.script(Fault::command(Command::Activate, Worker::Waits));
-    bench.issue_permit(&bench.claims(&asking));
+    bench.issue_permit(&bench.claims(&request));
     bench.until_running(Command::Activate).await;
     // The agent's next read of the status is answered after the other client's command.
     bench.host.script(Fault::request("GET", "/updates/status", Transport::Slow(Duration::from_secs(1))));

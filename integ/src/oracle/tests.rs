@@ -163,7 +163,7 @@ async fn injected_violations_are_detected_on_real_api_server() {
     };
     operators.patch_status("default", &PatchParams::default(), &slots(&[(&uid, "a")])).await.unwrap();
     apply(&controller, "brupop-controller", "a", json!({"spec": {"unschedulable": true}})).await;
-    apply(&controller, "brupop-controller", "a", json!({"metadata": {"name": "a"}})).await;
+    let released = apply(&controller, "brupop-controller", "a", json!({"metadata": {"name": "a"}})).await;
     let theirs: Api<BottlerocketShadow> = Api::namespaced(web_api.clone(), names::SYSTEM_NAMESPACE);
     let report = json!({"apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
         "status": {"state": "Idle", "observedGeneration": 1}});
@@ -171,8 +171,12 @@ async fn injected_violations_are_detected_on_real_api_server() {
     let mut reader = bed.audit();
     let mut audit = settled_audit(&mut reader, &admin).await.unwrap();
     let history = recorder
-        .wait_until("the report", LONG, |history| {
-            history.end().shadows.get("brs-a").is_some_and(|shadow| shadow.status.agent.state.is_some())
+        .wait_until("the slot, the release and the report", LONG, |history| {
+            // Each kind has a watch of its own.
+            let end = history.end();
+            end.operator.is_some_and(|operator| !operator.status.slots.is_empty())
+                && revisions(history, Kind::Node).contains(&at(&released))
+                && end.shadows.get("brs-a").is_some_and(|shadow| shadow.status.agent.state.is_some())
         })
         .await
         .unwrap();

@@ -207,6 +207,10 @@ async fn two_concurrent_drains_share_one_pdb(case: Case) -> anyhow::Result<()> {
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
         "nodeTaintsPolicy": "Honor", "labelSelector": {"matchLabels": {"app": "web"}},
     }]}});
+    // A pod for the second node alone: once it is there, the scheduler knows the node's label.
+    let hostname = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": second}}});
+    case.deployment_on_node("first", 1, hostname).await?;
+    case.kubectl_in_namespace(&["delete", "deployment", "first"]).await?;
     case.deployment("web", 4, spread).await?;
     let state = case.state()?;
     let on_second = state.pods_of("web").iter().filter(|pod| pod.node.as_deref() == Some(&second)).count();

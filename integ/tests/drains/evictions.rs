@@ -222,7 +222,7 @@ fn tolerating_pods(case: &Case) -> Value {
 /// Waits until the node reboots, and returns the uids of the pods of this name that were on it by then. The record
 /// names one of them.
 async fn pods_left_at_reboot(case: &Case, name: &str) -> anyhow::Result<Vec<String>> {
-    let state = case.until("the node is drained", |state| state.step() == Some(Step::Rebooting)).await?;
+    let state = case.drained().await?;
     let conditions = state.shadow().map(|shadow| shadow.status.conditions.clone()).unwrap_or_default();
     let drained = models::condition::true_condition(&conditions, models::shadow::DRAINED).cloned();
     let message = drained.map(|drained| (drained.reason, drained.message)).unwrap_or_default();

@@ -127,7 +127,7 @@ async fn daemon_set_pod_is_not_evicted(case: Case) -> anyhow::Result<()> {
     let state = case.until("its pod runs", |state| state.pods_on_node("logs").iter().any(|pod| pod.ready)).await?;
     let before = state.pods_on_node("logs")[0].uid.clone();
     case.start_update().await?;
-    let rebooting = case.until("the node is drained", |state| state.step() == Some(Step::Rebooting)).await?;
+    let rebooting = case.drained().await?;
     let pods = rebooting.pods_on_node("logs");
     assert!(pods.len() == 1 && pods[0].uid == before && !pods[0].terminating);
     case.updated().await?;
@@ -150,7 +150,7 @@ async fn mirror_pod_is_not_evicted(case: Case) -> anyhow::Result<()> {
     let mirror = json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "digest"}}});
     case.bare_pod("static", &mirror).await?;
     case.start_update().await?;
-    let rebooting = case.until("the node is drained", |state| state.step() == Some(Step::Rebooting)).await?;
+    let rebooting = case.drained().await?;
     assert!(
         rebooting.pods_on_node("static").iter().all(|pod| !pod.terminating)
             && rebooting.pods_on_node("static").len() == 1

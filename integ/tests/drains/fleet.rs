@@ -53,7 +53,6 @@ fn policy() -> Value {
             group("short", json!({"timeout": "3s"})),
             group("force", json!({"timeout": "2s", "atDeadline": "Force"})),
             group("force-bare", json!({"timeout": "2s", "atDeadline": "Force", "barePods": "Evict"})),
-            group("force-late", json!({"timeout": "20s", "atDeadline": "Force"})),
             group("cordoned", json!({"cordonedNodes": "Update"})),
             group("grace", json!({"gracePeriod": "1s"})),
             group("impatient", json!({"skipTerminatingAfter": "1s"})),
@@ -339,6 +338,27 @@ impl Case {
             anyhow::ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}; {}", state.describe());
             tokio::time::sleep(PERIOD).await;
         }
+    }
+
+    /// Waits until the node is drained, and returns the state when its attempt continued with the reboot: what the
+    /// cluster has by the time that this is seen may be later.
+    pub(crate) async fn drained(&self) -> anyhow::Result<CaseState> {
+        self.until("the node is drained", |state| {
+            let updated = state.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW));
+            updated || matches!(state.step(), Some(Step::Rebooting | Step::Returning | Step::Monitoring))
+        })
+        .await?;
+        let (mut before, mut found) = (None, None);
+        self.fleet.bed.recorder.so_far()?.replay(|_, _, world| {
+            let shadow = world.nodes.get(&self.node).and_then(|node| world.shadow_of(node));
+            let step = shadow.and_then(|shadow| shadow.step());
+            if step == Some(Step::Rebooting) && before != step {
+                found = Some(world.clone());
+            }
+            before = step;
+        });
+        let world = found.context("the node was never drained")?;
+        Ok(CaseState { world, name: self.node.clone(), namespace: self.namespace.clone() })
     }
 
     /// Waits until the node runs [`NEW`] and is released.

@@ -415,8 +415,8 @@ fn desired_state_withdrawn_during_last_read_of_host_is_not_followed_by_reboot() 
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
-        let agent = Within::start(&bench);
-        let request = asking(&bench).await;
+        let agent = InProcessAgent::start(&bench);
+        let request = until_permit_requested(&bench).await;
         let slow = Transport::Slow(Duration::from_secs(4));
         bench.host.script(Fault::request("GET", "/updates/status", slow).times(u32::MAX));
         bench.issue_permit(&bench.claims(&request));
