@@ -8,7 +8,7 @@ use models::shadow::Step;
 use semver::Version;
 
 use planner::plan::Plan;
-use planner::policy::{Policy, WindowState};
+use planner::policy::Policy;
 use planner::view::{ClusterView, NodeView};
 use planner::wait::Wait;
 
@@ -81,7 +81,7 @@ impl<'a> Snapshot<'a> {
             frozen: plan.quarantine.frozen_by().is_some(),
             quarantined_versions: plan.quarantine.len(),
             policy_degraded,
-            window_open: matches!(policy.all.schedule.at(now), WindowState::Open { .. }),
+            window_open: plan.window_open,
         }
     }
 }

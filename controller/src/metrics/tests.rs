@@ -340,7 +340,7 @@ fn fleet_metrics_are_derived_from_view_and_plan() {
         ("a".to_owned(), Wait::Queued { position: 3, behind: None }),
         ("b".to_owned(), Wait::UpToDate),
     ]);
-    let plan = Plan { waits, quarantine: Quarantine::of(&view, 1), ..Plan::default() };
+    let plan = Plan { waits, quarantine: Quarantine::of(&view, 1), window_open: true, ..Plan::default() };
     let policy = Policy { present: true, ..Policy::default() };
     let metrics = leading();
     metrics.observe(&Snapshot::of(&view, &plan, &policy, true, t(0)));

@@ -23,7 +23,7 @@ use super::survey::Survey;
 use super::{
     Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, gates, labels, order, report, shadows, slots,
 };
-use crate::policy::Policy;
+use crate::policy::{Policy, WindowState};
 use crate::view::{ClusterView, NodeView};
 use models::time::after;
 
@@ -172,6 +172,7 @@ impl<'a> Planner<'a> {
         let missing = self.view.nodes.values().map(|node| node.agent_missing).chain([self.view.web_api_missing]);
         let noticed = missing.flatten().map(|since| after(since, gates::POD_PATIENCE));
         self.wake(noticed.filter(|at| *at > self.now).min());
+        self.plan.window_open = matches!(self.survey.windows().first(), Some(WindowState::Open { .. }));
         for state in self.survey.windows() {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));
         }

@@ -192,6 +192,8 @@ pub struct Plan {
     pub slots: Option<Vec<Slot>>,
     /// The operator's status to write (with `slots` in it), if there is a resource to hold it.
     pub status: Option<BottlerocketUpdateOperatorStatus>,
+    /// True if the schedule of all nodes is open.
+    pub window_open: bool,
     /// The time to plan again even if nothing changes.
     pub wake: Option<Timestamp>,
 }

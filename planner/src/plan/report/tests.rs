@@ -198,6 +198,7 @@ fn window_condition_reports_state_and_next_change() {
             "the next one opens at 2027-01-16T08:00:00Z",
         ),
     ] {
+        assert_eq!(crate::plan::plan(&view, &policy, t(0)).window_open, holds, "{sentence}");
         let (open, word, text) = window(&Survey::of(&view, &policy, t(0)));
         assert_eq!((open, word, text.as_str()), (holds, reason, message), "{sentence}");
     }
