@@ -36,16 +36,18 @@ ifdef TEST
 else
 	$(RUN) --lib --bins
 	$(RUN) --doc
-	@$(MAKE) --no-print-directory --keep-going --jobs $(LONG:%=run-%) run-others
+	@$(MAKE) --no-print-directory --keep-going run-others run-drains run-scenarios-and-refusals
 endif
 
-# The long end-to-end tests mostly wait, so they run side by side, and all others one after the other beside them.
+# The unit tests first: they need the processors, and end soon. The refusals mostly wait, so they run beside the scenarios.
 RUN = BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
 LONG := scenarios drains refusals
 ALL := $(basename $(notdir $(wildcard */tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
-.PHONY: run-others $(LONG:%=run-%)
+.PHONY: run-others run-scenarios-and-refusals $(LONG:%=run-%)
 run-others:
 	@$(RUN) $(patsubst %,--test %,$(sort $(filter-out $(LONG),$(ALL))))
+run-scenarios-and-refusals:
+	@$(MAKE) --no-print-directory --keep-going --jobs run-scenarios run-refusals
 $(LONG:%=run-%): run-%:
 	@$(RUN) --test $*
 
@@ -76,8 +78,8 @@ words: ## Check that docs, manifests and doc comments follow the glossary
 	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 .PHONY: test-unit
-test-unit: tools ## Run the tests that need no control plane
-	$(CARGO) test --workspace --locked --lib --bins -- --skip control_plane
+test-unit: tools ## Run the unit tests and the quick tests that need no control plane
+	$(CARGO) test --workspace --locked --lib --bins -- --skip control_plane --skip oracle::tests::
 	$(CARGO) test --workspace --locked --test host_golden --test layers --test docs
 
 .PHONY: test-scenarios
@@ -103,7 +105,7 @@ test-security: tools control-plane build ## Run the refusals, the hostile web AP
 	$(CARGO) test --workspace --locked --test scenarios -- hostile:: rotation:: tokens:: rights::
 
 .PHONY: test-corrections
-test-corrections: tools control-plane build ## Run the tests of what the first whole review found: planner, drain, connections, what users see
+test-corrections: tools control-plane build ## Run selected tests of planner, drain, connections and of what users see
 	$(CARGO) test --workspace --locked --lib --bins -- calls:: client:: decisions:: status:: page:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::
 	$(CARGO) test --workspace --locked --test update
 	$(CARGO) test --workspace --locked --test demo
@@ -122,7 +124,7 @@ bench-idle: tools control-plane build ## Measure an idle fleet, outages of the A
 	@BRUPOP_BIN_DIR="$(TARGET)/debug" "$(TARGET)/debug/examples/bench_idle" $(ARGS)
 
 .PHONY: fuzz
-fuzz: tools ## Feed every reader of outside data with odd bytes, for FUZZ_SECONDS (20) each
+fuzz: tools ## Feed random bytes to every parser of external input, FUZZ_SECONDS (20) each
 	@fuzz/run.sh
 
 .PHONY: mutants

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the fuzzer and runs each target for FUZZ_SECONDS. An input that fails stands in fuzz/crashes/<target> afterwards, where
+# Builds the fuzzer and runs each target for FUZZ_SECONDS. An input that fails is saved in fuzz/crashes/<target> afterwards, where
 # `make test` finds it too, until what it shows is mended.
 set -euo pipefail
 cd "$(dirname "$0")"

@@ -191,14 +191,10 @@ impl Metrics {
             refusals: vec("brupop_apiserver_refusals_total", "Requests refused, by reason.", &["reason"])?,
             token_reviews: vec(
                 "brupop_apiserver_token_reviews_total",
-                "Tokens judged, by result; cached ones and those refused by the keys cost no TokenReview.",
+                "Tokens checked, by result; cached ones and those refused by the keys cost no TokenReview.",
                 &["result"],
             )?,
-            status_writes: vec(
-                "brupop_apiserver_status_writes_total",
-                "Reports of agents, by what became of them.",
-                &["result"],
-            )?,
+            status_writes: vec("brupop_apiserver_status_writes_total", "Reports of agents, by result.", &["result"])?,
             key_fetches: vec(
                 "brupop_apiserver_key_fetches_total",
                 "Attempts to read the cluster's public keys, by result.",

@@ -180,7 +180,7 @@ impl Running {
             _ = tasks.join_next() => Err(RunError::Task),
         };
         let (open, window) = (streams.count(), shutdown_window(streams.count()));
-        tracing::info!(streams = open, milliseconds = window.as_millis(), "ending");
+        tracing::info!(streams = open, milliseconds = window.as_millis(), "shutting down: streams are closed");
         let last = Instant::now() + window;
         ending.send_replace(Some(last));
         // Requests are served meanwhile: not every client knows yet that this replica is no longer ready.

@@ -1,5 +1,5 @@
-//! `kubectl-brupop`: shows the state of the operator on each node, with reasons. Installed on the PATH, kubectl runs it
-//! as `kubectl brupop`.
+//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, and uninstalls. Installed
+//! on the PATH, kubectl runs it as `kubectl brupop`.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use models::names;
 
-/// Shows what the Bottlerocket update operator does with each node and why.
+/// Command line of the Bottlerocket update operator: preflight check, status, uninstall.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-brupop", bin_name = "kubectl brupop", version)]
 struct Arguments {

@@ -1,6 +1,7 @@
 //! The loop of the leader: gather a view, plan, validate, apply; again after a change.
 //!
-//! It is woken by a change of a cache, by the end of an action, or by the time that the last plan set. Nothing polls.
+//! It is woken by a change of a cache, by the end of an action, by the time that the last plan set, or
+//! [`TURN_PERIOD`] after the last turn. No turn reads the API server by itself.
 
 mod answers;
 mod memory;
@@ -125,8 +126,8 @@ impl Driver {
         }
     }
 
-    /// Ends this leader's work after the present turn, so that another replica takes over. Called in a turn, when
-    /// [`ClusterView::standby`] reports that one is Ready.
+    /// Ends this leader's work after the present turn, so that another replica takes over. Called in a turn
+    /// whose plan hands the lead over.
     pub fn hand_over(&mut self) {
         self.handing_over = true;
     }
@@ -211,7 +212,7 @@ impl Driver {
                 property = finding.property,
                 node = finding.node,
                 text = finding.text,
-                "the plan broke a safety property and was cut down"
+                "the plan violates a safety property: unsafe actions are dropped"
             );
             self.applier.metrics.finding(finding.property);
         }

@@ -45,7 +45,9 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     if *stop.borrow() {
         match plain.await {
             Ok(served) => served.context("the plain port")?,
-            Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "the plain port ended badly"),
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the metrics and health server failed")
+            }
         }
     }
     result

@@ -120,8 +120,7 @@ impl Replica {
         http::serve(listen, self.metrics.clone(), self.calls.clone(), is_ready, self.stop.clone())
     }
 
-    /// Stands for election and leads when elected, until the process has to stop or the lease is lost, which is an
-    /// error.
+    /// Campaigns for the Lease and leads while it holds it, until the process has to stop. Losing the Lease is an error.
     pub(crate) async fn run(&self) -> anyhow::Result<()> {
         let identity = &self.config.identity;
         let dated = leader::dated(self.client.clone(), clock::clock());
@@ -153,7 +152,7 @@ impl Replica {
             };
             match end {
                 Ok(End::HandedOver) => {
-                    tracing::info!(identity, "handed over, standing by");
+                    tracing::info!(identity, "lease handed over: this replica is a standby");
                     after = Some(Instant::now() + TAKE_BACK);
                 }
                 Ok(End::Stopped) => return Ok(()),

@@ -76,13 +76,13 @@ pub struct HostPolicy {
     /// Interval at which an idle host checks for updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refresh_interval: Option<Duration>,
-    /// Boot in which an image that another client armed may be disarmed, as a user's `retry` asks; absent: it is left
+    /// Boot in which an image that another client armed may be disarmed, as a user's `retry` requests; absent: it is left
     /// alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub disarm_in_boot: Option<String>,
     /// Controller's signature over `versionLock` and `ignoreWaves` for this node, a JWS in compact form: without it no
-    /// setting is changed. Absent where neither is asked for.
+    /// setting is changed. Absent where neither is requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub signature: Option<String>,
@@ -160,7 +160,7 @@ pub struct Permit {
             name = "Blocked",
             type_ = "string",
             json_path = ".status.conditions[?(@.type=='Blocked')].reason",
-            description = "Reason that keeps it from its next step"
+            description = "Reason why the node waits"
         ),
         printcolumn(
             name = "Last",

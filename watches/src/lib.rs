@@ -31,15 +31,15 @@ pub fn retry_pause(failures: u32) -> Duration {
 
 /// A receiver of the events of a watch.
 pub trait Sink<K>: Sync {
-    /// Takes in an event. A list was begun when `read` was the number of the last requested one.
+    /// Handles an event. `read` is the number that `reads` had when this watch was begun.
     fn take(&self, read: u64, event: Event<DeserializeGuard<K>>);
 
     /// Counts a failure, which [`run`] logs.
     fn failed(&self) {}
 }
 
-/// Watches for as long as it is polled. A lost watch is taken up again, and a list that is not answered or read is tried
-/// again, as it is for each new number in `reads`.
+/// Watches for as long as it is polled. A lost watch is resumed. A list that fails or is not answered within 30 s is
+/// retried. Each new number in `reads` causes a new list.
 pub async fn run<K>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
@@ -56,7 +56,7 @@ pub async fn run<K>(
         let mut listed = false;
         loop {
             let next = async {
-                // A quiet watch is no error, and kube ends a dead one.
+                // A quiet watch is no error; the client ends a dead one.
                 if listed { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await }
             };
             let pause = tokio::select! {
@@ -69,7 +69,7 @@ pub async fn run<K>(
                         };
                         // Each try of a list begins with an event of its own.
                         if !matches!(event, Event::Init) {
-                            failures = 0;
+                            (failures, missing) = (0, false);
                         }
                         sink.take(read, event);
                         continue;

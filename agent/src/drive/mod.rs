@@ -3,13 +3,14 @@
 //! ```text
 //!  read_facts ──► situation ──► step ─┬─ idle, wait_staged   refresh as often as policy requires
 //!                   (pure)     (pure) ├─ stage               settings, refresh, download
-//!                                     ├─ deactivate, clear   disarm a host
+//!                                     ├─ deactivate, prepare_again   disarm a host
 //!                                     ├─ permit              request ──► verify ──► activate, reboot
-//!                                     └─ fail                also how a boot ended
+//!                                     └─ fail                ends the attempt, with the reason from the step table
 //! ```
 //!
 //! Each turn runs at most one host command and then decides again, so a withdrawn or newer desired state is noticed
-//! between any two calls. All decisions are pure functions in the modules beside this one.
+//! between any two calls. All decisions are pure functions: the step table in `models::agent_step`, the
+//! rest in the modules of this crate (`situation`, `staging`, `settings`, `refreshes`).
 
 mod boot_state;
 mod command;

@@ -100,7 +100,7 @@ impl KeyRing {
                 metrics.key_fetch(FetchResult::Error);
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "tokens are judged by TokenReview alone until the cluster's keys can be read"
+                    "the cluster's keys cannot be read: every token is sent to TokenReview"
                 );
             }
         }

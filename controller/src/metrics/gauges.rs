@@ -36,13 +36,13 @@ impl Fleet {
             waiting_since: register.gauge(
                 "waiting_since_timestamp_seconds",
                 &["reason"],
-                "Since when the node that has waited longest for this reason has waited for it, in seconds since 1970",
+                "Time since which the node that has waited longest for this reason has waited for it, in seconds since 1970",
             )?,
             slots: register.gauge("slots_in_use", &[], "Nodes that are, or are about to be, out of service")?,
             slots_limit: register.gauge(
                 "slots_limit",
                 &[],
-                "How many nodes may be out of service at a time by maxUnavailable",
+                "Maximum number of nodes out of service at a time by maxUnavailable",
             )?,
             frozen: register.gauge("frozen", &[], "1 while failures have stopped the rollout")?,
             quarantined: register.gauge(

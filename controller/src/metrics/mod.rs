@@ -131,7 +131,7 @@ impl Metrics {
             clock_offset: register.gauge(
                 "clock_offset_seconds",
                 &[],
-                "How far the API server's clock is ahead of this process's; negative: behind",
+                "Time by which the API server's clock is ahead of this process's; negative if behind",
             )?,
             fleet: Fleet::register(&mut register)?,
             transitions: register.counter(
@@ -142,43 +142,43 @@ impl Metrics {
             updates: register.counter(
                 "updates_total",
                 &["from_version", "to_version", "result"],
-                "Attempts that ended, by their versions and by how they ended: Updated, or why not",
+                "Attempts that ended, by their versions and their result: Updated, or the reason of the failure",
             )?,
-            step_duration: register.histogram("step_duration_seconds", &["step"], "How long steps of updates took")?,
+            step_duration: register.histogram("step_duration_seconds", &["step"], "Duration of steps of updates, whatever their result")?,
             drain_duration: register.histogram(
                 "drain_duration_seconds",
                 &[],
-                "How long drains took that ended with every pod gone",
+                "Duration of drains that ended with all pods gone",
             )?,
             rejected: register.counter(
                 "rejected_writes_total",
                 &["kind", "code"],
-                "Actions that failed, by what was tried and the API server's answer; 409 is another writer in between",
+                "Actions that failed, by the attempted action and the code of the API server's response; 409: another client wrote first",
             )?,
             findings: register.counter(
                 "lint_findings_total",
                 &["property"],
-                "Plans that broke a safety property and were cut down; anything but zero is a bug",
+                "Plans that violated a safety property and were reduced; any value other than zero is a bug",
             )?,
             expressions: register.counter(
                 "expressions_total",
                 &["result"],
-                "Questions to Prometheus, by what came back: nothing (Quiet), something (Firing), no answer (Failed)",
+                "Prometheus queries by result: Quiet (empty), Firing (not empty), Failed (no result)",
             )?,
             no_answer: register.counter(
                 "calls_without_answer_total",
                 &["kind"],
-                "Calls to the API server that had no answer by their deadline",
+                "Calls to the API server that had no response by their deadline",
             )?,
             call_age: register.gauge(
                 "call_age_seconds",
                 &["kind"],
-                "For how long the oldest call to the API server has been under way; 0: none is",
+                "Time for which the oldest call to the API server has been under way; 0 if there is none",
             )?,
             turn_age: register.gauge(
                 "turn_age_seconds",
                 &[],
-                "How long ago the leader made its last plan; it makes one every 30 s at least",
+                "Time since the leader made its last plan; it makes one at least every 30 s",
             )?,
             tls: Tls::register(&mut register)?,
             memory: Arc::default(),

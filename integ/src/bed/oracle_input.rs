@@ -27,7 +27,7 @@ pub fn host_log(name: &str, host: &crate::host::Host) -> HostLog {
 }
 
 /// Log lines that are always defects.
-const DEFECTS: [&str; 2] = ["the plan broke a safety property", "panicked at"];
+const DEFECTS: [&str; 2] = ["the plan violates a safety property", "panicked at"];
 
 impl TestCluster {
     /// Lines in the output of any process of a pod, past or present, that report a defect: a panic, or a plan that the

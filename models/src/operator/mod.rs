@@ -261,8 +261,8 @@ pub struct BottlerocketUpdateOperatorStatus {
     /// Number of nodes by state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counts: Option<Counts>,
-    /// Nodes that are out of service because of the operator. The write that adds a node here, with the resourceVersion
-    /// that was read, takes its place in the budget, also while two controllers run.
+    /// Nodes that are, or are about to be, taken out of service by the operator. Each write of this list carries the
+    /// resourceVersion that was read, so two controllers cannot use the same slot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10_000), extend("x-kubernetes-list-type" = "atomic"))]
     pub slots: Vec<Slot>,

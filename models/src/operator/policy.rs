@@ -318,8 +318,8 @@ pub struct HealthPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailurePolicy {
-    /// Number of nodes that have to fail on a version before it is quarantined and the rollout is frozen, up to 64: the
-    /// names of so many are recorded, so that nodes count that were replaced since. Default 1.
+    /// Number of nodes that have to fail on a version before it is quarantined and the rollout is frozen, at most 64. Nodes
+    /// that were deleted since are counted. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_FAILURES), extend("format" = "int32"))]
     pub max_failures: Option<u32>,

@@ -174,7 +174,8 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
     pub blockers: Vec<Blocker>,
-    /// Owners (uid) of evicted pods that tolerate the cordon: what comes back is left to the reboot.
+    /// Owners (uid) of evicted pods that tolerate the cordon. Pods of these owners that return to the node are not evicted
+    /// again; the reboot ends them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub evicted_owners: Vec<String>,
@@ -190,7 +191,7 @@ pub struct DrainStatus {
     /// True once the drain was restarted for a pod that was bound to the node while it was being cordoned.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarted: bool,
-    /// Time from which pods are deleted past their PodDisruptionBudgets, as `drain.atDeadline: Force` asks.
+    /// Time from which pods are deleted past their PodDisruptionBudgets, as `drain.atDeadline: Force` requires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub forced_since: Option<Timestamp>,
@@ -283,8 +284,8 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub not_before: Option<Timestamp>,
-    /// Owners (uid) of pods that were unhealthy before the node was last drained. Their pods are not waited for after
-    /// that update, and are no evidence against the version on any node.
+    /// Owners (uid) of pods that were unhealthy before the node was last drained. After that update the
+    /// soak does not wait for their pods, and on no node do they count against the version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub unhealthy_before: Vec<String>,

@@ -182,7 +182,7 @@ pub struct Plan {
     pub expressions: BTreeSet<String>,
     /// The shadows to create and to delete.
     pub shadows: Vec<ShadowChange>,
-    /// The nodes to put under the operator.
+    /// The nodes to label with `bottlerocket.aws/updater-interface-version`.
     pub labels: Vec<NodeFacts>,
     /// True if another replica has to lead when this plan is carried out: only the leader's own node is left to update.
     pub hand_over: bool,

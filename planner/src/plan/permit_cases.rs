@@ -97,7 +97,7 @@ fn end_of_drain_records_number_of_removed_pods() {
     let condition = find_condition(&status.conditions, DRAINED).unwrap();
     assert_eq!(
         (condition.reason.as_str(), condition.message.as_str()),
-        ("Drained", "every pod that had to go is gone")
+        ("Drained", "all pods to evict have left the node")
     );
 }
 

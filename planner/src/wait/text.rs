@@ -65,10 +65,10 @@ impl fmt::Display for Wait {
             Self::BackOff { until, reason } => {
                 write!(f, "the last attempt failed ({reason}); the next one is due at {until}")
             }
-            Self::Queued { position, behind: None } => write!(f, "its turn has not come: {position} before it"),
+            Self::Queued { position, behind: None } => write!(f, "{position} node(s) are updated before this one"),
             Self::Queued { position: 0, behind: Some(node) } => write!(f, "its turn comes next, after {node}"),
             Self::Queued { position, behind: Some(node) } => {
-                write!(f, "its turn has not come: {position} before it, the last of them {node}")
+                write!(f, "{position} node(s) are updated before this one, the last of them {node}")
             }
             Self::BudgetUsedUp { node, count, limit } => write!(
                 f,
@@ -96,7 +96,7 @@ impl fmt::Display for Wait {
             }
             Self::LeavingBalancer { until } => write!(f, "out of external load balancers; the drain begins at {until}"),
             Self::DetachingVolumes { count } => write!(f, "{count} volume(s) are still attached"),
-            Self::Draining { left } => write!(f, "{left} pod(s) are on their way out"),
+            Self::Draining { left } => write!(f, "{left} pod(s) are being evicted or are terminating"),
             Self::DrainBlocked { pod, budget: Some(budget), left, .. } => {
                 write!(f, "the PodDisruptionBudget {budget} allows no disruption of {pod}; {left} pod(s) left")
             }
@@ -120,7 +120,7 @@ impl fmt::Display for Wait {
             Self::WindowClosed { opens } => write!(f, "no window is open{}", Until("the next one opens at", opens)),
             Self::Blackout { ends } => write!(f, "nothing starts on this day{}", Until("nodes may start at", ends)),
             Self::TooYoung { version, until } => {
-                write!(f, "{version} has not been known for as long as policy asks{}", Until("it will be at", until))
+                write!(f, "{version} has not been known for as long as spec.version.minimumAge requires{}", Until("it will be at", until))
             }
             Self::Excluded { version, rule } => {
                 write!(f, "{version} is excluded by the entry '{rule}' of spec.version.exclude")
@@ -149,9 +149,9 @@ impl fmt::Display for Wait {
                 write!(f, "{count} nodes are not Ready, and policy allows {limit}")
             }
             Self::ZoneBusy { zone, node } => {
-                write!(f, "{node} of zone '{zone}' is out of service; one zone goes at a time")
+                write!(f, "{node} of zone '{zone}' is out of service; one zone is updated at a time")
             }
-            Self::GroupFull { group } => write!(f, "as many nodes of group {group} as may be are out of service"),
+            Self::GroupFull { group } => write!(f, "the budget of node group {group} is used up"),
             Self::PodsNotReady { pod, count } => write!(f, "{count} pod(s) on the node are not Ready, {pod} first"),
             Self::BudgetNeverAllows { pod, budget } => write!(
                 f,
@@ -162,10 +162,10 @@ impl fmt::Display for Wait {
                 "{pod} is selected by more than one PodDisruptionBudget ({}), so that the eviction API refuses it; let only one of them select it",
                 budgets.join(", ")
             ),
-            Self::AskingExpressions { name } => write!(f, "the expression {name} has not been answered yet"),
+            Self::AskingExpressions { name } => write!(f, "the query of expression {name} has no result yet"),
             Self::ExpressionFires { name, series, .. } => write!(f, "the expression {name} returned {series}"),
             Self::ExpressionFails { name, message, .. } => {
-                write!(f, "the expression {name} cannot be asked: {message}")
+                write!(f, "the query of expression {name} failed: {message}")
             }
             Self::CanaryStep { step, approval: true, .. } => write!(
                 f,
@@ -186,7 +186,7 @@ impl fmt::Display for Wait {
             }
             Self::AttemptsExhausted => f.write_str(
                 "spec.attempt or the last recorded attempt is the highest number there is; delete the BottlerocketShadow, \
-                 and it is made again with attempt 0",
+                 and it is created again with attempt 0",
             ),
             Self::Acting => f.write_str("an action is under way"),
         }

@@ -8,7 +8,7 @@
 //!                                                                    the host
 //! ```
 //!
-//! Each function is called from the start in every turn: the desired state, the boot, the permit and its age are checked
+//! Each function starts from the beginning in every turn: the desired state, the boot, the permit and its age are checked
 //! again until nothing is left to wait for. So the last check before an act always belongs to the same turn as the act.
 
 mod activate;

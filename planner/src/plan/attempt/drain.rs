@@ -236,7 +236,7 @@ fn end_drain(ctx: &NodeContext<'_>, progress: &Progress, sorted: &Sorted<'_>) ->
     });
     let left: Vec<_> = stuck.iter().chain(&returned).map(String::as_str).collect();
     let (reason, message) = match left[..] {
-        [] => ("Drained", "every pod that had to go is gone".to_owned()),
+        [] => ("Drained", "all pods to evict have left the node".to_owned()),
         _ => ("PodsLeft", left.join("; ")),
     };
     let mut action = go_to(ctx, progress, Step::Rebooting, |status| {

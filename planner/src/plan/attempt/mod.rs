@@ -92,8 +92,8 @@ fn is_unbacked(ctx: &NodeContext<'_>, progress: &Progress) -> bool {
     needs_either && !ctx.slot && !ctx.facts().claimed() && !ctx.node.has_rebooted_as_desired()
 }
 
-/// Ends an attempt that is not the controller's own: it takes no part of the budget unless its host may still act
-/// on a permit.
+/// Ends an attempt that is not the controller's own: it counts against the budget only if its host may still
+/// act on a permit.
 fn end_unbacked(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     let disruptive = progress.permit_issued || ctx.shadow.spec.permit.is_some();
     let progress = Progress { disruptive, ..progress.clone() };

@@ -1,8 +1,8 @@
-//! The gates: all reasons of a node for which it is not updated now, in one ordered list.
+//! The gates: the checks of one node before an update begins and before it is drained, in one ordered list.
 //!
 //! Each gate is a small function that checks one thing, and either lets a node pass or returns the reason. [`GATES`] has
 //! them in the order in which their reasons are worth reading: the first refusal is the reason that a node shows. What
-//! depends on the other nodes that wait is not here: the budgets of fleet, groups and zones (`slots.rs`), the place in the
+//! depends on other nodes is not here: the budgets of fleet, groups and zones (`slots.rs`), the place in the
 //! queue and the number of nodes in a canary step (`fleet`).
 
 mod back_off;

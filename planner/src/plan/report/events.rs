@@ -30,7 +30,7 @@ const CHANGES: &[Change] = &[
         type_: DEGRADED,
         begins: "InvalidPolicy",
         ends: "PolicyValid",
-        message: "every field of the policy can be obeyed: it is in force",
+        message: "the policy is valid and in force",
     },
     Change {
         type_: DEGRADED,
