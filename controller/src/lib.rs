@@ -46,7 +46,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
         match plain.await {
             Ok(served) => served.context("the plain port")?,
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "the metrics and health server failed")
+                tracing::warn!(error = &error as &dyn std::error::Error, "the metrics and health server failed");
             }
         }
     }

@@ -139,7 +139,7 @@ fn each_degraded_cause_emits_start_and_end_events() {
     };
     let good = degraded(false, "AsExpected");
     for (cause, ends, expected) in [
-        ("InvalidPolicy", "PolicyValid", "every field of the policy"),
+        ("InvalidPolicy", "PolicyValid", "the policy is valid"),
         (CERTIFICATES, "CertificatesValid", "keys and certificates"),
         (NOT_SERVED, "ShadowsServed", "serves the shadows"),
         (WEB_API, "WebApiReady", "the web API"),
