@@ -10,6 +10,8 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
 export RUST_TEST_THREADS ?= 6
+# The scenarios, drains and refusals append their durations to this file.
+export BRUPOP_DURATIONS := $(TARGET)/durations.txt
 # Words that no doc comment begins with, and words that are not used in what users read.
 TITLES := (Whether|What|Who|Whose|How|Its|Why)
 WORDS := somebody|nobody|whoever|anew|of ours|given back
@@ -36,7 +38,9 @@ ifdef TEST
 else
 	$(RUN) --lib --bins
 	$(RUN) --doc
-	@$(MAKE) --no-print-directory --keep-going run-others run-drains run-scenarios-and-refusals
+	@rm -f "$(BRUPOP_DURATIONS)"
+	@failed=0; $(MAKE) --no-print-directory --keep-going run-others run-drains run-scenarios-and-refusals || failed=$$?; \
+		printf 'The ten slowest end-to-end tests:\n'; sort -rn "$(BRUPOP_DURATIONS)" | head -n 10; exit $$failed
 endif
 
 # The unit tests first: they need the processors, and end soon. The refusals mostly wait, so they run beside the scenarios.

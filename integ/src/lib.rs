@@ -6,6 +6,7 @@
 pub mod bed;
 pub mod control_plane;
 pub mod demo;
+pub mod durations;
 pub mod host;
 pub mod kubelet;
 pub mod machine;

@@ -163,6 +163,8 @@ impl TestCluster {
         options.images = self.images.clone();
         options.labels = self.options.labels.clone();
         options.volume_lag = self.options.volume_lag;
+        // The relation of a real kubelet's interval to the default grace period.
+        options.lease_period = self.options.control_plane.node_monitor_grace / 5;
         if self.options.labelled {
             options.labels.insert(names::INTERFACE_LABEL.into(), names::INTERFACE_VERSION.into());
         }

@@ -71,8 +71,10 @@ pub struct KubeletOptions {
     pub log_dir: PathBuf,
     /// Longest time until a change of a ConfigMap or Secret reaches a pod's volume.
     pub volume_lag: Duration,
-    /// Interval at which the Node's status is updated.
+    /// Interval at which the Node's status is compared with the machine; a change of the machine triggers that too.
     pub status_period: Duration,
+    /// Interval at which the Node's Lease is renewed.
+    pub lease_period: Duration,
     /// Longest time that an ordinary pod may take to end when the node shuts down.
     pub shutdown_grace: Duration,
     /// The same for critical pods.
@@ -111,7 +113,8 @@ impl KubeletOptions {
             address,
             https_proxy: None,
             volume_lag: Duration::ZERO,
-            status_period: Duration::from_secs(2),
+            status_period: Duration::from_secs(5),
+            lease_period: Duration::from_secs(2),
             shutdown_grace: Duration::from_secs(2),
             shutdown_grace_critical: Duration::from_secs(1),
             extra_path_rewrites: Vec::new(),

@@ -21,8 +21,6 @@ use crate::machine::MachineState;
 
 /// Duration of the lease: the kubelets' default.
 const LEASE_SECONDS: i32 = 40;
-/// A tenth of the real kubelet's, so that a scenario detects dead nodes soon.
-const LEASE_PERIOD: Duration = Duration::from_secs(1);
 /// Interval, in seconds, at which an unchanged status is posted.
 const HEARTBEAT: i64 = 10;
 /// Timeout of one request.
@@ -210,7 +208,7 @@ impl NodeKeeper {
     pub(crate) async fn keep_lease(self: Arc<Self>) {
         let api: Api<Lease> = Api::namespaced(self.ctx.client.clone(), "kube-node-lease");
         let mut held: Option<Lease> = None;
-        let mut ticks = interval(LEASE_PERIOD);
+        let mut ticks = interval(self.ctx.options.lease_period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;

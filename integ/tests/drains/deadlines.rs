@@ -23,10 +23,8 @@ crate::cases![
 ];
 
 async fn drain_blocked_by_pdb_times_out_without_version_failure(case: Case) -> anyhow::Result<()> {
-    case.set_drain_policy("short").await?;
-    case.deployment("web", 2, json!({})).await?;
-    case.block_with_pdb("web", 2).await?;
-    case.start_update().await?;
+    case.start_blocked_drain(2).await?;
+    case.pass_deadline("short").await?;
     let message = case.failed("DrainTimedOut").await?;
     assert!(message.contains(&format!("{}/web-", case.namespace)), "{message}");
     let state = case.state()?;
@@ -36,20 +34,19 @@ async fn drain_blocked_by_pdb_times_out_without_version_failure(case: Case) -> a
 }
 
 async fn drain_timeout_message_names_terminating_pod(case: Case) -> anyhow::Result<()> {
-    case.set_drain_policy("short").await?;
     case.deployment("web", 1, json!({"metadata": {"annotations": {"sim/stop-after": "never"}}})).await?;
     let pod = case.state()?.pods_on_node("web")[0].name.clone();
     case.start_update().await?;
+    case.until("the pod terminates", |state| state.pods_on_node("web").iter().all(|pod| pod.terminating)).await?;
+    case.pass_deadline("short").await?;
     let message = case.failed("DrainTimedOut").await?;
     assert!(message.contains(&pod), "{message}");
     Ok(())
 }
 
 async fn retry_request_drains_released_node_again(case: Case) -> anyhow::Result<()> {
-    case.set_drain_policy("short").await?;
-    case.deployment("web", 1, json!({})).await?;
-    case.block_with_pdb("web", 1).await?;
-    case.start_update().await?;
+    case.start_blocked_drain(1).await?;
+    case.pass_deadline("short").await?;
     case.failed("DrainTimedOut").await?;
     // The second drain has no short deadline: after a second missed one it would wait for hours.
     case.set_drain_policy("default").await?;
@@ -60,32 +57,34 @@ async fn retry_request_drains_released_node_again(case: Case) -> anyhow::Result<
 }
 
 async fn pods_blocked_by_pdb_are_deleted_at_deadline_if_policy_forces(case: Case) -> anyhow::Result<()> {
-    case.set_drain_policy("force").await?;
-    case.deployment("web", 2, json!({})).await?;
-    case.block_with_pdb("web", 2).await?;
-    case.start_update().await?;
+    case.start_blocked_drain(2).await?;
+    case.pass_deadline("force").await?;
     let end = case.updated().await?;
     assert!(end.pods_on_node("web").is_empty());
     Ok(())
 }
 
 async fn pods_are_deleted_at_deadline_if_pdb_never_allows_disruption(case: Case) -> anyhow::Result<()> {
-    case.set_drain_policy("force").await?;
+    // Without it, the drain would not begin.
+    case.set_drain_policy("force-later").await?;
     case.deployment("web", 2, json!({})).await?;
     case.budget("web", 2, json!({"maxUnavailable": 0})).await?;
     case.start_update().await?;
+    case.until_drain_blocked().await?;
+    case.pass_deadline("force").await?;
     let end = case.updated().await?;
     assert!(end.pods_on_node("web").is_empty());
     Ok(())
 }
 
 async fn pod_terminating_past_deadline_is_force_deleted(case: Case) -> anyhow::Result<()> {
-    case.set_drain_policy("force").await?;
     // A stuck volume keeps it terminating past its grace period.
     let stuck =
         json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 2}});
     case.deployment("web", 1, stuck).await?;
     case.start_update().await?;
+    case.until("the pod terminates", |state| state.pods_on_node("web").iter().all(|pod| pod.terminating)).await?;
+    case.pass_deadline("force").await?;
     let end = case.updated().await?;
     assert!(end.pods_on_node("web").is_empty());
     Ok(())
@@ -127,15 +126,15 @@ pub(crate) async fn events(case: &Case, reason: &str) -> anyhow::Result<Vec<Stri
 }
 
 async fn forced_deletion_emits_event(case: Case) -> anyhow::Result<()> {
-    case.set_drain_policy("force-bare").await?;
+    case.set_drain_policy("evict-bare").await?;
     case.bare_pod("alone", &json!({"metadata": {"labels": {"app": "alone"}}})).await?;
     case.block_with_pdb("alone", 1).await?;
     case.start_update().await?;
-    let forced = case
-        .until("it is written down", |state| state.drain().is_some_and(|drain| drain.forced_since.is_some()))
-        .await?;
-    assert_eq!(forced.step(), Some(Step::Draining));
+    case.until_drain_blocked().await?;
+    case.pass_deadline("force-bare").await?;
     case.updated().await?;
+    let forced = case.when(|s| s.status.controller.drain.as_ref().is_some_and(|drain| drain.forced_since.is_some()))?;
+    assert_eq!(forced.context("the deletion was recorded")?.step(), Some(Step::Draining));
     let message = events(&case, "DrainForced").await?;
     assert!(message.iter().any(|message| message.contains(&format!("{}/alone", case.namespace))), "{message:?}");
     Ok(())
@@ -160,9 +159,10 @@ async fn drain_waits_for_volumes_if_policy_asks(case: Case) -> anyhow::Result<()
 }
 
 async fn drain_waits_for_volumes_only_until_deadline(case: Case) -> anyhow::Result<()> {
-    case.set_drain_policy("volumes-short").await?;
+    case.set_drain_policy("volumes").await?;
     set_volumes_in_use(&case, &["kubernetes.io/csi/example.com^db"]).await?;
     case.start_update().await?;
+    case.pass_deadline("volumes-short").await?;
     case.updated().await?;
     Ok(())
 }
@@ -187,8 +187,7 @@ async fn drain_of_not_ready_node_times_out_without_forced_deletion(case: Case) -
     }]}});
     case.kubectl(&["patch", "node", &case.node, "--subresource=status", "--type=strategic", "-p", &patch.to_string()])
         .await?;
-    // Its deadline is over at once; by then the node is not Ready, however long the commands above took.
-    case.set_drain_policy("force").await?;
+    case.pass_deadline("force").await?;
     let message = case.failed("DrainTimedOut").await?;
     assert!(message.contains("not Ready"), "{message}");
     let state = case.state()?;

@@ -26,8 +26,11 @@ async fn deployment_pods_move_to_other_nodes_and_node_is_updated(case: Case) -> 
     case.deployment("web", 3, json!({})).await?;
     case.start_update().await?;
     let end = case.updated().await?;
-    assert!(end.pods_on_node("web").is_empty() && end.pods_of("web").len() == 3, "they are elsewhere");
-    assert!(!end.cordoned());
+    assert!(end.pods_on_node("web").is_empty() && !end.cordoned());
+    case.until("three pods are Ready elsewhere", |state| {
+        state.pods_of("web").iter().filter(|pod| pod.ready).count() == 3
+    })
+    .await?;
     Ok(())
 }
 

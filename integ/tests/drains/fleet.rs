@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use integ::bed::{TestCluster, TestClusterOptions, TestNode, merge, workload};
+use integ::control_plane;
 use integ::oracle::{ClusterState, Expectations, Field, Node, Pod, Shadow};
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
 use models::shadow::{BLOCKED, DrainStatus, Step};
@@ -35,7 +36,8 @@ const TAINT: &str = "example.com/case";
 /// Label on a node: its drain policy.
 const POLICY: &str = "drain-policy";
 
-/// The drain policies, each of a group of nodes. A failed attempt waits for a user's `retry`.
+/// The drain policies, each of a group of nodes. A failed attempt waits for a user's `retry`. A node gets a policy with a
+/// timeout only once its drain has begun ([`Case::pass_deadline`]): how long a machine takes until then is not bounded.
 fn policy() -> Value {
     let group =
         |name: &str, drain: Value| json!({"name": name, "selector": {"matchLabels": {POLICY: name}}, "drain": drain});
@@ -50,14 +52,15 @@ fn policy() -> Value {
         "nodeGroups": [
             group("evict-bare", json!({"barePods": "Evict"})),
             group("keep-data", json!({"emptyDir": "Refuse"})),
-            group("short", json!({"timeout": "3s"})),
-            group("force", json!({"timeout": "2s", "atDeadline": "Force"})),
-            group("force-bare", json!({"timeout": "2s", "atDeadline": "Force", "barePods": "Evict"})),
+            group("short", json!({"timeout": "1s"})),
+            group("force", json!({"timeout": "1s", "atDeadline": "Force"})),
+            group("force-later", json!({"atDeadline": "Force"})),
+            group("force-bare", json!({"timeout": "1s", "atDeadline": "Force", "barePods": "Evict"})),
             group("cordoned", json!({"cordonedNodes": "Update"})),
             group("grace", json!({"gracePeriod": "1s"})),
             group("impatient", json!({"skipTerminatingAfter": "1s"})),
             group("volumes", json!({"waitForVolumes": true})),
-            group("volumes-short", json!({"waitForVolumes": true, "timeout": "3s"})),
+            group("volumes-short", json!({"waitForVolumes": true, "timeout": "1s"})),
         ],
     })
 }
@@ -79,6 +82,11 @@ impl Fleet {
             labelled: false,
             policy: policy(),
             deploy: deploy::Options { controller_replicas: 1, apiserver_replicas: 1, ..deploy::Options::default() },
+            // No node loses its power. The Lease renewals of so many nodes would be most of the requests.
+            control_plane: control_plane::Options {
+                node_monitor_grace: Duration::from_secs(50),
+                ..control_plane::Options::default()
+            },
             ..TestClusterOptions::default()
         };
         let bed = TestCluster::start(options).await?;
@@ -348,17 +356,20 @@ impl Case {
             updated || matches!(state.step(), Some(Step::Rebooting | Step::Returning | Step::Monitoring))
         })
         .await?;
-        let (mut before, mut found) = (None, None);
+        self.when(|shadow| shadow.step() == Some(Step::Rebooting))?.context("the node was never drained")
+    }
+
+    /// The state in which the node's shadow last began to meet a condition, if it ever did.
+    pub(crate) fn when(&self, mut holds: impl FnMut(&Shadow) -> bool) -> anyhow::Result<Option<CaseState>> {
+        let (mut before, mut found) = (false, None);
         self.fleet.bed.recorder.so_far()?.replay(|_, _, world| {
-            let shadow = world.nodes.get(&self.node).and_then(|node| world.shadow_of(node));
-            let step = shadow.and_then(|shadow| shadow.step());
-            if step == Some(Step::Rebooting) && before != step {
+            let now = world.nodes.get(&self.node).and_then(|node| world.shadow_of(node)).is_some_and(|s| holds(s));
+            if now && !before {
                 found = Some(world.clone());
             }
-            before = step;
+            before = now;
         });
-        let world = found.context("the node was never drained")?;
-        Ok(CaseState { world, name: self.node.clone(), namespace: self.namespace.clone() })
+        Ok(found.map(|world| CaseState { world, name: self.node.clone(), namespace: self.namespace.clone() }))
     }
 
     /// Waits until the node runs [`NEW`] and is released.
@@ -391,10 +402,17 @@ impl Case {
 
     /// Waits until the drain is blocked by a budget.
     pub(crate) async fn until_drain_blocked(&self) -> anyhow::Result<CaseState> {
-        self.until("the drain is held up", |state| {
-            state.step() == Some(Step::Draining) && state.drain().is_some_and(|drain| !drain.blockers.is_empty())
+        self.until("the drain is blocked by a budget", |state| {
+            state.step() == Some(Step::Draining)
+                && state.drain().is_some_and(|drain| drain.blockers.iter().any(|blocker| blocker.budget.is_some()))
         })
         .await
+    }
+
+    /// Ends a drain: under this drain policy its deadline has passed.
+    pub(crate) async fn pass_deadline(&self, policy: &str) -> anyhow::Result<()> {
+        self.until("the drain has begun", |state| state.step() == Some(Step::Draining)).await?;
+        self.set_drain_policy(policy).await
     }
 
     /// Brings the node into a blocked drain: a Deployment `web` of so many pods, of which its budget lets none go.

@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use integ::durations::Stopwatch;
 use integ::oracle::Expectations;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
@@ -26,7 +27,7 @@ use tokio::sync::OnceCell;
 use fleet::{Case, Fleet};
 
 /// Number of cases that run side by side.
-const AT_ONCE: usize = 6;
+const AT_ONCE: usize = 12;
 
 /// The body of a case.
 type Scenario = fn(Case) -> BoxFuture<'static, anyhow::Result<()>>;
@@ -51,6 +52,7 @@ struct CaseRunner {
 impl CaseRunner {
     fn run_case(&self, name: &str, scenario: Scenario) -> Result<(), Failed> {
         let result = self.runtime.block_on(async {
+            let _stopwatch = Stopwatch::start(name);
             let fleet = self.fleet.get_or_try_init(|| async { Fleet::start(self.nodes).await.map(Arc::new) }).await?;
             let case = Case::new(fleet.clone(), name).await?;
             let again = case.clone();

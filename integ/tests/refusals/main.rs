@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use integ::durations::Stopwatch;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
 use tokio::sync::OnceCell;
@@ -43,8 +44,9 @@ struct CaseRunner {
 }
 
 impl CaseRunner {
-    fn run_case(&self, scenario: Scenario) -> Result<(), Failed> {
+    fn run_case(&self, name: &str, scenario: Scenario) -> Result<(), Failed> {
         let result = self.runtime.block_on(async {
+            let _stopwatch = Stopwatch::start(name);
             let refusal_test = self.refusal_test.get_or_try_init(RefusalTest::start).await?;
             scenario(refusal_test).await?;
             refusal_test.ensure_shadow_unchanged().await
@@ -80,7 +82,7 @@ fn main() -> ExitCode {
         })
         .map(|(name, scenario)| {
             let runner = runner.clone();
-            Trial::test(name, move || runner.run_case(scenario))
+            Trial::test(name.clone(), move || runner.run_case(&name, scenario))
         })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);

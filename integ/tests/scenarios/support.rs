@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures::{StreamExt as _, TryStreamExt as _};
 use integ::bed::{TestCluster, TestClusterOptions, workload};
+use integ::durations::Stopwatch;
 use integ::host::EventKind;
 use integ::oracle::{Attempt, ClusterState, Expectations, Field, History, Node, Property, Shadow, Verdict};
 use jiff::Timestamp;
@@ -96,6 +97,7 @@ pub(crate) async fn run_except(
     scenario: impl AsyncFnOnce(&mut ScenarioContext) -> anyhow::Result<()>,
 ) -> anyhow::Result<ScenarioResult> {
     let _turn = RUNNING.acquire().await?;
+    let _stopwatch = Stopwatch::start(std::thread::current().name().unwrap_or("a scenario"));
     let seed = match std::env::var(SEED) {
         Ok(text) => text.parse().with_context(|| format!("{SEED} is no number"))?,
         Err(_) => rand::random::<u64>(),
