@@ -16,7 +16,7 @@ pub enum SetName {
 /// One partition set: its image and its boot flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionSet {
-    /// The image on it; `None` if it is empty or was left half written.
+    /// The image on it; `None` if it is empty or was written in part.
     pub version: Option<Version>,
     /// Boot priority: the highest one is tried first, 0 never.
     pub priority: u8,

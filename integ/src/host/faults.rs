@@ -38,7 +38,7 @@ pub enum Worker {
         /// For a prepare: the inactive set was already being overwritten. Its image is lost and it cannot be armed.
         overwrote: bool,
     },
-    /// updog is killed; a prepare has half overwritten the inactive set.
+    /// updog is killed; a prepare has overwritten a part of the inactive set.
     Killed {
         /// The signal's number.
         signal: i32,
@@ -109,7 +109,7 @@ impl Fault {
         Self::new(At::Command { command, delay: None, worker })
     }
 
-    /// Lets the next command of this kind fail with exit code 1; a prepare has half overwritten the inactive set.
+    /// Lets the next command of this kind fail with exit code 1; a prepare has overwritten a part of the inactive set.
     pub fn fails(command: Command, stderr: impl Into<String>) -> Self {
         Self::command(command, Worker::Exits { status: 1, stderr: stderr.into(), overwrote: true })
     }

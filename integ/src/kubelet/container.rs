@@ -1,5 +1,8 @@
 //! One container: its process, probes and restarts; for an image without a local program, a simulation.
 
+mod ended;
+mod exec;
+
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -15,6 +18,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use self::ended::{completed, ended};
+use self::exec::Inside;
 use super::env::{EnvError, EnvInput, Mounts, expand, kubeconfig};
 use super::pod::PodShared;
 use super::probes::{Exec, Target};
@@ -438,57 +443,6 @@ impl Surroundings {
     }
 }
 
-/// Runs commands in a container's environment.
-struct Inside<'a> {
-    task: &'a ContainerTask,
-    surroundings: &'a Surroundings,
-}
-
-impl Exec for Inside<'_> {
-    async fn exec(&self, command: &[String]) -> Result<(), String> {
-        self.try_exec(command).await.map_err(|error| format!("{error:#}"))
-    }
-}
-
-impl Inside<'_> {
-    async fn try_exec(&self, command: &[String]) -> Result<()> {
-        let ctx = &self.task.pod.ctx;
-        let (program, args) = ctx
-            .options
-            .images
-            .command_line(&self.surroundings.image, command, &[])
-            .context("the image has no local program")?;
-        let launch = Launch {
-            program,
-            args: args.iter().map(|a| self.surroundings.mounts.rewrite(a)).collect(),
-            env: self.surroundings.env.clone(),
-            directory: self.surroundings.directory.clone(),
-            log: None,
-        };
-        let mut child = ctx.processes.start_helper(&ctx.options.bed, &launch)?;
-        // A probe that times out is dropped here, and its process with it.
-        let _guard = Forget { ctx, pid: child.id() };
-        let status = ctx.processes.wait(&mut child).await?;
-        if !status.success() {
-            bail!("command {command:?} ended with {status}");
-        }
-        Ok(())
-    }
-}
-
-struct Forget<'a> {
-    ctx: &'a super::Ctx,
-    pid: Option<u32>,
-}
-
-impl Drop for Forget<'_> {
-    fn drop(&mut self) {
-        if let Some(pid) = self.pid {
-            self.ctx.processes.forget(pid);
-        }
-    }
-}
-
 /// Waits until the pod is to stop.
 async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) {
     let _ = stop.wait_for(Option::is_some).await;
@@ -514,38 +468,6 @@ pub(crate) fn grace_period(pod: &Pod) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or_default())
 }
 
-fn completed(since: Timestamp, container_id: String) -> Ended {
-    Ended {
-        exit_code: 0,
-        signal: None,
-        reason: "Completed".to_owned(),
-        message: None,
-        started: Some(since),
-        finished: Timestamp::now(),
-        container_id,
-    }
-}
-
-fn ended(status: std::io::Result<ExitStatus>, since: Timestamp, container_id: String) -> Ended {
-    let (exit_code, signal, message) = match status {
-        Ok(status) => match (status.code(), status.signal()) {
-            (Some(code), _) => (code, None, None),
-            (None, signal) => (128 + signal.unwrap_or_default(), signal, None),
-        },
-        Err(error) => (255, None, Some(error.to_string())),
-    };
-    let reason = if exit_code == 0 { "Completed" } else { "Error" };
-    Ended {
-        exit_code,
-        signal,
-        reason: reason.to_owned(),
-        message,
-        started: Some(since),
-        finished: Timestamp::now(),
-        container_id,
-    }
-}
-
 fn annotation(pod: &Pod, name: &str) -> Option<String> {
     pod.metadata.annotations.as_ref()?.get(name).cloned()
 }
@@ -563,22 +485,4 @@ fn parse_duration(text: &str) -> Option<Duration> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn duration_annotations_with_units_are_parsed() {
-        assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
-        assert_eq!(parse_duration("2s"), Some(Duration::from_secs(2)));
-        assert_eq!(parse_duration("1m"), Some(Duration::from_secs(60)));
-        assert_eq!(parse_duration("never"), None);
-    }
-
-    #[test]
-    fn container_killed_by_signal_exits_with_128_plus_signal_number() {
-        let how = ended(Ok(ExitStatus::from_raw(9)), Timestamp::UNIX_EPOCH, String::new());
-        assert_eq!((how.exit_code, how.signal, how.reason.as_str()), (137, Some(9), "Error"));
-        let how = ended(Ok(ExitStatus::from_raw(3 << 8)), Timestamp::UNIX_EPOCH, String::new());
-        assert_eq!((how.exit_code, how.signal), (3, None));
-    }
-}
+mod tests;

@@ -43,12 +43,12 @@ impl Property {
                 "an agent's report concerns its own host only, and agent status and controller status are each written by their owner"
             }
             Self::S6 => "a pod is evicted only under the uid that was seen on that node",
-            Self::S7 => "never activate what is not the version asked for",
+            Self::S7 => "never activate another version than the desired one",
             Self::S8 => "after the failure budget no new node starts",
             Self::S9 => "a released node is not rebooted by us",
             Self::L3 => "a pod that blocks a drain is named in the shadow",
             Self::BudgetRespected => "no PodDisruptionBudget is violated by us",
-            Self::NoClaimLeft => "at the end no node carries a claim of ours",
+            Self::NoClaimLeft => "at the end no node carries a claim of the operator",
         }
     }
 }

@@ -45,7 +45,12 @@ const APPLIES: &[ListedWrite] = &[
         &[UID, VERSION],
         "orders and permits, each on the state that it was decided on",
     ),
-    listed_write("patch", "bottlerocketshadows/status", &[VERSION], "either half; the server ignores a uid here"),
+    listed_write(
+        "patch",
+        "bottlerocketshadows/status",
+        &[VERSION],
+        "agent status or controller status; the server ignores a uid here",
+    ),
     listed_write(
         "patch",
         "bottlerocketupdateoperators/status",
@@ -70,14 +75,14 @@ const OTHERS: &[ListedWrite] = &[
         &[VERSION],
         "the end of an attempt of which another client owns fields",
     ),
-    listed_write("patch", "nodes", &[VERSION], "claims that no one is recorded to own any more"),
+    listed_write("patch", "nodes", &[VERSION], "claims without a recorded owner"),
     listed_write("create", "leases", &[], "a race for it has one winner"),
     listed_write("update", "leases", &[VERSION], "so has this one"),
     // Their bodies are not logged, so their guards cannot be checked here.
     listed_write("create", "secrets", &[], "a race for it has one winner"),
     listed_write("update", "secrets", &[], "carries the version that was read"),
-    listed_write("create", "events", &[], "no one decides by it"),
-    listed_write("patch", "events", &[], "a count on an Event of ours"),
+    listed_write("create", "events", &[], "nothing is decided by it"),
+    listed_write("patch", "events", &[], "the count of an Event of the operator"),
     listed_write("create", "tokenreviews", &[], "a question in the shape of a write"),
 ];
 

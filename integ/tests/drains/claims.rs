@@ -5,7 +5,8 @@ use models::names::{BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, HOLD_ANNOTATION, 
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::fleet::{Case, CaseState};
+use crate::fleet::Case;
+use crate::state::CaseState;
 
 crate::cases![
     claim_is_released_after_shadow_deletion,

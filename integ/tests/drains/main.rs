@@ -12,6 +12,7 @@ mod evictions;
 mod filters;
 mod fleet;
 mod kubectl_parity;
+mod state;
 mod webhook;
 
 use std::process::ExitCode;

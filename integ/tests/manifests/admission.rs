@@ -23,7 +23,7 @@ const DRAIN: &str = "status.drain, which is the controller's";
 const RECORD: &str = "status.record, which is the controller's";
 const CONDITIONS: &str = "the controller's conditions";
 const OWNED: &str = "what the controller owns";
-const OWNER: &str = "the owner of anything but the agents' half";
+const OWNER: &str = "the owner of anything but the agent status";
 const STATUS_ALONE: &str = "nothing but the status of shadows";
 
 /// A write that the web API must not make.

@@ -233,12 +233,12 @@ async fn columns_are_printed(control_plane: &ControlPlane) -> anyhow::Result<()>
     Ok(())
 }
 
-fn shadow(name: &str, half: &Value) -> Value {
+fn shadow(name: &str, fields: &Value) -> Value {
     let mut object = json!({
         "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": name},
     });
-    if let (Some(object), Some(half)) = (object.as_object_mut(), half.as_object()) {
-        object.extend(half.clone());
+    if let (Some(object), Some(fields)) = (object.as_object_mut(), fields.as_object()) {
+        object.extend(fields.clone());
     }
     object
 }

@@ -39,7 +39,7 @@ pub(super) async fn network_policies_allow_only_required_connections(client: Cli
     let api = port(&ours[APISERVER], "https")?;
     let metrics: Vec<i32> =
         [APISERVER, CONTROLLER].iter().map(|of| port(&ours[*of], "metrics")).collect::<Result<_, _>>()?;
-    ensure!(ours[AGENT].spec.iter().flat_map(|s| &s.containers).all(|c| c.ports.is_none()), "no one calls an agent");
+    ensure!(ours[AGENT].spec.iter().flat_map(|s| &s.containers).all(|c| c.ports.is_none()), "an agent serves nothing");
     let namespaces = Api::<Namespace>::all(client).list(&Default::default()).await?;
     let labels_of = |name: &str| {
         let found = namespaces.iter().find(|namespace| namespace.name_any() == name);

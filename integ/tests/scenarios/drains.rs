@@ -191,7 +191,7 @@ async fn drain_continues_after_operator_is_deleted_and_reinstalled() -> anyhow::
         }
         poll("no part of it is left", async || Ok(ctx.bed.processes().is_empty().then_some(()))).await?;
         let world = ctx.bed.recorder.now()?;
-        assert!(world.nodes[&target].claimed(), "no one was there to give the node back");
+        assert!(world.nodes[&target].claimed(), "there was no operator to release the node");
         ctx.bed.install().await?;
         unblock(ctx).await?;
         ctx.updated().await?;

@@ -282,7 +282,7 @@ async fn node_unlabelled_during_arming_keeps_shadow_while_host_is_armed() -> any
         anyhow::ensure!(is_armed(host) && snapshot.boot_id == boot, "the host is armed and was not rebooted");
         ctx.renewals(2).await?;
         let world = ctx.bed.recorder.so_far()?.end();
-        anyhow::ensure!(shadow_of(&world, NODE).is_some(), "no one would know any more who armed the host");
+        anyhow::ensure!(shadow_of(&world, NODE).is_some(), "nothing would record any more who armed the host");
 
         // After any reboot nothing of the operator is armed.
         host.foreign_reboot().await;

@@ -187,7 +187,7 @@ async fn deleted_leader_releases_lease_and_standby_takes_over() -> anyhow::Resul
         let watching = watch_holders(ctx, holders.clone()).await?;
         let old = leader(ctx).await?;
         ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "pod", &old.pod, "--wait=false", "--ignore-not-found"]).await?;
-        until_other_leader(ctx, &old).await.context("no one follows the deleted leader")?;
+        until_other_leader(ctx, &old).await.context("there is no leader after the deleted one")?;
         unblock(ctx).await?;
         ctx.updated().await?;
         watching.abort();

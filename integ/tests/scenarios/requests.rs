@@ -264,8 +264,8 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         let (slots, counts) = slot_writes(&records);
         let bounds = [
             ("orders and the permit", count("controller", "patch", shadow), 4),
-            ("the controller's half of the status", count("controller", "patch", &format!("{shadow}/status")), 5),
-            ("the agent's half of the status", count("web API", "patch", &format!("{shadow}/status")), 5),
+            ("the controller status", count("controller", "patch", &format!("{shadow}/status")), 5),
+            ("the agent status", count("web API", "patch", &format!("{shadow}/status")), 5),
             ("slots", slots, 2),
             ("claim and release", count("controller", "patch", "nodes"), 2),
             ("the last look at the Node", count("controller", "get", "nodes"), 1),

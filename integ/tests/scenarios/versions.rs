@@ -171,7 +171,7 @@ async fn older_components_ignore_unknown_desired_state_and_older_controller_ends
         let so_far = ctx.updated().await?;
         anyhow::ensure!(
             entered_unknown_step(&so_far) && reported_unknown_state(&so_far),
-            "nothing was asked for that is not known"
+            "nothing unknown was desired"
         );
 
         // The next attempt is in that step, since its agent is silent, when the older controller comes back.

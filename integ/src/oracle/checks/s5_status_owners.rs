@@ -49,12 +49,12 @@ impl super::Check for Check {
             if let Some(writer) = moment.writer
                 && moment.part() != Some(OperatorComponent::WebApi)
             {
-                report(format!("the agent's half was written by {}", writer.user));
+                report(format!("the agent status was written by {}", writer.user));
             }
         }
         if let Some(part @ (OperatorComponent::WebApi | OperatorComponent::Agent)) = moment.part() {
             if controller_status_differs(was, &new.status) {
-                report(format!("the controller's half was written by {part:?}"));
+                report(format!("the controller status was written by {part:?}"));
             }
             if old.is_none_or(|old| old.spec != new.spec) {
                 report(format!("the order was written by {part:?}"));

@@ -63,7 +63,7 @@ impl super::Check for Check {
                 };
                 if permit.version.as_ref() != Some(version) {
                     let asked = permit.version.as_ref().map_or_else(|| "nothing".to_owned(), ToString::to_string);
-                    let text = format!("{version} was armed in boot {boot}, {asked} was asked for");
+                    let text = format!("{version} was armed in boot {boot}, {asked} was desired");
                     verdict.report(Property::S7, Some(permit.revision), Some(node), text);
                 }
                 if observations.nonce_ends.get(&permit.nonce).is_some_and(|end| at > *end) {

@@ -29,7 +29,7 @@ impl super::Check for Check {
         for (node, logs) in &observations.hosts {
             for (_, boot) in logs.iter().flat_map(|log| log.reboots_by_api()) {
                 if let Some(revision) = self.released.get(&((*node).to_owned(), boot.to_owned())) {
-                    let text = format!("it was released in boot {boot}, which then ended by a reboot of ours");
+                    let text = format!("it was released in boot {boot}, which then ended by a reboot of the operator");
                     verdict.report(Property::S9, Some(*revision), Some(node), text);
                 }
             }

@@ -42,7 +42,7 @@ async fn blocked_drain_is_reported_in_shadow_event_operator_status_and_metric() 
 
         unblock(ctx).await?;
         ctx.updated().await?;
-        ctx.until("no one waits for anything", |world| {
+        ctx.until("no node waits", |world| {
             status(world).waiting.is_empty() && status(world).counts.is_some_and(|counts| counts.blocked == 0)
         })
         .await?;

@@ -114,7 +114,7 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
         let frozen = ctx.until_operator("Frozen", ConditionStatus::True).await?;
         assert!(frozen.message.contains("1.20.5"), "{frozen:?}");
         let world = ctx
-            .until("all are released, and no one takes the version any more", |world| {
+            .until("all are released, and no node takes the version any more", |world| {
                 names.iter().all(|node| is_released(world, node)) && waiting(world, "Quarantined") == 1
             })
             .await?;
@@ -126,7 +126,10 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
         assert_eq!(reason, "SoakFailed");
         let series = format!(r#"ALERTS{{alertname="KubeletDown",alertstate="firing",node="{fired}"}}"#);
         assert!(message.contains("node-alerts") && message.contains(&series), "{message}");
-        assert!(!prometheus.was_queried(&QUERY.replace("$node", on_old[0])), "asked for a node that no one judges");
+        assert!(
+            !prometheus.was_queried(&QUERY.replace("$node", on_old[0])),
+            "queried for a node that is not under test"
+        );
         Ok(())
     })
     .await?;

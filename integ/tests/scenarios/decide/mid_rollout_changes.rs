@@ -41,7 +41,7 @@ async fn excluding_version_ends_staged_attempt_and_completes_running_update() ->
         assert_eq!(
             (charged.failures, charged.not_before, charged.version_failures),
             (0, None, vec![]),
-            "no one's fault"
+            "it counts against nothing"
         );
         assert_eq!(step_of(&world, &node), Some(Step::Draining), "who has started keeps its version");
 

@@ -39,7 +39,7 @@ async fn pinned_version_upgrades_and_downgrades_and_unpinning_restores_host_sett
         }
 
         ctx.policy(&json!({"version": {"target": "1.20.4"}})).await?;
-        ctx.until("both nodes wait for a version that no one offers", |world| waiting(world, "NotOffered") == 2)
+        ctx.until("both nodes wait for a version that no host offers", |world| waiting(world, "NotOffered") == 2)
             .await?;
         ctx.bed.releases.publish(PINNED);
         ctx.release();

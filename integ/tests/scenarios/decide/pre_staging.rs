@@ -14,7 +14,7 @@ use crate::interfere::{finish_command, is_call, until_host};
 use crate::policy::wait_for;
 use crate::support::{NEW, OLD, ScenarioContext, nodes, run, shadow_of, step_of};
 
-/// Two nodes that download ahead of a window that is half a day away.
+/// Two nodes that download ahead of a window that opens in twelve hours.
 fn options() -> TestClusterOptions {
     let mut options = nodes(2);
     options.policy["strategy"] = json!({"preStage": {}});

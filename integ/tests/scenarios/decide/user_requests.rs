@@ -86,7 +86,7 @@ async fn release_request_ends_attempt_without_failure_or_back_off() -> anyhow::R
         let record = record(&world, &node);
         assert_eq!(record.not_before, None);
         assert_eq!(record.last.map(|last| last.reason).as_deref(), Some("ReleaseRequested"));
-        assert_eq!((record.failures, record.version_failures), (0, vec![]), "no one's fault");
+        assert_eq!((record.failures, record.version_failures), (0, vec![]), "it counts against nothing");
         assert_eq!(requests(&world, &node).release.as_deref(), Some("one"));
         until_event(ctx, EVENTS_OF_NODES, "UpdateWithdrawn", &["ReleaseRequested"]).await?;
 

@@ -15,7 +15,7 @@ use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
 use crate::support::{OLD, nodes, operator_condition, run, shadow_of, step_of};
 
-/// A window that is half a day away.
+/// A window that opens in twelve hours.
 pub(super) fn closed_schedule() -> Value {
     let hour = (Timestamp::now().to_zoned(TimeZone::UTC).hour() + 12) % 24;
     json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "1h"}], "blackouts": []})

@@ -1,0 +1,122 @@
+//! A serving certificate that the user provides.
+
+use super::load::*;
+use super::*;
+
+fn base64(text: &str) -> String {
+    base64::engine::general_purpose::STANDARD.encode(text)
+}
+
+/// An external authority.
+struct ExternalCa {
+    certificate: String,
+    key: KeyPair,
+    params: CertificateParams,
+}
+
+impl ExternalCa {
+    fn new(name: &str) -> anyhow::Result<Self> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(Vec::<String>::new())?;
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key)?.pem();
+        Ok(Self { certificate, key, params })
+    }
+
+    /// A Secret as cert-manager creates it, with this bundle.
+    fn secret(&self, bundle: &str) -> anyhow::Result<Value> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(vec![host()])?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let leaf = params.signed_by(&key, &Issuer::from_params(&self.params, &self.key))?;
+        Ok(json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+            "metadata": {"name": SERVING_SECRET, "namespace": SYSTEM_NAMESPACE},
+            "data": {"tls.crt": base64(&leaf.pem()), "tls.key": base64(&key.serialize_pem()), "ca.crt": base64(bundle)},
+        }))
+    }
+}
+
+async fn provide(ctx: &ScenarioContext, secret: Value) -> anyhow::Result<()> {
+    integ::bed::workload::apply(&ctx.bed.client, vec![secret]).await
+}
+
+/// Waits until an authority is published.
+async fn published(ctx: &ScenarioContext, authority: &str) -> anyhow::Result<()> {
+    poll("the authority is published", async || {
+        let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), AGENT_NAMESPACE);
+        let bundle = maps.get_opt(TRUST_CONFIG_MAP).await?.and_then(|map| map.data?.remove(TRUST_CA_KEY));
+        Ok(bundle.is_some_and(|bundle| bundle.contains(authority.trim())).then_some(()))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn provided_certificate_is_replaced_live_and_invalid_one_is_rejected() -> anyhow::Result<()> {
+    let mut options = options(2);
+    options.deploy.controller_args.push("--serving-certificate=provided".to_owned());
+    let ending = run(options, async |ctx| {
+        let (one, other, third) = (ExternalCa::new("one")?, ExternalCa::new("other")?, ExternalCa::new("third")?);
+        ctx.bed.install().await?;
+        ctx.until_operator("Degraded", ConditionStatus::True).await?;
+        provide(ctx, one.secret(&one.certificate)?).await?;
+        ctx.reported().await?;
+        ctx.until_operator("Degraded", ConditionStatus::False).await?;
+        anyhow::ensure!(
+            secret(ctx, CA_SECRET).await?.and_then(|s| field(&s, "tls.crt")).is_none(),
+            "it has no authority of the operator"
+        );
+
+        let load = Load::of(ctx, &["node-1", "node-2"]).await?;
+        // First the next authority beside the current one, then its certificate.
+        let both = format!("{}{}", one.certificate, other.certificate);
+        provide(ctx, one.secret(&both)?).await?;
+        published(ctx, &other.certificate).await?;
+        tokio::time::sleep(LAG + Duration::from_secs(1)).await;
+        provide(ctx, other.secret(&other.certificate)?).await?;
+        published(ctx, &one.certificate).await?;
+        tokio::time::sleep(LAG + Duration::from_secs(1)).await;
+        load.end().await?;
+
+        // The web API would serve with this one, too, so the controller gets it with a key that does not match.
+        let mut bad = third.secret(&third.certificate)?;
+        bad["data"]["tls.key"] = base64(&one.key.serialize_pem()).into();
+        let load = Load::of(ctx, &["node-1", "node-2"]).await?;
+        provide(ctx, bad).await?;
+        let condition = ctx.until_operator("Degraded", ConditionStatus::True).await?;
+        anyhow::ensure!(
+            condition.reason == "CertificatesInvalid" && condition.message.contains("tls.key"),
+            "{condition:?}"
+        );
+        anyhow::ensure!(!trust(ctx).await?[TRUST_CA_KEY].contains(third.certificate.trim()), "it has no use any more");
+        load.end().await?;
+        provide(ctx, other.secret(&other.certificate)?).await?;
+        ctx.until_operator("Degraded", ConditionStatus::False).await?;
+        ctx.release();
+        ctx.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(2);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn web_api_certificate_covers_service_names_of_custom_cluster_domain() -> anyhow::Result<()> {
+    let mut options = nodes(1);
+    options.deploy.cluster_domain = Some("corp.example".to_owned());
+    run(options, async |ctx| {
+        ctx.install().await?;
+        let volumes = Volumes::of(ctx, "node-1").await?;
+        let proxy = ctx.bed.proxy_url();
+        for host in [host(), format!("{}.corp.example", host())] {
+            volumes.ask(&proxy, "node-1", &host).await.context(host)?;
+        }
+        let elsewhere = volumes.ask(&proxy, "node-1", &format!("{}.cluster.local", host())).await;
+        anyhow::ensure!(elsewhere.is_err(), "that is not what this cluster is called");
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
