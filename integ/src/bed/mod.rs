@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::control_plane::{self, ControlPlane};
 use crate::host::{Host, HostOptions, Releases, Timings};
 use crate::kubelet::{Addresses, Images, Kubelet, KubeletOptions, PodProcess};
-use crate::oracle::{Field, History, Recorder};
+use crate::oracle::{ClusterState, Field, History, Recorder};
 use crate::proxy::ConnectProxy;
 
 pub use install::merge;
@@ -225,6 +225,16 @@ impl TestCluster {
         holds: impl FnMut(&History) -> bool,
     ) -> anyhow::Result<History> {
         self.recorder.wait_until(what, limit, holds).await
+    }
+
+    /// Waits until the cluster state meets a condition, which sees the state after every change.
+    pub async fn wait_state(
+        &self,
+        what: &str,
+        limit: Duration,
+        holds: impl FnMut(&ClusterState) -> bool,
+    ) -> anyhow::Result<ClusterState> {
+        self.recorder.wait_until_state(what, limit, holds).await
     }
 
     /// Waits until every node runs `version`, idle and released.

@@ -44,6 +44,8 @@ pub struct Recorder {
 
 struct Shared {
     history: Mutex<History>,
+    /// The changes in the order in which they were seen, for those that follow them.
+    seen: Mutex<Vec<Change>>,
     failure: Mutex<Option<String>>,
     /// Number of changes.
     progress: watch::Sender<usize>,
@@ -54,9 +56,14 @@ impl Shared {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn seen(&self) -> MutexGuard<'_, Vec<Change>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn add(&self, change: Change) {
         let mut history = self.lock();
-        history.add(change);
+        history.add(change.clone());
+        self.seen().push(change);
         self.progress.send_replace(history.changes().len());
     }
 
@@ -85,7 +92,8 @@ impl Recorder {
     /// When the API server cannot be read.
     pub async fn start(client: Client) -> anyhow::Result<Self> {
         let progress = watch::Sender::new(0);
-        let shared = Arc::new(Shared { history: Mutex::default(), failure: Mutex::default(), progress });
+        let shared =
+            Arc::new(Shared { history: Mutex::default(), seen: Mutex::default(), failure: Mutex::default(), progress });
         let mut watches = JoinSet::new();
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
         let start = definitions.list_metadata(&ListParams::default()).await.context("cannot list what is installed")?;
@@ -148,6 +156,45 @@ impl Recorder {
                 let history = self.so_far()?;
                 if holds(&history) {
                     return Ok(history);
+                }
+            }
+            match tokio::time::timeout_at(deadline, progress.changed()).await {
+                Ok(changed) => changed.context("the recorder has ended")?,
+                Err(_) => bail!("not within {limit:?}: {what}"),
+            }
+        }
+    }
+
+    /// Waits until the cluster state meets a condition, and returns that state. The condition sees the state after every
+    /// change from now on, so that a state which lasts for a moment is not missed on a busy machine.
+    ///
+    /// # Errors
+    /// When something was missed, or at the deadline.
+    pub async fn wait_until_state(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut holds: impl FnMut(&ClusterState) -> bool,
+    ) -> anyhow::Result<ClusterState> {
+        let mut progress = self.shared.progress.subscribe();
+        let deadline = Instant::now() + limit;
+        let (mut state, mut next) = {
+            let history = self.shared.lock();
+            (history.end(), self.shared.seen().len())
+        };
+        if holds(&state) {
+            self.shared.check()?;
+            return Ok(state);
+        }
+        loop {
+            self.shared.check()?;
+            progress.borrow_and_update();
+            let changes = self.shared.seen()[next..].to_vec();
+            next += changes.len();
+            for change in &changes {
+                state.apply(change);
+                if holds(&state) {
+                    return Ok(state);
                 }
             }
             match tokio::time::timeout_at(deadline, progress.changed()).await {

@@ -35,7 +35,7 @@ fn annotation(name: &str) -> Field {
     Field::Annotation(name.to_owned())
 }
 
-fn parts(state: &CaseState) -> [Option<&str>; 4] {
+fn parts<'a>(state: &'a CaseState<'_>) -> [Option<&'a str>; 4] {
     [Field::Unschedulable, balancer(), annotation(SCALE_DOWN_ANNOTATION), annotation(DO_NOT_DISRUPT_ANNOTATION)]
         .map(|field| state.node().fields.get(&field).map(String::as_str))
 }

@@ -1,5 +1,6 @@
 //! The fleet that all cases share, and the operations of a case on its part of it.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,21 +8,17 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::bed::{TestCluster, TestClusterOptions, TestNode, merge, workload};
 use integ::control_plane;
-use integ::oracle::{Expectations, Shadow};
+use integ::oracle::{ClusterState, Expectations, Shadow};
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
 use models::shadow::Step;
 use semver::Version;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use crate::state::CaseState;
 
 /// Longest wait for anything; nothing is measured by it. A claim whose shadow is gone stays for as long as a permit
 /// could be valid, which is the longest wait of all.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
-
-/// Interval of polling in a case.
-const PERIOD: Duration = Duration::from_millis(100);
 
 /// The new version.
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
@@ -328,31 +325,33 @@ impl Case {
     }
 
     /// The current state of the case's part of the cluster.
-    pub(crate) fn state(&self) -> anyhow::Result<CaseState> {
-        let world = self.fleet.bed.recorder.now()?;
-        Ok(CaseState { world, name: self.node.clone(), namespace: self.namespace.clone() })
+    pub(crate) fn state(&self) -> anyhow::Result<CaseState<'static>> {
+        Ok(self.part_of(Cow::Owned(self.fleet.bed.recorder.now()?)))
     }
 
-    /// Waits until the cluster meets a condition, and returns the state that met it.
+    fn part_of<'a>(&self, world: Cow<'a, ClusterState>) -> CaseState<'a> {
+        CaseState { world, name: self.node.clone(), namespace: self.namespace.clone() }
+    }
+
+    /// Waits until the cluster meets a condition, which sees the state after every change, and returns the state that
+    /// met it.
     pub(crate) async fn until(
         &self,
         what: &str,
-        mut holds: impl FnMut(&CaseState) -> bool,
-    ) -> anyhow::Result<CaseState> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let state = self.state()?;
-            if holds(&state) {
-                return Ok(state);
-            }
-            anyhow::ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}; {}", state.describe());
-            tokio::time::sleep(PERIOD).await;
-        }
+        mut holds: impl FnMut(&CaseState<'_>) -> bool,
+    ) -> anyhow::Result<CaseState<'static>> {
+        let met = self
+            .fleet
+            .bed
+            .wait_state(what, LIMIT, |world| holds(&self.part_of(Cow::Borrowed(world))))
+            .await
+            .with_context(|| self.state().map_or_else(|error| error.to_string(), |state| state.describe()))?;
+        Ok(self.part_of(Cow::Owned(met)))
     }
 
     /// Waits until the node is drained, and returns the state when its attempt continued with the reboot: what the
     /// cluster has by the time that this is seen may be later.
-    pub(crate) async fn drained(&self) -> anyhow::Result<CaseState> {
+    pub(crate) async fn drained(&self) -> anyhow::Result<CaseState<'static>> {
         self.until("the node is drained", |state| {
             let updated = state.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW));
             updated || matches!(state.step(), Some(Step::Rebooting | Step::Returning | Step::Monitoring))
@@ -362,7 +361,7 @@ impl Case {
     }
 
     /// The state in which the node's shadow last began to meet a condition, if it ever did.
-    pub(crate) fn when(&self, mut holds: impl FnMut(&Shadow) -> bool) -> anyhow::Result<Option<CaseState>> {
+    pub(crate) fn when(&self, mut holds: impl FnMut(&Shadow) -> bool) -> anyhow::Result<Option<CaseState<'static>>> {
         let (mut before, mut found) = (false, None);
         self.fleet.bed.recorder.so_far()?.replay(|_, _, world| {
             let now = world.nodes.get(&self.node).and_then(|node| world.shadow_of(node)).is_some_and(|s| holds(s));
@@ -371,11 +370,11 @@ impl Case {
             }
             before = now;
         });
-        Ok(found.map(|world| CaseState { world, name: self.node.clone(), namespace: self.namespace.clone() }))
+        Ok(found.map(|world| self.part_of(Cow::Owned(world))))
     }
 
     /// Waits until the node runs [`NEW`] and is released.
-    pub(crate) async fn updated(&self) -> anyhow::Result<CaseState> {
+    pub(crate) async fn updated(&self) -> anyhow::Result<CaseState<'static>> {
         self.until("the node is updated", |state| {
             state.is_released() && state.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW))
         })
@@ -403,7 +402,7 @@ impl Case {
     }
 
     /// Waits until the drain is blocked by a budget.
-    pub(crate) async fn until_drain_blocked(&self) -> anyhow::Result<CaseState> {
+    pub(crate) async fn until_drain_blocked(&self) -> anyhow::Result<CaseState<'static>> {
         self.until("the drain is blocked by a budget", |state| {
             state.step() == Some(Step::Draining)
                 && state.drain().is_some_and(|drain| drain.blockers.iter().any(|blocker| blocker.budget.is_some()))
@@ -418,7 +417,7 @@ impl Case {
     }
 
     /// Brings the node into a blocked drain: a Deployment `web` of so many pods, of which its budget lets none go.
-    pub(crate) async fn start_blocked_drain(&self, pods: usize) -> anyhow::Result<CaseState> {
+    pub(crate) async fn start_blocked_drain(&self, pods: usize) -> anyhow::Result<CaseState<'static>> {
         self.deployment("web", pods, json!({})).await?;
         self.block_with_pdb("web", pods).await?;
         self.start_update().await?;

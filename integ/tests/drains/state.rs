@@ -1,18 +1,19 @@
 //! The state of the cluster that a case sees.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use integ::oracle::{ClusterState, Field, Node, Pod, Shadow};
 use models::shadow::{BLOCKED, DrainStatus, Step};
 
 /// The state that a case sees.
-pub(crate) struct CaseState {
-    pub(crate) world: ClusterState,
+pub(crate) struct CaseState<'a> {
+    pub(crate) world: Cow<'a, ClusterState>,
     pub(crate) name: String,
     pub(crate) namespace: String,
 }
 
-impl CaseState {
+impl CaseState<'_> {
     /// The node under test.
     pub(crate) fn node(&self) -> &Node {
         &self.world.nodes[&self.name]

@@ -159,7 +159,7 @@ fn has_left(world: &ClusterState) -> bool {
 
 /// Waits until nothing of the operator is left of the node.
 async fn left(ctx: &ScenarioContext, limit: Duration) -> anyhow::Result<()> {
-    ctx.bed.wait("nothing is left of the node", limit, |history| has_left(&history.end())).await?;
+    ctx.bed.wait_state("nothing is left of the node", limit, has_left).await?;
     Ok(())
 }
 
@@ -277,7 +277,7 @@ async fn node_unlabelled_during_arming_keeps_shadow_while_host_is_armed() -> any
         withdraw(ctx, NODE).await?;
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
-        ctx.bed.wait("the node is released", CERTAIN_TIMEOUT, |history| is_released(&history.end(), NODE)).await?;
+        ctx.bed.wait_state("the node is released", CERTAIN_TIMEOUT, |world| is_released(world, NODE)).await?;
         let snapshot = host.snapshot();
         anyhow::ensure!(is_armed(host) && snapshot.boot_id == boot, "the host is armed and was not rebooted");
         ctx.renewals(2).await?;

@@ -114,7 +114,7 @@ pub(crate) async fn run_except(
             world.nodes.values().all(|node| node.held() || !node.claimed())
                 && world.operator.as_ref().is_none_or(|operator| operator.status.slots.is_empty())
         };
-        let _ = ctx.bed.wait("no node has a claim or a slot", LIMIT, |history| clear(&history.end())).await;
+        let _ = ctx.bed.wait_state("no node has a claim or a slot", LIMIT, clear).await;
     }
     let so_far = ctx.bed.recorder.so_far()?;
     let defect_log_lines = ctx.bed.defect_log_lines()?;
@@ -249,9 +249,9 @@ impl ScenarioContext {
     pub(crate) async fn until(
         &self,
         what: &str,
-        mut holds: impl FnMut(&ClusterState) -> bool,
+        holds: impl FnMut(&ClusterState) -> bool,
     ) -> anyhow::Result<ClusterState> {
-        Ok(self.bed.wait(what, LIMIT, |history| holds(&history.end())).await?.end())
+        self.bed.wait_state(what, LIMIT, holds).await
     }
 
     /// Waits until a node is in a step of an attempt.

@@ -216,7 +216,7 @@ async fn resumed_agent_disarms_host_of_released_node_without_reboot() -> anyhow:
         withdraw(ctx, &target).await?;
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
-        ctx.bed.wait("the node is released", CERTAIN_TIMEOUT, |history| is_released(&history.end(), &target)).await?;
+        ctx.bed.wait_state("the node is released", CERTAIN_TIMEOUT, |world| is_released(world, &target)).await?;
         anyhow::ensure!(is_armed(host), "there was no agent to disarm the host");
         signal(&[agent], Signal::SIGCONT);
         confirmed(ctx, &target).await?;
