@@ -86,6 +86,32 @@ fn reboot_timeout_reports_agent_host_or_image_as_cause() {
 }
 
 #[test]
+fn reboot_without_permit_ends_attempt_at_once() {
+    let another_boot: Change = |view| view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
+    let cases: &[(&str, Change, &str)] = &[
+        ("no permit", |_| {}, "RebootedByOther"),
+        ("no desired state to reboot yet", |view| shadow(view).spec.state = HostState::StagedUpdate, "RebootedByOther"),
+        (
+            "a request without an answer",
+            |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming)),
+            "RebootedByOther",
+        ),
+        ("a permit", |view| shadow(view).spec.permit = permit("n"), "step Returning"),
+        (
+            "an image armed under an earlier permit",
+            |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated)),
+            "Returning",
+        ),
+    ];
+    for (sentence, change, expected) in cases {
+        let (mut view, policy) = drained();
+        another_boot(&mut view);
+        change(&mut view);
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
+    }
+}
+
+#[test]
 fn end_of_drain_records_number_of_removed_pods() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![]);
     let known = |number| DrainedPod { namespace: "shop".into(), name: format!("{number}"), uid: format!("{number}") };

@@ -29,6 +29,15 @@ pub(super) fn after_reboot(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
     if let Some((reason, message)) = ctx.agent_failure(progress.attempt) {
         return fail(ctx, progress, reason, message);
     }
+    if ctx.shadow.spec.permit.is_none() && !is_activated(ctx, progress) {
+        // Its agent knows nothing of this attempt's reboot, and has nothing to report.
+        return fail(
+            ctx,
+            progress,
+            FailureReason::RebootedByOther,
+            "the node was rebooted before its permit was issued",
+        );
+    }
     not_ready_yet(ctx, progress)
 }
 
