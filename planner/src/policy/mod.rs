@@ -18,7 +18,7 @@ use crate::rules::Rules;
 use crate::view::{NodeFacts, OperatorFacts};
 
 pub use schedule::{Schedule, WindowState};
-pub use version::{Exclusion, Range, Target};
+pub use version::{Range, Target};
 
 /// The longest wait after failed attempts.
 pub const BACK_OFF_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -173,7 +173,7 @@ pub struct Policy {
     /// Time for which a version has to be known.
     pub minimum_age: Duration,
     /// Versions that no node takes.
-    pub exclude: Vec<Exclusion>,
+    pub exclude: Vec<Target>,
     /// True if nodes skip their place in a release's waves.
     pub ignore_waves: bool,
     /// Interval of an idle host's refreshes.
