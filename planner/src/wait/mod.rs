@@ -1,8 +1,6 @@
 //! The reasons why a node waits: one enum, the source of conditions, Events, metrics, the operator's status and
 //! `docs/waiting.md`.
 
-#![expect(missing_docs, reason = "strum writes `into_str` without a comment")]
-
 mod reason;
 mod text;
 
