@@ -82,13 +82,15 @@ impl Calendar {
         self.pattern.hours.from_wildcard
     }
 
+    fn has_month(&self, date: Date) -> bool {
+        self.pattern.month_match(part(date.month())).unwrap_or(false)
+    }
+
     /// Returns whether a day is one of the calendar's.
     fn has(&self, date: Date) -> bool {
-        let part = |part: i8| u32::from(part.unsigned_abs());
-        let (month, day) = (part(date.month()), part(date.day()));
         let weekday = Weekday::from_days_from_sunday(part(date.weekday().to_sunday_zero_offset()));
-        self.pattern.month_match(month).unwrap_or(false)
-            && self.pattern.day_match(date.year().into(), month, day, weekday).unwrap_or(false)
+        let matched = || self.pattern.day_match(date.year().into(), part(date.month()), part(date.day()), weekday);
+        self.has_month(date) && matched().unwrap_or(false)
     }
 
     /// Returns the latest minute at or before `limit` and not before `from`.
@@ -113,7 +115,8 @@ impl Calendar {
             if next < self.minutes.len() && self.has(date) {
                 return Some(at(date, self.minutes[next].minute)).filter(|found| *found < limit);
             }
-            (date, earliest) = (date.tomorrow().ok()?, 0);
+            let passed = if self.has_month(date) { date } else { date.last_of_month() };
+            (date, earliest) = (passed.tomorrow().ok()?, 0);
         }
         None
     }
@@ -136,6 +139,11 @@ impl Calendar {
             .and_then(|limit| self.last(minute, limit))
             .unwrap_or(minute)
     }
+}
+
+/// Returns a part of a date, none of which is negative.
+fn part(value: i8) -> u32 {
+    u32::from(value.unsigned_abs())
 }
 
 fn minute_of(moment: DateTime) -> u16 {
