@@ -46,24 +46,29 @@ impl Part {
         }
     }
 
-    /// The path among the owned fields.
-    fn owned_at(self) -> [&'static str; 3] {
+    /// The place in a Node: the field itself, or the map that has the label or annotation.
+    const fn place(self) -> [&'static str; 2] {
         match self {
-            Self::Cordon => ["f:spec", "f:unschedulable", ""],
-            Self::Balancer => ["f:metadata", "f:labels", BALANCER_LABEL],
-            Self::ScaleDown => ["f:metadata", "f:annotations", SCALE_DOWN_ANNOTATION],
-            Self::DoNotDisrupt => ["f:metadata", "f:annotations", DO_NOT_DISRUPT_ANNOTATION],
+            Self::Cordon => ["spec", "unschedulable"],
+            Self::Balancer => ["metadata", "labels"],
+            Self::ScaleDown | Self::DoNotDisrupt => ["metadata", "annotations"],
+        }
+    }
+
+    /// Sets it to a value in an object or a patch.
+    fn set(self, object: &mut Value, value: Value) {
+        let [part, field] = self.place();
+        match self {
+            Self::Cordon => object[part][field] = value,
+            _ => object[part][field][self.name()] = value,
         }
     }
 
     /// Returns whether the fields of this entry name it.
     fn in_entry(self, entry: &ManagedFieldsEntry) -> bool {
-        let [part, field, key] = self.owned_at();
-        let field = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(part)?.get(field));
-        match key {
-            "" => field.is_some(),
-            key => field.is_some_and(|field| field.get(format!("f:{key}")).is_some()),
-        }
+        let [part, field] = self.place().map(|name| format!("f:{name}"));
+        let owned = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(part)?.get(field));
+        owned.is_some_and(|owned| self == Self::Cordon || owned.get(format!("f:{}", self.name())).is_some())
     }
 
     /// The value that a Node has for it; none for a node that is not cordoned.
@@ -161,11 +166,7 @@ pub fn body(name: &str, uid: &str, resource_version: &str, parts: Parts) -> Valu
         "metadata": {"name": name, "uid": uid, "resourceVersion": resource_version},
     });
     for part in parts.iter() {
-        match part {
-            Part::Cordon => body["spec"]["unschedulable"] = json!(true),
-            Part::Balancer => body["metadata"]["labels"][part.name()] = json!(part.value()),
-            Part::ScaleDown | Part::DoNotDisrupt => body["metadata"]["annotations"][part.name()] = json!(part.value()),
-        }
+        part.set(&mut body, if part == Part::Cordon { json!(true) } else { json!(part.value()) });
     }
     body
 }
@@ -194,11 +195,7 @@ pub fn unowned(meta: &ObjectMeta, unschedulable: bool) -> Parts {
 pub fn removal(resource_version: &str, parts: Parts) -> Value {
     let mut patch = json!({"metadata": {"resourceVersion": resource_version}});
     for part in parts.iter() {
-        match part {
-            Part::Cordon => patch["spec"]["unschedulable"] = Value::Null,
-            Part::Balancer => patch["metadata"]["labels"][part.name()] = Value::Null,
-            Part::ScaleDown | Part::DoNotDisrupt => patch["metadata"]["annotations"][part.name()] = Value::Null,
-        }
+        part.set(&mut patch, Value::Null);
     }
     patch
 }

@@ -106,6 +106,9 @@ impl Sorted<'_> {
 
 /// Sorts the pods of a node.
 pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>) -> Sorted<'a> {
+    // By name, so that what is written about them does not depend on the order of a list.
+    let mut pods: Vec<&PodFacts> = pods.iter().collect();
+    pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
     let mut sorted = Sorted::default();
     for pod in pods {
         match fate(pod, rules, drain) {
@@ -116,12 +119,6 @@ pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>)
             Fate::Refused(why) => sorted.refused.push((pod, why)),
         }
     }
-    // Sorted by name, so that what is written about them does not depend on the order of a list.
-    let name = |pod: &PodFacts| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
-    sorted.evictable.sort_by_key(|pod| name(pod));
-    sorted.leaving.sort_by_key(|pod| name(pod));
-    sorted.returned.sort_by_key(|pod| name(pod));
-    sorted.refused.sort_by_key(|(pod, _)| name(pod));
     sorted
 }
 

@@ -11,7 +11,7 @@ use models::shadow::{HostPolicy, HostState, Step};
 
 use crate::claims::Part;
 use crate::drain;
-use crate::plan::{Action, Evictions, LISTED_PODS, Plan, Quarantine, ShadowChange};
+use crate::plan::{Action, Evictions, LISTED_PODS, Plan, Quarantine, ShadowChange, begins_disruption};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
 
@@ -26,43 +26,52 @@ pub struct Finding {
     pub text: String,
 }
 
+/// A broken property, and the description of the problem.
+type Broken = (&'static str, String);
+
+fn broken(property: &'static str, text: impl Into<String>) -> Option<Broken> {
+    Some((property, text.into()))
+}
+
 /// Checks a plan and removes what breaks a property.
 pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let mut add = |node: Option<&str>, broken: Option<Broken>| {
+        findings.extend(broken.map(|(property, text)| Finding { property, node: node.map(str::to_owned), text }));
+    };
     if view.stale && *plan != Plan::default() {
-        let text = "something was decided before every cache had been read under this leader".into();
-        findings.push(Finding { property: "S1", node: None, text });
+        add(None, broken("S1", "something was decided before every cache had been read under this leader"));
         // Not even a release: what is not observed yet may be another attempt.
         *plan = Plan::default();
         return findings;
     }
     let new_slots = new_slots(view, plan);
-    findings.extend(check_slots(view, policy, plan, &new_slots));
-    findings.extend(check_groups(view, policy, plan, &new_slots));
+    add(None, check_slots(view, policy, plan, &new_slots));
+    add(None, check_groups(view, policy, plan, &new_slots));
     let frozen = Quarantine::of(view, policy.max_failures).frozen_by().is_some();
     if frozen && !new_slots.is_empty() {
-        findings.push(Finding {
-            property: "S8",
-            node: None,
-            text: "a slot is given while the rollout is frozen".into(),
-        });
+        add(None, broken("S8", "a slot is given while the rollout is frozen"));
     }
     for (name, action) in &plan.actions {
         if let Some(node) = view.nodes.get(name) {
-            findings.extend(check_start(frozen, policy, name, node, action));
-            findings.extend(check_offer(name, node, action));
-            findings.extend(check_order(name, node, action));
-            findings.extend(check_disruption(view, plan, name, node, action));
+            add(Some(name), check_start(frozen, policy, node, action));
+            add(Some(name), check_offer(node, action));
+            add(Some(name), check_reboot(node, action));
+            add(Some(name), check_disruption(view, plan, node, action));
         }
     }
     for (name, evictions) in &plan.evictions {
         if let Some(node) = view.nodes.get(name) {
-            findings.extend(check_slot(view, plan, name, node));
-            findings.extend(check_evictions(policy, name, node, evictions));
+            add(Some(name), check_slot(view, plan, node));
+            add(Some(name), check_evictions(policy, node, evictions));
         }
     }
-    findings.extend(plan.shadows.iter().filter_map(|change| check_shadow(view, change)));
-    findings.extend(plan.labels.iter().filter_map(check_label));
+    for change in &plan.shadows {
+        add(Some(change.node()), check_shadow(view, change));
+    }
+    for node in &plan.labels {
+        add(Some(&node.name), check_label(node));
+    }
     if !findings.is_empty() {
         let bad: BTreeSet<_> = findings.iter().filter_map(|f| f.node.clone()).collect();
         plan.actions
@@ -92,25 +101,21 @@ fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
 }
 
 /// S1: slots are given only up to the budget.
-fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Finding> {
+fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     let slots = plan.slots.as_ref()?;
     let total = view.nodes.values().filter(|n| n.facts.labelled).count();
     let budget = policy.max_unavailable.of(total).unwrap_or(1);
-    (!new.is_empty() && slots.len() > budget).then(|| Finding {
-        property: "S1",
-        node: None,
-        text: format!("{} slots, {} of them new, over a budget of {budget}", slots.len(), new.len()),
-    })
+    let text = || format!("{} slots, {} of them new, over a budget of {budget}", slots.len(), new.len());
+    (!new.is_empty() && slots.len() > budget).then(|| ("S1", text()))
 }
 
 /// S1 again, for the budgets of groups and for zones that take turns.
-fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Finding> {
+fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     let slots: BTreeSet<&str> = plan.slots.iter().flatten().map(|slot| slot.uid.as_str()).collect();
     let out: Vec<&NodeView> = view.nodes.values().filter(|n| slots.contains(n.facts.uid.as_str())).collect();
-    let finding = |text: String| Some(Finding { property: "S1", node: None, text });
     for node in new {
         if policy.one_zone_at_a_time && out.iter().any(|other| other.facts.zone() != node.facts.zone()) {
-            return finding(format!("{} is given a slot beside one in another zone", node.facts.name));
+            return broken("S1", format!("{} is given a slot beside one in another zone", node.facts.name));
         }
         let Some(index) = policy.group_of(&node.facts) else { continue };
         let group = &policy.groups[index];
@@ -121,7 +126,7 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
         let Some(limit) = group.max_unavailable.as_ref().map(|limit| limit.of(total).unwrap_or(1)) else { continue };
         let taken = members(&mut out.iter().copied());
         if taken > limit {
-            return finding(format!("{taken} slots in group {}, over its budget of {limit}", group.name));
+            return broken("S1", format!("{taken} slots in group {}, over its budget of {limit}", group.name));
         }
     }
     None
@@ -129,101 +134,76 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
 
 /// S8: with the failure budget spent nothing begins, and nothing that is staged is drained. S4: no node that another
 /// user has cordoned is taken out of service, unless policy allows it.
-fn check_start(frozen: bool, policy: &Policy, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
-    let Action::Status { status, .. } = action else { return None };
-    let next = status.report.progress.as_ref()?.step;
-    let last = node.step();
-    let starts = match last {
+fn check_start(frozen: bool, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
+    let next = action.next_step()?;
+    let starts = match node.step() {
         None => next == Step::Staging,
-        Some(Step::Staging | Step::Staged) => matches!(next, Step::LeavingBalancer | Step::Draining),
+        Some(Step::Staging | Step::Staged) => begins_disruption(next),
         Some(_) => false,
-    };
-    let finding = |property, why: &str| {
-        Some(Finding { property, node: Some(name.to_owned()), text: format!("it goes to {next:?} {why}") })
     };
     let skipped = policy.for_node(&node.facts).drain.cordoned_nodes == CordonedNodes::Skip;
     if frozen && starts {
-        return finding("S8", "while the rollout is frozen");
+        return broken("S8", format!("it goes to {next:?} while the rollout is frozen"));
     }
     if starts && skipped && node.facts.cordoned_by_others() {
-        return finding("S4", "although another user has cordoned it");
+        return broken("S4", format!("it goes to {next:?} although another user has cordoned it"));
     }
     None
 }
 
 /// S7: the version that a node is drained for is still offered to its host, as far as the host has reported.
-fn check_offer(name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
+fn check_offer(node: &NodeView, action: &Action) -> Option<Broken> {
     let Action::Status { status, .. } = action else { return None };
     let progress = status.report.progress.as_ref()?;
-    let drains = matches!(progress.step, Step::LeavingBalancer | Step::Draining)
-        && matches!(node.step(), Some(Step::Staging | Step::Staged));
+    let drains = begins_disruption(progress.step) && matches!(node.step(), Some(Step::Staging | Step::Staged));
     let updates = node.shadow.as_ref()?.status.agent.updates.as_ref().filter(|u| u.refresh_failure.is_none())?;
     let version = &progress.version;
     let offered = updates.available_versions.contains(version) || updates.chosen_version.as_ref() == Some(version);
-    (drains && !offered).then(|| Finding {
-        property: "S7",
-        node: Some(name.to_owned()),
-        text: format!("it is drained for {version}, which its host no longer offers"),
-    })
+    let text = || format!("it is drained for {version}, which its host no longer offers");
+    (drains && !offered).then(|| ("S7", text()))
 }
 
 /// S2 and S3: the desired state to reboot names the node's current boot and comes after the drain.
-fn check_order(name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
+fn check_reboot(node: &NodeView, action: &Action) -> Option<Broken> {
     let Action::Spec { spec } = action else { return None };
     if spec.state != HostState::RebootedIntoUpdate {
         return None;
     }
-    let finding = |property, text: &str| Some(Finding { property, node: Some(name.to_owned()), text: text.to_owned() });
     if spec.boot_id.as_deref() != Some(node.facts.boot_id.as_str()) {
-        return finding("S2", "the desired reboot is for another boot");
+        return broken("S2", "the desired reboot is for another boot");
     }
     let progress = node.progress();
     if !progress.is_some_and(|p| p.step == Step::Rebooting && p.attempt == spec.attempt && p.disruptive) {
-        return finding("S3", "the desired reboot comes before the drain");
+        return broken("S3", "the desired reboot comes before the drain");
     }
     None
 }
 
 /// S1 again: a node is disrupted only while it has a slot, if there is a resource that holds slots.
-fn check_disruption(view: &ClusterView, plan: &Plan, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
-    let disrupts = match action {
-        Action::Claim { .. } => true,
-        Action::Status { status, .. } => {
-            status.report.progress.as_ref().is_some_and(|p| matches!(p.step, Step::LeavingBalancer | Step::Draining))
-        }
-        Action::Spec { .. }
-        | Action::Release
-        | Action::Permit { .. }
-        | Action::ReadOwner { .. }
-        | Action::LookAtLease => false,
-    };
-    if disrupts { check_slot(view, plan, name, node) } else { None }
+fn check_disruption(view: &ClusterView, plan: &Plan, node: &NodeView, action: &Action) -> Option<Broken> {
+    let disrupts = matches!(action, Action::Claim { .. }) || action.next_step().is_some_and(begins_disruption);
+    if disrupts { check_slot(view, plan, node) } else { None }
 }
 
 /// S1 again: a claimed node in mid-drain continues where the operator's resource was created again, without its slots, if
 /// this plan restores its slot.
-fn check_slot(view: &ClusterView, plan: &Plan, name: &str, node: &NodeView) -> Option<Finding> {
+fn check_slot(view: &ClusterView, plan: &Plan, node: &NodeView) -> Option<Broken> {
     view.operator.as_ref()?;
     let is_for = |slot: &Slot| slot.uid == node.facts.uid;
     let has_slot = view.slots().any(is_for);
     let gets_back = node.disrupted() && node.facts.claimed() && plan.slots.iter().flatten().any(is_for);
-    (!has_slot && !gets_back).then(|| Finding {
-        property: "S1",
-        node: Some(name.to_owned()),
-        text: "the node would be disrupted without a slot".to_owned(),
-    })
+    if has_slot || gets_back { None } else { broken("S1", "the node would be disrupted without a slot") }
 }
 
 /// S6, and the order of writes: only pods that have to leave, only from a node that the operator has cordoned.
-fn check_evictions(policy: &Policy, name: &str, node: &NodeView, evictions: &Evictions) -> Option<Finding> {
+fn check_evictions(policy: &Policy, node: &NodeView, evictions: &Evictions) -> Option<Broken> {
     let Evictions { pods, delete, .. } = evictions;
-    let finding = |text: String| Some(Finding { property: "S6", node: Some(name.to_owned()), text });
     let rules = &policy.for_node(&node.facts).drain;
     if *delete && rules.at_deadline != AtDeadline::Force {
-        return finding("pods would be deleted although policy does not require it".to_owned());
+        return broken("S6", "pods would be deleted although policy does not require it");
     }
     if !node.facts.claims.has(Part::Cordon) {
-        return finding("pods would be evicted from a node that is not cordoned".to_owned());
+        return broken("S6", "pods would be evicted from a node that is not cordoned");
     }
     let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.as_ref());
     let known = node.pods.as_deref().unwrap_or_default();
@@ -234,50 +214,50 @@ fn check_evictions(policy: &Policy, name: &str, node: &NodeView, evictions: &Evi
         may_go.extend(sorted.leaving.iter().copied());
     }
     if let Some(twice) = pods.iter().find(|e| node.in_flight.get(&e.uid).is_some_and(|sent| sent.deletes == *delete)) {
-        return finding(format!("the eviction of {}/{} is under way already", twice.namespace, twice.name));
+        return broken("S6", format!("the eviction of {}/{} is under way already", twice.namespace, twice.name));
     }
-    if let Some(other) = pods.iter().find(|e| !may_go.iter().any(|p| p.uid == e.uid && p.node == name)) {
-        return finding(format!("{}/{} is no pod that has to leave this node", other.namespace, other.name));
+    if let Some(other) = pods.iter().find(|e| !may_go.iter().any(|p| p.uid == e.uid && p.node == node.facts.name)) {
+        return broken("S6", format!("{}/{} is no pod that has to leave this node", other.namespace, other.name));
     }
     // Without a record pods that come back would be evicted again and again. A full one takes no more.
     let drain = drain.filter(|drain| drain.pods.len() + sorted.evictable.len() <= LISTED_PODS)?;
     let evicted = sorted.evictable.iter().filter(|pod| pods.iter().any(|e| e.uid == pod.uid));
     let unrecorded = evicted.copied().find(|pod: &&PodFacts| !drain::listed(pod, drain))?;
-    finding(format!("{} would be evicted without a record of it", unrecorded.title()))
+    broken("S6", format!("{} would be evicted without a record of it", unrecorded.title()))
 }
 
 /// S9: with the shadow goes the record of what a host may still do. A node keeps it while an attempt of the operator is
 /// under way, armed or claimed there, or while its host has settings of the operator.
-fn check_shadow(view: &ClusterView, change: &ShadowChange) -> Option<Finding> {
+fn check_shadow(view: &ClusterView, change: &ShadowChange) -> Option<Broken> {
     let ShadowChange::Delete { node: name, uid } = change else { return None };
-    let finding = |text: &str| Some(Finding { property: "S9", node: Some(name.clone()), text: text.to_owned() });
     let orphan = view.orphaned_shadows.get(name).is_some_and(|shadow| shadow.uid == *uid);
     let own = view.nodes.get(name).and_then(|node| Some((node, node.shadow.as_ref()?)));
     let Some((node, shadow)) = own.filter(|(_, shadow)| shadow.uid == *uid) else {
-        return if orphan { None } else { finding("a shadow would be deleted that was not observed") };
+        return if orphan { None } else { broken("S9", "a shadow would be deleted that was not observed") };
     };
     let (spec, status) = (&shadow.spec, &shadow.status);
     if node.facts.labelled {
-        return finding("the shadow of a node under the operator would be deleted");
+        return broken("S9", "the shadow of a node under the operator would be deleted");
     }
     if node.facts.claimed() || status.controller.progress.is_some() || spec.state != HostState::Idle {
-        return finding("a shadow would be deleted during an attempt");
+        return broken("S9", "a shadow would be deleted during an attempt");
     }
     if status.agent.armed.as_ref().is_some_and(|armed| armed.boot_id == node.facts.boot_id) {
-        return finding("a shadow would be deleted whose host is armed");
+        return broken("S9", "a shadow would be deleted whose host is armed");
     }
     let set = status.agent.host.as_ref().is_some_and(|host| host.applied.is_some());
     let requested = spec.host.as_ref().is_some_and(HostPolicy::asks_settings);
-    if set || requested { finding("a shadow would be deleted whose host has settings of the operator") } else { None }
+    if set || requested {
+        broken("S9", "a shadow would be deleted whose host has settings of the operator")
+    } else {
+        None
+    }
 }
 
 /// S4: a label that a user has set, of whatever value, stays.
-fn check_label(node: &NodeFacts) -> Option<Finding> {
-    node.labels.contains_key(INTERFACE_LABEL).then(|| Finding {
-        property: "S4",
-        node: Some(node.name.clone()),
-        text: "a label that another user has set would be changed".to_owned(),
-    })
+fn check_label(node: &NodeFacts) -> Option<Broken> {
+    let labelled = node.labels.contains_key(INTERFACE_LABEL);
+    if labelled { broken("S4", "a label that another user has set would be changed") } else { None }
 }
 
 #[cfg(test)]

@@ -356,3 +356,80 @@ fn repeated_loss_of_claim_ends_attempt_only_without_own_cordon() {
         assert_eq!(last.map(|last| last.reason.as_str()), ends.then_some("Uncordoned"), "{sentence}: {made:?}");
     }
 }
+
+/// A host reboots again and again on the target version.
+#[test]
+fn soak_restarts_at_most_once_after_reboots() {
+    let mut looping = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    looping.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    (looping.facts.claims, looping.facts.unschedulable) = (Parts::default(), false);
+    let (mut view, policy) = cluster(vec![looping], &["a"]);
+    for boot in 0..1000 {
+        let now = t(40 * boot);
+        let node = view.nodes.get_mut("a").unwrap();
+        node.facts.boot_id = format!("b{}", boot + 2);
+        let made = plan(&view, &policy, now);
+        let node = view.nodes.get_mut("a").unwrap();
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+        node.shadow.as_mut().unwrap().status.controller = status.report.clone();
+        if status.report.progress.as_ref().is_none_or(|p| p.step != Step::Monitoring) {
+            return;
+        }
+    }
+    panic!("1000 boots in 11 hours, and the soak begins again each time");
+}
+
+/// A node that was not Ready for the whole soak time has not been Ready for the soak time.
+#[test]
+fn soak_counts_only_ready_time() {
+    let mut flaky = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    flaky.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    (flaky.facts.claims, flaky.facts.unschedulable) = (Parts::default(), false);
+    flaky.facts.ready = false;
+    let (mut view, policy) = cluster(vec![flaky], &["a"]);
+    let mut step = |ready: bool, at: i64| {
+        view.nodes.get_mut("a").unwrap().facts.ready = ready;
+        let made = plan(&view, &policy, t(at));
+        if let Some(Action::Status { status, .. }) = made.actions.get("a") {
+            let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+            shadow.status.controller = status.report.clone();
+        }
+        let shadow = view.nodes["a"].shadow.as_ref().unwrap();
+        let progress = shadow.status.controller.progress.clone().unwrap();
+        (progress.step, made.waits.get("a").cloned())
+    };
+    assert_eq!(step(false, 10).0, Step::Returning);
+    assert_eq!(step(false, 600), (Step::Returning, Some(Wait::AwaitingReady)));
+    assert_eq!(step(true, 601).0, Step::Monitoring);
+    assert_eq!(step(true, 602), (Step::Monitoring, Some(Wait::Soaking { until: t(661) })));
+    // Once is nothing; a second time is a failure.
+    assert_eq!(step(false, 610).0, Step::Releasing);
+}
+
+/// A node whose soak failed is in another boot than the one that its permit was for.
+#[test]
+fn failed_soak_releases_slot_without_waiting_for_permit() {
+    let mut failed = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    (failed.facts.claims, failed.facts.unschedulable, failed.facts.ready) = (Parts::default(), false, false);
+    failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    failed.facts.boot_id = "b2".into();
+    let shadow = failed.shadow.as_mut().unwrap();
+    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
+    let progress = shadow.status.controller.progress.as_mut().unwrap();
+    (progress.boot_id, progress.soak_restarted) = ("b2".into(), true);
+    let (mut view, policy) = cluster(vec![failed], &["a"]);
+    let mut steps = Vec::new();
+    for _ in 0..4 {
+        let Some(action) = plan(&view, &policy, t(10)).actions.remove("a") else { break };
+        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, .. } => shadow.status.controller = status.report,
+            Action::Spec { spec } => shadow.spec = *spec,
+            other => panic!("{other:?} after {steps:?}"),
+        }
+        steps.push(shadow.status.controller.progress.as_ref().map(|progress| progress.step));
+    }
+    let releasing = Some(Step::Releasing);
+    assert_eq!(steps, [releasing, releasing, None], "recorded, withdrawn, released");
+    assert_eq!(plan(&view, &policy, t(10)).slots, Some(vec![]));
+}

@@ -8,7 +8,6 @@ use models::shadow::{ArmedPhase, BLOCKED, HostState, OfferedUpdates, Permit, Ste
 use semver::Version;
 
 use super::{Action, Plan, Wait, plan};
-use crate::claims::Parts;
 use crate::fixtures::*;
 use crate::view::{ClusterView, LeaseObservations, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
 
@@ -62,91 +61,6 @@ fn node_lost_after_update_counts_as_version_failure() {
     assert!(!record.version_failures.is_empty(), "charged to no node: {:?}", record.last.as_ref().unwrap().reason);
 }
 
-/// While the write that begins a drain is under way, its slot stays, whatever happens to the node meanwhile.
-#[test]
-fn slot_of_node_with_pending_write_is_not_reassigned() {
-    // The write of Draining is under way for a; a bare pod is bound to it in the same moment.
-    let mut a = at("a", Step::Staged, 0, HostState::StagedUpdate);
-    a.pods = Some(vec![pod("a", true)]);
-    let b = at("b", Step::Staged, 0, HostState::StagedUpdate);
-    let (mut view, policy) = cluster(vec![a, b], &["a"]);
-    view.busy.insert("a".into());
-    let first = plan(&view, &policy, t(1));
-    let slots = |plan: &Plan| plan.slots.as_ref().map(|s| s.iter().map(|s| s.node.clone()).collect::<Vec<_>>());
-    // Both arrive, in this order: the slots, and then the drain of a.
-    if let Some(slots) = first.slots.clone() {
-        view.operator.as_mut().unwrap().status.slots = slots;
-    }
-    let second = plan(&view, &policy, t(1));
-    if let Some(slots) = second.slots.clone() {
-        view.operator.as_mut().unwrap().status.slots = slots;
-    }
-    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.progress =
-        Some(progress(Step::Draining, 1));
-    view.busy.clear();
-    let third = plan(&view, &policy, t(1));
-    let mut end = view;
-    end.operator.as_mut().unwrap().status.slots = third.slots.clone().unwrap_or_default();
-    let fourth = plan(&end, &policy, t(1));
-    assert!(
-        third.slots.as_ref().is_none_or(|s| s.len() <= 1),
-        "slots one after the other: {:?} {:?} {:?}; then {:?}",
-        slots(&first),
-        slots(&second),
-        slots(&third),
-        fourth.actions
-    );
-}
-
-/// A host reboots again and again on the target version.
-#[test]
-fn soak_restarts_at_most_once_after_reboots() {
-    let mut looping = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
-    looping.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    (looping.facts.claims, looping.facts.unschedulable) = (Parts::default(), false);
-    let (mut view, policy) = cluster(vec![looping], &["a"]);
-    for boot in 0..1000 {
-        let now = t(40 * boot);
-        let node = view.nodes.get_mut("a").unwrap();
-        node.facts.boot_id = format!("b{}", boot + 2);
-        let made = plan(&view, &policy, now);
-        let node = view.nodes.get_mut("a").unwrap();
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
-        node.shadow.as_mut().unwrap().status.controller = status.report.clone();
-        if status.report.progress.as_ref().is_none_or(|p| p.step != Step::Monitoring) {
-            return;
-        }
-    }
-    panic!("1000 boots in 11 hours, and the soak begins again each time");
-}
-
-/// A node that was not Ready for the whole soak time has not been Ready for the soak time.
-#[test]
-fn soak_counts_only_ready_time() {
-    let mut flaky = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
-    flaky.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    (flaky.facts.claims, flaky.facts.unschedulable) = (Parts::default(), false);
-    flaky.facts.ready = false;
-    let (mut view, policy) = cluster(vec![flaky], &["a"]);
-    let mut step = |ready: bool, at: i64| {
-        view.nodes.get_mut("a").unwrap().facts.ready = ready;
-        let made = plan(&view, &policy, t(at));
-        if let Some(Action::Status { status, .. }) = made.actions.get("a") {
-            let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
-            shadow.status.controller = status.report.clone();
-        }
-        let shadow = view.nodes["a"].shadow.as_ref().unwrap();
-        let progress = shadow.status.controller.progress.clone().unwrap();
-        (progress.step, made.waits.get("a").cloned())
-    };
-    assert_eq!(step(false, 10).0, Step::Returning);
-    assert_eq!(step(false, 600), (Step::Returning, Some(Wait::AwaitingReady)));
-    assert_eq!(step(true, 601).0, Step::Monitoring);
-    assert_eq!(step(true, 602), (Step::Monitoring, Some(Wait::Soaking { until: t(661) })));
-    // Once is nothing; a second time is a failure.
-    assert_eq!(step(false, 610).0, Step::Releasing);
-}
-
 /// The pods of the second node were listed first.
 #[test]
 fn node_keeps_its_turn_while_its_pods_are_read() {
@@ -161,34 +75,6 @@ fn node_keeps_its_turn_while_its_pods_are_read() {
     view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
     let slots = plan(&view, &policy, t(1)).slots.unwrap();
     assert_eq!(slots.iter().map(|slot| slot.node.as_str()).collect::<Vec<_>>(), ["a"]);
-}
-
-/// A node whose soak failed is in another boot than the one that its permit was for.
-#[test]
-fn failed_soak_releases_slot_without_waiting_for_permit() {
-    let mut failed = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
-    (failed.facts.claims, failed.facts.unschedulable, failed.facts.ready) = (Parts::default(), false, false);
-    failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    failed.facts.boot_id = "b2".into();
-    let shadow = failed.shadow.as_mut().unwrap();
-    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
-    let progress = shadow.status.controller.progress.as_mut().unwrap();
-    (progress.boot_id, progress.soak_restarted) = ("b2".into(), true);
-    let (mut view, policy) = cluster(vec![failed], &["a"]);
-    let mut steps = Vec::new();
-    for _ in 0..4 {
-        let Some(action) = plan(&view, &policy, t(10)).actions.remove("a") else { break };
-        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
-        match action {
-            Action::Status { status, .. } => shadow.status.controller = status.report,
-            Action::Spec { spec } => shadow.spec = *spec,
-            other => panic!("{other:?} after {steps:?}"),
-        }
-        steps.push(shadow.status.controller.progress.as_ref().map(|progress| progress.step));
-    }
-    let releasing = Some(Step::Releasing);
-    assert_eq!(steps, [releasing, releasing, None], "recorded, withdrawn, released");
-    assert_eq!(plan(&view, &policy, t(10)).slots, Some(vec![]));
 }
 
 /// The failure that uses the failure budget up and another node's start are in one plan.
@@ -206,19 +92,6 @@ fn no_node_starts_in_plan_that_exhausts_failure_budget() {
     // ... and also in each later plan while the failure's write is under way.
     view.busy.insert("a".into());
     assert!(!plan(&view, &policy, t(2)).actions.contains_key("b"));
-}
-
-/// The write that ends an attempt has arrived, but not its outcome: the slot is kept for that moment, and counts.
-#[test]
-fn slot_of_node_with_pending_write_counts_against_budget() {
-    let ended = node("a");
-    let mut wanting = at("b", Step::Staged, 0, HostState::StagedUpdate);
-    wanting.pods = Some(vec![]);
-    let (mut view, policy) = cluster(vec![ended, wanting], &["a"]);
-    view.busy.insert("a".into());
-    let mut plan = plan(&view, &policy, t(1));
-    assert_eq!(crate::lint::lint(&view, &policy, &mut plan), []);
-    assert!(plan.slots.is_none_or(|slots| slots.len() <= 1));
 }
 
 /// A manifest with an old `resume` in it was applied again, after the resource that had acknowledged it was deleted.
@@ -376,98 +249,6 @@ fn failures_of_deleted_nodes_count_until_resume() {
     assert!(resumed.versions.iter().all(|v| v.failed.is_empty() && v.quarantined.is_none()), "{:?}", resumed.versions);
 }
 
-/// A paused leader wrote its `Draining` after another one had given the slot to `b`.
-#[test]
-fn unclaimed_node_that_lost_its_slot_is_released() {
-    let mut late = at("a", Step::Draining, 0, HostState::StagedUpdate);
-    (late.facts.claims, late.facts.unschedulable) = (Parts::default(), false);
-    let (view, policy) = cluster(vec![late, at("b", Step::Draining, 0, HostState::StagedUpdate)], &["b"]);
-    let made = plan(&view, &policy, t(1));
-    assert_eq!(made.slots, None, "b's alone");
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
-}
-
-/// Another client than the controller writes attempts into the status of all shadows.
-#[test]
-fn attempt_without_slot_and_claim_gets_no_slot_and_ends() {
-    for step in
-        [Step::LeavingBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Monitoring, Step::Unknown]
-    {
-        for (order, permit) in [(HostState::StagedUpdate, false), (HostState::RebootedIntoUpdate, true)] {
-            let forged = ["a", "b", "c", "d"].map(|name| {
-                let mut node = at(name, step, 0, order);
-                (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
-                node.shadow.as_mut().unwrap().spec.permit =
-                    permit.then(|| Permit { nonce: "n".into(), jws: String::new() });
-                node
-            });
-            let (mut view, policy) = cluster(forged.to_vec(), &[]);
-            for second in 1..=300 {
-                let made = plan(&view, &policy, t(second));
-                assert_eq!(made.slots, None, "{step:?}");
-                for (name, action) in made.actions {
-                    let node = view.nodes.get_mut(&name).unwrap();
-                    let shadow = node.shadow.as_mut().unwrap();
-                    match action {
-                        Action::Status { status, .. } => shadow.status.controller = status.report,
-                        Action::Spec { spec } => shadow.spec = *spec,
-                        Action::LookAtLease => {
-                            node.lease = Some(LeaseObservations::add(node.lease, Some(t(second)), t(second)));
-                        }
-                        other => panic!("{step:?}: {other:?}"),
-                    }
-                }
-            }
-            for node in view.nodes.values() {
-                assert!(node.progress().is_none(), "{step:?}: {:?}", node.progress());
-                assert_eq!(node.record().unwrap().last.as_ref().unwrap().reason, "ProgressLost", "{step:?}");
-            }
-        }
-    }
-}
-
-/// The operator's resource was deleted and created again during updates.
-#[test]
-fn slots_are_restored_from_attempts_before_new_ones_are_assigned() {
-    let mut watched = at("d", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
-    (watched.facts.claims, watched.facts.unschedulable, watched.facts.boot_id) =
-        (Parts::default(), false, "another boot".into());
-    let nodes = vec![
-        at("a", Step::Staged, 0, HostState::StagedUpdate),
-        at("b", Step::Draining, 0, HostState::StagedUpdate),
-        at("c", Step::Rebooting, 0, HostState::RebootedIntoUpdate),
-        watched,
-    ];
-    let (mut view, _) = cluster(nodes, &[]);
-    let policy = with_policy(&mut view, serde_json::json!({"maxUnavailable": 2}));
-    let made = plan(&view, &policy, t(1));
-    let slots: Vec<_> = made.slots.unwrap().into_iter().map(|slot| slot.node).collect();
-    assert_eq!(slots, ["b", "c", "d"]);
-    assert!(!made.actions.contains_key("a"));
-}
-
-/// The operator's resource was deleted, and created again between the withdrawal of the desired state and the end of
-/// the attempt.
-#[test]
-fn completed_update_is_recorded_without_slot() {
-    for (sentence, attempt, runs, reason) in [
-        ("the attempt of the shadow", 1, NEW, models::shadow::UPDATED),
-        ("an attempt that the shadow does not know", 2, NEW, "ProgressLost"),
-        ("a version that does not run", 1, OLD, "ProgressLost"),
-    ] {
-        let mut watched = at("a", Step::Monitoring, 0, HostState::Idle);
-        (watched.facts.claims, watched.facts.unschedulable) = (Parts::default(), false);
-        watched.facts.os_image = format!("Bottlerocket OS {runs} (aws-k8s-1.37)");
-        watched.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().attempt = attempt;
-        let (view, policy) = cluster(vec![watched], &[]);
-        let made = plan(&view, &policy, t(100));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        let last = status.report.record.as_ref().and_then(|record| record.last.as_ref()).unwrap();
-        assert_eq!(last.reason, reason, "{sentence}");
-    }
-}
-
 /// Two nodes have their image and cannot be drained yet.
 #[test]
 fn blocked_staged_nodes_do_not_prevent_other_starts() {
@@ -487,114 +268,6 @@ fn blocked_staged_nodes_do_not_prevent_other_starts() {
     let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": [{"nodes": 1}]}}));
     let made = plan(&view, &policy, t(1));
     assert!(made.actions.get("c").is_some_and(Plan::starts), "{:?}", made.waits);
-}
-
-/// Under a canary step of one, a node that had to wait with its image is about to be disrupted.
-#[test]
-fn node_waiting_only_for_its_slot_keeps_its_canary_place() {
-    for (sentence, pods, slots) in [("its pods are being read", None, 0), ("it gets its slot now", Some(vec![]), 1)] {
-        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
-        staged.pods = pods;
-        let (mut view, _) = cluster(vec![staged, node("b")], &[]);
-        let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
-        let policy = with_policy(&mut view, spec);
-        let made = plan(&view, &policy, t(1));
-        assert_eq!(made.slots.map_or(0, |slots| slots.len()), slots, "{sentence}");
-        assert!(
-            matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })),
-            "{sentence}: {:?}",
-            made.actions
-        );
-    }
-}
-
-/// Under a canary step of two, a node has got its image a moment ago.
-#[test]
-fn staged_node_counts_once_in_canary_step() {
-    let mut ready = at("a", Step::Staging, 0, HostState::StagedUpdate);
-    ready.pods = None;
-    let (mut view, _) = cluster(vec![ready, node("b"), node("c")], &[]);
-    let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 2}]}});
-    let policy = with_policy(&mut view, spec);
-    let made = plan(&view, &policy, t(1));
-    assert!(made.pods.contains("a"), "it is looked at: {:?}", made.waits);
-    assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
-    assert!(matches!(made.waits.get("c"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
-}
-
-/// Staged nodes of a version that waits for approval come first in the order.
-#[test]
-fn nodes_beyond_canary_step_do_not_delay_other_versions() {
-    let staged = |name: &str| at(name, Step::Staged, 0, HostState::StagedUpdate);
-    let mut other = staged("d");
-    let shadow = other.shadow.as_mut().unwrap();
-    let newer = Version::new(1, 21, 0);
-    shadow.spec.version = Some(newer.clone());
-    shadow.status.agent.updates.as_mut().unwrap().chosen_version = Some(newer.clone());
-    shadow.status.controller.progress.as_mut().unwrap().version = newer;
-    let (mut view, _) = cluster(vec![staged("a"), staged("b"), staged("c"), other], &[]);
-    let canary = serde_json::json!([{"nodes": 1, "approval": "Manual"}]);
-    let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": canary}}));
-    view.operator.as_mut().unwrap().status.active_rollouts = vec![models::operator::ActiveRollout {
-        version: NEW,
-        variant: "aws-k8s-1.37".into(),
-        arch: "x86_64".into(),
-        ended: None,
-        started: t(0),
-        steps_passed: 0,
-        step_done: None,
-        approved: false,
-    }];
-    // One node has had the first version, and no user has approved that it continues.
-    let mut done = node("e");
-    done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
-    view.nodes.insert("e".into(), done);
-    let made = plan(&view, &policy, t(60));
-    let slots: Vec<String> = made.slots.unwrap_or_default().into_iter().map(|slot| slot.node).collect();
-    assert_eq!(slots, ["d"], "{:?}", made.waits);
-    assert!(!made.pods.contains("a"), "its pods need not be looked at");
-}
-
-/// An attempt has ended, and the next one on the node finds its image there: before the write that gives its slot to
-/// another node has arrived.
-#[test]
-fn retracted_slot_begins_no_drain() {
-    let mut again = at("a", Step::Staging, 0, HostState::StagedUpdate);
-    again.pods = Some(vec![]);
-    let (mut view, policy) = cluster(vec![again, node("b")], &["a"]);
-    let drains = |plan: &Plan| {
-        matches!(plan.actions.get("a"), Some(Action::Status { status, .. })
-        if status.report.progress.as_ref().is_some_and(|p| p.step == Step::Draining))
-    };
-    let made = plan(&view, &policy, t(1));
-    assert!(drains(&made), "with its slot it begins: {:?}", made.waits);
-    view.retracted.insert("uid-a".into());
-    let mut made = plan(&view, &policy, t(1));
-    assert!(!drains(&made), "{:?}", made.actions);
-    // It gets another one, and that is written whatever the result of the write that removes the old one.
-    let slots = made.slots.clone().unwrap();
-    assert_eq!((slots.len(), slots[0].uid.as_str(), slots[0].since), (1, "uid-a", t(1)));
-    assert_eq!(made.status.as_ref().unwrap().slots, slots);
-    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
-    // If the planner decided otherwise, the plan validator drops it.
-    let mut wrong = plan(&ClusterView { retracted: BTreeSet::new(), ..view.clone() }, &policy, t(1));
-    let findings = crate::lint::lint(&view, &policy, &mut wrong);
-    assert!(findings.iter().any(|finding| finding.property == "S1"), "{findings:?}");
-}
-
-/// Under a canary step of one, and with room for more.
-#[test]
-fn node_with_pending_first_write_keeps_its_canary_place() {
-    let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
-    let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
-    let policy = with_policy(&mut view, spec);
-    view.busy.insert("a".into());
-    let made = plan(&view, &policy, t(1));
-    assert!(matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
-    // That write has failed. As long as it is not retried, another node has the place.
-    view.paused.insert("a".into());
-    let made = plan(&view, &policy, t(1));
-    assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
 }
 
 /// The first node of a queue cannot be drained; another one is out of service and takes the only slot.

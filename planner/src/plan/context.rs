@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::{Condition, ConditionStatus};
+use models::condition::{Condition, ConditionStatus, set_condition};
 use models::reason::FailureReason;
-use models::shadow::{ControllerStatus, DrainStatus, HOST_REACHABLE, HostState, Progress};
+use models::shadow::{ControllerStatus, DrainStatus, HOST_REACHABLE, HostState, Progress, Step};
 use models::time::after;
 use semver::Version;
 
@@ -18,6 +18,18 @@ use crate::view::{ClusterView, DaemonSetIs, NodeFacts, NodeView, ShadowFacts};
 /// The time that a new leader waits before it gives up on a step that it finds past its deadline: long enough to
 /// observe the result of the step.
 const NEW_LEADER_GRACE: Duration = Duration::from_secs(30);
+
+/// A condition that changes now.
+pub(super) fn condition(
+    now: Timestamp,
+    type_: &str,
+    holds: impl Into<ConditionStatus>,
+    reason: &str,
+    message: &str,
+) -> Condition {
+    let (type_, reason, message) = (type_.to_owned(), reason.to_owned(), message.to_owned());
+    Condition { type_, status: holds.into(), reason, message, last_transition_time: now, observed_generation: None }
+}
 
 /// The facts that the rules for one node read.
 pub(super) struct NodeContext<'a> {
@@ -45,21 +57,16 @@ impl<'a> NodeContext<'a> {
         self.shadow.status.controller_half()
     }
 
-    pub(super) fn condition(
+    /// Sets a condition in a status that is about to be written.
+    pub(super) fn set_condition(
         &self,
+        status: &mut ControllerStatus,
         type_: &str,
         holds: impl Into<ConditionStatus>,
         reason: &str,
         message: &str,
-    ) -> Condition {
-        Condition {
-            type_: type_.to_owned(),
-            status: holds.into(),
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-            last_transition_time: self.now,
-            observed_generation: None,
-        }
+    ) {
+        set_condition(&mut status.conditions, condition(self.now, type_, holds, reason, message));
     }
 
     /// Returns when a step that began at `since` and may take `limit` is given up.
@@ -87,18 +94,24 @@ impl<'a> NodeContext<'a> {
         Some((failure.reason, failure.message.as_str()))
     }
 
+    /// Returns whether the agent has reported in the node's current boot.
+    pub(super) fn has_reported(&self) -> bool {
+        self.shadow.status.agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+    }
+
+    /// Returns whether the desired state is for the node's current boot.
+    pub(super) fn desired_in_this_boot(&self) -> bool {
+        self.shadow.spec.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+    }
+
     /// Returns whether the agent has confirmed, in the node's current boot, that the last desired state is reached.
     pub(super) fn caught_up(&self) -> bool {
-        let agent = &self.shadow.status.agent;
-        agent.observed_generation == Some(self.shadow.generation)
-            && agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+        self.shadow.status.agent.observed_generation == Some(self.shadow.generation) && self.has_reported()
     }
 
     pub(super) fn is_staged(&self) -> bool {
-        let agent = &self.shadow.status.agent;
-        self.caught_up()
-            && agent.state == Some(HostState::StagedUpdate)
-            && self.shadow.spec.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+        let state = self.shadow.status.agent.state;
+        self.caught_up() && state == Some(HostState::StagedUpdate) && self.desired_in_this_boot()
     }
 
     /// Returns whether anything of the operator has to be released on the node: owned fields, or, after a reset of
@@ -124,12 +137,25 @@ impl<'a> NodeContext<'a> {
     /// Returns whether the target version runs in the node's current boot. The Node reports it; the agent status is
     /// used only where the Node names no version.
     pub(super) fn runs_target(&self, progress: &Progress) -> bool {
-        let agent = &self.shadow.status.agent;
-        let reported = || {
-            let present = agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str());
-            agent.current_version.clone().filter(|_| present)
-        };
+        let reported = || self.shadow.status.agent.current_version.clone().filter(|_| self.has_reported());
         self.facts().os_version().or_else(reported).as_ref() == Some(&progress.version)
+    }
+
+    /// The record of an attempt at its beginning, or of one whose record is gone.
+    pub(super) fn new_progress(&self, step: Step, attempt: i64, version: &Version) -> Progress {
+        Progress {
+            step,
+            since: self.now,
+            attempt,
+            boot_id: self.facts().boot_id.clone(),
+            version: version.clone(),
+            from: self.shadow.status.agent.current_version.clone(),
+            started: self.now,
+            permit_issued: false,
+            soak_restarted: false,
+            watched_since: None,
+            disruptive: false,
+        }
     }
 
     /// Returns the version of the attempt under way, or of the one that policy would begin.

@@ -1,57 +1,15 @@
 //! Regression tests of decisions about drains and claims.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use models::condition::find_condition;
 use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
 
-use super::{Action, Evictions, Plan, ShadowChange, Wait, plan};
+use super::{Action, Evictions, Plan, Wait, plan};
 use crate::claims::Parts;
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
-
-/// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
-#[test]
-fn claim_with_deleted_shadow_is_kept_until_permit_wait_is_over() {
-    let mut orphan = node("a");
-    orphan.facts.claims = Parts::USUAL;
-    orphan.facts.unschedulable = true;
-    // Created again a moment ago, the agent (which has just requested the reboot) has not reported to it.
-    let shadow = orphan.shadow.as_mut().unwrap();
-    shadow.status = models::shadow::BottlerocketShadowStatus::default();
-    let (mut view, policy) = cluster(vec![orphan], &["a"]);
-    let mut action = |observed_for, at| {
-        view.nodes.get_mut("a").unwrap().observed_for = Duration::from_secs(observed_for);
-        let made = plan(&view, &policy, t(at));
-        (made.actions.get("a") == Some(&Action::Release), made.wake)
-    };
-    for at in [1, 269] {
-        // However long it has been by a clock that a client may have set.
-        assert!(!action(at, 1_000_000).0, "released {at} s after the permit");
-    }
-    assert_eq!(action(269, 0).1, Some(t(1)), "nothing wakes the leader when it is over");
-    assert!(action(270, 0).0, "and never released");
-}
-
-/// Label and shadow are gone, the cordon is the operator's.
-#[test]
-fn claim_without_label_and_shadow_is_released() {
-    let mut orphan = node("a");
-    orphan.facts.claims = Parts::USUAL;
-    orphan.facts.unschedulable = true;
-    orphan.facts.labelled = false;
-    orphan.shadow = None;
-    let (view, policy) = cluster(vec![orphan.clone()], &[]);
-    let made = plan(&view, &policy, t(0)).shadows;
-    let created = matches!(&made[..], [ShadowChange::Create { node, uid, .. }] if node == "a" && uid == "uid-a");
-    assert!(created, "{made:?}");
-    let mut shadowed = node("a");
-    shadowed.facts = orphan.facts;
-    let (view, policy) = cluster(vec![shadowed], &["a"]);
-    assert_eq!(plan(&view, &policy, t(201)).actions.get("a"), Some(&Action::Release));
-}
 
 /// A drained node with a silent agent is given up at the deadline, and no wake time is in the past.
 #[test]
@@ -63,23 +21,6 @@ fn drain_with_silent_agent_ends_at_deadline() {
     let plan = plan(&view, &policy, now);
     assert!(plan.wake.is_none_or(|at| at > now), "wakes at {:?}, in the past, again and again", plan.wake);
     assert!(plan.actions.contains_key("a"), "after a year: {:?}", plan.waits);
-}
-
-/// A Node whose cordon is refused for ever does not delay the fleet.
-#[test]
-fn attempt_without_cordon_ends_at_deadline() {
-    for (step, order) in [(Step::Draining, HostState::StagedUpdate), (Step::Rebooting, HostState::RebootedIntoUpdate)] {
-        let mut stubborn = at("a", step, 0, order);
-        (stubborn.facts.claims, stubborn.facts.unschedulable) = (Parts::default(), false);
-        let (view, policy) = cluster(vec![stubborn], &["a"]);
-        assert_eq!(
-            plan(&view, &policy, t(1)).actions.get("a"),
-            Some(&Action::Claim { parts: Parts::USUAL, note: None })
-        );
-        let later = plan(&view, &policy, t(3600));
-        let Some(Action::Status { status, .. }) = later.actions.get("a") else { panic!("{:?}", later.actions) };
-        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
-    }
 }
 
 /// Two pods are held back, and one of them leaves: the condition that users read names the one that is left.
@@ -118,107 +59,8 @@ fn blocked_drain_names_remaining_pod() {
     assert_eq!(message(), "the PodDisruptionBudget shop/web allows no disruption of shop/p-2; 1 pod(s) left");
 }
 
-fn names(pods: &[super::Eviction]) -> Vec<&str> {
+pub(super) fn names(pods: &[super::Eviction]) -> Vec<&str> {
     pods.iter().map(|pod| pod.name.as_str()).collect()
-}
-
-/// Past the deadline, with `Force`.
-#[test]
-fn forced_drain_is_recorded_then_deletes_with_grace_then_without() {
-    let stuck =
-        || PodFacts { terminating: true, ends_by: Some(t(5)), ..PodFacts { name: "stuck".into(), ..pod("s", false) } };
-    let (mut view, release) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false), stuck()]);
-    let made = plan(&view, &release, t(60));
-    assert!(
-        matches!(made.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
-    );
-
-    view.operator.as_mut().unwrap().spec =
-        serde_json::from_value(serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}})).unwrap();
-    let force = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
-    let before = plan(&view, &force, t(59));
-    assert!(before.evictions.get("a").is_some_and(|e| !e.delete), "{:?}", before.actions);
-    let recorded = plan(&view, &force, t(60)).actions.remove("a").unwrap();
-    assert!(matches!(&recorded, Action::Status { note: Some(note), .. } if note.reason == "DrainForced"
-        && note.message.contains("shop/p-a") && note.message.contains("shop/stuck")));
-    written(&mut view, &recorded);
-    let Evictions { pods, grace, delete: true } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
-        panic!()
-    };
-    assert_eq!((names(&pods), grace), (vec!["stuck"], Some(0)), "it has outlived its own grace period");
-    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().retain(|pod| pod.name != "stuck");
-    let Evictions { pods, grace, delete: true } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
-        panic!()
-    };
-    assert_eq!((names(&pods), grace), (vec!["p-a"], None));
-    // Deleted, and waited for until its grace period is over.
-    let leaving = PodFacts { terminating: true, ends_by: Some(t(90)), ..pod("a", false) };
-    view.nodes.get_mut("a").unwrap().pods = Some(vec![leaving]);
-    let waits = plan(&view, &force, t(61));
-    assert!(waits.actions.is_empty() && waits.wake <= Some(t(90)), "{:?} {:?}", waits.actions, waits.wake);
-    let late = plan(&view, &force, t(90));
-    assert!(late.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", late.actions);
-    let last = plan(&view, &force, t(90 + 299));
-    assert!(last.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", last.actions);
-    let never = plan(&view, &force, t(90 + 300));
-    assert!(
-        matches!(never.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
-    );
-}
-
-/// The pod may take an hour to end, and does not.
-#[test]
-fn forced_drain_deletes_without_grace_only_after_grace_period() {
-    let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
-    let (mut view, policy) = draining(spec, vec![pod("a", false)]);
-    let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
-    written(&mut view, &recorded);
-    let made = plan(&view, &policy, t(60));
-    assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace.is_none()), "{:?}", made.actions);
-    let ends = 60 + 3600;
-    view.nodes.get_mut("a").unwrap().pods =
-        Some(vec![PodFacts { terminating: true, ends_by: Some(t(ends)), ..pod("a", false) }]);
-    for at in [61, 60 + 300, ends - 1] {
-        let made = plan(&view, &policy, t(at));
-        assert!(made.actions.is_empty() && made.wake == Some(t(ends)), "at {at}: {:?} {:?}", made.actions, made.wake);
-    }
-    let made = plan(&view, &policy, t(ends));
-    assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", made.actions);
-}
-
-/// A client runs `kubectl uncordon` on a node that is being drained, again and again.
-#[test]
-fn node_uncordoned_during_drain_is_recordoned_with_event_up_to_limit() {
-    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
-    let node = view.nodes.get_mut("a").unwrap();
-    node.facts.unschedulable = false;
-    let cordon: Parts = [crate::claims::Part::Cordon].into_iter().collect();
-    node.facts.claims = node.facts.claims.without(cordon);
-    for (made, noted, ended) in [(0, false, false), (1, true, false), (3, true, false), (4, false, true)] {
-        view.nodes.get_mut("a").unwrap().claims_made = made;
-        match plan(&view, &policy, t(1)).actions.remove("a").unwrap() {
-            Action::Claim { parts, note } => {
-                assert!(!ended && parts == Parts::USUAL && note.is_some() == noted, "{made}: {note:?}");
-            }
-            Action::Status { status, .. } => {
-                let last = status.report.record.unwrap().last.unwrap();
-                assert!(ended && last.reason == "Uncordoned", "{made}: {last:?}");
-            }
-            other => panic!("{made}: {other:?}"),
-        }
-    }
-}
-
-/// A label that another client has set to another value is not in the claim, and its absence delays nothing.
-#[test]
-fn claim_field_set_by_other_field_manager_does_not_block_drain() {
-    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
-    let facts = &mut view.nodes.get_mut("a").unwrap().facts;
-    facts.claims = Parts::CORDON;
-    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { .. })), "something is missing");
-    let theirs = [crate::claims::Part::ScaleDown, crate::claims::Part::DoNotDisrupt].into_iter().collect();
-    view.nodes.get_mut("a").unwrap().facts.set_otherwise = theirs;
-    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
 }
 
 #[test]
@@ -285,31 +127,6 @@ fn drain_does_not_wait_for_volumes_of_pods_that_stay() {
         let waits = waits.map(|count| Wait::DetachingVolumes { count });
         assert_eq!(made.waits.get("a"), waits.as_ref(), "{sentence}: {:?}", made.actions);
     }
-}
-
-/// A user holds a node during its update.
-#[test]
-fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
-    let mut held = at("a", Step::Draining, 0, HostState::StagedUpdate);
-    held.facts.held = true;
-    let (mut view, policy) = cluster(vec![held], &["a"]);
-    for second in 1..10 {
-        let Some(action) = plan(&view, &policy, t(second)).actions.remove("a") else { break };
-        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
-        match action {
-            Action::Status { status, .. } => shadow.status.controller = status.report,
-            Action::Spec { spec } => {
-                shadow.spec = *spec;
-                shadow.status.agent.state = Some(HostState::Idle);
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    let made = plan(&view, &policy, t(20));
-    assert_eq!(made.slots, Some(vec![]), "it has no slot any more");
-    assert!(view.nodes["a"].facts.claimed());
-    view.nodes.get_mut("a").unwrap().facts.held = false;
-    assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));
 }
 
 #[test]
@@ -449,71 +266,6 @@ fn pod_placed_on_drained_node_restarts_drain_once_before_permit() {
     assert_eq!(asks(false, false, true), Step::Draining, "it tolerates the cordon, and is of an owner not seen before");
 }
 
-/// A user holds the node while it reboots into its update.
-#[test]
-fn held_node_stays_cordoned_after_reboot() {
-    for step in [Step::Rebooting, Step::Returning, Step::Monitoring] {
-        let mut back = at("a", step, 0, HostState::RebootedIntoUpdate);
-        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-        back.facts.boot_id = "b2".into();
-        back.facts.held = true;
-        if step == Step::Monitoring {
-            back.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
-        }
-        let (mut view, policy) = cluster(vec![back], &["a"]);
-        assert_ne!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
-        view.nodes.get_mut("a").unwrap().facts.held = false;
-        assert_eq!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
-    }
-}
-
-/// managedFields were reset while the node rebooted, so that the operator owns nothing on it any more.
-#[test]
-fn recorded_claim_without_field_manager_is_released() {
-    for (theirs, released) in [(None, true), (Some("spec.unschedulable"), false)] {
-        let mut back = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
-        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-        back.facts.boot_id = "b2".into();
-        (back.facts.claims, back.facts.unowned) = (Parts::default(), Parts::CORDON);
-        let status = &mut back.shadow.as_mut().unwrap().status;
-        let preexisting = theirs.into_iter().map(str::to_owned).collect();
-        status.controller.drain = Some(models::shadow::DrainStatus { preexisting, ..Default::default() });
-        status.conditions = vec![condition(models::shadow::CORDONED, "Updating", "")];
-        let (view, policy) = cluster(vec![back], &["a"]);
-        let made = plan(&view, &policy, t(1));
-        assert_eq!(made.actions.get("a") == Some(&Action::Release), released, "{theirs:?}: {:?}", made.actions);
-    }
-}
-
-/// `Force`, and a pod that policy refuses came to the node meanwhile.
-#[test]
-fn forced_drain_fails_on_refused_pod_or_unready_node() {
-    let spec = || serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
-    for (pods, ready) in [(vec![pod("a", true)], true), (vec![pod("a", false)], false)] {
-        let (mut view, policy) = draining(spec(), pods);
-        let node = view.nodes.get_mut("a").unwrap();
-        node.facts.ready = ready;
-        let status = &mut node.shadow.as_mut().unwrap().status;
-        status.controller.drain = Some(models::shadow::DrainStatus { forced_since: Some(t(60)), ..Default::default() });
-        let made = plan(&view, &policy, t(61));
-        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
-        assert_eq!(last.reason, "DrainTimedOut");
-        assert_eq!(last.message.contains("not Ready"), !ready, "{}", last.message);
-    }
-}
-
-/// A label reconciler removes the fields that are claimed beside the cordon.
-#[test]
-fn repeatedly_removed_claim_fields_do_not_block_drain() {
-    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
-    let node = view.nodes.get_mut("a").unwrap();
-    (node.facts.claims, node.claims_made) = (Parts::CORDON, 3);
-    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { note: None, .. })));
-    view.nodes.get_mut("a").unwrap().claims_made = 4;
-    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
-}
-
 /// Another node is drained at the same time, and its replica of an add-on, which tolerates the cordon, is placed here.
 #[test]
 fn pod_tolerating_cordon_that_arrives_during_drain_is_evicted_once() {
@@ -595,20 +347,6 @@ fn hold_and_deadline_end_drain_with_evictions_in_flight() {
     ended(&view, t(60));
     view.nodes.get_mut("a").unwrap().facts.held = true;
     ended(&view, t(3));
-}
-
-#[test]
-fn forced_deletion_does_not_wait_for_eviction_in_flight() {
-    let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
-    let (mut view, policy) = draining(spec, vec![pod("a", false)]);
-    let node = view.nodes.get_mut("a").unwrap();
-    node.shadow.as_mut().unwrap().status.controller.drain.as_mut().unwrap().forced_since = Some(t(60));
-    for (deletes, sent) in [(false, 1), (true, 0)] {
-        let in_flight = [("p-a".to_owned(), InFlight { since: t(50), deletes })].into();
-        view.nodes.get_mut("a").unwrap().in_flight = in_flight;
-        let made = plan(&view, &policy, t(61)).evictions;
-        assert_eq!(made.values().filter(|e| e.delete).count(), sent, "{made:?}");
-    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::operator::Slot;
-use models::shadow::{ControllerStatus, Step, VersionFailure};
+use models::shadow::{Step, VersionFailure};
 use semver::Version;
 
 use self::assign::Assignment;
@@ -76,7 +76,7 @@ impl<'a> Planner<'a> {
         let slots = slots::kept(self.view, &self.held, &requests.wants_slot, self.now);
         let mut budget = Budget::of(self.view, &self.survey, &slots);
         if freezes {
-            budget.close();
+            budget.free = 0;
         }
         let mut assignment = Assignment::of(slots, budget.clone());
         let ready = self.give_slots(&requests.wanting, &mut assignment);
@@ -172,8 +172,8 @@ impl<'a> Planner<'a> {
         let missing = self.view.nodes.values().map(|node| node.agent_missing).chain([self.view.web_api_missing]);
         let noticed = missing.flatten().map(|since| after(since, gates::POD_PATIENCE));
         self.wake(noticed.filter(|at| *at > self.now).min());
-        self.plan.window_open = matches!(self.survey.windows().first(), Some(WindowState::Open { .. }));
-        for state in self.survey.windows() {
+        self.plan.window_open = matches!(self.survey.windows.first(), Some(WindowState::Open { .. }));
+        for state in &self.survey.windows {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));
         }
         if let Some(operator) = &self.view.operator {
@@ -198,31 +198,30 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
     }
 }
 
+/// Returns whether a step begins the disruption of a node.
+pub(crate) fn begins_disruption(step: Step) -> bool {
+    matches!(step, Step::LeavingBalancer | Step::Draining)
+}
+
+impl Action {
+    /// Returns the step of the attempt that a write of the controller status leads to.
+    pub fn next_step(&self) -> Option<Step> {
+        match self {
+            Self::Status { status, .. } => status.report.progress.as_ref().map(|progress| progress.step),
+            _ => None,
+        }
+    }
+}
+
 impl Plan {
     /// Returns whether no pod is evicted any more once this action is carried out.
     pub fn ends_drain(action: &Action) -> bool {
-        let step = |status: &ControllerStatus| status.report.progress.as_ref().map(|progress| progress.step);
-        match action {
-            Action::Status { status, .. } => step(status) != Some(Step::Draining),
-            Action::Claim { .. } | Action::ReadOwner { .. } => false,
-            Action::Spec { .. } | Action::Release | Action::Permit { .. } | Action::LookAtLease => true,
-        }
+        let continues = matches!(action, Action::Claim { .. } | Action::ReadOwner { .. });
+        !continues && action.next_step() != Some(Step::Draining)
     }
 
     /// Returns whether this action begins the disruption of a node, or an attempt.
     pub fn starts(action: &Action) -> bool {
-        match action {
-            Action::Status { status, .. } => status
-                .report
-                .progress
-                .as_ref()
-                .is_some_and(|p| matches!(p.step, Step::Staging | Step::LeavingBalancer | Step::Draining)),
-            Action::Spec { .. }
-            | Action::Claim { .. }
-            | Action::Release
-            | Action::Permit { .. }
-            | Action::ReadOwner { .. }
-            | Action::LookAtLease => false,
-        }
+        action.next_step().is_some_and(|step| step == Step::Staging || begins_disruption(step))
     }
 }

@@ -18,7 +18,11 @@ mod attempt_cases;
 #[cfg(test)]
 mod blocker_cases;
 #[cfg(test)]
+mod canary_cases;
+#[cfg(test)]
 mod cases;
+#[cfg(test)]
+mod claim_cases;
 mod context;
 #[cfg(test)]
 mod drain_cases;
@@ -26,6 +30,8 @@ mod evictions;
 #[cfg(test)]
 mod expression_cases;
 mod fleet;
+#[cfg(test)]
+mod forced_drain_cases;
 mod gates;
 #[cfg(test)]
 mod hand_over_cases;
@@ -71,6 +77,7 @@ use crate::view::{Compared, NodeFacts, PodFacts};
 use crate::wait::Wait;
 
 pub use attempt::LISTED_PODS;
+pub(crate) use fleet::begins_disruption;
 pub use fleet::plan;
 pub use quarantine::Quarantine;
 pub use report::{NOT_SERVED, news};
@@ -86,18 +93,14 @@ pub struct Note {
     pub warning: bool,
     /// The reason, one fixed word.
     pub reason: &'static str,
-    /// The text.
     pub message: String,
 }
 
 /// One pod to evict, under the uid that was observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Eviction {
-    /// The namespace of the pod.
     pub namespace: String,
-    /// The name of the pod.
     pub name: String,
-    /// The uid of the pod.
     pub uid: String,
 }
 
@@ -111,7 +114,6 @@ impl Eviction {
 /// Pods to evict from one node. Each has its own request, which nothing else about the node waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evictions {
-    /// The pods.
     pub pods: Vec<Eviction>,
     /// The grace period for all of them, in seconds; `None`: each pod's own.
     pub grace: Option<i64>,
@@ -123,29 +125,15 @@ pub struct Evictions {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Writes the controller status of the shadow.
-    Status {
-        /// The complete status.
-        status: Box<ControllerStatus>,
-        /// The Event to emit.
-        note: Option<Note>,
-    },
+    Status { status: Box<ControllerStatus>, note: Option<Note> },
     /// Writes the shadow's spec.
-    Spec {
-        /// The complete spec.
-        spec: Box<BottlerocketShadowSpec>,
-    },
+    Spec { spec: Box<BottlerocketShadowSpec> },
     /// Claims these fields of the node.
-    Claim {
-        /// All fields to claim.
-        parts: Parts,
-        /// The Event to emit.
-        note: Option<Note>,
-    },
+    Claim { parts: Parts, note: Option<Note> },
     /// Releases the operator's claim on the node.
     Release,
     /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce.
     Permit {
-        /// The nonce.
         nonce: String,
         /// The rules for the pods that prevent the permit.
         rules: Rules,
@@ -154,11 +142,9 @@ pub enum Action {
     ReadOwner {
         /// The uid of the owner.
         owner: String,
-        /// The owner's namespace.
         namespace: String,
         /// Labels that select its pods.
         labels: BTreeMap<String, String>,
-        /// The nodes to compare with.
         nodes: BTreeMap<String, Compared>,
     },
     /// Checks that the node's own Lease is still renewed.
@@ -180,13 +166,11 @@ pub struct Plan {
     pub refused: BTreeMap<String, Wait>,
     /// The expressions to query.
     pub expressions: BTreeSet<String>,
-    /// The shadows to create and to delete.
     pub shadows: Vec<ShadowChange>,
     /// The nodes to label with `bottlerocket.aws/updater-interface-version`.
     pub labels: Vec<NodeFacts>,
     /// True if another replica has to lead when this plan is carried out: only the leader's own node is left to update.
     pub hand_over: bool,
-    /// The quarantined versions.
     pub quarantine: Quarantine,
     /// The slots to record; `None` if they are unchanged, or if there is no resource to hold them.
     pub slots: Option<Vec<Slot>>,
@@ -245,7 +229,7 @@ impl Decision {
         Self { pods: true, ..self }
     }
 
-    fn asking(self, queries: impl IntoIterator<Item = String>) -> Self {
+    fn querying(self, queries: impl IntoIterator<Item = String>) -> Self {
         Self { expressions: self.expressions.into_iter().chain(queries).collect(), ..self }
     }
 

@@ -29,13 +29,10 @@ pub(super) struct Cause {
 /// The quarantined versions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quarantine {
-    spent: BTreeMap<Key, Cause>,
+    /// The quarantined versions and their causes.
+    pub(super) spent: BTreeMap<Key, Cause>,
     /// All failures that no `resume` has settled, those of versions that are not quarantined yet included.
-    failed: BTreeMap<Key, Cause>,
-}
-
-fn clone<K: Clone, V: Clone>((key, value): (&K, &V)) -> (K, V) {
-    (key.clone(), value.clone())
+    pub(super) failed: BTreeMap<Key, Cause>,
 }
 
 impl Quarantine {
@@ -73,7 +70,7 @@ impl Quarantine {
             }
         }
         let mut spent: BTreeMap<Key, Cause> =
-            failed.iter().filter(|(_, cause)| cause.nodes.len() >= max_failures.max(1)).map(clone).collect();
+            failed.clone().into_iter().filter(|(_, cause)| cause.nodes.len() >= max_failures.max(1)).collect();
         for known in view.operator.iter().flat_map(|o| &o.status.versions) {
             if let Some(quarantined) = &known.quarantined {
                 let cause = || Cause { reason: Some(quarantined.reason), nodes: quarantined.nodes.clone() };
@@ -103,15 +100,5 @@ impl Quarantine {
     /// Returns whether no version is quarantined.
     pub fn is_empty(&self) -> bool {
         self.spent.is_empty()
-    }
-
-    /// The nodes that failed, by version and kind of host.
-    pub(super) fn failed(&self) -> impl Iterator<Item = (&Key, &Cause)> {
-        self.failed.iter()
-    }
-
-    /// The quarantined versions and their causes.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Cause)> {
-        self.spent.iter()
     }
 }

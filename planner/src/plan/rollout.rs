@@ -24,11 +24,9 @@ const NAMED: usize = 3;
 
 /// The rollout that takes a node to a version: each variant and architecture has its own.
 pub(super) fn key(node: &NodeView, version: &Version) -> Key {
-    let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
-    let text = |of: fn(&models::shadow::AgentReport) -> &Option<String>| {
-        agent.and_then(|agent| of(agent).clone()).unwrap_or_default()
-    };
-    (text(|agent| &agent.variant), text(|agent| &agent.arch), version.clone())
+    let kind = node.shadow.as_ref().map(|shadow| &shadow.status.agent).map(|a| (a.variant.clone(), a.arch.clone()));
+    let (variant, arch) = kind.unwrap_or_default();
+    (variant.unwrap_or_default(), arch.unwrap_or_default(), version.clone())
 }
 
 /// Returns the key of a rollout: its variant, architecture and version.

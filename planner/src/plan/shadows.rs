@@ -10,7 +10,6 @@ use crate::view::{ClusterView, NodeFacts, ShadowFacts};
 pub enum ShadowChange {
     /// Create the shadow of this node.
     Create {
-        /// The node.
         node: String,
         /// The Node's uid: the shadow is owned by it.
         uid: String,
@@ -21,7 +20,6 @@ pub enum ShadowChange {
     Delete {
         /// The node that it is named after.
         node: String,
-        /// The shadow's uid.
         uid: String,
     },
 }

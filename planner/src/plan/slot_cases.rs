@@ -1,14 +1,16 @@
 //! Checks for a slot, and the reasons that the other nodes get.
 
+use std::collections::BTreeSet;
+
 use models::operator::KnownVersion;
 use models::reason::FailureReason;
-use models::shadow::{BLOCKED, HostState, Step};
+use models::shadow::{BLOCKED, HostState, Permit, Step};
 use serde_json::{Value, json};
 
 use super::{Action, Plan, Wait, plan};
 use crate::claims::Parts;
 use crate::fixtures::*;
-use crate::view::{NodeView, Refused, Standby};
+use crate::view::{ClusterView, LeaseObservations, NodeView, Refused, Standby};
 
 /// Plans for `a`, which is drained and has the only slot that is taken, and `b`, which is staged.
 fn plan_beside(spec: Value, change: impl Fn(&mut NodeView)) -> Plan {
@@ -227,4 +229,172 @@ fn slot_write_retracts_removed_and_replaced_slots() {
     let before = [slot("a", 1), slot("b", 1), slot("c", 1)];
     let after = [slot("b", 1), slot("c", 2), slot("d", 2)];
     assert_eq!(super::slots::retracted(&before, &after), ["uid-a".to_owned(), "uid-c".to_owned()].into());
+}
+
+/// While the write that begins a drain is under way, its slot stays, whatever happens to the node meanwhile.
+#[test]
+fn slot_of_node_with_pending_write_is_not_reassigned() {
+    // The write of Draining is under way for a; a bare pod is bound to it in the same moment.
+    let mut a = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    a.pods = Some(vec![pod("a", true)]);
+    let b = at("b", Step::Staged, 0, HostState::StagedUpdate);
+    let (mut view, policy) = cluster(vec![a, b], &["a"]);
+    view.busy.insert("a".into());
+    let first = plan(&view, &policy, t(1));
+    let slots = |plan: &Plan| plan.slots.as_ref().map(|s| s.iter().map(|s| s.node.clone()).collect::<Vec<_>>());
+    // Both arrive, in this order: the slots, and then the drain of a.
+    if let Some(slots) = first.slots.clone() {
+        view.operator.as_mut().unwrap().status.slots = slots;
+    }
+    let second = plan(&view, &policy, t(1));
+    if let Some(slots) = second.slots.clone() {
+        view.operator.as_mut().unwrap().status.slots = slots;
+    }
+    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.progress =
+        Some(progress(Step::Draining, 1));
+    view.busy.clear();
+    let third = plan(&view, &policy, t(1));
+    let mut end = view;
+    end.operator.as_mut().unwrap().status.slots = third.slots.clone().unwrap_or_default();
+    let fourth = plan(&end, &policy, t(1));
+    assert!(
+        third.slots.as_ref().is_none_or(|s| s.len() <= 1),
+        "slots one after the other: {:?} {:?} {:?}; then {:?}",
+        slots(&first),
+        slots(&second),
+        slots(&third),
+        fourth.actions
+    );
+}
+
+/// The write that ends an attempt has arrived, but not its outcome: the slot is kept for that moment, and counts.
+#[test]
+fn slot_of_node_with_pending_write_counts_against_budget() {
+    let ended = node("a");
+    let mut wanting = at("b", Step::Staged, 0, HostState::StagedUpdate);
+    wanting.pods = Some(vec![]);
+    let (mut view, policy) = cluster(vec![ended, wanting], &["a"]);
+    view.busy.insert("a".into());
+    let mut plan = plan(&view, &policy, t(1));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut plan), []);
+    assert!(plan.slots.is_none_or(|slots| slots.len() <= 1));
+}
+
+/// A paused leader wrote its `Draining` after another one had given the slot to `b`.
+#[test]
+fn unclaimed_node_that_lost_its_slot_is_released() {
+    let mut late = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    (late.facts.claims, late.facts.unschedulable) = (Parts::default(), false);
+    let (view, policy) = cluster(vec![late, at("b", Step::Draining, 0, HostState::StagedUpdate)], &["b"]);
+    let made = plan(&view, &policy, t(1));
+    assert_eq!(made.slots, None, "b's alone");
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+}
+
+/// Another client than the controller writes attempts into the status of all shadows.
+#[test]
+fn attempt_without_slot_and_claim_gets_no_slot_and_ends() {
+    for step in
+        [Step::LeavingBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Monitoring, Step::Unknown]
+    {
+        for (order, permit) in [(HostState::StagedUpdate, false), (HostState::RebootedIntoUpdate, true)] {
+            let forged = ["a", "b", "c", "d"].map(|name| {
+                let mut node = at(name, step, 0, order);
+                (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
+                node.shadow.as_mut().unwrap().spec.permit =
+                    permit.then(|| Permit { nonce: "n".into(), jws: String::new() });
+                node
+            });
+            let (mut view, policy) = cluster(forged.to_vec(), &[]);
+            for second in 1..=300 {
+                let made = plan(&view, &policy, t(second));
+                assert_eq!(made.slots, None, "{step:?}");
+                for (name, action) in made.actions {
+                    let node = view.nodes.get_mut(&name).unwrap();
+                    let shadow = node.shadow.as_mut().unwrap();
+                    match action {
+                        Action::Status { status, .. } => shadow.status.controller = status.report,
+                        Action::Spec { spec } => shadow.spec = *spec,
+                        Action::LookAtLease => {
+                            node.lease = Some(LeaseObservations::add(node.lease, Some(t(second)), t(second)));
+                        }
+                        other => panic!("{step:?}: {other:?}"),
+                    }
+                }
+            }
+            for node in view.nodes.values() {
+                assert!(node.progress().is_none(), "{step:?}: {:?}", node.progress());
+                assert_eq!(node.record().unwrap().last.as_ref().unwrap().reason, "ProgressLost", "{step:?}");
+            }
+        }
+    }
+}
+
+/// The operator's resource was deleted and created again during updates.
+#[test]
+fn slots_are_restored_from_attempts_before_new_ones_are_assigned() {
+    let mut watched = at("d", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    (watched.facts.claims, watched.facts.unschedulable, watched.facts.boot_id) =
+        (Parts::default(), false, "another boot".into());
+    let nodes = vec![
+        at("a", Step::Staged, 0, HostState::StagedUpdate),
+        at("b", Step::Draining, 0, HostState::StagedUpdate),
+        at("c", Step::Rebooting, 0, HostState::RebootedIntoUpdate),
+        watched,
+    ];
+    let (mut view, _) = cluster(nodes, &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"maxUnavailable": 2}));
+    let made = plan(&view, &policy, t(1));
+    let slots: Vec<_> = made.slots.unwrap().into_iter().map(|slot| slot.node).collect();
+    assert_eq!(slots, ["b", "c", "d"]);
+    assert!(!made.actions.contains_key("a"));
+}
+
+/// The operator's resource was deleted, and created again between the withdrawal of the desired state and the end of
+/// the attempt.
+#[test]
+fn completed_update_is_recorded_without_slot() {
+    for (sentence, attempt, runs, reason) in [
+        ("the attempt of the shadow", 1, NEW, models::shadow::UPDATED),
+        ("an attempt that the shadow does not know", 2, NEW, "ProgressLost"),
+        ("a version that does not run", 1, OLD, "ProgressLost"),
+    ] {
+        let mut watched = at("a", Step::Monitoring, 0, HostState::Idle);
+        (watched.facts.claims, watched.facts.unschedulable) = (Parts::default(), false);
+        watched.facts.os_image = format!("Bottlerocket OS {runs} (aws-k8s-1.37)");
+        watched.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().attempt = attempt;
+        let (view, policy) = cluster(vec![watched], &[]);
+        let made = plan(&view, &policy, t(100));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        let last = status.report.record.as_ref().and_then(|record| record.last.as_ref()).unwrap();
+        assert_eq!(last.reason, reason, "{sentence}");
+    }
+}
+
+/// An attempt has ended, and the next one on the node finds its image there: before the write that gives its slot to
+/// another node has arrived.
+#[test]
+fn retracted_slot_begins_no_drain() {
+    let mut again = at("a", Step::Staging, 0, HostState::StagedUpdate);
+    again.pods = Some(vec![]);
+    let (mut view, policy) = cluster(vec![again, node("b")], &["a"]);
+    let drains = |plan: &Plan| {
+        matches!(plan.actions.get("a"), Some(Action::Status { status, .. })
+        if status.report.progress.as_ref().is_some_and(|p| p.step == Step::Draining))
+    };
+    let made = plan(&view, &policy, t(1));
+    assert!(drains(&made), "with its slot it begins: {:?}", made.waits);
+    view.retracted.insert("uid-a".into());
+    let mut made = plan(&view, &policy, t(1));
+    assert!(!drains(&made), "{:?}", made.actions);
+    // It gets another one, and that is written whatever the result of the write that removes the old one.
+    let slots = made.slots.clone().unwrap();
+    assert_eq!((slots.len(), slots[0].uid.as_str(), slots[0].since), (1, "uid-a", t(1)));
+    assert_eq!(made.status.as_ref().unwrap().slots, slots);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    // If the planner decided otherwise, the plan validator drops it.
+    let mut wrong = plan(&ClusterView { retracted: BTreeSet::new(), ..view.clone() }, &policy, t(1));
+    let findings = crate::lint::lint(&view, &policy, &mut wrong);
+    assert!(findings.iter().any(|finding| finding.property == "S1"), "{findings:?}");
 }

@@ -4,22 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::operator::Slot;
-use models::shadow::Step;
 
 use super::survey::Survey;
-use super::{Action, Verdict, Wait};
+use super::{Verdict, Wait, begins_disruption};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
 /// The free part of the budget.
 #[derive(Clone)]
 pub(super) struct Budget<'a> {
-    free: usize,
+    /// The number of nodes that may still be taken in total.
+    pub(super) free: usize,
     groups: Vec<Option<usize>>,
     /// The zones that nodes are out of service in, each with one of these nodes, where only one zone may be.
     zones: Option<BTreeMap<&'a str, &'a str>>,
     /// The reason why nothing is free, if it is nodes that are out of service without the operator.
-    used_up: Option<Wait>,
+    pub(super) used_up: Option<Wait>,
 }
 
 /// The number of nodes of each group, and of those out of service. Index 0 is all nodes.
@@ -67,21 +67,6 @@ impl<'a> Budget<'a> {
         Self { free, groups: groups.collect(), zones, used_up }
     }
 
-    /// Sets the budget to zero.
-    pub(super) fn close(&mut self) {
-        self.free = 0;
-    }
-
-    /// The reason why nothing is free, if nodes that the operator does not disrupt have used the budget up.
-    pub(super) fn used_up(&self) -> Option<&Wait> {
-        self.used_up.as_ref()
-    }
-
-    /// The number of nodes that may still be taken in total.
-    pub(super) fn free(&self) -> usize {
-        self.free
-    }
-
     /// The reason why this node may not be taken although there is room in total.
     pub(super) fn refusal(&self, survey: &Survey<'_>, node: &NodeView) -> Option<Wait> {
         if let Some(group) = survey.groups.get(node.facts.name.as_str())
@@ -112,11 +97,8 @@ impl<'a> Budget<'a> {
 pub(super) fn makes_use(verdict: &Verdict) -> bool {
     match verdict {
         Verdict::WantsSlot | Verdict::Wait(Wait::ReadingPods) => true,
-        Verdict::Act(Action::Status { status, .. }) => {
-            let progress = status.report.progress.as_ref();
-            progress.is_some_and(|p| matches!(p.step, Step::LeavingBalancer | Step::Draining))
-        }
-        Verdict::Act(_) | Verdict::Wait(_) | Verdict::Candidate(_) => false,
+        Verdict::Act(action) => action.next_step().is_some_and(begins_disruption),
+        Verdict::Wait(_) | Verdict::Candidate(_) => false,
     }
 }
 

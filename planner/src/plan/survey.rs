@@ -7,7 +7,7 @@ use models::operator::KnownVersion;
 use semver::Version;
 
 use super::rollout::{self, Rollouts};
-use super::want::{Want, want};
+use super::want::{Host, Want};
 use super::{Quarantine, Wait, gates, versions};
 use crate::policy::{GroupPolicy, Policy, WindowState};
 use crate::view::{ClusterView, NodeView};
@@ -23,7 +23,7 @@ pub(super) struct Survey<'a> {
     /// The group of each node that is in one.
     pub(super) groups: BTreeMap<&'a str, usize>,
     /// The windows of nodes in no group, then those of the groups.
-    windows: Vec<WindowState>,
+    pub(super) windows: Vec<WindowState>,
     /// The number of nodes under the operator.
     pub(super) total: usize,
     /// The number of them that are not Ready for other reasons than an update.
@@ -46,7 +46,8 @@ impl<'a> Survey<'a> {
             if let Some(shadow) = &node.shadow {
                 let lock = shadow.spec.host.as_ref().and_then(|host| host.version_lock.as_ref());
                 let locked: Option<Version> = lock.and_then(|text| text.parse().ok());
-                wants.insert(name.as_str(), want(policy, &known, &shadow.status.agent, locked.as_ref(), now));
+                let host = Host { policy, known: &known, agent: &shadow.status.agent, now };
+                wants.insert(name.as_str(), host.want(locked.as_ref()));
             }
             total += usize::from(node.facts.labelled);
             unhealthy += usize::from(node.facts.labelled && !node.facts.ready && !node.disrupted());
@@ -74,11 +75,6 @@ impl<'a> Survey<'a> {
     pub(super) fn window(&self, node: &NodeView) -> &WindowState {
         let index = self.groups.get(node.facts.name.as_str()).map_or(0, |index| index + 1);
         &self.windows[index]
-    }
-
-    /// The windows of all nodes, groups included.
-    pub(super) fn windows(&self) -> &[WindowState] {
-        &self.windows
     }
 
     /// Returns the target version of a node, or the reason why there is none.

@@ -77,14 +77,14 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
             }
         }
     }
-    for (key, cause) in quarantine.failed() {
+    for (key, cause) in &quarantine.failed {
         let entry = known.entry(key.clone()).or_insert_with(|| new_version(key, now));
         let mut failed: Vec<String> = cause.nodes.clone();
         failed.sort();
         failed.truncate(FAILED);
         entry.failed = failed;
     }
-    for (key, cause) in quarantine.iter() {
+    for (key, cause) in &quarantine.spent {
         let entry = known.entry(key.clone()).or_insert_with(|| new_version(key, now));
         entry.quarantined.get_or_insert_with(|| Quarantined {
             reason: cause.reason.unwrap_or(FailureReason::Unknown),

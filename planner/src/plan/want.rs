@@ -6,7 +6,7 @@ use models::shadow::AgentReport;
 use semver::Version;
 
 use super::Wait;
-use crate::policy::{Policy, Range, Target};
+use crate::policy::{Policy, Target};
 use models::time::after;
 
 /// The target state that policy gives one host.
@@ -16,28 +16,6 @@ pub(super) struct Want {
     pub(super) pin: Option<Version>,
     /// The target version, or the reason why there is none.
     pub(super) version: Result<Version, Wait>,
-}
-
-/// The known versions for this kind of host.
-fn of_kind<'a>(known: &'a [KnownVersion], agent: &'a AgentReport) -> impl Iterator<Item = &'a KnownVersion> {
-    known.iter().filter(|k| {
-        Some(k.variant.as_str()) == agent.variant.as_deref() && Some(k.arch.as_str()) == agent.arch.as_deref()
-    })
-}
-
-/// Returns why policy no longer allows the version of an attempt, for its record, if it does not.
-pub(super) fn no_longer(
-    policy: &Policy,
-    known: &[KnownVersion],
-    agent: &AgentReport,
-    version: &Version,
-    now: Timestamp,
-) -> Option<String> {
-    let down = agent.current_version.as_ref().is_some_and(|current| version < current);
-    if !policy.target.allows(version) || (down && !policy.target.pins()) {
-        return Some(format!("{version} is not a version that spec.version.target '{}' leads to", policy.target));
-    }
-    refusal(policy, known, agent, version, now).map(|wait| wait.to_string())
 }
 
 /// Returns why what the host offers now supersedes an attempt that is not drained for yet, if it does. `wanted` is what
@@ -53,152 +31,150 @@ pub(super) fn superseded(agent: &AgentReport, version: &Version, wanted: &Result
     (!offered).then(|| format!("the host no longer offers {version}"))
 }
 
-/// Returns why a version is refused, whatever the host reports.
-fn refusal(
-    policy: &Policy,
-    known: &[KnownVersion],
-    agent: &AgentReport,
-    version: &Version,
-    now: Timestamp,
-) -> Option<Wait> {
-    if let Some(rule) = policy.exclude.iter().find(|exclusion| exclusion.covers(version)) {
-        return Some(Wait::Excluded { version: version.clone(), rule: rule.to_string() });
-    }
-    // Only a new version needs an age, not one that a node ran before, or runs.
-    let news = agent.current_version.as_ref().is_none_or(|current| version > current);
-    if news && !policy.minimum_age.is_zero() {
-        let seen = of_kind(known, agent).find(|k| k.version == *version).map(|k| k.first_seen);
-        let until = seen.map(|seen| after(seen, policy.minimum_age));
-        if until.is_none_or(|until| until > now) {
-            return Some(Wait::TooYoung { version: version.clone(), until });
-        }
-    }
-    None
+/// One host, as its agent reports it, under a policy.
+pub(super) struct Host<'a> {
+    pub(super) policy: &'a Policy,
+    pub(super) known: &'a [KnownVersion],
+    pub(super) agent: &'a AgentReport,
+    pub(super) now: Timestamp,
 }
 
-/// Returns the target state of a host with this report.
-///
-/// `locked` is the version lock that its shadow requests so far: it stays where nothing better is known, as after a
-/// boot, when the host has not refreshed yet.
-pub(super) fn want(
-    policy: &Policy,
-    known: &[KnownVersion],
-    agent: &AgentReport,
-    locked: Option<&Version>,
-    now: Timestamp,
-) -> Want {
-    let kept = locked.filter(|version| policy.target.pins() && policy.target.allows(version)).cloned();
-    let Some(current) = &agent.current_version else { return Want { pin: kept, version: Err(Wait::NoReport) } };
-    match &policy.target {
-        Target::Latest => latest(policy, known, agent, current, locked, now),
-        Target::Exact(version) => {
-            Want { pin: Some(version.clone()), version: pinned(policy, known, agent, current, version, now) }
+impl<'a> Host<'a> {
+    /// The known versions for this kind of host.
+    fn known(&self) -> impl Iterator<Item = &'a KnownVersion> {
+        let kind = (self.agent.variant.as_deref(), self.agent.arch.as_deref());
+        self.known.iter().filter(move |k| (Some(k.variant.as_str()), Some(k.arch.as_str())) == kind)
+    }
+
+    /// The versions that the host may have.
+    fn offered(&self) -> impl Iterator<Item = &'a Version> {
+        self.agent.updates.iter().flat_map(|updates| &updates.available_versions)
+    }
+
+    /// The version that the host chooses of them.
+    fn chosen(&self) -> Option<&'a Version> {
+        self.agent.updates.as_ref()?.chosen_version.as_ref()
+    }
+
+    /// Returns why policy no longer allows the version of an attempt, for its record, if it does not.
+    pub(super) fn no_longer(&self, version: &Version) -> Option<String> {
+        let target = &self.policy.target;
+        let down = self.agent.current_version.as_ref().is_some_and(|current| version < current);
+        if !target.allows(version) || (down && !target.pins()) {
+            return Some(format!("{version} is not a version that spec.version.target '{target}' leads to"));
         }
-        Target::Range(range) => {
-            let offered = agent.updates.iter().flat_map(|u| &u.available_versions);
-            let fits = |version: &&Version| range.matches(version);
-            let best = offered
-                .filter(fits)
-                .filter(|version| *version != current && refusal(policy, known, agent, version, now).is_none())
-                .chain([current].into_iter().filter(fits))
-                .max();
-            match best {
-                Some(version) => {
-                    Want { pin: Some(version.clone()), version: pinned(policy, known, agent, current, version, now) }
-                }
-                None => Want { pin: kept, version: Err(unoffered(policy, known, agent, range, now)) },
+        self.refusal(version).map(|wait| wait.to_string())
+    }
+
+    /// Returns why a version is refused, whatever the host reports.
+    fn refusal(&self, version: &Version) -> Option<Wait> {
+        if let Some(rule) = self.policy.exclude.iter().find(|exclusion| exclusion.covers(version)) {
+            return Some(Wait::Excluded { version: version.clone(), rule: rule.to_string() });
+        }
+        // Only a new version needs an age, not one that a node ran before, or runs.
+        let news = self.agent.current_version.as_ref().is_none_or(|current| version > current);
+        if news && !self.policy.minimum_age.is_zero() {
+            let seen = self.known().find(|k| k.version == *version).map(|k| k.first_seen);
+            let until = seen.map(|seen| after(seen, self.policy.minimum_age));
+            if until.is_none_or(|until| until > self.now) {
+                return Some(Wait::TooYoung { version: version.clone(), until });
             }
         }
+        None
     }
-}
 
-fn failing(agent: &AgentReport) -> Option<Wait> {
-    let message = agent.updates.as_ref()?.refresh_failure.clone()?;
-    Some(Wait::RefreshFails { message })
-}
-
-/// Returns the best reason that the host's offers give when no version in the range can be used.
-fn unoffered(policy: &Policy, known: &[KnownVersion], agent: &AgentReport, range: &Range, now: Timestamp) -> Wait {
-    let offered = agent.updates.iter().flat_map(|u| &u.available_versions);
-    let refused = offered.filter(|v| range.matches(v)).max().and_then(|v| refusal(policy, known, agent, v, now));
-    failing(agent).or(refused).unwrap_or_else(|| not_offered(policy, agent))
-}
-
-fn not_offered(policy: &Policy, agent: &AgentReport) -> Wait {
-    let newest = agent.updates.iter().flat_map(|u| &u.available_versions).max().cloned();
-    Wait::NotOffered { target: policy.target.to_string(), newest }
-}
-
-/// Returns the newer version that the host chooses, or, where policy refuses that one, the newest below it that policy
-/// allows, which the host's lock then chooses. A lower version that a host offers after a release was pulled is never
-/// used.
-fn latest(
-    policy: &Policy,
-    known: &[KnownVersion],
-    agent: &AgentReport,
-    current: &Version,
-    locked: Option<&Version>,
-    now: Timestamp,
-) -> Want {
-    let locked = locked.filter(|version| *version > current);
-    if agent.updates.is_none() || failing(agent).is_some() {
-        return Want { pin: locked.cloned(), version: Err(failing(agent).unwrap_or(Wait::UpToDate)) };
-    }
-    let refused = |version: &Version| refusal(policy, known, agent, version, now);
-    let offered = || agent.updates.iter().flat_map(|u| &u.available_versions).filter(|version| *version > current);
-    let chosen = agent.updates.as_ref().and_then(|u| u.chosen_version.as_ref()).filter(|chosen| *chosen > current);
-    let passed_over = chosen.filter(|version| refused(version).is_some());
-    let best = offered().filter(|version| refused(version).is_none()).max();
-    if let Some(best) = best.filter(|best| locked.is_some() || passed_over.is_some_and(|chosen| *best < chosen)) {
-        let version =
-            if chosen == Some(best) { Ok(best.clone()) } else { Err(Wait::Pinning { version: best.clone() }) };
-        return Want { pin: Some(best.clone()), version };
-    }
-    let version = match chosen {
-        Some(chosen) => refused(chosen).map_or_else(|| Ok(chosen.clone()), Err),
-        // The list is what the host may have, its wave included: only a lock makes it ignore that.
-        None => Err(match offered().max() {
-            Some(version) => refused(version).unwrap_or(Wait::NotChosen { version: version.clone() }),
-            None => {
-                let others = of_kind(known, agent).map(|k| &k.version).filter(|version| *version > current).max();
-                others.map_or(Wait::UpToDate, |version| Wait::WaveNotCome { version: version.clone() })
-            }
-        }),
-    };
-    Want { pin: None, version }
-}
-
-/// One version, which the host's own lock has to choose.
-fn pinned(
-    policy: &Policy,
-    known: &[KnownVersion],
-    agent: &AgentReport,
-    current: &Version,
-    version: &Version,
-    now: Timestamp,
-) -> Result<Version, Wait> {
-    if version == current {
-        return Err(Wait::UpToDate);
-    }
-    if let Some(wait) = refusal(policy, known, agent, version, now) {
-        return Err(wait);
-    }
-    let updates = agent.updates.as_ref();
-    if updates.and_then(|u| u.chosen_version.as_ref()) == Some(version) {
-        return match failing(agent) {
-            Some(wait) => Err(wait),
-            None => Ok(version.clone()),
+    /// Returns the target state of the host.
+    ///
+    /// `locked` is the version lock that its shadow requests so far: it stays where nothing better is known, as after a
+    /// boot, when the host has not refreshed yet.
+    pub(super) fn want(&self, locked: Option<&Version>) -> Want {
+        let target = &self.policy.target;
+        let kept = locked.filter(|version| target.pins() && target.allows(version)).cloned();
+        let Some(current) = &self.agent.current_version else {
+            return Want { pin: kept, version: Err(Wait::NoReport) };
         };
+        let best = match target {
+            Target::Latest => return self.latest(current, locked),
+            Target::Exact(version) => Some(version),
+            Target::Range(range) => {
+                let usable = |version: &&Version| *version != current && self.refusal(version).is_none();
+                let fits = |version: &&Version| range.matches(version);
+                self.offered().filter(usable).chain([current]).filter(fits).max()
+            }
+        };
+        match best {
+            Some(version) => Want { pin: Some(version.clone()), version: self.pinned(current, version) },
+            None => Want { pin: kept, version: Err(self.unoffered()) },
+        }
     }
-    if updates.is_some_and(|u| u.available_versions.contains(version)) {
-        return Err(failing(agent).unwrap_or(Wait::Pinning { version: version.clone() }));
+
+    fn failing(&self) -> Option<Wait> {
+        let message = self.agent.updates.as_ref()?.refresh_failure.clone()?;
+        Some(Wait::RefreshFails { message })
     }
-    let elsewhere = of_kind(known, agent).any(|k| k.version == *version);
-    Err(failing(agent).unwrap_or(if elsewhere {
-        Wait::WaveNotCome { version: version.clone() }
-    } else {
-        not_offered(policy, agent)
-    }))
+
+    /// Returns the best reason that the host's offers give when no version of the target can be used.
+    fn unoffered(&self) -> Wait {
+        let refused = self.offered().filter(|v| self.policy.target.allows(v)).max().and_then(|v| self.refusal(v));
+        self.failing().or(refused).unwrap_or_else(|| self.not_offered())
+    }
+
+    fn not_offered(&self) -> Wait {
+        Wait::NotOffered { target: self.policy.target.to_string(), newest: self.offered().max().cloned() }
+    }
+
+    /// Returns the newer version that the host chooses, or, where policy refuses that one, the newest below it that
+    /// policy allows, which the host's lock then chooses. A lower version that a host offers after a release was pulled
+    /// is never used.
+    fn latest(&self, current: &Version, locked: Option<&Version>) -> Want {
+        let locked = locked.filter(|version| *version > current);
+        if self.agent.updates.is_none() || self.failing().is_some() {
+            return Want { pin: locked.cloned(), version: Err(self.failing().unwrap_or(Wait::UpToDate)) };
+        }
+        let refused = |version: &Version| self.refusal(version);
+        let offered = || self.offered().filter(|version| *version > current);
+        let chosen = self.chosen().filter(|chosen| *chosen > current);
+        let passed_over = chosen.filter(|version| refused(version).is_some());
+        let best = offered().filter(|version| refused(version).is_none()).max();
+        if let Some(best) = best.filter(|best| locked.is_some() || passed_over.is_some_and(|chosen| *best < chosen)) {
+            let version =
+                if chosen == Some(best) { Ok(best.clone()) } else { Err(Wait::Pinning { version: best.clone() }) };
+            return Want { pin: Some(best.clone()), version };
+        }
+        let version = match chosen {
+            Some(chosen) => refused(chosen).map_or_else(|| Ok(chosen.clone()), Err),
+            // The list is what the host may have, its wave included: only a lock makes it ignore that.
+            None => Err(match offered().max() {
+                Some(version) => refused(version).unwrap_or(Wait::NotChosen { version: version.clone() }),
+                None => {
+                    let others = self.known().map(|k| &k.version).filter(|version| *version > current).max();
+                    others.map_or(Wait::UpToDate, |version| Wait::WaveNotCome { version: version.clone() })
+                }
+            }),
+        };
+        Want { pin: None, version }
+    }
+
+    /// One version, which the host's own lock has to choose.
+    fn pinned(&self, current: &Version, version: &Version) -> Result<Version, Wait> {
+        if version == current {
+            return Err(Wait::UpToDate);
+        }
+        if let Some(wait) = self.refusal(version).or_else(|| self.failing()) {
+            return Err(wait);
+        }
+        if self.chosen() == Some(version) {
+            return Ok(version.clone());
+        }
+        let version = version.clone();
+        Err(if self.offered().any(|offered| *offered == version) {
+            Wait::Pinning { version }
+        } else if self.known().any(|k| k.version == version) {
+            Wait::WaveNotCome { version }
+        } else {
+            self.not_offered()
+        })
+    }
 }
 
 #[cfg(test)]

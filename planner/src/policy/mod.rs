@@ -18,7 +18,7 @@ use crate::rules::Rules;
 use crate::view::{NodeFacts, OperatorFacts};
 
 pub use schedule::{Schedule, WindowState};
-pub use version::{Exclusion, Range, Target};
+pub use version::{Range, Target};
 
 /// The longest wait after failed attempts.
 pub const BACK_OFF_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -38,7 +38,6 @@ pub struct PolicyError {
 pub struct CanaryStep {
     /// Number of nodes that have to be on the version, those of earlier steps included.
     pub nodes: CountOrPercent,
-    /// Time to wait after the last of them is done.
     pub soak: Duration,
     /// True if a user has to approve besides.
     pub manual: bool,
@@ -49,7 +48,6 @@ pub struct CanaryStep {
 pub struct Prometheus {
     /// The base URL of its API.
     pub url: String,
-    /// Timeout of an answer.
     pub timeout: Duration,
     /// Interval of queries for an expression that a node waits for.
     pub interval: Duration,
@@ -62,7 +60,6 @@ pub struct Before {
     pub pods_ready: bool,
     /// Number of nodes not Ready above which nothing starts.
     pub max_unhealthy_nodes: Option<CountOrPercent>,
-    /// Expressions that have to return nothing.
     pub expressions: Vec<Expression>,
 }
 
@@ -75,7 +72,6 @@ pub struct After {
     pub pods_ready: bool,
     /// Maximum time until it is healthy for the soak.
     pub timeout: Duration,
-    /// Expressions that have to return nothing.
     pub expressions: Vec<Expression>,
 }
 
@@ -93,13 +89,11 @@ impl Default for After {
 /// Rules for draining a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// Maximum duration.
     pub timeout: Duration,
     /// The action at the end of that time.
     pub at_deadline: AtDeadline,
     /// Rules for pods that would lose something.
     pub rules: Rules,
-    /// Treatment of nodes that another user or controller has cordoned.
     pub cordoned_nodes: CordonedNodes,
     /// Time after the end of its grace period for which a terminating pod is waited for; `None`: until the deadline.
     pub skip_terminating_after: Option<Duration>,
@@ -134,26 +128,20 @@ impl Default for Drain {
 /// The part of the policy that may differ from one group of nodes to another.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupPolicy {
-    /// Times at which nodes may be taken out of service.
     pub schedule: Schedule,
-    /// Rules for draining nodes.
     pub drain: Drain,
-    /// Conditions before a node is taken out of service.
     pub before: Before,
-    /// Conditions for the success of a node's update.
     pub after: After,
 }
 
 /// A group of nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    /// The name.
     pub name: String,
     /// The nodes of the group, where no group before it matches.
     pub selector: NodeSelector,
     /// Maximum number of its nodes out of service, besides the limit for all nodes.
     pub max_unavailable: Option<CountOrPercent>,
-    /// The policy of the group.
     pub policy: GroupPolicy,
 }
 
@@ -166,14 +154,11 @@ pub struct Policy {
     pub unusable: bool,
     /// The errors in `spec`, if another policy is in force because of them.
     pub errors: Vec<PolicyError>,
-    /// True if new updates start.
     pub enabled: bool,
-    /// The target version of nodes.
     pub target: Target,
     /// Time for which a version has to be known.
     pub minimum_age: Duration,
-    /// Versions that no node takes.
-    pub exclude: Vec<Exclusion>,
+    pub exclude: Vec<Target>,
     /// True if nodes skip their place in a release's waves.
     pub ignore_waves: bool,
     /// Interval of an idle host's refreshes.
@@ -187,9 +172,7 @@ pub struct Policy {
     pub pre_stage: Option<CountOrPercent>,
     /// True if only nodes of one zone are out of service at a time.
     pub one_zone_at_a_time: bool,
-    /// The Prometheus server for expressions.
     pub prometheus: Option<Prometheus>,
-    /// Maximum time for staging.
     pub stage: Duration,
     /// Maximum time from the desired state to reboot until another boot.
     pub reboot: Duration,

@@ -41,8 +41,6 @@ impl Policy {
         let exclude = version::exclusions("spec.version.exclude", &version.exclude, &mut errors);
         let policy = Self {
             present: true,
-            unusable: false,
-            errors: Vec::new(),
             enabled: spec.enabled.unwrap_or(default.enabled),
             target,
             minimum_age: version.minimum_age.map_or(default.minimum_age, |d| d.0),
@@ -72,6 +70,7 @@ impl Policy {
                 .unwrap_or(default.protect_from_autoscalers),
             all,
             groups,
+            ..default
         };
         policy.reject_missing_prometheus(&mut errors);
         policy.reject_unknown_variables(&mut errors);

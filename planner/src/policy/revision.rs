@@ -8,7 +8,7 @@
 use serde_json::{Value, json};
 
 use super::Policy;
-use super::version::{Exclusion, Target};
+use super::version::Target;
 
 /// Kubernetes' alphabet for generated names: no vowels, and nothing that resembles another character.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -27,23 +27,11 @@ fn hash(content: &str, collisions: Option<i32>) -> String {
 
 /// Returns the effect of a policy on the versions of nodes, in one spelling.
 fn content(policy: &Policy) -> Value {
-    let target = match &policy.target {
-        Target::Latest => "latest".to_owned(),
-        Target::Exact(version) => version.to_string(),
-        Target::Range(range) => range.normalized(),
-    };
-    let mut exclude: Vec<String> = policy
-        .exclude
-        .iter()
-        .map(|exclusion| match exclusion {
-            Exclusion::Exact(version) => version.to_string(),
-            Exclusion::Range(range) => range.normalized(),
-        })
-        .collect();
+    let mut exclude: Vec<String> = policy.exclude.iter().map(Target::normalized).collect();
     exclude.sort();
     exclude.dedup();
     // Versioned, so that a later form of it never passes for this one.
-    json!({"exclude": exclude, "form": 1, "ignoreWaves": policy.ignore_waves, "target": target})
+    json!({"exclude": exclude, "form": 1, "ignoreWaves": policy.ignore_waves, "target": policy.target.normalized()})
 }
 
 /// Returns the name of a policy's revision.

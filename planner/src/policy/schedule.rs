@@ -1,13 +1,13 @@
 //! Schedules: windows and blackouts, which decide when nodes may be taken out of service.
 //!
 //! `at` is called for every plan and every group, so its cost does not depend on the distance of an event: a window is
-//! searched over its own length, days are found by bits, and nothing is followed further than [`FORESIGHT`] and
+//! searched over its own length, and nothing is followed further than [`FORESIGHT`] and
 //! [`HORIZON`].
 
 mod calendar;
 mod window;
 
-use jiff::civil::{Date, DateTime};
+use jiff::civil::Date;
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{Blackout, MaintenanceWindow, SchedulePolicy};
@@ -254,17 +254,18 @@ fn read_date(text: &str) -> Result<Date, String> {
 /// Returns the beginning of a day. Where its midnight comes twice there are two results; where it is left out the day
 /// begins with the change of the clock.
 fn begin(zone: &TimeZone, day: Date) -> Option<(Timestamp, Timestamp)> {
-    let midnight = DateTime::from_parts(day, jiff::civil::Time::midnight());
+    let midnight = day.at(0, 0, 0, 0);
     let ambiguous = zone.to_ambiguous_timestamp(midnight);
     match ambiguous.offset() {
         AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(midnight).ok().map(|begin| (begin, begin)),
         AmbiguousOffset::Fold { before, after } => {
             Some((before.to_timestamp(midnight).ok()?, after.to_timestamp(midnight).ok()?))
         }
+        // Not `jiff`'s own start of the day, which is later where the change begins before midnight.
         AmbiguousOffset::Gap { before, .. } => {
-            let change =
-                zone.preceding(before.to_timestamp(midnight).ok()?.checked_add(SignedDuration::from_nanos(1)).ok()?);
-            change.map(|change| change.timestamp()).next().map(|begin| (begin, begin))
+            let unchanged = before.to_timestamp(midnight).ok()?;
+            let change = zone.preceding(unchanged.checked_add(SignedDuration::from_nanos(1)).ok()?).next()?;
+            Some((change.timestamp(), change.timestamp()))
         }
     }
 }

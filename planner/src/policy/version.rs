@@ -30,17 +30,6 @@ impl Range {
     pub fn matches(&self, version: &Version) -> bool {
         self.request.matches(version)
     }
-
-    /// Returns the range in the one spelling of [`semver`].
-    pub(super) fn normalized(&self) -> String {
-        self.request.to_string()
-    }
-}
-
-impl fmt::Display for Range {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
 }
 
 /// Parses one part of a range into the form of [`semver`], for which a version without an operator would mean
@@ -75,29 +64,52 @@ fn satisfiable(request: &VersionReq) -> bool {
     std::iter::once(Version::new(0, 0, 0)).chain(named).any(|version| request.matches(&version))
 }
 
-/// The target version of nodes.
+/// The versions that `spec.version.target` or an entry of `spec.version.exclude` names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Any newer version that the host chooses, never an older one.
+    /// Any newer version that the host chooses, never an older one. Only a target.
     Latest,
-    /// This version, up or down.
+    /// This version; as a target, up or down.
     Exact(Version),
-    /// The highest version in this range that the host offers, up or down.
+    /// The versions in this range; as a target, the highest of them that the host offers, up or down.
     Range(Range),
 }
 
 impl Target {
+    /// Parses a version, which means exactly that one, or a range.
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.strip_prefix('v').unwrap_or(text).parse() {
+            Ok(version) => Ok(Self::Exact(version)),
+            Err(_) => Range::parse(text).map(Self::Range),
+        }
+    }
+
     /// Returns whether the host needs a version in its own setting.
     pub fn pins(&self) -> bool {
         !matches!(self, Self::Latest)
     }
 
-    /// Returns whether nodes may update to a version.
+    /// Returns whether a version is one of these.
     pub fn allows(&self, version: &Version) -> bool {
         match self {
             Self::Latest => true,
             Self::Exact(exact) => exact == version,
             Self::Range(range) => range.matches(version),
+        }
+    }
+
+    /// Returns whether a version is excluded by these. In a range, a pre-release is covered with the version that it
+    /// precedes.
+    pub fn covers(&self, version: &Version) -> bool {
+        let release = || Version { pre: Prerelease::EMPTY, ..version.clone() };
+        self.allows(version) || matches!(self, Self::Range(range) if range.matches(&release()))
+    }
+
+    /// Returns the text in one spelling.
+    pub(super) fn normalized(&self) -> String {
+        match self {
+            Self::Range(range) => range.request.to_string(),
+            Self::Latest | Self::Exact(_) => self.to_string(),
         }
     }
 }
@@ -107,44 +119,9 @@ impl fmt::Display for Target {
         match self {
             Self::Latest => f.write_str("latest"),
             Self::Exact(version) => version.fmt(f),
-            Self::Range(range) => range.fmt(f),
+            Self::Range(range) => f.write_str(&range.text),
         }
     }
-}
-
-/// A version, or a range of them, that no node takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Exclusion {
-    /// This version alone.
-    Exact(Version),
-    /// Every version in the range.
-    Range(Range),
-}
-
-impl Exclusion {
-    /// Returns whether it covers this version. A pre-release is covered with the version that it precedes.
-    pub fn covers(&self, version: &Version) -> bool {
-        match self {
-            Self::Exact(exact) => exact == version,
-            Self::Range(range) => {
-                range.matches(version) || range.matches(&Version { pre: Prerelease::EMPTY, ..version.clone() })
-            }
-        }
-    }
-}
-
-impl fmt::Display for Exclusion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exact(version) => version.fmt(f),
-            Self::Range(range) => range.fmt(f),
-        }
-    }
-}
-
-/// Parses a single version, which means exactly that one.
-fn exact(text: &str) -> Option<Version> {
-    text.strip_prefix('v').unwrap_or(text).parse().ok()
 }
 
 fn error(field: &str, text: &str, also: &str, why: &str) -> PolicyError {
@@ -160,28 +137,18 @@ fn error(field: &str, text: &str, also: &str, why: &str) -> PolicyError {
 /// Parses `spec.version.target`.
 pub(super) fn target(field: &str, text: Option<&str>, errors: &mut Vec<PolicyError>) -> Target {
     let Some(text) = text.map(str::trim).filter(|text| *text != "latest") else { return Target::Latest };
-    match (exact(text), Range::parse(text)) {
-        (Some(version), _) => Target::Exact(version),
-        (None, Ok(range)) => Target::Range(range),
-        (None, Err(why)) => {
-            errors.push(error(field, text, "'latest', ", &why));
-            Target::Latest
-        }
-    }
+    Target::parse(text).unwrap_or_else(|why| {
+        errors.push(error(field, text, "'latest', ", &why));
+        Target::Latest
+    })
 }
 
 /// Parses `spec.version.exclude`.
-pub(super) fn exclusions(field: &str, texts: &[String], errors: &mut Vec<PolicyError>) -> Vec<Exclusion> {
+pub(super) fn exclusions(field: &str, texts: &[String], errors: &mut Vec<PolicyError>) -> Vec<Target> {
     let read = |(index, text): (usize, &String)| {
         let text = text.trim();
-        match (exact(text), Range::parse(text)) {
-            (Some(version), _) => Some(Exclusion::Exact(version)),
-            (None, Ok(range)) => Some(Exclusion::Range(range)),
-            (None, Err(why)) => {
-                errors.push(error(&format!("{field}[{index}]"), text, "", &why));
-                None
-            }
-        }
+        let failed = |why: String| errors.push(error(&format!("{field}[{index}]"), text, "", &why));
+        Target::parse(text).map_err(failed).ok()
     };
     texts.iter().enumerate().filter_map(read).collect()
 }

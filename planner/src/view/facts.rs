@@ -16,7 +16,7 @@ use models::time::after;
 use crate::annotations::{Place, misunderstood};
 use crate::claims;
 
-use super::projection::{Projection, key, key_of};
+use super::projection::{Projection, key};
 use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
 
 /// Conditions of a Node that are bad when they are true, the most important first.
@@ -80,6 +80,8 @@ impl Projection for NodeFacts {
     fn project(node: &Node) -> Option<Self> {
         let status = node.status.as_ref();
         let info = status.and_then(|s| s.node_info.as_ref());
+        let conditions = || status.iter().flat_map(|s| s.conditions.iter().flatten());
+        let holding = || conditions().filter(|c| c.status == "True").map(|c| &c.type_);
         let label = node.metadata.labels.as_ref().and_then(|l| l.get(names::INTERFACE_LABEL));
         let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
         Some(Self {
@@ -88,15 +90,8 @@ impl Projection for NodeFacts {
             resource_version: text(node.metadata.resource_version.as_ref()),
             labelled: label.is_some_and(|value| value == names::INTERFACE_VERSION),
             labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
-            pressure: status
-                .and_then(|s| s.conditions.as_ref())
-                .and_then(|conditions| {
-                    conditions.iter().find(|c| PRESSURE.contains(&c.type_.as_str()) && c.status == "True")
-                })
-                .map(|c| c.type_.clone()),
-            ready: status
-                .and_then(|s| s.conditions.as_ref())
-                .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")),
+            pressure: holding().find(|type_| PRESSURE.contains(&type_.as_str())).cloned(),
+            ready: holding().any(|type_| type_ == "Ready"),
             boot_id: info.map(|i| i.boot_id.clone()).unwrap_or_default(),
             os_image: info.map(|i| i.os_image.clone()).unwrap_or_default(),
             unschedulable,
@@ -109,10 +104,6 @@ impl Projection for NodeFacts {
             volumes: status.map_or(0, attached_volumes),
             deleting: node.metadata.deletion_timestamp.is_some(),
         })
-    }
-
-    fn key_of(object: &Node) -> String {
-        key_of(&object.metadata)
     }
 }
 
@@ -193,10 +184,6 @@ impl Projection for OperatorFacts {
             rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
         })
     }
-
-    fn key_of(operator: &BottlerocketUpdateOperator) -> String {
-        operator.metadata.name.clone().unwrap_or_default()
-    }
 }
 
 /// Returns the PersistentVolumeClaim of a pod's volume: one that it names, or one that is made for the pod.
@@ -219,12 +206,16 @@ fn restarted_at(container: &ContainerStatus) -> Option<Timestamp> {
     (container.restart_count > 0).then(|| after(ended, SignedDuration::from_secs(1)))
 }
 
+fn is_true(pod: &Pod, type_: &str) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|c| c.type_ == type_ && c.status == "True")
+}
+
 /// Returns the reason why a pod is not Ready: the state of the first container that is neither ready nor done, else the
 /// condition that is not true.
 fn trouble(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
-    let is_true = |type_: &str| status.conditions.iter().flatten().any(|c| c.type_ == type_ && c.status == "True");
-    if is_true("Ready") {
+    if is_true(pod, "Ready") {
         return None;
     }
     let state = |container: &ContainerStatus| {
@@ -251,6 +242,7 @@ impl PodFacts {
         let owner = meta.owner_references.iter().flatten().find(|o| o.controller == Some(true));
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
         let spec = pod.spec.as_ref();
+        let volumes = || spec.iter().flat_map(|s| s.volumes.iter().flatten());
         Self {
             namespace: text(meta.namespace.as_ref()),
             name: text(meta.name.as_ref()),
@@ -261,12 +253,8 @@ impl PodFacts {
             terminating: meta.deletion_timestamp.is_some(),
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
             pending: phase == Some("Pending"),
-            empty_dir: spec.iter().flat_map(|s| s.volumes.iter().flatten()).any(|volume| volume.empty_dir.is_some()),
-            volume_claims: spec
-                .iter()
-                .flat_map(|s| s.volumes.iter().flatten())
-                .filter_map(|v| claim(meta, v))
-                .collect(),
+            empty_dir: volumes().any(|volume| volume.empty_dir.is_some()),
+            volume_claims: volumes().filter_map(|volume| claim(meta, volume)).collect(),
             tolerates_cordon: spec.iter().flat_map(|s| s.tolerations.iter().flatten()).any(tolerates_cordon),
             critical: spec.and_then(|s| s.priority).is_some_and(|priority| priority >= CRITICAL),
             mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
@@ -275,11 +263,7 @@ impl PodFacts {
             controller: owner.map(|o| format!("{} {}", o.kind, o.name)),
             controller_uid: owner.map(|o| o.uid.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
-            ready: pod
-                .status
-                .as_ref()
-                .and_then(|s| s.conditions.as_ref())
-                .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")),
+            ready: is_true(pod, "Ready"),
             restarts: containers(pod).map(|container| container.restart_count).max().unwrap_or_default(),
             restarted_at: containers(pod).filter_map(restarted_at).max(),
             trouble: trouble(pod),
@@ -305,10 +289,6 @@ impl Projection for PodFacts {
     fn project(pod: &Pod) -> Option<Self> {
         Some(Self::of(pod))
     }
-
-    fn key_of(pod: &Pod) -> String {
-        key_of(&pod.metadata)
-    }
 }
 
 impl Projection for BudgetFacts {
@@ -331,23 +311,17 @@ impl Projection for BudgetFacts {
     }
 
     fn project(budget: &PodDisruptionBudget) -> Option<Self> {
+        let (spec, status) = (budget.spec.as_ref(), budget.status.as_ref());
         Some(Self {
             namespace: text(budget.metadata.namespace.as_ref()),
             name: text(budget.metadata.name.as_ref()),
             resource_version: text(budget.metadata.resource_version.as_ref()),
-            allowed: budget.status.as_ref().map_or(0, |s| s.disruptions_allowed.unwrap_or(0)),
-            desired: budget.status.as_ref().map_or(0, |s| s.desired_healthy.unwrap_or(0)),
-            expected: budget.status.as_ref().map_or(0, |s| s.expected_pods.unwrap_or(0)),
-            lets_unhealthy_go: budget
-                .spec
-                .as_ref()
-                .is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),
-            selector: budget.spec.as_ref().and_then(|s| s.selector.clone()).and_then(|s| s.try_into().ok()),
+            allowed: status.and_then(|s| s.disruptions_allowed).unwrap_or(0),
+            desired: status.and_then(|s| s.desired_healthy).unwrap_or(0),
+            expected: status.and_then(|s| s.expected_pods).unwrap_or(0),
+            lets_unhealthy_go: spec.is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),
+            selector: spec.and_then(|s| s.selector.clone()).and_then(|s| s.try_into().ok()),
         })
-    }
-
-    fn key_of(budget: &PodDisruptionBudget) -> String {
-        key_of(&budget.metadata)
     }
 }
 

@@ -25,7 +25,6 @@ pub use standing::Standings;
 /// A Node, as far as decisions about updates go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// The name.
     pub name: String,
     /// The uid: a node re-created under its name is another node.
     pub uid: String,
@@ -43,7 +42,6 @@ pub struct NodeFacts {
     pub boot_id: String,
     /// The kubelet's name of the operating system, with the version in it.
     pub os_image: String,
-    /// True if it is cordoned.
     pub unschedulable: bool,
     /// True if a user has set a hold.
     pub held: bool,
@@ -59,7 +57,6 @@ pub struct NodeFacts {
     pub unowned: Parts,
     /// Number of volumes attached to it, as known to its kubelet and the attach controller.
     pub volumes: usize,
-    /// True if it is being deleted.
     pub deleting: bool,
 }
 
@@ -101,7 +98,6 @@ impl NodeFacts {
 pub struct ShadowFacts {
     /// The node that it is named after.
     pub node: String,
-    /// The uid.
     pub uid: String,
     /// The version of the object. Every write of the operator carries it.
     pub resource_version: String,
@@ -109,11 +105,8 @@ pub struct ShadowFacts {
     pub generation: i64,
     /// The uid of the Node that owns it.
     pub owner_uid: Option<String>,
-    /// The desired state.
     pub spec: BottlerocketShadowSpec,
-    /// The agent status and the controller status.
     pub status: BottlerocketShadowStatus,
-    /// True if it is being deleted.
     pub deleting: bool,
     /// The value of the annotation that requests another try.
     pub retry: Option<String>,
@@ -124,15 +117,10 @@ pub struct ShadowFacts {
 /// The operator's resource.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OperatorFacts {
-    /// The uid.
     pub uid: String,
-    /// The version of the object.
     pub resource_version: String,
-    /// The generation.
     pub generation: i64,
-    /// The policy.
     pub spec: BottlerocketUpdateOperatorSpec,
-    /// The recorded status.
     pub status: BottlerocketUpdateOperatorStatus,
     /// The value of the annotation that requests to settle failures.
     pub resume: Option<String>,
@@ -149,9 +137,7 @@ pub struct OperatorFacts {
 /// The last answer to the eviction of a pod; kept in memory only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
-    /// The budget that refuses, where one does.
     pub budget: Option<String>,
-    /// The API server's message.
     pub message: String,
     /// Time of the first request of those with the same answer.
     pub since: Timestamp,
@@ -159,7 +145,6 @@ pub struct Blocked {
     pub retry_at: Timestamp,
     /// True if another try is pointless: the drain fails.
     pub fatal: bool,
-    /// True if it was accepted.
     pub accepted: bool,
     /// True if it was deleted and not evicted.
     pub deleted: bool,
@@ -168,7 +153,6 @@ pub struct Blocked {
 /// An eviction or deletion that was sent and has no answer so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlight {
-    /// Time of sending.
     pub since: Timestamp,
     /// True if it deletes the pod past its budgets.
     pub deletes: bool,
@@ -177,7 +161,6 @@ pub struct InFlight {
 /// The reason against draining a staged node at the last check; kept in memory only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
-    /// The reason.
     pub wait: Wait,
     /// Time of the next check.
     pub again_at: Timestamp,
@@ -210,7 +193,6 @@ impl LeaseObservations {
 /// One node with all related objects and facts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeView {
-    /// The Node.
     pub facts: NodeFacts,
     /// The shadow, if the node has one and owns it.
     pub shadow: Option<ShadowFacts>,
@@ -287,15 +269,9 @@ pub enum Answer {
         since: Timestamp,
     },
     /// A result with at least one series.
-    Firing {
-        /// The first series, for a user.
-        series: String,
-    },
+    Firing { series: String },
     /// No answer, or none that can be read.
-    Failed {
-        /// The error.
-        message: String,
-    },
+    Failed { message: String },
 }
 
 /// The other replicas of the controller.
@@ -319,7 +295,6 @@ pub struct ClusterView {
     pub unmanaged: BTreeMap<String, NodeFacts>,
     /// Shadows that an earlier Node of the same name owned, by that name.
     pub orphaned_shadows: BTreeMap<String, ShadowFacts>,
-    /// The operator's resource, if it exists.
     pub operator: Option<OperatorFacts>,
     /// The node that this controller runs on.
     pub own_node: Option<String>,

@@ -7,19 +7,14 @@ use jiff::Timestamp;
 /// A pod on a node whose pods are watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
-    /// The namespace.
     pub namespace: String,
-    /// The name.
     pub name: String,
-    /// The uid.
     pub uid: String,
-    /// The version of the object.
     pub resource_version: String,
     /// The node that it is bound to.
     pub node: String,
     /// True if it has ended (phase Succeeded or Failed).
     pub finished: bool,
-    /// True if it is being deleted.
     pub terminating: bool,
     /// Time by which it has to have ended: the end of the grace period of its deletion.
     pub ends_by: Option<Timestamp>,
@@ -27,7 +22,6 @@ pub struct PodFacts {
     pub pending: bool,
     /// True if it mirrors a static pod of the kubelet.
     pub mirror: bool,
-    /// True if it has an `emptyDir`.
     pub empty_dir: bool,
     /// The names of the PersistentVolumeClaims that it uses.
     pub volume_claims: Vec<String>,
@@ -73,11 +67,8 @@ pub enum DaemonSetIs {
 /// A PodDisruptionBudget.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BudgetFacts {
-    /// The namespace.
     pub namespace: String,
-    /// The name.
     pub name: String,
-    /// The version of the object.
     pub resource_version: String,
     /// Number of pods that may be evicted now.
     pub allowed: i32,

@@ -1,12 +1,12 @@
 //! Facts made from the objects of one kind.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
 use serde::de::DeserializeOwned;
 
 /// The facts about an object of one kind.
 pub trait Projection: Clone + PartialEq + Send + Sync + 'static {
     /// The kind of the source object.
-    type Object: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static;
+    type Object: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static;
     /// Returns the key: the name, with the namespace before it where the kind has one.
     fn key(&self) -> String;
     /// Returns the version of the object.
@@ -18,7 +18,10 @@ pub trait Projection: Clone + PartialEq + Send + Sync + 'static {
     /// Makes the projection; `None` for an object that the operator ignores.
     fn project(object: &Self::Object) -> Option<Self>;
     /// Returns the key of an object, without projecting it.
-    fn key_of(object: &Self::Object) -> String;
+    fn key_of(object: &Self::Object) -> String {
+        let meta = object.meta();
+        key(meta.namespace.as_deref(), meta.name.as_deref().unwrap_or_default())
+    }
 }
 
 /// Returns a key of the same form for all kinds.
@@ -27,9 +30,4 @@ pub(super) fn key(namespace: Option<&str>, name: &str) -> String {
         Some(namespace) => format!("{namespace}/{name}"),
         None => name.to_owned(),
     }
-}
-
-/// Returns the key of an object with this metadata.
-pub(super) fn key_of(meta: &ObjectMeta) -> String {
-    key(meta.namespace.as_deref(), meta.name.as_deref().unwrap_or_default())
 }

@@ -1,12 +1,11 @@
 //! The reasons why a node waits: one enum, the source of conditions, Events, metrics, the operator's status and
 //! `docs/waiting.md`.
 
-#![expect(missing_docs, reason = "strum writes `into_str` without a comment")]
-
 mod reason;
 mod text;
 
 use jiff::Timestamp;
+use models::names;
 use models::reason::FailureReason;
 use semver::Version;
 use strum::EnumDiscriminants;
@@ -15,66 +14,74 @@ pub use reason::WaitsFor;
 
 use crate::rules::Refusal;
 
-/// The reason why a node is not updated now, with the facts.
-#[derive(Clone, Debug, PartialEq, EnumDiscriminants)]
+/// The reason why a node is not updated now, with the facts. Its text names the fact, the object, and what a user can do.
+#[derive(Clone, Debug, PartialEq, thiserror::Error, EnumDiscriminants)]
 #[strum_discriminants(
     name(WaitReason),
-    derive(Hash, PartialOrd, Ord, strum::Display, strum::EnumIter, strum::EnumString, strum::IntoStaticStr),
+    derive(Hash, PartialOrd, Ord),
+    derive(strum::Display, strum::EnumCount, strum::EnumIter, strum::EnumString, strum::IntoStaticStr),
     strum(const_into_str),
     doc = "A reason why a node is not updated now, without its facts: the word in conditions, Events and metrics."
 )]
 pub enum Wait {
     /// The node runs the newest version that its host offers.
+    #[error("the host offers nothing newer")]
     UpToDate,
-    /// The operator's resource is missing, so nothing new starts.
+    #[error("the BottlerocketUpdateOperator named default is missing; create it to start updates")]
     NoOperatorResource,
-    /// Updates are disabled.
+    #[error("updates are switched off (spec.enabled of the operator's resource)")]
     Disabled,
     /// Failures have stopped the rollout.
-    Frozen {
-        /// The version that failed.
-        version: Version,
-    },
-    /// The version has failed too often.
-    Quarantined {
-        /// The version.
-        version: Version,
-    },
-    /// A user holds the node.
+    #[error("the rollout is frozen: {version} has failed too often")]
+    Frozen { version: Version },
+    #[error("{version} has failed too often")]
+    Quarantined { version: Version },
+    #[error("the node carries the annotation {}", names::HOLD_ANNOTATION)]
     Held,
-    /// Another user or controller has cordoned the node.
+    #[error("another user or controller has cordoned the node; uncordon it, or set spec.drain.cordonedNodes to Update")]
     Cordoned,
-    /// The node no longer has the label.
+    #[error("the node lacks the label {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
     NotLabelled,
-    /// The node has no shadow yet.
+    #[error("the node has no shadow yet")]
     NoShadow,
-    /// The node is being deleted.
+    #[error("the node is being deleted")]
     Deleting,
     /// The node is not Ready for another reason than an update.
+    #[error("the node is not Ready")]
     NodeNotReady,
     /// The agent has not reported in the node's current boot.
+    #[error("the agent has not reported since the node's last boot; does its pod run?")]
     NoReport,
-    /// No pod of the agent on the node is Ready.
+    #[error(
+        "no pod of the agent on the node is Ready, so that the shadow may show an old state of the host; \
+             see kubectl get pods -A -o wide -l {}={}",
+        names::COMPONENT_LABEL,
+        names::AGENT
+    )]
     AgentNotReady,
-    /// No pod of the web API is Ready.
+    #[error(
+        "no pod of the web API is Ready, so that no agent can report and no node reboots; \
+             see kubectl get pods -n {} -l {}={}",
+        names::SYSTEM_NAMESPACE,
+        names::COMPONENT_LABEL,
+        names::APISERVER
+    )]
     WebApiNotReady,
-    /// The agent has not confirmed the last desired state.
+    #[error("the agent has not confirmed the desired state; does its pod run?")]
     AgentBehind,
-    /// The host cannot check for updates.
-    RefreshFails {
-        /// The host's message.
-        message: String,
-    },
-    /// Another client armed an image on the host.
+    #[error("the host cannot check for updates: {message}")]
+    RefreshFails { message: String },
+    #[error(
+        "another client armed an update on the host; reboot it, disarm it there, or let the operator disarm it: \
+             kubectl annotate brs brs-<node> -n <namespace> {}=<any new value>",
+        names::RETRY_ANNOTATION
+    )]
     HostArmedByOther,
-    /// The last attempt failed; the next one is not due.
-    BackOff {
-        /// The time at which it is due.
-        until: Timestamp,
-        /// The reason why the last one failed.
-        reason: String,
-    },
+    /// The last attempt failed, for this reason; the next one is not due.
+    #[error("the last attempt failed ({reason}); the next one is due at {until}")]
+    BackOff { until: Timestamp, reason: String },
     /// Other nodes come first.
+    #[error("{}", text::queued(*.position, .behind.as_deref()))]
     Queued {
         /// The number of nodes before it.
         position: usize,
@@ -82,193 +89,136 @@ pub enum Wait {
         behind: Option<String>,
     },
     /// Nodes that are out of service without the operator have used the budget up.
-    BudgetUsedUp {
-        /// One of them.
-        node: String,
-        /// The number of them.
-        count: usize,
-        /// The number of nodes that may be out of service.
-        limit: usize,
-    },
-    /// The host downloads the image.
+    #[error("{count} node(s) are not Ready, {node} first, and maxUnavailable lets {limit} be out of service in all")]
+    BudgetUsedUp { node: String, count: usize, limit: usize },
+    #[error("the host downloads the image")]
     Staging,
-    /// The node's pods are being read.
+    #[error("its pods are being read")]
     ReadingPods,
     /// Pods that may not be evicted prevent the drain.
+    #[error("{}", text::drain_refused(*.why, .pod, *.count))]
     DrainRefused {
         /// The reason for the first one.
         why: Refusal,
-        /// One of them.
         pod: String,
-        /// The number of them.
         count: usize,
     },
     /// The node is removed from external load balancers, and open connections may end.
-    LeavingBalancer {
-        /// The end of that time.
-        until: Timestamp,
-    },
+    #[error("out of external load balancers; the drain begins at {until}")]
+    LeavingBalancer { until: Timestamp },
     /// Volumes of deleted pods are still attached.
-    DetachingVolumes {
-        /// The number of these volumes.
-        count: usize,
-    },
-    /// Pods are being evicted.
-    Draining {
-        /// The number of pods that are left.
-        left: usize,
-    },
+    #[error("{count} volume(s) are still attached")]
+    DetachingVolumes { count: usize },
+    #[error("{left} pod(s) are being evicted or are terminating")]
+    Draining { left: usize },
     /// Pods cannot be evicted now.
+    #[error("{}; {left} pod(s) left", text::drain_blocked(.pod, .budget.as_deref(), .message))]
     DrainBlocked {
-        /// One of them.
         pod: String,
         /// The budget that refuses, if one does.
         budget: Option<String>,
         /// The answer of the API server, or that there is none.
         message: String,
-        /// The number of pods that are left.
         left: usize,
     },
-    /// The agent has not requested its permit yet.
+    #[error("the agent has not requested its permit yet")]
     AwaitingAgent,
-    /// The permit is issued, the host reboots.
+    /// The permit is issued.
+    #[error("the host reboots")]
     AwaitingReboot,
-    /// The node has rebooted and is not Ready yet.
+    #[error("the node is back and not Ready yet")]
     AwaitingReady,
-    /// The updated node is monitored.
-    Soaking {
-        /// The end of the soak.
-        until: Timestamp,
-    },
-    /// The attempt failed after a permit; the node is released once the host cannot reboot any more.
-    NodeNotBack {
-        /// The reason of the failure.
-        reason: FailureReason,
-    },
+    #[error("the node is watched until {until}")]
+    Soaking { until: Timestamp },
+    #[error(
+        "the attempt failed ({reason}) after its permit; \
+             the node is released once it is certain that it does not reboot any more"
+    )]
+    NodeNotBack { reason: FailureReason },
     /// The host has not confirmed that nothing of the operator is armed.
+    #[error("the agent has not confirmed that its host is disarmed")]
     DisarmPending,
     /// The operator's resource has never held a valid policy.
+    #[error("the spec of the BottlerocketUpdateOperator is invalid; its condition Degraded names the fields")]
     PolicyUnusable,
-    /// No window is open.
+    #[error("no window is open{}", text::at("the next one opens at", *.opens))]
     WindowClosed {
         /// The time at which it opens; `None`: never, as far as can be foreseen.
         opens: Option<Timestamp>,
     },
-    /// No update starts on this day.
-    Blackout {
-        /// The time from which nodes may start again.
-        ends: Option<Timestamp>,
-    },
-    /// The version has not been known for long enough.
+    #[error("nothing starts on this day{}", text::at("nodes may start at", *.ends))]
+    Blackout { ends: Option<Timestamp> },
+    #[error("{version} has not been known for as long as spec.version.minimumAge requires{}",
+            text::at("it will be at", *.until))]
     TooYoung {
-        /// The version.
         version: Version,
         /// The time at which it is old enough; `None`: too few nodes have been offered it.
         until: Option<Timestamp>,
     },
-    /// Policy excludes the version.
-    Excluded {
-        /// The version.
-        version: Version,
-        /// The entry of `spec.version.exclude` that covers it.
-        rule: String,
-    },
+    /// Policy excludes the version by this entry.
+    #[error("{version} is excluded by the entry '{rule}' of spec.version.exclude")]
+    Excluded { version: Version, rule: String },
     /// The host does not offer the target version.
+    #[error("the host offers no version for spec.version.target '{target}'{}", text::newest_offer(.newest.as_ref()))]
     NotOffered {
-        /// `spec.version.target`.
         target: String,
         /// The newest version that the host offers.
         newest: Option<Version>,
     },
-    /// Other nodes are offered the version; this one's wave has not come.
-    WaveNotCome {
-        /// The version.
-        version: Version,
-    },
-    /// The host is offered a newer version and does not choose it because of its own version lock.
-    NotChosen {
-        /// The version.
-        version: Version,
-    },
+    #[error("other nodes are offered {version}; this node's wave has not come")]
+    WaveNotCome { version: Version },
+    #[error(
+        "the host is offered {version} and does not choose it: its updates.version-lock is not latest; \
+             set it to latest there"
+    )]
+    NotChosen { version: Version },
     /// The host's version lock is being set.
-    Pinning {
-        /// The version.
-        version: Version,
-    },
-    /// Another client has locked the host to a version.
-    LockedByOther {
-        /// The value of the lock.
-        lock: String,
-    },
-    /// The node is under resource pressure.
-    NodePressure {
-        /// The condition that reports it.
-        condition: String,
-    },
-    /// Too many nodes are not Ready.
-    UnhealthyNodes {
-        /// The number of them.
-        count: usize,
-        /// The number that is allowed.
-        limit: usize,
-    },
-    /// Nodes of another zone are out of service.
-    ZoneBusy {
-        /// The zone.
-        zone: String,
-        /// One of them.
-        node: String,
-    },
-    /// The budget of the node's group is used up.
-    GroupFull {
-        /// The group.
-        group: String,
-    },
-    /// Pods on the node are not Ready.
-    PodsNotReady {
-        /// One of them.
-        pod: String,
-        /// The number of them.
-        count: usize,
-    },
-    /// A PodDisruptionBudget would never allow the eviction of a pod.
-    BudgetNeverAllows {
-        /// The pod.
-        pod: String,
-        /// The budget.
-        budget: String,
-    },
-    /// Several budgets select one pod, so that the eviction API refuses it.
-    MultipleBudgets {
-        /// The pod.
-        pod: String,
-        /// The budgets.
-        budgets: Vec<String>,
-    },
-    /// An expression has no result yet.
-    AskingExpressions {
-        /// The expression.
-        name: String,
-    },
+    #[error("the host is being pinned to {version}")]
+    Pinning { version: Version },
+    #[error(
+        "another client set the host's updates.version-lock to {lock}; \
+             set it to latest there to let the policy apply"
+    )]
+    LockedByOther { lock: String },
+    /// The node is under resource pressure, as this condition of it reports.
+    #[error("the node reports {condition}")]
+    NodePressure { condition: String },
+    #[error("{count} nodes are not Ready, and policy allows {limit}")]
+    UnhealthyNodes { count: usize, limit: usize },
+    #[error("{node} of zone '{zone}' is out of service; one zone is updated at a time")]
+    ZoneBusy { zone: String, node: String },
+    #[error("the budget of node group {group} is used up")]
+    GroupFull { group: String },
+    #[error("{count} pod(s) on the node are not Ready, {pod} first")]
+    PodsNotReady { pod: String, count: usize },
+    #[error(
+        "the PodDisruptionBudget {budget} could never allow a disruption of {pod}, even with all its pods healthy; \
+             let it allow one disruption, or run one more pod"
+    )]
+    BudgetNeverAllows { pod: String, budget: String },
+    #[error("{pod} is selected by more than one PodDisruptionBudget ({}), so that the eviction API refuses it; \
+             let only one of them select it", .budgets.join(", "))]
+    MultipleBudgets { pod: String, budgets: Vec<String> },
+    #[error("the query of expression {name} has no result yet")]
+    AskingExpressions { name: String },
     /// An expression that has to return nothing returned something.
+    #[error("the expression {name} returned {series}")]
     ExpressionFires {
-        /// The expression.
         name: String,
         /// The first series that it returned.
         series: String,
         /// True if it is the same for all nodes.
         shared: bool,
     },
-    /// The query of an expression fails.
+    #[error("the query of expression {name} failed: {message}")]
     ExpressionFails {
-        /// The expression.
         name: String,
-        /// The cause.
         message: String,
         /// True if it is the same for all nodes.
         shared: bool,
     },
     /// The previous canary step is not passed.
+    #[error("canary step {step} {}", text::canary(*.until, *.approval, .nodes))]
     CanaryStep {
         /// The step, from 1.
         step: usize,
@@ -279,20 +229,16 @@ pub enum Wait {
         /// Nodes of the step that are under way, the first few.
         nodes: Vec<String>,
     },
-    /// The leader runs on the node: it comes after all others, and another replica leads then.
+    #[error("the leader runs on this node: other nodes come first, and then another replica leads")]
     HandingOver,
-    /// Pods on the updated node are not healthy yet.
-    Settling {
-        /// One of them.
-        pod: String,
-        /// The cause.
-        why: String,
-        /// The number of them.
-        count: usize,
-    },
-    /// The number of the next attempt would exceed the maximum: another client has written it.
+    #[error("{count} pod(s) on the updated node are not healthy yet, {pod} first ({why})")]
+    Settling { pod: String, why: String, count: usize },
+    #[error(
+        "spec.attempt or the last recorded attempt is the highest number there is; delete the BottlerocketShadow, \
+             and it is created again with attempt 0"
+    )]
     AttemptsExhausted,
-    /// An action is under way.
+    #[error("an action is under way")]
     Acting,
 }
 

@@ -1,6 +1,9 @@
 //! The properties of each reason: what the node waits for, and what ends it.
 
-use super::WaitReason;
+use strum::EnumCount as _;
+
+use super::WaitReason::{self, *};
+use WaitsFor::{Host, Nodes, Nothing, Operator, Pods, Prometheus, Time, Turn, Update, User, Version};
 
 /// The party whose next step a waiting node needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
@@ -39,6 +42,100 @@ pub enum WaitsFor {
     #[strum(to_string = "the update")]
     Update,
 }
+
+/// The party whose next step a waiting node needs, and what ends the wait, in the order of [`WaitReason`]: the rows of
+/// `docs/waiting.md`.
+const ENDS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
+    (UpToDate, Nothing, "The host offers nothing newer."),
+    (NoOperatorResource, User, "Create the `BottlerocketUpdateOperator` named `default`."),
+    (Disabled, User, "Set `spec.enabled` to true."),
+    (Frozen, User, "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests)."),
+    (Quarantined, User, "As for `Frozen`. To skip the version, exclude it before you resume."),
+    (Held, User, "Remove the annotation `brupop.bottlerocket.aws/hold` from the node."),
+    (Cordoned, User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
+    (
+        NotLabelled,
+        Nothing,
+        "The label `bottlerocket.aws/updater-interface-version=2.0.0`, if the node is to be updated.",
+    ),
+    (NoShadow, Operator, "The controller creates it; if it does not, see its log."),
+    (Deleting, User, "The deletion of the node or of its shadow; a finalizer may keep it."),
+    (NodeNotReady, Nodes, "The node: `kubectl describe node`."),
+    (NoReport, Operator, "The agent's first report in this boot: see the log of its pod on the node."),
+    (AgentNotReady, Operator, "A Ready pod of the agent on the node: see its log."),
+    (WebApiNotReady, Operator, "A Ready pod of the web API: see its log."),
+    (AgentBehind, Operator, "The agent's confirmation of the desired state: see the log of its pod."),
+    (RefreshFails, Host, "A successful check for updates; the message is the host's own."),
+    (
+        HostArmedByOther,
+        Host,
+        "Reboot the host, or disarm it, or let the operator disarm it: [retry](policy.md#requests).",
+    ),
+    (BackOff, Time, "The end of the back-off, or [retry](policy.md#requests)."),
+    (Queued, Turn, "The nodes before it."),
+    (
+        BudgetUsedUp,
+        Turn,
+        "Nodes that are not Ready, to become Ready, or a higher `spec.maxUnavailable`: they count too.",
+    ),
+    (Staging, Update, "The download of the image."),
+    (ReadingPods, Pods, "The list of the node's pods."),
+    (
+        DrainRefused,
+        Pods,
+        "Delete or move the pod, or change `spec.drain.barePods` or `.emptyDir`; for a DaemonSet that cannot be \
+         read, give the controller the right to.",
+    ),
+    (LeavingBalancer, Update, "The end of `spec.loadBalancer.leaveBeforeDrain`."),
+    (DetachingVolumes, Update, "The detachment of the volumes of deleted pods."),
+    (Draining, Update, "Pods that are being evicted or are terminating."),
+    (DrainBlocked, Update, "The PodDisruptionBudget or the pod that the message names."),
+    (AwaitingAgent, Update, "The agent's request for its permit."),
+    (AwaitingReboot, Update, "The reboot."),
+    (AwaitingReady, Update, "The node, to become Ready after the reboot."),
+    (Soaking, Update, "The end of `spec.health.after.soak`."),
+    (
+        NodeNotBack,
+        Update,
+        "The node in another boot, or its Lease renewed after the longest shutdown; else see its console, or \
+         delete the Node if it is gone for good.",
+    ),
+    (
+        DisarmPending,
+        Host,
+        "The agent's confirmation that nothing of the operator is armed; for a claim without an attempt, \
+         the longest time that a host may take to go down.",
+    ),
+    (PolicyUnusable, User, "Correct the fields that the condition `Degraded` of `bruo default` names."),
+    (WindowClosed, Time, "The next window."),
+    (Blackout, Time, "The end of the blackout."),
+    (TooYoung, Version, "`spec.version.minimumAge`, since a second node was offered the version."),
+    (Excluded, Version, "Another version, or a change of `spec.version.exclude`."),
+    (NotOffered, Version, "The release of a version for `spec.version.target`, or another target."),
+    (WaveNotCome, Version, "The node's wave of the release, or `spec.version.ignoreWaves: true`."),
+    (NotChosen, User, "Set `settings.updates.version-lock` to `latest` on the host."),
+    (Pinning, Version, "The agent sets the host's version lock."),
+    (LockedByOther, User, "Set `settings.updates.version-lock` to `latest` on the host; another client has locked it."),
+    (NodePressure, Nodes, "The node's condition that the message names."),
+    (UnhealthyNodes, Nodes, "Other nodes: no more of them not Ready than `spec.health.before.maxUnhealthyNodes`."),
+    (ZoneBusy, Turn, "The nodes of another zone: `spec.strategy.oneZoneAtATime`."),
+    (GroupFull, Turn, "The other nodes of its group: `spec.nodeGroups[].maxUnavailable`."),
+    (PodsNotReady, Pods, "The pods on the node: `spec.health.before.podsReady`."),
+    (BudgetNeverAllows, Pods, "A PodDisruptionBudget that allows one disruption, or one more pod."),
+    (MultipleBudgets, Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
+    (AskingExpressions, Prometheus, "The first answer."),
+    (ExpressionFires, Prometheus, "An empty result of the expression."),
+    (ExpressionFails, Prometheus, "An answer: see [expressions](expressions.md)."),
+    (CanaryStep, Turn, "The nodes of the canary step, its soak, or its [approval](policy.md#requests)."),
+    (
+        HandingOver,
+        Turn,
+        "The nodes under way, each for ten minutes at most; then another replica leads, if one is Ready.",
+    ),
+    (Settling, Update, "The pods on the updated node, until `spec.health.after.timeout`."),
+    (AttemptsExhausted, User, "Delete the shadow; it is created again with attempt 0."),
+    (Acting, Update, "A write that is under way."),
+];
 
 impl WaitReason {
     /// Returns the reason as one fixed word.
@@ -87,98 +184,10 @@ impl WaitReason {
         )
     }
 
-    /// Returns the party whose next step the node needs, and what ends the wait: the row of `docs/waiting.md`.
+    /// Returns the party whose next step the node needs, and what ends the wait.
     pub const fn ends_with(self) -> (WaitsFor, &'static str) {
-        use WaitsFor::{Host, Nodes, Nothing, Operator, Pods, Prometheus, Time, Turn, Update, User, Version};
-        match self {
-            Self::UpToDate => (Nothing, "The host offers nothing newer."),
-            Self::NotLabelled => {
-                (Nothing, "The label `bottlerocket.aws/updater-interface-version=2.0.0`, if the node is to be updated.")
-            }
-            Self::NoOperatorResource => (User, "Create the `BottlerocketUpdateOperator` named `default`."),
-            Self::PolicyUnusable => (User, "Correct the fields that the condition `Degraded` of `bruo default` names."),
-            Self::Disabled => (User, "Set `spec.enabled` to true."),
-            Self::Frozen => {
-                (User, "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests).")
-            }
-            Self::Quarantined => (User, "As for `Frozen`. To skip the version, exclude it before you resume."),
-            Self::Held => (User, "Remove the annotation `brupop.bottlerocket.aws/hold` from the node."),
-            Self::Cordoned => (User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
-            Self::Deleting => (User, "The deletion of the node or of its shadow; a finalizer may keep it."),
-            Self::NoShadow => (Operator, "The controller creates it; if it does not, see its log."),
-            Self::NoReport => (Operator, "The agent's first report in this boot: see the log of its pod on the node."),
-            Self::AgentNotReady => (Operator, "A Ready pod of the agent on the node: see its log."),
-            Self::AgentBehind => (Operator, "The agent's confirmation of the desired state: see the log of its pod."),
-            Self::WebApiNotReady => (Operator, "A Ready pod of the web API: see its log."),
-            Self::RefreshFails => (Host, "A successful check for updates; the message is the host's own."),
-            Self::HostArmedByOther => {
-                (Host, "Reboot the host, or disarm it, or let the operator disarm it: [retry](policy.md#requests).")
-            }
-            Self::DisarmPending => (
-                Host,
-                "The agent's confirmation that nothing of the operator is armed; for a claim without an attempt, \
-                 the longest time that a host may take to go down.",
-            ),
-            Self::BackOff => (Time, "The end of the back-off, or [retry](policy.md#requests)."),
-            Self::WindowClosed => (Time, "The next window."),
-            Self::Blackout => (Time, "The end of the blackout."),
-            Self::TooYoung => (Version, "`spec.version.minimumAge`, since a second node was offered the version."),
-            Self::Excluded => (Version, "Another version, or a change of `spec.version.exclude`."),
-            Self::NotOffered => (Version, "The release of a version for `spec.version.target`, or another target."),
-            Self::WaveNotCome => (Version, "The node's wave of the release, or `spec.version.ignoreWaves: true`."),
-            Self::NotChosen => (User, "Set `settings.updates.version-lock` to `latest` on the host."),
-            Self::Pinning => (Version, "The agent sets the host's version lock."),
-            Self::LockedByOther => {
-                (User, "Set `settings.updates.version-lock` to `latest` on the host; another client has locked it.")
-            }
-            Self::Queued => (Turn, "The nodes before it."),
-            Self::CanaryStep => {
-                (Turn, "The nodes of the canary step, its soak, or its [approval](policy.md#requests).")
-            }
-            Self::GroupFull => (Turn, "The other nodes of its group: `spec.nodeGroups[].maxUnavailable`."),
-            Self::ZoneBusy => (Turn, "The nodes of another zone: `spec.strategy.oneZoneAtATime`."),
-            Self::BudgetUsedUp => {
-                (Turn, "Nodes that are not Ready, to become Ready, or a higher `spec.maxUnavailable`: they count too.")
-            }
-            Self::HandingOver => (
-                Turn,
-                "The nodes under way, each for ten minutes at most; then another replica leads, if one is Ready.",
-            ),
-            Self::NodeNotReady => (Nodes, "The node: `kubectl describe node`."),
-            Self::NodePressure => (Nodes, "The node's condition that the message names."),
-            Self::UnhealthyNodes => {
-                (Nodes, "Other nodes: no more of them not Ready than `spec.health.before.maxUnhealthyNodes`.")
-            }
-            Self::ReadingPods => (Pods, "The list of the node's pods."),
-            Self::PodsNotReady => (Pods, "The pods on the node: `spec.health.before.podsReady`."),
-            Self::DrainRefused => (
-                Pods,
-                "Delete or move the pod, or change `spec.drain.barePods` or `.emptyDir`; for a DaemonSet that cannot be \
-                 read, give the controller the right to.",
-            ),
-            Self::BudgetNeverAllows => (Pods, "A PodDisruptionBudget that allows one disruption, or one more pod."),
-            Self::MultipleBudgets => (Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
-            Self::AskingExpressions => (Prometheus, "The first answer."),
-            Self::ExpressionFires => (Prometheus, "An empty result of the expression."),
-            Self::ExpressionFails => (Prometheus, "An answer: see [expressions](expressions.md)."),
-            Self::Acting => (Update, "A write that is under way."),
-            Self::Staging => (Update, "The download of the image."),
-            Self::LeavingBalancer => (Update, "The end of `spec.loadBalancer.leaveBeforeDrain`."),
-            Self::Draining => (Update, "Pods that are being evicted or are terminating."),
-            Self::DrainBlocked => (Update, "The PodDisruptionBudget or the pod that the message names."),
-            Self::DetachingVolumes => (Update, "The detachment of the volumes of deleted pods."),
-            Self::AwaitingAgent => (Update, "The agent's request for its permit."),
-            Self::AwaitingReboot => (Update, "The reboot."),
-            Self::AwaitingReady => (Update, "The node, to become Ready after the reboot."),
-            Self::Soaking => (Update, "The end of `spec.health.after.soak`."),
-            Self::Settling => (Update, "The pods on the updated node, until `spec.health.after.timeout`."),
-            Self::NodeNotBack => (
-                Update,
-                "The node in another boot, or its Lease renewed after the longest shutdown; else see its console, or \
-                 delete the Node if it is gone for good.",
-            ),
-            Self::AttemptsExhausted => (User, "Delete the shadow; it is created again with attempt 0."),
-        }
+        let (_, party, end) = ENDS[self as usize];
+        (party, end)
     }
 }
 
@@ -194,6 +203,7 @@ mod tests {
     fn wait_reasons_round_trip_through_their_names() {
         for reason in WaitReason::iter() {
             assert_eq!(WaitReason::from_str(reason.as_str()), Ok(reason));
+            assert_eq!(ENDS[reason as usize].0, reason);
         }
         assert!(WaitReason::from_str("NoSuchReason").is_err());
     }

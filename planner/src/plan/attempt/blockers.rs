@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::{find_condition, set_condition};
+use models::condition::find_condition;
 use models::plain::cut;
 use models::shadow::{BLOCKED, Blocker};
 
@@ -86,7 +86,7 @@ pub(super) fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait
     let reason = wait.as_str();
     let known = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == reason);
     if wait.blocks() {
-        set_condition(&mut status.conditions, ctx.condition(BLOCKED, true, reason, &wait.to_string()));
+        ctx.set_condition(&mut status, BLOCKED, true, reason, &wait.to_string());
     } else {
         unblock(&mut status);
     }

@@ -1,6 +1,5 @@
 //! The start of the disruption: the pods to evict are recorded, the node is claimed, and leaves its load balancers.
 
-use models::condition::set_condition;
 use models::reason::FailureReason;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, Progress, Step};
 
@@ -41,17 +40,17 @@ fn fields_to_claim(step: Option<Step>, policy: &Policy) -> Parts {
 /// Begins the drain of a node with a slot: records the pods to evict before anything is changed.
 pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     let policy = ctx.group();
-    let queries = || gates::queries(&policy.before.expressions, &ctx.facts().name).map(|(_, query)| query);
+    let queries = || gates::queries(&policy.before.expressions, &ctx.facts().name);
     let (Some(on_node), Some(sorted)) = (&ctx.node.pods, ctx.sorted_pods()) else {
-        return Decision::wait(Wait::ReadingPods).watching_pods().asking(queries());
+        return Decision::wait(Wait::ReadingPods).watching_pods().querying(queries());
     };
     match gates::before_drain(ctx) {
         None => {}
         // The slot is kept while the node is only being checked.
         Some(Wait::ReadingPods | Wait::AskingExpressions { .. }) => {
-            return Decision::wait(Wait::ReadingPods).watching_pods().asking(queries());
+            return Decision::wait(Wait::ReadingPods).watching_pods().querying(queries());
         }
-        Some(refused) => return waiting_staged(ctx, progress, refused, true).watching_pods().asking(queries()),
+        Some(refused) => return waiting_staged(ctx, progress, refused, true).watching_pods().querying(queries()),
     }
     let pods: Vec<_> =
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(pod)).collect();
@@ -63,8 +62,8 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
         let message = format!("cordoned for the update to {}", progress.version);
         let set_by_others = ctx.facts().set_by_others.has(Part::Cordon);
         let reason = if set_by_others { "CordonedBefore" } else { "Updating" };
-        set_condition(&mut status.conditions, ctx.condition(CORDONED, true, reason, &message));
-        set_condition(&mut status.conditions, ctx.condition(DRAINED, false, "Draining", "pods are being evicted"));
+        ctx.set_condition(status, CORDONED, true, reason, &message);
+        ctx.set_condition(status, DRAINED, false, "Draining", "pods are being evicted");
         status.report.drain = Some(DrainStatus { pods, preexisting, ..DrainStatus::default() });
         status.report.record.get_or_insert_default().unhealthy_before = unhealthy_before;
     });

@@ -84,10 +84,8 @@ pub(super) fn signed_again(ctx: &NodeContext<'_>, progress: &Progress) -> Option
         Step::Rebooting => spec.state != HostState::Idle,
         Step::Returning | Step::Monitoring | Step::Releasing | Step::Unknown => false,
     };
-    let is_current = under_way
-        && spec.attempt == progress.attempt
-        && spec.boot_id.as_ref() == Some(&ctx.facts().boot_id)
-        && spec.permit.is_none();
+    let is_current =
+        under_way && spec.attempt == progress.attempt && ctx.desired_in_this_boot() && spec.permit.is_none();
     let revoked = tls.signing_key.is_some() && !tls.signing_keys.contains(&key);
     (is_current && revoked).then(|| {
         let host = Some(HostPolicy { signature: None, ..host.clone() });

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use models::condition::set_condition;
 use models::operator::AtDeadline;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, Blocker, DRAINED, DrainedPod, HostState, Progress, ReturnedOwner, Step};
@@ -240,7 +239,7 @@ fn end_drain(ctx: &NodeContext<'_>, progress: &Progress, sorted: &Sorted<'_>) ->
         _ => ("PodsLeft", left.join("; ")),
     };
     let mut action = go_to(ctx, progress, Step::Rebooting, |status| {
-        set_condition(&mut status.conditions, ctx.condition(DRAINED, true, reason, &message));
+        ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {
             (drain.removed, drain.blockers) = (pods_gone(ctx), Vec::new());
         }

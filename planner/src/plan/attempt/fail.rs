@@ -1,6 +1,6 @@
 //! The failure of an attempt, and what it counts against.
 
-use models::condition::{ConditionStatus, set_condition};
+use models::condition::ConditionStatus;
 use models::plain::cut;
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{AttemptResult, HEALTHY, Progress, Record, Step, VersionFailure};
@@ -26,16 +26,15 @@ pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureRe
     }
     if reason.class() == FailureClass::Version {
         record_version_failure(ctx, &mut record, progress, reason);
-        set_condition(&mut status.conditions, ctx.condition(HEALTHY, false, reason.as_str(), message));
+        ctx.set_condition(&mut status, HEALTHY, false, reason.as_str(), message);
     } else if matches!(progress.step, Step::Returning | Step::Monitoring) {
-        let unknown = ctx.condition(HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
-        set_condition(&mut status.conditions, unknown);
+        ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
     }
     record.last = Some(attempt_result(ctx, progress, reason.as_str(), message));
     status.report.record = Some(record);
     // A permit is valid in the boot that its desired state names. In another one there is nothing left to wait for.
-    let order_boot = ctx.shadow.spec.boot_id.as_ref();
-    let spent = order_boot.is_some_and(|boot| *boot != ctx.facts().boot_id);
+    let desired_boot = ctx.shadow.spec.boot_id.as_ref();
+    let spent = desired_boot.is_some_and(|boot| *boot != ctx.facts().boot_id);
     status.report.progress = Some(Progress {
         step: Step::Releasing,
         since: ctx.now,

@@ -1,15 +1,16 @@
-//! A node without an attempt: whatever an interrupted one has left is cleaned up before another one may begin.
+//! A node without an attempt: whatever an interrupted one has left is cleaned up before another one may begin. Its
+//! beginning disrupts nothing.
 
 use models::reason::FailureReason;
 use models::shadow::{HostState, Progress, Step};
+use semver::Version;
 
-use super::begin;
 use super::desired::{has_host_settings, withdraw};
 use super::fail::fail;
 use super::release::{down_by, forget_claim};
-use super::status::with_blocked_condition;
+use super::status::{unblock, with_blocked_condition};
 use crate::plan::context::NodeContext;
-use crate::plan::{Action, Decision, Wait};
+use crate::plan::{Action, Decision, Verdict, Wait, gates};
 
 /// Cleans up after an interrupted attempt if nothing is under way, else checks if a new one may begin.
 pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
@@ -20,17 +21,10 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
             return Decision::act(withdraw(ctx));
         };
         let progress = Progress {
-            step: Step::Releasing,
-            since: ctx.now,
-            attempt: spec.attempt,
             boot_id,
-            version,
-            from: ctx.shadow.status.agent.current_version.clone(),
-            started: ctx.now,
             permit_issued: spec.permit.is_some(),
-            soak_restarted: false,
-            watched_since: None,
             disruptive: ctx.slot || ctx.facts().claimed(),
+            ..ctx.new_progress(Step::Releasing, spec.attempt, &version)
         };
         return fail(ctx, &progress, FailureReason::ProgressLost, "the record of this attempt is gone");
     }
@@ -60,5 +54,23 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
         // The host gets the policy's settings before anything begins: an attempt keeps those that it began with.
         return Decision::act(withdraw(ctx));
     }
-    with_blocked_condition(ctx, begin::decide(ctx))
+    with_blocked_condition(ctx, check_begin(ctx))
+}
+
+/// Checks that an attempt may begin.
+fn check_begin(ctx: &NodeContext<'_>) -> Decision {
+    match (gates::begin(ctx), ctx.version()) {
+        (Some(wait), _) | (None, Err(wait)) => Decision::wait(wait),
+        (None, Ok(version)) => Decision { verdict: Verdict::Candidate(version.clone()), ..Decision::default() },
+    }
+}
+
+/// The first write of an attempt. The desired state follows once it is recorded.
+pub(in crate::plan) fn begin(ctx: &NodeContext<'_>, version: &Version) -> Action {
+    let mut status = ctx.controller_status();
+    let attempt = ctx.last_attempt().saturating_add(1);
+    status.report.progress = Some(ctx.new_progress(Step::Staging, attempt, version));
+    status.report.drain = None;
+    unblock(&mut status);
+    Action::Status { status: Box::new(status), note: None }
 }

@@ -1,10 +1,9 @@
 //! The next step of one node, from idle to its release. Each phase of an update has a file, in this order:
 //!
-//! `idle` → `begin` → `stage` → `claim` (the start of the disruption) → `drain` (with `blockers`, and `overdue` past the
+//! `idle` → `stage` → `claim` (the start of the disruption) → `drain` (with `blockers`, and `overdue` past the
 //! deadline) → `permit` (requested, checked, issued) → `returning` → `soak`; `fail` and `release` end an attempt in any
 //! of them. `desired` and `status` make the writes that several phases need.
 
-mod begin;
 mod blockers;
 mod claim;
 mod desired;
@@ -29,7 +28,7 @@ use self::status::with_blocked_condition;
 use crate::plan::Decision;
 use crate::plan::context::NodeContext;
 
-pub(super) use begin::begin;
+pub(super) use idle::begin;
 pub(super) use stage::waiting_staged;
 
 /// The number of pods of a drain that a shadow lists.
@@ -46,12 +45,11 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
         return Decision::act(action);
     }
     if requests::pending_release(ctx).is_some() {
-        let under_way = progress.filter(|p| p.step != Step::Releasing);
-        return match under_way {
+        return match progress.filter(|progress| progress.step != Step::Releasing) {
             Some(progress) => {
                 fail(ctx, progress, FailureReason::ReleaseRequested, "a user asked for the release of the node")
             }
-            None => requests::nothing_to_release(ctx).map_or_else(|| idle::decide(ctx), Decision::act),
+            None => Decision::act(requests::nothing_to_release(ctx)),
         };
     }
     let Some(progress) = progress else { return idle::decide(ctx) };

@@ -1,6 +1,5 @@
 //! The permit: the desired state to reboot, the agent's request, the check of the node, and the wait for the reboot.
 
-use models::condition::set_condition;
 use models::reason::FailureReason;
 use models::shadow::{Armed, DRAINED, DrainStatus, HostState, Progress, Step};
 
@@ -77,10 +76,7 @@ fn answer_request(ctx: &NodeContext<'_>, progress: &Progress, nonce: &str) -> De
             // The scheduler had not observed the cordon yet, or the pod tolerates it. No permit is issued, so there
             // is time to drain it too, once.
             return Decision::act(go_to(ctx, progress, Step::Draining, |status| {
-                set_condition(
-                    &mut status.conditions,
-                    ctx.condition(DRAINED, false, "Draining", "a pod was placed here during the cordon"),
-                );
+                ctx.set_condition(status, DRAINED, false, "Draining", "a pod was placed here during the cordon");
                 status.report.drain = Some(DrainStatus { restarted: true, ..drain });
             }));
         }

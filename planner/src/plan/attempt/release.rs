@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::set_condition;
 use models::permit::PERMIT_LIFETIME;
 use models::reason::FailureReason;
 use models::shadow::{CORDONED, ControllerStatus, DRAINED, HostState, Progress};
@@ -53,8 +52,8 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
 /// Removes the record of a claim that is released.
 pub(super) fn forget_claim(ctx: &NodeContext<'_>, status: &mut ControllerStatus) {
     if status.report.drain.is_some() {
-        set_condition(&mut status.conditions, ctx.condition(CORDONED, false, "Released", "the attempt has ended"));
-        set_condition(&mut status.conditions, ctx.condition(DRAINED, false, "Released", "the attempt has ended"));
+        ctx.set_condition(status, CORDONED, false, "Released", "the attempt has ended");
+        ctx.set_condition(status, DRAINED, false, "Released", "the attempt has ended");
     }
     status.report.drain = None;
 }

@@ -1,6 +1,5 @@
 //! The node in another boot, until it is Ready on the target version.
 
-use models::condition::set_condition;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, CORDONED, ControllerStatus, DRAINED, Progress, Step};
 
@@ -21,8 +20,8 @@ pub(super) fn after_reboot(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
         let monitored = Progress { watched_since: progress.watched_since.or(Some(ctx.now)), ..progress.clone() };
         return Decision::act(go_to(ctx, &monitored, Step::Monitoring, |status| {
             let message = format!("back on {}", progress.version);
-            set_condition(&mut status.conditions, ctx.condition(CORDONED, false, "Updated", &message));
-            set_condition(&mut status.conditions, ctx.condition(DRAINED, false, "Updated", &message));
+            ctx.set_condition(status, CORDONED, false, "Updated", &message);
+            ctx.set_condition(status, DRAINED, false, "Updated", &message);
         }));
     }
     // Not the target version: the agent knows how far it had come.

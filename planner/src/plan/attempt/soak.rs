@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use models::condition::set_condition;
 use models::reason::FailureReason;
 use models::shadow::{HEALTHY, HostState, Progress, Step, UPDATED};
 
@@ -56,8 +55,8 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
 fn soak(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Decision {
     let after_policy = &ctx.group().after;
     let deadline = ctx.deadline(progress.watched_since.unwrap_or(progress.since), after_policy.timeout);
-    let queries = gates::queries(&after_policy.expressions, &ctx.facts().name).map(|(_, query)| query);
-    let looking = |decision: Decision| decision.asking(queries);
+    let queries = gates::queries(&after_policy.expressions, &ctx.facts().name);
+    let looking = |decision: Decision| decision.querying(queries);
     let Some(watched) = watched_pods(ctx) else {
         return looking(unknown_until(ctx, progress, deadline, Wait::ReadingPods));
     };
@@ -104,7 +103,8 @@ fn soak(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Decisio
 /// named, and count against nothing.
 fn record_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     let watched = watched_pods(ctx);
-    let without_workloads = watched.as_ref().is_some_and(|watched| !watched.iter().any(|pod| is_workload(pod)));
+    let without_workloads =
+        watched.as_ref().is_some_and(|watched| !watched.iter().any(|pod| !pod.mirror && pod.daemon_set.is_none()));
     let no_workloads = if without_workloads { ", and no pods of workloads were scheduled to it" } else { "" };
     let unhealthy = unhealthy_pods(ctx, &watched.unwrap_or_default());
     let mut status = ctx.controller_status();
@@ -115,7 +115,7 @@ fn record_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     let mut text = format!("updated from {from} to {}", progress.version);
     let message = if unhealthy.is_empty() {
         let message = format!("Ready on {} for the soak time{no_workloads}", progress.version);
-        set_condition(&mut status.conditions, ctx.condition(HEALTHY, true, "Soaked", &message));
+        ctx.set_condition(&mut status, HEALTHY, true, "Soaked", &message);
         message
     } else {
         let names: Vec<_> = unhealthy
@@ -130,7 +130,7 @@ fn record_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
             names.join(", ")
         );
         text = format!("{text}; {message}");
-        set_condition(&mut status.conditions, ctx.condition(HEALTHY, false, "PodsUnhealthy", &message));
+        ctx.set_condition(&mut status, HEALTHY, false, "PodsUnhealthy", &message);
         message
     };
     record.last = Some(attempt_result(ctx, progress, UPDATED, &message));
@@ -250,8 +250,4 @@ struct UnhealthyPod<'a> {
     why: String,
     /// The time at which it counts as healthy again if nothing happens to it.
     until: Option<Timestamp>,
-}
-
-fn is_workload(pod: &PodFacts) -> bool {
-    !pod.mirror && pod.daemon_set.is_none()
 }

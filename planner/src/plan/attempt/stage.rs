@@ -21,8 +21,8 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         return fail(ctx, progress, FailureReason::Disabled, "updates were switched off");
     }
     let agent = &ctx.shadow.status.agent;
-    let no_longer = want::no_longer(ctx.policy, &ctx.survey.known, agent, &progress.version, ctx.now);
-    if let Some(message) = no_longer.filter(|_| !ctx.slot) {
+    let host = want::Host { policy: ctx.policy, known: &ctx.survey.known, agent, now: ctx.now };
+    if let Some(message) = host.no_longer(&progress.version).filter(|_| !ctx.slot) {
         return fail(ctx, progress, FailureReason::PolicyChanged, &message);
     }
     let wanted = ctx.survey.wants.get(ctx.facts().name.as_str()).map(|want| &want.version);
@@ -38,12 +38,10 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     if let Some((reason, message)) = ctx.agent_failure(progress.attempt) {
         return fail(ctx, progress, reason, message);
     }
-    if agent.boot_id.as_deref() == Some(ctx.facts().boot_id.as_str())
-        && agent.current_version.as_ref() == Some(&progress.version)
-    {
+    if ctx.has_reported() && agent.current_version.as_ref() == Some(&progress.version) {
         return fail(ctx, progress, FailureReason::UpdatedByOther, "the host runs the version already");
     }
-    if spec.boot_id.as_deref() != Some(ctx.facts().boot_id.as_str()) {
+    if !ctx.desired_in_this_boot() {
         // Rebooted by another client while nothing was disrupted: the same attempt continues in the new boot.
         return Decision::act(desired_state(ctx, HostState::StagedUpdate, progress));
     }

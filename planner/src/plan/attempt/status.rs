@@ -1,6 +1,6 @@
 //! Writes of the controller status that several phases make.
 
-use models::condition::{ConditionStatus, set_condition, true_condition};
+use models::condition::{ConditionStatus, true_condition};
 use models::shadow::{BLOCKED, ControllerStatus, HEALTHY, Progress, Step};
 
 use crate::plan::context::NodeContext;
@@ -20,8 +20,7 @@ pub(super) fn go_to(
     if matches!(step, Step::Returning | Step::Monitoring) {
         // The findings after the previous update do not apply to this boot.
         let message = format!("the node was rebooted for {} and is watched", progress.version);
-        let watched = ctx.condition(HEALTHY, ConditionStatus::Unknown, "Monitoring", &message);
-        set_condition(&mut status.conditions, watched);
+        ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, "Monitoring", &message);
     }
     change(&mut status);
     Action::Status { status: Box::new(status), note: None }
@@ -42,7 +41,7 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
     let mut status = ctx.controller_status();
     match wanted {
         Some(reason) => {
-            set_condition(&mut status.conditions, ctx.condition(BLOCKED, true, reason, &wait.to_string()));
+            ctx.set_condition(&mut status, BLOCKED, true, reason, &wait.to_string());
         }
         None => unblock(&mut status),
     }

@@ -18,16 +18,6 @@ use models::time::after;
 /// because its drain is blocked or a user holds it, delays it no more.
 const OTHERS_FIRST: Duration = Duration::from_secs(10 * 60);
 
-/// The result for the leader's own node when it is next.
-enum OwnTurn {
-    /// It gets a slot like any other.
-    Slot,
-    /// Another replica leads first.
-    HandOver,
-    /// Others are being updated, or checked.
-    Later,
-}
-
 /// The slots, and what is left of the budget.
 pub(super) struct Assignment<'a> {
     pub(super) slots: Vec<Slot>,
@@ -46,7 +36,7 @@ fn rollout_of(node: &NodeView) -> Option<Key> {
 
 impl<'a> Assignment<'a> {
     pub(super) fn of(slots: Vec<Slot>, budget: Budget<'a>) -> Self {
-        Self { slots, any_free: budget.free() > 0, budget, given: BTreeMap::new(), checking: false }
+        Self { slots, any_free: budget.free > 0, budget, given: BTreeMap::new(), checking: false }
     }
 
     /// Returns the number of slots given in the rollout of this node.
@@ -69,9 +59,9 @@ impl<'a> Planner<'a> {
         wanting: &[&'a NodeView],
         assignment: &mut Assignment<'a>,
     ) -> Vec<&'a NodeView> {
-        let used_up = assignment.budget.used_up().cloned();
+        let used_up = assignment.budget.used_up.clone();
         let busy = assignment.slots.first().map(|slot| slot.node.clone());
-        let mut places = self.places(wanting, assignment.budget.free());
+        let mut places = self.places(wanting, assignment.budget.free);
         let mut ready = Vec::new();
         for (position, node) in wanting.iter().copied().enumerate() {
             if self.held.contains_key(node.facts.uid.as_str()) {
@@ -107,37 +97,33 @@ impl<'a> Planner<'a> {
                 assignment.checking = true;
                 wait
             }
-            Checked::Passed if assignment.budget.free() == 0 || self.view.operator.is_none() => queued,
-            Checked::Passed => match self.own_turn(node, assignment) {
-                OwnTurn::Slot => {
-                    assignment.take(&self.survey, node);
-                    let (uid, node) = (node.facts.uid.clone(), node.facts.name.clone());
-                    assignment.slots.push(Slot { uid, node, since: self.now });
-                    Wait::Queued { position: 0, behind: None }
-                }
-                OwnTurn::HandOver => {
-                    self.plan.hand_over = true;
-                    Wait::HandingOver
-                }
-                OwnTurn::Later => Wait::HandingOver,
-            },
+            Checked::Passed if assignment.budget.free == 0 || self.view.operator.is_none() => queued,
+            Checked::Passed if !self.is_its_turn(node, assignment) => Wait::HandingOver,
+            Checked::Passed => {
+                assignment.take(&self.survey, node);
+                let (uid, node) = (node.facts.uid.clone(), node.facts.name.clone());
+                assignment.slots.push(Slot { uid, node, since: self.now });
+                Wait::Queued { position: 0, behind: None }
+            }
         }
     }
 
-    /// Returns what happens to a node that may have a slot. A leader that drains its own node is evicted in the middle,
-    /// so that node comes when nothing else is left to do, under another leader if there is one. A leader that was
-    /// handed the lead does not hand it back: the reason of the other replica would make it do so again.
-    fn own_turn(&mut self, node: &NodeView, assignment: &Assignment<'a>) -> OwnTurn {
+    /// Returns whether a node that may have a slot gets it. A leader that drains its own node is evicted in the middle,
+    /// so that node comes when nothing else is left to do, under another leader if there is one, to which the lead is
+    /// handed over. A leader that was handed the lead does not hand it back: the reason of the other replica would make
+    /// it do so again.
+    fn is_its_turn(&mut self, node: &NodeView, assignment: &Assignment<'a>) -> bool {
         if self.view.own_node.as_ref() != Some(&node.facts.name) || self.view.standby == Standby::None {
-            return OwnTurn::Slot;
+            return true;
         }
         let ends = |slot: &Slot| after(slot.since, OTHERS_FIRST);
         let others = assignment.slots.iter().map(ends).filter(|ends| *ends > self.now).min();
         if assignment.checking || others.is_some() {
             self.wake(others);
-            return OwnTurn::Later;
+            return false;
         }
-        if self.view.standby == Standby::Ready && !self.view.handed_over { OwnTurn::HandOver } else { OwnTurn::Slot }
+        self.plan.hand_over = self.view.standby == Standby::Ready && !self.view.handed_over;
+        !self.plan.hand_over
     }
 
     /// Records the reason why a node waits. A node that is about to be next need not show that it waits.

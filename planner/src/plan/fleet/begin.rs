@@ -14,8 +14,8 @@ impl<'a> Planner<'a> {
     /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start:
     /// for the free slots, and as many nodes again. With it, it has a limit of its own.
     pub(super) fn begin(&mut self, requests: &NodeRequests<'a>, ready: &[&'a NodeView], mut budget: Budget<'a>) {
-        let free = budget.free();
-        let used_up = budget.used_up().cloned();
+        let free = budget.free;
+        let used_up = budget.used_up.clone();
         let busy = self.view.slots().next().map(|slot| slot.node.clone());
         let wanting: BTreeSet<&str> = requests.wanting.iter().map(|node| node.facts.name.as_str()).collect();
         // Nodes that have their image already are among the wanting ones, although no write has recorded it yet.

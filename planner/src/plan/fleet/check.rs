@@ -96,7 +96,7 @@ impl<'a> Planner<'a> {
         places.spare -= usize::from(left_alone);
         self.plan.pods.insert(name.clone());
         let expressions = &self.survey.group(node).before.expressions;
-        self.plan.expressions.extend(gates::queries(expressions, name).map(|(_, query)| query));
+        self.plan.expressions.extend(gates::queries(expressions, name));
         let checked = match self.context(node).and_then(|ctx| gates::before_drain(&ctx)) {
             Some(wait @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => Checked::UnderWay(wait),
             // Its place is for the next one.

@@ -28,7 +28,7 @@ pub(super) fn web_api(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::asked;
+    use super::super::testing::refusal_of;
     use super::super::{begin, start};
     use super::*;
     use crate::fixtures::t;
@@ -42,7 +42,7 @@ mod tests {
                 (Some(-30), true, Some(Wait::AgentNotReady)),
                 (Some(-30), false, Some(Wait::NodeNotReady)),
             ] {
-                let wait = asked(gate, |view, _| {
+                let wait = refusal_of(gate, |view, _| {
                     let node = view.nodes.get_mut("a").unwrap();
                     (node.agent_missing, node.facts.ready) = (missing.map(t), ready);
                 });
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn no_image_is_downloaded_ahead_of_time_on_a_node_without_an_agent() {
-        let wait = asked(begin, |view, policy| {
+        let wait = refusal_of(begin, |view, policy| {
             policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
             view.nodes.get_mut("a").unwrap().agent_missing = Some(t(-30));
         });
@@ -64,7 +64,7 @@ mod tests {
     fn no_node_starts_when_web_api_is_missing_for_30_seconds() {
         for (missing, expected) in [(None, None), (Some(-29), None), (Some(-30), Some(Wait::WebApiNotReady))] {
             for gate in [begin as fn(&NodeContext<'_>) -> _, start] {
-                assert_eq!(asked(gate, |view, _| view.web_api_missing = missing.map(t)), expected, "{missing:?}");
+                assert_eq!(refusal_of(gate, |view, _| view.web_api_missing = missing.map(t)), expected, "{missing:?}");
             }
         }
     }

@@ -11,13 +11,8 @@ use crate::view::Answer;
 use crate::wait::Wait;
 
 /// The queries of a node: `$node` is replaced by its name. One that cannot be built is not sent, and [`gate`] refuses the node.
-pub(in crate::plan) fn queries<'a>(
-    expressions: &'a [Expression],
-    node: &'a str,
-) -> impl Iterator<Item = (&'a str, String)> {
-    expressions
-        .iter()
-        .filter_map(move |expression| Some((expression.name.as_str(), for_node(&expression.query, node).ok()?)))
+pub(in crate::plan) fn queries(expressions: &[Expression], node: &str) -> impl Iterator<Item = String> {
+    expressions.iter().filter_map(move |expression| for_node(&expression.query, node).ok())
 }
 
 /// Returns the first expression that has to return nothing before a drain, and does not.
@@ -35,12 +30,19 @@ fn refusal(expressions: &[Expression], node: &str, answers: &BTreeMap<String, An
         };
         let shared = query == expression.query;
         match answers.get(&query) {
-            Some(Answer::Quiet { .. }) => None,
-            Some(Answer::Firing { series }) => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
-            Some(Answer::Failed { message }) => Some(Wait::ExpressionFails { name, message: message.clone(), shared }),
+            Some(answer) => objection(answer, name, shared),
             None => Some(Wait::AskingExpressions { name }),
         }
     })
+}
+
+/// Returns the objection of an answer, `shared` if it is the same for all nodes.
+pub(in crate::plan) fn objection(answer: &Answer, name: String, shared: bool) -> Option<Wait> {
+    match answer {
+        Answer::Quiet { .. } => None,
+        Answer::Firing { series } => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
+        Answer::Failed { message } => Some(Wait::ExpressionFails { name, message: message.clone(), shared }),
+    }
 }
 
 /// The time since which all of these expressions have returned nothing; `None` if there are no expressions.
@@ -52,7 +54,7 @@ pub(in crate::plan) fn quiet_since(
     if let Some(wait) = refusal(expressions, node, answers) {
         return Err(wait);
     }
-    let quiet = queries(expressions, node).filter_map(|(_, query)| match answers.get(&query)? {
+    let quiet = queries(expressions, node).filter_map(|query| match answers.get(&query)? {
         Answer::Quiet { since } => Some(*since),
         Answer::Firing { .. } | Answer::Failed { .. } => None,
     });

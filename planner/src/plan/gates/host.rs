@@ -8,8 +8,7 @@ use crate::wait::Wait;
 
 /// Returns the wait for a report of the node's current boot.
 pub(super) fn has_reported(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let reported = ctx.shadow.status.agent.boot_id.as_deref() == Some(ctx.facts().boot_id.as_str());
-    (!reported).then_some(Wait::NoReport)
+    (!ctx.has_reported()).then_some(Wait::NoReport)
 }
 
 pub(super) fn not_armed_by_other(ctx: &NodeContext<'_>) -> Option<Wait> {
@@ -49,7 +48,7 @@ mod tests {
     use models::shadow::{HOST_ARMED_BY_OTHER, HOST_REACHABLE};
 
     use super::super::begin;
-    use super::super::testing::asked;
+    use super::super::testing::refusal_of;
     use super::*;
     use crate::fixtures::{NEW, t};
     use crate::policy::Target;
@@ -90,7 +89,7 @@ mod tests {
             ("no number is left", &|shadow| shadow.spec.attempt = MOST_ATTEMPTS, Some(Wait::AttemptsExhausted)),
         ];
         for (sentence, change, expected) in cases {
-            let wait = asked(begin, |view, policy| {
+            let wait = refusal_of(begin, |view, policy| {
                 policy.target = Target::Exact(NEW);
                 change(view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap());
             });

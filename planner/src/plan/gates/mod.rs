@@ -5,33 +5,25 @@
 //! depends on other nodes is not here: the budgets of fleet, groups and zones (`slots.rs`), the place in the
 //! queue and the number of nodes in a canary step (`fleet`).
 
-mod back_off;
-mod canary;
 mod components;
-mod cordoned;
 mod expressions;
-mod frozen;
-mod health;
-mod held;
+mod fleet;
 mod host;
-mod membership;
+mod node;
 mod pods;
-mod quarantine;
-mod switch;
-mod window;
 
 use super::Wait;
 use super::context::NodeContext;
 
 pub(super) use components::{POD_PATIENCE, is_missing};
-pub(super) use expressions::{gate as expression, queries, quiet_since};
+pub(super) use expressions::{gate as expression, objection, queries, quiet_since};
 pub(super) use pods::refusal;
 
 type Gate = fn(&NodeContext<'_>) -> Option<Wait>;
 
 /// The point of an update at which a gate applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum GateStage {
     /// An idle node is to begin an attempt.
     Begin,
     /// Anything new: an attempt, a download ahead of time included, or the drain of a staged node.
@@ -43,12 +35,12 @@ enum Stage {
     Drain,
 }
 
-use Stage::{Begin, Disrupt, Drain, New};
+use GateStage::{Begin, Disrupt, Drain, New};
 
 /// All gates, in their order.
-const GATES: &[(Stage, Gate)] = &[
-    (Begin, membership::is_labelled),
-    (Begin, membership::is_not_deleted),
+const GATES: &[(GateStage, Gate)] = &[
+    (Begin, node::is_labelled),
+    (Begin, node::is_not_deleted),
     (Begin, components::agent),
     (Begin, host::has_reported),
     (Begin, host::not_armed_by_other),
@@ -56,19 +48,19 @@ const GATES: &[(Stage, Gate)] = &[
     (Begin, host::is_disarmed),
     (Begin, host::has_attempts_left),
     (Begin, host::has_target),
-    (New, switch::gate),
-    (New, quarantine::gate),
-    (New, frozen::gate),
-    (New, held::gate),
-    (New, cordoned::gate),
+    (New, fleet::is_enabled),
+    (New, fleet::is_not_quarantined),
+    (New, fleet::is_not_frozen),
+    (New, node::is_not_held),
+    (New, node::is_not_cordoned),
     (New, components::web_api),
-    (Disrupt, health::node_ready),
+    (Disrupt, node::is_ready),
     (Disrupt, components::agent),
-    (Disrupt, health::no_pressure),
-    (Disrupt, window::gate),
-    (Disrupt, health::few_unhealthy_nodes),
-    (Begin, back_off::gate),
-    (Begin, canary::gate),
+    (Disrupt, node::has_no_pressure),
+    (Disrupt, fleet::window_is_open),
+    (Disrupt, node::few_unhealthy_nodes),
+    (Begin, node::is_not_in_back_off),
+    (Begin, fleet::has_canary_place),
     (Drain, pods::are_known),
     (Drain, pods::daemon_sets_exist),
     (Drain, pods::may_be_evicted),
@@ -78,7 +70,7 @@ const GATES: &[(Stage, Gate)] = &[
 ];
 
 /// Returns the first refusal of the gates of these stages.
-fn first_refusal(stages: &[Stage], ctx: &NodeContext<'_>) -> Option<Wait> {
+fn first_refusal(stages: &[GateStage], ctx: &NodeContext<'_>) -> Option<Wait> {
     GATES.iter().filter(|(stage, _)| stages.contains(stage)).find_map(|(_, gate)| gate(ctx))
 }
 
@@ -109,7 +101,7 @@ pub(super) mod testing {
     use crate::view::ClusterView;
 
     /// Returns the refusal for node `a`, which every gate lets pass, after `change`.
-    pub(crate) fn asked(gate: Gate, change: impl FnOnce(&mut ClusterView, &mut Policy)) -> Option<Wait> {
+    pub(crate) fn refusal_of(gate: Gate, change: impl FnOnce(&mut ClusterView, &mut Policy)) -> Option<Wait> {
         let (mut view, mut policy) = cluster(vec![node("a"), node("b"), node("c")], &[]);
         change(&mut view, &mut policy);
         let survey = Survey::of(&view, &policy, t(0));
@@ -127,25 +119,25 @@ pub(super) mod testing {
     fn pre_staging_requires_enabled_policy_but_not_ready_node() {
         let ahead = |policy: &mut Policy| policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
         for gate in [new, begin as Gate] {
-            let off = asked(gate, |_, policy| {
+            let off = refusal_of(gate, |_, policy| {
                 ahead(policy);
                 policy.enabled = false;
             });
             assert_eq!(off, Some(Wait::Disabled));
-            let not_ready = asked(gate, |view, policy| {
+            let not_ready = refusal_of(gate, |view, policy| {
                 ahead(policy);
                 view.nodes.get_mut("a").unwrap().facts.ready = false;
             });
             assert_eq!(not_ready, None, "nothing is disrupted");
         }
-        let not_ready = asked(begin, |view, _| view.nodes.get_mut("a").unwrap().facts.ready = false);
+        let not_ready = refusal_of(begin, |view, _| view.nodes.get_mut("a").unwrap().facts.ready = false);
         assert_eq!(not_ready, Some(Wait::NodeNotReady), "without pre-staging the disruption follows");
     }
 
     #[test]
     fn healthy_node_passes_all_gates() {
-        for gate in [new, start, begin, before_drain, canary::gate] {
-            assert_eq!(asked(gate, |_, _| {}), None);
+        for gate in [new, start, begin, before_drain, fleet::has_canary_place] {
+            assert_eq!(refusal_of(gate, |_, _| {}), None);
         }
     }
 }

@@ -85,7 +85,7 @@ mod tests {
     use kube::core::{Expression, Selector};
 
     use super::super::before_drain;
-    use super::super::testing::asked;
+    use super::super::testing::refusal_of;
     use super::*;
     use crate::fixtures::pod;
 
@@ -143,7 +143,7 @@ mod tests {
         let web = PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
         let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
         for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
-            let wait = asked(before_drain, |view, policy| {
+            let wait = refusal_of(before_drain, |view, policy| {
                 view.budgets = vec![budget(3, 3)];
                 view.nodes.get_mut("a").unwrap().pods = Some(vec![web.clone()]);
                 policy.all.drain.at_deadline = at_deadline;
@@ -176,7 +176,7 @@ mod tests {
             (DaemonSetIs::Unreadable, Some(unread)),
             (DaemonSetIs::There, None),
         ] {
-            let wait = asked(before_drain, |view, _| {
+            let wait = refusal_of(before_drain, |view, _| {
                 view.nodes.get_mut("a").unwrap().pods = Some(vec![of_a_set(is)]);
             });
             assert_eq!(wait, expected, "{is:?}");

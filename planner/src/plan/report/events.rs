@@ -6,46 +6,16 @@ use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
 use super::{APPROVAL, CERTIFICATES, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, Note, WEB_API};
 use crate::wait::WaitReason;
 
-/// The Events at the beginning and at the end of a condition.
-struct Change {
-    /// The type of the condition.
-    type_: &'static str,
-    /// The reason of the Event at its beginning; the condition has it too, except where several share one Event.
-    begins: &'static str,
-    /// The reason of the Event at its end.
-    ends: &'static str,
-    /// The message of the Event at its end.
-    message: &'static str,
-}
-
-/// The conditions whose changes are Events for users. Of one type, the first row is for reasons without one of their own.
-const CHANGES: &[Change] = &[
-    Change {
-        type_: FROZEN,
-        begins: "Frozen",
-        ends: "Resumed",
-        message: "no version is held back any more: new updates start",
-    },
-    Change {
-        type_: DEGRADED,
-        begins: "InvalidPolicy",
-        ends: "PolicyValid",
-        message: "the policy is valid and in force",
-    },
-    Change {
-        type_: DEGRADED,
-        begins: CERTIFICATES,
-        ends: "CertificatesValid",
-        message: "keys and certificates are valid",
-    },
-    Change { type_: DEGRADED, begins: NOT_SERVED, ends: "ShadowsServed", message: "the API server serves the shadows" },
-    Change { type_: DEGRADED, begins: WEB_API, ends: "WebApiReady", message: "a pod of the web API is Ready" },
-    Change {
-        type_: DEGRADED,
-        begins: MISUNDERSTOOD,
-        ends: "RequestsUnderstood",
-        message: "every annotation that is meant as a request is known",
-    },
+/// The conditions whose changes are Events for users: the type of the condition; the reason of the Event at its beginning,
+/// which the condition has too, except where several share one Event; the reason and the message of the Event at its end.
+/// Of one type, the first row is for reasons without one of their own.
+const CHANGES: &[(&str, &str, &str, &str)] = &[
+    (FROZEN, "Frozen", "Resumed", "no version is held back any more: new updates start"),
+    (DEGRADED, "InvalidPolicy", "PolicyValid", "the policy is valid and in force"),
+    (DEGRADED, CERTIFICATES, "CertificatesValid", "keys and certificates are valid"),
+    (DEGRADED, NOT_SERVED, "ShadowsServed", "the API server serves the shadows"),
+    (DEGRADED, WEB_API, "WebApiReady", "a pod of the web API is Ready"),
+    (DEGRADED, MISUNDERSTOOD, "RequestsUnderstood", "every annotation that is meant as a request is known"),
 ];
 
 /// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or continues, the policy is
@@ -58,14 +28,13 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
         let held = before.is_some_and(|c| c.status == ConditionStatus::True);
         let holds = now.status == ConditionStatus::True;
         let reason = if holds { &now.reason } else { before.map_or("", |c| &c.reason) };
-        let mut rows = CHANGES.iter().filter(|change| change.type_ == type_);
-        let Some(change) = rows.clone().find(|change| change.begins == reason).or_else(|| rows.next()) else {
-            continue;
-        };
+        let mut rows = CHANGES.iter().filter(|(of, ..)| *of == type_);
+        let row = rows.clone().find(|(_, begins, ..)| *begins == reason).or_else(|| rows.next());
+        let Some((_, begins, ends, message)) = row else { continue };
         if holds && (!held || before.is_none_or(|c| c.message != now.message)) {
-            notes.push(Note { warning: true, reason: change.begins, message: now.message.clone() });
+            notes.push(Note { warning: true, reason: begins, message: now.message.clone() });
         } else if held && !holds {
-            notes.push(Note { warning: false, reason: change.ends, message: change.message.to_owned() });
+            notes.push(Note { warning: false, reason: ends, message: (*message).to_owned() });
         }
     }
     match (true_condition(old, BLOCKED), true_condition(new, BLOCKED)) {

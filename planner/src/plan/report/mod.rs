@@ -12,10 +12,11 @@ use models::operator::{
 };
 use models::shadow::{self, Step};
 
+use super::context::condition;
 use super::survey::Survey;
-use super::{Note, Plan, Wait, requests};
+use super::{Note, Plan, Wait, gates, requests};
 use crate::policy::{Policy, WindowState};
-use crate::view::{Answer, ClusterView, NodeView, OperatorFacts, TlsFacts};
+use crate::view::{ClusterView, NodeView, OperatorFacts, TlsFacts};
 use crate::wait::WaitReason;
 
 pub use events::news;
@@ -105,7 +106,7 @@ fn waiting(view: &ClusterView, plan: &Plan) -> Vec<WaitingCount> {
 type Said = (bool, &'static str, String);
 
 fn window(survey: &Survey<'_>) -> Said {
-    let states = survey.windows();
+    let states = &survey.windows;
     let opens = states.iter().filter_map(|s| if open(s) { None } else { changes(s) }).min();
     match (&states[0], states.iter().any(open)) {
         (WindowState::Open { until: None }, _) => (true, "AlwaysOpen", String::new()),
@@ -120,7 +121,7 @@ fn window(survey: &Survey<'_>) -> Said {
 
 fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
     let mut versions: Vec<String> = Vec::new();
-    for ((variant, arch, version), cause) in survey.quarantine.iter() {
+    for ((variant, arch, version), cause) in &survey.quarantine.spent {
         let nodes = if cause.nodes.is_empty() { String::new() } else { format!(" on {}", cause.nodes.join(", ")) };
         let reason = cause.reason.map_or_else(String::new, |reason| format!(" ({reason}{nodes})"));
         versions.push(format!("{version} for {variant} {arch}{reason}"));
@@ -173,12 +174,7 @@ fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Con
     // A query with a node's name in it differs from the one that was written.
     let mut asked = expressions.filter(|expression| plan.expressions.contains(&expression.query));
     let wait = asked.find_map(|expression| {
-        let (name, shared) = (expression.name.clone(), true);
-        match view.expressions.get(&expression.query)? {
-            Answer::Quiet { .. } => None,
-            Answer::Firing { series } => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
-            Answer::Failed { message } => Some(Wait::ExpressionFails { name, message: message.clone(), shared }),
-        }
+        gates::objection(view.expressions.get(&expression.query)?, expression.name.clone(), true)
     });
     let Some(wait) = wait else { return stored.map(|_| (false, EXPRESSIONS_QUIET, String::new())) };
     let same = stored.filter(|c| wait.is_recorded(&c.message));
@@ -210,15 +206,7 @@ pub(super) fn status(
         (DEGRADED, degraded(policy, &view.tls, survey.web_api_missing, &operator.misunderstood)),
     ];
     for (type_, (holds, reason, message)) in new.into_iter().chain(blocked.map(|new| (BLOCKED, new))) {
-        let condition = Condition {
-            type_: type_.to_owned(),
-            status: holds.into(),
-            reason: reason.to_owned(),
-            message,
-            last_transition_time: now,
-            observed_generation: None,
-        };
-        set_condition(&mut conditions, condition);
+        set_condition(&mut conditions, condition(now, type_, holds, reason, &message));
     }
 
     let mut versions = survey.known.clone();
@@ -255,7 +243,7 @@ pub(super) fn status(
         waiting: waiting(view, plan),
         versions,
         active_rollouts: survey.rollouts.active.clone(),
-        next_window: match &survey.windows()[0] {
+        next_window: match &survey.windows[0] {
             WindowState::Closed { opens, .. } => *opens,
             WindowState::Open { .. } => None,
         },

@@ -2,6 +2,7 @@ use crate::claims::Parts;
 use std::sync::Arc;
 
 use models::operator::CountOrPercent;
+use models::shadow::Step;
 
 use super::*;
 use crate::fixtures::{cluster, node, progress, slot, t};
@@ -19,7 +20,7 @@ fn used_up_budget_names_an_unavailable_node() {
     ] {
         let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(limit), ..Policy::default() };
         let survey = Survey::of(&view, &policy, t(0));
-        assert_eq!(Budget::of(&view, &survey, &[]).used_up(), used_up.as_ref(), "{limit}");
+        assert_eq!(Budget::of(&view, &survey, &[]).used_up.as_ref(), used_up.as_ref(), "{limit}");
     }
 }
 
@@ -43,7 +44,7 @@ fn world(policy: &Policy, down: &[&str], ours: &[&str], slots: &[&str]) -> (usiz
     let survey = Survey::of(&view, policy, t(0));
     let budget = Budget::of(&view, &survey, &view.operator.as_ref().unwrap().status.slots);
     let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(&survey, &view.nodes[name]));
-    (budget.free(), refusals.into())
+    (budget.free, refusals.into())
 }
 
 fn policy(limit: &str, group_limit: Option<&str>, one_zone: bool) -> Policy {

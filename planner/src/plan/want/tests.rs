@@ -5,6 +5,20 @@ use models::shadow::OfferedUpdates;
 
 use super::*;
 
+fn want(
+    policy: &Policy,
+    known: &[KnownVersion],
+    agent: &AgentReport,
+    locked: Option<&Version>,
+    now: Timestamp,
+) -> Want {
+    Host { policy, known, agent, now }.want(locked)
+}
+
+fn no_longer(policy: &Policy, agent: &AgentReport, version: &Version) -> Option<String> {
+    Host { policy, known: &[], agent, now: t(0) }.no_longer(version)
+}
+
 fn v(text: &str) -> Version {
     text.parse().unwrap()
 }
@@ -357,8 +371,8 @@ fn running_version_is_up_to_date_and_needs_no_minimum_age() {
     for known in [vec![], vec![known("1.20.5", 0)]] {
         assert_eq!(want(&latest, &known, &same, None, t(0)).version, Err(Wait::UpToDate), "chosen, and running");
     }
-    assert_eq!(no_longer(&latest, &[], &same, &v("1.20.5"), t(0)), None, "no way down, and no age is needed");
-    let down = no_longer(&latest, &[], &same, &v("1.20.4"), t(0)).unwrap();
+    assert_eq!(no_longer(&latest, &same, &v("1.20.5")), None, "no way down, and no age is needed");
+    let down = no_longer(&latest, &same, &v("1.20.4")).unwrap();
     assert_eq!(down, "1.20.4 is not a version that spec.version.target 'latest' leads to");
 }
 

@@ -1,22 +1,19 @@
 //! The calendar part of a line of cron: its days and minutes. No time zone and no clock.
 
-use croner::Weekday;
+use std::ops::RangeInclusive;
+
 use croner::parser::{CronParser, Seconds, Year};
+use croner::{CronPattern, Weekday};
 use jiff::SignedDuration;
 use jiff::civil::{Date, DateTime};
 
 /// The minutes of a cron expression, on any day of any year.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Calendar {
-    /// The months, by bit; January is bit 1.
-    months: u16,
-    /// The days of a month, by bit, by its length (from 28) and the day of the week (from Sunday) that it begins on.
-    /// Nothing else about a month decides.
-    days: [[u32; 7]; 4],
+    /// The days and months.
+    pattern: CronPattern,
     /// The minutes of a day, rising.
     minutes: Vec<Minute>,
-    /// True if the hour field is a wildcard, so that it follows the clock and names no hour.
-    pub(super) every_hour: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,8 +23,8 @@ struct Minute {
     run: u16,
 }
 
-/// Lengths of months, each with a month that has it.
-const LENGTHS: [(i32, u32, u32); 4] = [(2023, 2, 28), (2024, 2, 29), (2023, 4, 30), (2023, 1, 31)];
+/// After these years the calendar repeats: every month has begun on each day of the week.
+const CYCLE: RangeInclusive<i16> = 2001..=2028;
 const FIELDS: [&str; 5] = ["minute", "hour", "day of month", "month", "day of week"];
 const MONTHS: [&str; 12] = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"];
 const WEEKDAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
@@ -62,20 +59,6 @@ impl Calendar {
                 FIELDS[wrong], fields[wrong]
             ));
         };
-        let failed = |error: croner::errors::CronError| format!("'{text}' cannot be read: {error}");
-
-        let mut days = [[0; 7]; 4];
-        for ((year, month, length), days) in LENGTHS.into_iter().zip(&mut days) {
-            for (first, days) in (0..).zip(days) {
-                for day in 1..=length {
-                    let weekday = Weekday::from_days_from_sunday((first + day - 1) % 7);
-                    if pattern.day_match(year, month, day, weekday).map_err(failed)? {
-                        *days |= 1 << day;
-                    }
-                }
-            }
-        }
-        let months = pattern.months.values().into_iter().fold(0, |months, month| months | 1 << month);
         let hours = pattern.hours.values();
         let minutes = pattern.minutes.values();
         let all = hours.into_iter().flat_map(|hour| minutes.iter().map(move |m| hour * 60 + m));
@@ -86,86 +69,56 @@ impl Calendar {
                 after.filter(|after| after.minute - minute.minute <= pause).map_or(minute.minute, |after| after.run);
             after = Some(*minute);
         }
-        let calendar = Self { months, days, minutes, every_hour: pattern.hours.from_wildcard };
-        if !calendar.has_any_day() {
+        let calendar = Self { pattern, minutes };
+        let mut months = CYCLE.flat_map(|year| (1..=12).filter_map(move |month| Date::new(year, month, 1).ok()));
+        if !months.any(|month| (1..=31).any(|day| month.with().day(day).build().is_ok_and(|day| calendar.has(day)))) {
             return Err(format!("'{text}' names no day that any year has; write five fields of cron {EXAMPLE}"));
         }
         Ok(calendar)
     }
 
-    /// Returns whether any year has such a day. Every month begins on each day of the week in some year.
-    fn has_any_day(&self) -> bool {
-        let lengths = |month: u16| match month {
-            2 => 0..2,
-            4 | 6 | 9 | 11 => 2..3,
-            _ => 3..4,
-        };
-        (1..=12)
-            .filter(|month| self.months & 1 << month != 0)
-            .flat_map(lengths)
-            .any(|length| self.days[length].iter().any(|days| *days != 0))
+    /// Returns whether the hour field is a wildcard, so that it follows the clock and names no hour.
+    pub(super) fn every_hour(&self) -> bool {
+        self.pattern.hours.from_wildcard
     }
 
-    /// Returns the days of the month of `date`, by bit.
-    fn days_of_month(&self, date: Date) -> u32 {
-        if self.months & 1 << date.month() == 0 {
-            return 0;
-        }
-        let length = usize::from(date.days_in_month().unsigned_abs()).saturating_sub(28);
-        let weekday = i32::from(date.weekday().to_sunday_zero_offset()) - i32::from(date.day()) + 1;
-        let first = weekday.rem_euclid(7).unsigned_abs() as usize;
-        self.days.get(length).and_then(|days| days.get(first)).copied().unwrap_or(0)
+    fn has_month(&self, date: Date) -> bool {
+        self.pattern.month_match(part(date.month())).unwrap_or(false)
+    }
+
+    /// Returns whether a day is one of the calendar's.
+    fn has(&self, date: Date) -> bool {
+        let weekday = Weekday::from_days_from_sunday(part(date.weekday().to_sunday_zero_offset()));
+        let matched = || self.pattern.day_match(date.year().into(), part(date.month()), part(date.day()), weekday);
+        self.has_month(date) && matched().unwrap_or(false)
     }
 
     /// Returns the latest minute at or before `limit` and not before `from`.
     pub(super) fn last(&self, from: DateTime, limit: DateTime) -> Option<DateTime> {
-        let mut date = limit.date();
-        // The part of the month still to be searched: all days up to this one.
-        let mut days = self.days_of_month(date) & u32::MAX >> (31 - date.day());
-        if days & 1 << date.day() != 0 {
-            let minute = minute_of(limit);
-            if let Some(minute) = self.minutes[..self.minutes.partition_point(|m| m.minute <= minute)].last() {
-                return Some(at(date, minute.minute)).filter(|found| *found >= from);
+        let (mut date, mut latest) = (limit.date(), minute_of(limit));
+        while date >= from.date() {
+            let until = self.minutes.partition_point(|m| m.minute <= latest);
+            if until > 0 && self.has(date) {
+                return Some(at(date, self.minutes[until - 1].minute)).filter(|found| *found >= from);
             }
-            days &= !(1 << date.day());
+            (date, latest) = (date.yesterday().ok()?, u16::MAX);
         }
-        loop {
-            if days != 0 {
-                let day = i8::try_from(31 - days.leading_zeros()).ok()?;
-                let found = at(Date::new(date.year(), date.month(), day).ok()?, self.minutes.last()?.minute);
-                return Some(found).filter(|found| *found >= from);
-            }
-            date = date.first_of_month().yesterday().ok()?;
-            if date < from.date() {
-                return None;
-            }
-            days = self.days_of_month(date);
-        }
+        None
     }
 
     /// Returns the earliest minute at or after `from` and before `limit`.
     pub(super) fn first(&self, from: DateTime, limit: DateTime) -> Option<DateTime> {
-        let mut date = from.date();
-        let mut days = self.days_of_month(date) & u32::MAX << date.day();
-        if days & 1 << date.day() != 0 {
-            let minute = minute_of(from) + u16::from(from.second() > 0 || from.subsec_nanosecond() > 0);
-            if let Some(minute) = self.minutes.get(self.minutes.partition_point(|m| m.minute < minute)) {
-                return Some(at(date, minute.minute)).filter(|found| *found < limit);
+        let part_of_minute = from.second() > 0 || from.subsec_nanosecond() > 0;
+        let (mut date, mut earliest) = (from.date(), minute_of(from) + u16::from(part_of_minute));
+        while at(date, 0) < limit {
+            let next = self.minutes.partition_point(|m| m.minute < earliest);
+            if next < self.minutes.len() && self.has(date) {
+                return Some(at(date, self.minutes[next].minute)).filter(|found| *found < limit);
             }
-            days &= !(1 << date.day());
+            let passed = if self.has_month(date) { date } else { date.last_of_month() };
+            (date, earliest) = (passed.tomorrow().ok()?, 0);
         }
-        loop {
-            if days != 0 {
-                let day = i8::try_from(days.trailing_zeros()).ok()?;
-                let found = at(Date::new(date.year(), date.month(), day).ok()?, self.minutes.first()?.minute);
-                return Some(found).filter(|found| *found < limit);
-            }
-            date = date.last_of_month().tomorrow().ok()?;
-            if date >= limit.date() && at(date, 0) >= limit {
-                return None;
-            }
-            days = self.days_of_month(date);
-        }
+        None
     }
 
     /// Returns the last of the minutes that are reached from `minute` on its day, before `limit`, without a pause
@@ -186,6 +139,11 @@ impl Calendar {
             .and_then(|limit| self.last(minute, limit))
             .unwrap_or(minute)
     }
+}
+
+/// Returns a part of a date, none of which is negative.
+fn part(value: i8) -> u32 {
+    u32::from(value.unsigned_abs())
 }
 
 fn minute_of(moment: DateTime) -> u16 {

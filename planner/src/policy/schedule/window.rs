@@ -95,14 +95,14 @@ impl Window {
     fn first_of(&self, stretch: &Stretch) -> DateTime {
         let shown = stretch.clock(stretch.from);
         // A time that the clock shows for the second time has been used already.
-        if self.calendar.every_hour { shown } else { shown.max(stretch.unchanged) }
+        if self.calendar.every_hour() { shown } else { shown.max(stretch.unchanged) }
     }
 
     /// Returns whether the window opens with a change of the clock, because the change leaves out a minute in which it
     /// would open.
     fn opens_with(&self, stretch: &Stretch) -> bool {
         let shown = stretch.clock(stretch.from);
-        !self.calendar.every_hour
+        !self.calendar.every_hour()
             && stretch.unchanged < shown
             && self.calendar.first(stretch.unchanged, shown).is_some()
     }

@@ -1,0 +1,88 @@
+//! Canary steps: the places of nodes in them.
+
+use models::shadow::{HostState, Step};
+use semver::Version;
+
+use super::{Plan, Wait, plan};
+use crate::fixtures::*;
+
+/// Under a canary step of one, a node that had to wait with its image is about to be disrupted.
+#[test]
+fn node_waiting_only_for_its_slot_keeps_its_canary_place() {
+    for (sentence, pods, slots) in [("its pods are being read", None, 0), ("it gets its slot now", Some(vec![]), 1)] {
+        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        staged.pods = pods;
+        let (mut view, _) = cluster(vec![staged, node("b")], &[]);
+        let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
+        let policy = with_policy(&mut view, spec);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.slots.map_or(0, |slots| slots.len()), slots, "{sentence}");
+        assert!(
+            matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })),
+            "{sentence}: {:?}",
+            made.actions
+        );
+    }
+}
+
+/// Under a canary step of two, a node has got its image a moment ago.
+#[test]
+fn staged_node_counts_once_in_canary_step() {
+    let mut ready = at("a", Step::Staging, 0, HostState::StagedUpdate);
+    ready.pods = None;
+    let (mut view, _) = cluster(vec![ready, node("b"), node("c")], &[]);
+    let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 2}]}});
+    let policy = with_policy(&mut view, spec);
+    let made = plan(&view, &policy, t(1));
+    assert!(made.pods.contains("a"), "it is looked at: {:?}", made.waits);
+    assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
+    assert!(matches!(made.waits.get("c"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
+}
+
+/// Staged nodes of a version that waits for approval come first in the order.
+#[test]
+fn nodes_beyond_canary_step_do_not_delay_other_versions() {
+    let staged = |name: &str| at(name, Step::Staged, 0, HostState::StagedUpdate);
+    let mut other = staged("d");
+    let shadow = other.shadow.as_mut().unwrap();
+    let newer = Version::new(1, 21, 0);
+    shadow.spec.version = Some(newer.clone());
+    shadow.status.agent.updates.as_mut().unwrap().chosen_version = Some(newer.clone());
+    shadow.status.controller.progress.as_mut().unwrap().version = newer;
+    let (mut view, _) = cluster(vec![staged("a"), staged("b"), staged("c"), other], &[]);
+    let canary = serde_json::json!([{"nodes": 1, "approval": "Manual"}]);
+    let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": canary}}));
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![models::operator::ActiveRollout {
+        version: NEW,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        ended: None,
+        started: t(0),
+        steps_passed: 0,
+        step_done: None,
+        approved: false,
+    }];
+    // One node has had the first version, and no user has approved that it continues.
+    let mut done = node("e");
+    done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
+    view.nodes.insert("e".into(), done);
+    let made = plan(&view, &policy, t(60));
+    let slots: Vec<String> = made.slots.unwrap_or_default().into_iter().map(|slot| slot.node).collect();
+    assert_eq!(slots, ["d"], "{:?}", made.waits);
+    assert!(!made.pods.contains("a"), "its pods need not be looked at");
+}
+
+/// Under a canary step of one, and with room for more.
+#[test]
+fn node_with_pending_first_write_keeps_its_canary_place() {
+    let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
+    let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
+    let policy = with_policy(&mut view, spec);
+    view.busy.insert("a".into());
+    let made = plan(&view, &policy, t(1));
+    assert!(matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
+    // That write has failed. As long as it is not retried, another node has the place.
+    view.paused.insert("a".into());
+    let made = plan(&view, &policy, t(1));
+    assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
+}

@@ -1,0 +1,174 @@
+//! The claim on a node: made again, kept, and released.
+
+use std::time::Duration;
+
+use models::shadow::{HostState, Step};
+
+use super::{Action, ShadowChange, plan};
+use crate::claims::Parts;
+use crate::fixtures::*;
+
+/// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
+#[test]
+fn claim_with_deleted_shadow_is_kept_until_permit_wait_is_over() {
+    let mut orphan = node("a");
+    orphan.facts.claims = Parts::USUAL;
+    orphan.facts.unschedulable = true;
+    // Created again a moment ago, the agent (which has just requested the reboot) has not reported to it.
+    let shadow = orphan.shadow.as_mut().unwrap();
+    shadow.status = models::shadow::BottlerocketShadowStatus::default();
+    let (mut view, policy) = cluster(vec![orphan], &["a"]);
+    let mut action = |observed_for, at| {
+        view.nodes.get_mut("a").unwrap().observed_for = Duration::from_secs(observed_for);
+        let made = plan(&view, &policy, t(at));
+        (made.actions.get("a") == Some(&Action::Release), made.wake)
+    };
+    for at in [1, 269] {
+        // However long it has been by a clock that a client may have set.
+        assert!(!action(at, 1_000_000).0, "released {at} s after the permit");
+    }
+    assert_eq!(action(269, 0).1, Some(t(1)), "nothing wakes the leader when it is over");
+    assert!(action(270, 0).0, "and never released");
+}
+
+/// Label and shadow are gone, the cordon is the operator's.
+#[test]
+fn claim_without_label_and_shadow_is_released() {
+    let mut orphan = node("a");
+    orphan.facts.claims = Parts::USUAL;
+    orphan.facts.unschedulable = true;
+    orphan.facts.labelled = false;
+    orphan.shadow = None;
+    let (view, policy) = cluster(vec![orphan.clone()], &[]);
+    let made = plan(&view, &policy, t(0)).shadows;
+    let created = matches!(&made[..], [ShadowChange::Create { node, uid, .. }] if node == "a" && uid == "uid-a");
+    assert!(created, "{made:?}");
+    let mut shadowed = node("a");
+    shadowed.facts = orphan.facts;
+    let (view, policy) = cluster(vec![shadowed], &["a"]);
+    assert_eq!(plan(&view, &policy, t(201)).actions.get("a"), Some(&Action::Release));
+}
+
+/// A Node whose cordon is refused for ever does not delay the fleet.
+#[test]
+fn attempt_without_cordon_ends_at_deadline() {
+    for (step, order) in [(Step::Draining, HostState::StagedUpdate), (Step::Rebooting, HostState::RebootedIntoUpdate)] {
+        let mut stubborn = at("a", step, 0, order);
+        (stubborn.facts.claims, stubborn.facts.unschedulable) = (Parts::default(), false);
+        let (view, policy) = cluster(vec![stubborn], &["a"]);
+        assert_eq!(
+            plan(&view, &policy, t(1)).actions.get("a"),
+            Some(&Action::Claim { parts: Parts::USUAL, note: None })
+        );
+        let later = plan(&view, &policy, t(3600));
+        let Some(Action::Status { status, .. }) = later.actions.get("a") else { panic!("{:?}", later.actions) };
+        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+    }
+}
+
+/// A client runs `kubectl uncordon` on a node that is being drained, again and again.
+#[test]
+fn node_uncordoned_during_drain_is_recordoned_with_event_up_to_limit() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    node.facts.unschedulable = false;
+    let cordon: Parts = [crate::claims::Part::Cordon].into_iter().collect();
+    node.facts.claims = node.facts.claims.without(cordon);
+    for (made, noted, ended) in [(0, false, false), (1, true, false), (3, true, false), (4, false, true)] {
+        view.nodes.get_mut("a").unwrap().claims_made = made;
+        match plan(&view, &policy, t(1)).actions.remove("a").unwrap() {
+            Action::Claim { parts, note } => {
+                assert!(!ended && parts == Parts::USUAL && note.is_some() == noted, "{made}: {note:?}");
+            }
+            Action::Status { status, .. } => {
+                let last = status.report.record.unwrap().last.unwrap();
+                assert!(ended && last.reason == "Uncordoned", "{made}: {last:?}");
+            }
+            other => panic!("{made}: {other:?}"),
+        }
+    }
+}
+
+/// A label that another client has set to another value is not in the claim, and its absence delays nothing.
+#[test]
+fn claim_field_set_by_other_field_manager_does_not_block_drain() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+    facts.claims = Parts::CORDON;
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { .. })), "something is missing");
+    let theirs = [crate::claims::Part::ScaleDown, crate::claims::Part::DoNotDisrupt].into_iter().collect();
+    view.nodes.get_mut("a").unwrap().facts.set_otherwise = theirs;
+    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
+}
+
+/// A user holds a node during its update.
+#[test]
+fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
+    let mut held = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    held.facts.held = true;
+    let (mut view, policy) = cluster(vec![held], &["a"]);
+    for second in 1..10 {
+        let Some(action) = plan(&view, &policy, t(second)).actions.remove("a") else { break };
+        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, .. } => shadow.status.controller = status.report,
+            Action::Spec { spec } => {
+                shadow.spec = *spec;
+                shadow.status.agent.state = Some(HostState::Idle);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let made = plan(&view, &policy, t(20));
+    assert_eq!(made.slots, Some(vec![]), "it has no slot any more");
+    assert!(view.nodes["a"].facts.claimed());
+    view.nodes.get_mut("a").unwrap().facts.held = false;
+    assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));
+}
+
+/// A user holds the node while it reboots into its update.
+#[test]
+fn held_node_stays_cordoned_after_reboot() {
+    for step in [Step::Rebooting, Step::Returning, Step::Monitoring] {
+        let mut back = at("a", step, 0, HostState::RebootedIntoUpdate);
+        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        back.facts.boot_id = "b2".into();
+        back.facts.held = true;
+        if step == Step::Monitoring {
+            back.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
+        }
+        let (mut view, policy) = cluster(vec![back], &["a"]);
+        assert_ne!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+        view.nodes.get_mut("a").unwrap().facts.held = false;
+        assert_eq!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+    }
+}
+
+/// managedFields were reset while the node rebooted, so that the operator owns nothing on it any more.
+#[test]
+fn recorded_claim_without_field_manager_is_released() {
+    for (theirs, released) in [(None, true), (Some("spec.unschedulable"), false)] {
+        let mut back = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        back.facts.boot_id = "b2".into();
+        (back.facts.claims, back.facts.unowned) = (Parts::default(), Parts::CORDON);
+        let status = &mut back.shadow.as_mut().unwrap().status;
+        let preexisting = theirs.into_iter().map(str::to_owned).collect();
+        status.controller.drain = Some(models::shadow::DrainStatus { preexisting, ..Default::default() });
+        status.conditions = vec![condition(models::shadow::CORDONED, "Updating", "")];
+        let (view, policy) = cluster(vec![back], &["a"]);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.actions.get("a") == Some(&Action::Release), released, "{theirs:?}: {:?}", made.actions);
+    }
+}
+
+/// A label reconciler removes the fields that are claimed beside the cordon.
+#[test]
+fn repeatedly_removed_claim_fields_do_not_block_drain() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    (node.facts.claims, node.claims_made) = (Parts::CORDON, 3);
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { note: None, .. })));
+    view.nodes.get_mut("a").unwrap().claims_made = 4;
+    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
+}
