@@ -42,7 +42,7 @@ impl<'a> NodeContext<'a> {
     }
 
     pub(super) fn controller_status(&self) -> ControllerStatus {
-        self.shadow.status.controller_half()
+        self.shadow.status.controller_status()
     }
 
     pub(super) fn condition(
