@@ -131,8 +131,9 @@ mod tests {
 
     #[test]
     fn partially_stored_report_is_resent_only_after_a_change() {
-        let at_rest =
-            |stored, version| built(stored, &facts("b1", version, None, ("", "")), &Finding::AtRest(HostState::Idle));
+        let at_rest = |stored: &AgentStatus, version| {
+            built(stored, &facts("b1", version, None, ("", "")), &Finding::AtRest(HostState::Idle))
+        };
         let sent = at_rest(&view(HostState::Idle).status, OLD);
         let mut reports = ReportState::default();
         reports.accepted(&sent, &sent, 1);
