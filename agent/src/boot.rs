@@ -2,26 +2,16 @@
 
 use std::path::Path;
 
-/// An error while reading the boot id.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BootIdError {
-    /// The file cannot be read.
-    #[error("cannot read the boot id")]
-    Read(#[source] std::io::Error),
-    /// The file holds no boot id.
-    #[error("the boot id file holds no boot id")]
-    Malformed,
-}
+use anyhow::Context as _;
 
 /// Maximum length of a boot id that the shadow can hold.
 const LONGEST: usize = 64;
 
 /// Reads the id that the kernel gives the running boot.
-pub(crate) fn read(file: &Path) -> Result<String, BootIdError> {
-    let text = std::fs::read_to_string(file).map_err(BootIdError::Read)?;
+pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(file).context("cannot read the boot id")?;
     let id = text.trim();
-    if id.is_empty() || id.len() > LONGEST || id.contains(char::is_whitespace) {
-        return Err(BootIdError::Malformed);
-    }
+    let is_id = !id.is_empty() && id.len() <= LONGEST && !id.contains(char::is_whitespace);
+    anyhow::ensure!(is_id, "the boot id file holds no boot id");
     Ok(id.to_owned())
 }

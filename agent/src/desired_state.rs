@@ -22,7 +22,6 @@ pub(crate) struct DesiredState {
 }
 
 impl DesiredState {
-    /// Returns the desired state of a shadow.
     pub(crate) fn of(view: &ShadowView) -> Self {
         let BottlerocketShadowSpec { state, version, attempt, boot_id, host: _, permit: _ } = &view.spec;
         Self {

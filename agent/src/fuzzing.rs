@@ -144,7 +144,7 @@ fn host_settings(data: &[u8]) {
         HostPolicy { version_lock: Some("1.20.5".into()), ignore_waves: Some(true), ..HostPolicy::default() },
     ];
     for policy in policies {
-        let Ok(requested) = RequestedSettings::of(Some(&policy)) else { continue };
+        let Ok(requested) = RequestedSettings::of(&policy) else { continue };
         let decision = decide(&requested, &now, &FoundSettings::default());
         if decision.change.version_lock.is_some() {
             assert!(

@@ -25,7 +25,7 @@ mod situation;
 mod staging;
 mod statement;
 pub mod stream;
-pub mod views;
+mod views;
 
 use std::future::Future;
 
@@ -47,7 +47,7 @@ use views::Views;
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     let host = HostClient::new(&config.host_socket).map_err(AgentError::Client)?;
     let server = Server::new(&config);
-    let views = Views::new();
+    let views = Views::default();
     tracing::info!(node = config.node_name, server = config.server_url, "agent started");
     let driver = Driver::new(&config, host, &server, &views);
     tokio::select! {

@@ -53,7 +53,7 @@ impl Memory {
             return false;
         }
         let last = status.and_then(|status| status.last.as_ref());
-        if self.unconfirmed.is_some() || last.is_some_and(|last| last.is(Command::Deactivate) && last.succeeded()) {
+        if self.unconfirmed.is_some() || last.is_some_and(|last| last.is(Command::Deactivate) && last.succeeded) {
             return false;
         }
         self.unconfirmed = Some(Unconfirmed { before: last.map(|last| last.timestamp.clone()) });
@@ -70,17 +70,17 @@ impl Memory {
         let Some(last) = &status.last else { return };
         let newer = |unconfirmed: &Unconfirmed| unconfirmed.before.as_deref() != Some(last.timestamp.as_str());
         let cleared = last.is(Command::Deactivate) || (last.is(Command::Prepare) && !wrote_nothing(&last.stderr));
-        if last.succeeded() && cleared && self.unconfirmed.as_ref().is_some_and(newer) {
+        if last.succeeded && cleared && self.unconfirmed.as_ref().is_some_and(newer) {
             self.unconfirmed = None;
         }
         if last.is(Command::Refresh) {
-            let found = last.succeeded() && status.state != UpdateState::Idle;
+            let found = last.succeeded && status.state != UpdateState::Idle;
             self.chosen = status.chosen.clone().filter(|_| found && self.requested_refresh);
             self.refresh_failure = None;
         }
         if last.is(Command::Prepare) {
             self.saw_prepare = true;
-            let whole = last.succeeded()
+            let whole = last.succeeded
                 && desired.version.as_ref().is_some_and(|wanted| {
                     status.staged_version() == Some(wanted) && !wrote_another(&last.stderr, wanted)
                 });

@@ -22,13 +22,13 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Refreshes {
     /// Last request for a refresh, whatever its outcome and desired state.
-    requested: Option<Instant>,
-    /// Last attempted refresh.
-    last: Option<Instant>,
+    pub(crate) requested: Option<Instant>,
+    /// Last attempted refresh, whatever its outcome.
+    pub(crate) last: Option<Instant>,
     /// Consecutive failures.
     pub(crate) failures: Retry,
     /// Time since which the desired state has been `Idle`.
-    idle_since: Option<Instant>,
+    pub(crate) idle_since: Option<Instant>,
     /// Position of the first refresh in its range, in [0, 1).
     random: f64,
     /// Time of an earlier refresh than policy's, because the settings that it depends on have changed.
@@ -43,29 +43,14 @@ impl Default for Refreshes {
 }
 
 impl Refreshes {
-    /// Records a request for a refresh.
-    pub(crate) fn request(&mut self, now: Instant) {
-        self.requested = Some(now);
-    }
-
     /// Returns the time until which a refresh has to wait because the last one was requested shortly before.
     pub(crate) fn too_soon(&self, now: Instant) -> Option<Instant> {
         self.requested.map(|requested| requested + SHORTEST_INTERVAL).filter(|allowed| now < *allowed)
     }
 
-    /// Records a try, whatever its outcome.
-    pub(crate) fn record(&mut self, now: Instant) {
-        self.last = Some(now);
-    }
-
     /// Records that the desired state is `Idle`, since now if it was not before.
     pub(crate) fn enter_idle(&mut self, now: Instant) {
         self.idle_since.get_or_insert(now);
-    }
-
-    /// Records that the desired state is not `Idle`.
-    pub(crate) fn leave_idle(&mut self) {
-        self.idle_since = None;
     }
 
     /// Returns the times of the next refresh of an idle host: by policy, and the one that comes first.
@@ -119,7 +104,7 @@ mod tests {
         assert_eq!(first(seconds(4)), seconds(2));
         let after = |failures: u32, interval| {
             let mut refreshes = refreshes();
-            refreshes.record(now);
+            refreshes.last = Some(now);
             refreshes.failures = Retry::after(failures);
             refreshes.next_idle(interval, now).1 - now
         };
@@ -138,7 +123,7 @@ mod tests {
         refreshes.enter_idle(start);
         refreshes.enter_idle(start + seconds(20));
         assert_eq!(refreshes.next_idle(HOUR, start + seconds(20)).1, start + seconds(30));
-        refreshes.leave_idle();
+        refreshes.idle_since = None;
         refreshes.enter_idle(start + seconds(20));
         assert_eq!(refreshes.next_idle(HOUR, start + seconds(20)).1, start + seconds(50));
     }
@@ -155,7 +140,7 @@ mod tests {
     fn early_refresh_is_scheduled_beside_regular_refresh() {
         let start = Instant::now();
         let mut refreshes = refreshes();
-        refreshes.record(start);
+        refreshes.last = Some(start);
         refreshes.early = Some(start + seconds(5));
         assert_eq!(refreshes.next_idle(HOUR, start), (start + HOUR, start + seconds(5)));
     }
@@ -165,7 +150,7 @@ mod tests {
         let requested = Instant::now();
         let mut refreshes = refreshes();
         assert_eq!(refreshes.too_soon(requested), None);
-        refreshes.request(requested);
+        refreshes.requested = Some(requested);
         assert_eq!(refreshes.too_soon(requested), Some(requested + seconds(1)));
         assert_eq!(refreshes.too_soon(requested + Duration::from_millis(999)), Some(requested + seconds(1)));
         assert_eq!(refreshes.too_soon(requested + seconds(1)), None);

@@ -4,13 +4,11 @@
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
 use models::plain::cut;
-use models::shadow::{
-    Armed, Failure, FoundSettings, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, OfferedUpdates, UNSUPPORTED_STATE,
-};
+use models::shadow::{Armed, Failure, FoundSettings, HOST_REACHABLE, HostState, OfferedUpdates, UNSUPPORTED_STATE};
 use models::wire::AgentStatus;
 
 use crate::host::client::HostError;
-use crate::host::types::{Command, UpdateState, UpdateStatus};
+use crate::host::types::{Command, CommandRecord, UpdateState, UpdateStatus};
 use crate::memory::Memory;
 use crate::situation::Facts;
 
@@ -31,10 +29,8 @@ pub(crate) enum Finding {
     InProgress(HostState),
     /// The image that is about to be armed, or is armed.
     Armed(Armed),
-    /// The attempt has failed.
     Failed {
         failure: Failure,
-        /// The host's state.
         state: HostState,
         /// True if the failure judges the outcome of a new boot, so that nothing of the operator is armed any more.
         judges_boot: bool,
@@ -65,22 +61,11 @@ impl HostCondition {
         Self::problem(UNSUPPORTED_STATE, message)
     }
 
-    /// Creates the condition of a host that another client armed.
-    pub(crate) fn armed_by_other() -> Self {
-        Self::problem(HOST_ARMED_BY_OTHER, "another client armed an image; it is left alone")
-    }
-
-    /// Creates the condition of a host that does not disarm what this operator armed.
-    pub(crate) fn disarm_fails(message: String) -> Self {
-        Self::problem("DeactivateFailed", message)
-    }
-
     /// Creates the condition of a host that does not answer.
     pub(crate) fn unreachable(error: &HostError) -> Self {
         Self { answers: false, reason: error.reason(), message: error.to_string() }
     }
 
-    /// Returns the reason and the message.
     pub(crate) fn reason(&self) -> (&'static str, &str) {
         (self.reason, &self.message)
     }
@@ -110,36 +95,24 @@ pub(crate) fn build(
     if memory.disarmed && !ready {
         report.armed = None;
     }
+    let (state, acknowledges) = match finding {
+        Finding::Reached(state) | Finding::AtRest(state) | Finding::Failed { state, .. } => (*state, true),
+        Finding::InProgress(state) => (*state, false),
+        Finding::Armed(_) => (HostState::StagedUpdate, false),
+    };
+    report.state = Some(state);
+    if acknowledges {
+        report.observed_generation = Some(generation);
+    }
     match finding {
-        Finding::Reached(state) => {
-            report.state = Some(*state);
-            report.observed_generation = Some(generation);
-            match state {
-                HostState::Idle => report.armed = None,
-                HostState::RebootedIntoUpdate => {
-                    report.armed = None;
-                    report.failure = None;
-                }
-                HostState::StagedUpdate | HostState::Unknown => {}
-            }
-        }
-        Finding::AtRest(state) => {
-            report.state = Some(*state);
-            report.observed_generation = Some(generation);
-        }
-        Finding::InProgress(state) => report.state = Some(*state),
-        Finding::Armed(armed) => {
-            report.state = Some(HostState::StagedUpdate);
-            report.armed = Some(armed.clone());
-        }
-        Finding::Failed { failure, state, judges_boot } => {
-            report.state = Some(*state);
-            report.observed_generation = Some(generation);
+        Finding::Reached(HostState::Idle) => report.armed = None,
+        Finding::Reached(HostState::RebootedIntoUpdate) => (report.armed, report.failure) = (None, None),
+        Finding::Armed(armed) => report.armed = Some(armed.clone()),
+        Finding::Failed { failure, judges_boot, state: _ } => {
             report.failure = Some(Failure { message: cut(&failure.message, LONGEST_MESSAGE), ..failure.clone() });
-            if *judges_boot {
-                report.armed = None;
-            }
+            report.armed.take_if(|_| *judges_boot);
         }
+        Finding::Reached(_) | Finding::AtRest(_) | Finding::InProgress(_) => {}
     }
     set_condition(&mut new.conditions, condition_of(condition, now));
     new
@@ -168,43 +141,23 @@ pub(crate) fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
     stored != new && without_times(stored) != without_times(new)
 }
 
-/// A report that was not stored whole, because the web API or the cluster is of a version that does not know all of it.
-/// Sending it again unchanged would store no more.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PrunedReport {
-    sent: AgentStatus,
-    stored: AgentStatus,
-}
-
-impl PrunedReport {
-    /// Compares an accepted report with what was stored; returns `None` if all of it was.
-    pub(crate) fn of(sent: &AgentStatus, stored: &AgentStatus) -> Option<Self> {
-        differs(stored, sent).then(|| Self { sent: sent.clone(), stored: stored.clone() })
-    }
-
-    /// Returns true if `new` is that report, and the stored status is unchanged since.
-    pub(crate) fn covers(&self, stored: &AgentStatus, new: &AgentStatus) -> bool {
-        !differs(&self.stored, stored) && !differs(&self.sent, new)
-    }
-}
-
 /// Returns the host's offer, as far as it can be trusted.
 fn offer(stored: &AgentStatus, facts: &Facts, memory: &Memory) -> Option<OfferedUpdates> {
     // An offer from another boot does not count in this one.
     let same_boot = stored.report.boot_id.as_deref() == Some(facts.boot_id.as_str());
     let reported = stored.report.updates.clone().filter(|_| same_boot);
-    let last = facts.status.as_ref().and_then(|status| Some((status, status.last.as_ref()?)));
-    let Some((status, last)) = last else {
-        // The host has not refreshed in this boot. Failing even to start one is worth reporting.
-        let failure = memory.refresh_failure.as_ref()?;
-        return Some(failing(reported.filter(|r| r.refresh_failure.is_some()).unwrap_or_default(), failure));
-    };
-    if last.is(Command::Refresh) && !last.succeeded() {
-        return Some(failing(reported.unwrap_or_default(), &last.message()));
+    let status = facts.status.as_ref();
+    let last = status.and_then(|status| status.last.as_ref());
+    let unsuccessful = last.filter(|last| last.is(Command::Refresh) && !last.succeeded);
+    if let Some(failure) = unsuccessful.map(CommandRecord::message).or_else(|| memory.refresh_failure.clone()) {
+        // An offer that cannot be confirmed stays as reported, if the host has run a command in this boot. The first
+        // message stays too: another wording of the next failure is no change.
+        let reported = reported.filter(|reported| last.is_some() || reported.refresh_failure.is_some());
+        let mut reported = reported.unwrap_or_default();
+        reported.refresh_failure.get_or_insert_with(|| cut(&failure, LONGEST_MESSAGE));
+        return Some(reported);
     }
-    if let Some(failure) = &memory.refresh_failure {
-        return Some(failing(reported.unwrap_or_default(), failure));
-    }
+    let (status, last) = (status?, last?);
     let refreshed = last.is(Command::Refresh);
     let known = reported.unwrap_or_default();
     Some(OfferedUpdates {
@@ -223,13 +176,6 @@ fn chosen(status: &UpdateStatus) -> Option<semver::Version> {
     }
 }
 
-/// Adds a failure to an offer that cannot be confirmed, which stays as reported. The first message stays too: another
-/// wording of the next failure is no change.
-fn failing(mut reported: OfferedUpdates, failure: &str) -> OfferedUpdates {
-    reported.refresh_failure.get_or_insert_with(|| cut(failure, LONGEST_MESSAGE));
-    reported
-}
-
 fn condition_of(condition: &HostCondition, now: Timestamp) -> Condition {
     Condition {
         type_: HOST_REACHABLE.to_owned(),
@@ -242,7 +188,7 @@ fn condition_of(condition: &HostCondition, now: Timestamp) -> Condition {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use models::condition::{ConditionStatus, find_condition};
     use models::reason::FailureReason;
     use models::shadow::ArmedPhase;
@@ -256,7 +202,7 @@ mod tests {
         view(HostState::Idle).status
     }
 
-    fn built(stored: &AgentStatus, facts: &Facts, finding: &Finding) -> AgentStatus {
+    pub(crate) fn built(stored: &AgentStatus, facts: &Facts, finding: &Finding) -> AgentStatus {
         build(stored, 7, facts, &Memory::default(), finding, &HostCondition::answered(), NOW)
     }
 
@@ -359,7 +305,7 @@ mod tests {
             state: HostState::Idle,
             judges_boot: false,
         };
-        let condition = HostCondition::disarm_fails(HOSTILE.into());
+        let condition = HostCondition::problem("DeactivateFailed", HOSTILE);
         let new = build(&stored(), 7, &found, &Memory::default(), &finding, &condition, NOW);
         let unreachable = build_unreachable(&stored(), &condition, NOW);
         let message =
@@ -413,21 +359,6 @@ mod tests {
         let idle = facts("b1", OLD, Some("Idle"), ("refresh", "Success"));
         let new = built(&stored(), &idle, &Finding::Reached(HostState::Idle));
         assert_eq!(new.report.updates.unwrap().chosen_version, None);
-    }
-
-    #[test]
-    fn partially_stored_report_is_resent_only_after_a_change() {
-        let sent = built(&stored(), &facts("b1", OLD, None, ("", "")), &Finding::AtRest(HostState::Idle));
-        assert_eq!(PrunedReport::of(&sent, &sent), None);
-        let mut pruned = sent.clone();
-        pruned.conditions.clear();
-        let pruned_report = PrunedReport::of(&sent, &pruned).unwrap();
-        let mut later = sent.clone();
-        later.conditions[0].last_transition_time = Timestamp::from_second(60).unwrap();
-        assert!(pruned_report.covers(&pruned, &later), "the stored transition time counts");
-        assert!(!pruned_report.covers(&sent, &sent), "another client has stored all of it");
-        let news = built(&pruned, &facts("b1", NEW, None, ("", "")), &Finding::AtRest(HostState::Idle));
-        assert!(!pruned_report.covers(&pruned, &news));
     }
 
     #[test]

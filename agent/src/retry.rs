@@ -11,7 +11,6 @@ pub(crate) const TRIES: u32 = 3;
 /// First and maximum delay.
 pub(crate) type Delays = (Duration, Duration);
 
-/// Number of consecutive failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Retry(u32);
 
@@ -30,7 +29,6 @@ impl Retry {
         self.0 >= TRIES
     }
 
-    /// Counts a failure.
     pub(crate) fn count(&mut self) {
         self.0 = self.0.saturating_add(1);
     }

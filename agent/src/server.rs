@@ -1,14 +1,15 @@
 //! Client of the web API: one stream, and one kind of write.
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::{Context as _, anyhow, bail, ensure};
 use models::names::{TRUST_CA_KEY, TRUST_PERMIT_KEYS};
 use models::wire::{AgentStatus, Problem, ShadowView};
 use models::{pem, resource_version};
 use reqwest::header::{CONTENT_TYPE, IF_MATCH};
-use reqwest::{Certificate, Client, Response, StatusCode};
+use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode};
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -30,58 +31,19 @@ const LONGEST: usize = 1024 * 1024;
 /// Time that an idle connection is kept: steps of an update follow each other within seconds, or hours later.
 const KEEP_IDLE: Duration = Duration::from_secs(20);
 
-/// An error of a request to the web API.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The CA bundle cannot be read (yet).
-    #[error("cannot read the CA bundle {0}")]
-    NoTrust(PathBuf, #[source] std::io::Error),
-    /// The CA bundle holds no usable certificate.
-    #[error("the CA bundle holds no usable certificate")]
-    BadTrust,
-    /// The CA bundle or the client's configuration is rejected.
-    #[error("cannot make a client")]
-    Client(#[source] reqwest::Error),
-    /// The agent's own token cannot be read.
-    #[error("cannot read the token {0}")]
-    NoToken(PathBuf, #[source] std::io::Error),
-    /// The request failed in transport.
-    #[error("the web API cannot be reached")]
-    Transport(#[source] reqwest::Error),
-    /// Time-out.
-    #[error("the web API did not answer in time")]
-    Timeout,
-    /// The stream fell silent.
-    #[error("the stream fell silent")]
-    Silent,
-    /// The web API refused the request.
-    #[error("the web API answered {status}: {text}")]
-    Refused {
-        /// The HTTP status.
-        status: u16,
-        /// The problem as text.
-        text: String,
-    },
-    /// An answer or a line that is too long.
-    #[error("the web API sent more than {LONGEST} bytes at once")]
-    TooLong,
-    /// An answer that is no shadow.
-    #[error("the web API's answer is not understood")]
-    NotUnderstood(#[source] serde_json::Error),
-}
+const UNREACHABLE: &str = "the web API cannot be reached";
+const NOT_UNDERSTOOD: &str = "the web API's answer is not understood";
 
-/// The answer to a write.
 #[derive(Debug)]
-pub enum Written {
+pub(crate) enum Written {
     /// Stored; this is the shadow now.
     Stored(Box<ShadowView>),
     /// Not stored: the agent status or the desired state has changed. This is the shadow now.
     Stale(Box<ShadowView>),
 }
 
-/// Client of the web API.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     address: String,
     token_file: PathBuf,
     trust_dir: PathBuf,
@@ -91,7 +53,7 @@ pub struct Server {
 
 impl Server {
     /// Creates a client from the configuration. Nothing is read or opened yet.
-    pub fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         Self {
             address: format!("{}/v1/nodes/{}/shadow", config.server_url.trim_end_matches('/'), config.node_name),
             token_file: config.token_file.clone(),
@@ -101,30 +63,18 @@ impl Server {
     }
 
     /// Opens the stream, from the newest state seen, if any.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if it cannot be opened.
-    pub async fn watch(&self, from: Option<&str>) -> Result<Lines, ServerError> {
+    pub(crate) async fn watch(&self, from: Option<&str>) -> anyhow::Result<Lines> {
         // A version invented by a compromised web API must not keep an honest one from answering.
         let from = from.filter(|version| resource_version::is_valid(version));
         let query = from.map(|version| format!("?resourceVersion={version}")).unwrap_or_default();
         let request = self.client()?.get(format!("{}/watch{query}", self.address)).bearer_auth(self.token()?);
-        let answer = timeout(ANSWER, request.send()).await.map_err(|_| ServerError::Timeout)?;
-        let mut response = answer.map_err(ServerError::Transport)?;
-        if response.status() != StatusCode::OK {
-            return Err(refusal(&mut response).await);
-        }
+        let response = in_time(send(request, &[StatusCode::OK])).await?;
         Ok(Lines { response, buffer: Buffer::default() })
     }
 
     /// Writes the agent status, if the shadow still has this etag.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if there is no answer, or a refusal: the write may then have happened or not.
-    pub async fn put_status(&self, etag: &str, status: &AgentStatus) -> Result<Written, ServerError> {
-        let body = serde_json::to_vec(status).map_err(ServerError::NotUnderstood)?;
+    pub(crate) async fn put_status(&self, etag: &str, status: &AgentStatus) -> anyhow::Result<Written> {
+        let body = serde_json::to_vec(status).context(NOT_UNDERSTOOD)?;
         let request = self
             .client()?
             .put(format!("{}/status", self.address))
@@ -132,44 +82,34 @@ impl Server {
             .header(IF_MATCH, format!("\"{etag}\""))
             .header(CONTENT_TYPE, "application/json")
             .body(body);
-        let answer = async {
-            let mut response = request.send().await.map_err(ServerError::Transport)?;
-            let status = response.status();
-            if status != StatusCode::OK && status != StatusCode::PRECONDITION_FAILED {
-                return Err(refusal(&mut response).await);
-            }
-            let body = read(&mut response).await?;
-            let view = serde_json::from_slice(&body).map_err(ServerError::NotUnderstood)?;
-            Ok(if status == StatusCode::OK { Written::Stored(view) } else { Written::Stale(view) })
-        };
-        timeout(ANSWER, answer).await.map_err(|_| ServerError::Timeout)?
+        in_time(async {
+            let mut response = send(request, &[StatusCode::OK, StatusCode::PRECONDITION_FAILED]).await?;
+            let view = serde_json::from_slice(&read(&mut response).await?).context(NOT_UNDERSTOOD)?;
+            Ok(if response.status() == StatusCode::OK { Written::Stored(view) } else { Written::Stale(view) })
+        })
+        .await
     }
 
     /// Reads the agent's own token from its file, which the kubelet renews.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if it cannot be read.
-    pub fn token(&self) -> Result<String, ServerError> {
-        match std::fs::read_to_string(&self.token_file) {
-            Ok(token) => Ok(token.trim().to_owned()),
-            Err(error) => Err(ServerError::NoToken(self.token_file.clone(), error)),
-        }
+    fn token(&self) -> anyhow::Result<String> {
+        let token = std::fs::read_to_string(&self.token_file);
+        let token = token.with_context(|| format!("cannot read the token {}", self.token_file.display()))?;
+        Ok(token.trim().to_owned())
     }
 
     /// Returns the uid of the node that the agent's token is bound to, if it names one.
-    pub fn node_uid(&self) -> Option<String> {
+    pub(crate) fn node_uid(&self) -> Option<String> {
         node_uid(&self.token().ok()?)
     }
 
     /// Reads the public keys of the controller's statements; empty while there are none.
-    pub fn permit_keys(&self) -> String {
+    pub(crate) fn permit_keys(&self) -> String {
         std::fs::read_to_string(self.trust_dir.join(TRUST_PERMIT_KEYS)).unwrap_or_default()
     }
 
     /// Returns the client for the current CA bundle. A missing or entirely invalid bundle does not replace the previous
     /// one.
-    fn client(&self) -> Result<Client, ServerError> {
+    fn client(&self) -> anyhow::Result<Client> {
         let mut kept = self.client.borrow_mut();
         match (self.make_client(kept.as_ref()), kept.as_ref()) {
             (Ok(made), _) => Ok(kept.insert(made).1.clone()),
@@ -178,8 +118,9 @@ impl Server {
         }
     }
 
-    fn make_client(&self, kept: Option<&(Vec<u8>, Client)>) -> Result<(Vec<u8>, Client), ServerError> {
-        let bundle = read_bundle(&self.trust_dir)?;
+    fn make_client(&self, kept: Option<&(Vec<u8>, Client)>) -> anyhow::Result<(Vec<u8>, Client)> {
+        let file = self.trust_dir.join(TRUST_CA_KEY);
+        let bundle = std::fs::read(&file).with_context(|| format!("cannot read the CA bundle {}", file.display()))?;
         if let Some((of, client)) = kept
             && *of == bundle
         {
@@ -187,9 +128,7 @@ impl Server {
         }
         let authorities: Vec<_> =
             usable(&bundle).iter().filter_map(|found| Certificate::from_der(found).ok()).collect();
-        if authorities.is_empty() {
-            return Err(ServerError::BadTrust);
-        }
+        ensure!(!authorities.is_empty(), "the CA bundle holds no usable certificate");
         let client = Client::builder()
             .https_only(true)
             .http1_only()
@@ -199,7 +138,7 @@ impl Server {
             .pool_max_idle_per_host(1)
             .pool_idle_timeout(KEEP_IDLE)
             .build()
-            .map_err(ServerError::Client)?;
+            .context("cannot make a client")?;
         Ok((bundle, client))
     }
 }
@@ -215,30 +154,34 @@ pub fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
     pem::certificates(&text).0.into_iter().filter_map(usable).collect()
 }
 
-fn read_bundle(trust_dir: &Path) -> Result<Vec<u8>, ServerError> {
-    let file = trust_dir.join(TRUST_CA_KEY);
-    std::fs::read(&file).map_err(|error| ServerError::NoTrust(file, error))
+/// Waits for an answer up to its time-out.
+async fn in_time<T>(answer: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    timeout(ANSWER, answer).await.unwrap_or_else(|_| Err(anyhow!("the web API did not answer in time")))
 }
 
-async fn read(response: &mut Response) -> Result<Vec<u8>, ServerError> {
+/// Sends a request; returns the head of its answer if it has one of these statuses.
+async fn send(request: RequestBuilder, expected: &[StatusCode]) -> anyhow::Result<Response> {
+    let mut response = request.send().await.context(UNREACHABLE)?;
+    let status = response.status();
+    if expected.contains(&status) {
+        return Ok(response);
+    }
+    let body = read(&mut response).await?;
+    bail!("the web API answered {}: {}", status.as_u16(), problem_text(status, &body))
+}
+
+async fn read(response: &mut Response) -> anyhow::Result<Vec<u8>> {
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(ServerError::Transport)? {
-        if body.len() + chunk.len() > LONGEST {
-            return Err(ServerError::TooLong);
-        }
+    while let Some(chunk) = response.chunk().await.context(UNREACHABLE)? {
+        check_length(body.len() + chunk.len())?;
         body.extend_from_slice(&chunk);
     }
     Ok(body)
 }
 
-async fn refusal(response: &mut Response) -> ServerError {
-    let status = response.status();
-    let body = match timeout(ANSWER, read(response)).await {
-        Ok(Ok(body)) => body,
-        Ok(Err(error)) => return error,
-        Err(_) => return ServerError::Timeout,
-    };
-    ServerError::Refused { status: status.as_u16(), text: problem_text(status, &body) }
+fn check_length(length: usize) -> anyhow::Result<()> {
+    ensure!(length <= LONGEST, "the web API sent more than {LONGEST} bytes at once");
+    Ok(())
 }
 
 /// Returns the text of a refusal, for the log.
@@ -250,25 +193,20 @@ pub(crate) fn problem_text(status: StatusCode, body: &[u8]) -> String {
     text.chars().take(512).collect()
 }
 
-/// The lines of the stream.
 #[derive(Debug)]
-pub struct Lines {
+pub(crate) struct Lines {
     response: Response,
     buffer: Buffer,
 }
 
 impl Lines {
     /// Returns the next line, or `None` at the end of the stream.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the connection breaks, or a line is too long.
-    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, ServerError> {
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
         loop {
             if let Some(line) = self.buffer.line() {
                 return Ok(Some(line));
             }
-            match self.response.chunk().await.map_err(ServerError::Transport)? {
+            match self.response.chunk().await.context(UNREACHABLE)? {
                 Some(chunk) => self.buffer.push(&chunk)?,
                 None => return Ok(None),
             }
@@ -281,10 +219,8 @@ impl Lines {
 pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {
-    pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), ServerError> {
-        if self.0.len() + bytes.len() > LONGEST {
-            return Err(ServerError::TooLong);
-        }
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        check_length(self.0.len() + bytes.len())?;
         self.0.extend_from_slice(bytes);
         Ok(())
     }
@@ -343,9 +279,10 @@ mod tests {
         };
         let server = Server::new(&config);
         let trusted = || server.client.borrow().as_ref().map(|(bundle, _)| String::from_utf8(bundle.clone()).unwrap());
-        assert!(matches!(server.client(), Err(ServerError::NoTrust(..))), "there is no bundle yet");
+        let refusal = || server.client().unwrap_err().to_string();
+        assert!(refusal().starts_with("cannot read the CA bundle"), "there is no bundle yet");
         std::fs::write(&file, "not yet").unwrap();
-        assert!(matches!(server.client(), Err(ServerError::BadTrust)), "there is nothing in it yet");
+        assert_eq!(refusal(), "the CA bundle holds no usable certificate");
         let made = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap().cert.pem();
         let (one, other) = (made(), made());
         std::fs::write(&file, &one).unwrap();
@@ -367,6 +304,7 @@ mod tests {
         buffer.push(b":2}\r\n").unwrap();
         assert_eq!(buffer.line().as_deref(), Some(&b"{\"b\":2}\r"[..]));
         assert_eq!(buffer.line(), None);
-        assert!(matches!(buffer.push(&vec![b'x'; LONGEST + 1]), Err(ServerError::TooLong)));
+        let error = buffer.push(&vec![b'x'; LONGEST + 1]).unwrap_err();
+        assert_eq!(error.to_string(), "the web API sent more than 1048576 bytes at once");
     }
 }

@@ -10,12 +10,12 @@ use models::permit::SettingsClaims;
 use models::plain;
 use models::shadow::{AppliedSettings, FoundSettings, HostPolicy};
 use semver::Version;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::host::types::{UpdateState, UpdateStatus};
 use crate::statement::{StatementError, open};
 
-/// Version lock of an unchanged host.
 pub(crate) const LATEST: &str = "latest";
 
 /// Maximum length of a text in the report, in characters.
@@ -54,8 +54,7 @@ pub(crate) struct RequestedSettings {
 
 impl RequestedSettings {
     /// Returns the request of a policy in the shadow, without verifying its signature, or its lock if that is no version.
-    pub(crate) fn of(host: Option<&HostPolicy>) -> Result<Self, String> {
-        let Some(host) = host else { return Ok(Self::default()) };
+    pub(crate) fn of(host: &HostPolicy) -> Result<Self, String> {
         let lock = match &host.version_lock {
             None => None,
             Some(text) => Some(parse_lock(text).ok_or_else(|| text.clone())?),
@@ -65,28 +64,21 @@ impl RequestedSettings {
 }
 
 /// A change of settings; what is absent stays as it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) struct SettingsChange {
-    /// `settings.updates.version-lock`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) version_lock: Option<String>,
-    /// `settings.updates.ignore-waves`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ignore_waves: Option<bool>,
 }
 
 impl SettingsChange {
     /// Returns the body of `PATCH /settings`: the tree below `settings`.
     pub(crate) fn body(&self) -> Value {
-        let mut updates = serde_json::Map::new();
-        if let Some(lock) = &self.version_lock {
-            updates.insert("version-lock".to_owned(), json!(lock));
-        }
-        if let Some(waves) = self.ignore_waves {
-            updates.insert("ignore-waves".to_owned(), json!(waves));
-        }
-        json!({ "updates": updates })
+        json!({ "updates": self })
     }
 
-    /// Returns true if it changes nothing.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -99,7 +91,6 @@ impl SettingsChange {
     }
 }
 
-/// A decision about the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SettingsDecision {
     /// The record that has to be reported before any change.
@@ -132,10 +123,10 @@ pub(crate) fn decide(requested: &RequestedSettings, now: &HostSettings, record: 
         Some(lock) if same_lock(&lock, present) => {}
         Some(lock) if is_own || present == LATEST => {
             new.version_lock.clone_from(if is_own { &record.version_lock } else { &now.version_lock });
-            (own.version_lock, own.replaces) = (Some(lock.clone()), is_own.then(|| cut(present)));
+            (own.version_lock, own.replaces) = (Some(lock.clone()), is_own.then(|| plain::cut(present, LONGEST)));
             change.version_lock = Some(lock);
         }
-        Some(_) => new.conflicting_lock = Some(cut(present)),
+        Some(_) => new.conflicting_lock = Some(plain::cut(present, LONGEST)),
         None => {}
     }
 
@@ -209,10 +200,6 @@ fn same_lock(one: &str, other: &str) -> bool {
 /// Returns the version that a lock names; `None` for `latest`.
 pub(crate) fn parse_lock(lock: &str) -> Option<Version> {
     Version::parse(lock.strip_prefix('v').unwrap_or(lock)).ok()
-}
-
-fn cut(text: &str) -> String {
-    plain::cut(text, LONGEST)
 }
 
 #[cfg(test)]

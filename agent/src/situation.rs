@@ -12,7 +12,6 @@ use crate::memory::Memory;
 /// Facts about the host, all of the running boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// The running system.
     pub(crate) os: OsInfo,
     pub(crate) boot_id: String,
     /// The update status; absent while the host has run no command in this boot.
@@ -65,7 +64,7 @@ fn image(facts: &Facts, desired: &DesiredState, memory: &Memory, report: &AgentR
         UpdateState::Ready => Image::Ready,
         UpdateState::Staged => {
             let wanted = desired.version.is_some() && status.staged_version() == desired.version.as_ref();
-            let refreshed = status.last.as_ref().is_some_and(|last| last.is(Command::Refresh) && last.succeeded());
+            let refreshed = status.last.as_ref().is_some_and(|last| last.is(Command::Refresh) && last.succeeded);
             let reported = report.state == Some(HostState::StagedUpdate)
                 && report.boot_id.as_deref() == Some(facts.boot_id.as_str());
             let reported_before = !memory.saw_prepare && refreshed && reported;

@@ -30,7 +30,6 @@ pub(crate) struct Tries {
     pub(crate) reboot: Retry,
     /// Commands that the host's state did not allow.
     pub(crate) refused: Retry,
-    /// The host's last message.
     pub(crate) message: String,
 }
 
@@ -49,18 +48,15 @@ pub(crate) fn next_action(
     wanted: &Version,
     tries: &Tries,
 ) -> StagingAction {
-    let message = |fallback: &str| if tries.message.is_empty() { fallback.to_owned() } else { tries.message.clone() };
-    if tries.wrong_image {
-        return StagingAction::Fail(
-            FailureReason::WrongImageStaged,
-            message("the host wrote another version, or nothing"),
-        );
-    }
-    if tries.prepare.is_exhausted() {
-        return StagingAction::Fail(FailureReason::PrepareFailed, message("the host failed to download the image"));
-    }
-    if tries.refresh.is_exhausted() {
-        return StagingAction::Fail(FailureReason::RefreshFailed, message("the host failed to check for updates"));
+    for (has_failed, reason, message) in [
+        (tries.wrong_image, FailureReason::WrongImageStaged, "the host wrote another version, or nothing"),
+        (tries.prepare.is_exhausted(), FailureReason::PrepareFailed, "the host failed to download the image"),
+        (tries.refresh.is_exhausted(), FailureReason::RefreshFailed, "the host failed to check for updates"),
+    ] {
+        if has_failed {
+            let message = if tries.message.is_empty() { message } else { &tries.message };
+            return StagingAction::Fail(reason, message.to_owned());
+        }
     }
     let offered = chosen == Some(wanted)
         && status.is_some_and(|status| {
@@ -72,10 +68,8 @@ pub(crate) fn next_action(
     }
     if tries.mismatch.failures() >= MOST_REFRESHES {
         let offer = status.and_then(|status| status.chosen.as_ref()).map_or("nothing".to_owned(), Version::to_string);
-        return StagingAction::Fail(
-            FailureReason::VersionNotOffered,
-            format!("wanted {wanted}, the host offers {offer}"),
-        );
+        let message = format!("wanted {wanted}, the host offers {offer}");
+        return StagingAction::Fail(FailureReason::VersionNotOffered, message);
     }
     StagingAction::Refresh
 }

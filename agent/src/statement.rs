@@ -12,22 +12,16 @@ use serde_json::Value;
 /// Reason to reject a statement.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum StatementError {
-    /// There is none.
     #[error("there is no signed statement")]
     Missing,
-    /// It is no JWS in compact form with a key id.
     #[error("it is no signed statement with a key id")]
     Malformed,
-    /// It is not signed with ES256.
     #[error("it is not signed with ES256")]
     Algorithm,
-    /// The signing key is not trusted, or not yet.
     #[error("its key '{0}' is not trusted here, or not yet")]
     UnknownKey(String),
-    /// The signature is invalid.
     #[error("its signature is wrong")]
     Forged,
-    /// It is for another object.
     #[error("it is for another {0}")]
     Other(&'static str),
 }

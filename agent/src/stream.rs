@@ -3,12 +3,13 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use models::backoff::full_jitter;
 use models::wire::WatchLine;
 use rand::random;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::server::{Server, ServerError};
+use crate::server::Server;
 use crate::views::Views;
 
 /// Silence after which the connection counts as dead: three missed heartbeats, which the server sends about every 15 s.
@@ -40,7 +41,7 @@ pub fn pause(failures: u32) -> Duration {
 
 /// Follows the shadow and passes each change to `views`; reconnects whenever the stream ends, after a random delay that
 /// grows with each failed stream: a fleet that loses its streams at once does not reconnect at once.
-pub async fn follow(server: &Server, views: &Views) -> Infallible {
+pub(crate) async fn follow(server: &Server, views: &Views) -> Infallible {
     let mut failures = 0;
     loop {
         let mut opened = None;
@@ -50,22 +51,22 @@ pub async fn follow(server: &Server, views: &Views) -> Infallible {
             Ok(()) => tracing::debug!(?held, "the stream ended"),
             // A fleet loses its streams with every roll-out of the web API: only a lasting failure deserves a user's
             // attention.
-            Err(error) if failures < 3 => tracing::info!(error = chain(error), "the stream ended"),
-            Err(error) => tracing::warn!(error = chain(error), failures, "the stream ended"),
+            Err(error) if failures < 3 => tracing::info!(error = chain(&**error), "the stream ended"),
+            Err(error) => tracing::warn!(error = chain(&**error), failures, "the stream ended"),
         }
         failures = failures_after(failures, held, ended.is_ok());
         sleep(pause(failures)).await;
     }
 }
 
-async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant>) -> Result<(), ServerError> {
+async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant>) -> anyhow::Result<()> {
     let newest = views.newest();
     let mut lines = server.watch(newest.as_ref().map(|view| view.metadata.resource_version.as_str())).await?;
     *opened = Some(Instant::now());
     views.opened();
     tracing::info!("following the shadow");
     loop {
-        let line = timeout(SILENCE, lines.next()).await.map_err(|_| ServerError::Silent)??;
+        let line = timeout(SILENCE, lines.next()).await.map_err(|_| anyhow!("the stream fell silent"))??;
         let Some(line) = line else { return Ok(()) };
         match serde_json::from_slice::<WatchLine>(&line) {
             Ok(WatchLine::Shadow { object }) => {
@@ -83,7 +84,7 @@ async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant
 }
 
 /// Formats an error with all its causes, in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {

@@ -9,15 +9,14 @@ use tokio::sync::watch;
 /// Number of replaced reports remembered, to distinguish an old echo from another client's change.
 const REMEMBERED: usize = 16;
 
-/// Knowledge of the shadow.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub(crate) struct Known {
     /// The shadow, if it exists and has been seen.
-    pub view: Option<Arc<ShadowView>>,
+    pub(crate) view: Option<Arc<ShadowView>>,
     /// Etags of reports that this agent's writes replaced.
     replaced: VecDeque<String>,
     /// Number of streams opened: behind each there may be another web API.
-    pub streams: u64,
+    streams: u64,
     /// True if the open stream has not sent the shadow yet.
     first: bool,
 }
@@ -67,57 +66,41 @@ impl Known {
 }
 
 /// Holds the knowledge of the shadow, and wakes tasks that wait for a change.
-#[derive(Debug)]
-pub struct Views(watch::Sender<Known>);
+#[derive(Debug, Default)]
+pub(crate) struct Views(watch::Sender<Known>);
 
 impl Views {
-    /// Creates an empty one.
-    pub fn new() -> Self {
-        Self(watch::Sender::new(Known::default()))
-    }
-
-    /// Records that a stream was opened.
-    pub fn opened(&self) {
+    pub(crate) fn opened(&self) {
         self.0.send_modify(|known| {
             known.streams = known.streams.wrapping_add(1);
             known.first = true;
         });
     }
 
-    /// Returns the number of streams opened.
-    pub fn streams(&self) -> u64 {
+    pub(crate) fn streams(&self) -> u64 {
         self.0.borrow().streams
     }
 
-    /// Stores a view from the stream.
-    pub fn streamed(&self, view: ShadowView) {
+    pub(crate) fn streamed(&self, view: ShadowView) {
         self.0.send_if_modified(|known| known.streamed(view));
     }
 
     /// Records that the stream reports no shadow.
-    pub fn absent(&self) {
+    pub(crate) fn absent(&self) {
         self.0.send_if_modified(|known| known.view.take().is_some());
     }
 
     /// Stores the answer to a write that was conditional on the etag `replaced`.
-    pub fn answered(&self, view: ShadowView, replaced: &str) {
+    pub(crate) fn answered(&self, view: ShadowView, replaced: &str) {
         self.0.send_if_modified(|known| known.answered(view, replaced));
     }
 
-    /// Returns the newest view.
-    pub fn newest(&self) -> Option<Arc<ShadowView>> {
+    pub(crate) fn newest(&self) -> Option<Arc<ShadowView>> {
         self.0.borrow().view.clone()
     }
 
-    /// Returns a receiver that is woken by each change.
-    pub fn subscribe(&self) -> watch::Receiver<Known> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Known> {
         self.0.subscribe()
-    }
-}
-
-impl Default for Views {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -141,7 +124,7 @@ mod tests {
 
     #[test]
     fn echo_of_replaced_state_is_ignored_but_foreign_change_is_not() {
-        let views = Views::new();
+        let views = Views::default();
         views.streamed(view("u", 1, "a"));
         views.answered(view("u", 1, "b"), "a");
         views.streamed(view("u", 1, "a"));
@@ -152,7 +135,7 @@ mod tests {
 
     #[test]
     fn newer_generation_is_taken_from_stream_or_response_and_older_ignored() {
-        let views = Views::new();
+        let views = Views::default();
         views.streamed(view("u", 2, "a"));
         views.streamed(view("u", 1, "z"));
         assert_eq!(etag(&views), "a");
@@ -165,7 +148,7 @@ mod tests {
 
     #[test]
     fn forged_generation_is_dropped_with_its_stream() {
-        let views = Views::new();
+        let views = Views::default();
         views.opened();
         views.streamed(view("u", i64::MAX, "forged"));
         views.streamed(view("u", 3, "a"));
@@ -179,7 +162,7 @@ mod tests {
 
     #[test]
     fn rejected_write_response_replaces_shadow_of_any_generation() {
-        let views = Views::new();
+        let views = Views::default();
         views.streamed(view("u", i64::MAX, "forged"));
         views.answered(view("u", 3, "a"), "forged");
         assert_eq!(etag(&views), "a");
@@ -191,7 +174,7 @@ mod tests {
 
     #[test]
     fn recreated_shadow_replaces_previous_one() {
-        let views = Views::new();
+        let views = Views::default();
         views.streamed(view("u", 9, "a"));
         views.streamed(view("v", 1, "b"));
         assert_eq!(etag(&views), "b");
@@ -203,7 +186,7 @@ mod tests {
 
     #[test]
     fn late_response_for_deleted_shadow_does_not_affect_successor() {
-        let views = Views::new();
+        let views = Views::default();
         views.streamed(view("dead", 9, "a"));
         views.streamed(view("successor", 1, "b"));
         let before = views.newest();
@@ -216,7 +199,7 @@ mod tests {
 
     #[test]
     fn late_response_does_not_restore_deleted_shadow() {
-        let views = Views::new();
+        let views = Views::default();
         views.streamed(view("dead", 9, "a"));
         views.absent();
         views.answered(view("dead", 9, "b"), "a");
@@ -225,7 +208,7 @@ mod tests {
 
     #[test]
     fn write_response_may_introduce_successor_shadow() {
-        let views = Views::new();
+        let views = Views::default();
         views.streamed(view("dead", 9, "a"));
         views.answered(view("successor", 1, "b"), "a");
         assert_eq!((etag(&views), views.newest().unwrap().metadata.uid.clone()), ("b".into(), "successor".into()));

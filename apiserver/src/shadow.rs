@@ -60,7 +60,7 @@ impl TryFrom<BottlerocketShadow> for Shadow {
             (Some(owner), None) => Some(owner),
             _ => None,
         };
-        let status = status.unwrap_or_default().agent_half();
+        let status = status.unwrap_or_default().agent_status();
         let etag = etag(&uid, generation, &status).map_err(ShadowError::Etag)?;
         let metadata = ShadowMetadata { uid, generation, resource_version };
         Ok(Self { name, owner, view: ShadowView { metadata, etag, spec, status } })

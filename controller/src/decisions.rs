@@ -117,7 +117,7 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         (_, Some(Step::Releasing)) if step(was) != Some(Step::Releasing) => {
             let reason = last.map(|l| l.reason.as_str()).unwrap_or_default();
             let known = FailureReason::ALL.iter().find(|known| known.as_str() == reason);
-            let withdrawn = known.is_some_and(|reason| reason.class() == FailureClass::Wait);
+            let withdrawn = known.is_some_and(|reason| reason.class() == FailureClass::Nothing);
             return ended(if withdrawn { Line::new("attempt withdrawn") } else { Line::warning("attempt failed") });
         }
         (None, Some(_)) => "attempt started",

@@ -173,7 +173,7 @@ fn shadows(data: &[u8]) {
     let Ok(shadow) = serde_json::from_slice::<BottlerocketShadow>(data) else { return };
     let _ = ShadowFacts::project(&shadow);
     let status = shadow.status.unwrap_or_default();
-    let (agent, controller) = (status.agent_half(), status.controller_half());
+    let (agent, controller) = (status.agent_status(), status.controller_status());
     assert!(agent.conditions.len() + controller.conditions.len() <= status.conditions.len(), "one in both halves");
     let written = serde_json::to_value(&status).unwrap_or_default();
     let read = serde_json::from_value(written).ok();

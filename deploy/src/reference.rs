@@ -212,7 +212,7 @@ fn reasons(text: &mut String) -> anyhow::Result<()> {
     writeln!(text, "| --- | --- |")?;
     for reason in FailureReason::ALL {
         let class = match reason.class() {
-            FailureClass::Wait => "nothing",
+            FailureClass::Nothing => "nothing",
             FailureClass::Node => "the node",
             FailureClass::Version => "the version",
         };

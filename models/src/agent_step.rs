@@ -78,27 +78,60 @@ pub enum Running {
     Third,
 }
 
-/// Everything that the step depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Situation {
+/// Defines the situation and the table from the columns of the table.
+macro_rules! columns {
+    ($($(#[doc = $doc:literal])+ $column:ident: $type:ident,)+) => {
+        /// Everything that the step depends on.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct Situation {
+            $($(#[doc = $doc])+ pub $column: $type,)+
+        }
+
+        /// One row of the table: a cell that is `None` fits anything. The first row that fits counts.
+        #[derive(Clone, Copy, Debug)]
+        struct Row {
+            $($column: Option<$type>,)+
+            step: Step,
+            /// Reason of the rule.
+            reason: &'static str,
+        }
+
+        impl Row {
+            fn fits(&self, situation: &Situation) -> bool {
+                $(self.$column.is_none_or(|cell| cell == situation.$column))&&+
+            }
+
+            /// Returns the names of the columns and the texts of their cells.
+            fn cells(&self) -> (Vec<String>, Vec<String>) {
+                let text = |cell: Option<String>| cell.unwrap_or_else(|| "any".to_owned());
+                (
+                    vec![$(stringify!($column).replace('_', " ")),+],
+                    vec![$(text(self.$column.map(|cell| format!("{cell:?}")))),+],
+                )
+            }
+        }
+    };
+}
+
+columns! {
     /// Desired state.
-    pub desired: Desired,
+    desired: Desired,
     /// True if this attempt has already been reported as failed.
-    pub failed: bool,
+    failed: bool,
     /// Running boot.
-    pub boot: Boot,
+    boot: Boot,
     /// Staged image.
-    pub image: Image,
+    image: Image,
     /// True if an activation of this operator may have changed the disk's boot flags without a record of the host.
-    pub perhaps_armed: bool,
+    perhaps_armed: bool,
     /// Owner of an armed image.
-    pub armed_by: ArmedBy,
+    armed_by: ArmedBy,
     /// True if a user permits, in the running boot, to disarm an image that another client armed.
-    pub may_disarm: bool,
+    may_disarm: bool,
     /// Progress of arming before.
-    pub mark: Mark,
+    mark: Mark,
     /// Running version.
-    pub running: Running,
+    running: Running,
 }
 
 /// Next step of the agent.
@@ -126,235 +159,102 @@ pub enum Step {
     Unsupported,
 }
 
-/// One row of the table: a field that is `None` fits anything. The first row that fits counts.
-#[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// Desired state.
-    pub desired: Option<Desired>,
-    /// Failure of this attempt.
-    pub failed: Option<bool>,
-    /// Running boot.
-    pub boot: Option<Boot>,
-    /// Staged image.
-    pub image: Option<Image>,
-    /// True if the disk may be armed without a record.
-    pub perhaps_armed: Option<bool>,
-    /// Owner of an armed image.
-    pub armed_by: Option<ArmedBy>,
-    /// True if a user permits to disarm an image that another client armed.
-    pub may_disarm: Option<bool>,
-    /// Progress of arming.
-    pub mark: Option<Mark>,
-    /// Running version.
-    pub running: Option<Running>,
-    /// Next step.
-    pub step: Step,
-    /// Reason of the rule.
-    pub reason: &'static str,
+/// Reads the cells of a table: `_` fits anything.
+macro_rules! cell {
+    ($type:ident _) => {
+        None
+    };
+    (bool $value:tt) => {
+        Some($value)
+    };
+    ($type:ident $value:tt) => {
+        Some($type::$value)
+    };
 }
 
-const ANY: Row = Row {
-    desired: None,
-    failed: None,
-    boot: None,
-    image: None,
-    perhaps_armed: None,
-    armed_by: None,
-    may_disarm: None,
-    mark: None,
-    running: None,
-    step: Step::Unsupported,
-    reason: "",
-};
-
-const fn idle() -> Row {
-    Row { desired: Some(Desired::Idle), ..ANY }
+macro_rules! table {
+    ($($desired:tt $failed:tt $boot:tt $image:tt $perhaps_armed:tt $armed_by:tt $may_disarm:tt $mark:tt $running:tt
+        => $step:expr, $reason:literal;)+) => {
+        &[$(Row {
+            desired: cell!(Desired $desired),
+            failed: cell!(bool $failed),
+            boot: cell!(Boot $boot),
+            image: cell!(Image $image),
+            perhaps_armed: cell!(bool $perhaps_armed),
+            armed_by: cell!(ArmedBy $armed_by),
+            may_disarm: cell!(bool $may_disarm),
+            mark: cell!(Mark $mark),
+            running: cell!(Running $running),
+            step: $step,
+            reason: $reason,
+        }),+]
+    };
 }
 
-const fn stage() -> Row {
-    Row { desired: Some(Desired::Stage), ..ANY }
-}
+const TABLE: &[Row] = table! {
+    // desired failed boot  image    perhaps_armed armed_by     may_disarm mark      running
+    Unknown _      _     _        _             _            _          _         _
+        => Step::Unsupported, "the desired state is of a newer controller";
 
-const fn reboot(boot: Boot) -> Row {
-    Row { desired: Some(Desired::Reboot), boot: Some(boot), ..ANY }
-}
-
-/// The table.
-pub const TABLE: &[Row] = &[
-    Row {
-        desired: Some(Desired::Unknown),
-        step: Step::Unsupported,
-        reason: "the desired state is of a newer controller",
-        ..ANY
-    },
     // Idle is always carried out, also after a failed attempt.
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::ThisAttempt),
-        step: Step::Deactivate,
-        reason: "withdrawn: the armed image must not be booted",
-        ..idle()
-    },
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::OlderAttempt),
-        step: Step::Deactivate,
-        reason: "withdrawn: the armed image must not be booted",
-        ..idle()
-    },
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::Other),
-        may_disarm: Some(true),
-        step: Step::Deactivate,
-        reason: "a user asked for it, in this boot",
-        ..idle()
-    },
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::Other),
-        step: Step::LeaveArmed,
-        reason: "an image that another client armed is left alone",
-        ..idle()
-    },
-    Row {
-        perhaps_armed: Some(true),
-        step: Step::PrepareAgain,
-        reason: "an activation left no record: the disk may be armed, and only another download is sure to clear it",
-        ..idle()
-    },
-    Row { step: Step::Reached(HostState::Idle), reason: "nothing is armed", ..idle() },
-    // A failed attempt is not tried again: the controller decides about another one.
-    Row {
-        failed: Some(true),
-        step: Step::Rest,
-        reason: "this attempt has failed; only Idle or a new attempt continues",
-        ..ANY
-    },
-    // Staging disrupts nothing and is allowed in any boot.
-    Row { running: Some(Running::Wanted), step: Step::Rest, reason: "the host runs the version already", ..stage() },
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::ThisAttempt),
-        step: Step::Deactivate,
-        reason: "staging again starts from a disarmed host",
-        ..stage()
-    },
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::OlderAttempt),
-        step: Step::Deactivate,
-        reason: "an older attempt is still armed",
-        ..stage()
-    },
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::Other),
-        step: Step::Fail(FailureReason::HostArmedByOther),
-        reason: "an image that another client armed is left alone",
-        ..stage()
-    },
-    Row {
-        image: Some(Image::Staged),
-        perhaps_armed: Some(false),
-        step: Step::Reached(HostState::StagedUpdate),
-        reason: "the image is there",
-        ..stage()
-    },
-    Row { step: Step::Stage, reason: "the image is not there, or not to be trusted", ..stage() },
-    // Arming is allowed only in the boot that the desired state names, and once.
-    Row {
-        image: Some(Image::Staged),
-        mark: Some(Mark::Activated),
-        step: Step::Fail(FailureReason::DisarmedByOther),
-        reason: "another client disarmed the host; the permit is used up",
-        ..reboot(Boot::Same)
-    },
-    Row {
-        image: Some(Image::Doubtful),
-        mark: Some(Mark::Activated),
-        step: Step::Fail(FailureReason::DisarmedByOther),
-        reason: "another client disarmed the host; the permit is used up",
-        ..reboot(Boot::Same)
-    },
-    Row {
-        image: Some(Image::Staged),
-        step: Step::Arm,
-        reason: "the image is there and the node is drained",
-        ..reboot(Boot::Same)
-    },
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::ThisAttempt),
-        step: Step::RebootArmed,
-        reason: "armed by this attempt, and not rebooted yet",
-        ..reboot(Boot::Same)
-    },
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::OlderAttempt),
-        step: Step::Fail(FailureReason::NotStaged),
-        reason: "what is armed belongs to an older attempt",
-        ..reboot(Boot::Same)
-    },
-    Row {
-        image: Some(Image::Ready),
-        armed_by: Some(ArmedBy::Other),
-        step: Step::Fail(FailureReason::HostArmedByOther),
-        reason: "an image that another client armed is left alone",
-        ..reboot(Boot::Same)
-    },
-    Row {
-        step: Step::Fail(FailureReason::NotStaged),
-        reason: "the drained node has no image to boot",
-        ..reboot(Boot::Same)
-    },
-    // Another boot is judged by its version.
-    Row {
-        running: Some(Running::Wanted),
-        step: Step::Reached(HostState::RebootedIntoUpdate),
-        reason: "the host runs the version",
-        ..reboot(Boot::Other)
-    },
-    Row {
-        running: Some(Running::Old),
-        mark: Some(Mark::Activated),
-        step: Step::Fail(FailureReason::BootFellBack),
-        reason: "armed, rebooted, and back on the old version",
-        ..reboot(Boot::Other)
-    },
-    Row {
-        running: Some(Running::Old),
-        mark: Some(Mark::Not),
-        step: Step::Fail(FailureReason::RebootedByOther),
-        reason: "rebooted before it was armed",
-        ..reboot(Boot::Other)
-    },
-    Row {
-        running: Some(Running::Third),
-        step: Step::Fail(FailureReason::BootedOtherVersion),
-        reason: "back on a third version",
-        ..reboot(Boot::Other)
-    },
-];
+    Idle    _      _     Ready    _             ThisAttempt  _          _         _
+        => Step::Deactivate, "withdrawn: the armed image must not be booted";
+    Idle    _      _     Ready    _             OlderAttempt _          _         _
+        => Step::Deactivate, "withdrawn: the armed image must not be booted";
+    Idle    _      _     Ready    _             Other        true       _         _
+        => Step::Deactivate, "a user permits it, in this boot";
+    Idle    _      _     Ready    _             Other        _          _         _
+        => Step::LeaveArmed, "an image that another client armed is left alone";
+    Idle    _      _     _        true          _            _          _         _
+        => Step::PrepareAgain,
+           "an activation left no record: the disk may be armed, and only another download is sure to clear it";
+    Idle    _      _     _        _             _            _          _         _
+        => Step::Reached(HostState::Idle), "nothing is armed";
 
-impl Row {
-    fn fits(&self, s: &Situation) -> bool {
-        fn ok<T: PartialEq>(cell: Option<&T>, value: &T) -> bool {
-            cell.is_none_or(|c| c == value)
-        }
-        let Situation { desired, failed, boot, image, perhaps_armed, armed_by, may_disarm, mark, running } = s;
-        ok(self.desired.as_ref(), desired)
-            && ok(self.failed.as_ref(), failed)
-            && ok(self.boot.as_ref(), boot)
-            && ok(self.image.as_ref(), image)
-            && ok(self.perhaps_armed.as_ref(), perhaps_armed)
-            && ok(self.armed_by.as_ref(), armed_by)
-            && ok(self.may_disarm.as_ref(), may_disarm)
-            && ok(self.mark.as_ref(), mark)
-            && ok(self.running.as_ref(), running)
-    }
-}
+    // A failed attempt is not tried again: the controller decides about another one.
+    _       true   _     _        _             _            _          _         _
+        => Step::Rest, "this attempt has failed; only Idle or a new attempt continues";
+
+    // Staging disrupts nothing and is allowed in any boot.
+    Stage   _      _     _        _             _            _          _         Wanted
+        => Step::Rest, "the host runs the version already";
+    Stage   _      _     Ready    _             ThisAttempt  _          _         _
+        => Step::Deactivate, "staging again starts from a disarmed host";
+    Stage   _      _     Ready    _             OlderAttempt _          _         _
+        => Step::Deactivate, "an older attempt is still armed";
+    Stage   _      _     Ready    _             Other        _          _         _
+        => Step::Fail(FailureReason::HostArmedByOther), "an image that another client armed is left alone";
+    Stage   _      _     Staged   false         _            _          _         _
+        => Step::Reached(HostState::StagedUpdate), "the image is there";
+    Stage   _      _     _        _             _            _          _         _
+        => Step::Stage, "the image is not there, or not to be trusted";
+
+    // Arming is allowed only in the boot that the desired state names, and once.
+    Reboot  _      Same  Staged   _             _            _          Activated _
+        => Step::Fail(FailureReason::DisarmedByOther), "another client disarmed the host; the permit is used up";
+    Reboot  _      Same  Doubtful _             _            _          Activated _
+        => Step::Fail(FailureReason::DisarmedByOther), "another client disarmed the host; the permit is used up";
+    Reboot  _      Same  Staged   _             _            _          _         _
+        => Step::Arm, "the image is there and the node is drained";
+    Reboot  _      Same  Ready    _             ThisAttempt  _          _         _
+        => Step::RebootArmed, "armed by this attempt, and not rebooted yet";
+    Reboot  _      Same  Ready    _             OlderAttempt _          _         _
+        => Step::Fail(FailureReason::NotStaged), "what is armed belongs to an older attempt";
+    Reboot  _      Same  Ready    _             Other        _          _         _
+        => Step::Fail(FailureReason::HostArmedByOther), "an image that another client armed is left alone";
+    Reboot  _      Same  _        _             _            _          _         _
+        => Step::Fail(FailureReason::NotStaged), "the drained node has no image to boot";
+
+    // Another boot is judged by its version.
+    Reboot  _      Other _        _             _            _          _         Wanted
+        => Step::Reached(HostState::RebootedIntoUpdate), "the host runs the version";
+    Reboot  _      Other _        _             _            _          Activated Old
+        => Step::Fail(FailureReason::BootFellBack), "armed, rebooted, and back on the old version";
+    Reboot  _      Other _        _             _            _          Not       Old
+        => Step::Fail(FailureReason::RebootedByOther), "rebooted before it was armed";
+    Reboot  _      Other _        _             _            _          _         Third
+        => Step::Fail(FailureReason::BootedOtherVersion), "back on a third version";
+};
 
 /// Returns the step for a situation. The table misses no situation (a test goes through all of them); if it did, the
 /// agent would do nothing and report that.
@@ -373,39 +273,21 @@ pub fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: i64) -> ArmedBy {
 
 /// Returns the progress of arming for the attempt `attempt` in the boot `boot_id` of the desired state.
 pub fn mark(armed: Option<&Armed>, boot_id: &str, attempt: i64) -> Mark {
-    match armed {
-        Some(armed) if armed.boot_id == boot_id && armed.attempt == attempt && armed.phase == ArmedPhase::Activated => {
-            Mark::Activated
-        }
-        _ => Mark::Not,
-    }
+    let activated = armed.filter(|armed| armed.phase == ArmedPhase::Activated);
+    if armed_by(activated, boot_id, attempt) == ArmedBy::ThisAttempt { Mark::Activated } else { Mark::Not }
 }
 
 /// Returns the table in Markdown, as in the documentation.
 pub fn table_markdown() -> String {
-    fn cell<T: std::fmt::Debug>(value: Option<&T>) -> String {
-        value.map_or_else(|| "any".to_owned(), |v| format!("{v:?}"))
-    }
-    let mut out = String::from(
-        "| desired | failed | boot | image | perhaps armed | armed by | may disarm | mark | running | step | reason |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
-    );
+    let mut text = String::new();
     for row in TABLE {
-        out.push_str(&format!(
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | `{:?}` | {} |\n",
-            cell(row.desired.as_ref()),
-            cell(row.failed.as_ref()),
-            cell(row.boot.as_ref()),
-            cell(row.image.as_ref()),
-            cell(row.perhaps_armed.as_ref()),
-            cell(row.armed_by.as_ref()),
-            cell(row.may_disarm.as_ref()),
-            cell(row.mark.as_ref()),
-            cell(row.running.as_ref()),
-            row.step,
-            row.reason
-        ));
+        let (columns, cells) = row.cells();
+        if text.is_empty() {
+            text = format!("| {} | step | reason |\n{}|\n", columns.join(" | "), "| --- ".repeat(columns.len() + 2));
+        }
+        text.push_str(&format!("| {} | `{:?}` | {} |\n", cells.join(" | "), row.step, row.reason));
     }
-    out
+    text
 }
 
 #[cfg(test)]

@@ -65,21 +65,15 @@ impl FromStr for Duration {
 
 impl fmt::Display for Duration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let milliseconds = self.0.as_millis();
-        if milliseconds == 0 {
+        let mut rest = self.0.as_millis();
+        if rest == 0 {
             return f.write_str("0s");
         }
         for (size, unit) in [(3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")] {
-            let larger = match unit {
-                "h" => u128::MAX,
-                "m" => 3_600_000,
-                "s" => 60_000,
-                _ => 1_000,
-            };
-            let count = milliseconds % larger / size;
-            if count > 0 {
-                write!(f, "{count}{unit}")?;
+            if rest >= size {
+                write!(f, "{}{unit}", rest / size)?;
             }
+            rest %= size;
         }
         Ok(())
     }
@@ -95,25 +89,6 @@ impl<'de> Deserialize<'de> for Duration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-#[cfg(feature = "crd")]
-impl schemars::JsonSchema for Duration {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Duration".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({
-            "type": "string",
-            "maxLength": 32,
-            "pattern": "^([0-9]{1,9}(ms|s|m|h))+$",
-        })
     }
 }
 

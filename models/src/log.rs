@@ -12,11 +12,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// Error of a string that is not a [`LogFormat`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no log format: write text or json")]
-pub struct ParseLogFormatError(String);
-
 impl fmt::Display for LogFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -27,11 +22,14 @@ impl fmt::Display for LogFormat {
 }
 
 impl FromStr for LogFormat {
-    type Err = ParseLogFormatError;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = [Self::Text, Self::Json].into_iter().find(|format| format.to_string() == text);
-        known.ok_or_else(|| ParseLogFormatError(text.to_owned()))
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(format!("'{text}' is no log format: write text or json")),
+        }
     }
 }
 
@@ -45,6 +43,6 @@ mod tests {
             assert_eq!(format.to_string().parse(), Ok(format));
         }
         let error = "JSON".parse::<LogFormat>().unwrap_err();
-        assert_eq!(error.to_string(), "'JSON' is no log format: write text or json");
+        assert_eq!(error, "'JSON' is no log format: write text or json");
     }
 }

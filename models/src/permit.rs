@@ -1,5 +1,5 @@
-//! Signatures of the controller: the permit, by which a host may arm and reboot, once, now; and the settings that policy asks
-//! of a host.
+//! Signatures of the controller: the permit, by which a host may arm and reboot, once, now; and the settings that policy
+//! requests of a host.
 //!
 //! A permit is a JWS in compact form (ES256). The agent acts only on a permit whose claims match its own node, boot, attempt,
 //! version and the nonce that it made itself, within [`PERMIT_LIFETIME`] of *sending* that nonce by its own monotonic clock.
@@ -7,7 +7,7 @@
 //!
 //! A statement of settings is made with the same key and names its purpose, which a permit does not; and it lacks the boot, the
 //! attempt and the nonce that a permit has. So neither can stand for the other. It is good for its node as long as its key is
-//! trusted: an old one that is shown again can at most set what the controller once asked of this very node, and never
+//! trusted: an old one that is shown again can at most set what the controller once requested for this very node, and never
 //! reboots anything.
 
 use std::time::Duration;
@@ -68,7 +68,7 @@ pub struct SettingsClaims {
 }
 
 impl SettingsClaims {
-    /// Returns the claims to sign for this policy on this node; `None` where no setting is asked for.
+    /// Returns the claims to sign for this policy on this node; `None` where no setting is requested.
     pub fn of(node_uid: &str, host: &HostPolicy) -> Option<Self> {
         host.asks_settings().then(|| Self {
             aud: SETTINGS_AUDIENCE.to_owned(),

@@ -4,11 +4,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Whom a failure is counted against.
+/// What a failed attempt is counted against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureClass {
-    /// Nothing is counted: the attempt was ended from outside.
-    Wait,
+    /// Nothing: the attempt was ended from outside, so the node does not back off and the version keeps its budget.
+    Nothing,
     /// The node backs off; others continue.
     Node,
     /// The version is to blame: counted once per node against its budget, and a spent budget freezes the rollout.
@@ -38,7 +38,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// Whom it is counted against.
+            /// What it is counted against.
             pub const fn class(self) -> FailureClass {
                 match self {
                     $(Self::$name => FailureClass::$class,)+
@@ -97,50 +97,34 @@ reasons! {
     /// The health of the node after its update could not be determined in time.
     HealthUnknown => Node,
     /// Updates were switched off, or the operator's resource is gone.
-    Disabled => Wait,
+    Disabled => Nothing,
     /// The host runs the wanted version already, put there by another client.
-    UpdatedByOther => Wait,
+    UpdatedByOther => Nothing,
     /// The record of the attempt was lost; the desired state is withdrawn to be safe.
-    ProgressLost => Wait,
+    ProgressLost => Nothing,
     /// A client holds the node.
-    Held => Wait,
-    /// A client asked for the attempt to end.
-    ReleaseRequested => Wait,
+    Held => Nothing,
+    /// A user requested the end of the attempt.
+    ReleaseRequested => Nothing,
     /// The policy names another version now.
-    PolicyChanged => Wait,
+    PolicyChanged => Nothing,
     /// The host no longer offers the version, or policy takes a newer one that it offers, before the node was drained.
-    Superseded => Wait,
+    Superseded => Nothing,
     /// The host's version lock was set by another client, and does not let the wanted version in.
     LockedByOther => Node,
     /// The host refused a change of its settings.
     SettingsFailed => Node,
     /// The node is being deleted.
-    NodeDeleted => Wait,
+    NodeDeleted => Nothing,
     /// The version has been quarantined.
-    Quarantined => Wait,
+    Quarantined => Nothing,
     /// The node no longer carries the label that places it under the operator.
-    LabelRemoved => Wait,
+    LabelRemoved => Nothing,
 }
 
 impl fmt::Display for FailureReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-#[cfg(feature = "crd")]
-impl schemars::JsonSchema for FailureReason {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "FailureReason".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    /// A string and not an enumeration: a newer agent's new reason must not make its whole report invalid.
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({"type": "string", "maxLength": 64, "pattern": "^[A-Z][A-Za-z]*$"})
     }
 }
 

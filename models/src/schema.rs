@@ -1,40 +1,43 @@
-//! Schemas of types from other crates, as the API server is to check them.
+//! Schemas of strings, as the API server is to check them.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-/// Stands for [`semver::Version`] in a schema. What the API server lets pass has to parse: one object that does not would
+use crate::duration::Duration;
+use crate::reason::FailureReason;
+use crate::shadow::{ArmedPhase, Step};
+
+/// A [`semver::Version`]. What the API server lets pass has to parse: one object that does not would
 /// keep a reader of all of them from reading any.
 pub struct VersionText;
 
-impl JsonSchema for VersionText {
-    fn schema_name() -> Cow<'static, str> {
-        "Version".into()
-    }
+/// A version, or a range of versions: parts separated by commas, each a version or its beginning, with or without an
+/// operator of [`semver::VersionReq`].
+pub struct VersionRange;
 
-    fn inline_schema() -> bool {
-        true
-    }
+/// `latest`, a version, or a range of versions.
+pub struct VersionTarget;
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": "string",
-            "maxLength": 64,
-            "pattern": VERSION,
-        })
-    }
-}
+/// The five fields of cron. What they mean is judged by who reads them.
+pub struct TimeOfCron;
 
-/// Strings that are read with more than a pattern, each a type that represents it in a schema.
-macro_rules! texts {
-    ($($(#[doc = $doc:literal])+ $name:ident = $pattern:expr, up to $length:literal;)+) => {$(
-        $(#[doc = $doc])+
-        pub struct $name;
+/// The IANA name of a time zone. Whether there is such a zone is judged by who reads it.
+pub struct TimeZone;
 
-        impl JsonSchema for $name {
+/// A word of a status that one part writes and another reads. No enumeration: while two versions of the operator work
+/// side by side, a word that only the newer one knows must not make all other fields invalid.
+pub struct StatusWord;
+
+/// A day of the calendar.
+pub struct Date;
+
+/// Schemas of types that are written as a string: its pattern, and its maximum length in characters.
+macro_rules! strings {
+    ($($type:ident: $pattern:expr, $length:literal;)+) => {$(
+        impl JsonSchema for $type {
             fn schema_name() -> Cow<'static, str> {
-                stringify!($name).into()
+                stringify!($type).into()
             }
 
             fn inline_schema() -> bool {
@@ -48,22 +51,22 @@ macro_rules! texts {
     )+};
 }
 
-texts! {
-    /// A version, or a range of versions: parts separated by commas, each a version or its beginning, with or without an
-    /// operator of [`semver::VersionReq`].
-    VersionRange = format!("^{COMPARISONS}$"), up to 256;
-    /// `latest`, a version, or a range of versions.
-    VersionTarget = format!("^(latest|{COMPARISONS})$"), up to 256;
-    /// The five fields of cron. What they mean is judged by who reads them.
-    TimeOfCron = "^[0-9A-Za-z*/,#-]+( +[0-9A-Za-z*/,#?-]+){4}$", up to 128;
-    /// The IANA name of a time zone. Whether there is such a zone is judged by who reads it.
-    TimeZone = "^[A-Za-z][A-Za-z0-9+_-]*(/[A-Za-z0-9+_-]+){0,2}$", up to 64;
-    /// A word of a status that one part writes and another reads. No enumeration: while two versions of the operator work
-    /// side by side, a word that only the newer one knows must not make all other fields invalid.
-    StatusWord = "^[A-Z][A-Za-z]*$", up to 64;
-    /// A day of the calendar.
-    Date = "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", up to 10;
+strings! {
+    ArmedPhase: WORD, 64;
+    Date: "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", 10;
+    Duration: "^([0-9]{1,9}(ms|s|m|h))+$", 32;
+    FailureReason: WORD, 64;
+    StatusWord: WORD, 64;
+    Step: WORD, 64;
+    TimeOfCron: "^[0-9A-Za-z*/,#-]+( +[0-9A-Za-z*/,#?-]+){4}$", 128;
+    TimeZone: "^[A-Za-z][A-Za-z0-9+_-]*(/[A-Za-z0-9+_-]+){0,2}$", 64;
+    VersionRange: format!("^{COMPARISONS}$"), 256;
+    VersionTarget: format!("^(latest|{COMPARISONS})$"), 256;
+    VersionText: VERSION, 64;
 }
+
+/// See [`StatusWord`].
+const WORD: &str = "^[A-Z][A-Za-z]*$";
 
 /// Comparisons with versions, of which the later parts may be left out. What they mean is judged by who reads them.
 const COMPARISONS: &str =

@@ -1,4 +1,4 @@
-//! `BottlerocketShadow`: one node's desired and reported state, standing between the controller and the agent.
+//! `BottlerocketShadow`: one node's desired and reported state, which the controller and the agent share.
 
 mod agent;
 mod controller;
@@ -41,13 +41,13 @@ pub const BLOCKED: &str = "Blocked";
 /// `Healthy`: the node is healthy after its update (controller).
 pub const HEALTHY: &str = "Healthy";
 
-/// A state that a host is asked to reach, or has reached.
+/// A state that a host is to reach, or has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 // In a schema an optional enumeration's own description would hide that of the field.
 #[cfg_attr(feature = "crd", schemars(description = ""))]
 pub enum HostState {
-    /// No update is asked for, and no image is armed.
+    /// No update is requested, and no image is armed.
     #[default]
     Idle,
     /// The image is downloaded to the inactive partition set and not armed.
@@ -89,18 +89,14 @@ pub struct HostPolicy {
 }
 
 impl HostPolicy {
-    /// Returns true if it asks for a change of the host's settings, so that it has to be signed.
+    /// Returns true if it requests a change of the host's settings, so that it has to be signed.
     pub fn asks_settings(&self) -> bool {
         self.version_lock.is_some() || self.ignore_waves == Some(true)
     }
 
-    /// Returns true if it asks for the same as `other`. Two signatures of one statement differ, and that is no difference.
+    /// Returns true if it requests the same as `other`. Two signatures of one statement differ, and that is no difference.
     pub fn asks_as(&self, other: &Self) -> bool {
-        let Self { version_lock, ignore_waves, refresh_interval, disarm_in_boot, signature: _ } = self;
-        *version_lock == other.version_lock
-            && *ignore_waves == other.ignore_waves
-            && *refresh_interval == other.refresh_interval
-            && *disarm_in_boot == other.disarm_in_boot
+        Self { signature: None, ..self.clone() } == Self { signature: None, ..other.clone() }
     }
 }
 
@@ -240,7 +236,7 @@ pub struct BottlerocketShadowStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The controller's half of a shadow's status: its report and the conditions of its types.
+/// The controller status of a shadow: the controller's report, and the conditions of its own types.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ControllerStatus {
@@ -253,16 +249,16 @@ pub struct ControllerStatus {
 }
 
 impl BottlerocketShadowStatus {
-    /// The agent's half.
-    pub fn agent_half(&self) -> AgentStatus {
+    /// Returns the agent status.
+    pub fn agent_status(&self) -> AgentStatus {
         AgentStatus {
             report: self.agent.clone(),
             conditions: self.conditions.iter().filter(|c| is_agent_condition(&c.type_)).cloned().collect(),
         }
     }
 
-    /// The controller's half.
-    pub fn controller_half(&self) -> ControllerStatus {
+    /// Returns the controller status.
+    pub fn controller_status(&self) -> ControllerStatus {
         ControllerStatus {
             report: self.controller.clone(),
             conditions: self.conditions.iter().filter(|c| is_controller_condition(&c.type_)).cloned().collect(),

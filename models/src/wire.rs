@@ -34,7 +34,7 @@ pub struct ShadowMetadata {
 pub struct ShadowView {
     /// Identity and generation.
     pub metadata: ShadowMetadata,
-    /// Digest of uid, generation and the agent's half; sent back as `If-Match` with a status.
+    /// Digest of uid, generation and the agent status; sent back as `If-Match` with a status.
     pub etag: String,
     /// Desired state.
     pub spec: BottlerocketShadowSpec,
@@ -53,7 +53,7 @@ pub enum WatchLine {
         /// It.
         object: Box<ShadowView>,
     },
-    /// The node has no shadow (yet, or any more): nothing is asked of the host.
+    /// The node has no shadow (yet, or any more): nothing is requested of the host.
     Absent,
     /// The stream is alive.
     Heartbeat,

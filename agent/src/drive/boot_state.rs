@@ -71,7 +71,7 @@ impl BootState {
             self.desired = Some(desired.clone());
         }
         if desired.state != HostState::Idle {
-            self.refreshes.leave_idle();
+            self.refreshes.idle_since = None;
         }
     }
 
@@ -91,7 +91,7 @@ impl BootState {
         let Some(armed) = view.status.report.armed.as_ref().filter(|armed| armed.boot_id == self.id) else {
             return false;
         };
-        let own = self.permit_request.as_ref().is_some_and(|request| request.has_nonce(&armed.nonce));
+        let own = self.permit_request.as_ref().is_some_and(|request| request.nonce == armed.nonce);
         // Without a status there is no record to compare later ones with.
         !own && self.status.is_known() && self.memory.take_over(self.status.get())
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use models::shadow::HostState;
 use tokio::time::Instant;
 
+use super::boot_state::BootState;
 use super::turn::{Next, Stop, Turn};
 use crate::host::command::{Outcome, carry_out};
 use crate::host::types::{Command, UpdateStatus};
@@ -18,16 +19,13 @@ const FAILED: Delays = (Duration::from_secs(1), Duration::from_secs(60));
 /// Delay after a command that the host's state, presumably changed by another client, did not allow.
 const REFUSED: Delays = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// Message of a command that ended without a record.
-pub(super) const LEFT_NO_RECORD: &str = "the host's command ended without a record";
-
 /// Runs a command while the desired state is unchanged, and learns from its outcome.
 pub(super) async fn run_command(turn: &mut Turn<'_>, command: Command) -> Outcome {
     let before = turn.boot.status.get().and_then(UpdateStatus::timestamp).map(str::to_owned);
     let requested_before = turn.boot.memory.requested_refresh;
     if command == Command::Refresh {
         turn.boot.memory.requested_refresh = true;
-        turn.boot.refreshes.request(Instant::now());
+        turn.boot.refreshes.requested = Some(Instant::now());
     }
     // Wherever this future is dropped, the status from before the command is out of date.
     turn.boot.status.expire();
@@ -66,6 +64,21 @@ fn log(command: Command, outcome: &Outcome) {
     }
 }
 
+/// Returns the message of a command that failed, or when to continue if it was not tried.
+pub(super) fn failure(boot: &mut BootState, outcome: Outcome) -> Result<String, Stop> {
+    match outcome {
+        Outcome::Done(status) => Ok(format!("the host reports success, but its update state is {:?}", status.state)),
+        Outcome::Failed(_, message) | Outcome::NotStarted(message) | Outcome::Refused(message) => Ok(message),
+        Outcome::Vanished(_) => Ok("the host's command ended without a record".to_owned()),
+        Outcome::Busy => Err(boot.wait_for_lock().into()),
+        Outcome::Interrupted => Err(Next::Again.into()),
+        // A host that answers everything but its commands is retried with growing delays, and not for ever. If the
+        // command was carried out after all, the status will show it.
+        Outcome::Host(error) if error.may_have_arrived() => Ok(error.to_string()),
+        Outcome::Host(error) => Err(error.into()),
+    }
+}
+
 /// Handles an unsuccessful command: counts it if it ran and failed, and returns when to continue.
 pub(super) fn retry(
     turn: &mut Turn<'_>,
@@ -73,19 +86,10 @@ pub(super) fn retry(
     failures: impl FnOnce(&mut Tries) -> &mut Retry,
 ) -> Result<Next, Stop> {
     let boot = &mut turn.boot;
-    let message = match outcome {
-        Outcome::Done(status) => format!("the host reports success, but its update state is {:?}", status.state),
-        Outcome::Failed(_, message) | Outcome::NotStarted(message) => message,
-        Outcome::Vanished(_) => LEFT_NO_RECORD.to_owned(),
-        Outcome::Refused(_) => return Ok(Next::after(boot.tries.refused.delay(REFUSED))),
-        Outcome::Busy => return Ok(boot.wait_for_lock()),
-        Outcome::Interrupted => return Ok(Next::Again),
-        // A host that answers everything but its commands is retried with growing delays, and not for ever. If the
-        // command was carried out after all, the status will show it.
-        Outcome::Host(error) if error.may_have_arrived() => error.to_string(),
-        Outcome::Host(error) => return Err(error.into()),
-    };
-    boot.tries.message = message;
+    if let Outcome::Refused(_) = outcome {
+        return Ok(Next::after(boot.tries.refused.delay(REFUSED)));
+    }
+    boot.tries.message = failure(boot, outcome)?;
     let failures = failures(&mut boot.tries);
     let delay = failures.delay(FAILED);
     if failures.is_exhausted() && turn.desired.state != HostState::Idle {

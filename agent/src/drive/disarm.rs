@@ -70,5 +70,6 @@ pub(super) async fn prepare_again(turn: &mut Turn<'_>, found: &Observed) -> Resu
 /// Reports, if possible, that the host is not disarmed. Disarming does not wait for the report.
 async fn report_problem(turn: &mut Turn<'_>, found: &Observed, message: String) {
     let finding = Finding::InProgress(host_state(&found.situation));
-    let _ = report_with(turn, &found.facts, &finding, &HostCondition::disarm_fails(message)).await;
+    let condition = HostCondition::problem("DeactivateFailed", message);
+    let _ = report_with(turn, &found.facts, &finding, &condition).await;
 }

@@ -21,7 +21,6 @@ pub(super) async fn read_facts(turn: &mut Turn<'_>) -> Result<Facts, Stop> {
     Ok(Facts { os, boot_id: turn.boot.id.clone(), status: turn.boot.status.get().cloned() })
 }
 
-/// Reads the update status.
 pub(super) async fn read_status(turn: &mut Turn<'_>) -> Result<(), Stop> {
     let status = match turn.clients.host.update_status().await? {
         StatusAnswer::Busy => return Err(turn.boot.wait_while_busy().into()),

@@ -12,7 +12,6 @@ use crate::host::types::UpdateStatus;
 use crate::report::Finding;
 use crate::situation::{Facts, host_state};
 
-/// Fails the attempt.
 pub(super) async fn fail(
     turn: &mut Turn<'_>,
     found: &Observed,

@@ -3,10 +3,10 @@
 use models::shadow::HostState;
 use tokio::time::Instant;
 
-use super::command::{LEFT_NO_RECORD, run_command};
+use super::command::{self, run_command};
 use super::facts::read_status;
 use super::report::report;
-use super::settings::{self, Settled};
+use super::settings::{self, Reading};
 use super::turn::{Next, Observed, Stop, Turn};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState};
@@ -20,11 +20,16 @@ pub(super) async fn idle(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, 
     report(turn, found, &finding).await?;
     turn.boot.memory.armed = None;
     turn.boot.refreshes.enter_idle(Instant::now());
-    let settled = if has_settings { settings::settle(turn, found, &finding).await? } else { Settled::Yes };
+    if has_settings {
+        settings::settle(turn, found, &finding).await?;
+    }
     let now = Instant::now();
     let (by_policy, due) = turn.boot.refreshes.next_idle(turn.refresh_interval(), now);
     if now < due {
-        return Ok(Next::At(settled.wait_until().map_or(due, |until| until.min(due))));
+        return Ok(Next::At(match turn.boot.settings.reading {
+            Reading::Waits(Some(until)) if has_settings => until.min(due),
+            _ => due,
+        }));
     }
     // A client may have changed the settings since: each refresh by policy begins with them.
     if has_settings && by_policy <= now && turn.boot.settings.read_before(by_policy) {
@@ -51,41 +56,26 @@ async fn refresh(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
         return Ok(Next::At(allowed));
     }
     read_status(turn).await?;
-    if turn
-        .boot
-        .status
-        .get()
-        .is_some_and(|status| !matches!(status.state, UpdateState::Idle | UpdateState::Available | UpdateState::Staged))
-    {
-        turn.boot.refreshes.record(Instant::now());
+    let state = turn.boot.status.get().map(|status| &status.state);
+    if matches!(state, Some(UpdateState::Ready | UpdateState::Unknown(_))) {
+        turn.boot.refreshes.last = Some(Instant::now());
         turn.boot.refreshes.early = None;
         return Ok(Next::Again);
     }
-    let refreshed = match run_command(turn, Command::Refresh).await {
-        Outcome::Done(status) => Ok(status),
-        // The reason is in the host's own record.
-        Outcome::Failed(..) => Err(None),
-        Outcome::Vanished(_) => Err(Some(LEFT_NO_RECORD.to_owned())),
-        Outcome::NotStarted(message) | Outcome::Refused(message) => Err(Some(message)),
-        Outcome::Busy => return Ok(turn.boot.wait_for_lock()),
-        Outcome::Interrupted => return Ok(Next::Again),
-        Outcome::Host(error) if error.may_have_arrived() => Err(Some(error.to_string())),
-        Outcome::Host(error) => return Err(error.into()),
-    };
+    let outcome = run_command(turn, Command::Refresh).await;
     let boot = &mut turn.boot;
-    let now = Instant::now();
-    boot.refreshes.record(now);
-    match refreshed {
-        Ok(status) => {
-            boot.refreshes.failures.reset();
-            let delay = boot.settings.learn_choice(&status, &found.facts.os.version);
-            boot.refreshes.early = delay.map(|delay| now + delay);
-        }
-        Err(message) => {
-            boot.refreshes.early = None;
-            boot.refreshes.failures.count();
-            boot.memory.refresh_failure = message;
-        }
+    if let Outcome::Done(status) = outcome {
+        boot.refreshes.failures.reset();
+        let delay = boot.settings.learn_choice(&status, &found.facts.os.version);
+        boot.refreshes.early = delay.map(|delay| Instant::now() + delay);
+    } else {
+        // The host's own record has the reason of a failure that it recorded.
+        let is_recorded = matches!(outcome, Outcome::Failed(..));
+        let message = command::failure(boot, outcome)?;
+        boot.memory.refresh_failure = Some(message).filter(|_| !is_recorded);
+        boot.refreshes.failures.count();
+        boot.refreshes.early = None;
     }
+    boot.refreshes.last = Some(Instant::now());
     Ok(Next::Again)
 }

@@ -66,7 +66,6 @@ pub enum AgentError {
     SocketDead(Duration, #[source] HostError),
 }
 
-/// Drives the host.
 #[derive(Debug)]
 pub(crate) struct Driver<'a> {
     clients: Clients<'a>,
@@ -76,7 +75,6 @@ pub(crate) struct Driver<'a> {
 }
 
 impl<'a> Driver<'a> {
-    /// Creates a driver without any knowledge of the host.
     pub(crate) fn new(config: &'a Config, host: HostClient, server: &'a Server, views: &'a Views) -> Self {
         Self {
             clients: Clients { config, host, server, views },
@@ -122,7 +120,7 @@ impl<'a> Driver<'a> {
                 self.boot = BootState { id: boot_id, ..BootState::default() };
             }
             Err(error) => {
-                tracing::warn!(error = chain(&error), "the boot id cannot be read");
+                tracing::warn!(error = chain(&*error), "the boot id cannot be read");
                 return Ok(Next::At(Instant::now() + BOOT_POLL));
             }
         }

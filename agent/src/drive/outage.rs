@@ -24,7 +24,6 @@ const REPORT_AFTER: Duration = Duration::from_secs(8);
 /// RestartSec); a socket that is dead for several times as long does not come back under this mount.
 const SOCKET_DEAD: Duration = Duration::from_secs(30);
 
-/// An outage of the host.
 #[derive(Debug, Default)]
 pub(super) struct Outage {
     since: Option<Instant>,
@@ -41,7 +40,6 @@ impl Outage {
         self.calls.delay(DELAYS)
     }
 
-    /// Records that the host answers.
     pub(super) fn end(&mut self) {
         *self = Self::default();
     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::command::{self, run_command};
 use super::fail::fail;
 use super::report::report;
-use super::settings::{self, Settled};
+use super::settings::{self, Reading};
 use super::turn::{Next, Observed, Stop, Turn};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateStatus};
@@ -52,7 +52,8 @@ async fn settle(turn: &mut Turn<'_>, found: &Observed, wanted: &Version) -> Resu
         turn.boot.tries.settled = true;
     }
     let finding = Finding::InProgress(host_state(&found.situation));
-    if let Settled::Waits(until) = settings::settle(turn, found, &finding).await? {
+    settings::settle(turn, found, &finding).await?;
+    if let Reading::Waits(until) = turn.boot.settings.reading {
         if let Some(message) = turn.boot.settings.refusal() {
             return fail(turn, found, FailureReason::SettingsFailed, message).await.map(Some);
         }
@@ -73,7 +74,7 @@ async fn refresh(turn: &mut Turn<'_>, wanted: &Version) -> Result<Next, Stop> {
     let outcome = run_command(turn, Command::Refresh).await;
     let Outcome::Done(_) = outcome else { return command::retry(turn, outcome, |tries| &mut tries.refresh) };
     let boot = &mut turn.boot;
-    boot.refreshes.record(Instant::now());
+    boot.refreshes.last = Some(Instant::now());
     boot.refreshes.failures.reset();
     boot.tries.refreshed = true;
     if boot.memory.chosen.as_ref() == Some(wanted) {

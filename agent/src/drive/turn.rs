@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use models::agent_step::{ArmedBy, Image, Situation};
-use models::shadow::FoundSettings;
+use models::shadow::{FoundSettings, HOST_ARMED_BY_OTHER};
 use models::wire::ShadowView;
 use tokio::time::Instant;
 
@@ -107,7 +107,9 @@ impl Turn<'_> {
 
     /// Returns the content of `HostReachable` for a host that answers.
     pub(super) fn condition(&self, situation: &Situation) -> HostCondition {
-        let by_other = situation.image == Image::Ready && situation.armed_by == ArmedBy::Other;
-        if by_other { HostCondition::armed_by_other() } else { self.boot.settings.condition() }
+        if situation.image == Image::Ready && situation.armed_by == ArmedBy::Other {
+            return HostCondition::problem(HOST_ARMED_BY_OTHER, "another client armed an image; it is left alone");
+        }
+        self.boot.settings.condition()
     }
 }

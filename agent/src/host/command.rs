@@ -85,7 +85,7 @@ fn judge(command: Command, before: Option<&str>, answer: StatusAnswer) -> Outcom
     };
     match status.last.clone() {
         Some(last) if last.is(command) && Some(last.timestamp.as_str()) != before => {
-            if last.succeeded() {
+            if last.succeeded {
                 Outcome::Done(*status)
             } else {
                 let message = last.message();

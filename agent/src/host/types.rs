@@ -77,8 +77,7 @@ impl Command {
 pub(crate) struct CommandRecord {
     /// `refresh`, `prepare`, `activate` or `deactivate`.
     pub(crate) kind: String,
-    /// `Success` or `Failed`.
-    pub(crate) status: String,
+    pub(crate) succeeded: bool,
     /// End time. An opaque text that only has to differ.
     pub(crate) timestamp: String,
     /// Exit code, or the signal that ended the command.
@@ -91,11 +90,6 @@ impl CommandRecord {
     /// Returns true if it is a record of this command.
     pub(crate) fn is(&self, command: Command) -> bool {
         self.kind == command.name()
-    }
-
-    /// Returns true if the command succeeded.
-    pub(crate) fn succeeded(&self) -> bool {
-        self.status == "Success"
     }
 
     /// Returns the reason of a failure, for a user.
@@ -145,7 +139,7 @@ impl UpdateStatus {
             let text = |key: &str| v.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
             CommandRecord {
                 kind: text("cmd_type"),
-                status: text("cmd_status"),
+                succeeded: text("cmd_status") == "Success",
                 timestamp: text("timestamp"),
                 exit_status: v.get("exit_status").and_then(Value::as_i64),
                 stderr: text("stderr"),
@@ -227,7 +221,7 @@ mod tests {
         assert_eq!(status.state, UpdateState::Unknown("Melting".into()));
         assert_eq!(status.available, [Version::new(1, 0, 0)]);
         assert_eq!(status.staging, Some(Staging { version: None, next_to_boot: false }));
-        assert!(!status.last.unwrap().succeeded());
+        assert!(!status.last.unwrap().succeeded);
     }
 
     #[test]

@@ -246,16 +246,16 @@ fn host_settings_are_parsed_and_unreadable_values_left_unchanged() {
 fn version_lock_that_is_not_a_version_is_rejected() {
     let asks = |lock: &str| {
         let policy = HostPolicy { version_lock: Some(lock.into()), ..HostPolicy::default() };
-        RequestedSettings::of(Some(&policy))
+        RequestedSettings::of(&policy)
     };
     assert_eq!(asks("1.20.5"), Ok(lock(NEW)));
     assert_eq!(asks("v1.20.5"), Ok(lock(NEW)));
     for text in ["latest", "1.20", "^1.20", ""] {
         assert_eq!(asks(text), Err(text.to_owned()));
     }
-    assert_eq!(RequestedSettings::of(None), Ok(RequestedSettings::default()));
+    assert_eq!(RequestedSettings::of(&HostPolicy::default()), Ok(RequestedSettings::default()));
     let declines = HostPolicy { ignore_waves: Some(false), ..HostPolicy::default() };
-    assert_eq!(RequestedSettings::of(Some(&declines)), Ok(RequestedSettings::default()));
+    assert_eq!(RequestedSettings::of(&declines), Ok(RequestedSettings::default()));
 }
 
 #[test]

@@ -15,11 +15,7 @@ use crate::reason::FailureReason;
 use crate::schema::VersionText;
 
 pub use count::CountOrPercent;
-pub use policy::{
-    AfterUpdatePolicy, AtDeadline, AutoscalerPolicy, BeforeUpdatePolicy, Blackout, CanaryStep, CordonedNodes,
-    Deadlines, DrainPolicy, Expression, FailurePolicy, HealthPolicy, LoadBalancerPolicy, MaintenanceWindow, NodeGroup,
-    PodsAtRisk, PreStagePolicy, PrometheusPolicy, SchedulePolicy, StepApproval, StrategyPolicy, VersionPolicy,
-};
+pub use policy::*;
 pub use selector::{LabelOperator, LabelRequirement, NodeSelector};
 
 /// `Enabled`: updates may start.

@@ -52,34 +52,12 @@ pub struct LabelRequirement {
 pub struct NodeSelector {
     /// Labels and their values.
     #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(with = "Labels")]
+    #[schemars(extend("nullable" = true, "maxProperties" = 16, "additionalProperties" = {"type": "string", "maxLength": 63}))]
     pub match_labels: BTreeMap<String, String>,
     /// Comparisons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub match_expressions: Vec<LabelRequirement>,
-}
-
-/// Stands for a map of labels in a schema.
-struct Labels;
-
-impl JsonSchema for Labels {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Labels".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({
-            "type": "object",
-            "nullable": true,
-            "maxProperties": 16,
-            "additionalProperties": {"type": "string", "maxLength": 63},
-        })
-    }
 }
 
 impl NodeSelector {

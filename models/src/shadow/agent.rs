@@ -38,7 +38,6 @@ pub struct OfferedUpdates {
 
 /// Phase of arming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(JsonSchema))]
 pub enum ArmedPhase {
     /// The agent is about to arm the host, and requests a permit.
     Arming,
@@ -46,7 +45,6 @@ pub enum ArmedPhase {
     Activated,
     /// A phase of another version of the agent.
     #[serde(other)]
-    #[cfg_attr(feature = "crd", schemars(skip))]
     Unknown,
 }
 
@@ -64,7 +62,6 @@ pub struct Armed {
     #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
     /// Phase: `Arming` or `Activated`.
-    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub phase: ArmedPhase,
     /// Nonce that a permit has to answer.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]

@@ -11,11 +11,10 @@ use schemars::JsonSchema;
 use super::MOST_ATTEMPTS;
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::VersionText;
 
 /// Step of a node's update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(JsonSchema))]
 pub enum Step {
     /// The agent downloads the image. Nothing is disrupted.
     Staging,
@@ -33,9 +32,8 @@ pub enum Step {
     Monitoring,
     /// The attempt has failed: its desired state is withdrawn and the node is being released.
     Releasing,
-    /// A step of another version of the controller. What it asks for is not known, so the attempt ends.
+    /// A step of another version of the controller. What it requires is not known, so the attempt ends.
     #[serde(other)]
-    #[cfg_attr(feature = "crd", schemars(skip))]
     Unknown,
 }
 
@@ -74,7 +72,6 @@ impl Step {
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// Step: `Staging`, `Staged`, `LeavingBalancer`, `Draining`, `Rebooting`, `Returning`, `Monitoring` or `Releasing`.
-    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: Step,
     /// Time at which the step began.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]

@@ -39,7 +39,7 @@ fn condition_of_unknown_type_is_in_neither_agent_nor_controller_status() {
         r#"{"conditions": [{"type": "Novel", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}"#,
     )
     .unwrap();
-    assert!(status.agent_half().conditions.is_empty() && status.controller_half().conditions.is_empty());
+    assert!(status.agent_status().conditions.is_empty() && status.controller_status().conditions.is_empty());
 }
 
 #[test]
@@ -52,8 +52,8 @@ fn agent_and_controller_status_partition_shadow_status() {
             {"type": "Blocked", "status": "False", "reason": "None", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
         ]}"#;
     let status: BottlerocketShadowStatus = serde_json::from_str(text).unwrap();
-    let agent = serde_json::to_value(status.agent_half()).unwrap();
-    let controller = serde_json::to_value(status.controller_half()).unwrap();
+    let agent = serde_json::to_value(status.agent_status()).unwrap();
+    let controller = serde_json::to_value(status.controller_status()).unwrap();
     assert_eq!(agent["conditions"][0]["type"], "HostReachable");
     assert_eq!(controller["conditions"][0]["type"], "Blocked");
     assert_eq!(agent["currentVersion"], "1.20.0");

@@ -54,7 +54,7 @@ impl<'a> NodeContext<'a> {
     }
 
     pub(super) fn controller_status(&self) -> ControllerStatus {
-        self.shadow.status.controller_half()
+        self.shadow.status.controller_status()
     }
 
     /// Sets a condition in a status that is about to be written.

@@ -100,7 +100,7 @@ fn reboot_without_permit_ends_attempt_at_once() {
         (
             "an image armed under an earlier permit",
             |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated)),
-            "Returning",
+            "step Returning",
         ),
     ];
     for (sentence, change, expected) in cases {

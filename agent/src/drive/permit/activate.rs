@@ -41,5 +41,5 @@ pub(super) async fn activate(turn: &mut Turn<'_>, version: &Version) -> Result<N
 /// Returns true if the host was disarmed after its last command that ended at `before`.
 fn was_disarmed(status: &UpdateStatus, before: Option<&str>) -> bool {
     let last = status.last.as_ref();
-    last.is_some_and(|last| last.is(Command::Deactivate) && last.succeeded() && Some(last.timestamp.as_str()) != before)
+    last.is_some_and(|last| last.is(Command::Deactivate) && last.succeeded && Some(last.timestamp.as_str()) != before)
 }

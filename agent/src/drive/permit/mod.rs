@@ -19,6 +19,7 @@ mod verify;
 use models::reason::FailureReason;
 use models::shadow::ArmedPhase;
 use semver::Version;
+use tokio::time::Instant;
 
 use super::facts::read_status;
 use super::fail::fail;
@@ -31,7 +32,6 @@ pub(super) use request::PermitRequest;
 use request::request_permit;
 use verify::verify_permit;
 
-/// Arms the staged image.
 pub(super) async fn arm(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
     let Some(version) = turn.desired.version.clone() else { return Ok(Next::Wait) };
     if turn.boot.tries.activate.is_exhausted() {
@@ -74,7 +74,7 @@ async fn recheck_host(turn: &mut Turn<'_>, version: &Version) -> Result<(), Stop
 /// an act. The reads before it take time, and a process that was stopped meanwhile finds any of these.
 fn check_still_valid(turn: &Turn<'_>, request: &PermitRequest) -> Result<(), Next> {
     let same_boot = boot::read(&turn.clients.config.boot_id_file).is_ok_and(|running| running == turn.boot.id);
-    if turn.is_current() && same_boot && request.is_fresh() { Ok(()) } else { Err(Next::Again) }
+    if turn.is_current() && same_boot && request.is_fresh(Instant::now()) { Ok(()) } else { Err(Next::Again) }
 }
 
 /// Returns true if the host's next boot uses this version.

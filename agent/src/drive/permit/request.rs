@@ -15,7 +15,7 @@ use super::recheck_host;
 use crate::desired_state::DesiredState;
 use crate::drive::report::report;
 use crate::drive::turn::{Next, Observed, Stop, Turn};
-use crate::permit::{is_fresh, new_nonce};
+use crate::permit::new_nonce;
 use crate::report::Finding;
 use crate::retry::Delays;
 
@@ -27,7 +27,7 @@ const UNANSWERED: Delays = (Duration::from_secs(5), Duration::from_secs(60));
 #[derive(Clone, Debug)]
 pub(in crate::drive) struct PermitRequest {
     desired: DesiredState,
-    pub(super) nonce: String,
+    pub(in crate::drive) nonce: String,
     /// Time taken before it was first sent.
     sent: Instant,
     /// Number of nonces sent before it.
@@ -48,14 +48,10 @@ impl PermitRequest {
         Self { desired: desired.clone(), nonce: new_nonce(), sent, before, next, refused: String::new() }
     }
 
-    /// Returns true if `nonce` is this one.
-    pub(in crate::drive) fn has_nonce(&self, nonce: &str) -> bool {
-        self.nonce == nonce
-    }
-
-    /// Returns true if the nonce is still valid. To be checked right before each act.
-    pub(super) fn is_fresh(&self) -> bool {
-        is_fresh(self.sent, Instant::now())
+    /// Returns true if the nonce is still valid. To be checked right before each act on its permit: the monotonic clock
+    /// runs on while a process is stopped.
+    pub(super) fn is_fresh(&self, now: Instant) -> bool {
+        now < self.expiry()
     }
 
     pub(super) fn expiry(&self) -> Instant {
@@ -105,7 +101,7 @@ async fn current_request(turn: &mut Turn<'_>, version: &Version, phase: ArmedPha
     let Some(last) = turn.boot.permit_request.take().filter(|last| last.desired == turn.desired) else {
         return Ok(PermitRequest::new(&turn.desired, 0, Instant::now()));
     };
-    if last.is_fresh() {
+    if last.is_fresh(Instant::now()) {
         return Ok(last);
     }
     if Instant::now() < last.next {
@@ -145,6 +141,14 @@ mod tests {
     }
 
     #[test]
+    fn nonce_expires_after_permit_lifetime() {
+        let request = request(0);
+        assert!(request.is_fresh(request.sent));
+        assert!(request.is_fresh(request.sent + PERMIT_LIFETIME - Duration::from_millis(1)));
+        assert!(!request.is_fresh(request.sent + PERMIT_LIFETIME));
+    }
+
+    #[test]
     fn permit_answers_only_request_with_its_nonce() {
         let request = request(0);
         let mut view = view(HostState::RebootedIntoUpdate);
@@ -152,6 +156,6 @@ mod tests {
         view.spec.permit = Some(Permit { nonce: "another".into(), jws: String::new() });
         assert!(!request.is_answered_in(&view));
         view.spec.permit = Some(Permit { nonce: request.nonce.clone(), jws: String::new() });
-        assert!(request.is_answered_in(&view) && request.has_nonce(&request.nonce));
+        assert!(request.is_answered_in(&view));
     }
 }

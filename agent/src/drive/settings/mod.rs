@@ -27,28 +27,11 @@ use crate::report::{Finding, HostCondition};
 use crate::settings::{RequestedSettings, SettingsDecision, allows, decide, verify};
 use crate::situation::Facts;
 use crate::statement::StatementError;
-pub(super) use progress::SettingsProgress;
-use progress::{Reading, not_changed, unsigned};
+pub(super) use progress::{Reading, SettingsProgress};
+use progress::{not_changed, unsigned};
 
 /// Interval of re-checks of a policy whose key is not trusted yet: the keys arrive as a file.
 const KEYS_POLL: Duration = Duration::from_secs(5);
-
-/// Outcome for the settings.
-pub(super) enum Settled {
-    /// They are as requested, or another client's.
-    Yes,
-    /// They are not, and there is nothing to do until this time, or until the request changes.
-    Waits(Option<Instant>),
-}
-
-impl Settled {
-    pub(super) fn wait_until(&self) -> Option<Instant> {
-        match self {
-            Self::Yes => None,
-            Self::Waits(until) => *until,
-        }
-    }
-}
 
 /// Returns the requested settings of a shadow with their signature, and nothing else of the policy.
 fn requested_in(view: &ShadowView) -> HostPolicy {
@@ -93,19 +76,19 @@ fn has_own_lock(turn: &Turn<'_>) -> bool {
     turn.settings_record().applied.is_some_and(|set| set.version_lock.is_some())
 }
 
-/// Brings the settings one step closer to what policy requests. `finding` is what a report states of the attempt
-/// meanwhile.
-pub(super) async fn settle(turn: &mut Turn<'_>, found: &Observed, finding: &Finding) -> Result<Settled, Stop> {
+/// Brings the settings one step closer to what policy requests, until they are as requested or another client's, or
+/// there is nothing to do before a later time. `finding` is what a report states of the attempt meanwhile.
+pub(super) async fn settle(turn: &mut Turn<'_>, found: &Observed, finding: &Finding) -> Result<(), Stop> {
     match turn.boot.settings.reading {
-        Reading::Done(_) => return Ok(Settled::Yes),
-        Reading::Waits(until) if until.is_none_or(|until| Instant::now() < until) => return Ok(Settled::Waits(until)),
+        Reading::Done(_) => return Ok(()),
+        Reading::Waits(until) if until.is_none_or(|until| Instant::now() < until) => return Ok(()),
         Reading::Waits(_) | Reading::Due => {}
     }
     let requested = match signed_request(turn) {
         Ok(requested) => requested,
         Err((problem, until)) => {
             let is_new = turn.boot.settings.wait(problem, until);
-            return if is_new { Err(Next::Again.into()) } else { Ok(Settled::Waits(until)) };
+            return if is_new { Err(Next::Again.into()) } else { Ok(()) };
         }
     };
     let now = match turn.clients.host.settings().await {
@@ -118,7 +101,7 @@ pub(super) async fn settle(turn: &mut Turn<'_>, found: &Observed, finding: &Find
     let has_new_condition = turn.boot.settings.record_reading(now, &record, &change, Instant::now());
     let is_new_record = turn.boot.memory.settings.replace(record.clone()).as_ref() != Some(&record);
     if change.is_empty() {
-        return if has_new_condition || is_new_record { Err(Next::Again.into()) } else { Ok(Settled::Yes) };
+        return if has_new_condition || is_new_record { Err(Next::Again.into()) } else { Ok(()) };
     }
     // The step table decides about an armed image; the settings wait.
     read_status(turn).await?;
@@ -176,7 +159,6 @@ fn unanswered(turn: &mut Turn<'_>, error: HostError) -> Stop {
     failed(turn, error.to_string()).into()
 }
 
-/// Records a change that failed.
 fn failed(turn: &mut Turn<'_>, message: String) -> Next {
     tracing::warn!(?message, "the host does not change its settings");
     turn.boot.settings.fail(message, Instant::now());

@@ -39,8 +39,7 @@ fn locked_by_other(lock: &str) -> HostCondition {
 
 /// Time at which the settings have to be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Reading {
-    /// Now.
+pub(in crate::drive) enum Reading {
     #[default]
     Due,
     /// Not before this time; without a time, not before the request changes.
@@ -59,12 +58,11 @@ struct Awaited {
     refreshes: Retry,
 }
 
-/// Progress of the settings towards what policy requests.
 #[derive(Debug, Default)]
 pub(in crate::drive) struct SettingsProgress {
     /// The requested settings with their signature, and nothing else of the policy.
     pub(super) policy: HostPolicy,
-    pub(super) reading: Reading,
+    pub(in crate::drive) reading: Reading,
     /// Reason why the settings are not what policy requests.
     problem: Option<HostCondition>,
     /// The host's settings when they were last read.
@@ -144,7 +142,7 @@ impl SettingsProgress {
     /// Begins another request, if it is one. Returns true if there is anything to set or to restore.
     pub(super) fn begin_request(&mut self, policy: HostPolicy, record: &FoundSettings) -> bool {
         if self.policy != policy {
-            let lock = RequestedSettings::of(Some(&policy)).ok().and_then(|requested| requested.lock);
+            let lock = RequestedSettings::of(&policy).ok().and_then(|requested| requested.lock);
             // Settings of a previous process may not have reached the host's tools.
             let awaited = lock.is_some().then(|| Awaited {
                 expected: Expected { lock, offered_before: None },
@@ -166,7 +164,7 @@ impl SettingsProgress {
 
     /// Returns the requested settings, or the requested lock if it is no version.
     pub(super) fn requested(&self) -> Result<RequestedSettings, String> {
-        RequestedSettings::of(Some(&self.policy))
+        RequestedSettings::of(&self.policy)
     }
 
     /// Waits because of a problem with the request. Returns true if it is a new one.
@@ -223,7 +221,6 @@ impl SettingsProgress {
         self.awaited = Some(Awaited { expected, change: change.clone(), refreshes: Retry::default() });
     }
 
-    /// Records that a change was committed.
     pub(super) fn committed(&mut self) {
         self.unapplied = SettingsChange::default();
         self.failures.reset();

@@ -17,12 +17,12 @@ fn sorted(mut conditions: Vec<Condition>) -> Vec<Condition> {
 }
 
 fn agent_status_differs(a: &BottlerocketShadowStatus, b: &BottlerocketShadowStatus) -> bool {
-    let (a, b) = (a.agent_half(), b.agent_half());
+    let (a, b) = (a.agent_status(), b.agent_status());
     a.report != b.report || sorted(a.conditions) != sorted(b.conditions)
 }
 
 fn controller_status_differs(a: &BottlerocketShadowStatus, b: &BottlerocketShadowStatus) -> bool {
-    let (a, b) = (a.controller_half(), b.controller_half());
+    let (a, b) = (a.controller_status(), b.controller_status());
     a.report != b.report || sorted(a.conditions) != sorted(b.conditions)
 }
 

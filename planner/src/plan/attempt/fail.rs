@@ -19,7 +19,7 @@ const VERSION_FAILURES: usize = 8;
 pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureReason, message: &str) -> Decision {
     let mut status = ctx.controller_status();
     let mut record = status.report.record.take().unwrap_or_default();
-    let counts = reason.class() != FailureClass::Wait;
+    let counts = reason.class() != FailureClass::Nothing;
     if counts {
         record.failures = record.failures.saturating_add(1);
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures)));

@@ -160,7 +160,7 @@ impl World {
                     host.pinned_left = 0;
                 }
                 shadow.status.controller = status.report;
-                let agents = shadow.status.agent_half().conditions;
+                let agents = shadow.status.agent_status().conditions;
                 shadow.status.conditions = agents.into_iter().chain(status.conditions).collect();
             }
             Action::Spec { spec } => {
