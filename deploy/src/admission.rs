@@ -101,7 +101,7 @@ fn validations() -> Vec<Value> {
         validation(same("controllers"), "may not change what the controller owns"),
         validation(
             format!("variables.ownersAfter.all(o, {})", owns_nothing_more("o")),
-            "may not make anybody the owner of anything but the agents' half of the status",
+            "may not make a field manager the owner of anything but the agent status",
         ),
     ]);
     all

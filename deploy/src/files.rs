@@ -56,7 +56,7 @@ fn force() -> anyhow::Result<String> {
 
 /// The description of the web API.
 fn web_api() -> anyhow::Result<String> {
-    let about = "The web API between the agents and the cluster, for machines; docs/web-api.md is for people.";
+    let about = "The web API between the agents and the cluster, for tools; docs/web-api.md describes it in words.";
     documents(about, "", &[openapi::description()?])
 }
 

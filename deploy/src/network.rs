@@ -33,12 +33,12 @@ const PROMETHEUS_PORT: i32 = 9090;
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 pub(crate) fn all() -> [Value; 5] {
-    let scrapes = || from(in_namespaces(METRICS_LABEL, METRICS_ENABLED), pod::PLAIN_PORT);
+    let scrapes = || from(&in_namespaces(METRICS_LABEL, METRICS_ENABLED), pod::PLAIN_PORT);
     let cluster_api = || json!({"ports": CLUSTER_API_PORTS.map(tcp)});
     let names = || json!({"ports": [{"protocol": "UDP", "port": DNS_PORT}, tcp(DNS_PORT)]});
-    let prometheus = to(in_namespaces(METRICS_LABEL, METRICS_ENABLED), PROMETHEUS_PORT);
-    let agents = from(pods_of(AGENT_NAMESPACE, Component::Agent), apiserver::TLS_PORT);
-    let web_api = to(pods_of(SYSTEM_NAMESPACE, Component::Apiserver), apiserver::TLS_PORT);
+    let prometheus = to(&in_namespaces(METRICS_LABEL, METRICS_ENABLED), PROMETHEUS_PORT);
+    let agents = from(&pods_of(AGENT_NAMESPACE, Component::Agent), apiserver::TLS_PORT);
+    let web_api = to(&pods_of(SYSTEM_NAMESPACE, Component::Apiserver), apiserver::TLS_PORT);
     [
         nothing(SYSTEM_NAMESPACE),
         exactly(SYSTEM_NAMESPACE, Component::Apiserver, &[agents, scrapes()], &[cluster_api(), names()]),
@@ -71,11 +71,11 @@ fn policy(namespace: &str, name: &str, pods: &Value) -> Value {
     })
 }
 
-fn from(peer: Value, port: i32) -> Value {
+fn from(peer: &Value, port: i32) -> Value {
     json!({"from": [peer], "ports": [tcp(port)]})
 }
 
-fn to(peer: Value, port: i32) -> Value {
+fn to(peer: &Value, port: i32) -> Value {
     json!({"to": [peer], "ports": [tcp(port)]})
 }
 

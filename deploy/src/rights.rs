@@ -93,7 +93,7 @@ fn installed() -> Vec<Granted> {
             vec![
                 rule(GROUP, "bottlerocketshadows", "get list watch")
                     .why("Shadows, of which each agent is sent its own."),
-                rule(GROUP, "bottlerocketshadows/status", "patch").why("The agents' half of the status."),
+                rule(GROUP, "bottlerocketshadows/status", "patch").why("The agent status of the shadows."),
             ],
         ),
     ]
@@ -108,7 +108,7 @@ fn forced() -> Granted {
 fn controller_in_cluster() -> Vec<Rule> {
     vec![
         rule(CORE, "nodes", "get list watch patch").why(
-            "Nodes, their state and boot; patch: the claims (cordon, labels, annotations) and, where policy asks for it, the \
+            "Nodes, their state and boot; patch: the claims (cordon, labels, annotations) and, where policy enables it, the \
              label that selects a node for updates.",
         ),
         rule(CORE, "pods", "list watch").why(
@@ -155,12 +155,13 @@ fn controller_in_system() -> Vec<Rule> {
 fn apiserver_in_cluster() -> Vec<Rule> {
     vec![
         rule("authentication.k8s.io", "tokenreviews", "create").why(
-            "Whose token that is. It is all that makes the web API worth attacking, and all that it has outside its namespace.",
+            "TokenReviews of the agents' tokens. They are all that makes the web API worth attacking, and all that it has \
+             outside its namespace.",
         ),
         Rule {
             rule: json!({"nonResourceURLs": ["/openid/v1/jwks"], "verbs": ["get"]}),
-            why: "The cluster's public keys, so that what it did not sign need not be asked about. Clusters give this to every \
-                  service account; those that have taken it away give it back here.",
+            why: "The cluster's public keys, so that a token that it did not sign costs no TokenReview. Clusters grant this to every \
+                  service account; where that was revoked, it is granted again here.",
         },
     ]
 }

@@ -23,7 +23,7 @@ const DRAIN: &str = "status.drain, which is the controller's";
 const RECORD: &str = "status.record, which is the controller's";
 const CONDITIONS: &str = "the controller's conditions";
 const OWNED: &str = "what the controller owns";
-const OWNER: &str = "the owner of anything but the agents' half";
+const OWNER: &str = "the owner of anything but the agent status";
 const STATUS_ALONE: &str = "nothing but the status of shadows";
 
 /// A write that the web API must not make.
@@ -169,7 +169,7 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
         one("a share in progress", Some(AGENT_MANAGER), apply(json!({"progress": status["progress"]})), OWNER),
         one("a share in progress by another name", Some("me"), apply(json!({"progress": status["progress"]})), OWNER),
         one("a share in a condition", Some("me"), apply(json!({"conditions": [drained]})), OWNER),
-        one("a share in the agents' half", Some("me"), apply(json!({"state": status["state"]})), OWNER),
+        one("a share in the agent status", Some("me"), apply(json!({"state": status["state"]})), OWNER),
     ])
 }
 
