@@ -44,7 +44,7 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     if let Some(app) = app {
         app.metrics.request(&route, status.as_str());
         if let Some(refusal) = refusal {
-            app.metrics.refusal(refusal);
+            app.metrics.refusals.inc(refusal);
         }
         if !status.is_success() {
             // Unauthenticated clients fill no disk: what is left out is counted above, and shown with the next line.
@@ -57,7 +57,7 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     }
     let peer = peer.map(tracing::field::display);
     let (status, milliseconds) = (status.as_u16(), u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX));
-    let (refusal, cause) = (refusal.map(crate::auth::Refusal::as_str), error.and_then(ApiError::chain));
+    let (refusal, cause) = (refusal.map(<&str>::from), error.and_then(ApiError::chain));
     if status >= 500 {
         tracing::error!(target: "access", %method, path, route, status, milliseconds, peer, version, cause, omitted, "request");
     } else if status >= 400 {

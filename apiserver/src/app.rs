@@ -1,6 +1,7 @@
 //! State shared by the request handlers, and the authentication of a request as an agent's.
 
 use std::hash::Hash;
+use std::net::Ipv4Addr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpMessage as _, HttpRequest, web};
+use anyhow::anyhow;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -93,13 +95,6 @@ impl App {
         self.shutdown.borrow().is_some()
     }
 
-    /// Counts a refusal against the source of a token.
-    fn charge(&self, source: Option<Source>) {
-        if let Some(source) = source {
-            self.refused.charge(source, Instant::now());
-        }
-    }
-
     /// Returns an error with the reason if this replica is not ready for agents.
     pub(crate) fn ready(&self) -> Result<(), &'static str> {
         if self.ending() {
@@ -131,52 +126,34 @@ impl FromRequest for Agent {
         let request = request.clone();
         Box::pin(async move {
             let app = app.ok_or_else(|| ApiError::new(Kind::Internal))?;
-            let source = peer.map(|peer| app.sources.of(peer.ip()));
+            let source = app.sources.of(peer.map_or(Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip()));
             let bearer = authenticate(&app, source, token).await?;
-            match check(&bearer, &app.agent_username, &node) {
-                Ok(agent) => {
-                    connections::mark_authenticated();
-                    request.extensions_mut().insert(Authenticated);
-                    Ok(Self(agent))
-                }
-                Err(refusal) => {
-                    app.charge(source);
-                    Err(ApiError::refused(refusal).cause(describe(&bearer)))
-                }
-            }
+            let agent = check(&bearer, &app.agent_username, &node).map_err(|refusal| {
+                app.refused.charge(source, Instant::now());
+                ApiError::from(refusal).cause(describe(&bearer))
+            })?;
+            connections::mark_authenticated();
+            request.extensions_mut().insert(Authenticated);
+            Ok(Self(agent))
         })
     }
 }
 
 /// Authenticates a request. A source that has sent many invalid tokens waits before another one is checked; a token
 /// known to be valid passes all the same.
-async fn authenticate(
-    app: &App,
-    source: Option<Source>,
-    token: Result<Token, Refusal>,
-) -> Result<Arc<Bearer>, ApiError> {
+async fn authenticate(app: &App, source: Source, token: Result<Token, Refusal>) -> Result<Arc<Bearer>, ApiError> {
     if let Some(bearer) = token.as_ref().ok().and_then(|token| app.reviewer.remembered(token)) {
         return Ok(bearer);
     }
     // Taken first and released for valid tokens: many at once do not bypass the limit.
-    if let Some(source) = source {
-        take(&app.refused, source, Refusal::TooManyRefusals)?;
-    }
-    let refund = || {
-        if let Some(source) = source {
-            app.refused.refund(source, Instant::now());
+    take(&app.refused, source, Refusal::TooManyRefusals)?;
+    let refund = || app.refused.refund(source, Instant::now());
+    let token = token?;
+    let evidence = app.reviewer.check(&token).await.inspect_err(|error| {
+        if matches!(error, ReviewError::NoKeys) {
+            refund();
         }
-    };
-    let token = token.map_err(ApiError::refused)?;
-    let evidence = match app.reviewer.check(&token).await {
-        Ok(evidence) => evidence,
-        Err(error) => {
-            if matches!(error, ReviewError::NoKeys) {
-                refund();
-            }
-            return Err(reviewed(error));
-        }
-    };
+    })?;
     // A signed token no longer counts against its source's other nodes, but a node can have any number of tokens made.
     if let Evidence::Signed { node } = &evidence {
         refund();
@@ -185,28 +162,29 @@ async fn authenticate(
     let judged = app.reviewer.review(&token, &evidence).await;
     match (&judged, &evidence) {
         (Ok(_), Evidence::Unchecked) => refund(),
-        (Err(ReviewError::Refused(_)), Evidence::Signed { .. }) => app.charge(source),
+        (Err(ReviewError::Refused(_)), Evidence::Signed { .. }) => app.refused.charge(source, Instant::now()),
         // An unchecked token that is not found valid counts against its source.
         (Err(_), Evidence::Unchecked) | (_, Evidence::Signed { .. }) => {}
     }
-    judged.map_err(reviewed)
+    Ok(judged?)
 }
 
-/// Converts a review error into the client's answer.
-fn reviewed(error: ReviewError) -> ApiError {
-    match error {
-        ReviewError::Refused(refusal) => ApiError::refused(refusal),
-        ReviewError::Unavailable(error) => unavailable(error),
-        ReviewError::Busy => ApiError::new(Kind::Unavailable).cause("too many tokens wait for a TokenReview"),
-        ReviewError::NoKeys => ApiError::new(Kind::Unavailable)
-            .cause("the cluster's keys cannot be read, and the token is signed by a new one"),
+impl From<ReviewError> for ApiError {
+    fn from(error: ReviewError) -> Self {
+        let cause = match error {
+            ReviewError::Refused(refusal) => return refusal.into(),
+            ReviewError::Unavailable(error) => return error.into(),
+            ReviewError::Busy => anyhow!("too many tokens wait for a TokenReview"),
+            ReviewError::NoKeys => anyhow!("the cluster's keys cannot be read, and the token is signed by a new one"),
+        };
+        Self::new(Kind::Unavailable).cause(cause)
     }
 }
 
 /// Describes the bearer of a valid token that is refused.
-fn describe(bearer: &Bearer) -> String {
+fn describe(bearer: &Bearer) -> anyhow::Error {
     let none = "none";
-    format!(
+    anyhow!(
         "the token is of {}, pod {}, node {}",
         bearer.username,
         bearer.pod_uid.as_deref().unwrap_or(none),
@@ -216,40 +194,43 @@ fn describe(bearer: &Bearer) -> String {
 
 /// Takes one from a rate limit, or returns an error with the time until the next.
 pub(crate) fn take<K: Hash + Eq>(limiter: &Limiter<K>, key: K, refusal: Refusal) -> Result<(), ApiError> {
-    let taken = limiter.take(key, Instant::now());
-    taken.map_err(|wait| ApiError::refused(refusal).retry_after(Some(seconds(wait))))
+    limiter.take(key, Instant::now()).map_err(|wait| {
+        let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+        ApiError::from(refusal).retry_after(Some(seconds))
+    })
 }
 
-/// Returns a delay in whole seconds, as for `Retry-After`.
-fn seconds(wait: Duration) -> u64 {
-    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
-}
-
-/// Converts a failed call into the agent's answer.
-pub(crate) fn unavailable(error: CallError) -> ApiError {
-    // A refusal by the API server to this server itself is a fault of the installation, not a passing one.
-    let kind = match error.code() {
-        Some(401 | 403) => Kind::Internal,
-        _ if error.is_unreadable() => Kind::Internal,
-        _ => Kind::Unavailable,
-    };
-    ApiError::new(kind).retry_after(error.retry_after()).cause(error)
+impl From<CallError> for ApiError {
+    fn from(error: CallError) -> Self {
+        // A refusal by the API server to this server itself is a fault of the installation, not a passing one.
+        let internal = matches!(error.code(), Some(401 | 403)) || error.is_unreadable();
+        let kind = if internal { Kind::Internal } else { Kind::Unavailable };
+        Self::new(kind).retry_after(error.retry_after()).cause(error)
+    }
 }
 
 impl From<AccessError> for ApiError {
     fn from(error: AccessError) -> Self {
         match error {
             AccessError::NoShadow => Self::new(Kind::NoShadow),
-            AccessError::Refused(refusal) => Self::refused(refusal),
-            AccessError::Call(error) => unavailable(error),
+            AccessError::Refused(refusal) => refusal.into(),
+            AccessError::Call(error) => error.into(),
         }
     }
+}
+
+/// Converts a refused access into the agent's answer, and logs it if the shadow is another's.
+pub(crate) fn refuse_access(agent: &AgentIdentity, error: AccessError) -> ApiError {
+    if let AccessError::Refused(refusal) = &error {
+        log_refused_shadow(agent, *refusal);
+    }
+    error.into()
 }
 
 /// Logs that a shadow is not the agent's although the node's name matches.
 pub(crate) fn log_refused_shadow(agent: &AgentIdentity, refusal: Refusal) {
     tracing::warn!(
-        reason = refusal.as_str(),
+        reason = <&str>::from(refusal),
         node = agent.node_name,
         token_node_uid = agent.node_uid,
         pod_uid = agent.pod_uid,

@@ -104,7 +104,7 @@ impl Filter {
                             kept.insert(key, value);
                         }
                         // A known field with an empty value is not written back; nothing is lost with it.
-                        None if is_nothing(&value) => {}
+                        None if value.is_null() || value.as_array().is_some_and(Vec::is_empty) => {}
                         None => self.dropped += 1,
                     }
                 }
@@ -118,14 +118,6 @@ impl Filter {
                 raw
             }
         }
-    }
-}
-
-fn is_nothing(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Array(list) => list.is_empty(),
-        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => false,
     }
 }
 

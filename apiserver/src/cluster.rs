@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
 use crate::metrics::{Call, CallResult, Metrics};
-use crate::shadow::{Shadow, ShadowError};
+use crate::shadow::Shadow;
 
 /// Time-out of a silent connection to the API server. A watch gets a bookmark about every minute; without this limit
 /// one with a dead connection would never end, and streams would show old states.
@@ -36,21 +36,17 @@ const fn deadline(call: Call) -> Duration {
 /// A call to the API server without a result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    #[error("the API server did not answer the {} within {}s", .0.as_str(), deadline(*.0).as_secs())]
+    #[error("the API server did not answer the {} within {}s", .0, deadline(*.0).as_secs())]
     TimedOut(Call),
     #[error("the call was ended with the server")]
     Ended,
-    #[error("the request could not be built")]
-    Request(#[source] kube::core::request::Error),
     /// An answer that is a refusal.
     #[error("the API server answered {} {}: {}", .0.code, .0.reason, .0.message)]
     Answered(Box<Status>),
     #[error("the call failed")]
     Call(#[source] kube::Error),
-    #[error("the answer could not be read")]
-    Answer(#[source] serde_json::Error),
     #[error("the object could not be read")]
-    Shadow(#[source] ShadowError),
+    Shadow(#[source] anyhow::Error),
 }
 
 impl From<kube::Error> for CallError {
@@ -63,21 +59,22 @@ impl From<kube::Error> for CallError {
 }
 
 impl CallError {
-    /// Returns the HTTP status of an answer that the API server did send.
+    /// Returns a refusal that the API server did send.
+    fn answered(&self) -> Option<&Status> {
+        if let Self::Answered(status) = self { Some(status) } else { None }
+    }
+
+    /// Returns the HTTP status of a refusal.
     pub(crate) fn code(&self) -> Option<u16> {
-        match self {
-            Self::Answered(status) => Some(status.code),
-            _ => None,
-        }
+        self.answered().map(|status| status.code)
     }
 
     /// Returns true if the call may have had its effect although there was no answer.
     pub(crate) fn outcome_is_unknown(&self) -> bool {
         match self {
-            Self::TimedOut(_) | Self::Ended | Self::Call(_) | Self::Answer(_) | Self::Shadow(_) => true,
+            Self::TimedOut(_) | Self::Ended | Self::Call(_) | Self::Shadow(_) => true,
             // The API server timed out during the call.
             Self::Answered(status) => status.code == 504,
-            Self::Request(_) => false,
         }
     }
 
@@ -88,32 +85,21 @@ impl CallError {
 
     /// Returns true if this version cannot read the object.
     pub(crate) fn is_unreadable(&self) -> bool {
-        matches!(self, Self::Answer(_) | Self::Shadow(_) | Self::Call(kube::Error::SerdeError(_)))
+        matches!(self, Self::Shadow(_) | Self::Call(kube::Error::SerdeError(_)))
     }
 
     /// Returns the fields named by an error answer.
     pub(crate) fn fields(&self) -> Vec<String> {
-        match self {
-            Self::Answered(status) => status
-                .details
-                .iter()
-                .flat_map(|details| &details.causes)
-                .map(|cause| cause.field.clone())
-                // The API server names more than fields here, such as "<nil>" for the object as a whole.
-                .filter(|field| field.starts_with("status."))
-                .collect(),
-            _ => Vec::new(),
-        }
+        let details = self.answered().and_then(|status| status.details.as_ref());
+        let fields = details.into_iter().flat_map(|details| &details.causes).map(|cause| cause.field.clone());
+        // The API server names more than fields here, such as "<nil>" for the object as a whole.
+        fields.filter(|field| field.starts_with("status.")).collect()
     }
 
     /// Returns the API server's `Retry-After`, in seconds.
     pub(crate) fn retry_after(&self) -> Option<u64> {
-        match self {
-            Self::Answered(status) => {
-                status.details.as_ref().map(|details| u64::from(details.retry_after_seconds)).filter(|&s| s > 0)
-            }
-            _ => None,
-        }
+        let seconds = self.answered()?.details.as_ref()?.retry_after_seconds;
+        (seconds > 0).then_some(seconds.into())
     }
 }
 
@@ -147,14 +133,15 @@ impl Cluster {
             spec: TokenReviewSpec { audiences: Some(vec![audience.to_owned()]), token: token.to_owned() },
             ..TokenReview::default()
         };
-        let body = serde_json::to_vec(&review).map_err(CallError::Answer)?;
+        let body = serde_json::to_vec(&review).map_err(kube::Error::SerdeError)?;
         let request = Request::new(TokenReview::url_path(&(), None))
             .create(&PostParams::default(), body)
-            .map_err(CallError::Request)?;
+            .map_err(kube::Error::BuildRequest)?;
         let client = self.client.clone();
         // Read here and not by the client, which logs an answer that it cannot read, and this answer repeats the token.
         let text = self.run(Call::TokenReview, async move { client.request_text(request).await }).await?;
-        let review: TokenReview = serde_json::from_str(&text).map_err(|e| CallError::Answer(position_only(&e)))?;
+        let review: TokenReview =
+            serde_json::from_str(&text).map_err(|e| kube::Error::SerdeError(position_only(&e)))?;
         Ok(review.status.unwrap_or_default())
     }
 
@@ -311,7 +298,7 @@ pub(crate) mod tests {
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         for (call, result) in ended {
             assert!(matches!(result, Err(CallError::TimedOut(ended)) if ended == call), "{call:?}: {result:?}");
-            let counted = format!("brupop_apiserver_calls_total{{call=\"{}\",result=\"timed-out\"}} 1", call.as_str());
+            let counted = format!("brupop_apiserver_calls_total{{call=\"{}\",result=\"timed-out\"}} 1", call);
             assert!(text.contains(&counted), "{text}");
         }
     }

@@ -102,10 +102,7 @@ impl Follower {
 /// than the token that it was opened with.
 pub(crate) fn age(longest: Duration, share: f64, token_expires: Option<Timestamp>, now: Timestamp) -> Duration {
     let age = longest.mul_f64(0.5 + 0.5 * share.clamp(0.0, 1.0));
-    match token_expires {
-        Some(expires) => between(now, expires).min(age),
-        None => age,
-    }
+    token_expires.map_or(age, |expires| between(now, expires).min(age))
 }
 
 /// Conditions that end a stream.

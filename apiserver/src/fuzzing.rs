@@ -127,7 +127,7 @@ fn if_match(data: &[u8]) {
 /// The files of the serving certificate, here in one: an accepted pair matches, and serves only while it is valid.
 fn serving_pairs(data: &[u8]) {
     let Ok((pair, validity)) = read_pair(data, data) else { return };
-    assert!(pair.keys_match().is_ok() && !pair.cert.is_empty(), "half a pair");
+    assert!(pair.keys_match().is_ok() && !pair.cert.is_empty(), "an incomplete pair");
     let slot = CertificateSlot::default();
     slot.set(pair, validity);
     let second = jiff::SignedDuration::from_secs(1);

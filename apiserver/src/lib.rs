@@ -31,7 +31,7 @@ mod tls;
 mod write;
 
 pub use config::Config;
-pub use server::{RunError, run};
+pub use server::run;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,11 @@
 //! Metrics of the web API. Labels have fixed values only, so that no client can create series.
 
+use std::marker::PhantomData;
+
+use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
-use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
+use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, Registry, Result, TextEncoder};
+use strum::{IntoStaticStr, VariantArray};
 
 use crate::auth::Refusal;
 
@@ -9,14 +13,12 @@ use crate::auth::Refusal;
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    /// Metrics of the process and its build.
-    process: Registry,
     requests: IntCounterVec,
-    refusals: IntCounterVec,
-    token_reviews: IntCounterVec,
-    status_writes: IntCounterVec,
-    key_fetches: IntCounterVec,
     calls: IntCounterVec,
+    pub(crate) refusals: CounterBy<Refusal>,
+    pub(crate) token_reviews: CounterBy<ReviewResult>,
+    pub(crate) status_writes: CounterBy<WriteResult>,
+    pub(crate) key_fetches: CounterBy<FetchResult>,
     /// Tokens sent to a TokenReview unchecked, for lack of keys.
     pub(crate) unchecked_tokens: IntCounter,
     /// Open streams.
@@ -39,8 +41,64 @@ pub(crate) struct Metrics {
     pub(crate) certificate_swaps: IntCounter,
 }
 
+/// A counter for each value of its only label.
+#[derive(Clone, Debug)]
+pub(crate) struct CounterBy<L> {
+    series: IntCounterVec,
+    label: PhantomData<L>,
+}
+
+impl<L: VariantArray + Copy + Into<&'static str>> CounterBy<L> {
+    fn new(registry: &Registry, name: &str, help: &str, label: &str) -> Result<Self> {
+        let series = labelled(registry, name, help, &[label])?;
+        begin(&series, L::VARIANTS.iter().map(|&value| [value.into()]));
+        Ok(Self { series, label: PhantomData })
+    }
+
+    pub(crate) fn inc(&self, value: L) {
+        self.series.with_label_values(&[value.into()]).inc();
+    }
+}
+
+/// Begins series at 0: one that begins at 1 has not increased, as far as Prometheus can see.
+fn begin<const N: usize>(series: &IntCounterVec, labels: impl Iterator<Item = [&'static str; N]>) {
+    for values in labels {
+        series.with_label_values(&values);
+    }
+}
+
+fn register<M: Collector + Clone + 'static>(registry: &Registry, metric: Result<M>) -> Result<M> {
+    let metric = metric?;
+    registry.register(Box::new(metric.clone()))?;
+    Ok(metric)
+}
+
+fn labelled(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec> {
+    register(registry, IntCounterVec::new(Opts::new(name, help), labels))
+}
+
+fn calls(registry: &Registry) -> Result<IntCounterVec> {
+    let help = "Calls to the API server, by how they ended.";
+    let calls = labelled(registry, "brupop_apiserver_calls_total", help, &["call", "result"])?;
+    for call in Call::VARIANTS {
+        begin(&calls, CallResult::VARIANTS.iter().map(|result| [call.into(), result.into()]));
+    }
+    Ok(calls)
+}
+
+/// Registers the standard metrics of the process, and its build.
+fn register_process(registry: &Registry) -> Result<()> {
+    registry.register(Box::new(ProcessCollector::for_self()))?;
+    let build = Opts::new("brupop_build_info", "The build that runs (1)")
+        .const_label("program", models::names::APISERVER)
+        .const_label("version", env!("CARGO_PKG_VERSION"));
+    register(registry, IntGauge::with_opts(build))?.set(1);
+    Ok(())
+}
+
 /// Outcome of a TokenReview.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum ReviewResult {
     Authenticated,
     Refused,
@@ -51,40 +109,17 @@ pub(crate) enum ReviewResult {
     RefusedByKeys,
 }
 
-impl ReviewResult {
-    const ALL: [Self; 5] = [Self::Authenticated, Self::Refused, Self::Error, Self::Cached, Self::RefusedByKeys];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Authenticated => "authenticated",
-            Self::Refused => "refused",
-            Self::Error => "error",
-            Self::Cached => "cached",
-            Self::RefusedByKeys => "refused-by-keys",
-        }
-    }
-}
-
 /// Outcome of a read of the cluster's keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum FetchResult {
     Read,
     Error,
 }
 
-impl FetchResult {
-    const ALL: [Self; 2] = [Self::Read, Self::Error];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Error => "error",
-        }
-    }
-}
-
 /// A call to the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum Call {
     TokenReview,
     Keys,
@@ -92,21 +127,9 @@ pub(crate) enum Call {
     Apply,
 }
 
-impl Call {
-    pub(crate) const ALL: [Self; 4] = [Self::TokenReview, Self::Keys, Self::Read, Self::Apply];
-
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::TokenReview => "token-review",
-            Self::Keys => "keys",
-            Self::Read => "read",
-            Self::Apply => "apply",
-        }
-    }
-}
-
 /// Outcome of a call to the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum CallResult {
     /// An answer, possibly a refusal.
     Answered,
@@ -116,20 +139,9 @@ pub(crate) enum CallResult {
     Failed,
 }
 
-impl CallResult {
-    const ALL: [Self; 3] = [Self::Answered, Self::TimedOut, Self::Failed];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Answered => "answered",
-            Self::TimedOut => "timed-out",
-            Self::Failed => "failed",
-        }
-    }
-}
-
 /// Outcome of the write of a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum WriteResult {
     Applied,
     Unchanged,
@@ -139,71 +151,43 @@ pub(crate) enum WriteResult {
     Error,
 }
 
-impl WriteResult {
-    const ALL: [Self; 6] = [Self::Applied, Self::Unchanged, Self::Stale, Self::Invalid, Self::Unknown, Self::Error];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Applied => "applied",
-            Self::Unchanged => "unchanged",
-            Self::Stale => "stale",
-            Self::Invalid => "invalid",
-            Self::Unknown => "unknown",
-            Self::Error => "error",
-        }
-    }
-}
-
-/// Returns the standard metrics of the process, and its build.
-fn process() -> Result<Registry, prometheus::Error> {
-    let registry = Registry::new();
-    registry.register(Box::new(ProcessCollector::for_self()))?;
-    let build = IntGauge::with_opts(
-        Opts::new("brupop_build_info", "The build that runs (1)")
-            .const_label("program", models::names::APISERVER)
-            .const_label("version", env!("CARGO_PKG_VERSION")),
-    )?;
-    build.set(1);
-    registry.register(Box::new(build))?;
-    Ok(registry)
-}
-
 impl Metrics {
-    pub(crate) fn new() -> Result<Self, prometheus::Error> {
+    pub(crate) fn new() -> Result<Self> {
         let registry = Registry::new();
-        let vec = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
-            let metric = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(metric.clone()))?;
-            Ok(metric)
-        };
-        let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
-            let metric = IntCounter::new(name, help)?;
-            registry.register(Box::new(metric.clone()))?;
-            Ok(metric)
-        };
-        let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {
-            let metric = IntGauge::new(name, help)?;
-            registry.register(Box::new(metric.clone()))?;
-            Ok(metric)
-        };
-        let metrics = Self {
-            requests: vec("brupop_apiserver_requests_total", "Requests by route and status code.", &["route", "code"])?,
-            refusals: vec("brupop_apiserver_refusals_total", "Requests refused, by reason.", &["reason"])?,
-            token_reviews: vec(
+        let counter = |name: &str, help: &str| register(&registry, IntCounter::new(name, help));
+        let gauge = |name: &str, help: &str| register(&registry, IntGauge::new(name, help));
+        register_process(&registry)?;
+        Ok(Self {
+            requests: labelled(
+                &registry,
+                "brupop_apiserver_requests_total",
+                "Requests by route and status code.",
+                &["route", "code"],
+            )?,
+            calls: calls(&registry)?,
+            refusals: CounterBy::new(
+                &registry,
+                "brupop_apiserver_refusals_total",
+                "Requests refused, by reason.",
+                "reason",
+            )?,
+            token_reviews: CounterBy::new(
+                &registry,
                 "brupop_apiserver_token_reviews_total",
                 "Tokens checked, by result; cached ones and those refused by the keys cost no TokenReview.",
-                &["result"],
+                "result",
             )?,
-            status_writes: vec("brupop_apiserver_status_writes_total", "Reports of agents, by result.", &["result"])?,
-            key_fetches: vec(
+            status_writes: CounterBy::new(
+                &registry,
+                "brupop_apiserver_status_writes_total",
+                "Reports of agents, by result.",
+                "result",
+            )?,
+            key_fetches: CounterBy::new(
+                &registry,
                 "brupop_apiserver_key_fetches_total",
                 "Attempts to read the cluster's public keys, by result.",
-                &["result"],
-            )?,
-            calls: vec(
-                "brupop_apiserver_calls_total",
-                "Calls to the API server, by how they ended.",
-                &["call", "result"],
+                "result",
             )?,
             unchecked_tokens: counter(
                 "brupop_apiserver_unchecked_tokens_total",
@@ -239,61 +223,23 @@ impl Metrics {
                 "brupop_apiserver_certificate_swaps_total",
                 "Certificates that were put into service.",
             )?,
-            registry: registry.clone(),
-            process: process()?,
-        };
-        metrics.begin();
-        Ok(metrics)
-    }
-
-    /// Begins the series of all fixed labels at 0: one that begins at 1 has not increased, as far as Prometheus can see.
-    fn begin(&self) {
-        for refusal in Refusal::ALL {
-            self.refusals.with_label_values(&[refusal.as_str()]);
-        }
-        for result in ReviewResult::ALL {
-            self.token_reviews.with_label_values(&[result.as_str()]);
-        }
-        for result in WriteResult::ALL {
-            self.status_writes.with_label_values(&[result.as_str()]);
-        }
-        for result in FetchResult::ALL {
-            self.key_fetches.with_label_values(&[result.as_str()]);
-        }
-        for (call, result) in Call::ALL.into_iter().flat_map(|call| CallResult::ALL.map(|result| (call, result))) {
-            self.calls.with_label_values(&[call.as_str(), result.as_str()]);
-        }
+            registry,
+        })
     }
 
     pub(crate) fn request(&self, route: &str, code: &str) {
         self.requests.with_label_values(&[route, code]).inc();
     }
 
-    pub(crate) fn refusal(&self, refusal: Refusal) {
-        self.refusals.with_label_values(&[refusal.as_str()]).inc();
-    }
-
-    pub(crate) fn token_review(&self, result: ReviewResult) {
-        self.token_reviews.with_label_values(&[result.as_str()]).inc();
-    }
-
-    pub(crate) fn status_write(&self, result: WriteResult) {
-        self.status_writes.with_label_values(&[result.as_str()]).inc();
-    }
-
     pub(crate) fn call(&self, call: Call, result: CallResult) {
-        self.calls.with_label_values(&[call.as_str(), result.as_str()]).inc();
-    }
-
-    pub(crate) fn key_fetch(&self, result: FetchResult) {
-        self.key_fetches.with_label_values(&[result.as_str()]).inc();
+        let labels: [&str; 2] = [call.into(), result.into()];
+        self.calls.with_label_values(&labels).inc();
     }
 
     /// Returns all metrics in Prometheus' text format.
-    pub(crate) fn text(&self) -> Result<Vec<u8>, prometheus::Error> {
+    pub(crate) fn text(&self) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut out)?;
-        TextEncoder::new().encode(&self.process.gather(), &mut out)?;
         Ok(out)
     }
 }
@@ -302,9 +248,12 @@ impl Metrics {
 mod tests {
     use std::collections::BTreeSet;
 
-    use prometheus::core::Collector;
-
     use super::*;
+
+    /// Returns all values of a label.
+    fn values<L: VariantArray + Copy + Into<&'static str>>() -> Vec<&'static str> {
+        L::VARIANTS.iter().map(|&value| value.into()).collect()
+    }
 
     /// Returns the words of a cell that are code.
     fn words(cell: &str) -> BTreeSet<String> {
@@ -317,7 +266,7 @@ mod tests {
         let (_, section) = page.split_once("### Why an agent is refused").unwrap();
         let rows = section.lines().take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
         let explained: BTreeSet<String> = rows.flat_map(|row| words(row.split('|').nth(1).unwrap())).collect();
-        let known: BTreeSet<String> = Refusal::ALL.iter().map(|refusal| refusal.as_str().to_owned()).collect();
+        let known: BTreeSet<String> = values::<Refusal>().into_iter().map(str::to_owned).collect();
         assert_eq!(explained, known);
     }
 
@@ -334,7 +283,6 @@ mod tests {
         // Destructured, so that a new metric does not compile until it is added here.
         let Metrics {
             registry: _,
-            process: _,
             requests,
             refusals,
             token_reviews,
@@ -354,11 +302,11 @@ mod tests {
         } = Metrics::new().unwrap();
         let all: [(&dyn Collector, Vec<&str>); 16] = [
             (&requests, vec![]),
-            (&refusals, vec![]),
-            (&token_reviews, ReviewResult::ALL.map(ReviewResult::as_str).to_vec()),
-            (&status_writes, WriteResult::ALL.map(WriteResult::as_str).to_vec()),
-            (&calls, Call::ALL.map(Call::as_str).into_iter().chain(CallResult::ALL.map(CallResult::as_str)).collect()),
-            (&key_fetches, FetchResult::ALL.map(FetchResult::as_str).to_vec()),
+            (&refusals.series, vec![]),
+            (&token_reviews.series, values::<ReviewResult>()),
+            (&status_writes.series, values::<WriteResult>()),
+            (&calls, [values::<Call>(), values::<CallResult>()].concat()),
+            (&key_fetches.series, values::<FetchResult>()),
             (&unchecked_tokens, vec![]),
             (&streams, vec![]),
             (&dropped_fields, vec![]),

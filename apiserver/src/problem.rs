@@ -12,8 +12,10 @@ use models::wire::{PROBLEM_JSON, Problem};
 
 use crate::auth::Refusal;
 
-/// The kinds of problem. The type, title and status of each never change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The kinds of problem. The name, which is the last part of the type's URN, and the title and status of each never
+/// change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum Kind {
     Unauthorized,
     Forbidden,
@@ -35,68 +37,31 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    #[cfg(test)]
-    pub(crate) const ALL: [Self; 17] = [
-        Self::Unauthorized,
-        Self::Forbidden,
-        Self::AgentTokenForOldNode,
-        Self::NoShadow,
-        Self::NotFound,
-        Self::MethodNotAllowed,
-        Self::MalformedRequest,
-        Self::SlowRequest,
-        Self::PreconditionRequired,
-        Self::BodyTooLarge,
-        Self::NotJson,
-        Self::InvalidStatus,
-        Self::TooManyRequests,
-        Self::HeadersTooLarge,
-        Self::Unavailable,
-        Self::OutcomeUnknown,
-        Self::Internal,
-    ];
-
-    /// Returns the last part of the type's URN, the title and the status.
-    const fn parts(self) -> (&'static str, &'static str, StatusCode) {
+    /// Returns the title and the status.
+    const fn parts(self) -> (&'static str, StatusCode) {
         match self {
-            Self::Unauthorized => ("unauthorized", "The request carries no valid token", StatusCode::UNAUTHORIZED),
-            Self::Forbidden => ("forbidden", "The token does not permit this", StatusCode::FORBIDDEN),
-            Self::AgentTokenForOldNode => {
-                ("agent-token-for-old-node", "The token and the shadow name different Nodes", StatusCode::FORBIDDEN)
+            Self::Unauthorized => ("The request carries no valid token", StatusCode::UNAUTHORIZED),
+            Self::Forbidden => ("The token does not permit this", StatusCode::FORBIDDEN),
+            Self::AgentTokenForOldNode => ("The token and the shadow name different Nodes", StatusCode::FORBIDDEN),
+            Self::NoShadow => ("The node has no shadow", StatusCode::NOT_FOUND),
+            Self::NotFound => ("There is nothing here", StatusCode::NOT_FOUND),
+            Self::MethodNotAllowed => ("This cannot be done here", StatusCode::METHOD_NOT_ALLOWED),
+            Self::MalformedRequest => ("The request is malformed", StatusCode::BAD_REQUEST),
+            Self::SlowRequest => ("The request did not arrive in time", StatusCode::REQUEST_TIMEOUT),
+            Self::PreconditionRequired => {
+                ("A report names the state that it builds on", StatusCode::PRECONDITION_REQUIRED)
             }
-            Self::NoShadow => ("no-shadow", "The node has no shadow", StatusCode::NOT_FOUND),
-            Self::NotFound => ("not-found", "There is nothing here", StatusCode::NOT_FOUND),
-            Self::MethodNotAllowed => {
-                ("method-not-allowed", "This cannot be done here", StatusCode::METHOD_NOT_ALLOWED)
-            }
-            Self::MalformedRequest => ("malformed-request", "The request is malformed", StatusCode::BAD_REQUEST),
-            Self::SlowRequest => ("slow-request", "The request did not arrive in time", StatusCode::REQUEST_TIMEOUT),
-            Self::PreconditionRequired => (
-                "precondition-required",
-                "A report names the state that it builds on",
-                StatusCode::PRECONDITION_REQUIRED,
-            ),
-            Self::BodyTooLarge => ("body-too-large", "The body is too large", StatusCode::PAYLOAD_TOO_LARGE),
-            Self::NotJson => ("not-json", "The body is not application/json", StatusCode::UNSUPPORTED_MEDIA_TYPE),
-            Self::InvalidStatus => {
-                ("invalid-status", "The status cannot be accepted", StatusCode::UNPROCESSABLE_ENTITY)
-            }
-            Self::TooManyRequests => {
-                ("too-many-requests", "There are too many requests", StatusCode::TOO_MANY_REQUESTS)
-            }
-            Self::HeadersTooLarge => {
-                ("headers-too-large", "The headers are too large", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
-            }
-            Self::Unavailable => ("unavailable", "The cluster does not answer now", StatusCode::SERVICE_UNAVAILABLE),
-            Self::OutcomeUnknown => {
-                ("outcome-unknown", "The report may or may not have been written", StatusCode::SERVICE_UNAVAILABLE)
-            }
-            Self::Internal => ("internal", "Something is wrong here", StatusCode::INTERNAL_SERVER_ERROR),
+            Self::BodyTooLarge => ("The body is too large", StatusCode::PAYLOAD_TOO_LARGE),
+            Self::NotJson => ("The body is not application/json", StatusCode::UNSUPPORTED_MEDIA_TYPE),
+            Self::InvalidStatus => ("The status cannot be accepted", StatusCode::UNPROCESSABLE_ENTITY),
+            Self::TooManyRequests => ("There are too many requests", StatusCode::TOO_MANY_REQUESTS),
+            Self::HeadersTooLarge => ("The headers are too large", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE),
+            Self::Unavailable => ("The cluster does not answer now", StatusCode::SERVICE_UNAVAILABLE),
+            Self::OutcomeUnknown => ("The report may or may not have been written", StatusCode::SERVICE_UNAVAILABLE),
+            Self::Internal => ("Something is wrong here", StatusCode::INTERNAL_SERVER_ERROR),
         }
     }
 }
-
-type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// An answer other than success, with its details for the log.
 #[derive(Debug)]
@@ -105,7 +70,7 @@ pub(crate) struct ApiError {
     /// For the client: fixed text, or field names of its own request.
     detail: Option<Cow<'static, str>>,
     /// For the log.
-    cause: Option<Cause>,
+    cause: Option<anyhow::Error>,
     refusal: Option<Refusal>,
     /// Delay in seconds after which a retry makes sense.
     retry_after: Option<u64>,
@@ -117,16 +82,12 @@ impl ApiError {
         Self { kind, detail: None, cause: None, refusal: None, retry_after }
     }
 
-    pub(crate) fn refused(refusal: Refusal) -> Self {
-        Self { refusal: Some(refusal), ..Self::new(refusal.kind()) }
-    }
-
     pub(crate) fn detail(mut self, detail: impl Into<Cow<'static, str>>) -> Self {
         self.detail = Some(detail.into());
         self
     }
 
-    pub(crate) fn cause(mut self, cause: impl Into<Cause>) -> Self {
+    pub(crate) fn cause(mut self, cause: impl Into<anyhow::Error>) -> Self {
         self.cause = Some(cause.into());
         self
     }
@@ -142,22 +103,14 @@ impl ApiError {
 
     /// Returns the cause and its causes, for the log.
     pub(crate) fn chain(&self) -> Option<String> {
-        let cause = self.cause.as_deref()?;
-        let mut text = cause.to_string();
-        let mut next = cause.source();
-        while let Some(source) = next {
-            text.push_str(": ");
-            text.push_str(&source.to_string());
-            next = source.source();
-        }
-        Some(text)
+        self.cause.as_ref().map(|cause| format!("{cause:#}"))
     }
 
     /// Returns the response.
     pub(crate) fn problem(&self) -> Problem {
-        let (word, title, status) = self.kind.parts();
+        let (title, status) = self.kind.parts();
         Problem {
-            type_: format!("urn:brupop:problem:{word}"),
+            type_: format!("urn:brupop:problem:{}", self.kind),
             title: title.to_owned(),
             status: status.as_u16(),
             detail: self.detail.as_deref().map(str::to_owned),
@@ -165,15 +118,21 @@ impl ApiError {
     }
 }
 
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal), ..Self::new(refusal.kind()) }
+    }
+}
+
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind.parts().0)
+        self.kind.fmt(f)
     }
 }
 
 impl ResponseError for ApiError {
     fn status_code(&self) -> StatusCode {
-        self.kind.parts().2
+        self.kind.parts().1
     }
 
     fn error_response(&self) -> HttpResponse {
@@ -195,6 +154,7 @@ mod tests {
 
     use actix_web::body::to_bytes;
     use serde_json::{Value, json};
+    use strum::VariantArray as _;
 
     use super::*;
 
@@ -207,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn problem_type_is_unique_and_status_matches_response() {
         let mut types = HashSet::new();
-        for kind in Kind::ALL {
+        for kind in Kind::VARIANTS.iter().copied() {
             let error = ApiError::new(kind);
             let value = body(&error).await;
             assert_eq!(value["status"], error.status_code().as_u16());
@@ -228,21 +188,21 @@ mod tests {
     #[tokio::test]
     async fn all_token_refusals_return_same_response() {
         let mut bodies = HashSet::new();
-        for refusal in Refusal::ALL.into_iter().filter(|r| r.kind() == Kind::Unauthorized) {
-            let error = ApiError::refused(refusal);
+        for refusal in Refusal::VARIANTS.iter().copied().filter(|r| r.kind() == Kind::Unauthorized) {
+            let error = ApiError::from(refusal);
             assert_eq!(error.error_response().headers().get("www-authenticate").unwrap(), "Bearer");
             bodies.insert(body(&error).await.to_string());
         }
         assert_eq!(bodies.len(), 1);
         assert_eq!(
-            body(&ApiError::refused(Refusal::NotAuthenticated)).await,
+            body(&ApiError::from(Refusal::NotAuthenticated)).await,
             json!({"type": "urn:brupop:problem:unauthorized", "title": "The request carries no valid token", "status": 401})
         );
     }
 
     #[tokio::test]
     async fn agent_of_recreated_node_gets_specific_problem() {
-        let value = body(&ApiError::refused(Refusal::AgentTokenForOldNode)).await;
+        let value = body(&ApiError::from(Refusal::AgentTokenForOldNode)).await;
         assert_eq!(value["type"], "urn:brupop:problem:agent-token-for-old-node");
         assert_eq!(value["status"], 403);
     }

@@ -13,6 +13,7 @@ use actix_tls::accept::max_concurrent_tls_connect;
 use actix_web::dev::AppConfig;
 use actix_web::middleware::from_fn;
 use actix_web::{App as WebApp, HttpServer, web};
+use anyhow::{Context as _, anyhow};
 use kube::Client;
 use rustls::ServerConfig;
 use tokio::sync::watch;
@@ -73,51 +74,23 @@ const REVIEWS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) 
 /// of the shadow is sent again.
 const REPORTS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
 
-/// An error that ended the server without a shutdown request.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// There is no kubeconfig and no service account.
-    #[error("no way to reach Kubernetes was found")]
-    Infer(#[source] kube::config::InferConfigError),
-    /// The configuration of the Kubernetes client is not usable.
-    #[error("the Kubernetes client could not be made")]
-    Client(#[source] kube::Error),
-    /// A listener could not be opened.
-    #[error("cannot listen on {address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The error.
-        #[source]
-        source: io::Error,
-    },
-    /// TLS could not be set up.
-    #[error("TLS could not be set up")]
-    Tls(#[source] rustls::Error),
-    /// Metrics could not be registered.
-    #[error("the metrics could not be registered")]
-    Metrics(#[source] prometheus::Error),
-    /// A listener ended.
-    #[error("a listener ended")]
-    Serve(#[source] io::Error),
-    /// A task that runs for ever ended.
-    #[error("a task ended before the server did")]
-    Task,
-}
+const LISTENER_ENDED: &str = "a listener ended";
+/// Of one that runs for ever.
+const TASK_ENDED: &str = "a task ended before the server did";
 
 /// Runs the web API until `shutdown` is done, then ends streams one after the other and requests within seconds.
 ///
 /// # Errors
 ///
 /// Returns an error if it cannot start, or if one of its parts ends by itself.
-pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
     // A second server in one process finds it installed.
     let _ = crate::tls::provider().install_default();
-    let mut kubernetes = kube::Config::infer().await.map_err(RunError::Infer)?;
+    let mut kubernetes = kube::Config::infer().await.context("no way to reach Kubernetes was found")?;
     // Otherwise the client would retry writes and TokenReviews by itself.
     kubernetes.default_retry = false;
     kubernetes.read_timeout = Some(SILENCE);
-    let client = Client::try_from(kubernetes).map_err(RunError::Client)?;
+    let client = Client::try_from(kubernetes).context("the Kubernetes client could not be made")?;
     let running = Running::start(&config, Limits::USUAL, client).await?;
     tracing::info!(api = %running.api, plain = %running.plain, "listening");
     running.until(shutdown).await
@@ -136,8 +109,8 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) async fn start(config: &Config, limits: Limits, client: Client) -> Result<Self, RunError> {
-        let metrics = Metrics::new().map_err(RunError::Metrics)?;
+    pub(crate) async fn start(config: &Config, limits: Limits, client: Client) -> anyhow::Result<Self> {
+        let metrics = Metrics::new().context("the metrics could not be registered")?;
         let certificate = Arc::new(CertificateSlot::default());
         let ending = watch::Sender::new(None);
         let cluster = Cluster::new(client, config.namespace.clone(), metrics.clone());
@@ -150,13 +123,13 @@ impl Running {
         );
         let mut certificates = CertificateWatch::new(config.tls_dir.clone(), Arc::clone(&certificate), metrics);
         certificates.check(clock::now()).await;
-        let tls = server_config(certificate).map_err(RunError::Tls)?;
+        let tls = server_config(certificate).context("TLS could not be set up")?;
 
         let (api_listener, api) = listen(config.listen)?;
         let (plain_listener, plain) = listen(config.plain_listen)?;
         let servers = [
-            serve_agents(api_listener, app.clone(), tls, connections).map_err(RunError::Serve)?,
-            serve_plain(plain_listener, app.clone()).map_err(RunError::Serve)?,
+            serve_agents(api_listener, app.clone(), tls, connections).context(LISTENER_ENDED)?,
+            serve_plain(plain_listener, app.clone()).context(LISTENER_ENDED)?,
         ];
         let streams = Arc::clone(&app.streams);
         let mut tasks = JoinSet::new();
@@ -169,7 +142,7 @@ impl Running {
         Ok(Self { api, plain, ending, streams, servers, tasks })
     }
 
-    pub(crate) async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    pub(crate) async fn until(self, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
         let Self { ending, streams, servers: [api, plain], mut tasks, .. } = self;
         let (api_handle, plain_handle) = (api.handle(), plain.handle());
         let (mut api, mut plain) = (tokio::spawn(api), tokio::spawn(plain));
@@ -177,7 +150,7 @@ impl Running {
             () = shutdown => Ok(()),
             result = &mut api => Err(ended(result)),
             result = &mut plain => Err(ended(result)),
-            _ = tasks.join_next() => Err(RunError::Task),
+            _ = tasks.join_next() => Err(anyhow!(TASK_ENDED)),
         };
         let (open, window) = (streams.count(), shutdown_window(streams.count()));
         tracing::info!(streams = open, milliseconds = window.as_millis(), "shutting down: streams are closed");
@@ -278,16 +251,15 @@ fn shutdown_window(streams: u32) -> Duration {
     (Duration::from_secs(1) * streams / STREAMS_ENDED_PER_SECOND).clamp(SHORTEST_SHUTDOWN, LONGEST_SHUTDOWN)
 }
 
-fn ended(result: Result<io::Result<()>, tokio::task::JoinError>) -> RunError {
+fn ended(result: Result<io::Result<()>, tokio::task::JoinError>) -> anyhow::Error {
     match result {
-        Ok(Err(error)) => RunError::Serve(error),
-        Ok(Ok(())) | Err(_) => RunError::Task,
+        Ok(Err(error)) => anyhow::Error::new(error).context(LISTENER_ENDED),
+        Ok(Ok(())) | Err(_) => anyhow!(TASK_ENDED),
     }
 }
 
-fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
-    let fail = |source| RunError::Listen { address, source };
-    let listener = TcpListener::bind(address).map_err(fail)?;
-    let bound = listener.local_addr().map_err(fail)?;
+fn listen(address: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    let bound = listener.local_addr()?;
     Ok((listener, bound))
 }

@@ -1,5 +1,6 @@
 //! The web API's representation of a shadow: the agent's view, and the fields needed for checks and writes.
 
+use anyhow::Context as _;
 use models::shadow::BottlerocketShadow;
 use models::wire::{ShadowMetadata, ShadowView};
 
@@ -32,24 +33,15 @@ impl Shadow {
     }
 }
 
-/// An object of the API server that is no [`Shadow`].
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ShadowError {
-    #[error("the object has no {0}")]
-    Missing(&'static str),
-    #[error("its status cannot be written as JSON")]
-    Etag(#[source] serde_json::Error),
-}
-
 impl TryFrom<BottlerocketShadow> for Shadow {
-    type Error = ShadowError;
+    type Error = anyhow::Error;
 
-    fn try_from(object: BottlerocketShadow) -> Result<Self, ShadowError> {
+    fn try_from(object: BottlerocketShadow) -> anyhow::Result<Self> {
         let BottlerocketShadow { metadata, spec, status } = object;
-        let name = metadata.name.ok_or(ShadowError::Missing("name"))?;
-        let uid = metadata.uid.ok_or(ShadowError::Missing("uid"))?;
-        let generation = metadata.generation.ok_or(ShadowError::Missing("generation"))?;
-        let resource_version = metadata.resource_version.ok_or(ShadowError::Missing("resourceVersion"))?;
+        let name = metadata.name.context("the object has no name")?;
+        let uid = metadata.uid.context("the object has no uid")?;
+        let generation = metadata.generation.context("the object has no generation")?;
+        let resource_version = metadata.resource_version.context("the object has no resourceVersion")?;
         let mut nodes = metadata
             .owner_references
             .unwrap_or_default()
@@ -61,7 +53,7 @@ impl TryFrom<BottlerocketShadow> for Shadow {
             _ => None,
         };
         let status = status.unwrap_or_default().agent_status();
-        let etag = etag(&uid, generation, &status).map_err(ShadowError::Etag)?;
+        let etag = etag(&uid, generation, &status).context("its status cannot be written as JSON")?;
         let metadata = ShadowMetadata { uid, generation, resource_version };
         Ok(Self { name, owner, view: ShadowView { metadata, etag, spec, status } })
     }

@@ -7,10 +7,11 @@
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
 use jiff::Timestamp;
 use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
@@ -92,56 +93,18 @@ pub(crate) fn server_config(slot: Arc<CertificateSlot>) -> Result<ServerConfig, 
         .with_cert_resolver(slot))
 }
 
-/// Two files that make no valid pair.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PairError {
-    #[error("tls.crt or tls.key cannot be read")]
-    Read(#[source] io::Error),
-    #[error("tls.crt is not a list of PEM certificates")]
-    Certificate(#[source] rustls::pki_types::pem::Error),
-    #[error("tls.crt has no certificate")]
-    NoCertificate,
-    #[error("the certificate of tls.crt has no readable validity period")]
-    Validity,
-    #[error("tls.key is not a PEM private key")]
-    Key(#[source] rustls::pki_types::pem::Error),
-    #[error("tls.key cannot be used, or does not belong to tls.crt")]
-    Pair(#[source] rustls::Error),
-    #[error("the certificate of tls.crt is good from {} until {}, which is not now", .0.from, .0.until)]
-    OutOfTime(Validity),
-}
-
-/// The two files as read.
-#[derive(Clone, PartialEq, Eq)]
-struct Bytes {
-    certificate: Vec<u8>,
-    key: Vec<u8>,
-}
-
-impl Bytes {
-    async fn read(directory: &Path) -> Result<Self, PairError> {
-        let file = |name: &str| tokio::fs::read(directory.join(name));
-        Ok(Self {
-            certificate: file("tls.crt").await.map_err(PairError::Read)?,
-            key: file("tls.key").await.map_err(PairError::Read)?,
-        })
-    }
-
-    fn pair(&self) -> Result<(CertifiedKey, Validity), PairError> {
-        read_pair(&self.certificate, &self.key)
-    }
-}
+const NO_PAIR: &str = "tls.key cannot be used, or does not belong to tls.crt";
 
 /// Reads a certificate with its chain, and its key, both PEM.
-pub(crate) fn read_pair(certificate: &[u8], key: &[u8]) -> Result<(CertifiedKey, Validity), PairError> {
-    let chain: Vec<CertificateDer<'static>> =
-        CertificateDer::pem_slice_iter(certificate).collect::<Result<_, _>>().map_err(PairError::Certificate)?;
-    let leaf = chain.first().ok_or(PairError::NoCertificate)?;
-    let validity = Validity::of(leaf).ok_or(PairError::Validity)?;
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(PairError::Key)?;
-    let pair = CertifiedKey::from_der(chain, key, &provider()).map_err(PairError::Pair)?;
+pub(crate) fn read_pair(certificate: &[u8], key: &[u8]) -> anyhow::Result<(CertifiedKey, Validity)> {
+    let chain = CertificateDer::pem_slice_iter(certificate).collect::<Result<Vec<_>, _>>();
+    let chain = chain.context("tls.crt is not a list of PEM certificates")?;
+    let leaf = chain.first().context("tls.crt has no certificate")?;
+    let validity = Validity::of(leaf).context("the certificate of tls.crt has no readable validity period")?;
+    let key = PrivateKeyDer::from_pem_slice(key).context("tls.key is not a PEM private key")?;
+    let pair = CertifiedKey::from_der(chain, key, &provider()).context(NO_PAIR)?;
     // `from_der` accepts a key whose public key it cannot determine; with this provider there is none.
-    pair.keys_match().map_err(PairError::Pair)?;
+    pair.keys_match().context(NO_PAIR)?;
     Ok((pair, validity))
 }
 
@@ -150,8 +113,8 @@ pub(crate) struct CertificateWatch {
     directory: PathBuf,
     slot: Arc<CertificateSlot>,
     metrics: Metrics,
-    /// The pair in service.
-    serving: Option<Bytes>,
+    /// The two files in service, as read.
+    serving: Option<[Vec<u8>; 2]>,
     /// The last logged problem, so that each is logged once.
     logged: Option<String>,
 }
@@ -164,39 +127,38 @@ impl CertificateWatch {
     /// Checks the files once. Whatever it finds, a pair in service stays until there is another, and a valid one until
     /// there is another valid one.
     pub(crate) async fn check(&mut self, now: Timestamp) {
-        let found = match Bytes::read(&self.directory).await {
-            Ok(bytes) if self.serving.as_ref() == Some(&bytes) => Ok(None),
-            Ok(bytes) => match bytes.pair() {
-                Ok((_, validity)) if !validity.holds(now) && self.slot.serves(now).is_ok() => {
-                    Err(PairError::OutOfTime(validity))
-                }
-                pair => pair.map(|pair| Some((bytes, pair))),
-            },
-            Err(error) => Err(error),
+        let Err(error) = self.renew(now).await else {
+            self.logged = None;
+            return;
         };
-        match found {
-            Ok(None) => self.logged = None,
-            Ok(Some((bytes, (pair, validity)))) => {
-                self.slot.set(pair, validity);
-                self.metrics.certificate.set(1);
-                self.metrics.certificate_expiry.set(validity.until.as_second());
-                self.metrics.certificate_swaps.inc();
-                tracing::info!(first = self.serving.is_none(), until = %validity.until, "a certificate was put into service");
-                self.serving = Some(bytes);
-                self.logged = None;
-            }
-            Err(error) => {
-                let text = error.to_string();
-                if self.logged.as_ref() != Some(&text) {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        serving = self.serving.is_some(),
-                        "there is no new certificate"
-                    );
-                    self.logged = Some(text);
-                }
-            }
+        let text = error.to_string();
+        if self.logged.as_ref() != Some(&text) {
+            let error = &*error as &dyn std::error::Error;
+            tracing::warn!(error, serving = self.serving.is_some(), "there is no new certificate");
+            self.logged = Some(text);
         }
+    }
+
+    async fn renew(&mut self, now: Timestamp) -> anyhow::Result<()> {
+        let read = |name: &str| tokio::fs::read(self.directory.join(name));
+        let files = async { io::Result::Ok([read("tls.crt").await?, read("tls.key").await?]) };
+        let files = files.await.context("tls.crt or tls.key cannot be read")?;
+        if self.serving.as_ref() == Some(&files) {
+            return Ok(());
+        }
+        let (pair, validity) = read_pair(&files[0], &files[1])?;
+        let Validity { from, until } = validity;
+        ensure!(
+            validity.holds(now) || self.slot.serves(now).is_err(),
+            "the certificate of tls.crt is good from {from} until {until}, which is not now"
+        );
+        self.slot.set(pair, validity);
+        self.metrics.certificate.set(1);
+        self.metrics.certificate_expiry.set(until.as_second());
+        self.metrics.certificate_swaps.inc();
+        tracing::info!(first = self.serving.is_none(), %until, "a certificate was put into service");
+        self.serving = Some(files);
+        Ok(())
     }
 
     /// Checks for ever, at this interval.

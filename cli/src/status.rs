@@ -29,7 +29,7 @@ use crate::page::Page;
 const WIDTH: usize = 120;
 
 /// Number of nodes whose pods are read for reasons. More are about to be updated in no usual fleet.
-const LOOKS: usize = 8;
+const NODES_WITH_PODS: usize = 8;
 
 /// Options of `status`.
 #[derive(Debug, Args)]
@@ -90,7 +90,7 @@ pub(crate) async fn status(client: Client, namespace: &str, options: &Options) -
         let found = budgets.list(&all).await.context("the PodDisruptionBudgets cannot be read; may you read them?")?;
         cluster.budgets = found.iter().filter_map(BudgetFacts::project).collect();
     }
-    for node in wanted.into_iter().take(LOOKS) {
+    for node in wanted.into_iter().take(NODES_WITH_PODS) {
         let pods: Api<Pod> = Api::all(client.clone());
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let found = pods.list(&on_node).await.context("the pods cannot be read; may you read them?")?;

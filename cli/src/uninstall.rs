@@ -3,7 +3,7 @@
 //! Nothing is removed before every node is released: only the controller can make a host disarm, and a node that is
 //! about to reboot has to be followed to its end.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use clap::Args;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
-use kube::core::GroupVersionKind;
-use kube::discovery::{ApiResource, Scope, pinned_kind};
+use kube::core::{GroupVersionKind, TypeMeta};
+use kube::discovery::ApiResource;
 use kube::{Client, ResourceExt as _};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
@@ -62,10 +62,9 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
         );
     }
     let objects = deploy::everything()?;
-    let mut kinds = Kinds { client: client.clone(), known: HashMap::new() };
     if options.dry_run {
         for object in objects.iter().rev() {
-            if let Some(found) = kinds.find(object).await? {
+            if let Some(found) = find(&client, object).await? {
                 print_line(format_args!("would delete {}", found.id));
             }
         }
@@ -85,13 +84,13 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     let (workloads, rest): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| is_one_of(object, &WORKLOADS));
     let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
     // Nothing is left that could claim or label a node when the nodes are swept.
-    kinds.remove(&workloads, false).await?;
+    delete(&client, &workloads).await?;
     ended(&client).await?;
     sweep(&client).await?;
-    kinds.remove(&rest, true).await?;
+    remove(&client, &rest).await?;
     // A controller that was cut off from its kubelet, but not from the API server, may have left a last claim.
     sweep(&client).await?;
-    kinds.remove(&containers, true).await?;
+    remove(&client, &containers).await?;
     print_line("the operator is uninstalled");
     Ok(())
 }
@@ -286,99 +285,79 @@ struct Found {
     id: String,
 }
 
-/// The kinds of object, as the server serves them.
-struct Kinds {
-    client: Client,
-    known: HashMap<GroupVersionKind, Option<(ApiResource, Scope)>>,
+/// Returns the API for an object of an installation. It is in a namespace if it names one.
+fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, String)> {
+    let types: TypeMeta = serde_json::from_value(object.clone())?;
+    let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
+    let meta = &object["metadata"];
+    let api = match meta["namespace"].as_str() {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    Ok((api, meta["name"].as_str().context("an object without a name")?.to_owned()))
 }
 
-impl Kinds {
-    /// Returns the API for an object; `None` if its kind is not served.
-    async fn api(&mut self, object: &Value) -> anyhow::Result<Option<(Api<DynamicObject>, String)>> {
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
-        let types = kube::core::TypeMeta { api_version: version.unwrap_or_default(), kind: kind.unwrap_or_default() };
-        let gvk = GroupVersionKind::try_from(&types)?;
-        if !self.known.contains_key(&gvk) {
-            let served = match pinned_kind(&self.client, &gvk).await {
-                Ok((resource, capabilities)) => Some((resource, capabilities.scope)),
-                Err(error) if is_gone(&error) => None,
-                Err(kube::Error::Discovery(_)) => None,
-                Err(error) => return Err(error).context("cannot read the API groups of the API server"),
-            };
-            self.known.insert(gvk.clone(), served);
-        }
-        let name = text(&object["metadata"]["name"]).context("an object without a name")?;
-        let namespace = text(&object["metadata"]["namespace"]);
-        Ok(self.known.get(&gvk).and_then(Option::as_ref).map(|(resource, scope)| {
-            let api = match (scope, namespace) {
-                (Scope::Namespaced, Some(namespace)) => Api::namespaced_with(self.client.clone(), &namespace, resource),
-                _ => Api::all_with(self.client.clone(), resource),
-            };
-            (api, name)
-        }))
+/// Returns the object in the cluster; `None` if it does not exist or its kind is not served.
+async fn get(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<ObjectMeta>> {
+    match api.get_metadata_opt(name).await {
+        Err(error) if is_gone(&error) => Ok(None),
+        found => Ok(found?.map(|found| found.metadata)),
     }
+}
 
-    /// Returns the object in the cluster, if it exists and was installed with this operator.
-    async fn find(&mut self, object: &Value) -> anyhow::Result<Option<Found>> {
-        let id = deploy::yaml::id(object);
-        let Some((api, name)) = self.api(object).await? else { return Ok(None) };
-        let meta = match api.get_metadata_opt(&name).await {
-            Ok(Some(found)) => found.metadata,
-            Ok(None) => return Ok(None),
-            Err(error) if is_gone(&error) => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("{id} cannot be read")),
-        };
-        if !is_marked(&meta) {
-            print_line(format_args!(
-                "{id} stays: it has no label {}={}, so it was not installed with this operator",
-                names::APPLICATION_LABEL,
-                names::APPLICATION
-            ));
-            return Ok(None);
-        }
-        Ok(Some(Found { api, name, uid: meta.uid, id }))
+/// Returns the object in the cluster, if it exists and was installed with this operator.
+async fn find(client: &Client, object: &Value) -> anyhow::Result<Option<Found>> {
+    let id = deploy::yaml::id(object);
+    let (api, name) = api(client, object)?;
+    let Some(meta) = get(&api, &name).await.with_context(|| format!("{id} cannot be read"))? else { return Ok(None) };
+    if !is_marked(&meta) {
+        print_line(format_args!(
+            "{id} stays: it has no label {}={}, so it was not installed with this operator",
+            names::APPLICATION_LABEL,
+            names::APPLICATION
+        ));
+        return Ok(None);
     }
+    Ok(Some(Found { api, name, uid: meta.uid, id }))
+}
 
-    /// Deletes objects, last ones first, and waits until they are gone if `wait` is set. What was not installed with
-    /// this operator stays.
-    async fn remove(&mut self, objects: &[Value], wait: bool) -> anyhow::Result<()> {
-        let mut going = Vec::new();
-        for object in objects.iter().rev() {
-            let Some(found) = self.find(object).await? else { continue };
-            let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
-            match found.api.delete(&found.name, &DeleteParams::background().preconditions(only_this)).await {
-                Ok(_) => {
-                    print_line(format_args!("deleted {}", found.id));
-                    going.push(found);
-                }
-                Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(error).with_context(|| format!("{} cannot be deleted", found.id)),
+/// Deletes objects, last ones first, and returns those that were there. What was not installed with this operator stays.
+async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Found>> {
+    let mut going = Vec::new();
+    for object in objects.iter().rev() {
+        let Some(found) = find(client, object).await? else { continue };
+        let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
+        match found.api.delete(&found.name, &DeleteParams::background().preconditions(only_this)).await {
+            Ok(_) => {
+                print_line(format_args!("deleted {}", found.id));
+                going.push(found);
             }
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error).with_context(|| format!("{} cannot be deleted", found.id)),
         }
-        if !wait {
-            return Ok(());
-        }
-        let deadline = Instant::now() + GONE;
-        for Found { api, name, id, .. } in going {
-            loop {
-                match api.get_metadata_opt(&name).await {
-                    Ok(None) => break,
-                    Err(error) if is_gone(&error) => break,
-                    Ok(Some(_)) if Instant::now() < deadline => tokio::time::sleep(PERIOD / 4).await,
-                    Ok(Some(found)) => {
-                        let finalizers = found.finalizers().join(", ");
-                        bail!(
-                            "{id} is deleted and not gone (finalizers: {finalizers}). Pods on a node that does not answer keep \
-                             their namespace until the node is back or deleted. Everything else is done; run it again to see."
-                        );
-                    }
-                    Err(error) => return Err(error).with_context(|| format!("whether {id} is gone cannot be read")),
-                }
-            }
-        }
-        Ok(())
     }
+    Ok(going)
+}
+
+/// Deletes objects as [`delete`] does, and waits until they are gone.
+async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
+    let going = delete(client, objects).await?;
+    let deadline = Instant::now() + GONE;
+    for Found { api, name, id, .. } in going {
+        while let Some(found) =
+            get(&api, &name).await.with_context(|| format!("whether {id} is gone cannot be read"))?
+        {
+            if Instant::now() >= deadline {
+                let finalizers = found.finalizers.unwrap_or_default().join(", ");
+                bail!(
+                    "{id} is deleted and not gone (finalizers: {finalizers}). Pods on a node that does not answer keep \
+                     their namespace until the node is back or deleted. Everything else is done; run it again to see."
+                );
+            }
+            tokio::time::sleep(PERIOD / 4).await;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -437,6 +416,38 @@ mod tests {
                 None => assert_eq!(left, Vec::<String>::new(), "{sentence}"),
             }
         }
+    }
+
+    /// The names of the resources are made from the kinds: the plural of each is regular.
+    #[tokio::test]
+    async fn api_of_each_deployed_object_has_its_path() {
+        let served = [
+            "/api/v1/namespaces",
+            "/api/v1/namespaces/*/serviceaccounts",
+            "/api/v1/namespaces/*/services",
+            "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+            "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+            "/apis/apps/v1/namespaces/*/daemonsets",
+            "/apis/apps/v1/namespaces/*/deployments",
+            "/apis/brupop.bottlerocket.aws/v1/namespaces/*/bottlerocketupdateoperators",
+            "/apis/networking.k8s.io/v1/namespaces/*/networkpolicies",
+            "/apis/policy/v1/namespaces/*/poddisruptionbudgets",
+            "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/*/rolebindings",
+            "/apis/rbac.authorization.k8s.io/v1/namespaces/*/roles",
+        ];
+        let client = Client::try_from(kube::Config::new("http://localhost".parse().unwrap())).unwrap();
+        let mut paths = BTreeSet::new();
+        for object in deploy::everything().unwrap() {
+            let (api, name) = api(&client, &object).unwrap();
+            assert_eq!(object["metadata"]["name"], name);
+            let namespace = object["metadata"]["namespace"].as_str();
+            let anywhere = |namespace| api.resource_url().replace(&format!("/{namespace}/"), "/*/");
+            paths.insert(namespace.map_or_else(|| api.resource_url().to_owned(), anywhere));
+        }
+        assert_eq!(paths.iter().map(String::as_str).collect::<Vec<_>>(), served);
     }
 
     #[test]

@@ -6,109 +6,79 @@
 //! them releases it, so that a client that makes itself an owner of the `permit` in `spec` could keep it from being
 //! withdrawn.
 
-use k8s_openapi::api::admissionregistration::v1::{
-    MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
-    ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
-    Variable,
-};
 use kube::Resource;
 use models::names::{AGENT_MANAGER, APISERVER, CONTROLLER_MANAGER, GROUP, SYSTEM_NAMESPACE};
 use models::shadow::{AGENT_CONDITIONS, AgentReport, BottlerocketShadow, ControllerReport};
 use schemars::schema_for;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::crds;
-use crate::object::{cluster, value};
+use crate::object::cluster;
 use crate::reference::property_names;
 
-pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
-    Ok(vec![value(policy()?)?, value(binding())?])
-}
-
-fn policy() -> anyhow::Result<ValidatingAdmissionPolicy> {
-    Ok(ValidatingAdmissionPolicy {
-        metadata: cluster(APISERVER),
-        spec: Some(ValidatingAdmissionPolicySpec {
-            // A write that cannot be evaluated is refused. An agent whose report is refused sends it again.
-            failure_policy: Some("Fail".to_owned()),
-            match_constraints: Some(MatchResources {
-                // Also writes through a version that this installation does not know.
-                match_policy: Some("Equivalent".to_owned()),
-                resource_rules: Some(vec![every_write_of_shadows()?]),
-                ..MatchResources::default()
-            }),
-            match_conditions: Some(vec![MatchCondition {
-                name: "by-the-web-api".to_owned(),
-                expression: format!(
-                    "request.userInfo.username == 'system:serviceaccount:{SYSTEM_NAMESPACE}:{APISERVER}'"
-                ),
-            }]),
-            variables: Some(variables()),
-            validations: Some(validations()),
-            ..ValidatingAdmissionPolicySpec::default()
-        }),
-        ..ValidatingAdmissionPolicy::default()
-    })
-}
-
-fn binding() -> ValidatingAdmissionPolicyBinding {
-    ValidatingAdmissionPolicyBinding {
-        metadata: cluster(APISERVER),
-        spec: ValidatingAdmissionPolicyBindingSpec {
-            policy_name: APISERVER.to_owned(),
-            validation_actions: vec!["Deny".to_owned()],
-            ..ValidatingAdmissionPolicyBindingSpec::default()
-        },
-    }
-}
-
-/// Writes of the shadows and of their status, by each version that is served.
-fn every_write_of_shadows() -> anyhow::Result<NamedRuleWithOperations> {
+/// The policy and its binding.
+pub(crate) fn all() -> anyhow::Result<[Value; 2]> {
     let crd = crds::of_kind(&BottlerocketShadow::kind(&()))?;
     let versions = crd["spec"]["versions"].as_array().into_iter().flatten();
+    let versions: Vec<_> = versions.map(|version| &version["name"]).collect();
     let plural = BottlerocketShadow::plural(&());
-    Ok(NamedRuleWithOperations {
-        api_groups: Some(vec![GROUP.to_owned()]),
-        api_versions: Some(versions.filter_map(|version| version["name"].as_str().map(str::to_owned)).collect()),
-        resources: Some(vec![plural.to_string(), format!("{plural}/status")]),
-        operations: Some(["CREATE", "UPDATE", "DELETE"].map(str::to_owned).into()),
-        ..NamedRuleWithOperations::default()
-    })
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": cluster(APISERVER),
+        "spec": {
+            // A write that cannot be evaluated is refused. An agent whose report is refused sends it again.
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                // Also writes through a version that this installation does not know.
+                "matchPolicy": "Equivalent",
+                // Writes of the shadows and of their status, by each version that is served.
+                "resourceRules": [{
+                    "apiGroups": [GROUP], "apiVersions": versions, "resources": [plural, format!("{plural}/status")],
+                    "operations": ["CREATE", "UPDATE", "DELETE"],
+                }],
+            },
+            "matchConditions": [{
+                "name": "by-the-web-api",
+                "expression": format!(
+                    "request.userInfo.username == 'system:serviceaccount:{SYSTEM_NAMESPACE}:{APISERVER}'"
+                ),
+            }],
+            "variables": variables(),
+            "validations": validations(),
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": cluster(APISERVER),
+        "spec": {"policyName": APISERVER, "validationActions": ["Deny"]},
+    });
+    Ok([policy, binding])
 }
 
-fn variables() -> Vec<Variable> {
-    let variable = |name: &str, expression: String| Variable { name: name.to_owned(), expression };
+fn variables() -> Vec<Value> {
+    let agents = list(AGENT_CONDITIONS);
     let mut all = Vec::new();
     for (when, object) in [("Before", "oldObject"), ("After", "object")] {
-        all.extend([
+        let variables = [
             // Server-side apply of an empty status leaves null.
-            variable(
-                &format!("status{when}"),
-                format!("has({object}.status) && {object}.status != null ? dyn({object}.status) : dyn({{}})"),
-            ),
-            variable(
-                &format!("conditions{when}"),
-                format!(
-                    "variables.status{when}.?conditions.orValue([]).filter(c, !(c.type in {}))",
-                    list(AGENT_CONDITIONS)
-                ),
-            ),
-            variable(&format!("owners{when}"), format!("dyn({object}.metadata.?managedFields.orValue([]))")),
-            variable(
-                &format!("controllers{when}"),
+            ("status", format!("has({object}.status) && {object}.status != null ? dyn({object}.status) : dyn({{}})")),
+            ("conditions", format!("variables.status{when}.?conditions.orValue([]).filter(c, !(c.type in {agents}))")),
+            ("owners", format!("dyn({object}.metadata.?managedFields.orValue([]))")),
+            (
+                "controllers",
                 format!("variables.owners{when}.filter(o, o.?manager.orValue('') == '{CONTROLLER_MANAGER}')"),
             ),
-        ]);
+        ];
+        let named = |(name, expression)| json!({"name": format!("{name}{when}"), "expression": expression});
+        all.extend(variables.map(named));
     }
     all
 }
 
-fn validations() -> Vec<Validation> {
-    let validation = |expression: String, message: &str| Validation {
-        expression,
-        message: Some(format!("the web API {message}")),
-        reason: Some("Forbidden".to_owned()),
-        ..Validation::default()
+fn validations() -> Vec<Value> {
+    let validation = |expression: String, message: &str| {
+        let message = format!("the web API {message}");
+        json!({"expression": expression, "message": message, "reason": "Forbidden"})
     };
     let same = |what: &str| {
         let (before, after) = (format!("variables.{what}Before"), format!("variables.{what}After"));
@@ -131,7 +101,7 @@ fn validations() -> Vec<Validation> {
         validation(same("controllers"), "may not change what the controller owns"),
         validation(
             format!("variables.ownersAfter.all(o, {})", owns_nothing_more("o")),
-            "may not make anybody the owner of anything but the agents' half of the status",
+            "may not make a field manager the owner of anything but the agent status",
         ),
     ]);
     all

@@ -1,8 +1,7 @@
 //! PodDisruptionBudgets of the Deployments.
 
-use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use models::names::SYSTEM_NAMESPACE;
+use serde_json::{Value, json};
 
 use crate::object::{namespaced, selector};
 use crate::options::Component;
@@ -10,19 +9,18 @@ use crate::options::Component;
 /// Allows one disruption at a time: a drain, the operator's or a user's, that finds all pods of the component on one
 /// node waits until the replacement of each is Ready before it evicts the next. Counted in unavailable and not in
 /// available pods, so that a single pod can be evicted, too.
-pub(crate) fn one_at_a_time(component: Component) -> PodDisruptionBudget {
-    PodDisruptionBudget {
-        metadata: namespaced(SYSTEM_NAMESPACE, component.name()),
-        spec: Some(PodDisruptionBudgetSpec {
-            selector: Some(selector(component)),
-            max_unavailable: Some(IntOrString::Int(1)),
+pub(crate) fn one_at_a_time(component: Component) -> Value {
+    json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+        "metadata": namespaced(SYSTEM_NAMESPACE, component.name()),
+        "spec": {
+            "selector": selector(component),
+            "maxUnavailable": 1,
             // A pod that does not serve may always be evicted: the default would block the drain for as long as it is
             // broken.
-            unhealthy_pod_eviction_policy: Some("AlwaysAllow".to_owned()),
-            ..PodDisruptionBudgetSpec::default()
-        }),
-        ..PodDisruptionBudget::default()
-    }
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    })
 }
 
 #[cfg(test)]

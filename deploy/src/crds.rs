@@ -1,13 +1,11 @@
 //! The custom resource definitions, made from the types in `models`.
 
 use anyhow::Context;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceConversion, CustomResourceDefinition,
-};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::object;
 
@@ -30,13 +28,13 @@ pub fn of_kind(kind: &str) -> anyhow::Result<Value> {
         .with_context(|| format!("there is no custom resource of kind {kind}"))
 }
 
-fn definition(mut crd: CustomResourceDefinition) -> anyhow::Result<Value> {
+fn definition(crd: CustomResourceDefinition) -> anyhow::Result<Value> {
+    let mut crd = serde_json::to_value(crd)?;
     // Distinguishes these definitions from those of the earlier operator, which have the same group and in part the
     // same names.
-    crd.metadata.labels = object::cluster("").labels;
+    crd["metadata"]["labels"] = object::cluster("")["labels"].take();
     // There is no conversion webhook that an upgrade could wait for or that could be down.
-    crd.spec.conversion = Some(CustomResourceConversion { strategy: "None".to_owned(), webhook: None });
-    let mut crd = serde_json::to_value(crd)?;
+    crd["spec"]["conversion"] = json!({"strategy": "None"});
     let versions = crd["spec"]["versions"].as_array_mut().context("a definition without versions")?;
     for version in versions {
         let schema = &mut version["schema"]["openAPIV3Schema"];
@@ -45,7 +43,7 @@ fn definition(mut crd: CustomResourceDefinition) -> anyhow::Result<Value> {
             && may_be_empty(spec)
         {
             // A spec is not optional to its readers, so an emptied one becomes `{}` again and not null.
-            spec.insert("default".to_owned(), Value::Object(Map::new()));
+            spec.insert("default".to_owned(), json!({}));
         }
     }
     Ok(crd)
@@ -72,7 +70,14 @@ fn tidy(schema: &mut Value) {
     if let Some(Value::String(text)) = schema.get_mut("description") {
         *text = text.split("\n\n").map(|part| part.replace('\n', " ")).collect::<Vec<_>>().join("\n\n");
     }
-    for_each_child(schema, tidy);
+    if let Some(Value::Object(properties)) = schema.get_mut("properties") {
+        properties.values_mut().for_each(tidy);
+    }
+    for key in ["items", "additionalProperties"] {
+        if let Some(child) = schema.get_mut(key) {
+            tidy(child);
+        }
+    }
 }
 
 /// Returns true if `{}` is valid for this schema.
@@ -88,17 +93,6 @@ fn whole(number: &mut Value) {
         && float.fract() == 0.0
     {
         *number = integer.into();
-    }
-}
-
-fn for_each_child(schema: &mut Map<String, Value>, mut visit: impl FnMut(&mut Value)) {
-    if let Some(Value::Object(properties)) = schema.get_mut("properties") {
-        properties.values_mut().for_each(&mut visit);
-    }
-    for key in ["items", "additionalProperties"] {
-        if let Some(child) = schema.get_mut(key) {
-            visit(child);
-        }
     }
 }
 

@@ -12,14 +12,13 @@ use crate::{admission, agent, apiserver, controller, crds, namespaces, network, 
 /// If an object cannot be written as JSON, which would be a defect.
 pub fn objects(options: &Options) -> anyhow::Result<Vec<Value>> {
     let mut objects = crds::all()?;
-    objects.extend(namespaces::all()?);
-    objects.extend(rights::all()?);
+    objects.extend(namespaces::all());
+    objects.extend(rights::all());
     objects.extend(admission::all()?);
-    objects.extend(network::all()?);
-    objects.extend(apiserver::all(options)?);
-    objects.extend(controller::all(options)?);
-    objects.extend(agent::all(options)?);
-    objects.extend(policy::all()?);
+    objects.extend(network::all());
+    objects.extend(apiserver::all(options));
+    objects.extend(controller::all(options));
+    objects.extend([agent::daemon_set(options), policy::default()]);
     Ok(objects)
 }
 
@@ -29,14 +28,54 @@ pub fn objects(options: &Options) -> anyhow::Result<Vec<Value>> {
 /// If an object cannot be written as JSON, which would be a defect.
 pub fn everything() -> anyhow::Result<Vec<Value>> {
     let mut objects = objects(&Options::default())?;
-    objects.extend(rights::force()?);
+    objects.extend(rights::force());
     Ok(objects)
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+    use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+    use k8s_openapi::api::core::v1::{Namespace, Service, ServiceAccount};
+    use k8s_openapi::api::networking::v1::NetworkPolicy;
+    use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+    use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+    use models::operator::BottlerocketUpdateOperator;
+    use serde::{Serialize, de::DeserializeOwned};
+
     use super::*;
     use crate::yaml;
+
+    /// Reads an object as its type, and writes it again.
+    fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
+        serde_json::to_value(serde_json::from_value::<T>(object.clone()).unwrap()).unwrap()
+    }
+
+    /// A misspelt field would be lost.
+    #[test]
+    fn objects_have_only_fields_of_their_types() {
+        for object in everything().unwrap() {
+            let read = match object["kind"].as_str().unwrap() {
+                "Namespace" => typed::<Namespace>(&object),
+                "ServiceAccount" => typed::<ServiceAccount>(&object),
+                "Service" => typed::<Service>(&object),
+                "Role" => typed::<Role>(&object),
+                "RoleBinding" => typed::<RoleBinding>(&object),
+                "ClusterRole" => typed::<ClusterRole>(&object),
+                "ClusterRoleBinding" => typed::<ClusterRoleBinding>(&object),
+                "NetworkPolicy" => typed::<NetworkPolicy>(&object),
+                "PodDisruptionBudget" => typed::<PodDisruptionBudget>(&object),
+                "Deployment" => typed::<Deployment>(&object),
+                "DaemonSet" => typed::<DaemonSet>(&object),
+                "ValidatingAdmissionPolicy" => typed::<ValidatingAdmissionPolicy>(&object),
+                "ValidatingAdmissionPolicyBinding" => typed::<ValidatingAdmissionPolicyBinding>(&object),
+                "BottlerocketUpdateOperator" => typed::<BottlerocketUpdateOperator>(&object),
+                "CustomResourceDefinition" => continue,
+                kind => panic!("{kind} has no type here"),
+            };
+            assert_eq!(read, object, "{}", yaml::id(&object));
+        }
+    }
 
     #[test]
     fn objects_have_complete_and_unique_ids() {

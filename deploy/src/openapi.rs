@@ -30,7 +30,7 @@ pub fn description() -> anyhow::Result<Value> {
         "info": {
             "title": "Bottlerocket update operator: the web API",
             "version": VERSION,
-            "summary": "Each node's agent reads and follows the shadow of its own node, and reports into its half of the status.",
+            "summary": "Each node's agent reads and follows the shadow of its own node, and reports the agent status.",
             "description": "Both sides ignore fields and lines that they do not know. docs/web-api.md says what an agent may assume.",
             "license": {"name": "Apache-2.0 OR MIT", "identifier": "Apache-2.0 OR MIT"},
         },

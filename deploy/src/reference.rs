@@ -64,8 +64,8 @@ fn resource(text: &mut String, crd: &Value) -> anyhow::Result<()> {
         writeln!(text, "\n| Field | Type | Default | Written by | Meaning |")?;
         writeln!(text, "| --- | --- | --- | --- | --- |")?;
         let agent = property_names(&schema_for!(AgentReport));
-        for half in ["spec", "status"] {
-            rows(text, &schema["properties"][half], half, &|path| writer(kind, &agent, path))?;
+        for part in ["spec", "status"] {
+            rows(text, &schema["properties"][part], part, &|path| writer(kind, &agent, path))?;
         }
     }
     Ok(())

@@ -27,7 +27,10 @@ pub fn documents(objects: &[Value]) -> anyhow::Result<String> {
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let mut text = String::new();
     for object in objects {
-        let document = serde_saphyr::to_string_with_options(&sorted(object), options.clone())
+        // In order, whatever order the JSON library keeps.
+        let mut sorted = object.clone();
+        sorted.sort_all_objects();
+        let document = serde_saphyr::to_string_with_options(&sorted, options.clone())
             .with_context(|| format!("cannot write {} as YAML", id(object)))?;
         text.push_str("---\n");
         text.push_str(&explained(document.trim_end(), &rights::reasons(object)));
@@ -66,19 +69,6 @@ fn comment(words: &str) -> String {
     }
     text.push('\n');
     text
-}
-
-/// The same value with the keys of its maps in order, whatever order the JSON library keeps.
-fn sorted(value: &Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_by_key(|(key, _)| *key);
-            Value::Object(entries.into_iter().map(|(key, value)| (key.clone(), sorted(value))).collect())
-        }
-        Value::Array(list) => Value::Array(list.iter().map(sorted).collect()),
-        other => other.clone(),
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use anyhow::{Context as _, ensure};
 use jiff::{SignedDuration, Timestamp};
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
@@ -23,15 +24,6 @@ const MOST_KEYS: usize = 64;
 /// accepts, so the issuer is left to the TokenReview: a token may name any, a signature cannot be invented.
 pub(crate) struct ClusterKeys {
     keys: HashMap<String, (DecodingKey, Algorithm)>,
-}
-
-/// The published keys cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum KeysError {
-    #[error("the key set is not understood")]
-    Set(#[source] serde_json::Error),
-    #[error("the key set has no key that can be used")]
-    NoKey,
 }
 
 /// Requirements on a token.
@@ -59,14 +51,15 @@ pub(crate) enum KeyVerdict {
 
 impl ClusterKeys {
     /// Reads the API server's answer to `/openid/v1/jwks`. Keys of unknown kinds are ignored.
-    pub(crate) fn read(set: &str) -> Result<Self, KeysError> {
+    pub(crate) fn read(set: &str) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct Set {
             keys: Vec<Value>,
         }
-        let set: Set = serde_json::from_str(set).map_err(KeysError::Set)?;
+        let set: Set = serde_json::from_str(set).context("the key set is not understood")?;
         let keys: HashMap<_, _> = set.keys.into_iter().take(MOST_KEYS).filter_map(usable).collect();
-        if keys.is_empty() { Err(KeysError::NoKey) } else { Ok(Self { keys }) }
+        ensure!(!keys.is_empty(), "the key set has no key that can be used");
+        Ok(Self { keys })
     }
 
     /// Checks a token with the keys.
@@ -92,7 +85,7 @@ impl ClusterKeys {
         let claims =
             decode::<Claims>(token, key, &validation).map_err(|_| KeyVerdict::Refused(Refusal::Forged))?.claims;
         claims.check(wanted, now).map_err(KeyVerdict::Refused)?;
-        Ok(claims.kubernetes.and_then(|bound| bound.node).map(|node| node.uid))
+        Ok(claims.bound["node"]["uid"].as_str().map(str::to_owned))
     }
 }
 
@@ -103,19 +96,9 @@ struct Claims {
     aud: Option<Audience>,
     exp: Option<i64>,
     nbf: Option<i64>,
-    #[serde(rename = "kubernetes.io")]
-    kubernetes: Option<Bound>,
-}
-
-/// Kubernetes' claim of the objects that a token is bound to.
-#[derive(Clone, Deserialize)]
-struct Bound {
-    node: Option<BoundNode>,
-}
-
-#[derive(Clone, Deserialize)]
-struct BoundNode {
-    uid: String,
+    /// Kubernetes' claim of the objects that a token is bound to.
+    #[serde(default, rename = "kubernetes.io")]
+    bound: Value,
 }
 
 #[derive(Clone, Deserialize)]
@@ -344,17 +327,16 @@ pub(crate) mod tests {
 
     #[test]
     fn invalid_or_empty_key_set_is_an_error() {
+        const NO_KEY: &str = "the key set has no key that can be used";
         for (text, no_key) in [("", false), ("[]", false), ("{}", false), (r#"{"keys": []}"#, true), (&set(&[]), true)]
         {
-            match ClusterKeys::read(text) {
-                Err(KeysError::NoKey) => assert!(no_key, "{text}"),
-                Err(KeysError::Set(_)) => assert!(!no_key, "{text}"),
-                _ => panic!("{text}"),
-            }
+            let error = ClusterKeys::read(text).err().unwrap().to_string();
+            let expected = if no_key { NO_KEY } else { "the key set is not understood" };
+            assert_eq!(error, expected, "{text}");
         }
         let mut encryption = Issuer::new("k").jwk();
         encryption["use"] = json!("enc");
         let set = json!({"keys": [encryption]}).to_string();
-        assert!(matches!(ClusterKeys::read(&set), Err(KeysError::NoKey)), "a key for something else");
+        assert_eq!(ClusterKeys::read(&set).err().unwrap().to_string(), NO_KEY, "a key for something else");
     }
 }

@@ -12,7 +12,7 @@ pub(crate) mod token;
 use crate::problem::Kind;
 
 /// Reason to refuse a request: one fixed word each, for the log and the metric. The client gets less detail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr, strum::VariantArray)]
 pub(crate) enum Refusal {
     /// No `Authorization: Bearer`.
     NoToken,
@@ -53,50 +53,6 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    pub(crate) const ALL: [Self; 18] = [
-        Self::NoToken,
-        Self::MalformedToken,
-        Self::Forged,
-        Self::UnknownKey,
-        Self::Expired,
-        Self::NotYetValid,
-        Self::NotAuthenticated,
-        Self::WrongAudience,
-        Self::OtherAccount,
-        Self::NoPod,
-        Self::NoNode,
-        Self::OtherNode,
-        Self::AgentTokenForOldNode,
-        Self::ShadowWithoutNode,
-        Self::TooManyRefusals,
-        Self::TooManyReports,
-        Self::TooManyReads,
-        Self::TooManyTokens,
-    ];
-
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::NoToken => "NoToken",
-            Self::MalformedToken => "MalformedToken",
-            Self::Forged => "Forged",
-            Self::UnknownKey => "UnknownKey",
-            Self::Expired => "Expired",
-            Self::NotYetValid => "NotYetValid",
-            Self::NotAuthenticated => "NotAuthenticated",
-            Self::WrongAudience => "WrongAudience",
-            Self::OtherAccount => "OtherAccount",
-            Self::NoPod => "NoPod",
-            Self::NoNode => "NoNode",
-            Self::OtherNode => "OtherNode",
-            Self::AgentTokenForOldNode => "AgentTokenForOldNode",
-            Self::ShadowWithoutNode => "ShadowWithoutNode",
-            Self::TooManyRefusals => "TooManyRefusals",
-            Self::TooManyReports => "TooManyReports",
-            Self::TooManyReads => "TooManyReads",
-            Self::TooManyTokens => "TooManyTokens",
-        }
-    }
-
     /// Returns the kind that the client gets: the same for all faults of a token.
     pub(crate) const fn kind(self) -> Kind {
         match self {

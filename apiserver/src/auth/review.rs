@@ -104,7 +104,7 @@ impl Reviewer {
     /// Returns the bearer of a token that was found valid a moment ago.
     pub(crate) fn remembered(&self, token: &Token) -> Option<Arc<Bearer>> {
         let bearer = [&self.signed, &self.unchecked].into_iter().find_map(|lane| self.recall(lane, token)?.ok())?;
-        self.metrics.token_review(ReviewResult::Cached);
+        self.metrics.token_reviews.inc(ReviewResult::Cached);
         Some(bearer)
     }
 
@@ -131,17 +131,18 @@ impl Reviewer {
         let slot = lane.slot(token.digest());
         let mut slot = slot.lock().await;
         if let Some(verdict) = self.counts(slot.as_ref(), token) {
-            self.metrics.token_review(ReviewResult::Cached);
+            self.metrics.token_reviews.inc(ReviewResult::Cached);
             return verdict.map_err(ReviewError::Refused);
         }
-        let verdict = self.ask(token, lane).await.inspect_err(|_| self.metrics.token_review(ReviewResult::Error))?;
+        let verdict =
+            self.ask(token, lane).await.inspect_err(|_| self.metrics.token_reviews.inc(ReviewResult::Error))?;
         let keep = match &verdict {
             Ok(bearer) => {
-                self.metrics.token_review(ReviewResult::Authenticated);
+                self.metrics.token_reviews.inc(ReviewResult::Authenticated);
                 valid_for(bearer.expires, (self.now)())
             }
             Err(_) => {
-                self.metrics.token_review(ReviewResult::Refused);
+                self.metrics.token_reviews.inc(ReviewResult::Refused);
                 INVALID_FOR
             }
         };
@@ -150,7 +151,7 @@ impl Reviewer {
     }
 
     fn forged(&self, refusal: Refusal) -> ReviewError {
-        self.metrics.token_review(ReviewResult::RefusedByKeys);
+        self.metrics.token_reviews.inc(ReviewResult::RefusedByKeys);
         ReviewError::Refused(refusal)
     }
 
@@ -223,10 +224,7 @@ impl Lane {
 
 /// Returns the time that a valid token is cached: never past its expiry.
 fn valid_for(expires: Option<Timestamp>, now: Timestamp) -> Duration {
-    match expires {
-        Some(expires) => between(now, expires).min(VALID_FOR),
-        None => VALID_FOR,
-    }
+    expires.map_or(VALID_FOR, |expires| between(now, expires).min(VALID_FOR))
 }
 
 #[cfg(test)]

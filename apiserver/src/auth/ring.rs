@@ -4,13 +4,14 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use jiff::Timestamp;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout};
 
-use super::keys::{ClusterKeys, KeyVerdict, KeysError, Wanted};
+use super::keys::{ClusterKeys, KeyVerdict, Wanted};
 use super::token::Token;
-use crate::cluster::{CallError, Cluster};
+use crate::cluster::Cluster;
 use crate::metrics::{FetchResult, Metrics};
 
 /// Minimum time between two reads, whatever unauthenticated clients send. A cluster publishes a new key before it signs
@@ -29,15 +30,6 @@ pub(crate) struct KeyRing {
 
 /// True if the keys are those that the cluster published a moment ago.
 type Fresh = bool;
-
-/// A failed read of the keys.
-#[derive(Debug, thiserror::Error)]
-enum FetchError {
-    #[error("the cluster's published keys could not be requested")]
-    Call(#[from] CallError),
-    #[error("the cluster's published keys cannot be used")]
-    Keys(#[from] KeysError),
-}
 
 impl KeyRing {
     /// Checks a token with the cluster's keys; also returns whether they are all that the cluster publishes. `None`
@@ -88,18 +80,18 @@ impl KeyRing {
             return answered;
         }
         let read = read(cluster).await;
-        // Counted from the end: a cluster that answers slowly is called less often.
-        *fetched = Some((Instant::now(), read.is_ok()));
         let fresh = read.is_ok();
+        // Counted from the end: a cluster that answers slowly is called less often.
+        *fetched = Some((Instant::now(), fresh));
         match read {
             Ok(keys) => {
-                metrics.key_fetch(FetchResult::Read);
+                metrics.key_fetches.inc(FetchResult::Read);
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(keys));
             }
             Err(error) => {
-                metrics.key_fetch(FetchResult::Error);
+                metrics.key_fetches.inc(FetchResult::Error);
                 tracing::warn!(
-                    error = &error as &dyn std::error::Error,
+                    error = &*error as &dyn std::error::Error,
                     "the cluster's keys cannot be read: every token is sent to TokenReview"
                 );
             }
@@ -108,7 +100,8 @@ impl KeyRing {
     }
 }
 
-async fn read(cluster: &Cluster) -> Result<ClusterKeys, FetchError> {
-    let set = cluster.published("/openid/v1/jwks").await?;
-    Ok(ClusterKeys::read(&set)?)
+async fn read(cluster: &Cluster) -> anyhow::Result<ClusterKeys> {
+    let set = cluster.published("/openid/v1/jwks").await;
+    let set = set.context("the cluster's published keys could not be requested")?;
+    ClusterKeys::read(&set).context("the cluster's published keys cannot be used")
 }

@@ -14,22 +14,13 @@ use crate::problem::{ApiError, Kind};
 
 /// The agents' API.
 pub(crate) fn api(config: &mut ServiceConfig) {
+    let only = |path, method: &'static str, route| {
+        web::resource(path).route(route).default_service(web::to(move || method_not_allowed(method)))
+    };
     config
-        .service(
-            web::resource("/v1/nodes/{node}/shadow")
-                .route(web::get().to(shadow::get))
-                .default_service(web::to(|| method_not_allowed("GET"))),
-        )
-        .service(
-            web::resource("/v1/nodes/{node}/shadow/watch")
-                .route(web::get().to(watch::get))
-                .default_service(web::to(|| method_not_allowed("GET"))),
-        )
-        .service(
-            web::resource("/v1/nodes/{node}/shadow/status")
-                .route(web::put().to(status::put))
-                .default_service(web::to(|| method_not_allowed("PUT"))),
-        )
+        .service(only("/v1/nodes/{node}/shadow", "GET", web::get().to(shadow::get)))
+        .service(only("/v1/nodes/{node}/shadow/watch", "GET", web::get().to(watch::get)))
+        .service(only("/v1/nodes/{node}/shadow/status", "PUT", web::put().to(status::put)))
         .default_service(web::to(not_found));
 }
 

@@ -4,10 +4,10 @@ use actix_web::{HttpResponse, web};
 use serde::Deserialize;
 
 use super::show;
-use crate::app::{Agent, App, log_refused_shadow, take};
+use crate::app::{Agent, App, refuse_access, take};
 use crate::auth::Refusal;
 use crate::problem::{ApiError, Kind};
-use crate::write::{AccessError, cached, live};
+use crate::write::{cached, live};
 
 #[derive(Deserialize)]
 pub(super) struct Query {
@@ -30,11 +30,7 @@ pub(super) async fn get(
     take(reads, agent.node_name.clone(), Refusal::TooManyReads)?;
     let shadow = match copy {
         Some(shadow) => shadow,
-        None => live(&app.cluster, &app.store, &agent).await.inspect_err(|error| {
-            if let AccessError::Refused(refusal) = error {
-                log_refused_shadow(&agent, *refusal);
-            }
-        })?,
+        None => live(&app.cluster, &app.store, &agent).await.map_err(|error| refuse_access(&agent, error))?,
     };
     Ok(show(HttpResponse::Ok(), &shadow.view))
 }

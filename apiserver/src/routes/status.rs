@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use actix_web::http::header::{CONTENT_TYPE, HeaderMap, IF_MATCH};
 use actix_web::web::{Bytes, Payload};
-use actix_web::{HttpRequest, HttpResponse, web};
+use actix_web::{HttpMessage as _, HttpRequest, HttpResponse, web};
 use tokio::time::timeout;
 
 use super::show;
-use crate::app::{Agent, App, log_refused_shadow, take, unavailable};
+use crate::app::{Agent, App, refuse_access, take};
 use crate::auth::Refusal;
 use crate::body::{self, BodyError};
 use crate::etag::parse_if_match;
 use crate::metrics::WriteResult;
 use crate::problem::{ApiError, Kind};
-use crate::write::{AccessError, WriteError, Written, write_status};
+use crate::write::{WriteError, Written, write_status};
 
 /// Replaces the agent status of its shadow, based on the state that `If-Match` names.
 pub(super) async fn put(
@@ -29,10 +29,13 @@ pub(super) async fn put(
     if etags.contains(&"*") {
         return Err(ApiError::new(Kind::PreconditionRequired).detail("If-Match names an etag, and not any"));
     }
-    is_json(request.headers())?;
+    if request.headers().contains_key(CONTENT_TYPE) && !request.content_type().eq_ignore_ascii_case("application/json")
+    {
+        return Err(ApiError::new(Kind::NotJson));
+    }
     let bytes = read(payload, app.limits.body).await?;
     let report = body::parse(&bytes).map_err(|error| {
-        app.metrics.status_write(WriteResult::Invalid);
+        app.metrics.status_writes.inc(WriteResult::Invalid);
         refuse_body(error)
     })?;
     if report.dropped > 0 {
@@ -44,38 +47,30 @@ pub(super) async fn put(
         );
     }
     let written = write_status(&app.cluster, &app.store, &agent, &etags, &report).await;
-    let result = match &written {
-        Ok(Written::Applied(_)) => WriteResult::Applied,
-        Ok(Written::Unchanged(_)) => WriteResult::Unchanged,
-        Ok(Written::Stale(_)) => WriteResult::Stale,
-        Err(WriteError::Invalid(_)) => WriteResult::Invalid,
-        Err(WriteError::Unknown(_)) => WriteResult::Unknown,
-        Err(WriteError::Access(_) | WriteError::Call(_) | WriteError::Contended) => WriteResult::Error,
-    };
-    app.metrics.status_write(result);
-    match written {
-        Ok(Written::Applied(shadow) | Written::Unchanged(shadow)) => Ok(show(HttpResponse::Ok(), &shadow.view)),
-        Ok(Written::Stale(shadow)) => Ok(show(HttpResponse::PreconditionFailed(), &shadow.view)),
-        Err(WriteError::Access(error)) => {
-            if let AccessError::Refused(refusal) = &error {
-                log_refused_shadow(&agent, *refusal);
-            }
-            Err(error.into())
-        }
+    let (result, answer) = match written {
+        Ok(Written::Applied(shadow)) => (WriteResult::Applied, Ok(show(HttpResponse::Ok(), &shadow.view))),
+        Ok(Written::Unchanged(shadow)) => (WriteResult::Unchanged, Ok(show(HttpResponse::Ok(), &shadow.view))),
+        Ok(Written::Stale(shadow)) => (WriteResult::Stale, Ok(show(HttpResponse::PreconditionFailed(), &shadow.view))),
         Err(WriteError::Invalid(error)) => {
             let mut problem = ApiError::new(Kind::InvalidStatus);
             let fields = error.fields();
             if !fields.is_empty() {
                 problem = problem.detail(format!("the schema does not accept {}", fields.join(", ")));
             }
-            Err(problem.cause(error))
+            (WriteResult::Invalid, Err(problem.cause(error)))
         }
-        Err(WriteError::Unknown(error)) => Err(ApiError::new(Kind::OutcomeUnknown).cause(error)),
-        Err(WriteError::Call(error)) => Err(unavailable(error)),
+        Err(WriteError::Unknown(error)) => {
+            (WriteResult::Unknown, Err(ApiError::new(Kind::OutcomeUnknown).cause(error)))
+        }
+        Err(WriteError::Access(error)) => (WriteResult::Error, Err(refuse_access(&agent, error))),
+        Err(WriteError::Call(error)) => (WriteResult::Error, Err(error.into())),
         Err(WriteError::Contended) => {
-            Err(ApiError::new(Kind::Unavailable).detail("the shadow changes too often; try again"))
+            let detail = "the shadow changes too often; try again";
+            (WriteResult::Error, Err(ApiError::new(Kind::Unavailable).detail(detail)))
         }
-    }
+    };
+    app.metrics.status_writes.inc(result);
+    answer
 }
 
 /// Returns the `If-Match` header. Without it a report could undo one that its sender has never seen.
@@ -84,12 +79,6 @@ fn if_match(headers: &HeaderMap) -> Result<&str, ApiError> {
     let header = headers.get(IF_MATCH).ok_or_else(missing)?;
     let header = header.to_str().map_err(|_| ApiError::new(Kind::MalformedRequest))?;
     if header.trim().is_empty() { Err(missing()) } else { Ok(header) }
-}
-
-fn is_json(headers: &HeaderMap) -> Result<(), ApiError> {
-    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
-    let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") { Ok(()) } else { Err(ApiError::new(Kind::NotJson)) }
 }
 
 async fn read(payload: Payload, deadline: Duration) -> Result<Bytes, ApiError> {
@@ -102,15 +91,7 @@ async fn read(payload: Payload, deadline: Duration) -> Result<Bytes, ApiError> {
 }
 
 fn refuse_body(error: BodyError) -> ApiError {
-    let kind = match error {
-        BodyError::NotJson(_) => Kind::MalformedRequest,
-        BodyError::NotAnObject
-        | BodyError::Wrapper(_)
-        | BodyError::ControllerField(_)
-        | BodyError::ControllerCondition
-        | BodyError::TwoConditions
-        | BodyError::Shape(_) => Kind::InvalidStatus,
-    };
+    let kind = if matches!(error, BodyError::NotJson(_)) { Kind::MalformedRequest } else { Kind::InvalidStatus };
     // The error's own text is about the body alone; its source, which may quote it, is for the log.
     ApiError::new(kind).detail(error.to_string()).cause(error)
 }

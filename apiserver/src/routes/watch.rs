@@ -7,7 +7,7 @@ use models::resource_version::is_valid;
 use models::wire::NDJSON;
 use serde::Deserialize;
 
-use crate::app::{Agent, App, log_refused_shadow, take, unavailable};
+use crate::app::{Agent, App, log_refused_shadow, take};
 use crate::auth::Refusal;
 use crate::follow::{AgentStream, Follower, Lifetime, age};
 use crate::problem::{ApiError, Kind};
@@ -49,7 +49,7 @@ pub(super) async fn get(
             };
             match resumed {
                 Ok(etag) => Follower::resuming(agent.clone(), etag),
-                Err(ResumeError::Call(error)) => return Err(unavailable(error)),
+                Err(ResumeError::Call(error)) => return Err(error.into()),
                 Err(ResumeError::Behind) => {
                     app.metrics.resumes_refused.inc();
                     return Err(ApiError::new(Kind::Unavailable).detail("this replica is behind"));
@@ -65,7 +65,7 @@ pub(super) async fn get(
         place,
     };
     let stream = AgentStream::new(follower, seen, lifetime, move |refusal| {
-        metrics.refusal(refusal);
+        metrics.refusals.inc(refusal);
         log_refused_shadow(&agent, refusal);
     });
     let lines = stream::unfold(stream, async |mut stream| Some((stream.next_bytes().await?, stream)));

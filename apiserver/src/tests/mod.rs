@@ -19,13 +19,13 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tower_test::mock;
 
+use crate::Config;
 use crate::app::Limits;
 use crate::auth::keys::tests::{Issuer, claims};
 use crate::limit::Allowance;
 use crate::server::Running;
 use crate::shadow::tests::stored;
 use crate::tls::tests::{Directory, pair, pair_for};
-use crate::{Config, RunError};
 
 /// Time-out of a test. Nothing is expected to take long.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -261,7 +261,7 @@ struct Server {
     api: SocketAddr,
     plain: SocketAddr,
     stop: oneshot::Sender<()>,
-    running: JoinHandle<Result<(), RunError>>,
+    running: JoinHandle<anyhow::Result<()>>,
     client: reqwest::Client,
     directory: Directory,
 }

@@ -169,7 +169,7 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
         one("a share in progress", Some(AGENT_MANAGER), apply(json!({"progress": status["progress"]})), OWNER),
         one("a share in progress by another name", Some("me"), apply(json!({"progress": status["progress"]})), OWNER),
         one("a share in a condition", Some("me"), apply(json!({"conditions": [drained]})), OWNER),
-        one("a share in the agents' half", Some("me"), apply(json!({"state": status["state"]})), OWNER),
+        one("a share in the agent status", Some("me"), apply(json!({"state": status["state"]})), OWNER),
     ])
 }
 

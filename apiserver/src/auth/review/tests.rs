@@ -221,8 +221,8 @@ async fn token_cache_is_bounded_and_further_tokens_are_not_cached() {
     let (early, late) = (cluster.token("early", NOW + 600), cluster.token("late", NOW + 600));
     cluster.judge(&early).await.unwrap();
     let lane = &cluster.reviewer.signed;
-    let asked_for = lane.slot(of("asked for".into()).digest());
-    let asking = asked_for.lock().await;
+    let under_review = lane.slot(of("under review".into()).digest());
+    let asking = under_review.lock().await;
     for number in 2..10_000 {
         let slot = lane.slot(of(number.to_string()).digest());
         let (verdict, until) = (Err(Refusal::NotAuthenticated), Instant::now() + INVALID_FOR);
@@ -238,8 +238,8 @@ async fn token_cache_is_bounded_and_further_tokens_are_not_cached() {
     tokio::time::advance(INVALID_FOR + Duration::from_millis(1)).await;
     cluster.judge(&late).await.unwrap();
     assert!(cluster.reviewer.remembered(&late).is_some() && cluster.reviewer.remembered(&early).is_some());
-    assert_eq!(lane.slots().len(), 3, "what is asked for right now stays too");
-    assert!(Arc::ptr_eq(&lane.slot(of("asked for".into()).digest()), &asked_for));
+    assert_eq!(lane.slots().len(), 3, "a token under review stays too");
+    assert!(Arc::ptr_eq(&lane.slot(of("under review".into()).digest()), &under_review));
     drop(asking);
 }
 
