@@ -94,11 +94,6 @@ impl<P: Projection> Cache<P> {
         self.change(|state| state.known.answer(&item.key(), item, P::matters));
     }
 
-    /// Removes an object that this process has deleted.
-    pub fn forget(&self, key: &str) {
-        self.change(|state| state.known.forget(key));
-    }
-
     /// Watches for as long as it is polled. An unreadable object is left out and logged.
     pub fn run(
         &self,

@@ -21,10 +21,10 @@ use planner::view::{BudgetFacts, Standings};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use self::answers::Done;
+use self::answers::Ended;
 use self::memory::{NodeMemory, PodWatch, Retracting};
-use self::retry::RetryQueue;
-use crate::apply::{Applier, Evicted, Outcome};
+use self::retry::WriteStates;
+use crate::apply::Applier;
 use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
@@ -75,13 +75,14 @@ pub struct Driver {
     own_node: Option<String>,
     leader_since: Timestamp,
     web_api_missing: Option<Timestamp>,
+    /// True if this leader's work ends after the present turn, so that another replica takes over.
     handing_over: bool,
     handed_over: bool,
     memory: HashMap<String, NodeMemory>,
     standings: Standings,
     pods: HashMap<String, PodWatch>,
     daemon_sets: DaemonSets,
-    queue: RetryQueue,
+    writes: WriteStates,
     retracting: Option<Retracting>,
     operator_written: Option<Instant>,
     /// The version of each budget before its last refusal, by the budget's key. A budget that refuses one pod refuses
@@ -89,9 +90,7 @@ pub struct Driver {
     refused_at: BTreeMap<String, String>,
     /// Number of evictions sent.
     requests: u64,
-    evicted: (mpsc::UnboundedSender<Evicted>, mpsc::UnboundedReceiver<Evicted>),
-    outcomes: (mpsc::UnboundedSender<Outcome>, mpsc::UnboundedReceiver<Outcome>),
-    done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
+    ended: (mpsc::UnboundedSender<Ended>, mpsc::UnboundedReceiver<Ended>),
 }
 
 impl Driver {
@@ -115,21 +114,13 @@ impl Driver {
             memory: HashMap::new(),
             standings: Standings::default(),
             pods: HashMap::new(),
-            queue: RetryQueue::default(),
+            writes: WriteStates::default(),
             retracting: None,
             operator_written: None,
             refused_at: BTreeMap::new(),
             requests: 0,
-            evicted: mpsc::unbounded_channel(),
-            outcomes: mpsc::unbounded_channel(),
-            done: mpsc::unbounded_channel(),
+            ended: mpsc::unbounded_channel(),
         }
-    }
-
-    /// Ends this leader's work after the present turn, so that another replica takes over. Called in a turn
-    /// whose plan hands the lead over.
-    pub fn hand_over(&mut self) {
-        self.handing_over = true;
     }
 
     /// Runs until `stop` turns true or the work is handed over, then waits for the actions under way.
@@ -147,9 +138,7 @@ impl Driver {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
                 _ = changes.changed() => {}
-                Some(outcome) = self.outcomes.1.recv() => self.ended(outcome),
-                Some(evicted) = self.evicted.1.recv() => self.answered(evicted),
-                Some(done) = self.done.1.recv() => self.written(done),
+                Some(ended) = self.ended.1.recv() => self.record(ended),
                 () = timer => {}
             }
             // Changes that come close together are handled together, and planning takes half of the time at most,
@@ -159,14 +148,8 @@ impl Driver {
                 break;
             }
             changes.mark_unchanged();
-            while let Ok(outcome) = self.outcomes.1.try_recv() {
-                self.ended(outcome);
-            }
-            while let Ok(evicted) = self.evicted.1.try_recv() {
-                self.answered(evicted);
-            }
-            while let Ok(done) = self.done.1.try_recv() {
-                self.written(done);
+            while let Ok(ended) = self.ended.1.try_recv() {
+                self.record(ended);
             }
             let began = Instant::now();
             wake = self.turn();
@@ -181,9 +164,7 @@ impl Driver {
         while self.writing() {
             tokio::select! {
                 () = tokio::time::sleep_until(deadline) => break,
-                Some(outcome) = self.outcomes.1.recv() => self.ended(outcome),
-                Some(evicted) = self.evicted.1.recv() => self.answered(evicted),
-                Some(done) = self.done.1.recv() => self.written(done),
+                Some(ended) = self.ended.1.recv() => self.record(ended),
             }
         }
         if self.handing_over && !*stop.borrow() { End::HandedOver } else { End::Stopped }
@@ -191,7 +172,7 @@ impl Driver {
 
     /// Returns whether any write of the operator is under way.
     fn writing(&self) -> bool {
-        self.queue.is_writing() || self.memory.values().any(|memory| !memory.in_flight.is_empty())
+        self.writes.is_writing() || self.memory.values().any(|memory| !memory.in_flight.is_empty())
     }
 
     /// Runs one turn: view, plan, lint, apply. Returns the time of the next turn if nothing changes.
@@ -224,7 +205,7 @@ impl Driver {
         self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
         if plan.hand_over {
             tracing::info!(node = self.own_node, "lease handed over: the node of this replica is next");
-            self.hand_over();
+            self.handing_over = true;
         }
         self.change_shadows(std::mem::take(&mut plan.shadows));
         self.label_nodes(std::mem::take(&mut plan.labels));
@@ -237,7 +218,7 @@ impl Driver {
             // A timestamp has millisecond precision; waking a little late beats waking early and again.
             Instant::now() + between(now, at) + Duration::from_millis(2)
         });
-        [until, status_due, self.queue.wake()].into_iter().flatten().min()
+        [until, status_due, self.writes.wake()].into_iter().flatten().min()
     }
 }
 

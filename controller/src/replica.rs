@@ -169,10 +169,9 @@ impl Replica {
     async fn lead(&self, leadership: Leadership) -> End {
         let Self { config, client, metrics, caches, peers, .. } = self;
         let mut stop = self.stop.clone();
-        let mut leads = leadership.leads();
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return End::Stopped,
-            elected = leads.wait_for(|leads| *leads) => if elected.is_err() { return End::Stopped },
+            acquired = leadership.acquired() => if !acquired { return End::Stopped },
         }
         tracing::info!(identity = config.identity, "lease acquired: this replica leads");
         metrics.lead(true);

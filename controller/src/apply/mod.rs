@@ -17,8 +17,6 @@ use models::backoff::exponential;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Api, ListParams};
 use models::names;
-use tokio::sync::mpsc;
-
 pub use pods::Evicted;
 
 use crate::cache::Cache;
@@ -104,13 +102,6 @@ pub struct Learned {
     pub lease: Option<(Option<jiff::Timestamp>, jiff::Timestamp)>,
 }
 
-/// The end of an action.
-#[derive(Debug)]
-pub struct Outcome {
-    pub node: String,
-    pub result: Result<Learned, ApplyError>,
-}
-
 #[derive(Clone)]
 pub struct Applier {
     pub(crate) client: kube::Client,
@@ -140,21 +131,17 @@ impl Applier {
         Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, recorder }
     }
 
-    /// Carries out one action about one node and sends its end to `done`.
-    pub fn spawn(&self, node: NodeView, action: Action, done: mpsc::UnboundedSender<Outcome>) {
-        let applier = self.clone();
-        tokio::spawn(async move {
-            let name = node.facts.name.clone();
-            let result = applier.carry_out(&node, action).await;
-            if let Err(error) = &result {
-                applier.rejected(&name, error);
-                if error.is_unknown() {
-                    applier.read_node(&name).await;
-                }
+    /// Carries out one action about one node. After a call with an unknown result the node is read again.
+    pub async fn act(&self, node: &NodeView, action: Action) -> Result<Learned, ApplyError> {
+        let result = self.carry_out(node, action).await;
+        if let Err(error) = &result {
+            self.rejected(&node.facts.name, error);
+            if error.is_unknown() {
+                self.read_node(&node.facts.name).await;
             }
-            applier.log_decisions(&node);
-            let _ = done.send(Outcome { node: name, result });
-        });
+        }
+        self.log_decisions(node);
+        result
     }
 
     /// Logs the decisions about a node since this view of it.

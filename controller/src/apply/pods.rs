@@ -8,8 +8,6 @@ use k8s_openapi::api::policy::v1::Eviction as EvictionBody;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::core::DeserializeGuard;
-use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 
 use super::{Applier, ApplyError};
 use crate::eviction::{Meaning, meaning};
@@ -35,26 +33,21 @@ pub struct Evicted {
 }
 
 impl Applier {
-    /// Evicts one pod, or deletes it past its budgets, under its uid, and sends the answer to `done`.
-    pub fn spawn_eviction(
+    /// Evicts one pod, or deletes it past its budgets, under its uid.
+    pub async fn remove_pod(
         &self,
         node: String,
         pod: Eviction,
         (grace, delete): (Option<i64>, bool),
         request: u64,
-        done: mpsc::UnboundedSender<Evicted>,
-    ) -> AbortHandle {
-        let applier = self.clone();
-        let task = tokio::spawn(async move {
-            let answer = if delete { applier.delete(&pod, grace).await } else { applier.evict(&pod, grace).await };
-            let (means, message) = answer.unwrap_or_else(|error| (Meaning::Retry(RETRY), error.to_string()));
-            if means == Meaning::Leaves {
-                let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
-                tracing::info!(node, namespace, pod = name, past_budgets = delete, "pod evicted");
-            }
-            let _ = done.send(Evicted { node, namespace: pod.namespace, uid: pod.uid, request, means, message });
-        });
-        task.abort_handle()
+    ) -> Evicted {
+        let answer = if delete { self.delete(&pod, grace).await } else { self.evict(&pod, grace).await };
+        let (means, message) = answer.unwrap_or_else(|error| (Meaning::Retry(RETRY), error.to_string()));
+        if means == Meaning::Leaves {
+            let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
+            tracing::info!(node, namespace, pod = name, past_budgets = delete, "pod evicted");
+        }
+        Evicted { node, namespace: pod.namespace, uid: pod.uid, request, means, message }
     }
 
     /// Deletes a pod past its budgets, under its uid.

@@ -9,7 +9,6 @@ use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::permit::SettingsClaims;
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy, HostState};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
 use super::{Applier, ApplyError, Evicted};
 use crate::caches::Caches;
@@ -19,16 +18,16 @@ use planner::plan::{Action, Eviction, Note};
 use planner::view::{ClusterView, Compared, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
 
 #[derive(Clone, Debug)]
-struct Call {
-    method: String,
-    path: String,
-    query: String,
-    body: Value,
+pub(super) struct Call {
+    pub(super) method: String,
+    pub(super) path: String,
+    pub(super) query: String,
+    pub(super) body: Value,
 }
 
 /// Returns an applier whose calls are recorded; each is answered with what it sent.
 fn applier() -> (Applier, Arc<Mutex<Vec<Call>>>) {
-    applier_answering(|sent| sent)
+    applier_answering(|call| call.body.clone())
 }
 
 /// Returns an applier whose API server keeps every claim on a Node, whatever is sent.
@@ -46,7 +45,8 @@ fn applier_that_leaves_claims() -> (Applier, Arc<Mutex<Vec<Call>>>) {
     })
 }
 
-fn applier_answering(respond: impl Fn(Value) -> Value + Send + 'static) -> (Applier, Arc<Mutex<Vec<Call>>>) {
+/// Returns an applier whose calls are recorded, and answered by `respond`.
+pub(super) fn applier_answering(respond: impl Fn(&Call) -> Value + Send + 'static) -> (Applier, Arc<Mutex<Vec<Call>>>) {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
     let log = calls.clone();
@@ -54,21 +54,22 @@ fn applier_answering(respond: impl Fn(Value) -> Value + Send + 'static) -> (Appl
         while let Some((request, reply)) = handle.next_request().await {
             let (parts, body) = request.into_parts();
             let body: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or(Value::Null);
-            log.lock().unwrap().push(Call {
+            let call = Call {
                 method: parts.method.to_string(),
                 path: parts.uri.path().to_owned(),
                 query: parts.uri.query().unwrap_or_default().to_owned(),
-                body: body.clone(),
-            });
-            let answer = if parts.uri.path().ends_with("/eviction") {
+                body,
+            };
+            let answer = if call.path.ends_with("/eviction") {
                 json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201})
             } else {
-                let mut answer = respond(body);
+                let mut answer = respond(&call);
                 if answer.get("spec").is_none() {
                     answer["spec"] = json!({"attempt": 0});
                 }
                 answer
             };
+            log.lock().unwrap().push(call);
             let answer = Body::from(answer.to_string().into_bytes());
             reply.send_response(Response::builder().status(200).body(answer).unwrap());
         }
@@ -113,9 +114,7 @@ async fn call_of(action: Action) -> Call {
 }
 
 async fn evicted(applier: &Applier, pod: Eviction, how: (Option<i64>, bool)) -> Evicted {
-    let (done, mut ended) = mpsc::unbounded_channel();
-    applier.spawn_eviction("a".into(), pod, how, 7, done);
-    ended.recv().await.unwrap()
+    applier.remove_pod("a".into(), pod, how, 7).await
 }
 
 async fn call_about(pod: Eviction, how: (Option<i64>, bool)) -> Call {
@@ -363,10 +362,8 @@ async fn action_without_response_ends_and_its_node_is_reread() {
     let (mut applier, _) = applier();
     let client = kube::Client::new(service, "default");
     applier.client = crate::client::limited(client, crate::calls::Calls::default(), applier.metrics.clone());
-    let (done, mut ended) = tokio::sync::mpsc::unbounded_channel();
-    applier.spawn(node(), Action::Claim { parts: planner::claims::Parts::CORDON, note: None }, done);
-    let outcome = ended.recv().await.unwrap();
-    assert!(outcome.result.as_ref().is_err_and(ApplyError::is_unknown), "{outcome:?}");
+    let result = applier.act(&node(), Action::Claim { parts: planner::claims::Parts::CORDON, note: None }).await;
+    assert!(result.as_ref().is_err_and(ApplyError::is_unknown), "{result:?}");
     let known = applier.nodes.get("a").map(|node| (node.resource_version, node.unschedulable));
     assert_eq!(known, Some(("42".to_owned(), true)), "what came of it is known before anything else is decided");
 }

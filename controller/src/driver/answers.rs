@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::Driver;
 use super::memory::RefusedCheck;
 use super::retry::Target;
-use crate::apply::{ApplyError, Evicted, Outcome};
+use crate::apply::{ApplyError, Evicted, Learned};
 use crate::eviction::{Meaning, pause};
 
 /// Time for an accepted eviction to show in the watch before it is requested again.
@@ -26,10 +26,10 @@ const FIRST_PAUSE: Duration = Duration::from_secs(60);
 /// Longest pause for such a node.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
 
-/// The end of a write other than a node's action.
-pub(super) struct Done {
-    pub(super) target: Target,
-    pub(super) result: Result<(), ApplyError>,
+/// The end of something that was sent.
+pub(super) enum Ended {
+    Write(Target, Result<Learned, ApplyError>),
+    Eviction(Evicted),
 }
 
 impl Driver {
@@ -52,9 +52,16 @@ impl Driver {
         }
     }
 
-    /// Takes in the answer to an eviction, or its timeout. The answer to a request that was given up meanwhile is
+    pub(super) fn record(&mut self, ended: Ended) {
+        match ended {
+            Ended::Write(target, result) => self.record_write(target, result),
+            Ended::Eviction(evicted) => self.record_eviction(evicted),
+        }
+    }
+
+    /// Records the answer to an eviction, or its timeout. The answer to a request that was given up meanwhile is
     /// ignored.
-    pub(super) fn answered(&mut self, evicted: Evicted) {
+    pub(super) fn record_eviction(&mut self, evicted: Evicted) {
         let Some(memory) = self.memory.get_mut(&evicted.node) else { return };
         if memory.in_flight.get(&evicted.uid).is_none_or(|sent| sent.request != evicted.request) {
             return;
@@ -86,29 +93,32 @@ impl Driver {
         memory.blocked.insert(evicted.uid, answer);
     }
 
-    pub(super) fn ended(&mut self, Outcome { node, result }: Outcome) {
-        self.queue.ended(Target::Node(node.clone()), result.as_ref().err(), Instant::now());
-        let Ok(learned) = result else { return };
-        let memory = self.memory.entry(node).or_default();
-        memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
-        memory.owners.extend(learned.owner);
-        if let Some((renewed, now)) = learned.lease {
-            memory.lease = Some(LeaseObservations::add(memory.lease, renewed, now));
-        }
-    }
-
-    pub(super) fn written(&mut self, Done { target, result }: Done) {
-        if let Err(error) = &result {
-            self.applier.metrics.rejected(error.what(), error.code());
-            let conflict = error.code() == Some(409);
-            let error = error as &dyn std::error::Error;
-            match &target {
-                Target::Shadow(node) => tracing::warn!(node, error, "a shadow could not be created or deleted"),
-                Target::Label(node) if !conflict => tracing::warn!(node, error, "a node could not be labelled"),
-                Target::Operator if !conflict => tracing::warn!(error, "the operator's status could not be written"),
-                _ => {}
+    /// Records the end of a write and what was learned from it. The failure of a node's action is in the log already.
+    pub(super) fn record_write(&mut self, target: Target, result: Result<Learned, ApplyError>) {
+        self.writes.end(target.clone(), result.as_ref().err(), Instant::now());
+        match (target, result) {
+            (Target::Node(node), Ok(learned)) => {
+                let memory = self.memory.entry(node).or_default();
+                memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
+                memory.owners.extend(learned.owner);
+                if let Some((renewed, now)) = learned.lease {
+                    memory.lease = Some(LeaseObservations::add(memory.lease, renewed, now));
+                }
+            }
+            (Target::Node(_), Err(_)) | (_, Ok(_)) => {}
+            (target, Err(error)) => {
+                self.applier.metrics.rejected(error.what(), error.code());
+                let conflict = error.code() == Some(409);
+                let error = &error as &dyn std::error::Error;
+                match target {
+                    Target::Shadow(node) => tracing::warn!(node, error, "a shadow could not be created or deleted"),
+                    Target::Label(node) if !conflict => tracing::warn!(node, error, "a node could not be labelled"),
+                    Target::Operator if !conflict => {
+                        tracing::warn!(error, "the operator's status could not be written");
+                    }
+                    _ => {}
+                }
             }
         }
-        self.queue.ended(target, result.as_ref().err(), Instant::now());
     }
 }

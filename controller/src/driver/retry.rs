@@ -31,9 +31,9 @@ struct WriteState {
 
 /// The writes under way, and those that failed, each with a back-off of its own.
 #[derive(Debug, Default)]
-pub(super) struct RetryQueue(BTreeMap<Target, WriteState>);
+pub(super) struct WriteStates(BTreeMap<Target, WriteState>);
 
-impl RetryQueue {
+impl WriteStates {
     /// Begins a write. An urgent one takes no place of those that can wait.
     pub(super) fn begin(&mut self, target: Target, urgent: bool) {
         let write = self.0.entry(target).or_default();
@@ -62,8 +62,8 @@ impl RetryQueue {
             .collect()
     }
 
-    /// Takes in the end of a write, with the error if it failed.
-    pub(super) fn ended(&mut self, target: Target, error: Option<&ApplyError>, now: Instant) {
+    /// Records the end of a write, with the error if it failed.
+    pub(super) fn end(&mut self, target: Target, error: Option<&ApplyError>, now: Instant) {
         let Some(error) = error else {
             self.0.remove(&target);
             return;
@@ -130,56 +130,56 @@ mod tests {
     fn nodes_are_labelled_once_and_a_few_at_a_time() {
         let now = Instant::now();
         let mut wanted = nodes(LIMIT * 2 + 3);
-        let mut queue = RetryQueue::default();
+        let mut writes = WriteStates::default();
         // Other writes take no place.
-        queue.begin(Target::Operator, true);
-        queue.begin(Target::Shadow("node-0".into()), false);
+        writes.begin(Target::Operator, true);
+        writes.begin(Target::Shadow("node-0".into()), false);
         let mut rounds = Vec::new();
         while !wanted.is_empty() {
-            let begun = queue.begin_some(Target::Label, wanted.clone(), LIMIT);
-            assert!(queue.begin_some(Target::Label, wanted.clone(), LIMIT).is_empty(), "begun twice");
-            assert_eq!(queue.under_way(Target::Label), begun.len());
+            let begun = writes.begin_some(Target::Label, wanted.clone(), LIMIT);
+            assert!(writes.begin_some(Target::Label, wanted.clone(), LIMIT).is_empty(), "begun twice");
+            assert_eq!(writes.under_way(Target::Label), begun.len());
             rounds.push(begun.len());
             for node in begun {
                 wanted.retain(|(name, _)| *name != node);
-                queue.ended(Target::Label(node), None, now);
+                writes.end(Target::Label(node), None, now);
             }
         }
         assert_eq!(rounds, [LIMIT, LIMIT, 3]);
-        assert!(queue.is_writing() && !queue.is_free(&Target::Operator));
+        assert!(writes.is_writing() && !writes.is_free(&Target::Operator));
     }
 
     #[test]
     fn failed_write_is_retried_with_back_off_without_delaying_others() {
         let mut now = Instant::now();
-        let mut queue = RetryQueue::default();
+        let mut writes = WriteStates::default();
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            queue.end_pauses(now);
-            assert_eq!(queue.begin_some(Target::Shadow, nodes(1), LIMIT).len(), 1);
-            queue.ended(Target::Shadow("node-0".into()), Some(&ApplyError::NoKey), now);
-            assert!(queue.begin_some(Target::Shadow, nodes(1), LIMIT).is_empty(), "retried at once");
-            assert_eq!(queue.begin_some(Target::Shadow, nodes(2), LIMIT), ["node-1"], "the other one");
-            queue.ended(Target::Shadow("node-1".into()), None, now);
-            let again = queue.wake().unwrap();
+            writes.end_pauses(now);
+            assert_eq!(writes.begin_some(Target::Shadow, nodes(1), LIMIT).len(), 1);
+            writes.end(Target::Shadow("node-0".into()), Some(&ApplyError::NoKey), now);
+            assert!(writes.begin_some(Target::Shadow, nodes(1), LIMIT).is_empty(), "retried at once");
+            assert_eq!(writes.begin_some(Target::Shadow, nodes(2), LIMIT), ["node-1"], "the other one");
+            writes.end(Target::Shadow("node-1".into()), None, now);
+            let again = writes.wake().unwrap();
             pauses.push(again - now);
             now = again;
         }
         assert!(pauses.is_sorted() && pauses[0] < pauses[8] && pauses[8] <= Duration::from_secs(30), "{pauses:?}");
-        queue.begin_some(Target::Shadow, Vec::<(String, ())>::new(), LIMIT);
-        assert_eq!(queue.wake(), None, "a write that is not wanted any more causes no wake-up");
+        writes.begin_some(Target::Shadow, Vec::<(String, ())>::new(), LIMIT);
+        assert_eq!(writes.wake(), None, "a write that is not wanted any more causes no wake-up");
     }
 
     #[test]
     fn each_write_target_is_paused_separately() {
         let now = Instant::now();
         let node = || Target::Node("a".into());
-        let begin = |queue: &mut RetryQueue| queue.begin(node(), true);
-        let fail = |queue: &mut RetryQueue| queue.ended(node(), Some(&ApplyError::NoKey), now);
-        let succeed = |queue: &mut RetryQueue| queue.ended(node(), None, now);
-        let wait = |queue: &mut RetryQueue| queue.end_pauses(now + Duration::from_secs(60));
-        let forget = |queue: &mut RetryQueue| queue.retain(|_| false);
-        type Events<'a> = &'a [&'a dyn Fn(&mut RetryQueue)];
+        let begin = |writes: &mut WriteStates| writes.begin(node(), true);
+        let fail = |writes: &mut WriteStates| writes.end(node(), Some(&ApplyError::NoKey), now);
+        let succeed = |writes: &mut WriteStates| writes.end(node(), None, now);
+        let wait = |writes: &mut WriteStates| writes.end_pauses(now + Duration::from_secs(60));
+        let forget = |writes: &mut WriteStates| writes.retain(|_| false);
+        type Events<'a> = &'a [&'a dyn Fn(&mut WriteStates)];
         for (sentence, events, free, paused, writing) in [
             ("nothing has been written", &[] as Events<'_>, true, false, false),
             ("under way", &[&begin], false, false, true),
@@ -190,13 +190,13 @@ mod tests {
             ("failed, and the node has been deleted", &[&begin, &fail, &forget], true, false, false),
             ("retried", &[&begin, &fail, &wait, &begin], false, false, true),
         ] {
-            let mut queue = RetryQueue::default();
-            events.iter().for_each(|event| event(&mut queue));
-            let is = (queue.is_free(&node()), queue.is_paused(&node()), queue.is_writing());
+            let mut writes = WriteStates::default();
+            events.iter().for_each(|event| event(&mut writes));
+            let is = (writes.is_free(&node()), writes.is_paused(&node()), writes.is_writing());
             assert_eq!(is, (free, paused, writing), "{sentence}");
-            assert_eq!(queue.wake().is_some(), paused, "{sentence}");
-            assert!(queue.is_free(&Target::Label("a".into())), "{sentence}");
-            assert_eq!(queue.under_way(Target::Node), 0, "{sentence}: it is urgent");
+            assert_eq!(writes.wake().is_some(), paused, "{sentence}");
+            assert!(writes.is_free(&Target::Label("a".into())), "{sentence}");
+            assert_eq!(writes.under_way(Target::Node), 0, "{sentence}: it is urgent");
         }
     }
 }

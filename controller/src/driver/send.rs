@@ -10,13 +10,14 @@ use kube::api::Api;
 use kube::runtime::watcher;
 use planner::plan::{Evictions, Plan, ShadowChange};
 use planner::view::{ClusterView, InFlight, NodeFacts, Projection as _};
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Driver;
-use super::answers::Done;
+use super::answers::Ended;
 use super::memory::{PodWatch, Retracting, Sent};
 use super::retry::Target;
-use crate::apply::ApplyError;
+use crate::apply::{ApplyError, Learned};
 use crate::cache::Cache;
 use crate::writes::{self, Priority};
 
@@ -24,17 +25,42 @@ use crate::writes::{self, Priority};
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
 
 impl Driver {
+    /// Runs a task whose end comes back to the loop.
+    fn spawn(&self, task: impl Future<Output = Ended> + Send + 'static) -> AbortHandle {
+        let ended = self.ended.0.clone();
+        tokio::spawn(async move { _ = ended.send(task.await) }).abort_handle()
+    }
+
+    /// Runs a write other than a node's action. After a call with an unknown result, what it was about is read again.
+    fn write(&self, target: Target, write: impl Future<Output = Result<(), ApplyError>> + Send + 'static) {
+        let applier = self.applier.clone();
+        self.spawn(async move {
+            let result = write.await;
+            if result.as_ref().is_err_and(ApplyError::is_unknown) {
+                match &target {
+                    Target::Operator => applier.read_operator().await,
+                    Target::Node(node) | Target::Shadow(node) | Target::Label(node) => applier.read_node(node).await,
+                }
+            }
+            Ended::Write(target, result.map(|()| Learned::default()))
+        });
+    }
+
     pub(super) fn act(&mut self, view: &ClusterView, plan: &mut Plan) {
-        let under_way = self.queue.under_way(Target::Node);
+        let under_way = self.writes.under_way(Target::Node);
         for (node, action, priority) in writes::begin(std::mem::take(&mut plan.actions), view, under_way) {
             let name = &node.facts.name;
-            self.queue.begin(Target::Node(name.clone()), priority == Priority::Urgent);
+            self.writes.begin(Target::Node(name.clone()), priority == Priority::Urgent);
             if Plan::ends_drain(&action)
                 && let Some(memory) = self.memory.get_mut(name)
             {
                 memory.in_flight.clear();
             }
-            self.applier.spawn(node.clone(), action, self.outcomes.0.clone());
+            let (applier, node) = (self.applier.clone(), node.clone());
+            self.spawn(async move {
+                let result = applier.act(&node, action).await;
+                Ended::Write(Target::Node(node.facts.name), result)
+            });
         }
     }
 
@@ -47,13 +73,16 @@ impl Driver {
             let budgets: BTreeMap<_, _> =
                 concerned.into_iter().map(|budget| (budget.key(), budget.resource_version)).collect();
             let budgets = Arc::new(budgets);
-            let memory = self.memory.entry(name.clone()).or_default();
             for pod in pods {
                 self.requests += 1;
-                let (request, uid, done) = (self.requests, pod.uid.clone(), self.evicted.0.clone());
-                let task = self.applier.spawn_eviction(name.clone(), pod, (grace, delete), request, done);
+                let (request, uid) = (self.requests, pod.uid.clone());
+                let (applier, node) = (self.applier.clone(), name.clone());
+                let task = self.spawn(async move {
+                    Ended::Eviction(applier.remove_pod(node, pod, (grace, delete), request).await)
+                });
                 let what = InFlight { since: now, deletes: delete };
-                memory.in_flight.insert(uid, Sent { request, what, budgets: budgets.clone(), task });
+                let sent = Sent { request, what, budgets: budgets.clone(), task };
+                self.memory.entry(name.clone()).or_default().in_flight.insert(uid, sent);
             }
         }
     }
@@ -61,7 +90,7 @@ impl Driver {
     /// Writes slots at once and counts at most once a second, never two writes at a time.
     pub(super) fn write_operator(&mut self, view: &ClusterView, plan: &Plan) -> Option<Instant> {
         let (Some(status), Some(operator)) = (&plan.status, &view.operator) else { return None };
-        if *status == operator.status || !self.queue.is_free(&Target::Operator) {
+        if *status == operator.status || !self.writes.is_free(&Target::Operator) {
             return None;
         }
         let now = Instant::now();
@@ -69,40 +98,24 @@ impl Driver {
         if plan.slots.is_none() && due > now {
             return Some(due);
         }
-        self.queue.begin(Target::Operator, true);
+        self.writes.begin(Target::Operator, true);
         let taken = planner::plan::retracted(&operator.status.slots, &status.slots);
         self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));
         self.operator_written = Some(now);
-        let (applier, view, status, done) = (self.applier.clone(), view.clone(), status.clone(), self.done.0.clone());
-        tokio::spawn(async move {
-            let result = applier.write_operator(&view, &status).await;
-            if result.as_ref().is_err_and(ApplyError::is_unknown) {
-                applier.read_operator().await;
-            }
-            let _ = done.send(Done { target: Target::Operator, result });
-        });
+        let (applier, view, status) = (self.applier.clone(), view.clone(), status.clone());
+        self.write(Target::Operator, async move { applier.write_operator(&view, &status).await });
         None
     }
 
     pub(super) fn change_shadows(&mut self, changes: Vec<ShadowChange>) {
         let changes = changes.into_iter().map(|change| (change.node().to_owned(), change)).collect();
-        for change in self.queue.begin_some(Target::Shadow, changes, writes::AT_A_TIME) {
-            let (applier, done) = (self.applier.clone(), self.done.0.clone());
-            tokio::spawn(async move {
-                let (node, result) = match change {
-                    ShadowChange::Create { node, uid, host } => {
-                        let result = applier.create_shadow(&node, &uid, *host).await;
-                        (node, result)
-                    }
-                    ShadowChange::Delete { node, uid } => {
-                        let result = applier.delete_shadow(&node, &uid).await;
-                        (node, result)
-                    }
-                };
-                if result.as_ref().is_err_and(ApplyError::is_unknown) {
-                    applier.read_node(&node).await;
+        for change in self.writes.begin_some(Target::Shadow, changes, writes::AT_A_TIME) {
+            let applier = self.applier.clone();
+            self.write(Target::Shadow(change.node().to_owned()), async move {
+                match change {
+                    ShadowChange::Create { node, uid, host } => applier.create_shadow(&node, &uid, *host).await,
+                    ShadowChange::Delete { node, uid } => applier.delete_shadow(&node, &uid).await,
                 }
-                let _ = done.send(Done { target: Target::Shadow(node), result });
             });
         }
     }
@@ -110,15 +123,9 @@ impl Driver {
     /// Puts nodes under the operator.
     pub(super) fn label_nodes(&mut self, nodes: Vec<NodeFacts>) {
         let wanted = nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
-        for node in self.queue.begin_some(Target::Label, wanted, writes::LABELS_AT_A_TIME) {
-            let (applier, done) = (self.applier.clone(), self.done.0.clone());
-            tokio::spawn(async move {
-                let result = applier.label(&node).await;
-                if result.as_ref().is_err_and(ApplyError::is_unknown) {
-                    applier.read_node(&node.name).await;
-                }
-                let _ = done.send(Done { target: Target::Label(node.name), result });
-            });
+        for node in self.writes.begin_some(Target::Label, wanted, writes::LABELS_AT_A_TIME) {
+            let applier = self.applier.clone();
+            self.write(Target::Label(node.name.clone()), async move { applier.label(&node).await });
         }
     }
 

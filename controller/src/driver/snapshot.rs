@@ -78,8 +78,8 @@ impl Driver {
         let mut shadows = self.applier.shadows.items();
         self.memory.retain(|name, _| nodes.contains_key(name));
         let clock = Instant::now();
-        self.queue.end_pauses(clock);
-        self.queue.retain(|target| !matches!(target, Target::Node(name) if !nodes.contains_key(name)));
+        self.writes.end_pauses(clock);
+        self.writes.retain(|target| !matches!(target, Target::Node(name) if !nodes.contains_key(name)));
         let mut view = ClusterView {
             operator: self.applier.operator.get(models::names::OPERATOR_NAME),
             own_node: self.own_node.clone(),
@@ -128,10 +128,10 @@ impl Driver {
             self.memory.entry(name.clone()).or_default();
         }
         let target = Target::Node(name.clone());
-        if !self.queue.is_free(&target) {
+        if !self.writes.is_free(&target) {
             view.busy.insert(name.clone());
         }
-        if self.queue.is_paused(&target) {
+        if self.writes.is_paused(&target) {
             view.paused.insert(name.clone());
         }
         let Some(memory) = self.memory.get_mut(name) else { return };

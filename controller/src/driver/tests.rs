@@ -6,7 +6,7 @@ use watches::Sink as _;
 
 use super::retry::Target;
 use super::*;
-use crate::apply::ApplyError;
+use crate::apply::{ApplyError, Evicted};
 use crate::eviction::Meaning;
 use crate::leader::Leadership;
 
@@ -88,10 +88,11 @@ async fn policy_change_for_large_fleet_delays_no_eviction_and_limits_writes() {
     let (_, reply) =
         unanswered.iter().position(|(path, _)| path.contains("brs-")).map(|at| unanswered.remove(at)).unwrap();
     reply.send_response(http::Response::builder().status(409).body(kube::client::Body::empty()).unwrap());
-    let outcome = driver.outcomes.1.recv().await.unwrap();
-    let done = outcome.node.clone();
-    driver.ended(outcome);
-    let busy = actions.keys().filter(|name| !driver.queue.is_free(&Target::Node((*name).clone())));
+    let ended = driver.ended.1.recv().await.unwrap();
+    let Ended::Write(Target::Node(done), _) = &ended else { panic!("the node's action has ended") };
+    let done = done.clone();
+    driver.record(ended);
+    let busy = actions.keys().filter(|name| !driver.writes.is_free(&Target::Node((*name).clone())));
     view.busy.extend(busy.cloned());
     view.busy.insert(done);
     driver.act(&view, &mut plan());
@@ -107,7 +108,7 @@ async fn hand_over_ends_leader_and_stop_takes_precedence() {
     for (stopped, end) in [(false, End::HandedOver), (true, End::Stopped)] {
         let (mut driver, _) = driver();
         let (_stop, stop) = watch::channel(stopped);
-        driver.hand_over();
+        driver.handing_over = true;
         let ended = tokio::time::timeout(Duration::from_secs(60), driver.run(&Calls::default(), stop)).await;
         assert_eq!(ended, Ok(end));
     }
@@ -165,15 +166,15 @@ async fn evictions_in_flight_do_not_make_node_busy_and_end_with_drain() {
     assert!(view.busy.is_empty());
     assert_eq!(view.nodes["a"].in_flight.keys().collect::<Vec<_>>(), ["uid-first", "uid-second"]);
     // An answered request leaves the answer alone, and a replaced request leaves none.
-    driver.answered(refusal("first", 1));
-    driver.answered(refusal("second", 1));
+    driver.record_eviction(refusal("first", 1));
+    driver.record_eviction(refusal("second", 1));
     let view = driver.view(now);
     assert_eq!(view.nodes["a"].in_flight.keys().collect::<Vec<_>>(), ["uid-second"]);
     assert_eq!(view.nodes["a"].blocked.keys().collect::<Vec<_>>(), ["uid-first"]);
-    driver.applier.shadows.forget("a");
+    list(&driver.applier.shadows);
     take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
     assert!(driver.view(now).nodes["a"].in_flight.is_empty());
-    driver.answered(refusal("second", 2));
+    driver.record_eviction(refusal("second", 2));
     assert_eq!(driver.view(now).nodes["a"].blocked.len(), 1);
 }
 
@@ -204,7 +205,7 @@ async fn eviction_of_long_refused_pod_is_retried_less_often() {
         take_node_in(&driver, &nodes, "Draining", &desired);
         let now = crate::clock::now();
         driver.evict(evictions(&["web"]), now - seconds(refused));
-        driver.answered(refusal("web", 1));
+        driver.record_eviction(refusal("web", 1));
         let retry_at = driver.view(now).nodes["a"].blocked["uid-web"].retry_at;
         assert!(retry_at >= now + seconds(pause), "after {refused} s: {retry_at}, at {now}");
     }
@@ -235,7 +236,7 @@ async fn refused_eviction_is_retried_at_once_if_pdb_already_allows_it() {
         for change in meanwhile {
             take(&driver.budgets, change);
         }
-        driver.answered(refusal("second", 2));
+        driver.record_eviction(refusal("second", 2));
         let blocked = &driver.view(now).nodes["a"].blocked["uid-second"];
         assert_eq!(blocked.retry_at <= now, now_due, "{sentence}: {blocked:?}");
     }
@@ -283,10 +284,10 @@ async fn removed_slot_stays_retracted_until_operator_resource_changes() {
     let sent = driver.view(now);
     assert!(sent.retracted.contains("node-1") && sent.slots().count() == 0, "{:?}", sent.retracted);
     // The result of this write is unknown.
-    driver.written(Done { target: Target::Operator, result: Err(ApplyError::NoKey) });
+    driver.record_write(Target::Operator, Err(ApplyError::NoKey));
     assert_eq!(driver.view(now).slots().count(), 0);
     // A further write that removes nothing does not settle the first one.
-    driver.queue = RetryQueue::default();
+    driver.writes = WriteStates::default();
     let mut counts = without(&view);
     counts.slots = Some(view.operator.as_ref().unwrap().status.slots.clone());
     counts.status.as_mut().unwrap().slots = counts.slots.clone().unwrap();
@@ -331,7 +332,7 @@ async fn pause_of_removed_node_causes_no_busy_wakeups() {
     let (mut driver, nodes) = driver();
     take(&nodes, serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}));
     // An earlier action about it failed, and the pause after that is over.
-    driver.queue.ended(Target::Node("a".into()), Some(&ApplyError::NoKey), Instant::now() - Duration::from_secs(1));
+    driver.writes.end(Target::Node("a".into()), Some(&ApplyError::NoKey), Instant::now() - Duration::from_secs(1));
     let mut in_the_past = 0;
     for _ in 0..100 {
         if driver.turn().is_some_and(|wake| wake <= Instant::now()) {

@@ -101,7 +101,7 @@ impl Ledger {
 
     /// Takes in the result of a query that was sent under `edition` of the settings at `sent_at`. Returns whether it
     /// has to be checked: at another kind of answer than before, and at each further empty answer.
-    pub(super) fn ended(&mut self, query: &str, edition: u64, sent_at: Timestamp, answer: Answer) -> bool {
+    pub(super) fn record(&mut self, query: &str, edition: u64, sent_at: Timestamp, answer: Answer) -> bool {
         if edition != self.edition {
             return false;
         }
@@ -198,7 +198,7 @@ mod tests {
         }
 
         fn ends(&mut self, second: i64, query: &str, answer: Answer) -> bool {
-            self.ledger.ended(query, self.ledger.edition, t(second), answer)
+            self.ledger.record(query, self.ledger.edition, t(second), answer)
         }
 
         fn kinds(&self, second: i64) -> Vec<(String, &'static str)> {
@@ -305,7 +305,7 @@ mod tests {
         case.settings.url = "http://other".into();
         case.want(1, &["a", "b"]);
         assert_eq!(case.kinds(1), []);
-        assert!(!case.ledger.ended("b", before, t(0), Answer::Quiet { since: t(0) }));
+        assert!(!case.ledger.record("b", before, t(0), Answer::Quiet { since: t(0) }));
         assert_eq!(case.kinds(1), [], "an answer of the old server");
         assert_eq!(case.due(1, 4), ["a", "b"]);
     }

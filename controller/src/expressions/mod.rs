@@ -90,14 +90,14 @@ impl Shared {
         self.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
 
-    fn ended(&self, query: &str, edition: u64, sent: Timestamp, answer: Answer) {
+    fn record(&self, query: &str, edition: u64, sent: Timestamp, answer: Answer) {
         match &answer {
             Answer::Quiet { .. } => tracing::debug!(query, "an expression is quiet"),
             Answer::Firing { series } => tracing::debug!(query, series, "an expression returns something"),
             Answer::Failed { message } => tracing::debug!(query, message, "an expression has no answer"),
         }
         self.metrics.expression(&answer);
-        let news = self.lock().ended(query, edition, sent, answer);
+        let news = self.lock().record(query, edition, sent, answer);
         if news {
             self.wake();
         }
@@ -113,7 +113,7 @@ struct Sender {
 
 impl Sender {
     async fn make(settings: &Prometheus, shared: &Shared) -> Self {
-        let client = query::client(settings, shared.ca_file.as_deref()).await.map_err(|error| error.to_string());
+        let client = query::client(settings, shared.ca_file.as_deref()).await;
         Self { client, made: Instant::now(), failed: false }
     }
 
@@ -162,7 +162,7 @@ async fn run(shared: Arc<Shared>) {
                 if let Some(sender) = &mut sender {
                     sender.failed |= matches!(answer, Answer::Failed { .. });
                 }
-                shared.ended(&query, edition, sent, answer);
+                shared.record(&query, edition, sent, answer);
             }
             () = shared.wanted.notified() => {}
             () = timer => {}

@@ -1,8 +1,7 @@
 //! One query to Prometheus: a POST, limits of time and size, and every possible result.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use jiff::Timestamp;
 use reqwest::header::{CONTENT_TYPE, LOCATION};
@@ -15,59 +14,15 @@ use planner::view::Answer;
 /// Maximum size of an answer, in bytes. The expected answer is empty, so this is plenty, and memory stays bounded.
 const BODY_LIMIT: usize = 1 << 20;
 
+/// What to check where nothing answers.
+const REACHABLE: &str = "is the address right, and does a NetworkPolicy let the controller through?";
+
 /// Maximum length of a cause or an address in messages.
 const SHOWN_LENGTH: usize = 200;
 
-/// The reason why no client could be made.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ClientError {
-    #[error("the file of --prometheus-ca-file, {}, cannot be read: {source}", path.display())]
-    ReadCa { path: PathBuf, source: std::io::Error },
-    #[error("the file of --prometheus-ca-file, {}, holds no certificate in PEM", path.display())]
-    ParseCa { path: PathBuf },
-    /// No authorities are trusted, or none that can be read.
-    #[error(
-        "no authority to check the certificate of Prometheus with ({cause}): the controller's image holds none, so mount \
-         a file with the CA and name it in --prometheus-ca-file"
-    )]
-    Build { cause: String },
-}
-
-/// The reason why a query has no answer.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum QueryError {
-    #[error("spec.prometheus.url is not an address ({cause}): write one such as http://prometheus.monitoring.svc:9090")]
-    Address { cause: String },
-    #[error(
-        "no answer from {url} within {limit:?}: is the address right, and does a NetworkPolicy let the controller through?"
-    )]
-    Late { url: String, limit: Duration },
-    #[error("no answer from {url}: {cause}; {}", if *tls {
-        "is the address right, and did the authority of --prometheus-ca-file issue its certificate?"
-    } else {
-        "is the address right, and does a NetworkPolicy let the controller through?"
-    })]
-    Transport { url: String, cause: String, tls: bool },
-    #[error(
-        "{url} redirects to {to}, and redirects are not followed: write the address that answers itself into spec.prometheus.url"
-    )]
-    Redirect { url: String, to: String },
-    #[error("{url} answered {status}: the operator shows no credentials; write an address that asks for none")]
-    Denied { url: String, status: u16 },
-    /// The server fails without an error in the format of Prometheus.
-    #[error("{url} answered {status}: is spec.prometheus.url the base of Prometheus' API, and is it well?")]
-    Status { url: String, status: u16 },
-    #[error("the answer of {url} is larger than 1 MiB: let the expression return less, for example by count(...) > 0")]
-    Large { url: String },
-    #[error("{0}")]
-    Refused(Unreadable),
-    #[error("{url} answered, but {what}: is spec.prometheus.url the base of Prometheus' API?")]
-    Foreign { url: String, what: String },
-}
-
 /// Returns a client for this address. Certificates are verified with the authorities of `ca_file` alone, or without one
 /// with those of the system.
-pub(super) async fn client(settings: &Prometheus, ca_file: Option<&Path>) -> Result<Client, ClientError> {
+pub(super) async fn client(settings: &Prometheus, ca_file: Option<&Path>) -> Result<Client, String> {
     let builder = Client::builder()
         .redirect(redirect::Policy::none())
         // Queries go to the address in the policy, whatever the environment sets.
@@ -76,11 +31,11 @@ pub(super) async fn client(settings: &Prometheus, ca_file: Option<&Path>) -> Res
         .user_agent(concat!("brupop-controller/", env!("CARGO_PKG_VERSION")));
     let builder = match ca_file {
         Some(path) => {
-            let pem =
-                tokio::fs::read(path).await.map_err(|source| ClientError::ReadCa { path: path.to_owned(), source })?;
+            let file = format!("the file of --prometheus-ca-file, {},", path.display());
+            let pem = tokio::fs::read(path).await.map_err(|source| format!("{file} cannot be read: {source}"))?;
             let certificates = Certificate::from_pem_bundle(&pem).unwrap_or_default();
             if certificates.is_empty() {
-                return Err(ClientError::ParseCa { path: path.to_owned() });
+                return Err(format!("{file} holds no certificate in PEM"));
             }
             builder.tls_certs_only(certificates)
         }
@@ -88,7 +43,14 @@ pub(super) async fn client(settings: &Prometheus, ca_file: Option<&Path>) -> Res
         None if !settings.url.starts_with("https:") => builder.tls_certs_only([]),
         None => builder,
     };
-    builder.build().map_err(|error| ClientError::Build { cause: root_cause(&error) })
+    // No authorities are trusted, or none that can be read.
+    builder.build().map_err(|error| {
+        format!(
+            "no authority to check the certificate of Prometheus with ({}): the controller's image holds none, so mount a \
+             file with the CA and name it in --prometheus-ca-file",
+            root_cause(&error)
+        )
+    })
 }
 
 /// Sends one query. `sent` is the time of sending.
@@ -98,17 +60,19 @@ pub(super) async fn send(client: &Client, settings: &Prometheus, query: &str, se
             let shown = shown(&url);
             tokio::time::timeout(settings.timeout, post(client, url, &shown, query, sent))
                 .await
-                .unwrap_or(Err(QueryError::Late { url: shown, limit: settings.timeout }))
+                .unwrap_or_else(|_| Err(format!("no answer from {shown} within {:?}: {REACHABLE}", settings.timeout)))
         }
         Err(error) => Err(error),
     };
-    answer.unwrap_or_else(|error| Answer::Failed { message: error.to_string() })
+    answer.unwrap_or_else(|message| Answer::Failed { message })
 }
 
-async fn post(client: &Client, url: Url, shown: &str, query: &str, sent: Timestamp) -> Result<Answer, QueryError> {
-    let tls = url.scheme() == "https";
-    let transport =
-        |error: reqwest::Error| QueryError::Transport { url: shown.to_owned(), cause: root_cause(&error), tls };
+async fn post(client: &Client, url: Url, shown: &str, query: &str, sent: Timestamp) -> Result<Answer, String> {
+    let hint = match url.scheme() {
+        "https" => "is the address right, and did the authority of --prometheus-ca-file issue its certificate?",
+        _ => REACHABLE,
+    };
+    let transport = |error: reqwest::Error| format!("no answer from {shown}: {}; {hint}", root_cause(&error));
     let body = form(&url, query);
     let mut response = client
         .post(url)
@@ -119,30 +83,48 @@ async fn post(client: &Client, url: Url, shown: &str, query: &str, sent: Timesta
         .map_err(transport)?;
     let status = response.status();
     if status.is_redirection() {
-        return Err(QueryError::Redirect { url: shown.to_owned(), to: location(&response) });
+        return Err(format!(
+            "{shown} redirects to {}, and redirects are not followed: write the address that answers itself into \
+             spec.prometheus.url",
+            location(&response)
+        ));
     }
-    if matches!(status.as_u16(), 401 | 403) {
-        return Err(QueryError::Denied { url: shown.to_owned(), status: status.as_u16() });
+    let code = status.as_u16();
+    if matches!(code, 401 | 403) {
+        return Err(format!(
+            "{shown} answered {code}: the operator shows no credentials; write an address that asks for none"
+        ));
     }
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(transport)? {
         if body.len() + chunk.len() > BODY_LIMIT {
-            return Err(QueryError::Large { url: shown.to_owned() });
+            return Err(format!(
+                "the answer of {shown} is larger than 1 MiB: let the expression return less, for example by count(...) > 0"
+            ));
         }
         body.extend_from_slice(&chunk);
     }
     match answer::read(&body, sent) {
         // A query that cannot be evaluated is a 400 or 422 with the reason in the body.
-        Err(refused @ (Unreadable::Refused(_) | Unreadable::NeverNothing(_))) => Err(QueryError::Refused(refused)),
-        _ if !status.is_success() => Err(QueryError::Status { url: shown.to_owned(), status: status.as_u16() }),
-        Err(Unreadable::Foreign(what)) => Err(QueryError::Foreign { url: shown.to_owned(), what }),
+        Err(refused @ (Unreadable::Refused(_) | Unreadable::NeverNothing(_))) => Err(refused.to_string()),
+        // The server fails without an error in the format of Prometheus.
+        _ if !status.is_success() => {
+            Err(format!("{shown} answered {code}: is spec.prometheus.url the base of Prometheus' API, and is it well?"))
+        }
+        Err(Unreadable::Foreign(what)) => {
+            Err(format!("{shown} answered, but {what}: is spec.prometheus.url the base of Prometheus' API?"))
+        }
         Ok(answer) => Ok(answer),
     }
 }
 
 /// Returns the address of queries: the base, whatever path it has, and the path of the API.
-fn endpoint(base: &str) -> Result<Url, QueryError> {
-    let address = |cause: &str| QueryError::Address { cause: cause.to_owned() };
+fn endpoint(base: &str) -> Result<Url, String> {
+    let address = |cause: &str| {
+        format!(
+            "spec.prometheus.url is not an address ({cause}): write one such as http://prometheus.monitoring.svc:9090"
+        )
+    };
     let mut url = Url::parse(base).map_err(|error| address(&error.to_string()))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(address("it begins with neither http:// nor https://"));
@@ -203,7 +185,8 @@ mod tests {
             assert_eq!(endpoint(base).unwrap().as_str(), expected);
         }
         for base in ["", "prometheus", "ftp://p", "http://", "http://[", "mailto:p"] {
-            assert!(matches!(endpoint(base), Err(QueryError::Address { .. })), "{base}");
+            let error = endpoint(base).unwrap_err();
+            assert!(error.starts_with("spec.prometheus.url is not an address ("), "{base}: {error}");
         }
     }
 

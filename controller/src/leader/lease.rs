@@ -1,7 +1,5 @@
 //! The Lease itself: reading, writing, and the state of the leadership.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
@@ -29,46 +27,47 @@ pub struct LostLease;
 /// The leadership of this process, as far as it can know. Clones share it.
 #[derive(Clone)]
 pub struct Leadership {
-    renewed: Arc<Mutex<Option<Instant>>>,
-    leads: watch::Receiver<bool>,
-    handed_over: Arc<AtomicBool>,
-    parameters: Parameters,
+    lead: watch::Receiver<Lead>,
+    renew_deadline: Duration,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Lead {
+    /// The beginning of the last successful renewal; `None` before the first and after the release.
+    renewed: Option<Instant>,
+    handed_over: bool,
 }
 
 impl Leadership {
     /// Checks the leadership right before each write. It reads the monotonic clock, which also runs while the process
     /// is stopped, so a leader that was suspended past its lease finds out before it writes.
     pub fn check(&self) -> Result<(), LostLease> {
-        let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
-        match renewed {
-            Some(at) if at.elapsed() < self.parameters.renew_deadline => Ok(()),
-            _ => Err(LostLease),
-        }
+        let renewed = self.lead.borrow().renewed;
+        renewed.filter(|at| at.elapsed() < self.renew_deadline).map(|_| ()).ok_or(LostLease)
     }
 
-    /// Returns a receiver of the leadership of this process; follows changes.
-    pub fn leads(&self) -> watch::Receiver<bool> {
-        self.leads.clone()
+    /// Waits until this process leads. Returns false if its campaign ended before.
+    pub async fn acquired(&self) -> bool {
+        self.lead.clone().wait_for(|lead| lead.renewed.is_some()).await.is_ok()
     }
 
     /// Returns whether the previous leader handed the lead over, or one before that without a later statement to the
     /// contrary.
     pub fn handed_over(&self) -> bool {
-        self.handed_over.load(Ordering::Relaxed)
+        self.lead.borrow().handed_over
     }
 
     /// Returns a leadership that is over, for tests.
     #[cfg(test)]
     pub fn over() -> Self {
-        Self { renewed: Arc::default(), ..Self::forever() }
+        Self { lead: watch::channel(Lead::default()).1, renew_deadline: Duration::ZERO }
     }
 
     /// Returns a leadership that never ends, for tests.
     #[cfg(test)]
     pub fn forever() -> Self {
-        let (_, leads) = watch::channel(true);
-        let parameters = Parameters { renew_deadline: Duration::from_secs(3600), ..Parameters::default() };
-        Self { renewed: Arc::new(Mutex::new(Some(Instant::now()))), leads, handed_over: Arc::default(), parameters }
+        let lead = Lead { renewed: Some(Instant::now()), handed_over: false };
+        Self { lead: watch::channel(lead).1, renew_deadline: Duration::from_secs(3600) }
     }
 }
 
@@ -278,10 +277,8 @@ pub fn campaign(
     after: Option<Instant>,
     mut stop: watch::Receiver<Option<Release>>,
 ) -> (Leadership, impl Future<Output = Result<(), LostLease>>) {
-    let renewed = Arc::new(Mutex::new(None));
-    let (lead, leads) = watch::channel(false);
-    let handed_over = Arc::new(AtomicBool::new(false));
-    let leadership = Leadership { renewed: renewed.clone(), leads, handed_over: handed_over.clone(), parameters };
+    let (lead, receiver) = watch::channel(Lead::default());
+    let leadership = Leadership { lead: receiver, renew_deadline: parameters.renew_deadline };
     // A standby receives renewals and a release at once. The death of a leader shows when the Lease has run out.
     let mut changes = changes(api.clone(), &name);
     let mut campaign = Campaign { api, name, identity, parameters, after, observed: None, lease: None };
@@ -293,13 +290,15 @@ pub fn campaign(
             let answer = tokio::time::timeout(limit, campaign.attempt()).await;
             let pause = match answer {
                 Ok(Ok(true)) => {
-                    if last.is_none() {
-                        handed_over.store(campaign.was_handed_over(), Ordering::Relaxed);
-                    }
+                    let first = last.is_none();
                     last = Some(began);
-                    *renewed.lock().unwrap_or_else(PoisonError::into_inner) = last;
+                    lead.send_modify(|lead| {
+                        lead.renewed = last;
+                        if first {
+                            lead.handed_over = campaign.was_handed_over();
+                        }
+                    });
                     changes = stream::pending().boxed();
-                    lead.send_if_modified(|leads| !std::mem::replace(leads, true));
                     parameters.renew_period
                 }
                 Ok(Ok(false)) if last.is_some() => return Err(LostLease),
@@ -323,7 +322,7 @@ pub fn campaign(
             }
             let stopped = campaign.rest(pause, last.is_some(), &mut changes, &mut stop).await;
             if let Some(how) = stopped {
-                *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                lead.send_modify(|lead| lead.renewed = None);
                 campaign.release_in_time(&how).await;
                 return Ok(());
             }

@@ -164,8 +164,7 @@ fn stand(api: &Api<Lease>, after: Option<Instant>) -> Candidate {
 
 impl Candidate {
     async fn leads(&self) {
-        let mut leads = self.leadership.leads();
-        tokio::time::timeout(Duration::from_secs(60), leads.wait_for(|leads| *leads)).await.unwrap().unwrap();
+        assert!(tokio::time::timeout(Duration::from_secs(60), self.leadership.acquired()).await.unwrap());
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) struct Register {
     pub(super) families: Vec<Family>,
 }
 
-type Labels = &'static [&'static str];
+pub(super) type Labels = &'static [&'static str];
 type Registered<C> = Result<C, prometheus::Error>;
 
 impl Register {

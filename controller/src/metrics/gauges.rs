@@ -1,111 +1,71 @@
 //! The gauges that the leader alone exports.
 
+use std::collections::BTreeMap;
+
 use prometheus::GaugeVec;
 
-use super::family::Register;
+use super::family::{Labels, Register};
 
-/// Gauges about the fleet, exported by the leader alone.
+/// Name, labels and help of a gauge.
+type Entry = (&'static str, Labels, &'static str);
+
+/// Gauges about the fleet.
+pub(super) const FLEET: [Entry; 10] = [
+    ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
+    ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
+    ("nodes_waiting", &["reason"], "Nodes by the reason why they wait"),
+    (
+        "waiting_since_timestamp_seconds",
+        &["reason"],
+        "Time since which the node that has waited longest for this reason has waited for it, in seconds since 1970",
+    ),
+    ("slots_in_use", &[], "Nodes that are, or are about to be, out of service"),
+    ("slots_limit", &[], "Maximum number of nodes out of service at a time by maxUnavailable"),
+    ("frozen", &[], "1 while failures have stopped the rollout"),
+    (
+        "quarantined_versions",
+        &[],
+        "Versions that are not taken any more because nodes failed on them, per variant and architecture",
+    ),
+    ("policy_degraded", &[], "1 while the policy is invalid, so that an earlier one is in force"),
+    ("window_open", &[], "1 while the schedule of all nodes allows nodes to be taken out of service"),
+];
+
+/// Gauges about keys and certificates.
+pub(super) const TLS: [Entry; 3] = [
+    (
+        "certificate_expiry_timestamp_seconds",
+        &["certificate"],
+        "When the certificates of the authority and of the web API end, in seconds since 1970",
+    ),
+    ("rotation", &["of", "phase"], "Phase of the rotation of certificates and of the signing key (1)"),
+    (
+        "certificates_degraded",
+        &[],
+        "1 while a key or certificate is invalid; the log and the condition Degraded name it",
+    ),
+];
+
+/// Gauges that are set together, by their names.
 #[derive(Clone)]
-pub(super) struct Fleet {
-    pub(super) nodes: GaugeVec,
-    pub(super) states: GaugeVec,
-    pub(super) waiting: GaugeVec,
-    pub(super) waiting_since: GaugeVec,
-    pub(super) slots: GaugeVec,
-    pub(super) slots_limit: GaugeVec,
-    pub(super) frozen: GaugeVec,
-    pub(super) quarantined: GaugeVec,
-    pub(super) degraded: GaugeVec,
-    pub(super) window: GaugeVec,
-}
+pub(super) struct Gauges(BTreeMap<&'static str, GaugeVec>);
 
-impl Fleet {
-    pub(super) fn register(register: &mut Register) -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            nodes: register.gauge(
-                "nodes",
-                &["step", "version"],
-                "Nodes by the step of their update and the version that they run",
-            )?,
-            states: register.gauge(
-                "nodes_by_state",
-                &["state"],
-                "Nodes by the counts of the operator's status, which overlap",
-            )?,
-            waiting: register.gauge("nodes_waiting", &["reason"], "Nodes by the reason why they wait")?,
-            waiting_since: register.gauge(
-                "waiting_since_timestamp_seconds",
-                &["reason"],
-                "Time since which the node that has waited longest for this reason has waited for it, in seconds since 1970",
-            )?,
-            slots: register.gauge("slots_in_use", &[], "Nodes that are, or are about to be, out of service")?,
-            slots_limit: register.gauge(
-                "slots_limit",
-                &[],
-                "Maximum number of nodes out of service at a time by maxUnavailable",
-            )?,
-            frozen: register.gauge("frozen", &[], "1 while failures have stopped the rollout")?,
-            quarantined: register.gauge(
-                "quarantined_versions",
-                &[],
-                "Versions that are not taken any more because nodes failed on them, per variant and architecture",
-            )?,
-            degraded: register.gauge(
-                "policy_degraded",
-                &[],
-                "1 while the policy is invalid, so that an earlier one is in force",
-            )?,
-            window: register.gauge(
-                "window_open",
-                &[],
-                "1 while the schedule of all nodes allows nodes to be taken out of service",
-            )?,
-        })
+impl Gauges {
+    pub(super) fn register(register: &mut Register, table: &[Entry]) -> Result<Self, prometheus::Error> {
+        let gauge = |(name, labels, help): &Entry| Ok((*name, register.gauge(name, labels, help)?));
+        table.iter().map(gauge).collect::<Result<_, _>>().map(Self)
     }
 
     pub(super) fn reset(&self) {
-        let Self { nodes, states, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window } =
-            self;
-        for gauge in [nodes, states, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window]
-        {
-            gauge.reset();
-        }
-    }
-}
-
-/// Gauges about keys and certificates, of the leader alone.
-#[derive(Clone)]
-pub(super) struct Tls {
-    pub(super) expiry: GaugeVec,
-    pub(super) rotation: GaugeVec,
-    pub(super) problem: GaugeVec,
-}
-
-impl Tls {
-    pub(super) fn register(register: &mut Register) -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            expiry: register.gauge(
-                "certificate_expiry_timestamp_seconds",
-                &["certificate"],
-                "When the certificates of the authority and of the web API end, in seconds since 1970",
-            )?,
-            rotation: register.gauge(
-                "rotation",
-                &["of", "phase"],
-                "Phase of the rotation of certificates and of the signing key (1)",
-            )?,
-            problem: register.gauge(
-                "certificates_degraded",
-                &[],
-                "1 while a key or certificate is invalid; the log and the condition Degraded name it",
-            )?,
-        })
+        self.0.values().for_each(GaugeVec::reset);
     }
 
-    pub(super) fn reset(&self) {
-        let Self { expiry, rotation, problem } = self;
-        for gauge in [expiry, rotation, problem] {
-            gauge.reset();
+    /// Adds to one of them, all of which begin at 0. A name that is not in the table fails the tests, and is left out
+    /// otherwise.
+    pub(super) fn add(&self, name: &str, labels: &[&str], value: f64) {
+        debug_assert!(self.0.contains_key(name), "{name}");
+        if let Some(gauge) = self.0.get(name) {
+            gauge.with_label_values(labels).add(value);
         }
     }
 }

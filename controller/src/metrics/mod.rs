@@ -27,7 +27,7 @@ use semver::Version;
 use crate::calls::{Ages, Kind};
 use bounded::Bounded;
 use family::Register;
-use gauges::{Fleet, Tls};
+use gauges::Gauges;
 use planner::view::{Answer, ShadowFacts};
 
 pub use process::about_process;
@@ -75,7 +75,7 @@ pub struct Metrics {
     leader: GaugeVec,
     served: GaugeVec,
     clock_offset: GaugeVec,
-    fleet: Fleet,
+    fleet: Gauges,
     transitions: IntCounterVec,
     updates: IntCounterVec,
     step_duration: HistogramVec,
@@ -86,7 +86,7 @@ pub struct Metrics {
     no_answer: IntCounterVec,
     call_age: GaugeVec,
     turn_age: GaugeVec,
-    tls: Tls,
+    tls: Gauges,
     #[cfg(test)]
     families: Arc<Vec<family::Family>>,
 }
@@ -133,7 +133,7 @@ impl Metrics {
                 &[],
                 "Time by which the API server's clock is ahead of this process's; negative if behind",
             )?,
-            fleet: Fleet::register(&mut register)?,
+            fleet: Gauges::register(&mut register, &gauges::FLEET)?,
             transitions: register.counter(
                 "transitions_total",
                 &["from", "to"],
@@ -180,7 +180,7 @@ impl Metrics {
                 &[],
                 "Time since the leader made its last plan; it makes one at least every 30 s",
             )?,
-            tls: Tls::register(&mut register)?,
+            tls: Gauges::register(&mut register, &gauges::TLS)?,
             memory: Arc::default(),
             #[cfg(test)]
             families: Arc::new(register.families),
@@ -233,7 +233,7 @@ impl Metrics {
     pub fn lead(&self, leads: bool) {
         let mut memory = self.lock();
         memory.leading = leads;
-        self.leader.with_label_values(&ALONE).set(f64::from(u8::from(leads)));
+        self.leader.with_label_values(&ALONE).set(flag(leads));
         if !leads {
             memory.waits.clear();
             self.fleet.reset();
@@ -244,7 +244,7 @@ impl Metrics {
 
     /// Takes in the state of a custom resource: served or not.
     pub fn served(&self, resource: &str, served: bool) {
-        self.served.with_label_values(&[resource]).set(f64::from(u8::from(served)));
+        self.served.with_label_values(&[resource]).set(flag(served));
     }
 
     /// Takes in the lead of the API server's clock.
@@ -265,13 +265,13 @@ impl Metrics {
         self.tls.reset();
         for (certificate, until) in [("authority", authority), ("serving", serving)] {
             if let Some(until) = until {
-                self.tls.expiry.with_label_values(&[certificate]).set(seconds(*until));
+                self.tls.add("certificate_expiry_timestamp_seconds", &[certificate], seconds(*until));
             }
         }
         for (of, phase) in [("certificates", certificates), ("signing_key", signing_key)] {
-            self.tls.rotation.with_label_values(&[of, *phase]).set(1.0);
+            self.tls.add("rotation", &[of, phase], 1.0);
         }
-        self.tls.problem.with_label_values(&ALONE).set(f64::from(u8::from(*problem)));
+        self.tls.add("certificates_degraded", &ALONE, flag(*problem));
     }
 
     /// Takes in the state of the fleet and of its plan.
@@ -292,8 +292,6 @@ impl Metrics {
             window_open,
         } = snapshot;
         self.fleet.reset();
-        let set = |gauge: &GaugeVec, value: f64| gauge.with_label_values(&ALONE).set(value);
-        let flag = |gauge: &GaugeVec, holds: bool| set(gauge, f64::from(u8::from(holds)));
         if let Some(Counts { total, current, updating, staged, blocked, failed }) = counts {
             for (state, count) in [
                 ("total", total),
@@ -303,18 +301,21 @@ impl Metrics {
                 ("blocked", blocked),
                 ("failed", failed),
             ] {
-                let count = usize::try_from(*count).unwrap_or_default();
-                self.fleet.states.with_label_values(&[state]).set(float(count));
+                self.fleet.add("nodes_by_state", &[state], float(usize::try_from(*count).unwrap_or_default()));
             }
         }
-        set(&self.fleet.slots, float(*slots_in_use));
-        if let Some(limit) = slots_limit {
-            set(&self.fleet.slots_limit, float(*limit));
+        for (name, value) in [
+            ("slots_in_use", Some(float(*slots_in_use))),
+            ("slots_limit", slots_limit.map(float)),
+            ("frozen", Some(flag(*frozen))),
+            ("quarantined_versions", Some(float(*quarantined_versions))),
+            ("policy_degraded", Some(flag(*policy_degraded))),
+            ("window_open", Some(flag(*window_open))),
+        ] {
+            if let Some(value) = value {
+                self.fleet.add(name, &ALONE, value);
+            }
         }
-        flag(&self.fleet.frozen, *frozen);
-        set(&self.fleet.quarantined, float(*quarantined_versions));
-        flag(&self.fleet.degraded, *policy_degraded);
-        flag(&self.fleet.window, *window_open);
         self.count_nodes(&mut memory, nodes);
         self.count_waits(&mut memory, nodes, *now);
     }
@@ -340,7 +341,7 @@ impl Metrics {
         memory.versions.retain(|version| counts.keys().any(|(_, v)| *v == Some(version)));
         for ((step, version), count) in counts {
             let version = version.map_or_else(|| UNKNOWN.to_owned(), |v| memory.versions.admit(v, Version::to_string));
-            self.fleet.nodes.with_label_values(&[step_label(step), version.as_str()]).add(float(count));
+            self.fleet.add("nodes", &[step_label(step), &version], float(count));
         }
     }
 
@@ -361,8 +362,8 @@ impl Metrics {
             memory.waits.insert(node.name.to_owned(), waiting);
         }
         for (reason, (count, since)) in reasons {
-            self.fleet.waiting.with_label_values(&[reason]).set(float(count));
-            self.fleet.waiting_since.with_label_values(&[reason]).set(seconds(since));
+            self.fleet.add("nodes_waiting", &[reason], float(count));
+            self.fleet.add("waiting_since_timestamp_seconds", &[reason], seconds(since));
         }
     }
 
@@ -469,6 +470,10 @@ fn result(reason: &str) -> &'static str {
 #[expect(clippy::cast_precision_loss, reason = "counts of nodes are far below 2^52")]
 fn float(count: usize) -> f64 {
     count as f64
+}
+
+fn flag(holds: bool) -> f64 {
+    f64::from(u8::from(holds))
 }
 
 fn seconds(at: Timestamp) -> f64 {

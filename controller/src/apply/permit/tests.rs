@@ -1,18 +1,13 @@
 //! The live check before a permit, on a Node and pods that differ from those that the decision was made on.
 
-use std::sync::{Arc, Mutex};
-
-use http::{Request, Response};
-use kube::client::Body;
 use models::names::{CONTROLLER_MANAGER, HOLD_ANNOTATION, INTERFACE_LABEL, INTERFACE_VERSION};
 use models::permit::PermitClaims;
 use models::shadow::{BottlerocketShadowSpec, HostState};
 use semver::Version;
 use serde_json::{Value, json};
 
-use super::{Applier, ApplyError};
-use crate::caches::Caches;
-use crate::leader::Leadership;
+use super::ApplyError;
+use crate::apply::tests::applier_answering;
 use crate::tls::Signer;
 use planner::plan::Action;
 use planner::rules::Rules;
@@ -70,41 +65,19 @@ fn decided_on() -> NodeView {
 
 /// Requests a permit with this state of the cluster; returns the result and the desired states that were written.
 async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result<(), ApplyError>, Vec<Value>) {
-    let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let written: Arc<Mutex<Vec<Value>>> = Arc::default();
-    let log = written.clone();
-    tokio::spawn(async move {
-        while let Some((request, reply)) = handle.next_request().await {
-            let (parts, body) = request.into_parts();
-            let answer = match parts.uri.path() {
-                "/api/v1/nodes/a" => node.clone(),
-                "/api/v1/pods" => {
-                    assert_eq!(parts.uri.query(), Some("&fieldSelector=spec.nodeName%3Da"));
-                    json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})
-                }
-                _ => {
-                    let spec: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
-                    log.lock().unwrap().push(spec.clone());
-                    spec
-                }
-            };
-            let answer = Body::from(answer.to_string().into_bytes());
-            reply.send_response(Response::builder().status(200).body(answer).unwrap());
+    let (mut applier, calls) = applier_answering(move |call| match call.path.as_str() {
+        "/api/v1/nodes/a" => node.clone(),
+        "/api/v1/pods" => {
+            assert_eq!(call.query, "&fieldSelector=spec.nodeName%3Da");
+            json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})
         }
+        _ => call.body.clone(),
     });
-    let applier = Applier::new(
-        kube::Client::new(service, "default"),
-        "brupop-system".into(),
-        "me".into(),
-        Leadership::forever(),
-        signer.clone(),
-        crate::metrics::Metrics::new().unwrap(),
-        Caches::default(),
-    );
+    applier.signer = signer.clone();
     let action = Action::Permit { nonce: "n-1".into(), rules: Rules::default() };
     let result = applier.carry_out(&decided_on(), action).await.map(|_| ());
-    let written = written.lock().unwrap().clone();
-    (result, written)
+    let calls = calls.lock().unwrap();
+    (result, calls.iter().filter(|call| call.method != "GET").map(|call| call.body.clone()).collect())
 }
 
 #[tokio::test]

@@ -1,30 +1,41 @@
-//! The live check before a permit: the Node and its pods are read from the API server and not from a cache.
+//! The permit of a reboot, from the agent's request to the desired state that holds it: checked live, signed, written.
+//! For the check the Node and its pods are read from the API server and not from a cache.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
-use semver::Version;
+use models::permit::PermitClaims;
+use models::shadow::{BottlerocketShadowSpec, Permit};
 
 use super::{Applier, ApplyError};
 use planner::claims::Part;
 use planner::drain;
 use planner::rules::Rules;
-use planner::view::{NodeFacts, PodFacts, Projection as _, ShadowFacts};
+use planner::view::{NodeFacts, NodeView, PodFacts, Projection as _, ShadowFacts};
 
-/// A node that passed the check: its uid, its boot, and the version of its desired state.
-pub(super) struct Checked {
-    pub(super) node_uid: String,
-    pub(super) boot_id: String,
-    pub(super) version: Version,
-}
+#[cfg(test)]
+mod tests;
 
 impl Applier {
+    /// Issues the permit for this agent's nonce, if the node as it is now still allows the reboot. It is written at the
+    /// version of the shadow that the decision was made on.
+    pub(super) async fn issue_permit(&self, view: &NodeView, nonce: &str, rules: Rules) -> Result<(), ApplyError> {
+        let shadow = view.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
+        let claims = self.check_live(&view.facts, shadow, nonce, rules).await?;
+        let permit = Permit { nonce: nonce.to_owned(), jws: self.sign(&claims)? };
+        let spec = BottlerocketShadowSpec { permit: Some(permit), ..shadow.spec.clone() };
+        self.leadership.check()?;
+        self.write_spec(shadow, &spec).await
+    }
+
     /// Checks that the node is the one of the decision, in the boot of its desired state, claimed, and free of pods.
-    pub(super) async fn check_live(
+    /// Returns what may be signed: a permit for one request of the agent in one boot of one node.
+    async fn check_live(
         &self,
         decided_on: &NodeFacts,
         shadow: &ShadowFacts,
+        nonce: &str,
         rules: Rules,
-    ) -> Result<Checked, ApplyError> {
+    ) -> Result<PermitClaims, ApplyError> {
         let (Some(version), Some(boot_id)) = (shadow.spec.version.clone(), shadow.spec.boot_id.clone()) else {
             return Err(ApplyError::Changed("the desired state"));
         };
@@ -47,12 +58,18 @@ impl Applier {
             return Err(ApplyError::NoPermit("the node is not cordoned any more".to_owned()));
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
-        let drain = shadow.status.controller.drain.as_ref();
         // Pods that may be evicted count as well: none may be left.
-        let sorted = drain::sort(&pods, rules, drain);
+        let sorted = drain::sort(&pods, rules, shadow.status.controller.drain.as_ref());
         if let Some(pod) = sorted.left().next() {
             return Err(ApplyError::NoPermit(format!("{} is on the node", pod.title())));
         }
-        Ok(Checked { node_uid: live.uid, boot_id, version })
+        Ok(PermitClaims {
+            node_uid: live.uid,
+            boot_id,
+            attempt: shadow.spec.attempt,
+            version,
+            nonce: nonce.to_owned(),
+            host: shadow.spec.host.clone(),
+        })
     }
 }
