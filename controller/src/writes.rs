@@ -32,7 +32,7 @@ pub fn priority(node: &NodeView, action: &Action) -> Priority {
         | Action::Release
         | Action::Claim { .. }
         | Action::ReadOwner { .. }
-        | Action::LookAtLease => Priority::Urgent,
+        | Action::ReadLease => Priority::Urgent,
         Action::Spec { .. } | Action::Status { .. } if node.disrupted() => Priority::Urgent,
         Action::Spec { .. } => Priority::Spec,
         Action::Status { .. } => Priority::Status,

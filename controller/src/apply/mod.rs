@@ -242,7 +242,7 @@ impl Applier {
                 let health = self.read_owner(&owner, &namespace, &labels, &nodes).await;
                 learned.owner = Some((owner, health));
             }
-            Action::LookAtLease => learned.lease = Some(self.read_lease(&node.facts.name).await?),
+            Action::ReadLease => learned.lease = Some(self.read_lease(&node.facts.name).await?),
         }
         Ok(learned)
     }

@@ -22,7 +22,7 @@ fn lease_of_lost_node_is_not_read_in_hot_loop() {
     let mut reads = 0;
     for millisecond in 0..100 {
         let now = t(200).checked_add(jiff::SignedDuration::from_millis(millisecond)).unwrap();
-        if plan(&view, &policy, now).actions.get("a") == Some(&Action::LookAtLease) {
+        if plan(&view, &policy, now).actions.get("a") == Some(&Action::ReadLease) {
             reads += 1;
             // The result of a reading: the time at which the kubelet last renewed it, before the host died.
             let node = view.nodes.get_mut("a").unwrap();
@@ -163,6 +163,7 @@ fn healthy_condition_follows_the_update() {
     };
     let shadow = node.shadow.as_mut().unwrap();
     shadow.status.conditions.push(before);
+    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
     let agent = &mut shadow.status.agent;
     (agent.boot_id, agent.current_version) = (Some("b2".into()), Some(NEW));
     agent.state = Some(HostState::RebootedIntoUpdate);

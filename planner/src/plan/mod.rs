@@ -148,7 +148,7 @@ pub enum Action {
         nodes: BTreeMap<String, Compared>,
     },
     /// Checks that the node's own Lease is still renewed.
-    LookAtLease,
+    ReadLease,
 }
 
 /// The actions that are due now.

@@ -32,7 +32,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         let before = ctx.node.lease.filter(|lease| lease.observed_at <= ctx.now);
         let next_read = before.map_or(ctx.now, |lease| after(lease.observed_at, LEASE_READ_INTERVAL));
         if next_read <= ctx.now {
-            return Decision::act(Action::LookAtLease);
+            return Decision::act(Action::ReadLease);
         }
         return Decision::wait(Wait::NodeNotBack { reason }).waking_at(next_read);
     }

@@ -196,7 +196,7 @@ impl World {
                 }
                 self.view.nodes.get_mut(name).unwrap().owners.insert(owner, health);
             }
-            Action::LookAtLease => {
+            Action::ReadLease => {
                 // A host that is going down renews nothing, except one whose kubelet is the last to end.
                 let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers;
                 let renewed = if down { Timestamp::UNIX_EPOCH } else { now };
