@@ -298,7 +298,7 @@ pub(crate) mod tests {
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         for (call, result) in ended {
             assert!(matches!(result, Err(CallError::TimedOut(ended)) if ended == call), "{call:?}: {result:?}");
-            let counted = format!("brupop_apiserver_calls_total{{call=\"{}\",result=\"timed-out\"}} 1", call);
+            let counted = format!("brupop_apiserver_calls_total{{call=\"{call}\",result=\"timed-out\"}} 1");
             assert!(text.contains(&counted), "{text}");
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a failed attempt is counted against.
+/// Object that a failed attempt is counted against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureClass {
     /// Nothing: the attempt was ended from outside, so the node does not back off and the version keeps its budget.
@@ -38,7 +38,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// What it is counted against.
+            /// Object that it is counted against.
             pub const fn class(self) -> FailureClass {
                 match self {
                     $(Self::$name => FailureClass::$class,)+

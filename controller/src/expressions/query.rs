@@ -14,7 +14,7 @@ use planner::view::Answer;
 /// Maximum size of an answer, in bytes. The expected answer is empty, so this is plenty, and memory stays bounded.
 const BODY_LIMIT: usize = 1 << 20;
 
-/// What to check where nothing answers.
+/// Advice for a query without an answer.
 const REACHABLE: &str = "is the address right, and does a NetworkPolicy let the controller through?";
 
 /// Maximum length of a cause or an address in messages.

@@ -298,7 +298,7 @@ async fn server_certificate_is_verified_only_with_configured_ca_file() {
     let file = directory.0.join("ca.crt");
     let sent = async |pem: &str| {
         std::fs::write(&file, pem).unwrap();
-        let client = query::client(&settings, Some(&file)).await.map_err(|error| error.to_string())?;
+        let client = query::client(&settings, Some(&file)).await?;
         Ok::<_, String>(query::send(&client, &settings, "up == 0", Timestamp::UNIX_EPOCH).await)
     };
     assert_eq!(sent(&certificate).await, Ok(Answer::Quiet { since: Timestamp::UNIX_EPOCH }));
@@ -311,7 +311,7 @@ async fn server_certificate_is_verified_only_with_configured_ca_file() {
         assert!(error.ends_with("ca.crt, holds no certificate in PEM"), "{error}");
     }
     std::fs::remove_file(&file).unwrap();
-    let error = query::client(&settings, Some(&file)).await.unwrap_err().to_string();
+    let error = query::client(&settings, Some(&file)).await.unwrap_err();
     assert!(error.contains("ca.crt, cannot be read: No such file"), "{error}");
 }
 
@@ -337,7 +337,7 @@ fn plain_http_works_without_ca_certificates_and_tls_error_gives_advice() {
     runtime.block_on(async {
         assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
         let settings = Prometheus { url: "https://p".into(), timeout: AMPLE, interval: AMPLE };
-        let error = query::client(&settings, None).await.unwrap_err().to_string();
+        let error = query::client(&settings, None).await.unwrap_err();
         assert!(error.contains("mount a file with the CA and name it in --prometheus-ca-file"), "{error}");
     });
 }

@@ -1,4 +1,4 @@
-//! What keeps all nodes, or many, from an update: the switch, failures, canary steps, the schedule.
+//! Gates that keep all nodes, or many, from an update: the switch, failures, canary steps, the schedule.
 
 use crate::plan::context::NodeContext;
 use crate::policy::WindowState;

@@ -1,4 +1,4 @@
-//! What the controller does: writes, evictions, and the answers to them.
+//! Actions of the controller: writes, evictions, and the answers to them.
 
 use super::objects::*;
 use super::*;

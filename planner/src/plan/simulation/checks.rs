@@ -1,4 +1,4 @@
-//! What has to hold after each step.
+//! Properties that hold after each step.
 
 use super::*;
 
