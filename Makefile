@@ -9,7 +9,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
-export RUST_TEST_THREADS ?= 6
+export RUST_TEST_THREADS ?= 8
 # The scenarios, drains and refusals append their durations to this file.
 export BRUPOP_DURATIONS := $(TARGET)/durations.txt
 # Words that no doc comment begins with, and words that are not used in what users read.

@@ -1,8 +1,8 @@
 //! Verification of permits.
 //!
 //! A permit is valid if a trusted key signed it, every claim matches this attempt, host and boot, and its nonce is the
-//! one that this process sent less than [`models::permit::PERMIT_LIFETIME`] ago. So a compromised web API can withhold a
-//! permit, and nothing else.
+//! one that this process sent. How long a nonce is valid is in `drive/permit/request.rs`. So a compromised web API can
+//! withhold a permit, and nothing else.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

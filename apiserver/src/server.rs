@@ -259,7 +259,10 @@ fn ended(result: Result<io::Result<()>, tokio::task::JoinError>) -> anyhow::Erro
 }
 
 fn listen(address: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
-    let bound = listener.local_addr()?;
-    Ok((listener, bound))
+    let listen = || {
+        let listener = TcpListener::bind(address)?;
+        let bound = listener.local_addr()?;
+        std::io::Result::Ok((listener, bound))
+    };
+    listen().with_context(|| format!("cannot listen on {address}"))
 }

@@ -6,7 +6,6 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use crate::duration::Duration;
 use crate::reason::FailureReason;
-use crate::shadow::{ArmedPhase, Step};
 
 /// A [`semver::Version`]. What the API server lets pass has to parse: one object that does not would
 /// keep a reader of all of them from reading any.
@@ -52,12 +51,10 @@ macro_rules! strings {
 }
 
 strings! {
-    ArmedPhase: WORD, 64;
     Date: "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", 10;
     Duration: "^([0-9]{1,9}(ms|s|m|h))+$", 32;
     FailureReason: WORD, 64;
     StatusWord: WORD, 64;
-    Step: WORD, 64;
     TimeOfCron: "^[0-9A-Za-z*/,#-]+( +[0-9A-Za-z*/,#?-]+){4}$", 128;
     TimeZone: "^[A-Za-z][A-Za-z0-9+_-]*(/[A-Za-z0-9+_-]+){0,2}$", 64;
     VersionRange: format!("^{COMPARISONS}$"), 256;

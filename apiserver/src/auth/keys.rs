@@ -85,7 +85,7 @@ impl ClusterKeys {
         let claims =
             decode::<Claims>(token, key, &validation).map_err(|_| KeyVerdict::Refused(Refusal::Forged))?.claims;
         claims.check(wanted, now).map_err(KeyVerdict::Refused)?;
-        Ok(claims.bound["node"]["uid"].as_str().map(str::to_owned))
+        Ok(claims.bound.and_then(|bound| bound.node).map(|node| node.uid))
     }
 }
 
@@ -96,9 +96,19 @@ struct Claims {
     aud: Option<Audience>,
     exp: Option<i64>,
     nbf: Option<i64>,
-    /// Kubernetes' claim of the objects that a token is bound to.
-    #[serde(default, rename = "kubernetes.io")]
-    bound: Value,
+    #[serde(rename = "kubernetes.io")]
+    bound: Option<Bound>,
+}
+
+/// Kubernetes' claim of the objects that a token is bound to.
+#[derive(Clone, Deserialize)]
+struct Bound {
+    node: Option<BoundNode>,
+}
+
+#[derive(Clone, Deserialize)]
+struct BoundNode {
+    uid: String,
 }
 
 #[derive(Clone, Deserialize)]

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::reaper::{marked, search_path};
 
 /// Interval of polling. Each poll is cheap on loopback.
-const POLL: Duration = Duration::from_millis(25);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Number of lines of a log in an error.
 const TAIL: usize = 20;

@@ -62,6 +62,7 @@ pub struct Armed {
     #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
     /// Phase: `Arming` or `Activated`.
+    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub phase: ArmedPhase,
     /// Nonce that a permit has to answer.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]

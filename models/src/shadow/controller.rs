@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use super::MOST_ATTEMPTS;
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
-use crate::schema::VersionText;
+use crate::schema::{StatusWord, VersionText};
 
 /// Step of a node's update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -72,6 +72,7 @@ impl Step {
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// Step: `Staging`, `Staged`, `LeavingBalancer`, `Draining`, `Rebooting`, `Returning`, `Monitoring` or `Releasing`.
+    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: Step,
     /// Time at which the step began.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]

@@ -163,7 +163,6 @@ fn healthy_condition_follows_the_update() {
     };
     let shadow = node.shadow.as_mut().unwrap();
     shadow.status.conditions.push(before);
-    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
     let agent = &mut shadow.status.agent;
     (agent.boot_id, agent.current_version) = (Some("b2".into()), Some(NEW));
     agent.state = Some(HostState::RebootedIntoUpdate);

@@ -208,7 +208,12 @@ impl Action {
     pub fn next_step(&self) -> Option<Step> {
         match self {
             Self::Status { status, .. } => status.report.progress.as_ref().map(|progress| progress.step),
-            _ => None,
+            Self::Spec { .. }
+            | Self::Claim { .. }
+            | Self::Release
+            | Self::Permit { .. }
+            | Self::ReadOwner { .. }
+            | Self::ReadLease => None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use models::condition::find_condition;
 use models::reason::FailureReason;
-use models::shadow::{HEALTHY, HostState, Permit, Record, Step, UPDATED};
+use models::shadow::{HEALTHY, HostState, Record, Step, UPDATED};
 use semver::Version;
 
 use super::{Action, Note, Wait, plan};
@@ -315,9 +315,7 @@ fn running_version_is_read_from_node_and_otherwise_from_agent() {
         let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         (node.facts.boot_id, node.facts.os_image) = ("b2".into(), image.into());
         (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
-        let shadow = node.shadow.as_mut().unwrap();
-        shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
-        let agent = &mut shadow.status.agent;
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
         (agent.boot_id, agent.current_version) = (Some(boot.into()), reported.clone());
         let mut watch = Watch::of(node);
         watch.at(10);

@@ -86,26 +86,22 @@ fn reboot_timeout_reports_agent_host_or_image_as_cause() {
 }
 
 #[test]
-fn reboot_without_permit_ends_attempt_at_once() {
-    let another_boot: Change = |view| view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
+fn reboot_before_desired_reboot_ends_attempt_at_once() {
     let cases: &[(&str, Change, &str)] = &[
-        ("no permit", |_| {}, "RebootedByOther"),
-        ("no desired state to reboot yet", |view| shadow(view).spec.state = HostState::StagedUpdate, "RebootedByOther"),
+        ("the reboot is not desired yet", |view| shadow(view).spec.state = HostState::StagedUpdate, "RebootedByOther"),
+        ("the agent has something to report", |_| {}, "step Returning"),
         (
-            "a request without an answer",
-            |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming)),
-            "RebootedByOther",
-        ),
-        ("a permit", |view| shadow(view).spec.permit = permit("n"), "step Returning"),
-        (
-            "an image armed under an earlier permit",
-            |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated)),
+            "the image was armed, and is staged again",
+            |view| {
+                shadow(view).spec.state = HostState::StagedUpdate;
+                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
+            },
             "step Returning",
         ),
     ];
     for (sentence, change, expected) in cases {
         let (mut view, policy) = drained();
-        another_boot(&mut view);
+        view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into();
         change(&mut view);
         assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
     }

@@ -1,8 +1,7 @@
 //! Schedules: windows and blackouts, which decide when nodes may be taken out of service.
 //!
-//! `at` is called for every plan and every group, so its cost does not depend on the distance of an event: a window is
-//! searched over its own length, and nothing is followed further than [`FORESIGHT`] and
-//! [`HORIZON`].
+//! `at` is called for every plan and every group, so its cost is bounded: a window is searched over its own length, day
+//! by day, and nothing is followed further than [`FORESIGHT`] and [`HORIZON`].
 
 mod calendar;
 mod window;

@@ -184,6 +184,11 @@ impl Projection for OperatorFacts {
             rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
         })
     }
+
+    /// Returns the name alone: only the resource of that name counts.
+    fn key_of(operator: &BottlerocketUpdateOperator) -> String {
+        operator.metadata.name.clone().unwrap_or_default()
+    }
 }
 
 /// Returns the PersistentVolumeClaim of a pod's volume: one that it names, or one that is made for the pod.
@@ -341,6 +346,20 @@ mod tests {
         let pod = json!({"metadata": {"name": "db-0"}, "spec": {"containers": [], "volumes": volumes}});
         let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
         assert_eq!(facts.volume_claims, ["data-db-0", "db-0-scratch"]);
+    }
+
+    #[test]
+    fn key_of_object_is_key_of_its_facts() {
+        fn check<P: Projection>(metadata: serde_json::Value, spec: serde_json::Value) {
+            let object: P::Object = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
+            assert_eq!(P::key_of(&object), P::project(&object).unwrap().key());
+        }
+        let namespaced = |name: &str| json!({"name": name, "namespace": names::SYSTEM_NAMESPACE});
+        check::<NodeFacts>(json!({"name": "a"}), json!({}));
+        check::<PodFacts>(namespaced("a"), json!({"containers": []}));
+        check::<BudgetFacts>(namespaced("a"), json!({}));
+        check::<ShadowFacts>(namespaced(&names::shadow_name("a")), json!({"state": "Idle", "attempt": 0}));
+        check::<OperatorFacts>(namespaced(names::OPERATOR_NAME), json!({}));
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub trait Projection: Clone + PartialEq + Send + Sync + 'static {
     }
     /// Makes the projection; `None` for an object that the operator ignores.
     fn project(object: &Self::Object) -> Option<Self>;
-    /// Returns the key of an object, without projecting it.
+    /// Returns the key of an object, without projecting it: the same as that of its projection.
     fn key_of(object: &Self::Object) -> String {
         let meta = object.meta();
         key(meta.namespace.as_deref(), meta.name.as_deref().unwrap_or_default())

@@ -1,7 +1,7 @@
 //! The node in another boot, until it is Ready on the target version.
 
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, CORDONED, ControllerStatus, DRAINED, Progress, Step};
+use models::shadow::{ArmedPhase, CORDONED, ControllerStatus, DRAINED, HostState, Progress, Step};
 
 use super::fail::fail;
 use super::status::go_to;
@@ -28,13 +28,13 @@ pub(super) fn after_reboot(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
     if let Some((reason, message)) = ctx.agent_failure(progress.attempt) {
         return fail(ctx, progress, reason, message);
     }
-    if ctx.shadow.spec.permit.is_none() && !is_activated(ctx, progress) {
-        // Its agent knows nothing of this attempt's reboot, and has nothing to report.
+    if ctx.shadow.spec.state == HostState::StagedUpdate && !is_activated(ctx, progress) {
+        // Its agent was never told to reboot, and has nothing to report.
         return fail(
             ctx,
             progress,
             FailureReason::RebootedByOther,
-            "the node was rebooted before its permit was issued",
+            "the node was rebooted before its update was to boot",
         );
     }
     not_ready_yet(ctx, progress)
