@@ -350,16 +350,16 @@ mod tests {
 
     #[test]
     fn key_of_object_is_key_of_its_facts() {
-        fn check<P: Projection>(metadata: serde_json::Value, spec: serde_json::Value) {
+        fn check<P: Projection>(metadata: &serde_json::Value, spec: &serde_json::Value) {
             let object: P::Object = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
             assert_eq!(P::key_of(&object), P::project(&object).unwrap().key());
         }
         let namespaced = |name: &str| json!({"name": name, "namespace": names::SYSTEM_NAMESPACE});
-        check::<NodeFacts>(json!({"name": "a"}), json!({}));
-        check::<PodFacts>(namespaced("a"), json!({"containers": []}));
-        check::<BudgetFacts>(namespaced("a"), json!({}));
-        check::<ShadowFacts>(namespaced(&names::shadow_name("a")), json!({"state": "Idle", "attempt": 0}));
-        check::<OperatorFacts>(namespaced(names::OPERATOR_NAME), json!({}));
+        check::<NodeFacts>(&json!({"name": "a"}), &json!({}));
+        check::<PodFacts>(&namespaced("a"), &json!({"containers": []}));
+        check::<BudgetFacts>(&namespaced("a"), &json!({}));
+        check::<ShadowFacts>(&namespaced(&names::shadow_name("a")), &json!({"state": "Idle", "attempt": 0}));
+        check::<OperatorFacts>(&namespaced(names::OPERATOR_NAME), &json!({}));
     }
 
     #[test]
