@@ -57,7 +57,7 @@ impl CertificateSlot {
     pub(crate) fn serves(&self, now: Timestamp) -> Result<(), &'static str> {
         match *self.0.read().unwrap_or_else(PoisonError::into_inner) {
             None => Err("there is no certificate yet"),
-            Some((_, Validity { from, .. })) if now < from => Err("the certificate is not good yet"),
+            Some((_, Validity { from, .. })) if now < from => Err("the certificate is not valid yet"),
             Some((_, Validity { until, .. })) if until <= now => Err("the certificate has expired"),
             Some(_) => Ok(()),
         }
@@ -150,7 +150,7 @@ impl CertificateWatch {
         let Validity { from, until } = validity;
         ensure!(
             validity.holds(now) || self.slot.serves(now).is_err(),
-            "the certificate of tls.crt is good from {from} until {until}, which is not now"
+            "the certificate of tls.crt is valid from {from} until {until}, which is not now"
         );
         self.slot.set(pair, validity);
         self.metrics.certificate.set(1);
@@ -287,7 +287,7 @@ pub(crate) mod tests {
         let expected = [
             Err("there is no certificate yet"),
             Err("the certificate has expired"),
-            Err("the certificate is not good yet"),
+            Err("the certificate is not valid yet"),
             Ok(()),
         ];
         assert_eq!(seen, expected);

@@ -176,8 +176,7 @@ fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
             }
         }
     }
-    let approval = plan.waits.values().find(|wait| matches!(wait, Wait::CanaryStep { approval: true, .. }));
-    if let Some(wait) = approval {
+    if let Some(wait) = &plan.approval {
         page.line(format_args!("Approval wanted: {}", cluster.filled(&wait.to_string(), "")));
     }
     for sentence in misplaced(cluster) {
@@ -455,8 +454,7 @@ mod tests {
             vec![node("a", &json!({})), node("b", &json!({}))],
         );
         let text = shown(&cluster, None);
-        let command =
-            "Approval wanted: canary step 1 waits for approval: kubectl annotate bruo default -n brupop-system";
+        let command = "Approval wanted: canary step 1 waits for approval: kubectl annotate bruo default -n brupop-system --overwrite";
         assert!(text.contains(command), "{text}");
     }
 

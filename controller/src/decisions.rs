@@ -174,8 +174,17 @@ pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &Bottlerock
     lines.extend(rollouts(before, after));
     let requests = |status: &BottlerocketUpdateOperatorStatus| status.requests.clone().unwrap_or_default();
     let (was, is) = (requests(before), requests(after));
+    if before.observed_generation.is_none() {
+        // The annotations of a new resource are acknowledged without an effect.
+        return lines;
+    }
+    let approved = after.active_rollouts.iter().any(|rollout| {
+        let old = before.active_rollouts.iter().find(|old| same_rollout(old, rollout));
+        old.is_some_and(|old| (rollout.approved && !old.approved) || rollout.steps_passed > old.steps_passed)
+    });
+    let approval = if approved { "canary step approved" } else { "approval acknowledged: no canary step waits for it" };
     for (text, was, is) in [
-        ("canary step approved", was.approve_step, is.approve_step),
+        (approval, was.approve_step, is.approve_step),
         ("rotation of certificates begun", was.rotate_certificates, is.rotate_certificates),
         ("rotation of the signing key begun", was.rotate_signing_key, is.rotate_signing_key),
     ] {
@@ -233,11 +242,14 @@ fn conditions(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpd
     lines
 }
 
+fn same_rollout(one: &ActiveRollout, other: &ActiveRollout) -> bool {
+    (key_of(one), one.started) == (key_of(other), other.started)
+}
+
 fn rollouts(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
     let mut lines = Vec::new();
     for rollout in &after.active_rollouts {
-        let key = |rollout: &ActiveRollout| (key_of(rollout), rollout.started);
-        let old = before.active_rollouts.iter().find(|old| key(old) == key(rollout));
+        let old = before.active_rollouts.iter().find(|old| same_rollout(old, rollout));
         let kind = format!("{}/{}", rollout.variant, rollout.arch);
         let line = match old {
             None => Line::new("rollout started").because("", &kind),
@@ -408,6 +420,35 @@ mod tests {
             let decisions: Vec<_> =
                 lines.iter().map(|line| (line.text, line.detail.as_deref().unwrap_or_default())).collect();
             assert_eq!(decisions, expected, "{before:?} -> {after:?}");
+        }
+    }
+
+    #[test]
+    fn acknowledged_approval_logs_whether_it_had_an_effect() {
+        use models::operator::OperatorRequests;
+        let with = |observed_generation, approve_step: Option<&str>, approved| BottlerocketUpdateOperatorStatus {
+            observed_generation,
+            requests: Some(OperatorRequests { approve_step: approve_step.map(str::to_owned), ..Default::default() }),
+            active_rollouts: vec![ActiveRollout {
+                version: Version::new(1, 20, 5),
+                variant: "aws-k8s-1.37".into(),
+                arch: "x86_64".into(),
+                started: Timestamp::UNIX_EPOCH,
+                steps_passed: 0,
+                step_done: None,
+                approved,
+                ended: None,
+            }],
+            ..BottlerocketUpdateOperatorStatus::default()
+        };
+        for (sentence, observed, approved, expected) in [
+            ("a step waits for it", Some(1), true, vec!["canary step approved"]),
+            ("no step waits", Some(1), false, vec!["approval acknowledged: no canary step waits for it"]),
+            ("the annotation of a new resource", None, false, vec![]),
+        ] {
+            let lines = of_operator(&with(observed, None, false), &with(Some(1), Some("yes"), approved));
+            let texts: Vec<_> = lines.iter().map(|line| line.text).collect();
+            assert_eq!(texts, expected, "{sentence}");
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::wire::{AgentStatus, ShadowView};
+use tracing::field::debug;
 
 use super::turn::{Next, Observed, Turn};
 use crate::desired_state::DesiredState;
@@ -104,7 +105,8 @@ pub(super) async fn put(
         match server.put_status(&view.etag, &new).await {
             Ok(Written::Stored(answer)) => {
                 turn.reports.accepted(&new, &answer.status, views.streams());
-                tracing::info!(state = ?new.report.state, armed = ?new.report.armed.map(|a| a.phase), "status reported");
+                let armed = new.report.armed.map(|armed| debug(armed.phase));
+                tracing::info!(state = new.report.state.map(debug), armed, "status reported");
                 views.answered((*answer).clone(), &view.etag);
                 return Ok(Arc::new(*answer));
             }

@@ -26,14 +26,14 @@ const BACKDATE: Duration = Duration::from_secs(3600);
 /// The reason why a key or certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MaterialError {
-    #[error("{0} is missing or is no text")]
+    #[error("{0} is missing or is not text")]
     Missing(&'static str),
     /// The certificate or its key does not parse, or could not be made.
-    #[error("the certificate or its key is no use")]
+    #[error("the certificate or its key is invalid")]
     Certificate(#[from] rcgen::Error),
     #[error("the key does not belong to the certificate")]
     NoPair,
-    #[error("the signing key is no use")]
+    #[error("the signing key is invalid")]
     Signing(#[from] jsonwebtoken::errors::Error),
     /// The value cannot be read or written as JSON.
     #[error("it cannot be read or written as JSON")]

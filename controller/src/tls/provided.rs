@@ -18,7 +18,7 @@ pub(super) enum Problem {
     NoAuthority,
     #[error("agents would refuse the certificate of the Secret brupop-apiserver-tls: {0}")]
     Refused(String),
-    #[error("the certificate of the Secret brupop-apiserver-tls is good from {from} to {until} and not now")]
+    #[error("the certificate of the Secret brupop-apiserver-tls is valid from {from} to {until} and not now")]
     OutOfTime { from: Timestamp, until: Timestamp },
 }
 

@@ -110,7 +110,7 @@ pub struct CanaryStep {
     /// Time to wait after the last of these nodes is updated. Default 0s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soak: Option<Duration>,
-    /// `Manual` if the step has to be approved as well. Default Automatic.
+    /// `Manual` if a user has to approve the step before the rollout continues. Default Automatic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approval: Option<StepApproval>,
 }

@@ -72,6 +72,36 @@ fn nodes_beyond_canary_step_do_not_delay_other_versions() {
     assert!(!made.pods.contains("a"), "its pods need not be looked at");
 }
 
+#[test]
+fn approval_is_requested_also_while_window_is_closed() {
+    for (sentence, enabled, expected) in [("a closed window", true, true), ("updates are disabled", false, false)] {
+        let mut done = node("a");
+        done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
+        let (mut view, _) = cluster(vec![done, node("b")], &[]);
+        let policy = with_policy(
+            &mut view,
+            serde_json::json!({
+                "enabled": enabled,
+                "strategy": {"canary": [{"nodes": 1, "approval": "Manual"}]},
+                "schedule": {"blackouts": [{"from": "1970-01-01", "to": "2099-12-31"}]},
+            }),
+        );
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![models::operator::ActiveRollout {
+            version: NEW,
+            variant: "aws-k8s-1.37".into(),
+            arch: "x86_64".into(),
+            ended: None,
+            started: t(0),
+            steps_passed: 0,
+            step_done: None,
+            approved: false,
+        }];
+        let made = plan(&view, &policy, t(60));
+        assert!(!matches!(made.waits.get("b"), Some(Wait::CanaryStep { .. })), "{sentence}: {:?}", made.waits);
+        assert_eq!(made.approval.is_some(), expected, "{sentence}");
+    }
+}
+
 /// Under a canary step of one, and with room for more.
 #[test]
 fn node_with_pending_first_write_keeps_its_canary_place() {

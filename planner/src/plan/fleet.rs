@@ -170,8 +170,9 @@ impl<'a> Planner<'a> {
         let ages = self.survey.known.iter().map(|known| after(known.first_seen, self.policy.minimum_age));
         self.wake(ages.filter(|old_enough| *old_enough > self.now).min());
         let missing = self.view.nodes.values().map(|node| node.agent_missing).chain([self.view.web_api_missing]);
-        let noticed = missing.flatten().map(|since| after(since, gates::POD_PATIENCE));
+        let noticed = missing.flatten().map(|since| after(since, gates::POD_GRACE_PERIOD));
         self.wake(noticed.filter(|at| *at > self.now).min());
+        self.plan.approval = self.survey.rollouts.awaiting_approval().filter(|_| self.policy.enabled).cloned();
         self.plan.window_open = matches!(self.survey.windows.first(), Some(WindowState::Open { .. }));
         for state in &self.survey.windows {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));

@@ -47,6 +47,15 @@ pub(super) struct Rollouts {
 }
 
 impl Rollouts {
+    /// The canary step that only an approval passes, the newest version's first: that is the one that the next approval
+    /// is for.
+    pub(super) fn awaiting_approval(&self) -> Option<&Wait> {
+        let waiting =
+            self.by_key.iter().filter_map(|((_, _, version), rollout)| Some((version, rollout.wait.as_ref()?)));
+        let approvals = waiting.filter(|(_, wait)| matches!(wait, Wait::CanaryStep { approval: true, .. }));
+        approvals.max_by_key(|(version, _)| *version).map(|(_, wait)| wait)
+    }
+
     /// The rollout of one version for nodes like this one.
     pub(super) fn of(&self, node: &NodeView, version: &Version) -> Option<&Rollout> {
         self.by_key.get(&key(node, version))

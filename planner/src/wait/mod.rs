@@ -73,7 +73,7 @@ pub enum Wait {
     RefreshFails { message: String },
     #[error(
         "another client armed an update on the host; reboot it, disarm it there, or let the operator disarm it: \
-             kubectl annotate brs brs-<node> -n <namespace> {}=<any new value>",
+             kubectl annotate brs brs-<node> -n <namespace> --overwrite {}=<any new value>",
         names::RETRY_ANNOTATION
     )]
     HostArmedByOther,

@@ -48,7 +48,7 @@ pub(super) fn newest_offer(newest: Option<&Version>) -> String {
 pub(super) fn canary(until: Option<Timestamp>, approval: bool, nodes: &[String]) -> String {
     if approval {
         return format!(
-            "waits for approval: kubectl annotate bruo default -n <namespace> {APPROVE_STEP_ANNOTATION}=<any new value>"
+            "waits for approval: kubectl annotate bruo default -n <namespace> --overwrite {APPROVE_STEP_ANNOTATION}=<any new value>"
         );
     }
     if !nodes.is_empty() {

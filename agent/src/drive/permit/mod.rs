@@ -41,6 +41,7 @@ pub(super) async fn arm(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, S
     let (request, view) = request_permit(turn, found, &version, ArmedPhase::Arming).await?;
     verify_permit(turn, &view, &request)?;
     check_still_valid(turn, &request)?;
+    log_verified(turn, &version);
     activate(turn, &version).await
 }
 
@@ -60,7 +61,12 @@ pub(super) async fn reboot_armed(turn: &mut Turn<'_>, found: &Observed) -> Resul
     verify_permit(turn, &view, &request)?;
     recheck_host(turn, &version).await?;
     check_still_valid(turn, &request)?;
+    log_verified(turn, &version);
     reboot(turn).await
+}
+
+fn log_verified(turn: &Turn<'_>, version: &Version) {
+    tracing::info!(attempt = turn.desired.attempt.attempt, %version, "permit verified");
 }
 
 /// Reads the host again and ends the turn if it is not armed any more. Another client may have disarmed it since: a

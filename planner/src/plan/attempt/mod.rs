@@ -47,7 +47,7 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
     if requests::pending_release(ctx).is_some() {
         return match progress.filter(|progress| progress.step != Step::Releasing) {
             Some(progress) => {
-                fail(ctx, progress, FailureReason::ReleaseRequested, "a user asked for the release of the node")
+                fail(ctx, progress, FailureReason::ReleaseRequested, "a user requested the release of the node")
             }
             None => Decision::act(requests::nothing_to_release(ctx)),
         };

@@ -9,11 +9,11 @@ use crate::wait::Wait;
 use models::time::after;
 
 /// The time for which they may be not Ready: a pod that is replaced is Ready again within it.
-pub(in crate::plan) const POD_PATIENCE: Duration = Duration::from_secs(30);
+pub(in crate::plan) const POD_GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 /// Returns whether a component that is missing since then has been so for too long.
 pub(in crate::plan) fn is_missing(since: Option<Timestamp>, now: Timestamp) -> bool {
-    since.is_some_and(|since| now >= after(since, POD_PATIENCE))
+    since.is_some_and(|since| now >= after(since, POD_GRACE_PERIOD))
 }
 
 /// Returns the wait for an agent whose pod is missing: its node would be drained in vain. The reason of a node that is

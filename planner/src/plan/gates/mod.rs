@@ -15,7 +15,7 @@ mod pods;
 use super::Wait;
 use super::context::NodeContext;
 
-pub(super) use components::{POD_PATIENCE, is_missing};
+pub(super) use components::{POD_GRACE_PERIOD, is_missing};
 pub(super) use expressions::{gate as expression, objection, queries, quiet_since};
 pub(super) use pods::refusal;
 

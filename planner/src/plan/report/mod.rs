@@ -103,9 +103,9 @@ fn waiting(view: &ClusterView, plan: &Plan) -> Vec<WaitingCount> {
 }
 
 /// A condition: its truth, the reason in one word, the message.
-type Said = (bool, &'static str, String);
+type ConditionParts = (bool, &'static str, String);
 
-fn window(survey: &Survey<'_>) -> Said {
+fn window(survey: &Survey<'_>) -> ConditionParts {
     let states = &survey.windows;
     let opens = states.iter().filter_map(|s| if open(s) { None } else { changes(s) }).min();
     match (&states[0], states.iter().any(open)) {
@@ -119,7 +119,7 @@ fn window(survey: &Survey<'_>) -> Said {
     }
 }
 
-fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
+fn frozen(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
     let mut versions: Vec<String> = Vec::new();
     for ((variant, arch, version), cause) in &survey.quarantine.spent {
         let nodes = if cause.nodes.is_empty() { String::new() } else { format!(" on {}", cause.nodes.join(", ")) };
@@ -137,15 +137,14 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
     (true, "VersionFailed", message.chars().take(2000).collect())
 }
 
-fn progress(progressing: bool, plan: &Plan) -> Said {
-    let approval = plan.waits.values().find(|wait| matches!(wait, Wait::CanaryStep { approval: true, .. }));
-    match approval {
+fn progress(progressing: bool, plan: &Plan) -> ConditionParts {
+    match &plan.approval {
         Some(wait) => (progressing, APPROVAL, wait.to_string()),
         None => (progressing, if progressing { "Updating" } else { "Idle" }, String::new()),
     }
 }
 
-fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstood: &[String]) -> Said {
+fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstood: &[String]) -> ConditionParts {
     if policy.errors.is_empty() {
         return match &tls.problem {
             Some(problem) => (true, CERTIFICATES, models::plain::cut(problem, 2000)),
@@ -168,7 +167,7 @@ fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstoo
 
 /// Returns what keeps nodes from being taken out of service, or from being healthy, by an expression that is the same
 /// for all of them: recorded here once, and on no node.
-fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Condition>) -> Option<Said> {
+fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Condition>) -> Option<ConditionParts> {
     let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
     let expressions = policies.flat_map(|policy| policy.before.expressions.iter().chain(&policy.after.expressions));
     // A query with a node's name in it differs from the one that was written.

@@ -92,8 +92,7 @@ fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
 #[test]
 fn awaiting_approval_emits_one_event_with_command() {
     let wait = Wait::CanaryStep { step: 2, until: None, approval: true, nodes: vec![] };
-    let mut plan = Plan::default();
-    plan.waits.insert("a".to_owned(), wait);
+    let plan = Plan { approval: Some(wait), ..Plan::default() };
     let (_, reason, message) = progress(false, &plan);
     let waiting = |reason: &str, message: &str| {
         let mut condition = conditions(Some((false, message))).remove(0);
@@ -103,7 +102,7 @@ fn awaiting_approval_emits_one_event_with_command() {
     let (idle, approval) = (waiting("Idle", ""), waiting(reason, &message));
     let notes = news(&idle, &approval);
     assert!(notes.len() == 1 && notes[0].reason == "AwaitingApproval", "{notes:?}");
-    assert!(notes[0].message.contains("kubectl annotate bruo default -n <namespace>"), "{notes:?}");
+    assert!(notes[0].message.contains("kubectl annotate bruo default -n <namespace> --overwrite"), "{notes:?}");
     assert_eq!(news(&approval, &approval), []);
     assert_eq!(news(&approval, &idle), []);
 }
