@@ -39,21 +39,18 @@ else
 	$(RUN) --lib --bins
 	$(RUN) --doc
 	@rm -f "$(BRUPOP_DURATIONS)"
-	@failed=0; $(MAKE) --no-print-directory --keep-going run-others-and-drains run-scenarios-and-refusals || failed=$$?; \
+	@failed=0; for side_by_side in "run-others run-drains" "run-scenarios run-refusals"; do \
+			$(MAKE) --no-print-directory --keep-going --jobs $$side_by_side || failed=$$?; done; \
 		printf 'The ten slowest end-to-end tests:\n'; sort -rn "$(BRUPOP_DURATIONS)" | head -n 10; exit $$failed
 endif
 
-# The unit tests first: they need the processors, and end soon. The refusals mostly wait, so they run beside the scenarios.
+# The unit tests first: they need the processors, and end soon. The refusals and the short tests mostly wait, so they run beside others.
 RUN = BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
 LONG := scenarios drains refusals
 ALL := $(basename $(notdir $(wildcard */tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
-.PHONY: run-others run-others-and-drains run-scenarios-and-refusals $(LONG:%=run-%)
+.PHONY: run-others $(LONG:%=run-%)
 run-others:
 	@$(RUN) $(patsubst %,--test %,$(sort $(filter-out $(LONG),$(ALL))))
-run-others-and-drains:
-	@$(MAKE) --no-print-directory --keep-going --jobs run-others run-drains
-run-scenarios-and-refusals:
-	@$(MAKE) --no-print-directory --keep-going --jobs run-scenarios run-refusals
 $(LONG:%=run-%): run-%:
 	@$(RUN) --test $*
 

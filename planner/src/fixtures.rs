@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus};
-use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, Slot};
 use models::reason::FailureReason;
 use models::shadow::{
     Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, OfferedUpdates, Progress, Record,
@@ -130,6 +130,20 @@ pub(crate) fn failure(version: Version) -> models::shadow::VersionFailure {
         reason: FailureReason::BootFellBack,
         time: t(0),
         resolved_by: None,
+    }
+}
+
+/// A rollout of a version among the nodes that [`node`] makes, without a passed canary step.
+pub(crate) fn rollout(version: Version) -> ActiveRollout {
+    ActiveRollout {
+        version,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        started: t(0),
+        steps_passed: 0,
+        step_done: None,
+        approved: false,
+        ended: None,
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -158,10 +158,8 @@ impl Recorder {
                     return Ok(history);
                 }
             }
-            match tokio::time::timeout_at(deadline, progress.changed()).await {
-                Ok(changed) => changed.context("the recorder has ended")?,
-                Err(_) => bail!("not within {limit:?}: {what}"),
-            }
+            let changed = tokio::time::timeout_at(deadline, progress.changed()).await;
+            changed.with_context(|| format!("not within {limit:?}: {what}"))?.context("the recorder has ended")?;
         }
     }
 
@@ -197,10 +195,8 @@ impl Recorder {
                     return Ok(state);
                 }
             }
-            match tokio::time::timeout_at(deadline, progress.changed()).await {
-                Ok(changed) => changed.context("the recorder has ended")?,
-                Err(_) => bail!("not within {limit:?}: {what}"),
-            }
+            let changed = tokio::time::timeout_at(deadline, progress.changed()).await;
+            changed.with_context(|| format!("not within {limit:?}: {what}"))?.context("the recorder has ended")?;
         }
     }
 

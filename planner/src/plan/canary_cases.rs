@@ -52,16 +52,7 @@ fn nodes_beyond_canary_step_do_not_delay_other_versions() {
     let (mut view, _) = cluster(vec![staged("a"), staged("b"), staged("c"), other], &[]);
     let canary = serde_json::json!([{"nodes": 1, "approval": "Manual"}]);
     let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": canary}}));
-    view.operator.as_mut().unwrap().status.active_rollouts = vec![models::operator::ActiveRollout {
-        version: NEW,
-        variant: "aws-k8s-1.37".into(),
-        arch: "x86_64".into(),
-        ended: None,
-        started: t(0),
-        steps_passed: 0,
-        step_done: None,
-        approved: false,
-    }];
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout(NEW)];
     // One node has had the first version, and no user has approved that it continues.
     let mut done = node("e");
     done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
@@ -86,16 +77,7 @@ fn approval_is_requested_also_while_window_is_closed() {
                 "schedule": {"blackouts": [{"from": "1970-01-01", "to": "2099-12-31"}]},
             }),
         );
-        view.operator.as_mut().unwrap().status.active_rollouts = vec![models::operator::ActiveRollout {
-            version: NEW,
-            variant: "aws-k8s-1.37".into(),
-            arch: "x86_64".into(),
-            ended: None,
-            started: t(0),
-            steps_passed: 0,
-            step_done: None,
-            approved: false,
-        }];
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout(NEW)];
         let made = plan(&view, &policy, t(60));
         assert!(!matches!(made.waits.get("b"), Some(Wait::CanaryStep { .. })), "{sentence}: {:?}", made.waits);
         assert_eq!(made.approval.is_some(), expected, "{sentence}");

@@ -29,7 +29,7 @@ pub(super) fn after_reboot(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
         return fail(ctx, progress, reason, message);
     }
     if ctx.shadow.spec.state == HostState::StagedUpdate && !is_activated(ctx, progress) {
-        // Its agent was never told to reboot, and has nothing to report.
+        // No reboot was requested from its agent, which has nothing to report.
         return fail(
             ctx,
             progress,

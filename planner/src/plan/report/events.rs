@@ -6,9 +6,9 @@ use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
 use super::{APPROVAL, CERTIFICATES, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, Note, WEB_API};
 use crate::wait::WaitReason;
 
-/// The conditions whose changes are Events for users: the type of the condition; the reason of the Event at its beginning,
-/// which the condition has too, except where several share one Event; the reason and the message of the Event at its end.
-/// Of one type, the first row is for reasons without one of their own.
+/// The conditions whose changes are Events for users: the type of the condition; the reason of the Event at its beginning
+/// (the condition has the same reason, except where several share one Event); the reason and the message of the Event at
+/// its end. Of one type, the first row is for reasons without one of their own.
 const CHANGES: &[(&str, &str, &str, &str)] = &[
     (FROZEN, "Frozen", "Resumed", "no version is held back any more: new updates start"),
     (DEGRADED, "InvalidPolicy", "PolicyValid", "the policy is valid and in force"),

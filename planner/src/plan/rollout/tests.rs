@@ -5,7 +5,7 @@ use std::time::Duration;
 use models::operator::CountOrPercent;
 
 use super::*;
-use crate::fixtures::{NEW, cluster, node, progress, slot, t, updated};
+use crate::fixtures::{NEW, cluster, node, progress, rollout, slot, t, updated};
 use crate::policy::CanaryStep;
 
 /// `done` nodes updated, `moving` under way, of `total`.
@@ -23,19 +23,6 @@ fn fleet(total: usize, done: usize, moving: usize) -> ClusterView {
     let (mut view, _) = cluster(nodes.collect(), &[]);
     view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout(NEW)];
     view
-}
-
-fn rollout(version: Version) -> ActiveRollout {
-    ActiveRollout {
-        version,
-        variant: "aws-k8s-1.37".into(),
-        arch: "x86_64".into(),
-        started: t(0),
-        steps_passed: 0,
-        step_done: None,
-        approved: false,
-        ended: None,
-    }
 }
 
 fn of<'a>(rollouts: &'a Rollouts, version: &Version) -> &'a Rollout {
