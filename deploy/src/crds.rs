@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(
             rules,
             [
-                "self.attempt >= oldSelf.attempt",
+                "has(oldSelf.attempt) ? self.attempt >= oldSelf.attempt : has(self.attempt)",
                 "self.state == 'Idle' || (has(self.version) && has(self.bootId))",
                 "self.state == 'RebootedIntoUpdate' || !has(self.permit)",
             ]

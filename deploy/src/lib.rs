@@ -20,6 +20,7 @@ mod pod;
 mod policy;
 pub mod reference;
 mod rights;
+pub mod takeover;
 pub mod waiting;
 pub mod yaml;
 

@@ -13,6 +13,7 @@ pub mod agent_step;
 pub mod backoff;
 pub mod condition;
 pub mod duration;
+pub mod earlier;
 pub mod listen;
 pub mod log;
 pub mod names;

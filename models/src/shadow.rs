@@ -184,7 +184,7 @@ pub struct Permit {
 #[cfg_attr(
     feature = "crd",
     schemars(extend("x-kubernetes-validations" = [
-        {"rule": "self.attempt >= oldSelf.attempt", "message": "attempt never falls"},
+        {"rule": "has(oldSelf.attempt) ? self.attempt >= oldSelf.attempt : has(self.attempt)", "message": "attempt never falls and is never absent"},
         {"rule": "self.state == 'Idle' || (has(self.version) && has(self.bootId))", "message": "a desired state other than Idle names its version and its boot"},
         {"rule": "self.state == 'RebootedIntoUpdate' || !has(self.permit)", "message": "a permit belongs to the desired state RebootedIntoUpdate"},
     ]))
