@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const CRATES: [(&str, &str); 7] = [
     (
         "models",
-        "backoff condition time duration listen log names pem plain reason resource_version schema shadow wire permit \
+        "backoff condition time duration earlier listen log names pem plain reason resource_version schema shadow wire permit \
          operator agent_step",
     ),
     ("planner", "annotations claims expressions rules signature wait view standby policy drain plan lint"),
@@ -33,7 +33,7 @@ const CRATES: [(&str, &str); 7] = [
     (
         "deploy",
         "options object budget pod controller apiserver agent network namespaces crds reference admission policy \
-         rights openapi waiting yaml installation files",
+         rights takeover openapi waiting yaml installation files",
     ),
     ("cli", "page status uninstall preflight"),
 ];
