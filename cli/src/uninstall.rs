@@ -3,6 +3,8 @@
 //! Nothing is removed before every node is released: only the controller can make a host disarm, and a node that is
 //! about to reboot has to be followed to its end.
 
+mod objects;
+
 use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -11,9 +13,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
-use kube::core::{GroupVersionKind, TypeMeta};
-use kube::discovery::ApiResource;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
@@ -22,6 +22,8 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+pub(crate) use self::objects::is_marked;
+use self::objects::{delete, find, remove};
 use crate::page::{ask, print_line};
 
 /// Polling interval.
@@ -270,98 +272,9 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
     }
 }
 
-/// Returns true if an object has the label of everything that is installed with this operator. The earlier operator has
-/// objects of the same name, above all the definition of the shadows.
-pub(crate) fn is_marked(meta: &ObjectMeta) -> bool {
-    let label = meta.labels.as_ref().and_then(|labels| labels.get(names::APPLICATION_LABEL));
-    label.is_some_and(|value| value == names::APPLICATION)
-}
-
-/// An object of this operator in the cluster.
-struct Found {
-    api: Api<DynamicObject>,
-    name: String,
-    uid: Option<String>,
-    id: String,
-}
-
-/// Returns the API for an object of an installation. It is in a namespace if it names one.
-fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, String)> {
-    let types: TypeMeta = serde_json::from_value(object.clone())?;
-    let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
-    let meta = &object["metadata"];
-    let api = match meta["namespace"].as_str() {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
-    };
-    Ok((api, meta["name"].as_str().context("an object without a name")?.to_owned()))
-}
-
-/// Returns the object in the cluster; `None` if it does not exist or its kind is not served.
-async fn get(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<ObjectMeta>> {
-    match api.get_metadata_opt(name).await {
-        Err(error) if is_gone(&error) => Ok(None),
-        found => Ok(found?.map(|found| found.metadata)),
-    }
-}
-
-/// Returns the object in the cluster, if it exists and was installed with this operator.
-async fn find(client: &Client, object: &Value) -> anyhow::Result<Option<Found>> {
-    let id = deploy::yaml::id(object);
-    let (api, name) = api(client, object)?;
-    let Some(meta) = get(&api, &name).await.with_context(|| format!("{id} cannot be read"))? else { return Ok(None) };
-    if !is_marked(&meta) {
-        print_line(format_args!(
-            "{id} stays: it has no label {}={}, so it was not installed with this operator",
-            names::APPLICATION_LABEL,
-            names::APPLICATION
-        ));
-        return Ok(None);
-    }
-    Ok(Some(Found { api, name, uid: meta.uid, id }))
-}
-
-/// Deletes objects, last ones first, and returns those that were there. What was not installed with this operator stays.
-async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Found>> {
-    let mut going = Vec::new();
-    for object in objects.iter().rev() {
-        let Some(found) = find(client, object).await? else { continue };
-        let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
-        match found.api.delete(&found.name, &DeleteParams::background().preconditions(only_this)).await {
-            Ok(_) => {
-                print_line(format_args!("deleted {}", found.id));
-                going.push(found);
-            }
-            Err(error) if is_gone(&error) => {}
-            Err(error) => return Err(error).with_context(|| format!("{} cannot be deleted", found.id)),
-        }
-    }
-    Ok(going)
-}
-
-/// Deletes objects as [`delete`] does, and waits until they are gone.
-async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
-    let going = delete(client, objects).await?;
-    let deadline = Instant::now() + GONE;
-    for Found { api, name, id, .. } in going {
-        while let Some(found) =
-            get(&api, &name).await.with_context(|| format!("whether {id} is gone cannot be read"))?
-        {
-            if Instant::now() >= deadline {
-                let finalizers = found.finalizers.unwrap_or_default().join(", ");
-                bail!(
-                    "{id} is deleted and not gone (finalizers: {finalizers}). Pods on a node that does not answer keep \
-                     their namespace until the node is back or deleted. Everything else is done; run it again to see."
-                );
-            }
-            tokio::time::sleep(PERIOD / 4).await;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use super::objects::api;
     use super::*;
 
     fn node(meta: &Value) -> NodeFacts {

@@ -5,6 +5,7 @@ mod admission;
 mod network;
 mod pods;
 mod policy;
+mod takeover;
 
 use std::path::Path;
 use std::process::Stdio;

@@ -1,0 +1,150 @@
+//! The objects of an installation in the cluster: found by their label, deleted by uid, awaited.
+
+use anyhow::{Context as _, bail};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
+use kube::core::{GroupVersionKind, TypeMeta};
+use kube::discovery::ApiResource;
+use kube::{Client, ResourceExt as _};
+use models::names;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{GONE, PERIOD, is_gone};
+use crate::page::print_line;
+
+/// Number of objects in a page of a list.
+const PAGE: u32 = 500;
+
+/// Returns true if an object has the label of everything that is installed with this operator. The earlier operator has
+/// objects of the same name, above all the definition of the shadows.
+pub(crate) fn is_marked(meta: &ObjectMeta) -> bool {
+    let label = meta.labels.as_ref().and_then(|labels| labels.get(names::APPLICATION_LABEL));
+    label.is_some_and(|value| value == names::APPLICATION)
+}
+
+/// An object of this operator in the cluster.
+pub(super) struct Found {
+    api: Api<DynamicObject>,
+    name: String,
+    uid: Option<String>,
+    /// Kind, namespace and name.
+    pub(super) id: String,
+}
+
+/// Returns the API for an object of an installation. It is in a namespace if it names one.
+pub(super) fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, String)> {
+    let types: TypeMeta = serde_json::from_value(object.clone())?;
+    let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
+    let meta = &object["metadata"];
+    let api = match meta["namespace"].as_str() {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    Ok((api, meta["name"].as_str().context("an object without a name")?.to_owned()))
+}
+
+/// Returns the object in the cluster; `None` if it does not exist or its kind is not served.
+async fn get(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<ObjectMeta>> {
+    match api.get_metadata_opt(name).await {
+        Err(error) if is_gone(&error) => Ok(None),
+        found => Ok(found?.map(|found| found.metadata)),
+    }
+}
+
+/// Returns the object in the cluster, if it exists and was installed with this operator.
+pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Option<Found>> {
+    let id = deploy::yaml::id(object);
+    let (api, name) = api(client, object)?;
+    let Some(meta) = get(&api, &name).await.with_context(|| format!("{id} cannot be read"))? else { return Ok(None) };
+    if !is_marked(&meta) {
+        print_line(format_args!(
+            "{id} stays: it has no label {}={}, so it was not installed with this operator",
+            names::APPLICATION_LABEL,
+            names::APPLICATION
+        ));
+        return Ok(None);
+    }
+    if object["kind"] == "CustomResourceDefinition" {
+        let others = objects_elsewhere(client, object).await.with_context(|| {
+            format!("the objects of {id} cannot be listed; it is deleted only when none is another operator's")
+        })?;
+        if let Some(first) = others.first() {
+            print_line(format_args!(
+                "{id} stays: deleting it would delete {} of its objects outside of {}, such as {first}. Once they are not \
+                 needed any more: kubectl delete crd {name}",
+                others.len(),
+                names::SYSTEM_NAMESPACE
+            ));
+            return Ok(None);
+        }
+    }
+    Ok(Some(Found { api, name, uid: meta.uid, id }))
+}
+
+/// Returns the objects of a definition in namespaces other than the operator's, as `namespace/name`: they belong to
+/// another operator.
+async fn objects_elsewhere(client: &Client, definition: &Value) -> anyhow::Result<Vec<String>> {
+    let spec = &definition["spec"];
+    let text = |value: &Value| value.as_str().map(str::to_owned).context("a definition without names");
+    let versions = spec["versions"].as_array().into_iter().flatten();
+    let version = versions.last().context("a definition without versions")?;
+    let (group, version) = (text(&spec["group"])?, text(&version["name"])?);
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(&group, &version, &text(&spec["names"]["kind"])?));
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    let mut found = Vec::new();
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let list = match api.list_metadata(&page).await {
+            Err(error) if is_gone(&error) => return Ok(found),
+            list => list?,
+        };
+        found.extend(list.items.iter().filter_map(|object| {
+            let namespace = object.metadata.namespace.as_deref().filter(|other| *other != names::SYSTEM_NAMESPACE)?;
+            Some(format!("{namespace}/{}", object.name_any()))
+        }));
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}
+
+/// Deletes objects, last ones first, and returns those that were there. What was not installed with this operator stays.
+pub(super) async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result<Vec<Found>> {
+    let mut going = Vec::new();
+    for object in objects.iter().rev() {
+        let Some(found) = find(client, object).await? else { continue };
+        let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
+        match found.api.delete(&found.name, &DeleteParams::background().preconditions(only_this)).await {
+            Ok(_) => {
+                print_line(format_args!("deleted {}", found.id));
+                going.push(found);
+            }
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error).with_context(|| format!("{} cannot be deleted", found.id)),
+        }
+    }
+    Ok(going)
+}
+
+/// Deletes objects as [`delete`] does, and waits until they are gone.
+pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
+    let going = delete(client, objects).await?;
+    let deadline = Instant::now() + GONE;
+    for Found { api, name, id, .. } in going {
+        while let Some(found) =
+            get(&api, &name).await.with_context(|| format!("whether {id} is gone cannot be read"))?
+        {
+            if Instant::now() >= deadline {
+                let finalizers = found.finalizers.unwrap_or_default().join(", ");
+                bail!(
+                    "{id} is deleted and not gone (finalizers: {finalizers}). Pods on a node that does not answer keep \
+                     their namespace until the node is back or deleted. Everything else is done; run it again to see."
+                );
+            }
+            tokio::time::sleep(PERIOD / 4).await;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! The definition of a takeover on a real API server, over the earlier operator's definition and objects.
+
+use anyhow::{Context as _, ensure};
+use deploy::takeover::{self, READ_ONLY_MESSAGE};
+use integ::control_plane::{ControlPlane, Options};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use kube::{Api, Client, ResourceExt as _};
+use models::earlier;
+use serde_json::{Value, json};
+
+use super::{expect, until};
+
+const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
+
+#[tokio::test(flavor = "multi_thread")]
+async fn takeover_definition_keeps_earlier_shadows_readable_and_refuses_writes_that_lose_data() -> anyhow::Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let client = control_plane.client();
+    earlier_operator(&client).await?;
+    definition_is_accepted_after_conversion_is_patched(&client).await?;
+    earlier_versions_are_read_only(&client).await?;
+    only_complete_rewrite_is_accepted(&client).await?;
+    earlier_definition_is_refused(&client).await?;
+    control_plane.stop().await
+}
+
+fn definitions(client: &Client) -> Api<CustomResourceDefinition> {
+    Api::all(client.clone())
+}
+
+fn shadows(client: &Client, version: &str) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk(models::names::GROUP, version, "BottlerocketShadow");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "bottlerocketshadows");
+    Api::namespaced_with(client.clone(), earlier::NAMESPACE, &resource)
+}
+
+/// Retries while a change of the definition or of a policy reaches the server's handlers.
+async fn settled(what: &str, call: impl AsyncFn() -> kube::Result<()>) -> anyhow::Result<()> {
+    until(what, async || Ok(call().await.is_ok())).await
+}
+
+/// The definition of the earlier operator, and two shadows as it writes them.
+async fn earlier_operator(client: &Client) -> anyhow::Result<()> {
+    let definition: CustomResourceDefinition = serde_saphyr::from_str(EARLIER)?;
+    definitions(client).create(&PostParams::default(), &definition).await?;
+    let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": earlier::NAMESPACE}}))?;
+    Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+    let api = shadows(client, "v2");
+    for name in ["brs-idle", "brs-migrated"] {
+        let spec = json!({"state": "Idle", "state_transition_timestamp": null, "version": null});
+        let object = object("v2", name, &json!({"spec": spec}))?;
+        settled("a shadow of the earlier operator", async || {
+            api.create(&PostParams::default(), &object).await.map(|_| ())
+        })
+        .await?;
+        let status = json!({"status": {
+            "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": 3,
+            "state_transition_failure_timestamp": "2024-05-01T10:00:00+00:00",
+        }});
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
+    }
+    Ok(())
+}
+
+fn object(version: &str, name: &str, content: &Value) -> anyhow::Result<DynamicObject> {
+    let mut object = content.clone();
+    object["apiVersion"] = format!("{}/{version}", models::names::GROUP).into();
+    object["kind"] = "BottlerocketShadow".into();
+    object["metadata"] = json!({"name": name, "namespace": earlier::NAMESPACE});
+    Ok(serde_json::from_value(object)?)
+}
+
+async fn definition_is_accepted_after_conversion_is_patched(client: &Client) -> anyhow::Result<()> {
+    let definitions = definitions(client);
+    let forced = PatchParams::apply("brupop-install").force();
+    let definition = takeover::definition()?;
+    let webhook = definitions.patch(DEFINITION, &forced, &Patch::Apply(&definition)).await;
+    expect(
+        "the definition beside the webhook",
+        webhook,
+        Some("should not be set when strategy is not set to Webhook"),
+    )?;
+
+    let found = definitions.get(DEFINITION).await?;
+    let patch = json!([
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": found.resource_version()},
+        {"op": "replace", "path": "/spec/conversion", "value": {"strategy": "None"}},
+    ]);
+    let patch = Patch::<()>::Json(serde_json::from_value(patch)?);
+    definitions.patch(DEFINITION, &PatchParams::default(), &patch).await?;
+    let policies = takeover::read_only_policy();
+    for policy in &policies {
+        let object: DynamicObject = serde_json::from_value(policy.clone())?;
+        let types = object.types.clone().context("a policy without a kind")?;
+        let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+        api.patch(&object.name_any(), &forced, &Patch::Apply(policy)).await?;
+    }
+    let found = definitions.patch(DEFINITION, &forced, &Patch::Apply(&definition)).await?;
+    let stored = found.status.and_then(|status| status.stored_versions).unwrap_or_default();
+    ensure!(stored == ["v2", "v3"], "{stored:?}");
+    settled("shadows are served in v3", async || shadows(client, "v3").get("brs-idle").await.map(|_| ())).await
+}
+
+async fn earlier_versions_are_read_only(client: &Client) -> anyhow::Result<()> {
+    for version in earlier::VERSIONS {
+        let api = shadows(client, version);
+        let label = json!({"metadata": {"labels": {"a": "b"}}});
+        // The policy is in force a moment after its creation.
+        until("the policy is in force", async || {
+            let try_out = PatchParams { dry_run: true, ..PatchParams::default() };
+            let result = api.patch("brs-idle", &try_out, &Patch::Merge(&label)).await;
+            Ok(result.is_err_and(|error| error.to_string().contains(READ_ONLY_MESSAGE)))
+        })
+        .await?;
+        let status = json!({"status": {"current_version": "1.20.1"}});
+        let written = api.patch_status("brs-idle", &PatchParams::default(), &Patch::Merge(&status)).await;
+        expect("a report of an agent of the earlier operator", written, Some(READ_ONLY_MESSAGE))?;
+    }
+    let read = shadows(client, "v2").get("brs-idle").await?;
+    let read = earlier::EarlierShadow::read(&serde_json::to_value(read)?);
+    ensure!((read.crash_count, read.current_version.as_deref()) == (3, Some("1.20.0")), "{read:?}");
+    Ok(())
+}
+
+async fn only_complete_rewrite_is_accepted(client: &Client) -> anyhow::Result<()> {
+    let api = shadows(client, "v3");
+    let plain = PatchParams::default();
+    for (what, patch) in [
+        ("a write that changes nothing", json!({})),
+        ("a label", json!({"metadata": {"labels": {"a": "b"}}})),
+        ("another state", json!({"spec": {"state": "Idle"}})),
+    ] {
+        let written = api.patch("brs-migrated", &plain, &Patch::Merge(&patch)).await;
+        if what == "a write that changes nothing" && written.is_ok() {
+            // The server does not store what has not changed; the object stays in its old version.
+            continue;
+        }
+        expect(what, written, Some("attempt"))?;
+    }
+    let written = api.patch_status("brs-migrated", &plain, &Patch::Merge(json!({"status": {"state": "Idle"}}))).await;
+    expect("a status", written, Some("attempt"))?;
+    let kept = shadows(client, "v2").get("brs-migrated").await?;
+    ensure!(kept.data["status"]["crash_count"] == 3, "the status was lost: {kept:?}");
+
+    let complete =
+        json!({"metadata": {"managedFields": [{}]}, "spec": {"state": "Idle", "version": null, "attempt": 0}});
+    let written = api.patch("brs-migrated", &plain, &Patch::Merge(complete)).await?;
+    ensure!(written.data["spec"]["attempt"] == 0, "{written:?}");
+    shadows(client, "v2").delete("brs-idle", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// A Helm upgrade or a GitOps tool cannot put the earlier definition back.
+async fn earlier_definition_is_refused(client: &Client) -> anyhow::Result<()> {
+    let definition: Value = serde_saphyr::from_str(EARLIER)?;
+    let forced = PatchParams::apply("helm").force();
+    let applied = definitions(client).patch(DEFINITION, &forced, &Patch::Apply(definition)).await;
+    expect("the earlier definition", applied, Some("status.storedVersions"))
+}
