@@ -116,9 +116,9 @@ fn if_match(data: &[u8]) {
     for tag in parse_if_match(&text) {
         assert!(text.contains(tag) && !tag.contains(','));
     }
-    let ours = "0123456789abcdef0123456789abcdef";
-    let list = format!("{text},\"{ours}\"");
-    assert!(parse_if_match(&list).contains(&ours), "our etag is lost in a list");
+    let current = "0123456789abcdef0123456789abcdef";
+    let list = format!("{text},\"{current}\"");
+    assert!(parse_if_match(&list).contains(&current), "the current etag is lost in a list");
     if models::resource_version::is_valid(&text) {
         assert!(text.bytes().all(|byte| byte.is_ascii_digit()), "no resource version: {text}");
     }

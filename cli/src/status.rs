@@ -156,7 +156,7 @@ fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
                 ));
             }
             if operator.spec.enabled == Some(false) {
-                page.line("Updates are switched off (spec.enabled is false).");
+                page.line("Updates are disabled (spec.enabled is false).");
             }
             let target = operator.spec.version.as_ref().and_then(|version| version.target.as_deref());
             page.line(format_args!("Target version: {}", target.unwrap_or("latest")));
@@ -177,7 +177,7 @@ fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
         }
     }
     if let Some(wait) = &plan.approval {
-        page.line(format_args!("Approval wanted: {}", cluster.filled(&wait.to_string(), "")));
+        page.line(format_args!("Approval required: {}", cluster.filled(&wait.to_string(), "")));
     }
     for sentence in misplaced(cluster) {
         page.line(sentence);
@@ -226,7 +226,7 @@ fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, 
     let planned = plan.waits.get(node).filter(|wait| !matches!(wait, Wait::UpToDate | Wait::Acting));
     let fleet = cluster.operator_condition(models::operator::BLOCKED);
     let planned = planned.map(|wait| match (wait, fleet) {
-        (Wait::AskingExpressions { .. }, Some(condition)) => because(condition),
+        (Wait::ExpressionsPending { .. }, Some(condition)) => because(condition),
         _ => (wait.as_str().to_owned(), wait.to_string()),
     });
     let ends = deadline(cluster, node, progress).map(|at| {
@@ -389,7 +389,7 @@ mod tests {
             "Degraded: spec.schedule: no such zone",
             "bruo default: the annotation brupop.bottlerocket.aws/resum is not known",
             "node c: the annotation brupop.bottlerocket.aws/approve-step has no effect here",
-            "updates are switched off",
+            "updates are disabled",
             "shop/web allows no disruption of shop/web-1",
             "PrepareFailed: no space",
             "DrainBlocked, 20m00s left (until 2026-01-01T00:30:00Z): the PodDisruptionBudget shop/web allows no disruption of shop/web-1",
@@ -454,7 +454,7 @@ mod tests {
             vec![node("a", &json!({})), node("b", &json!({}))],
         );
         let text = shown(&cluster, None);
-        let command = "Approval wanted: canary step 1 waits for approval: kubectl annotate bruo default -n brupop-system --overwrite";
+        let command = "Approval required: canary step 1 waits for approval: kubectl annotate bruo default -n brupop-system --overwrite";
         assert!(text.contains(command), "{text}");
     }
 

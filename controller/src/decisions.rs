@@ -77,7 +77,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
         match (before.facts.claimed(), after.facts.claimed()) {
             (false, true) => lines.push(Line::new("node claimed").about(name, progress)),
             (true, false) => {
-                let back = |step| matches!(step, Step::Rebooting | Step::Returning | Step::Monitoring);
+                let back = |step| matches!(step, Step::Rebooting | Step::Returning | Step::Verifying);
                 let rebooted = progress.is_some_and(|p| back(p.step));
                 let text = if rebooted { "node rebooted: released" } else { "node released" };
                 lines.push(Line::new(text).about(name, progress));
@@ -110,7 +110,7 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         }]
     };
     let text = match (step(was), step(is)) {
-        (None | Some(Step::Monitoring), None) if last.is_some_and(|l| l.reason == UPDATED) && was.is_some() => {
+        (None | Some(Step::Verifying), None) if last.is_some_and(|l| l.reason == UPDATED) && was.is_some() => {
             return ended(Line::new("node verified"));
         }
         (None, None) => return requests(node, before, after),
@@ -127,19 +127,19 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
             if forced(before).is_none() && forced(after).is_some() {
                 return about(Line::warning("drain forced: deleting the pods that are left"));
             }
-            if is_at == Step::Monitoring && was.map(|p| p.since) != is.map(|p| p.since) {
-                return about(Line::new("verification restarted"));
+            if is_at == Step::Verifying && was.map(|p| p.since) != is.map(|p| p.since) {
+                return about(Line::new("soak restarted"));
             }
             return requests(node, before, after);
         }
         (_, Some(Step::Staging)) => "image to be staged again",
         (_, Some(Step::Staged)) => "image staged",
-        (_, Some(Step::LeavingBalancer)) => "leaving load balancers",
+        (_, Some(Step::LeavingLoadBalancer)) => "leaving load balancers",
         (_, Some(Step::Draining)) => "drain started",
         (_, Some(Step::Rebooting)) => "node drained",
-        (Some(Step::Monitoring), Some(Step::Returning)) => "verification interrupted: waiting for the node",
+        (Some(Step::Verifying), Some(Step::Returning)) => "verification interrupted: waiting for the node",
         (_, Some(Step::Returning)) => "node rebooted: waiting for it to be Ready",
-        (_, Some(Step::Monitoring)) => "verification started",
+        (_, Some(Step::Verifying)) => "verification started",
         _ => "step changed",
     };
     about(Line::new(text))
@@ -270,7 +270,7 @@ mod tests {
     use models::shadow::{AttemptResult, DrainStatus, Permit, Record};
 
     use super::*;
-    use planner::claims::Parts;
+    use planner::claims::ClaimFields;
 
     fn at(step: Step) -> ControllerReport {
         let progress = Progress {
@@ -283,7 +283,7 @@ mod tests {
             started: Timestamp::UNIX_EPOCH,
             permit_issued: false,
             soak_restarted: false,
-            watched_since: None,
+            verifying_since: None,
             disruptive: false,
         };
         ControllerReport { progress: Some(progress), ..ControllerReport::default() }
@@ -316,22 +316,22 @@ mod tests {
             drain: Some(DrainStatus { forced_since: Some(Timestamp::UNIX_EPOCH), ..DrainStatus::default() }),
             ..at(Step::Draining)
         };
-        let mut restarted = at(Step::Monitoring);
+        let mut restarted = at(Step::Verifying);
         restarted.progress.as_mut().unwrap().since = Timestamp::MAX;
         for (before, after, expected) in [
             (idle(), at(Step::Staging), vec![(false, "attempt started")]),
             (at(Step::Staging), at(Step::Staged), vec![(false, "image staged")]),
             (at(Step::Staging), at(Step::Draining), vec![(false, "drain started")]),
-            (at(Step::Staged), at(Step::LeavingBalancer), vec![(false, "leaving load balancers")]),
-            (at(Step::LeavingBalancer), at(Step::Draining), vec![(false, "drain started")]),
+            (at(Step::Staged), at(Step::LeavingLoadBalancer), vec![(false, "leaving load balancers")]),
+            (at(Step::LeavingLoadBalancer), at(Step::Draining), vec![(false, "drain started")]),
             (at(Step::Draining), at(Step::Draining), vec![]),
             (at(Step::Draining), forced, vec![(true, "drain forced: deleting the pods that are left")]),
             (at(Step::Draining), at(Step::Rebooting), vec![(false, "node drained")]),
             (at(Step::Rebooting), at(Step::Returning), vec![(false, "node rebooted: waiting for it to be Ready")]),
-            (at(Step::Rebooting), at(Step::Monitoring), vec![(false, "verification started")]),
-            (at(Step::Returning), at(Step::Monitoring), vec![(false, "verification started")]),
-            (at(Step::Monitoring), restarted, vec![(false, "verification restarted")]),
-            (at(Step::Monitoring), ended(idle(), UPDATED), vec![(false, "node verified")]),
+            (at(Step::Rebooting), at(Step::Verifying), vec![(false, "verification started")]),
+            (at(Step::Returning), at(Step::Verifying), vec![(false, "verification started")]),
+            (at(Step::Verifying), restarted, vec![(false, "soak restarted")]),
+            (at(Step::Verifying), ended(idle(), UPDATED), vec![(false, "node verified")]),
             (at(Step::Draining), ended(at(Step::Releasing), "DrainTimedOut"), vec![(true, "attempt failed")]),
             (at(Step::Staging), ended(at(Step::Releasing), "PolicyChanged"), vec![(false, "attempt withdrawn")]),
             (at(Step::Releasing), ended(idle(), "DrainTimedOut"), vec![(false, "attempt ended")]),
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn claims_and_permits_log_one_line_each() {
-        let facts = |claims: Parts, unschedulable: bool| NodeFacts {
+        let facts = |claims: ClaimFields, unschedulable: bool| NodeFacts {
             name: "a".into(),
             claims,
             unschedulable,
@@ -361,7 +361,7 @@ mod tests {
             shadow.spec.permit = nonce.map(|nonce| Permit { nonce: nonce.into(), jws: String::new() });
             shadow
         };
-        let (none, cordon) = (Parts::default(), Parts::CORDON);
+        let (none, cordon) = (ClaimFields::default(), ClaimFields::CORDON);
         for (sentence, before, after, expected) in [
             ("claimed", (none, false, None), (cordon, true, None), vec![(false, "node claimed")]),
             ("nothing", (cordon, true, None), (cordon, true, None), vec![]),

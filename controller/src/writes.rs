@@ -88,7 +88,7 @@ mod tests {
                 started: jiff::Timestamp::UNIX_EPOCH,
                 permit_issued: false,
                 soak_restarted: false,
-                watched_since: None,
+                verifying_since: None,
                 disruptive,
             });
             let mut node = NodeView { shadow: Some(shadow), ..NodeView::default() };
@@ -101,7 +101,7 @@ mod tests {
         }
         // By name behind all others.
         add("permit".into(), Action::Permit { nonce: "n".into(), rules: Default::default() }, true);
-        add("claim".into(), Action::Claim { parts: Default::default(), note: None }, true);
+        add("claim".into(), Action::Claim { fields: Default::default(), note: None }, true);
         add("release".into(), Action::Release, true);
         add("status".into(), status(), true);
         view.busy.insert("node-0001".into());

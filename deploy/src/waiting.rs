@@ -26,9 +26,9 @@ refuses](web-api.md#why-an-agent-is-refused) is in its own log (`kubectl get pod
 pub fn markdown() -> String {
     // A write that is under way is shown nowhere: it is over in a moment.
     let mut reasons: Vec<_> = WaitReason::iter().filter(|reason| *reason != WaitReason::Acting).collect();
-    reasons.sort_by_key(|reason| reason.ends_with().0);
+    reasons.sort_by_key(|reason| reason.explanation().0);
     let rows = reasons.into_iter().map(|reason| {
-        let (party, end) = reason.ends_with();
+        let (party, end) = reason.explanation();
         let condition = if reason.blocks() { "yes" } else { "" };
         format!("| `{reason}` | {party} | {end} | {condition} |\n")
     });

@@ -54,7 +54,7 @@ pub enum ArmedBy {
     ThisAttempt,
     /// Armed by this agent, in this boot, for an earlier attempt.
     OlderAttempt,
-    /// Another client, as far as we know.
+    /// Another client, as far as the agent knows.
     Other,
 }
 

@@ -1,6 +1,6 @@
 //! Names that more than one part, a manifest or a user uses. Each is defined here once.
 
-/// API group of all our custom resources.
+/// API group of all custom resources of the operator.
 pub const GROUP: &str = "brupop.bottlerocket.aws";
 
 /// Namespace of the controller, the web API, the shadows and the operator's resource.
@@ -28,7 +28,7 @@ pub const METRICS_LABEL: &str = "brupop.bottlerocket.aws/metrics";
 /// Value of [`METRICS_LABEL`].
 pub const METRICS_ENABLED: &str = "enabled";
 
-/// Audience of the agents' projected tokens: good for our web API and for nothing else.
+/// Audience of the agents' projected tokens: valid for the operator's web API and for nothing else.
 pub const TOKEN_AUDIENCE: &str = "brupop-apiserver";
 
 /// Field manager of everything that the controller applies.
@@ -44,7 +44,7 @@ pub const INTERFACE_VERSION: &str = "2.0.0";
 /// Annotation on a Node: no new attempt starts, a running one ends, and a cordon of the operator stays until it is removed.
 pub const HOLD_ANNOTATION: &str = "brupop.bottlerocket.aws/hold";
 
-/// Annotation on the operator's resource: failures of versions are settled and the rollout continues. Its value names the
+/// Annotation on the operator's resource: failures of versions are resolved and the rollout continues. Its value names the
 /// request; a value that is acknowledged in `status.requests` is not carried out again.
 pub const RESUME_ANNOTATION: &str = "brupop.bottlerocket.aws/resume";
 /// Annotation on the operator's resource: the canary step that waits for approval has it. Its value names the request.

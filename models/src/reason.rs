@@ -92,11 +92,11 @@ reasons! {
     RebootTimedOut => Node,
     /// The node came back on the new version but did not become Ready in time.
     NotReadyAfterBoot => Version,
-    /// The node did not stay healthy for the soak time.
+    /// The node did not stay healthy for the soak.
     SoakFailed => Version,
     /// The health of the node after its update could not be determined in time.
     HealthUnknown => Node,
-    /// Updates were switched off, or the operator's resource is gone.
+    /// Updates were disabled, or the operator's resource is gone.
     Disabled => Nothing,
     /// The host runs the wanted version already, put there by another client.
     UpdatedByOther => Nothing,

@@ -9,7 +9,7 @@ use divan::{Bencher, black_box};
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
 use models::shadow::{AttemptResult, HostPolicy, HostState, OfferedUpdates, Progress, Record, Step};
-use planner::claims::Part;
+use planner::claims::ClaimField;
 use planner::plan::plan;
 use planner::policy::Policy;
 use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
@@ -117,11 +117,11 @@ fn node(number: usize) -> NodeView {
             started: at(-120),
             permit_issued: false,
             soak_restarted: false,
-            watched_since: None,
+            verifying_since: None,
             disruptive,
         });
         if disruptive {
-            let claimed = [Part::Cordon, Part::ScaleDown, Part::DoNotDisrupt];
+            let claimed = [ClaimField::Cordon, ClaimField::ScaleDown, ClaimField::DoNotDisrupt];
             (facts.claims, facts.unschedulable) = (claimed.into_iter().collect(), true);
         }
         pods = disruptive.then(|| (0..30).map(|pod| some_pod(&name, pod)).collect());

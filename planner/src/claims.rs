@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 /// A field of a Node that can be claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum ClaimField {
     /// `spec.unschedulable`: no new pods.
     Cordon,
     /// The label that excludes the node from external load balancers.
@@ -24,7 +24,7 @@ pub enum Part {
     DoNotDisrupt,
 }
 
-impl Part {
+impl ClaimField {
     /// All fields that can be claimed.
     pub const ALL: [Self; 4] = [Self::Cordon, Self::Balancer, Self::ScaleDown, Self::DoNotDisrupt];
 
@@ -57,17 +57,17 @@ impl Part {
 
     /// Sets it to a value in an object or a patch.
     fn set(self, object: &mut Value, value: Value) {
-        let [part, field] = self.place();
+        let [section, field] = self.place();
         match self {
-            Self::Cordon => object[part][field] = value,
-            _ => object[part][field][self.name()] = value,
+            Self::Cordon => object[section][field] = value,
+            _ => object[section][field][self.name()] = value,
         }
     }
 
     /// Returns whether the fields of this entry name it.
     fn in_entry(self, entry: &ManagedFieldsEntry) -> bool {
-        let [part, field] = self.place().map(|name| format!("f:{name}"));
-        let owned = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(part)?.get(field));
+        let [section, field] = self.place().map(|name| format!("f:{name}"));
+        let owned = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(section)?.get(field));
         owned.is_some_and(|owned| self == Self::Cordon || owned.get(format!("f:{}", self.name())).is_some())
     }
 
@@ -83,20 +83,21 @@ impl Part {
 
 /// A set of fields of a Node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Parts(u8);
+pub struct ClaimFields(u8);
 
-impl Parts {
+impl ClaimFields {
     /// The cordon alone.
-    pub const CORDON: Self = Self(1 << Part::Cordon as u8);
+    pub const CORDON: Self = Self(1 << ClaimField::Cordon as u8);
 
     /// The fields that are claimed by default.
     #[cfg(test)]
-    pub const USUAL: Self =
-        Self((1 << Part::Cordon as u8) | (1 << Part::ScaleDown as u8) | (1 << Part::DoNotDisrupt as u8));
+    pub const USUAL: Self = Self(
+        (1 << ClaimField::Cordon as u8) | (1 << ClaimField::ScaleDown as u8) | (1 << ClaimField::DoNotDisrupt as u8),
+    );
 
     /// Returns whether the set contains this field.
-    pub const fn has(self, part: Part) -> bool {
-        self.0 & (1 << part as u8) != 0
+    pub const fn has(self, field: ClaimField) -> bool {
+        self.0 & (1 << field as u8) != 0
     }
 
     /// Returns whether the set is empty.
@@ -117,14 +118,14 @@ impl Parts {
     }
 
     /// Iterates over the fields.
-    pub fn iter(self) -> impl Iterator<Item = Part> {
-        Part::ALL.into_iter().filter(move |part| self.has(*part))
+    pub fn iter(self) -> impl Iterator<Item = ClaimField> {
+        ClaimField::ALL.into_iter().filter(move |field| self.has(*field))
     }
 }
 
-impl FromIterator<Part> for Parts {
-    fn from_iter<I: IntoIterator<Item = Part>>(parts: I) -> Self {
-        Self(parts.into_iter().fold(0, |bits, part| bits | (1 << part as u8)))
+impl FromIterator<ClaimField> for ClaimFields {
+    fn from_iter<I: IntoIterator<Item = ClaimField>>(fields: I) -> Self {
+        Self(fields.into_iter().fold(0, |bits, field| bits | (1 << field as u8)))
     }
 }
 
@@ -136,9 +137,9 @@ fn is_ours(entry: &ManagedFieldsEntry) -> bool {
 }
 
 /// The fields of a Node that the operator owns, perhaps together with others.
-pub fn owned(meta: &ObjectMeta) -> Parts {
+pub fn owned(meta: &ObjectMeta) -> ClaimFields {
     let entries = || meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
-    Part::ALL.into_iter().filter(|part| entries().any(|entry| part.in_entry(entry))).collect()
+    ClaimField::ALL.into_iter().filter(|field| entries().any(|entry| field.in_entry(entry))).collect()
 }
 
 /// The time at which the claim was made, or last changed, by the API server's clock; whole seconds.
@@ -148,54 +149,57 @@ pub fn since(meta: &ObjectMeta) -> Option<Timestamp> {
 }
 
 /// The fields that are set and not owned by the operator.
-pub fn set_by_others(meta: &ObjectMeta, unschedulable: bool) -> Parts {
+pub fn set_by_others(meta: &ObjectMeta, unschedulable: bool) -> ClaimFields {
     let owned = owned(meta);
-    Part::ALL.into_iter().filter(|part| !owned.has(*part) && part.found(meta, unschedulable).is_some()).collect()
+    ClaimField::ALL
+        .into_iter()
+        .filter(|field| !owned.has(*field) && field.found(meta, unschedulable).is_some())
+        .collect()
 }
 
 /// The fields that a client has set to another value than the operator's.
-pub fn set_otherwise(meta: &ObjectMeta) -> Parts {
-    let otherwise = |part: &Part| part.found(meta, false).is_some_and(|value| value != part.value());
-    Part::ALL.into_iter().filter(otherwise).collect()
+pub fn set_otherwise(meta: &ObjectMeta) -> ClaimFields {
+    let otherwise = |field: &ClaimField| field.found(meta, false).is_some_and(|value| value != field.value());
+    ClaimField::ALL.into_iter().filter(otherwise).collect()
 }
 
 /// The body of the apply that claims these fields: owned fields that it does not name are removed.
-pub fn body(name: &str, uid: &str, resource_version: &str, parts: Parts) -> Value {
+pub fn body(name: &str, uid: &str, resource_version: &str, fields: ClaimFields) -> Value {
     let mut body = json!({
         "apiVersion": "v1", "kind": "Node",
         "metadata": {"name": name, "uid": uid, "resourceVersion": resource_version},
     });
-    for part in parts.iter() {
-        part.set(&mut body, if part == Part::Cordon { json!(true) } else { json!(part.value()) });
+    for field in fields.iter() {
+        field.set(&mut body, if field == ClaimField::Cordon { json!(true) } else { json!(field.value()) });
     }
     body
 }
 
 /// The claimed fields by the record: those not set before, while the node is claimed according to the record.
-pub fn recorded(status: &BottlerocketShadowStatus) -> Parts {
+pub fn recorded(status: &BottlerocketShadowStatus) -> ClaimFields {
     if true_condition(&status.conditions, CORDONED).is_none() {
-        return Parts::default();
+        return ClaimFields::default();
     }
     let before = status.controller.drain.as_ref().map(|drain| drain.preexisting.as_slice()).unwrap_or_default();
-    Part::ALL.into_iter().filter(|part| !before.iter().any(|name| name == part.name())).collect()
+    ClaimField::ALL.into_iter().filter(|field| !before.iter().any(|name| name == field.name())).collect()
 }
 
 /// The fields that are set to the operator's values and have no owner, as after a reset of managedFields.
-pub fn unowned(meta: &ObjectMeta, unschedulable: bool) -> Parts {
-    let owned = |part: Part| {
+pub fn unowned(meta: &ObjectMeta, unschedulable: bool) -> ClaimFields {
+    let owned = |field: ClaimField| {
         let mut entries = meta.managed_fields.iter().flatten();
         // That manager is from the reset itself: it represents all earlier clients.
-        entries.any(|entry| entry.manager.as_deref() != Some("before-first-apply") && part.in_entry(entry))
+        entries.any(|entry| entry.manager.as_deref() != Some("before-first-apply") && field.in_entry(entry))
     };
-    let left = |part: &Part| part.found(meta, unschedulable) == Some(part.value()) && !owned(*part);
-    Part::ALL.into_iter().filter(left).collect()
+    let left = |field: &ClaimField| field.found(meta, unschedulable) == Some(field.value()) && !owned(*field);
+    ClaimField::ALL.into_iter().filter(left).collect()
 }
 
 /// The merge patch that removes fields, refused if anything was written since.
-pub fn removal(resource_version: &str, parts: Parts) -> Value {
+pub fn removal(resource_version: &str, fields: ClaimFields) -> Value {
     let mut patch = json!({"metadata": {"resourceVersion": resource_version}});
-    for part in parts.iter() {
-        part.set(&mut patch, Value::Null);
+    for field in fields.iter() {
+        field.set(&mut patch, Value::Null);
     }
     patch
 }
@@ -222,8 +226,8 @@ mod tests {
         })
     }
 
-    fn parts(parts: &[Part]) -> Parts {
-        parts.iter().copied().collect()
+    fn fields(fields: &[ClaimField]) -> ClaimFields {
+        fields.iter().copied().collect()
     }
 
     #[test]
@@ -247,20 +251,20 @@ mod tests {
     #[test]
     fn claim_field_is_owned_only_through_apply_by_controller_to_main_resource() {
         for (sentence, manager, operation, subresource, ours) in [
-            ("our apply", names::CONTROLLER_MANAGER, "Apply", "", true),
+            ("an apply of the controller", names::CONTROLLER_MANAGER, "Apply", "", true),
             ("another client's update", "kubectl-cordon", "Update", "", false),
             ("another client's apply", "platform-team", "Apply", "", false),
-            ("an update under our name", names::CONTROLLER_MANAGER, "Update", "", false),
-            ("our apply to the status", names::CONTROLLER_MANAGER, "Apply", "status", false),
+            ("an update under the controller's name", names::CONTROLLER_MANAGER, "Update", "", false),
+            ("an apply of the controller to the status", names::CONTROLLER_MANAGER, "Apply", "status", false),
         ] {
             let meta = meta(json!({"managedFields": [entry(manager, operation, subresource, &all_fields())]}));
-            let expected = if ours { parts(&Part::ALL) } else { Parts::default() };
+            let expected = if ours { fields(&ClaimField::ALL) } else { ClaimFields::default() };
             assert_eq!(owned(&meta), expected, "{sentence}");
         }
-        assert_eq!(owned(&ObjectMeta::default()), Parts::default());
+        assert_eq!(owned(&ObjectMeta::default()), ClaimFields::default());
         let label = json!({"f:metadata": {"f:labels": {(format!("f:{BALANCER_LABEL}")): {}}}});
         let only = meta(json!({"managedFields": [entry(names::CONTROLLER_MANAGER, "Apply", "", &label)]}));
-        assert_eq!(owned(&only), parts(&[Part::Balancer]));
+        assert_eq!(owned(&only), fields(&[ClaimField::Balancer]));
     }
 
     #[test]
@@ -269,10 +273,13 @@ mod tests {
             "labels": {BALANCER_LABEL: "true"},
             "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "false"},
         }));
-        assert_eq!(set_by_others(&meta, true), parts(&Part::ALL));
-        assert_eq!(set_by_others(&meta, false), parts(&[Part::Balancer, Part::ScaleDown, Part::DoNotDisrupt]));
-        assert_eq!(set_otherwise(&meta), parts(&[Part::Balancer, Part::DoNotDisrupt]));
-        assert_eq!(set_by_others(&ObjectMeta::default(), false), Parts::default());
+        assert_eq!(set_by_others(&meta, true), fields(&ClaimField::ALL));
+        assert_eq!(
+            set_by_others(&meta, false),
+            fields(&[ClaimField::Balancer, ClaimField::ScaleDown, ClaimField::DoNotDisrupt])
+        );
+        assert_eq!(set_otherwise(&meta), fields(&[ClaimField::Balancer, ClaimField::DoNotDisrupt]));
+        assert_eq!(set_by_others(&ObjectMeta::default(), false), ClaimFields::default());
     }
 
     #[test]
@@ -289,31 +296,31 @@ mod tests {
         let cordon = json!({"f:spec": {"f:unschedulable": {}}});
         let reset = entry("before-first-apply", "Update", "", &all_fields());
         for (sentence, meta, before, left) in [
-            ("nothing has an owner", with(json!([])), vec![], parts(&Part::ALL)),
-            ("the reset's own manager is no owner", with(json!([reset])), vec![], parts(&Part::ALL)),
+            ("nothing has an owner", with(json!([])), vec![], fields(&ClaimField::ALL)),
+            ("the reset's own manager is no owner", with(json!([reset])), vec![], fields(&ClaimField::ALL)),
             (
                 "a user cordoned it since",
                 with(json!([entry("kubectl-cordon", "Update", "", &cordon)])),
                 vec![],
-                parts(&[Part::Balancer, Part::ScaleDown, Part::DoNotDisrupt]),
+                fields(&[ClaimField::Balancer, ClaimField::ScaleDown, ClaimField::DoNotDisrupt]),
             ),
             (
-                "it was cordoned, and kept from Karpenter, before us",
+                "it was cordoned, and kept from Karpenter, before the claim",
                 with(json!([])),
-                vec![Part::Cordon, Part::DoNotDisrupt],
-                parts(&[Part::Balancer, Part::ScaleDown]),
+                vec![ClaimField::Cordon, ClaimField::DoNotDisrupt],
+                fields(&[ClaimField::Balancer, ClaimField::ScaleDown]),
             ),
         ] {
-            assert_eq!(unowned(&meta, true).without(parts(&before)), left, "{sentence}");
+            assert_eq!(unowned(&meta, true).without(fields(&before)), left, "{sentence}");
         }
         let changed =
             meta(json!({"labels": {BALANCER_LABEL: "true"}, "annotations": {SCALE_DOWN_ANNOTATION: "false"}}));
-        assert_eq!(unowned(&changed, false), Parts::default(), "another client changed it since");
+        assert_eq!(unowned(&changed, false), ClaimFields::default(), "another client changed it since");
     }
 
     #[test]
     fn claim_and_removal_patches_contain_claimed_fields() {
-        let body = body("a", "uid", "7", parts(&Part::ALL));
+        let body = body("a", "uid", "7", fields(&ClaimField::ALL));
         let expected = json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
@@ -324,7 +331,7 @@ mod tests {
             "spec": {"unschedulable": true},
         });
         assert_eq!(body, expected);
-        let patch = removal("8", parts(&[Part::Cordon, Part::ScaleDown]));
+        let patch = removal("8", fields(&[ClaimField::Cordon, ClaimField::ScaleDown]));
         let expected = json!({
             "metadata": {"resourceVersion": "8", "annotations": {SCALE_DOWN_ANNOTATION: null}},
             "spec": {"unschedulable": null},

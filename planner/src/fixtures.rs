@@ -12,7 +12,7 @@ use models::shadow::{
 };
 use semver::Version;
 
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::plan::{Action, Plan};
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
@@ -85,7 +85,7 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         started: t(0),
         permit_issued: false,
         soak_restarted: false,
-        watched_since: None,
+        verifying_since: None,
         disruptive: !matches!(step, Step::Staging | Step::Staged),
     }
 }
@@ -106,7 +106,7 @@ pub(crate) fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeVi
     }
     shadow.status.controller.progress = Some(progress(step, since));
     if progress(step, 0).disruptive {
-        node.facts.claims = Parts::USUAL;
+        node.facts.claims = ClaimFields::USUAL;
         node.facts.unschedulable = true;
     }
     node

@@ -9,7 +9,7 @@ use models::names::INTERFACE_LABEL;
 use models::operator::{AtDeadline, CordonedNodes, Slot};
 use models::shadow::{HostPolicy, HostState, Step};
 
-use crate::claims::Part;
+use crate::claims::ClaimField;
 use crate::drain;
 use crate::plan::{Action, Evictions, LISTED_PODS, Plan, Quarantine, ShadowChange, begins_disruption};
 use crate::policy::Policy;
@@ -202,7 +202,7 @@ fn check_evictions(policy: &Policy, node: &NodeView, evictions: &Evictions) -> O
     if *delete && rules.at_deadline != AtDeadline::Force {
         return broken("S6", "pods would be deleted although policy does not require it");
     }
-    if !node.facts.claims.has(Part::Cordon) {
+    if !node.facts.claims.has(ClaimField::Cordon) {
         return broken("S6", "pods would be evicted from a node that is not cordoned");
     }
     let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.as_ref());

@@ -48,7 +48,7 @@ pub enum ApplyError {
     #[error("no permit: {0}")]
     NoPermit(String),
     /// The check before a reboot permit and the write of the permit took too long.
-    #[error("the check before the reboot permit had no end within {PERMIT_LIMIT:?}")]
+    #[error("the check before the reboot permit did not finish within {PERMIT_LIMIT:?}")]
     Late,
     /// A permit or a statement of settings could not be signed.
     #[error("nothing can be signed: the signing key is not usable")]
@@ -225,8 +225,8 @@ impl Applier {
                 }
             }
             Action::Spec { spec } => self.write_spec(shadow()?, &spec).await?,
-            Action::Claim { parts, note } => {
-                self.claim(&node.facts, parts).await?;
+            Action::Claim { fields, note } => {
+                self.claim(&node.facts, fields).await?;
                 learned.claimed = true;
                 if let Some(note) = note {
                     self.publish(&event::node(&node.facts), &note).await;

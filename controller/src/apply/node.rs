@@ -9,7 +9,7 @@ use models::names;
 use serde_json::json;
 
 use super::{Applier, ApplyError};
-use planner::claims::{self, Parts};
+use planner::claims::{self, ClaimFields};
 use planner::view::{NodeFacts, NodeView};
 
 fn is_field_conflict(error: &kube::Error) -> bool {
@@ -18,29 +18,31 @@ fn is_field_conflict(error: &kube::Error) -> bool {
 }
 
 impl Applier {
-    async fn apply_node(&self, facts: &NodeFacts, parts: Parts, force: bool) -> Result<Node, kube::Error> {
+    async fn apply_node(&self, facts: &NodeFacts, fields: ClaimFields, force: bool) -> Result<Node, kube::Error> {
         let api: Api<Node> = Api::all(self.client.clone());
-        let body = claims::body(&facts.name, &facts.uid, &facts.resource_version, parts);
+        let body = claims::body(&facts.name, &facts.uid, &facts.resource_version, fields);
         let params = PatchParams { force, ..PatchParams::apply(names::CONTROLLER_MANAGER) };
         let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await?;
         self.nodes.written(&node);
         Ok(node)
     }
 
-    pub(super) async fn claim(&self, facts: &NodeFacts, parts: Parts) -> Result<(), ApplyError> {
-        match self.apply_node(facts, parts, false).await {
-            // Labels and annotations with another value from another client are not among the parts, at this very
+    pub(super) async fn claim(&self, facts: &NodeFacts, fields: ClaimFields) -> Result<(), ApplyError> {
+        match self.apply_node(facts, fields, false).await {
+            // Labels and annotations with another value from another client are not among the fields, at this very
             // version of the Node. `unschedulable: false` is left: a written default, and no wish that a cordon would
             // break.
-            Err(error) if is_field_conflict(&error) => self.apply_node(facts, parts, true).await.map(|_| ()),
+            Err(error) if is_field_conflict(&error) => self.apply_node(facts, fields, true).await.map(|_| ()),
             other => other.map(|_| ()),
         }
         .map_err(ApplyError::api("node_claim"))
     }
 
     pub(super) async fn release(&self, node: &NodeView) -> Result<(), ApplyError> {
-        let released =
-            self.apply_node(&node.facts, Parts::default(), false).await.map_err(ApplyError::api("node_release"))?;
+        let released = self
+            .apply_node(&node.facts, ClaimFields::default(), false)
+            .await
+            .map_err(ApplyError::api("node_release"))?;
         let recorded = node.shadow.as_ref().map(|shadow| claims::recorded(&shadow.status)).unwrap_or_default();
         let unschedulable = released.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
         let left = claims::unowned(&released.metadata, unschedulable).and(recorded);
@@ -50,9 +52,9 @@ impl Applier {
         Ok(())
     }
 
-    async fn remove(&self, node: &Node, parts: Parts) -> Result<(), ApplyError> {
+    async fn remove(&self, node: &Node, fields: ClaimFields) -> Result<(), ApplyError> {
         let api: Api<Node> = Api::all(self.client.clone());
-        let patch = claims::removal(node.metadata.resource_version.as_deref().unwrap_or_default(), parts);
+        let patch = claims::removal(node.metadata.resource_version.as_deref().unwrap_or_default(), fields);
         let name = node.metadata.name.clone().unwrap_or_default();
         let node = api
             .patch(&name, &PatchParams::default(), &Patch::Merge(patch))

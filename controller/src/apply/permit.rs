@@ -7,7 +7,7 @@ use models::permit::PermitClaims;
 use models::shadow::{BottlerocketShadowSpec, Permit};
 
 use super::{Applier, ApplyError};
-use planner::claims::Part;
+use planner::claims::ClaimField;
 use planner::drain;
 use planner::rules::Rules;
 use planner::view::{NodeFacts, NodeView, PodFacts, Projection as _, ShadowFacts};
@@ -54,7 +54,7 @@ impl Applier {
         if live.held || !live.labelled || live.deleting {
             return Err(ApplyError::NoPermit("the node is held, leaving, or no longer under the operator".to_owned()));
         }
-        if !live.unschedulable || !live.claims.has(Part::Cordon) {
+        if !live.unschedulable || !live.claims.has(ClaimField::Cordon) {
             return Err(ApplyError::NoPermit("the node is not cordoned any more".to_owned()));
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();

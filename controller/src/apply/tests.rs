@@ -224,7 +224,7 @@ async fn claim_fields_left_after_release_are_removed_only_if_recorded() {
 #[tokio::test]
 async fn claim_and_release_carry_uid_and_resource_version_without_force() {
     for (action, unschedulable) in [
-        (Action::Claim { parts: planner::claims::Parts::CORDON, note: None }, json!(true)),
+        (Action::Claim { fields: planner::claims::ClaimFields::CORDON, note: None }, json!(true)),
         (Action::Release, Value::Null),
     ] {
         let call = call_of(action).await;
@@ -321,7 +321,7 @@ async fn controller_without_lease_writes_nothing() {
         assert!(matches!(means, Meaning::Retry(_)), "{means:?}");
     }
     for action in [
-        Action::Claim { parts: planner::claims::Parts::CORDON, note: None },
+        Action::Claim { fields: planner::claims::ClaimFields::CORDON, note: None },
         Action::Release,
         Action::Permit { nonce: "n".into(), rules: Default::default() },
     ] {
@@ -362,7 +362,7 @@ async fn action_without_response_ends_and_its_node_is_reread() {
     let (mut applier, _) = applier();
     let client = kube::Client::new(service, "default");
     applier.client = crate::client::limited(client, crate::calls::Calls::default(), applier.metrics.clone());
-    let result = applier.act(&node(), Action::Claim { parts: planner::claims::Parts::CORDON, note: None }).await;
+    let result = applier.act(&node(), Action::Claim { fields: planner::claims::ClaimFields::CORDON, note: None }).await;
     assert!(result.as_ref().is_err_and(ApplyError::is_unknown), "{result:?}");
     let known = applier.nodes.get("a").map(|node| (node.resource_version, node.unschedulable));
     assert_eq!(known, Some(("42".to_owned(), true)), "what came of it is known before anything else is decided");

@@ -39,7 +39,7 @@ impl Driver {
         for (name, wait) in refused {
             let last = &mut self.memory.entry(name).or_default().refused;
             let failures = match last {
-                // The node is watched, since there are slots enough.
+                // The node's pods are watched, since there are slots enough.
                 Some(last) if last.what.again_at > now && last.generation == generation => {
                     last.what.wait = wait;
                     continue;

@@ -301,7 +301,7 @@ async fn removed_slot_stays_retracted_until_operator_resource_changes() {
 
 #[tokio::test]
 async fn new_leader_keeps_only_slots_of_started_drains() {
-    for (step, begun) in [("Staging", false), ("Staged", false), ("Draining", true), ("Monitoring", true)] {
+    for (step, begun) in [("Staging", false), ("Staged", false), ("Draining", true), ("Verifying", true)] {
         let (mut driver, nodes) = driver();
         take_node_in(&driver, &nodes, step, &serde_json::json!({"state": "StagedUpdate", "attempt": 1}));
         take(

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_is_news_when_its_kind_changes_or_it_is_quiet() {
+    fn record_reports_changed_kind_of_answer_and_each_quiet_answer() {
         let mut case = Case::new();
         case.want(0, &["a"]);
         let quiet = |second| Answer::Quiet { since: t(second) };

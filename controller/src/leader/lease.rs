@@ -230,16 +230,16 @@ impl Campaign {
         None
     }
 
-    /// Releases the lease, or leaves it to run out by itself.
+    /// Releases the lease, or leaves it to expire.
     async fn release_in_time(&mut self, how: &Release) {
         match tokio::time::timeout(self.parameters.renew_deadline, self.release(how)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "the lease could not be released; it runs out by itself");
+                tracing::warn!(error, "the lease could not be released; it expires");
             }
             Err(_) => {
-                tracing::warn!("the API server did not answer to the release of the lease; it runs out by itself");
+                tracing::warn!("the API server did not answer to the release of the lease; it expires");
             }
         }
     }

@@ -378,8 +378,8 @@ impl Metrics {
                 self.expect_results(&mut self.lock(), begun.from.as_ref(), &begun.version);
             }
             if let Some(was) = was {
-                // A soak that was restarted counts as one time under watch.
-                let began = was.watched_since.filter(|_| was.step == Step::Monitoring).unwrap_or(was.since);
+                // A verification whose soak was restarted counts once.
+                let began = was.verifying_since.filter(|_| was.step == Step::Verifying).unwrap_or(was.since);
                 let took = between(began, now).as_secs_f64();
                 self.step_duration.with_label_values(&[was.step.as_str()]).observe(took);
                 if was.step == Step::Draining && step(is) == Some(Step::Rebooting) {

@@ -29,7 +29,7 @@ fn at(step: Step, since: i64) -> ControllerReport {
         permit_issued: false,
         soak_restarted: false,
         disruptive: false,
-        watched_since: None,
+        verifying_since: None,
     };
     ControllerReport { progress: Some(progress), ..ControllerReport::default() }
 }
@@ -95,11 +95,11 @@ fn value(metrics: &Metrics, series: &str) -> Option<f64> {
     metrics.text().lines().find_map(|line| line.strip_prefix(&start).map(|value| value.parse().unwrap()))
 }
 
-/// Passes all writes of one update with 40 s of staging, 60 s of draining, 50 s of rebooting and 90 s under watch.
+/// Passes all writes of one update with 40 s of staging, 60 s of draining, 50 s of rebooting and 90 s of verification.
 fn one_update(metrics: &Metrics) {
-    let mut watched = at(Step::Monitoring, 180);
+    let mut verifying = at(Step::Verifying, 180);
     // The soak was restarted 30 s after the node came back.
-    watched.progress.as_mut().unwrap().watched_since = Some(t(150));
+    verifying.progress.as_mut().unwrap().verifying_since = Some(t(150));
     let steps = [
         (0, ControllerReport::default()),
         (0, at(Step::Staging, 0)),
@@ -107,8 +107,8 @@ fn one_update(metrics: &Metrics) {
         // A write within a step, e.g. of a blocker.
         (70, at(Step::Draining, 40)),
         (100, at(Step::Rebooting, 100)),
-        (150, at(Step::Monitoring, 150)),
-        (180, watched),
+        (150, at(Step::Verifying, 150)),
+        (180, verifying),
         (240, ended(Some("1.20.0"), "1.20.5", UPDATED)),
         // A later write leaves the record as it is.
         (250, ended(Some("1.20.0"), "1.20.5", UPDATED)),
@@ -296,7 +296,7 @@ fn failed_drain_is_not_counted_in_drain_duration() {
     assert_eq!(value(&metrics, r#"step_duration_seconds_sum{step="Draining"}"#), Some(1800.0));
     assert_eq!(value(&metrics, "drain_duration_seconds_count"), None);
     // A clock that was set back makes no negative time.
-    write(&metrics, &at(Step::Rebooting, 100), &at(Step::Monitoring, 50), 50);
+    write(&metrics, &at(Step::Rebooting, 100), &at(Step::Verifying, 50), 50);
     assert_eq!(value(&metrics, r#"step_duration_seconds_sum{step="Rebooting"}"#), Some(0.0));
 }
 

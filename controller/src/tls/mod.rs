@@ -35,7 +35,7 @@ pub enum TlsError {
     #[error("{name} could not be {verb}")]
     Api { name: &'static str, verb: &'static str, source: Box<kube::Error> },
     /// The contents could not be made or serialised.
-    #[error("what {name} is to hold could not be made")]
+    #[error("the contents of {name} could not be made")]
     Material { name: &'static str, source: MaterialError },
     /// A conflicting writer reverts the operator's writes again and again.
     #[error("another client writes the same Secrets or the same ConfigMap")]

@@ -414,7 +414,7 @@ mod tests {
         let (ca, ours) = (bundle([&certificate]), jwks(&[own[0].1.clone()]));
         assert_eq!(published(&ca, &ours), (ids(&[&certificate.id]), ids(&[key.id()])));
         assert_eq!(published(&format!("{ca}#"), "x"), (ids(&[&certificate.id, FOREIGN]), ids(&[FOREIGN])));
-        assert_eq!(published("", &jwks(&[other])), (ids(&[]), ids(&[FOREIGN])), "another key under our id");
+        assert_eq!(published("", &jwks(&[other])), (ids(&[]), ids(&[FOREIGN])), "another key under the operator's id");
     }
 
     #[test]

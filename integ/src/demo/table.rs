@@ -71,12 +71,12 @@ fn describe(step: Step, shadow: &Shadow) -> &'static str {
     match step {
         Step::Staging => "the host downloads the image",
         Step::Staged => "its slot",
-        Step::LeavingBalancer => "leaving the load balancer",
+        Step::LeavingLoadBalancer => "leaving the load balancer",
         Step::Draining => "its pods leave, within their budget",
         Step::Rebooting if shadow.spec.permit.is_some() => "the host arms the image and reboots",
         Step::Rebooting => "the agent requests its permit",
         Step::Returning => "the node becomes Ready",
-        Step::Monitoring => "watched for the soak time",
+        Step::Verifying => "the end of its verification",
         Step::Releasing => "the node is released",
         // Some programs of the test bed are built together with those of the next version.
         Step::Unknown => "a step of another version",

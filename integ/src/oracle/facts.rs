@@ -417,7 +417,7 @@ impl Shadow {
             progress.disruptive
                 || matches!(
                     progress.step,
-                    Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Monitoring
+                    Step::LeavingLoadBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Verifying
                 )
         })
     }

@@ -35,7 +35,7 @@ impl Property {
     /// The requirement as a sentence.
     pub const fn sentence(self) -> &'static str {
         match self {
-            Self::S1 => "never more nodes out of service because of us than the budget allows",
+            Self::S1 => "never more nodes out of service because of the operator than the budget allows",
             Self::S2 => "a host reboots only for its own node uid, boot id and current attempt",
             Self::S3 => "never with an evictable pod still on it",
             Self::S4 => "nothing that another client recorded on a node is removed or changed",
@@ -45,9 +45,9 @@ impl Property {
             Self::S6 => "a pod is evicted only under the uid that was seen on that node",
             Self::S7 => "never activate another version than the desired one",
             Self::S8 => "after the failure budget no new node starts",
-            Self::S9 => "a released node is not rebooted by us",
+            Self::S9 => "a released node is not rebooted by the operator",
             Self::L3 => "a pod that blocks a drain is named in the shadow",
-            Self::BudgetRespected => "no PodDisruptionBudget is violated by us",
+            Self::BudgetRespected => "no PodDisruptionBudget is violated by the operator",
             Self::NoClaimLeft => "at the end no node carries a claim of the operator",
         }
     }

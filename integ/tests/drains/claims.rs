@@ -35,16 +35,16 @@ fn annotation(name: &str) -> Field {
     Field::Annotation(name.to_owned())
 }
 
-fn parts<'a>(state: &'a CaseState<'_>) -> [Option<&'a str>; 4] {
+fn claim_fields<'a>(state: &'a CaseState<'_>) -> [Option<&'a str>; 4] {
     [Field::Unschedulable, balancer(), annotation(SCALE_DOWN_ANNOTATION), annotation(DO_NOT_DISRUPT_ANNOTATION)]
         .map(|field| state.node().fields.get(&field).map(String::as_str))
 }
 
 async fn claim_sets_all_node_fields_during_drain_and_release_removes_them(case: Case) -> anyhow::Result<()> {
     let state = case.start_blocked_drain(1).await?;
-    assert_eq!(parts(&state), [Some("true"), Some("brupop"), Some("true"), Some("true")]);
+    assert_eq!(claim_fields(&state), [Some("true"), Some("brupop"), Some("true"), Some("true")]);
     case.unblock_drain().await?;
-    assert_eq!(parts(&case.updated().await?), [None; 4]);
+    assert_eq!(claim_fields(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
@@ -53,7 +53,7 @@ async fn node_leaves_load_balancer_before_first_eviction(case: Case) -> anyhow::
     case.start_update().await?;
     let state = case
         .until("the node is out of the balancer", |state| {
-            state.step() == Some(Step::LeavingBalancer) && state.field(&balancer()).is_some()
+            state.step() == Some(Step::LeavingLoadBalancer) && state.field(&balancer()).is_some()
         })
         .await?;
     assert!(state.cordoned() && !state.pods_on_node("web")[0].terminating);
@@ -82,7 +82,7 @@ async fn cordon_set_before_update_is_kept_after_update(case: Case) -> anyhow::Re
     case.kubectl(&["cordon", &case.node]).await?;
     case.start_update().await?;
     let end = case.updated().await?;
-    assert_eq!(parts(&end), [Some("true"), None, None, None]);
+    assert_eq!(claim_fields(&end), [Some("true"), None, None, None]);
     Ok(())
 }
 
@@ -97,7 +97,7 @@ async fn cordon_applied_by_other_manager_during_drain_is_kept(case: Case) -> any
     case.kubectl(&["apply", "--server-side", "--field-manager=other", "-f", &path]).await?;
     case.unblock_drain().await?;
     let end = case.updated().await?;
-    assert_eq!(parts(&end), [Some("true"), None, None, None]);
+    assert_eq!(claim_fields(&end), [Some("true"), None, None, None]);
     Ok(())
 }
 
@@ -107,17 +107,17 @@ async fn load_balancer_label_of_user_is_kept(case: Case) -> anyhow::Result<()> {
     assert_eq!(state.field(&balancer()), Some("maintenance"));
     case.unblock_drain().await?;
     let end = case.updated().await?;
-    assert_eq!(parts(&end), [None, Some("maintenance"), None, None]);
+    assert_eq!(claim_fields(&end), [None, Some("maintenance"), None, None]);
     Ok(())
 }
 
 async fn conflicting_annotation_of_user_is_kept_and_node_is_updated(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["annotate", "node", &case.node, &format!("{SCALE_DOWN_ANNOTATION}=false")]).await?;
     let state = case.start_blocked_drain(1).await?;
-    assert_eq!(parts(&state), [Some("true"), Some("brupop"), Some("false"), Some("true")]);
+    assert_eq!(claim_fields(&state), [Some("true"), Some("brupop"), Some("false"), Some("true")]);
     case.unblock_drain().await?;
     let end = case.updated().await?;
-    assert_eq!(parts(&end), [None, None, Some("false"), None]);
+    assert_eq!(claim_fields(&end), [None, None, Some("false"), None]);
     Ok(())
 }
 
@@ -127,7 +127,7 @@ async fn annotation_changed_by_user_during_drain_is_kept(case: Case) -> anyhow::
         .await?;
     case.unblock_drain().await?;
     let end = case.updated().await?;
-    assert_eq!(parts(&end), [None, None, None, Some("please")]);
+    assert_eq!(claim_fields(&end), [None, None, None, Some("please")]);
     Ok(())
 }
 
@@ -136,7 +136,7 @@ async fn claim_label_removed_by_user_during_drain_is_restored(case: Case) -> any
     case.kubectl(&["label", "node", &case.node, &format!("{BALANCER_LABEL}-")]).await?;
     case.until("the node is out of the balancer again", |state| state.field(&balancer()).is_some()).await?;
     case.unblock_drain().await?;
-    assert_eq!(parts(&case.updated().await?), [None; 4]);
+    assert_eq!(claim_fields(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
@@ -152,7 +152,7 @@ async fn repeated_uncordon_ends_attempt_and_releases_node(case: Case) -> anyhow:
     }
     let message = case.failed("Uncordoned").await?;
     assert!(message.contains("hold"), "{message}");
-    assert_eq!(parts(&case.state()?), [None; 4]);
+    assert_eq!(claim_fields(&case.state()?), [None; 4]);
     Ok(())
 }
 
@@ -160,7 +160,7 @@ async fn hold_prevents_update_from_starting(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
     case.start_update().await?;
     case.blocked("Held").await?;
-    assert_eq!(parts(&case.state()?), [None; 4]);
+    assert_eq!(claim_fields(&case.state()?), [None; 4]);
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
     case.updated().await?;
     Ok(())
@@ -173,7 +173,7 @@ async fn hold_during_drain_ends_attempt_and_keeps_cordon_until_hold_is_removed(c
     assert!(state.cordoned() && state.pods_on_node("web").len() == 1);
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
     case.unblock_drain().await?;
-    assert_eq!(parts(&case.updated().await?), [None; 4]);
+    assert_eq!(claim_fields(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
@@ -182,7 +182,7 @@ async fn claim_is_removed_after_managed_fields_reset_during_drain(case: Case) ->
     let reset = r#"[{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}]"#;
     case.kubectl(&["patch", "node", &case.node, "--type=json", "-p", reset]).await?;
     case.unblock_drain().await?;
-    assert_eq!(parts(&case.updated().await?), [None; 4]);
+    assert_eq!(claim_fields(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
@@ -213,6 +213,6 @@ async fn claim_is_released_after_shadow_deletion(case: Case) -> anyhow::Result<(
     })
     .await?;
     case.unblock_drain().await?;
-    assert_eq!(parts(&case.updated().await?), [None; 4]);
+    assert_eq!(claim_fields(&case.updated().await?), [None; 4]);
     Ok(())
 }

@@ -184,7 +184,8 @@ async fn pods_to_evict_are_recorded_before_first_eviction(case: Case) -> anyhow:
     case.deployment("web", 3, json!({})).await?;
     let before: Vec<String> = case.state()?.pods_on_node("web").iter().map(|pod| pod.uid.clone()).collect();
     case.start_update().await?;
-    let state = case.until("the node leaves the balancer", |state| state.step() == Some(Step::LeavingBalancer)).await?;
+    let state =
+        case.until("the node leaves the balancer", |state| state.step() == Some(Step::LeavingLoadBalancer)).await?;
     let drain = state.drain().cloned().unwrap_or_default();
     let written: Vec<&str> = drain.pods.iter().map(|pod| pod.uid.as_str()).collect();
     assert!(before.iter().all(|uid| written.contains(&uid.as_str())), "{before:?} {written:?}");

@@ -354,7 +354,7 @@ impl Case {
     pub(crate) async fn drained(&self) -> anyhow::Result<CaseState<'static>> {
         self.until("the node is drained", |state| {
             let updated = state.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW));
-            updated || matches!(state.step(), Some(Step::Rebooting | Step::Returning | Step::Monitoring))
+            updated || matches!(state.step(), Some(Step::Rebooting | Step::Returning | Step::Verifying))
         })
         .await?;
         self.when(|shadow| shadow.step() == Some(Step::Rebooting))?.context("the node was never drained")

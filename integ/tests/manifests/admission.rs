@@ -110,7 +110,7 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
     let drained = drained().context("the controller's condition stands")?.clone();
     let one = |what, manager, patch, refusal| Forgery { what, manager, patch, refusal };
     Ok(vec![
-        one("progress changed", None, merge(json!({"status": {"progress": {"step": "Monitoring"}}})), PROGRESS),
+        one("progress changed", None, merge(json!({"status": {"progress": {"step": "Verifying"}}})), PROGRESS),
         one("progress removed", None, merge(json!({"status": {"progress": null}})), PROGRESS),
         one("progress back in time", None, merge(json!({"status": {"progress": {"attempt": 0}}})), PROGRESS),
         one("drain changed", None, merge(json!({"status": {"drain": {"removed": 7}}})), DRAIN),

@@ -35,7 +35,7 @@ const OTHER: &str = "default";
 
 pub(super) async fn network_policies_allow_only_required_connections(client: Client) -> anyhow::Result<()> {
     let policies: Vec<NetworkPolicy> = Api::<NetworkPolicy>::all(client.clone()).list(&Default::default()).await?.items;
-    let ours = our_pods(&client).await?;
+    let ours = operator_pods(&client).await?;
     let api = port(&ours[APISERVER], "https")?;
     let metrics: Vec<i32> =
         [APISERVER, CONTROLLER].iter().map(|of| port(&ours[*of], "metrics")).collect::<Result<_, _>>()?;
@@ -146,7 +146,7 @@ fn expected_connections(api: i32, metrics: &[i32]) -> BTreeSet<AllowedConnection
 }
 
 /// A pod of each component, by component.
-async fn our_pods(client: &Client) -> anyhow::Result<BTreeMap<String, Pod>> {
+async fn operator_pods(client: &Client) -> anyhow::Result<BTreeMap<String, Pod>> {
     let mut ours = BTreeMap::new();
     for (namespace, part) in [(SYSTEM_NAMESPACE, APISERVER), (SYSTEM_NAMESPACE, CONTROLLER), (AGENT_NAMESPACE, AGENT)] {
         let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&Default::default()).await?;

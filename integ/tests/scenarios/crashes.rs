@@ -64,7 +64,7 @@ async fn node_rebooted_by_other_client_during_drain_is_released_and_updated_late
     })
     .await?;
     assert_rebooted_by_other_then_updated(&ending, &target);
-    assert_eq!(ending.verdict.stats.reboots, 2, "the third reboot was not ours");
+    assert_eq!(ending.verdict.stats.reboots, 2, "the third reboot was not the operator's");
     Ok(())
 }
 

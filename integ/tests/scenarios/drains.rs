@@ -20,11 +20,11 @@ fn annotation(name: &str) -> Field {
 }
 
 /// The fields of a claim on a node, with their values.
-fn parts(world: &ClusterState, node: &str) -> Vec<Option<String>> {
-    let fields = &world.nodes[node].fields;
-    let parts =
+fn claim_fields(world: &ClusterState, node: &str) -> Vec<Option<String>> {
+    let found = &world.nodes[node].fields;
+    let fields =
         [Field::Unschedulable, balancer(), annotation(SCALE_DOWN_ANNOTATION), annotation(DO_NOT_DISRUPT_ANNOTATION)];
-    parts.iter().map(|part| fields.get(part).cloned()).collect()
+    fields.iter().map(|field| found.get(field).cloned()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,16 +44,16 @@ async fn release_keeps_node_fields_set_by_user_and_removes_own_fields() -> anyho
 
     let mut claimed = Vec::new();
     ending.history.replay(|_, _, world| {
-        if world.nodes.contains_key("node-2") && step_of(world, "node-2") == Some(Step::LeavingBalancer) {
-            claimed = parts(world, "node-2");
+        if world.nodes.contains_key("node-2") && step_of(world, "node-2") == Some(Step::LeavingLoadBalancer) {
+            claimed = claim_fields(world, "node-2");
         }
     });
     let all = [Some("true"), Some("brupop"), Some("true"), Some("true")];
     assert_eq!(claimed, all.map(|value| value.map(str::to_owned)));
     let world = ending.world();
-    assert_eq!(parts(&world, "node-2"), vec![None; 4]);
+    assert_eq!(claim_fields(&world, "node-2"), vec![None; 4]);
     let kept = [None, Some("by-hand"), Some("false"), Some("true")];
-    assert_eq!(parts(&world, "node-1"), kept.map(|value| value.map(str::to_owned)));
+    assert_eq!(claim_fields(&world, "node-1"), kept.map(|value| value.map(str::to_owned)));
     Ok(())
 }
 
@@ -69,7 +69,7 @@ async fn claim_is_released_after_managed_fields_reset() -> anyhow::Result<()> {
         Ok(())
     })
     .await?;
-    assert_eq!(parts(&ending.world(), &target), vec![None; 4]);
+    assert_eq!(claim_fields(&ending.world(), &target), vec![None; 4]);
     Ok(())
 }
 

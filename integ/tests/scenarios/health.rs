@@ -14,7 +14,7 @@ use crate::support::{
 };
 
 /// Options for so many nodes with these health checks after their update.
-fn watched(count: usize, after: &Value) -> TestClusterOptions {
+fn verified_with(count: usize, after: &Value) -> TestClusterOptions {
     let mut options = nodes(count);
     options.policy["health"]["after"] = after.clone();
     options
@@ -85,7 +85,7 @@ async fn next_node(ctx: &ScenarioContext, done: &[String]) -> anyhow::Result<Str
 
 #[tokio::test(flavor = "multi_thread")]
 async fn broken_pod_on_updated_node_is_reported_without_freeze() -> anyhow::Result<()> {
-    let ending = run(watched(2, &json!({"soak": "1s", "timeout": "3s"})), async |ctx| {
+    let ending = run(verified_with(2, &json!({"soak": "1s", "timeout": "3s"})), async |ctx| {
         ctx.install().await?;
         // Pods that stay pending before the first node has been updated, and that are never Ready.
         let mut broken = workload::deployment(SHOP, "broken", 2);
@@ -118,7 +118,7 @@ async fn broken_pod_on_updated_node_is_reported_without_freeze() -> anyhow::Resu
 #[tokio::test(flavor = "multi_thread")]
 async fn daemon_set_failing_on_updated_nodes_freezes_rollout() -> anyhow::Result<()> {
     let mut done = Vec::new();
-    let ending = run(watched(3, &json!({"soak": "1s", "timeout": "3s"})), async |ctx| {
+    let ending = run(verified_with(3, &json!({"soak": "1s", "timeout": "3s"})), async |ctx| {
         driver(ctx).await?;
         ctx.install().await?;
         ctx.release();
@@ -154,7 +154,7 @@ async fn daemon_set_failing_on_updated_nodes_freezes_rollout() -> anyhow::Result
 #[tokio::test(flavor = "multi_thread")]
 async fn health_check_ignores_pod_unhealthy_before_drain() -> anyhow::Result<()> {
     // Longer than a scenario may take: waiting for that pod would not end.
-    let ending = run(watched(1, &json!({"soak": "1s", "timeout": "2h"})), async |ctx| {
+    let ending = run(verified_with(1, &json!({"soak": "1s", "timeout": "2h"})), async |ctx| {
         driver(ctx).await?;
         annotate_driver(ctx, "node-1", "sim/never-ready=true").await?;
         ctx.until("the pod is not Ready", |world| world.pods.values().all(|pod| pod.namespace != SHOP || !pod.ready))
@@ -173,7 +173,7 @@ async fn health_check_ignores_pod_unhealthy_before_drain() -> anyhow::Result<()>
 
 #[tokio::test(flavor = "multi_thread")]
 async fn health_check_waits_for_slow_pod_and_restarted_container() -> anyhow::Result<()> {
-    let ending = run(watched(1, &json!({"soak": "2s", "timeout": "2h"})), async |ctx| {
+    let ending = run(verified_with(1, &json!({"soak": "2s", "timeout": "2h"})), async |ctx| {
         driver(ctx).await?;
         ctx.install().await?;
         ctx.release();
@@ -186,7 +186,7 @@ async fn health_check_waits_for_slow_pod_and_restarted_container() -> anyhow::Re
         };
         ctx.until("the node waits for the pod by name", |world| settling(world, "shop/driver-")).await?;
         ctx.renewals(2).await?;
-        assert_eq!(step_of(&ctx.bed.recorder.so_far()?.end(), "node-1"), Some(Step::Monitoring));
+        assert_eq!(step_of(&ctx.bed.recorder.so_far()?.end(), "node-1"), Some(Step::Verifying));
         annotate_driver(ctx, "node-1", "sim/restarts=1").await?;
         annotate_driver(ctx, "node-1", "sim/never-ready=false").await?;
         ctx.updated().await?;

@@ -90,8 +90,8 @@ async fn plugin_status_shows_wait_reasons_and_results() -> anyhow::Result<()> {
         })
         .await?;
         let text = status(ctx).await?;
-        assert!(text.contains("Updates are switched off (spec.enabled is false)."), "{text}");
-        assert_eq!(text.matches("updates are switched off").count(), 2, "one line for each node:\n{text}");
+        assert!(text.contains("Updates are disabled (spec.enabled is false)."), "{text}");
+        assert_eq!(text.matches("updates are disabled").count(), 2, "one line for each node:\n{text}");
 
         ctx.policy(&json!({"enabled": true})).await?;
         ctx.until("a drain is blocked", |world| {

@@ -77,7 +77,7 @@ async fn label_nodes_labels_bottlerocket_nodes_unless_label_is_set() -> anyhow::
         assert!(owned(&world, "node-3").is_empty() && owned(&world, "debian").is_empty());
         assert_eq!(world.shadows.len(), 2);
 
-        // Switched off, it removes nothing, and sets nothing again.
+        // Disabled, it removes nothing, and sets nothing again.
         let seen =
             |world: &ClusterState| world.operator.as_ref().and_then(|operator| operator.status.observed_generation);
         let before = seen(&world);
@@ -218,8 +218,8 @@ async fn node_unlabelled_after_permit_completes_update_before_shadow_deletion() 
 
         join(ctx).await?;
         ctx.bed.releases.publish(NEWER);
-        ctx.until_step(NODE, Step::Monitoring).await?;
-        leave(ctx, Some(Step::Monitoring)).await?;
+        ctx.until_step(NODE, Step::Verifying).await?;
+        leave(ctx, Some(Step::Verifying)).await?;
         left(ctx, LIMIT).await?;
         anyhow::ensure!(host.snapshot().running_version == NEWER && !is_armed(host));
         Ok(())
@@ -289,6 +289,6 @@ async fn node_unlabelled_during_arming_keeps_shadow_while_host_is_armed() -> any
         left(ctx, LIMIT).await
     })
     .await?;
-    assert_eq!(ending.verdict.stats.reboots, 0, "none that we ordered");
+    assert_eq!(ending.verdict.stats.reboots, 0, "none that the operator requested");
     Ok(())
 }

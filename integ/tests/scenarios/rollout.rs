@@ -43,7 +43,7 @@ async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
         let steps: Vec<_> = ending.history.transitions(name).into_iter().filter_map(|(_, step)| step).collect();
         let disruptive: Vec<_> = steps.iter().filter(|s| !matches!(s, Step::Staging | Step::Staged)).copied().collect();
         assert!(disruptive.starts_with(&[Step::Draining, Step::Rebooting]), "{name}: {steps:?}");
-        assert!(disruptive.ends_with(&[Step::Monitoring]), "{name}: {steps:?}");
+        assert!(disruptive.ends_with(&[Step::Verifying]), "{name}: {steps:?}");
     }
     assert_eq!(world.pods.values().filter(|p| p.namespace == SHOP && p.ready).count(), PODS);
     Ok(())

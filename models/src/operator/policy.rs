@@ -278,11 +278,11 @@ pub struct BeforeUpdatePolicy {
     pub expressions: Vec<Expression>,
 }
 
-/// Checks of a node after its update.
+/// Verification of a node after its update.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AfterUpdatePolicy {
-    /// Time for which a node has to stay healthy after its update before its slot is freed. Default 1m.
+    /// Minimum time for which a node has to be healthy in its verification before its slot is freed. Default 1m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-validations" = [{
         "rule": "duration(self) > duration('0s')", "message": "a soak is longer than zero",
@@ -292,8 +292,8 @@ pub struct AfterUpdatePolicy {
     /// unhealthy before the drain are not counted. Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pods_ready: Option<bool>,
-    /// Maximum time in which a node has to become healthy for the soak; after that the update has failed. Default 15m,
-    /// and never less than twice the soak.
+    /// Maximum time of the verification, in which a node has to be healthy for the soak; after that the update has failed.
+    /// Default 15m, and never less than twice the soak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Duration>,
     /// Expressions that have to return an empty result.

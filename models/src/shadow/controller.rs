@@ -21,15 +21,15 @@ pub enum Step {
     /// The image is staged; the node waits for a slot.
     Staged,
     /// The node holds a slot and is out of external load balancers.
-    LeavingBalancer,
+    LeavingLoadBalancer,
     /// The node is cordoned and its pods are evicted.
     Draining,
     /// The desired state is the reboot into the new version.
     Rebooting,
     /// The node is in another boot, and not Ready yet.
     Returning,
-    /// The node runs the new version and is watched for the soak time.
-    Monitoring,
+    /// The node runs the new version and is verified: it has to stay healthy for the soak.
+    Verifying,
     /// The attempt has failed: its desired state is withdrawn and the node is being released.
     Releasing,
     /// A step of another version of the controller. What it requires is not known, so the attempt ends.
@@ -42,11 +42,11 @@ impl Step {
     pub const ALL: [Self; 8] = [
         Self::Staging,
         Self::Staged,
-        Self::LeavingBalancer,
+        Self::LeavingLoadBalancer,
         Self::Draining,
         Self::Rebooting,
         Self::Returning,
-        Self::Monitoring,
+        Self::Verifying,
         Self::Releasing,
     ];
 
@@ -55,11 +55,11 @@ impl Step {
         match self {
             Self::Staging => "Staging",
             Self::Staged => "Staged",
-            Self::LeavingBalancer => "LeavingBalancer",
+            Self::LeavingLoadBalancer => "LeavingLoadBalancer",
             Self::Draining => "Draining",
             Self::Rebooting => "Rebooting",
             Self::Returning => "Returning",
-            Self::Monitoring => "Monitoring",
+            Self::Verifying => "Verifying",
             Self::Releasing => "Releasing",
             Self::Unknown => "Unknown",
         }
@@ -71,7 +71,7 @@ impl Step {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Step: `Staging`, `Staged`, `LeavingBalancer`, `Draining`, `Rebooting`, `Returning`, `Monitoring` or `Releasing`.
+    /// Step: `Staging`, `Staged`, `LeavingLoadBalancer`, `Draining`, `Rebooting`, `Returning`, `Verifying` or `Releasing`.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: Step,
     /// Time at which the step began.
@@ -102,10 +102,10 @@ pub struct Progress {
     /// True while the attempt holds a slot and may have claims on the node.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disruptive: bool,
-    /// While `Monitoring`: time from which the node has been watched; the soak itself may have been restarted since.
+    /// Time at which the verification began. The soak may have been restarted since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
-    pub watched_since: Option<Timestamp>,
+    pub verifying_since: Option<Timestamp>,
 }
 
 /// A pod to evict from the node.

@@ -7,7 +7,7 @@ use models::shadow::{AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec,
 use serde_json::json;
 
 use super::*;
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::fixtures::{NEW, at, cluster, node, pod, progress, t};
 use crate::plan::Eviction;
 use crate::view::ShadowFacts;
@@ -141,7 +141,7 @@ fn validator_rejects_only_plans_that_violate_safety_properties() {
             "a cordon without a slot",
             two(),
             false,
-            acts("a", Action::Claim { parts: Parts::CORDON, note: None }),
+            acts("a", Action::Claim { fields: ClaimFields::CORDON, note: None }),
             Some("S1"),
         ),
         ("a deletion that policy does not ask for", two(), false, deletes("b", "p-b"), Some("S6")),
@@ -283,7 +283,7 @@ fn claimed_node_continues_when_plan_restores_its_lost_slot() {
         assert_eq!(findings.first().map(|f| f.property), property, "{plan:?}: {findings:?}");
     }
     let unclaimed =
-        Plan { slots: slots(&["a"]).slots, ..acts("a", Action::Claim { parts: Parts::CORDON, note: None }) };
+        Plan { slots: slots(&["a"]).slots, ..acts("a", Action::Claim { fields: ClaimFields::CORDON, note: None }) };
     let (mut view, policy) = world(json!({"maxUnavailable": 1}), false);
     view.operator.as_mut().unwrap().status.slots.clear();
     assert_eq!(lint(&view, &policy, &mut unclaimed.clone()).len(), 1, "a slot that is only planned begins nothing");
@@ -303,7 +303,7 @@ fn validator_rejects_deletion_of_shadow_until_node_is_released() {
     let cases: [(&str, Change<'_>, bool); 9] = [
         ("nothing is left", &|_, _| {}, true),
         ("it is under the operator", &|node, _| node.facts.labelled = true, false),
-        ("it is claimed", &|node, _| node.facts.claims = Parts::CORDON, false),
+        ("it is claimed", &|node, _| node.facts.claims = ClaimFields::CORDON, false),
         (
             "an attempt is under way",
             &|_, shadow| shadow.status.controller.progress = Some(progress(Step::Staging, 0)),

@@ -5,7 +5,7 @@ use models::shadow::{
 };
 
 use super::{Action, Plan, Wait, plan};
-use crate::claims::{Part, Parts};
+use crate::claims::{ClaimField, ClaimFields};
 use crate::fixtures::*;
 use crate::view::{NodeView, ShadowFacts};
 
@@ -257,13 +257,13 @@ fn attempt_without_slot_and_claim_is_disruptive_only_with_permit() {
 }
 
 #[test]
-fn pods_are_watched_from_leaving_balancer_until_end_of_soak() {
+fn pods_are_watched_from_leaving_load_balancer_until_end_of_verification() {
     for (step, state, watched) in [
-        (Step::LeavingBalancer, HostState::StagedUpdate, true),
+        (Step::LeavingLoadBalancer, HostState::StagedUpdate, true),
         (Step::Draining, HostState::StagedUpdate, true),
         (Step::Rebooting, HostState::RebootedIntoUpdate, true),
         (Step::Returning, HostState::RebootedIntoUpdate, true),
-        (Step::Monitoring, HostState::RebootedIntoUpdate, true),
+        (Step::Verifying, HostState::RebootedIntoUpdate, true),
         (Step::Releasing, HostState::Idle, false),
     ] {
         assert_eq!(plan_at(at("a", step, 0, state), 1).pods.contains("a"), watched, "{step:?}");
@@ -288,10 +288,10 @@ fn expressions_are_queried_before_drain_of_node_with_slot() {
 #[test]
 fn drain_records_preexisting_fields_of_other_field_managers() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
-    staged.facts.set_by_others = [Part::ScaleDown].into_iter().collect();
+    staged.facts.set_by_others = [ClaimField::ScaleDown].into_iter().collect();
     let made = plan_at(staged, 1);
     let drain = status_of(&made).and_then(|status| status.drain.as_ref()).unwrap();
-    assert_eq!(drain.preexisting, [Part::ScaleDown.name()]);
+    assert_eq!(drain.preexisting, [ClaimField::ScaleDown.name()]);
 }
 
 #[test]
@@ -344,9 +344,14 @@ fn boot_into_old_version_is_fall_back_only_if_armed_in_this_attempt() {
 #[test]
 fn repeated_loss_of_claim_ends_attempt_only_without_own_cordon() {
     for (sentence, unschedulable, claims, ends) in [
-        ("another part is taken away", true, Parts::from_iter([Part::Cordon]), false),
-        ("the cordon is another client's", true, Parts::USUAL.without(Parts::from_iter([Part::Cordon])), true),
-        ("the node is uncordoned", false, Parts::USUAL, true),
+        ("another field is taken away", true, ClaimFields::from_iter([ClaimField::Cordon]), false),
+        (
+            "the cordon is another client's",
+            true,
+            ClaimFields::USUAL.without(ClaimFields::from_iter([ClaimField::Cordon])),
+            true,
+        ),
+        ("the node is uncordoned", false, ClaimFields::USUAL, true),
     ] {
         let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
         let node = view.nodes.get_mut("a").unwrap();
@@ -360,9 +365,9 @@ fn repeated_loss_of_claim_ends_attempt_only_without_own_cordon() {
 /// A host reboots again and again on the target version.
 #[test]
 fn soak_restarts_at_most_once_after_reboots() {
-    let mut looping = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    let mut looping = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
     looping.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    (looping.facts.claims, looping.facts.unschedulable) = (Parts::default(), false);
+    (looping.facts.claims, looping.facts.unschedulable) = (ClaimFields::default(), false);
     let (mut view, policy) = cluster(vec![looping], &["a"]);
     for boot in 0..1000 {
         let now = t(40 * boot);
@@ -372,19 +377,19 @@ fn soak_restarts_at_most_once_after_reboots() {
         let node = view.nodes.get_mut("a").unwrap();
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
         node.shadow.as_mut().unwrap().status.controller = status.report.clone();
-        if status.report.progress.as_ref().is_none_or(|p| p.step != Step::Monitoring) {
+        if status.report.progress.as_ref().is_none_or(|p| p.step != Step::Verifying) {
             return;
         }
     }
     panic!("1000 boots in 11 hours, and the soak begins again each time");
 }
 
-/// A node that was not Ready for the whole soak time has not been Ready for the soak time.
+/// A node that was not Ready for the whole soak has not passed it.
 #[test]
 fn soak_counts_only_ready_time() {
-    let mut flaky = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    let mut flaky = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
     flaky.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    (flaky.facts.claims, flaky.facts.unschedulable) = (Parts::default(), false);
+    (flaky.facts.claims, flaky.facts.unschedulable) = (ClaimFields::default(), false);
     flaky.facts.ready = false;
     let (mut view, policy) = cluster(vec![flaky], &["a"]);
     let mut step = |ready: bool, at: i64| {
@@ -400,8 +405,8 @@ fn soak_counts_only_ready_time() {
     };
     assert_eq!(step(false, 10).0, Step::Returning);
     assert_eq!(step(false, 600), (Step::Returning, Some(Wait::AwaitingReady)));
-    assert_eq!(step(true, 601).0, Step::Monitoring);
-    assert_eq!(step(true, 602), (Step::Monitoring, Some(Wait::Soaking { until: t(661) })));
+    assert_eq!(step(true, 601).0, Step::Verifying);
+    assert_eq!(step(true, 602), (Step::Verifying, Some(Wait::Soaking { until: t(661) })));
     // Once is nothing; a second time is a failure.
     assert_eq!(step(false, 610).0, Step::Releasing);
 }
@@ -409,8 +414,8 @@ fn soak_counts_only_ready_time() {
 /// A node whose soak failed is in another boot than the one that its permit was for.
 #[test]
 fn failed_soak_releases_slot_without_waiting_for_permit() {
-    let mut failed = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
-    (failed.facts.claims, failed.facts.unschedulable, failed.facts.ready) = (Parts::default(), false, false);
+    let mut failed = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
+    (failed.facts.claims, failed.facts.unschedulable, failed.facts.ready) = (ClaimFields::default(), false, false);
     failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     failed.facts.boot_id = "b2".into();
     let shadow = failed.shadow.as_mut().unwrap();

@@ -152,7 +152,7 @@ fn staged_attempt_ends_when_policy_no_longer_wants_its_version() {
 fn healthy_condition_follows_the_update() {
     let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
     node.facts.boot_id = "b2".into();
-    (node.facts.claims, node.facts.unschedulable) = (crate::claims::Parts::default(), false);
+    (node.facts.claims, node.facts.unschedulable) = (crate::claims::ClaimFields::default(), false);
     let before = models::condition::Condition {
         type_: models::shadow::HEALTHY.into(),
         status: models::condition::ConditionStatus::True,
@@ -178,7 +178,7 @@ fn healthy_condition_follows_the_update() {
     };
     follow(&mut view, 1);
     let unknown = models::condition::ConditionStatus::Unknown;
-    assert_eq!(healthy(&view), (unknown, "Monitoring".to_owned()), "the update before is another one");
+    assert_eq!(healthy(&view), (unknown, "Verifying".to_owned()), "the update before is another one");
     view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().release = Some("now".into());
     follow(&mut view, 2);
     assert_eq!(healthy(&view), (unknown, "ReleaseRequested".to_owned()));

@@ -5,14 +5,14 @@ use std::time::Duration;
 use models::shadow::{HostState, Step};
 
 use super::{Action, ShadowChange, plan};
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::fixtures::*;
 
 /// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
 #[test]
 fn claim_with_deleted_shadow_is_kept_until_permit_wait_is_over() {
     let mut orphan = node("a");
-    orphan.facts.claims = Parts::USUAL;
+    orphan.facts.claims = ClaimFields::USUAL;
     orphan.facts.unschedulable = true;
     // Created again a moment ago, the agent (which has just requested the reboot) has not reported to it.
     let shadow = orphan.shadow.as_mut().unwrap();
@@ -35,7 +35,7 @@ fn claim_with_deleted_shadow_is_kept_until_permit_wait_is_over() {
 #[test]
 fn claim_without_label_and_shadow_is_released() {
     let mut orphan = node("a");
-    orphan.facts.claims = Parts::USUAL;
+    orphan.facts.claims = ClaimFields::USUAL;
     orphan.facts.unschedulable = true;
     orphan.facts.labelled = false;
     orphan.shadow = None;
@@ -54,11 +54,11 @@ fn claim_without_label_and_shadow_is_released() {
 fn attempt_without_cordon_ends_at_deadline() {
     for (step, order) in [(Step::Draining, HostState::StagedUpdate), (Step::Rebooting, HostState::RebootedIntoUpdate)] {
         let mut stubborn = at("a", step, 0, order);
-        (stubborn.facts.claims, stubborn.facts.unschedulable) = (Parts::default(), false);
+        (stubborn.facts.claims, stubborn.facts.unschedulable) = (ClaimFields::default(), false);
         let (view, policy) = cluster(vec![stubborn], &["a"]);
         assert_eq!(
             plan(&view, &policy, t(1)).actions.get("a"),
-            Some(&Action::Claim { parts: Parts::USUAL, note: None })
+            Some(&Action::Claim { fields: ClaimFields::USUAL, note: None })
         );
         let later = plan(&view, &policy, t(3600));
         let Some(Action::Status { status, .. }) = later.actions.get("a") else { panic!("{:?}", later.actions) };
@@ -72,13 +72,13 @@ fn node_uncordoned_during_drain_is_recordoned_with_event_up_to_limit() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     let node = view.nodes.get_mut("a").unwrap();
     node.facts.unschedulable = false;
-    let cordon: Parts = [crate::claims::Part::Cordon].into_iter().collect();
+    let cordon: ClaimFields = [crate::claims::ClaimField::Cordon].into_iter().collect();
     node.facts.claims = node.facts.claims.without(cordon);
     for (made, noted, ended) in [(0, false, false), (1, true, false), (3, true, false), (4, false, true)] {
         view.nodes.get_mut("a").unwrap().claims_made = made;
         match plan(&view, &policy, t(1)).actions.remove("a").unwrap() {
-            Action::Claim { parts, note } => {
-                assert!(!ended && parts == Parts::USUAL && note.is_some() == noted, "{made}: {note:?}");
+            Action::Claim { fields, note } => {
+                assert!(!ended && fields == ClaimFields::USUAL && note.is_some() == noted, "{made}: {note:?}");
             }
             Action::Status { status, .. } => {
                 let last = status.report.record.unwrap().last.unwrap();
@@ -94,9 +94,9 @@ fn node_uncordoned_during_drain_is_recordoned_with_event_up_to_limit() {
 fn claim_field_set_by_other_field_manager_does_not_block_drain() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     let facts = &mut view.nodes.get_mut("a").unwrap().facts;
-    facts.claims = Parts::CORDON;
+    facts.claims = ClaimFields::CORDON;
     assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { .. })), "something is missing");
-    let theirs = [crate::claims::Part::ScaleDown, crate::claims::Part::DoNotDisrupt].into_iter().collect();
+    let theirs = [crate::claims::ClaimField::ScaleDown, crate::claims::ClaimField::DoNotDisrupt].into_iter().collect();
     view.nodes.get_mut("a").unwrap().facts.set_otherwise = theirs;
     assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
 }
@@ -129,12 +129,12 @@ fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
 /// A user holds the node while it reboots into its update.
 #[test]
 fn held_node_stays_cordoned_after_reboot() {
-    for step in [Step::Rebooting, Step::Returning, Step::Monitoring] {
+    for step in [Step::Rebooting, Step::Returning, Step::Verifying] {
         let mut back = at("a", step, 0, HostState::RebootedIntoUpdate);
         back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
         back.facts.boot_id = "b2".into();
         back.facts.held = true;
-        if step == Step::Monitoring {
+        if step == Step::Verifying {
             back.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
         }
         let (mut view, policy) = cluster(vec![back], &["a"]);
@@ -151,7 +151,7 @@ fn recorded_claim_without_field_manager_is_released() {
         let mut back = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
         back.facts.boot_id = "b2".into();
-        (back.facts.claims, back.facts.unowned) = (Parts::default(), Parts::CORDON);
+        (back.facts.claims, back.facts.unowned) = (ClaimFields::default(), ClaimFields::CORDON);
         let status = &mut back.shadow.as_mut().unwrap().status;
         let preexisting = theirs.into_iter().map(str::to_owned).collect();
         status.controller.drain = Some(models::shadow::DrainStatus { preexisting, ..Default::default() });
@@ -167,7 +167,7 @@ fn recorded_claim_without_field_manager_is_released() {
 fn repeatedly_removed_claim_fields_do_not_block_drain() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     let node = view.nodes.get_mut("a").unwrap();
-    (node.facts.claims, node.claims_made) = (Parts::CORDON, 3);
+    (node.facts.claims, node.claims_made) = (ClaimFields::CORDON, 3);
     assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { note: None, .. })));
     view.nodes.get_mut("a").unwrap().claims_made = 4;
     assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));

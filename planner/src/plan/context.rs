@@ -153,7 +153,7 @@ impl<'a> NodeContext<'a> {
             started: self.now,
             permit_issued: false,
             soak_restarted: false,
-            watched_since: None,
+            verifying_since: None,
             disruptive: false,
         }
     }

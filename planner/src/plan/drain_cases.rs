@@ -6,7 +6,7 @@ use models::condition::find_condition;
 use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
 
 use super::{Action, Evictions, Plan, Wait, plan};
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
@@ -73,16 +73,16 @@ fn eviction_waits_for_load_balancer_delay() {
     let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
     let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
     written(&mut view, &started);
-    let Some(Action::Claim { parts, .. }) = plan(&view, &policy, t(1)).actions.remove("a") else { panic!() };
-    assert!(parts.has(crate::claims::Part::Balancer) && parts.has(crate::claims::Part::Cordon));
+    let Some(Action::Claim { fields, .. }) = plan(&view, &policy, t(1)).actions.remove("a") else { panic!() };
+    assert!(fields.has(crate::claims::ClaimField::Balancer) && fields.has(crate::claims::ClaimField::Cordon));
     let facts = &mut view.nodes.get_mut("a").unwrap().facts;
-    (facts.claims, facts.unschedulable) = (parts, true);
+    (facts.claims, facts.unschedulable) = (fields, true);
     let waits = plan(&view, &policy, t(29));
-    assert_eq!(waits.waits.get("a"), Some(&Wait::LeavingBalancer { until: t(30) }));
+    assert_eq!(waits.waits.get("a"), Some(&Wait::LeavingLoadBalancer { until: t(30) }));
     assert_eq!(waits.wake, Some(t(30)));
     // The claim was made late, for example by a later leader.
     view.nodes.get_mut("a").unwrap().facts.claimed_since = Some(t(20));
-    assert_eq!(plan(&view, &policy, t(30)).waits.get("a"), Some(&Wait::LeavingBalancer { until: t(50) }));
+    assert_eq!(plan(&view, &policy, t(30)).waits.get("a"), Some(&Wait::LeavingLoadBalancer { until: t(50) }));
     let drains = plan(&view, &policy, t(50)).actions.remove("a").unwrap();
     written(&mut view, &drains);
     assert!(plan(&view, &policy, t(51)).evictions.get("a").is_some_and(|e| !e.delete));
@@ -144,7 +144,7 @@ fn drain_evicts_pods_tolerating_cordon_once_and_names_returned_ones() {
     let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
     written(&mut view, &started);
     let node = view.nodes.get_mut("a").unwrap();
-    (node.facts.claims, node.facts.unschedulable) = (Parts::USUAL, true);
+    (node.facts.claims, node.facts.unschedulable) = (ClaimFields::USUAL, true);
     // One more came before the first eviction, so it has not come back.
     node.pods.as_mut().unwrap().push(addon("another"));
     let mut made = plan(&view, &policy, t(1));
@@ -194,7 +194,7 @@ fn attempt_ends_when_owner_keeps_placing_pods_on_cordoned_node() {
             }
             let Some(action) = made.actions.remove("a") else { continue };
             match &action {
-                Action::Claim { parts, .. } => (node.facts.claims, node.facts.unschedulable) = (*parts, true),
+                Action::Claim { fields, .. } => (node.facts.claims, node.facts.unschedulable) = (*fields, true),
                 Action::Status { status, .. } => {
                     last = status.report.record.as_ref().and_then(|record| record.last.clone());
                     written(&mut view, &action);

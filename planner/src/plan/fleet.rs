@@ -97,7 +97,7 @@ impl<'a> Planner<'a> {
     }
 
     fn wait(&mut self, node: &NodeView, wait: Wait) {
-        self.wake(wait.ends());
+        self.wake(wait.ends_at());
         self.plan.waits.insert(node.facts.name.clone(), wait);
     }
 
@@ -201,7 +201,7 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
 
 /// Returns whether a step begins the disruption of a node.
 pub(crate) fn begins_disruption(step: Step) -> bool {
-    matches!(step, Step::LeavingBalancer | Step::Draining)
+    matches!(step, Step::LeavingLoadBalancer | Step::Draining)
 }
 
 impl Action {

@@ -6,12 +6,12 @@ use models::shadow::{HEALTHY, HostState, Record, Step, UPDATED};
 use semver::Version;
 
 use super::{Action, Note, Wait, plan};
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView, Compared, NodeView, OwnerHealth, PodFacts};
 
-/// The end of the soak and the deadline of the default policy, for a node that is watched since the second 0.
+/// The end of the soak and the deadline of the default policy, for a node whose verification began at second 0.
 const SOAKED: i64 = 60;
 const DEADLINE: i64 = 15 * 60;
 
@@ -19,12 +19,12 @@ const DEADLINE: i64 = 15 * 60;
 const EVIDENCE: OwnerHealth =
     OwnerHealth { updated_ready: 0, updated_failing: 1, others_healthy: 1, others_unhealthy: 0 };
 
-/// A node that runs the new version and is watched since the second 0.
-fn watched(pods: Vec<PodFacts>) -> NodeView {
-    let mut node = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+/// A node that runs the new version and is verified since second 0.
+fn verifying(pods: Vec<PodFacts>) -> NodeView {
+    let mut node = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
     node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
-    node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().watched_since = Some(t(0));
+    (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
+    node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().verifying_since = Some(t(0));
     node.pods = Some(pods);
     node
 }
@@ -107,7 +107,7 @@ fn is_blamed() -> (Option<String>, bool) {
 
 #[test]
 fn update_ends_after_soak_when_all_pods_are_healthy() {
-    let mut watch = Watch::of(watched(vec![healthy()]));
+    let mut watch = Watch::of(verifying(vec![healthy()]));
     assert_eq!(watch.at(SOAKED - 1), Some(Wait::Soaking { until: t(SOAKED) }));
     watch.at(SOAKED);
     assert_eq!(watch.result(), is_updated());
@@ -126,7 +126,7 @@ fn unhealthy_pod_without_evidence_delays_update_until_deadline_with_warning() {
         ("no pod is healthy on a node that is not updated", OwnerHealth { others_healthy: 0, ..ok }),
         ("a pod is unhealthy on a node that is not updated", OwnerHealth { others_unhealthy: 1, ..ok }),
     ] {
-        let mut watch = Watch::of(watched(vec![healthy(), failing()]));
+        let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
         watch.found = found;
         let wait = watch.at(SOAKED).unwrap();
         assert!(wait.blocks() && wait.as_str() == "Settling", "{sentence}: {wait:?}");
@@ -147,7 +147,7 @@ fn unhealthy_pod_without_evidence_delays_update_until_deadline_with_warning() {
 
 #[test]
 fn pods_failing_only_on_updated_nodes_count_as_version_failure() {
-    let mut watch = Watch::of(watched(vec![healthy(), failing()]));
+    let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
     watch.found = EVIDENCE;
     watch.at(DEADLINE - 1);
     assert_eq!((watch.result().0, watch.read), (None, 0), "a pod has until the deadline");
@@ -163,7 +163,7 @@ fn pods_failing_only_on_updated_nodes_count_as_version_failure() {
 
 #[test]
 fn update_succeeds_when_pods_become_healthy_before_deadline() {
-    let mut watch = Watch::of(watched(vec![failing()]));
+    let mut watch = Watch::of(verifying(vec![failing()]));
     watch.found = EVIDENCE;
     watch.at(DEADLINE - 1);
     *watch.pods() = vec![healthy()];
@@ -181,7 +181,7 @@ fn unhealthy_before(node: &mut NodeView, version: Version) {
 
 #[test]
 fn pods_of_owners_unhealthy_before_drain_are_ignored() {
-    let mut node = watched(vec![failing()]);
+    let mut node = verifying(vec![failing()]);
     unhealthy_before(&mut node, OLD);
     let mut watch = Watch::of(node);
     watch.found = EVIDENCE;
@@ -192,7 +192,7 @@ fn pods_of_owners_unhealthy_before_drain_are_ignored() {
 #[test]
 fn owner_unhealthy_elsewhere_before_same_update_is_no_evidence() {
     for (version, expected) in [(NEW, is_updated()), (Version::new(1, 19, 0), is_blamed())] {
-        let mut watch = Watch::of(watched(vec![failing()]));
+        let mut watch = Watch::of(verifying(vec![failing()]));
         let mut other = node("b");
         unhealthy_before(&mut other, version.clone());
         watch.view.nodes.insert("b".into(), other);
@@ -206,15 +206,15 @@ fn owner_unhealthy_elsewhere_before_same_update_is_no_evidence() {
 #[test]
 fn up_to_eight_owners_are_read_for_evidence() {
     let owned = |number: usize| PodFacts { controller_uid: Some(format!("rs-{number}")), ..failing() };
-    let mut watch = Watch::of(watched(vec![owned(0), owned(1), owned(1), owned(2)]));
+    let mut watch = Watch::of(verifying(vec![owned(0), owned(1), owned(1), owned(2)]));
     watch.at(DEADLINE);
     assert_eq!(watch.read, 3);
-    let mut watch = Watch::of(watched((0..20).map(owned).collect()));
+    let mut watch = Watch::of(verifying((0..20).map(owned).collect()));
     watch.at(DEADLINE);
     assert_eq!((watch.read, watch.result()), (8, is_updated()), "no more than eight");
     assert!(watch.message().contains("20 pod(s)"), "{}", watch.message());
     let (mirror, bare) = (PodFacts { mirror: true, ..failing() }, PodFacts { controller_uid: None, ..failing() });
-    let mut watch = Watch::of(watched(vec![mirror, bare]));
+    let mut watch = Watch::of(verifying(vec![mirror, bare]));
     watch.found = EVIDENCE;
     watch.at(DEADLINE);
     assert_eq!((watch.read, watch.result()), (0, is_updated()));
@@ -232,7 +232,7 @@ fn owner_is_compared_on_nodes_in_service_by_version_and_age() {
         }
         node
     };
-    let mut watch = Watch::of(watched(vec![failing()]));
+    let mut watch = Watch::of(verifying(vec![failing()]));
     let mut dead = node("dead");
     dead.facts.ready = false;
     let others = [
@@ -262,7 +262,7 @@ fn owner_is_compared_on_nodes_in_service_by_version_and_age() {
 #[test]
 fn restarted_container_prolongs_soak() {
     let restarted = |second: i64| PodFacts { restarted_at: Some(t(second)), restarts: 1, ..healthy() };
-    let mut watch = Watch::of(watched(vec![healthy(), restarted(30)]));
+    let mut watch = Watch::of(verifying(vec![healthy(), restarted(30)]));
     let wait = watch.at(SOAKED).unwrap();
     assert!(wait.as_str() == "Settling" && wait.to_string().contains("a container was restarted at"), "{wait}");
     assert_eq!(plan(&watch.view, &watch.policy, t(SOAKED)).wake, Some(t(30 + SOAKED)));
@@ -270,17 +270,17 @@ fn restarted_container_prolongs_soak() {
     watch.pods().remove(0);
     assert_eq!(watch.at(29 + SOAKED).unwrap().as_str(), "Settling");
     watch.at(30 + SOAKED);
-    assert_eq!((watch.result(), watch.message().contains("soak time")), (is_updated(), true));
+    assert_eq!((watch.result(), watch.message().contains("for the soak")), (is_updated(), true));
 
-    let mut watch = Watch::of(watched(vec![restarted(0)]));
+    let mut watch = Watch::of(verifying(vec![restarted(0)]));
     watch.at(SOAKED);
     assert_eq!(watch.result(), is_updated(), "restarted before the soak began");
 
-    let mut watch = Watch::of(watched(vec![restarted(DEADLINE - 1)]));
+    let mut watch = Watch::of(verifying(vec![restarted(DEADLINE - 1)]));
     watch.at(DEADLINE);
     assert_eq!(watch.result(), is_updated());
     assert!(watch.message().contains("restarted"), "{}", watch.message());
-    let mut watch = Watch::of(watched(vec![restarted(DEADLINE - 1)]));
+    let mut watch = Watch::of(verifying(vec![restarted(DEADLINE - 1)]));
     watch.found = EVIDENCE;
     watch.at(DEADLINE);
     assert_eq!(watch.result(), is_blamed());
@@ -295,7 +295,7 @@ fn update_message_notes_absence_of_workload_pods() {
         ("pods of DaemonSets and of the kubelet alone", vec![of_a_daemon_set, mirror], true),
         ("nothing", vec![], true),
     ] {
-        let mut watch = Watch::of(watched(pods));
+        let mut watch = Watch::of(verifying(pods));
         watch.at(SOAKED);
         assert_eq!(watch.message().contains("no pods of workloads"), lonely, "{sentence}: {}", watch.message());
     }
@@ -307,23 +307,23 @@ fn running_version_is_read_from_node_and_otherwise_from_agent() {
     for (sentence, image, boot, reported, updated) in [
         ("the Node names the new one", "Bottlerocket OS 1.20.5 (aws-k8s-1.37)", "b2", &old, true),
         ("the Node names the old one", "Bottlerocket OS 1.20.0 (aws-k8s-1.37)", "b2", &new, false),
-        ("the Node names none, the agent the new one", "an image of our own", "b2", &new, true),
-        ("the Node names none, the agent the old one", "an image of our own", "b2", &old, false),
-        ("the Node names none, the agent speaks of another boot", "an image of our own", "b1", &new, false),
-        ("neither names one", "an image of our own", "b2", &None, false),
+        ("the Node names none, the agent the new one", "a custom image", "b2", &new, true),
+        ("the Node names none, the agent the old one", "a custom image", "b2", &old, false),
+        ("the Node names none, the agent speaks of another boot", "a custom image", "b1", &new, false),
+        ("neither names one", "a custom image", "b2", &None, false),
     ] {
         let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         (node.facts.boot_id, node.facts.os_image) = ("b2".into(), image.into());
-        (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
+        (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
         let agent = &mut node.shadow.as_mut().unwrap().status.agent;
         (agent.boot_id, agent.current_version) = (Some(boot.into()), reported.clone());
         let mut watch = Watch::of(node);
         watch.at(10);
         let progress = watch.view.nodes["a"].progress().unwrap();
-        let expected = if updated { Step::Monitoring } else { Step::Returning };
+        let expected = if updated { Step::Verifying } else { Step::Returning };
         assert_eq!(progress.step, expected, "{sentence}");
         assert_eq!(
-            progress.watched_since,
+            progress.verifying_since,
             updated.then(|| t(10)),
             "{sentence}: the deadline for health counts from then"
         );
@@ -333,7 +333,7 @@ fn running_version_is_read_from_node_and_otherwise_from_agent() {
 #[test]
 fn reboot_during_soak_restarts_it_unless_version_changed() {
     for (version, expected) in [(NEW, None), (OLD, Some("BootedOtherVersion".to_owned()))] {
-        let mut node = watched(vec![healthy()]);
+        let mut node = verifying(vec![healthy()]);
         node.facts.boot_id = "b2".into();
         node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
         let mut watch = Watch::of(node);
@@ -341,13 +341,13 @@ fn reboot_during_soak_restarts_it_unless_version_changed() {
         assert_eq!(watch.result().0, expected, "{version}");
         if expected.is_none() {
             let progress = watch.view.nodes["a"].progress().unwrap();
-            assert_eq!((progress.step, progress.soak_restarted), (Step::Monitoring, true));
-            assert_eq!((progress.since, progress.watched_since), (t(30), Some(t(0))), "health has the same deadline");
+            assert_eq!((progress.step, progress.soak_restarted), (Step::Verifying, true));
+            assert_eq!((progress.since, progress.verifying_since), (t(30), Some(t(0))), "health has the same deadline");
         }
     }
     // In the boot of the soak the version is what it was when the soak began, whatever the Node is called meanwhile.
-    let mut node = watched(vec![healthy()]);
-    node.facts.os_image = "an image of our own".into();
+    let mut node = verifying(vec![healthy()]);
+    node.facts.os_image = "a custom image".into();
     let mut watch = Watch::of(node);
     watch.at(SOAKED);
     assert_eq!(watch.result(), is_updated());
@@ -355,7 +355,7 @@ fn reboot_during_soak_restarts_it_unless_version_changed() {
 
 #[test]
 fn node_not_ready_after_boot_fails_at_deadline() {
-    let mut node = watched(vec![healthy()]);
+    let mut node = verifying(vec![healthy()]);
     let progress = node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
     (progress.step, node.facts.ready, node.facts.boot_id) = (Step::Returning, false, "b2".into());
     let mut watch = Watch::of(node);
@@ -368,7 +368,7 @@ fn node_not_ready_after_boot_fails_at_deadline() {
 #[test]
 fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
     let watch_query = |query: &str, asked: &str, answer: Answer| {
-        let mut watch = Watch::of(watched(vec![healthy()]));
+        let mut watch = Watch::of(verifying(vec![healthy()]));
         let after = serde_json::json!({"expressions": [{"name": "errors", "query": query}]});
         let spec = serde_json::json!({"health": {"after": after}, "prometheus": {"url": "http://p"}});
         watch.policy = with_policy(&mut watch.view, spec);
@@ -406,14 +406,14 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
 #[test]
 fn terminating_finished_and_excluded_pods_do_not_delay_update() {
     let ending = vec![PodFacts { finished: true, ..failing() }, PodFacts { terminating: true, ..failing() }];
-    let mut watch = Watch::of(watched(ending));
+    let mut watch = Watch::of(verifying(ending));
     watch.at(SOAKED);
     assert_eq!(watch.result(), is_updated());
-    let mut watch = Watch::of(watched(vec![failing()]));
+    let mut watch = Watch::of(verifying(vec![failing()]));
     watch.policy.all.after.pods_ready = false;
     watch.at(SOAKED);
     assert_eq!(watch.result(), is_updated());
-    let mut watch = Watch::of(watched(vec![]));
+    let mut watch = Watch::of(verifying(vec![]));
     watch.view.nodes.get_mut("a").unwrap().pods = None;
     assert_eq!(watch.at(SOAKED), Some(Wait::ReadingPods));
     watch.at(DEADLINE);
@@ -422,7 +422,7 @@ fn terminating_finished_and_excluded_pods_do_not_delay_update() {
 
 #[test]
 fn node_pressure_until_deadline_counts_as_version_failure() {
-    let mut node = watched(vec![healthy()]);
+    let mut node = verifying(vec![healthy()]);
     node.facts.pressure = Some("DiskPressure".into());
     let mut watch = Watch::of(node.clone());
     assert_eq!(watch.at(SOAKED), Some(Wait::NodePressure { condition: "DiskPressure".into() }));

@@ -24,7 +24,7 @@ mod tests {
     use models::names::INTERFACE_VERSION;
 
     use super::*;
-    use crate::claims::Parts;
+    use crate::claims::ClaimFields;
     use crate::fixtures::t;
     use crate::plan::plan;
 
@@ -56,7 +56,7 @@ mod tests {
             ("one that goes", NodeFacts { deleting: true, ..node() }, true, false),
         ] {
             let policy = Policy { label_nodes, ..Policy::default() };
-            let claimed = NodeFacts { claims: Parts::CORDON, ..node.clone() };
+            let claimed = NodeFacts { claims: ClaimFields::CORDON, ..node.clone() };
             for facts in [node, claimed] {
                 let mut view = ClusterView::default();
                 view.insert(facts.clone(), None);

@@ -1,7 +1,7 @@
 //! The planner: from a snapshot to the next action of each node, or the reason why it waits.
 //!
 //! ```text
-//!  Idle ─► Staging ─► (Staged) ─► Draining ─► Rebooting ─► (Returning) ─► Monitoring ─► Idle
+//!  Idle ─► Staging ─► (Staged) ─► Draining ─► Rebooting ─► (Returning) ─► Verifying ─► Idle
 //!             │           │          │            │             │             │
 //!             └───────────┴──────────┴── failure ─┴─────────────┴─────────────┘
 //!                                        ▼
@@ -71,7 +71,7 @@ use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::rules::Rules;
 use crate::view::{Compared, NodeFacts, PodFacts};
 use crate::wait::Wait;
@@ -129,7 +129,7 @@ pub enum Action {
     /// Writes the shadow's spec.
     Spec { spec: Box<BottlerocketShadowSpec> },
     /// Claims these fields of the node.
-    Claim { parts: Parts, note: Option<Note> },
+    Claim { fields: ClaimFields, note: Option<Note> },
     /// Releases the operator's claim on the node.
     Release,
     /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce.

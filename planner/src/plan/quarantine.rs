@@ -31,7 +31,7 @@ pub(super) struct Cause {
 pub struct Quarantine {
     /// The quarantined versions and their causes.
     pub(super) spent: BTreeMap<Key, Cause>,
-    /// All failures that no `resume` has settled, those of versions that are not quarantined yet included.
+    /// All failures that no `resume` has resolved, those of versions that are not quarantined yet included.
     pub(super) failed: BTreeMap<Key, Cause>,
 }
 

@@ -6,7 +6,7 @@ use models::permit::PERMIT_LIFETIME;
 use models::shadow::{AttemptResult, CORDONED, DrainStatus, HostState, Record, Step, VersionFailure};
 
 use super::{Action, plan};
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{LeaseObservations, NodeView};
@@ -159,14 +159,14 @@ fn release_recorded_in_future_waits_on_monotonic_clock() {
 
 #[test]
 fn version_failure_is_listed_once_until_resolved() {
-    let settled = VersionFailure { resolved_by: Some("monday".into()), ..failure(NEW) };
+    let resolved = VersionFailure { resolved_by: Some("monday".into()), ..failure(NEW) };
     for (sentence, before, listed) in [
         ("the first failure", vec![], 1),
         ("the version has failed here before", vec![failure(NEW)], 1),
-        ("that failure is resolved", vec![settled.clone()], 2),
+        ("that failure is resolved", vec![resolved.clone()], 2),
         ("another version has failed here", vec![failure(OLD)], 2),
         ("the list is full", vec![failure(OLD); 8], 8),
-        ("the list is full, and one is resolved", [vec![failure(OLD); 7], vec![settled]].concat(), 8),
+        ("the list is full, and one is resolved", [vec![failure(OLD); 7], vec![resolved]].concat(), 8),
     ] {
         let kept = before.iter().filter(|f| f.resolved_by.is_none()).count().min(7);
         let mut failed = failed(models::reason::FailureReason::BootFellBack);
@@ -192,7 +192,7 @@ fn claim_record_is_kept_while_held_node_is_claimed() {
     ] {
         let mut node = at("a", Step::Releasing, 0, HostState::Idle);
         (node.facts.held, node.facts.unschedulable) = (held, claimed);
-        node.facts.claims = if claimed { Parts::USUAL } else { Parts::default() };
+        node.facts.claims = if claimed { ClaimFields::USUAL } else { ClaimFields::default() };
         node.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus::default());
         let (view, policy) = cluster(vec![node], &["a"]);
         let made = plan(&view, &policy, t(1));

@@ -16,7 +16,7 @@ fn acknowledged(view: &mut ClusterView) -> (Option<String>, Option<String>) {
 #[test]
 fn resume_is_acknowledged_when_all_failures_are_resolved() {
     for (sentence, resolved_by, done) in
-        [("a failure is left", None, false), ("all failures are settled", Some("monday".to_owned()), true)]
+        [("a failure is left", None, false), ("all failures are resolved", Some("monday".to_owned()), true)]
     {
         let mut failed = node("a");
         let version_failures = vec![VersionFailure { resolved_by, ..failure(NEW) }];

@@ -32,14 +32,14 @@ pub fn pending_rotations(operator: &OperatorFacts) -> (Option<String>, Option<St
     )
 }
 
-/// Returns whether a shadow has failures of versions that no `resume` has settled.
+/// Returns whether a shadow has failures of versions that no `resume` has resolved.
 pub(super) fn has_unresolved_failures(shadow: &ShadowFacts) -> bool {
     let record = shadow.status.controller.record.as_ref();
     record.is_some_and(|r| r.version_failures.iter().any(|f| f.resolved_by.is_none()))
 }
 
-/// Returns the value of a pending `resume` once all shadows are settled: it then ends the quarantine in the operator's
-/// own status, and is acknowledged there.
+/// Returns the value of a pending `resume` once the failures of all shadows are resolved: it then ends the quarantine
+/// in the operator's own status, and is acknowledged there.
 pub(super) fn resumed(view: &ClusterView) -> Option<String> {
     let asked = pending_resume(view.operator.as_ref()?)?;
     let left = view.nodes.values().any(|n| n.shadow.as_ref().is_some_and(has_unresolved_failures));

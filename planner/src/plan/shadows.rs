@@ -149,7 +149,10 @@ mod tests {
         let mut ordered = shadow();
         ordered.spec.state = HostState::StagedUpdate;
         assert_eq!(changes_of(unlabelled.clone(), Some(ordered)), []);
-        assert_eq!(changes_of(NodeFacts { claims: crate::claims::Parts::CORDON, ..unlabelled }, Some(shadow())), []);
+        assert_eq!(
+            changes_of(NodeFacts { claims: crate::claims::ClaimFields::CORDON, ..unlabelled }, Some(shadow())),
+            []
+        );
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use self::objects::*;
 use super::{Action, Evictions, Plan, Wait, plan};
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::drain;
 use crate::lint::lint;
 use crate::policy::Policy;
@@ -328,10 +328,10 @@ impl World {
             let made = self.plan();
             let rests = idle && made.actions.is_empty() && made.evictions.is_empty();
             quiet = if rests { quiet + 1 } else { 0 };
-            let watched = self.view.nodes.values().filter_map(NodeView::step).all(|step| step == Step::Monitoring);
+            let verifying = self.view.nodes.values().filter_map(NodeView::step).all(|step| step == Step::Verifying);
             self.advance(Duration::from_secs(if idle {
                 1700
-            } else if watched {
+            } else if verifying {
                 60
             } else {
                 7

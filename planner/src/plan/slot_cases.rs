@@ -8,7 +8,7 @@ use models::shadow::{BLOCKED, HostState, Permit, Step};
 use serde_json::{Value, json};
 
 use super::{Action, Plan, Wait, plan};
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::fixtures::*;
 use crate::view::{ClusterView, LeaseObservations, NodeView, Refused, Standby};
 
@@ -194,7 +194,7 @@ fn drain_continues_through_claim_and_ends_with_other_actions() {
     let after_the_drain = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
     assert!(Plan::ends_drain(&after_the_drain), "{after_the_drain:?}");
     let (mut view, policy) = draining(json!({}), vec![pod("a", false)]);
-    view.nodes.get_mut("a").unwrap().facts.claims = Parts::default();
+    view.nodes.get_mut("a").unwrap().facts.claims = ClaimFields::default();
     let claim = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
     assert!(matches!(claim, Action::Claim { .. }) && !Plan::ends_drain(&claim), "{claim:?}");
     assert!(Plan::ends_drain(&Action::Release));
@@ -284,7 +284,7 @@ fn slot_of_node_with_pending_write_counts_against_budget() {
 #[test]
 fn unclaimed_node_that_lost_its_slot_is_released() {
     let mut late = at("a", Step::Draining, 0, HostState::StagedUpdate);
-    (late.facts.claims, late.facts.unschedulable) = (Parts::default(), false);
+    (late.facts.claims, late.facts.unschedulable) = (ClaimFields::default(), false);
     let (view, policy) = cluster(vec![late, at("b", Step::Draining, 0, HostState::StagedUpdate)], &["b"]);
     let made = plan(&view, &policy, t(1));
     assert_eq!(made.slots, None, "b's alone");
@@ -296,12 +296,12 @@ fn unclaimed_node_that_lost_its_slot_is_released() {
 #[test]
 fn attempt_without_slot_and_claim_gets_no_slot_and_ends() {
     for step in
-        [Step::LeavingBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Monitoring, Step::Unknown]
+        [Step::LeavingLoadBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Verifying, Step::Unknown]
     {
         for (order, permit) in [(HostState::StagedUpdate, false), (HostState::RebootedIntoUpdate, true)] {
             let forged = ["a", "b", "c", "d"].map(|name| {
                 let mut node = at(name, step, 0, order);
-                (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
+                (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
                 node.shadow.as_mut().unwrap().spec.permit =
                     permit.then(|| Permit { nonce: "n".into(), jws: String::new() });
                 node
@@ -334,14 +334,14 @@ fn attempt_without_slot_and_claim_gets_no_slot_and_ends() {
 /// The operator's resource was deleted and created again during updates.
 #[test]
 fn slots_are_restored_from_attempts_before_new_ones_are_assigned() {
-    let mut watched = at("d", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
-    (watched.facts.claims, watched.facts.unschedulable, watched.facts.boot_id) =
-        (Parts::default(), false, "another boot".into());
+    let mut verifying = at("d", Step::Verifying, 0, HostState::RebootedIntoUpdate);
+    (verifying.facts.claims, verifying.facts.unschedulable, verifying.facts.boot_id) =
+        (ClaimFields::default(), false, "another boot".into());
     let nodes = vec![
         at("a", Step::Staged, 0, HostState::StagedUpdate),
         at("b", Step::Draining, 0, HostState::StagedUpdate),
         at("c", Step::Rebooting, 0, HostState::RebootedIntoUpdate),
-        watched,
+        verifying,
     ];
     let (mut view, _) = cluster(nodes, &[]);
     let policy = with_policy(&mut view, serde_json::json!({"maxUnavailable": 2}));
@@ -360,11 +360,11 @@ fn completed_update_is_recorded_without_slot() {
         ("an attempt that the shadow does not know", 2, NEW, "ProgressLost"),
         ("a version that does not run", 1, OLD, "ProgressLost"),
     ] {
-        let mut watched = at("a", Step::Monitoring, 0, HostState::Idle);
-        (watched.facts.claims, watched.facts.unschedulable) = (Parts::default(), false);
-        watched.facts.os_image = format!("Bottlerocket OS {runs} (aws-k8s-1.37)");
-        watched.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().attempt = attempt;
-        let (view, policy) = cluster(vec![watched], &[]);
+        let mut verifying = at("a", Step::Verifying, 0, HostState::Idle);
+        (verifying.facts.claims, verifying.facts.unschedulable) = (ClaimFields::default(), false);
+        verifying.facts.os_image = format!("Bottlerocket OS {runs} (aws-k8s-1.37)");
+        verifying.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().attempt = attempt;
+        let (view, policy) = cluster(vec![verifying], &[]);
         let made = plan(&view, &policy, t(100));
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
         let last = status.report.record.as_ref().and_then(|record| record.last.as_ref()).unwrap();

@@ -3,7 +3,7 @@
 use models::shadow::{AttemptResult, HostState, Record, Step};
 
 use super::{Action, plan};
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
@@ -28,9 +28,9 @@ fn staging_continues_or_ends_with_desired_state_and_policy() {
         ("it is not the desired state yet", |view, _| shadow(view).spec.attempt = 0, "request StagedUpdate of 1"),
         ("a later attempt is desired", |view, _| shadow(view).spec.attempt = 2, "ProgressLost"),
         ("its desired state is gone", |view, _| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
-        ("updates are switched off", |_, policy| policy.enabled = false, "Disabled"),
+        ("updates are disabled", |_, policy| policy.enabled = false, "Disabled"),
         (
-            "updates are switched off, and it has a slot",
+            "updates are disabled, and it has a slot",
             |view, policy| {
                 policy.enabled = false;
                 view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
@@ -80,7 +80,7 @@ fn attempt_without_progress_ends_and_is_disruptive_with_slot_or_claim() {
             view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
         }
         if claimed {
-            a(&mut view).facts.claims = Parts::USUAL;
+            a(&mut view).facts.claims = ClaimFields::USUAL;
         }
         let made = plan(&view, &policy, t(1));
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {made:?}") };
@@ -97,7 +97,7 @@ fn idle_node_starts_staging_only_without_objection() {
         ("its shadow is being deleted", |view, _| shadow(view).deleting = true, "Deleting"),
         ("it has lost its label", |view, _| a(view).facts.labelled = false, "NotLabelled"),
         ("no report of this boot", |view, _| a(view).facts.boot_id = "b2".into(), "NoReport"),
-        ("the agent has not confirmed", |view, _| shadow(view).generation = 2, "AgentBehind"),
+        ("the agent has not confirmed", |view, _| shadow(view).generation = 2, "AgentNotSynced"),
     ];
     for (sentence, change, expected) in cases {
         let (mut view, mut policy) = cluster(vec![node("a")], &[]);

@@ -187,7 +187,7 @@ pub struct Policy {
     /// True if nodes that run Bottlerocket are labelled automatically.
     pub label_nodes: bool,
     /// Time before its drain at which a node leaves external load balancers; `None`: it does not.
-    pub leave_balancer: Option<Duration>,
+    pub leave_load_balancer: Option<Duration>,
     /// True if autoscalers have to leave a node alone while it is out of service.
     pub protect_from_autoscalers: bool,
     /// The policy of nodes in no group.
@@ -220,7 +220,7 @@ impl Default for Policy {
             max_failures: 1,
             back_off: Duration::from_secs(10 * 60),
             label_nodes: false,
-            leave_balancer: None,
+            leave_load_balancer: None,
             protect_from_autoscalers: true,
             all: GroupPolicy::default(),
             groups: Vec::new(),

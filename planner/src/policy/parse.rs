@@ -11,7 +11,7 @@ use super::{After, Before, CanaryStep, Drain, Group, GroupPolicy, Policy, Policy
 use crate::rules::Rules;
 
 /// Default time out of external load balancers before a node's drain, where policy enables it without a time.
-const LEAVE_BALANCER: Duration = Duration::from_secs(30);
+const LEAVE_LOAD_BALANCER: Duration = Duration::from_secs(30);
 
 /// Default number of downloads at a time, where pre-staging is enabled without a number.
 const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
@@ -59,10 +59,10 @@ impl Policy {
             max_failures: failures.max_failures.map_or(default.max_failures, |n| n.min(MAX_FAILURES) as usize),
             back_off: failures.back_off.map_or(default.back_off, |d| d.0),
             label_nodes: spec.label_nodes.unwrap_or(default.label_nodes),
-            leave_balancer: spec
+            leave_load_balancer: spec
                 .load_balancer
                 .as_ref()
-                .map(|balancer| balancer.leave_before_drain.map_or(LEAVE_BALANCER, |d| d.0)),
+                .map(|balancer| balancer.leave_before_drain.map_or(LEAVE_LOAD_BALANCER, |d| d.0)),
             protect_from_autoscalers: spec
                 .autoscaler
                 .as_ref()

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, Step};
 
-use crate::claims::{Part, Parts};
+use crate::claims::{ClaimField, ClaimFields};
 use crate::wait::Wait;
 
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OwnerHealth, PodFacts};
@@ -46,15 +46,15 @@ pub struct NodeFacts {
     /// True if a user has set a hold.
     pub held: bool,
     /// The claims of the operator by field ownership, perhaps shared with others.
-    pub claims: Parts,
+    pub claims: ClaimFields,
     /// Time at which they were claimed, or last changed, by the API server's clock.
     pub claimed_since: Option<Timestamp>,
     /// Fields of the same set that others have set.
-    pub set_by_others: Parts,
+    pub set_by_others: ClaimFields,
     /// Fields of that set with another value than the operator would set.
-    pub set_otherwise: Parts,
+    pub set_otherwise: ClaimFields,
     /// Fields with the operator's value and without an owner, as after a reset of managedFields.
-    pub unowned: Parts,
+    pub unowned: ClaimFields,
     /// Number of volumes attached to it, as known to its kubelet and the attach controller.
     pub volumes: usize,
     pub deleting: bool,
@@ -68,7 +68,7 @@ impl NodeFacts {
 
     /// Returns whether it is cordoned, and not by the operator.
     pub fn cordoned_by_others(&self) -> bool {
-        self.unschedulable && !self.claims.has(Part::Cordon)
+        self.unschedulable && !self.claims.has(ClaimField::Cordon)
     }
 
     /// Returns the zone; nodes without one are a zone together.
@@ -244,7 +244,7 @@ impl NodeView {
     pub fn has_rebooted_as_desired(&self) -> bool {
         let (Some(shadow), Some(progress)) = (&self.shadow, self.progress()) else { return false };
         let BottlerocketShadowSpec { state, attempt, boot_id, .. } = &shadow.spec;
-        matches!(progress.step, Step::Rebooting | Step::Returning | Step::Monitoring)
+        matches!(progress.step, Step::Rebooting | Step::Returning | Step::Verifying)
             && (*state, *attempt) == (HostState::RebootedIntoUpdate, progress.attempt)
             && boot_id.as_ref().is_some_and(|before| *before != self.facts.boot_id)
     }

@@ -62,7 +62,7 @@ mod tests {
     use models::shadow::HostState;
 
     use super::*;
-    use crate::claims::Parts;
+    use crate::claims::ClaimFields;
     use crate::fixtures::{at, node, t};
 
     #[test]
@@ -70,7 +70,7 @@ mod tests {
         let releasing = || at("a", Step::Releasing, 0, HostState::Idle);
         let orphan = || {
             let mut node = node("a");
-            node.facts.claims = Parts::USUAL;
+            node.facts.claims = ClaimFields::USUAL;
             node
         };
         let changed = |mut node: NodeView, change: &dyn Fn(&mut NodeView)| {

@@ -29,7 +29,7 @@ pub enum Wait {
     UpToDate,
     #[error("the BottlerocketUpdateOperator named default is missing; create it to start updates")]
     NoOperatorResource,
-    #[error("updates are switched off (spec.enabled of the operator's resource)")]
+    #[error("updates are disabled (spec.enabled of the operator's resource)")]
     Disabled,
     /// Failures have stopped the rollout.
     #[error("the rollout is frozen: {version} has failed too often")]
@@ -68,7 +68,7 @@ pub enum Wait {
     )]
     WebApiNotReady,
     #[error("the agent has not confirmed the desired state; does its pod run?")]
-    AgentBehind,
+    AgentNotSynced,
     #[error("the host cannot check for updates: {message}")]
     RefreshFails { message: String },
     #[error(
@@ -105,7 +105,7 @@ pub enum Wait {
     },
     /// The node is removed from external load balancers, and open connections may end.
     #[error("out of external load balancers; the drain begins at {until}")]
-    LeavingBalancer { until: Timestamp },
+    LeavingLoadBalancer { until: Timestamp },
     /// Volumes of deleted pods are still attached.
     #[error("{count} volume(s) are still attached")]
     DetachingVolumes { count: usize },
@@ -128,13 +128,13 @@ pub enum Wait {
     AwaitingReboot,
     #[error("the node is back and not Ready yet")]
     AwaitingReady,
-    #[error("the node is watched until {until}")]
+    #[error("the node has to stay healthy until {until}")]
     Soaking { until: Timestamp },
     #[error(
         "the attempt failed ({reason}) after its permit; \
              the node is released once it is certain that it does not reboot any more"
     )]
-    NodeNotBack { reason: FailureReason },
+    NodeNotReturned { reason: FailureReason },
     /// The host has not confirmed that nothing of the operator is armed.
     #[error("the agent has not confirmed that its host is disarmed")]
     DisarmPending,
@@ -200,7 +200,7 @@ pub enum Wait {
              let only one of them select it", .budgets.join(", "))]
     MultipleBudgets { pod: String, budgets: Vec<String> },
     #[error("the query of expression {name} has no result yet")]
-    AskingExpressions { name: String },
+    ExpressionsPending { name: String },
     /// An expression that has to return nothing returned something.
     #[error("the expression {name} returned {series}")]
     ExpressionFires {
@@ -273,9 +273,9 @@ impl Wait {
     }
 
     /// Returns the time at which the reason may end without another event.
-    pub fn ends(&self) -> Option<Timestamp> {
+    pub fn ends_at(&self) -> Option<Timestamp> {
         match self {
-            Self::BackOff { until, .. } | Self::Soaking { until } | Self::LeavingBalancer { until } => Some(*until),
+            Self::BackOff { until, .. } | Self::Soaking { until } | Self::LeavingLoadBalancer { until } => Some(*until),
             Self::WindowClosed { opens } => *opens,
             Self::Blackout { ends } => *ends,
             Self::TooYoung { until, .. } | Self::CanaryStep { until, .. } => *until,
@@ -292,10 +292,10 @@ mod tests {
     fn closed_window_reports_its_opening_time() {
         let at = Timestamp::from_second(1_800_000_000).unwrap();
         let closed = Wait::WindowClosed { opens: Some(at) };
-        assert_eq!(closed.ends(), Some(at));
+        assert_eq!(closed.ends_at(), Some(at));
         assert_eq!(closed.to_string(), "no window is open; the next one opens at 2027-01-15T08:00:00Z");
         assert_eq!(Wait::WindowClosed { opens: None }.to_string(), "no window is open");
-        assert_eq!(Wait::Held.ends(), None);
+        assert_eq!(Wait::Held.ends_at(), None);
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub enum WaitsFor {
 
 /// The party whose next step a waiting node needs, and what ends the wait, in the order of [`WaitReason`]: the rows of
 /// `docs/waiting.md`.
-const ENDS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
+const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (UpToDate, Nothing, "The host offers nothing newer."),
     (NoOperatorResource, User, "Create the `BottlerocketUpdateOperator` named `default`."),
     (Disabled, User, "Set `spec.enabled` to true."),
@@ -64,7 +64,7 @@ const ENDS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (NoReport, Operator, "The agent's first report in this boot: see the log of its pod on the node."),
     (AgentNotReady, Operator, "A Ready pod of the agent on the node: see its log."),
     (WebApiNotReady, Operator, "A Ready pod of the web API: see its log."),
-    (AgentBehind, Operator, "The agent's confirmation of the desired state: see the log of its pod."),
+    (AgentNotSynced, Operator, "The agent's confirmation of the desired state: see the log of its pod."),
     (RefreshFails, Host, "A successful check for updates; the message is the host's own."),
     (
         HostArmedByOther,
@@ -86,7 +86,7 @@ const ENDS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "Delete or move the pod, or change `spec.drain.barePods` or `.emptyDir`; for a DaemonSet that cannot be \
          read, give the controller the right to.",
     ),
-    (LeavingBalancer, Update, "The end of `spec.loadBalancer.leaveBeforeDrain`."),
+    (LeavingLoadBalancer, Update, "The end of `spec.loadBalancer.leaveBeforeDrain`."),
     (DetachingVolumes, Update, "The detachment of the volumes of deleted pods."),
     (Draining, Update, "Pods that are being evicted or are terminating."),
     (DrainBlocked, Update, "The PodDisruptionBudget or the pod that the message names."),
@@ -95,7 +95,7 @@ const ENDS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (AwaitingReady, Update, "The node, to become Ready after the reboot."),
     (Soaking, Update, "The end of `spec.health.after.soak`."),
     (
-        NodeNotBack,
+        NodeNotReturned,
         Update,
         "The node in another boot, or its Lease renewed after the longest shutdown; else see its console, or \
          delete the Node if it is gone for good.",
@@ -123,7 +123,7 @@ const ENDS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (PodsNotReady, Pods, "The pods on the node: `spec.health.before.podsReady`."),
     (BudgetNeverAllows, Pods, "A PodDisruptionBudget that allows one disruption, or one more pod."),
     (MultipleBudgets, Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
-    (AskingExpressions, Prometheus, "The first answer."),
+    (ExpressionsPending, Prometheus, "The first answer."),
     (ExpressionFires, Prometheus, "An empty result of the expression."),
     (ExpressionFails, Prometheus, "An answer: see [expressions](expressions.md)."),
     (CanaryStep, Turn, "The nodes of the canary step, its soak, or its [approval](policy.md#requests)."),
@@ -170,7 +170,7 @@ impl WaitReason {
                 | Self::BackOff
                 | Self::DrainRefused
                 | Self::DrainBlocked
-                | Self::NodeNotBack
+                | Self::NodeNotReturned
                 | Self::DisarmPending
                 | Self::LockedByOther
                 | Self::NodePressure
@@ -185,8 +185,8 @@ impl WaitReason {
     }
 
     /// Returns the party whose next step the node needs, and what ends the wait.
-    pub const fn ends_with(self) -> (WaitsFor, &'static str) {
-        let (_, party, end) = ENDS[self as usize];
+    pub const fn explanation(self) -> (WaitsFor, &'static str) {
+        let (_, party, end) = EXPLANATIONS[self as usize];
         (party, end)
     }
 }
@@ -203,7 +203,7 @@ mod tests {
     fn wait_reasons_round_trip_through_their_names() {
         for reason in WaitReason::iter() {
             assert_eq!(WaitReason::from_str(reason.as_str()), Ok(reason));
-            assert_eq!(ENDS[reason as usize].0, reason);
+            assert_eq!(EXPLANATIONS[reason as usize].0, reason);
         }
         assert!(WaitReason::from_str("NoSuchReason").is_err());
     }

@@ -106,7 +106,7 @@ const CASES: &[Case] = &[
     ("the web API is down", HostOrWebFault::Web(WebFault::Down), None),
     ("the web API says nothing", HostOrWebFault::Web(WebFault::Unresponsive), None),
     ("the web API speaks garbage", HostOrWebFault::Web(WebFault::InvalidJson), None),
-    ("the web API does not know us", HostOrWebFault::Web(WebFault::Rejects("401 Unauthorized")), None),
+    ("the web API does not know the agent", HostOrWebFault::Web(WebFault::Rejects("401 Unauthorized")), None),
     ("the web API forbids it", HostOrWebFault::Web(WebFault::Rejects("403 Forbidden")), None),
     ("the web API has no shadow", HostOrWebFault::Web(WebFault::Rejects("404 Not Found")), None),
     ("the web API does not like the report", HostOrWebFault::Web(WebFault::Rejects("422 Unprocessable Entity")), None),

@@ -221,7 +221,7 @@ async fn settings_changed_by_other_client_are_not_restored() {
         conflicting_lock: Some("v1.20.0".into()),
         ..FoundSettings::default()
     };
-    assert_eq!(view.status.report.host, Some(left), "the waves are ours still");
+    assert_eq!(view.status.report.host, Some(left), "the operator still owns the setting of the waves");
     bench.request_settings(None, None);
     bench.web.until("it is forgotten", |v| v.status.report.host.is_none() && reach(v) == "Answered").await;
     assert!(locked(&bench, "v1.20.0"), "{:?}", lock_of(&bench));

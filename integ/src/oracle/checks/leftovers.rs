@@ -16,7 +16,7 @@ impl super::Check for Check {
         for node in end.nodes.values() {
             let claims: Vec<String> = node.claims().map(|field| format!("{field:?}")).collect();
             if !claims.is_empty() && !node.held() {
-                let text = format!("it still has our {}", claims.join(" and "));
+                let text = format!("it still has the operator's {}", claims.join(" and "));
                 verdict.report(Property::NoClaimLeft, Some(end.revision), Some(&node.name), text);
             }
             if let Some(step) =

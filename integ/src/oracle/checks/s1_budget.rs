@@ -148,7 +148,7 @@ mod tests {
     fn progress_without_slot_or_claim_uses_max_unavailable() {
         let mut scenario = Scenario::new(&["a", "b"]);
         scenario.take_slot("a");
-        scenario.step("b", Step::LeavingBalancer);
+        scenario.step("b", Step::LeavingLoadBalancer);
         scenario.assert_only(Property::S1);
     }
 

@@ -88,7 +88,7 @@ impl super::Check for Check {
             self.pod(pod, moment);
         }
         let Some((new, old)) = moment.shadow() else { return };
-        let drains = |step: Option<Step>| matches!(step, Some(Step::LeavingBalancer | Step::Draining));
+        let drains = |step: Option<Step>| matches!(step, Some(Step::LeavingLoadBalancer | Step::Draining));
         let before = old.and_then(Shadow::step);
         // A drain that is resumed, because a pod came after its end, is the same one.
         if drains(new.step()) && !drains(before) && before != Some(Step::Rebooting) {
@@ -298,9 +298,9 @@ mod tests {
         for (sentence, pod, at, caught) in [
             ("a workload's, after the permit", "shop/cart-1", After::Permit, true),
             ("a workload's, after the question", "shop/cart-1", After::Question, true),
-            ("our own, after the permit", &own, After::Permit, false),
-            ("our own, after the question", &own, After::Question, false),
-            ("our own, after the order", &own, After::Order, true),
+            ("the operator's own, after the permit", &own, After::Permit, false),
+            ("the operator's own, after the question", &own, After::Question, false),
+            ("the operator's own, after the order", &own, After::Order, true),
         ] {
             let mut scenario = Scenario::new(&["a"]);
             scenario.unbound_pod(pod, "app");

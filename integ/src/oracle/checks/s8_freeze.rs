@@ -67,7 +67,7 @@ mod tests {
         scenario.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Count(2)));
         scenario.take_slot("b");
         scenario.version_failed("a");
-        scenario.step("b", Step::LeavingBalancer);
+        scenario.step("b", Step::LeavingLoadBalancer);
         scenario.claim("b");
         assert_eq!(scenario.judge().violations, []);
     }

@@ -376,10 +376,10 @@ fn history_reports_transitions_and_attempts_of_update() {
         steps,
         [
             Some(Step::Staging),
-            Some(Step::LeavingBalancer),
+            Some(Step::LeavingLoadBalancer),
             Some(Step::Draining),
             Some(Step::Rebooting),
-            Some(Step::Monitoring),
+            Some(Step::Verifying),
             None
         ]
     );
@@ -397,7 +397,7 @@ fn history_reports_transitions_and_attempts_of_update() {
         [
             "ordered StagedUpdate 1.20.5, attempt 1",
             "Staging",
-            "LeavingBalancer",
+            "LeavingLoadBalancer",
             "claimed",
             "Draining",
             "Rebooting",
@@ -406,7 +406,7 @@ fn history_reports_transitions_and_attempts_of_update() {
             "permit",
             "agent: Activated",
             "boot a-boot-2",
-            "Monitoring",
+            "Verifying",
             "released",
             "order withdrawn",
             "done"

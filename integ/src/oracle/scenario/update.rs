@@ -72,7 +72,7 @@ impl Scenario {
                 from: Some(version(OLD)),
                 started: old.map_or(since, |old| old.started),
                 soak_restarted: false,
-                watched_since: None,
+                verifying_since: None,
                 permit_issued: false,
                 disruptive: !matches!(step, Step::Staging | Step::Staged),
             });
@@ -114,7 +114,7 @@ impl Scenario {
     pub(in crate::oracle) fn until_claimed(&mut self, node: &str) {
         self.stage(node);
         self.take_slot(node);
-        self.step(node, Step::LeavingBalancer);
+        self.step(node, Step::LeavingLoadBalancer);
         self.claim(node);
         self.step(node, Step::Draining);
     }
@@ -203,7 +203,7 @@ impl Scenario {
             agent.boot_id = Some(boot_id);
             agent.current_version = Some(version(NEW_VERSION));
         });
-        self.step(node, Step::Monitoring);
+        self.step(node, Step::Verifying);
         self.release(node);
         self.withdraw(node);
         self.done(node);

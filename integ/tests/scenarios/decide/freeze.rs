@@ -68,10 +68,10 @@ async fn freeze_persists_until_resume_request_and_each_request_counts_once() -> 
         ctx.until("both nodes wait for it", |world| wait_for(world, "Quarantined", 2)).await?;
 
         resume(ctx, "first").await?;
-        ctx.until("the request is acknowledged, and the failure is settled", |world| {
-            let settled = record(world, &first).version_failures;
+        ctx.until("the request is acknowledged, and the failure is resolved", |world| {
+            let failures = record(world, &first).version_failures;
             status(world).requests.is_some_and(|requests| requests.resume.as_deref() == Some("first"))
-                && settled.iter().all(|failure| failure.resolved_by.as_deref() == Some("first"))
+                && failures.iter().all(|failure| failure.resolved_by.as_deref() == Some("first"))
         })
         .await?;
         // Resolved failures do not count again: the other node freezes the rollout now.
@@ -94,8 +94,8 @@ async fn freeze_persists_until_resume_request_and_each_request_counts_once() -> 
 
     let world = ending.world();
     for (node, nonce) in [(&first, "first"), (&second, "second")] {
-        let settled: Vec<_> = record(&world, node).version_failures.into_iter().map(|f| f.resolved_by).collect();
-        assert_eq!(settled, [Some(nonce.to_owned())], "{node}");
+        let resolved: Vec<_> = record(&world, node).version_failures.into_iter().map(|f| f.resolved_by).collect();
+        assert_eq!(resolved, [Some(nonce.to_owned())], "{node}");
     }
     let attempts = ending.history.attempts();
     let fell_back: Vec<_> = attempts.iter().filter(|a| a.result.as_deref() == Some("BootFellBack")).collect();

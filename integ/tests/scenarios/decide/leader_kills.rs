@@ -71,8 +71,8 @@ async fn update_completes_after_leader_kill_at_each_step() -> anyhow::Result<()>
         for member in &ctx.bed.members {
             finish_command(&member.host).await?;
         }
-        let leaving = node_in(ctx, Step::LeavingBalancer).await?;
-        kill_leader_in(ctx, leaving, Step::LeavingBalancer, &mut killed).await?;
+        let leaving = node_in(ctx, Step::LeavingLoadBalancer).await?;
+        kill_leader_in(ctx, leaving, Step::LeavingLoadBalancer, &mut killed).await?;
         ctx.policy(&serde_json::json!({"loadBalancer": null})).await?;
         first = if release_into_blocked_drain(ctx).await? == "node-1" { "node-1" } else { "node-2" };
         let other = other(first);
@@ -84,11 +84,11 @@ async fn update_completes_after_leader_kill_at_each_step() -> anyhow::Result<()>
         until_host(&host, "the host is asked to arm", is_activate).await?;
         kill_leader_in(ctx, first, Step::Rebooting, &mut killed).await?;
         finish_command(&host).await?;
-        kill_leader_in(ctx, first, Step::Monitoring, &mut killed).await?;
+        kill_leader_in(ctx, first, Step::Verifying, &mut killed).await?;
         ctx.bed.wait_updated(&NEW, PATIENCE).await?;
 
         // A user requests the release of the next one after its permit, and then a client reboots one that is
-        // monitored.
+        // verified.
         for member in &ctx.bed.members {
             member.host.script(Fault::command(Command::Activate, Worker::Waits));
         }
@@ -112,7 +112,7 @@ async fn update_completes_after_leader_kill_at_each_step() -> anyhow::Result<()>
         })
         .await?;
         finish_command(&host).await?;
-        ctx.until_step(other, Step::Monitoring).await?;
+        ctx.until_step(other, Step::Verifying).await?;
         host.foreign_reboot().await;
         kill_leader_in(ctx, other, Step::Returning, &mut killed).await?;
         ctx.bed.wait_updated(&NEWER, PATIENCE).await?;

@@ -78,8 +78,8 @@ async fn operator_resource_deletion_keeps_permitted_update_and_blocks_new_starts
         ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
         // Without a policy the soak is a minute, as documented.
         let world = ctx
-            .until("the node is back and watched, and the other one's attempt is given up", |world| {
-                step_of(world, &node) == Some(Step::Monitoring)
+            .until("the node is back and being verified, and the other one's attempt is given up", |world| {
+                step_of(world, &node) == Some(Step::Verifying)
                     && !world.nodes[&node].claimed()
                     && shadow_of(world, &node).is_some_and(|s| s.status.agent.current_version == Some(NEW))
                     && last_reason(world, staged).as_deref() == Some("Disabled")

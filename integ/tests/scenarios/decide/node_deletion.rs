@@ -16,10 +16,10 @@ use crate::support::{NEW, SHOP, ScenarioContext, nodes, run, shadow_of, step_of}
 
 /// The nodes to delete, each named after its step, in the order in which they get the slot.
 const NODES_TO_DELETE: [(&str, Step); 8] = [
-    ("leaving", Step::LeavingBalancer),
+    ("leaving", Step::LeavingLoadBalancer),
     ("draining", Step::Draining),
     ("rebooting", Step::Rebooting),
-    ("monitoring", Step::Monitoring),
+    ("verifying", Step::Verifying),
     ("returning", Step::Returning),
     ("releasing", Step::Releasing),
     ("staged", Step::Staged),
@@ -92,7 +92,7 @@ async fn delete(ctx: &ScenarioContext, node: &str, step: Step) -> anyhow::Result
 async fn node_deletion_at_any_step_leaves_nothing_and_rollout_continues() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.timings.boot = Duration::from_millis(300);
-    // All are staged ahead of time, so that the slot goes by priority, and each is monitored for long enough to be
+    // All are staged ahead of time, so that the slot goes by priority, and each is verified for long enough to be
     // deleted meanwhile.
     options.policy["strategy"] = json!({"preStage": {}});
     options.policy["schedule"] = json!({"blackouts": [{"from": "2020-01-01", "to": "2099-12-31"}]});
@@ -119,7 +119,7 @@ async fn node_deletion_at_any_step_leaves_nothing_and_rollout_continues() -> any
         finish_command(&host("staging")?).await?;
         delete(ctx, "staged", Step::Staged).await?;
         ctx.policy(&json!({"schedule": null, "loadBalancer": {"leaveBeforeDrain": "4m"}})).await?;
-        delete(ctx, "leaving", Step::LeavingBalancer).await?;
+        delete(ctx, "leaving", Step::LeavingLoadBalancer).await?;
         ctx.policy(&json!({"loadBalancer": null})).await?;
         delete(ctx, "draining", Step::Draining).await?;
 
@@ -129,9 +129,9 @@ async fn node_deletion_at_any_step_leaves_nothing_and_rollout_continues() -> any
         delete(ctx, "rebooting", Step::Rebooting).await?;
         finish_command(&host("rebooting")?).await?;
 
-        delete(ctx, "monitoring", Step::Monitoring).await?;
+        delete(ctx, "verifying", Step::Verifying).await?;
 
-        ctx.until_step("returning", Step::Monitoring).await?;
+        ctx.until_step("returning", Step::Verifying).await?;
         // Its machine goes down and does not come back, so that it stays in this step.
         host("returning")?.script(Fault::boot(BootFault::NeverComesBack));
         host("returning")?.foreign_reboot().await;
@@ -160,6 +160,6 @@ async fn node_deletion_at_any_step_leaves_nothing_and_rollout_continues() -> any
     assert_eq!(world.nodes.keys().map(String::as_str).collect::<Vec<_>>(), ["node-1"]);
     assert_eq!(world.shadows.len(), 1);
     assert!(shadow_of(&world, "node-1").context("its shadow")?.step().is_none());
-    assert_eq!(ending.verdict.stats.reboots, 3, "monitoring, returning and node-1");
+    assert_eq!(ending.verdict.stats.reboots, 3, "verifying, returning and node-1");
     Ok(())
 }

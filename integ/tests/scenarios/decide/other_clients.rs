@@ -88,7 +88,11 @@ async fn update_by_other_client_ends_attempt_without_failure() -> anyhow::Result
     assert_eq!(results(&ending.history, other), [(NEW, "UpdatedByOther".to_owned())]);
     assert_eq!(results(&ending.history, &first), [(NEW, UPDATED.to_owned())]);
     assert_ne!(operator_condition(&ending.world(), "Frozen").unwrap().status, ConditionStatus::True);
-    assert_eq!((ending.verdict.stats.arms, ending.verdict.stats.reboots), (1, 1), "the other ones were not ours");
+    assert_eq!(
+        (ending.verdict.stats.arms, ending.verdict.stats.reboots),
+        (1, 1),
+        "the other ones were not the operator's"
+    );
     Ok(())
 }
 
@@ -104,8 +108,8 @@ async fn rollback_by_other_client_is_reported_without_version_failure() -> anyho
         ctx.install().await?;
         let host = ctx.bed.member(NODE)?.host.clone();
         ctx.release();
-        // While it is monitored.
-        ctx.until_step(NODE, Step::Monitoring).await?;
+        // While it is verified.
+        ctx.until_step(NODE, Step::Verifying).await?;
         another_client_installs(&host, back()).await?;
         let world = ctx
             .until("the attempt is ended and the node released", |world| {

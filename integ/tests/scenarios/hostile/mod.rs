@@ -350,7 +350,7 @@ async fn attempts_written_by_other_client_end_without_cordon() -> anyhow::Result
     let ending = run_except(Some(Property::S1), nodes(4), expectations, async |ctx| {
         ctx.install().await?;
         let shadows: Api<BottlerocketShadow> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
-        for (step, shadow) in ["Draining", "Rebooting", "Rebooting", "Monitoring"].into_iter().zip(shadows.list(&ListParams::default()).await?) {
+        for (step, shadow) in ["Draining", "Rebooting", "Rebooting", "Verifying"].into_iter().zip(shadows.list(&ListParams::default()).await?) {
             let now = jiff::Timestamp::now();
             let boot = shadow.status.as_ref().and_then(|status| status.agent.boot_id.clone());
             let status = json!({"progress": {

@@ -8,7 +8,7 @@ use super::drain::{drained_pod, owners};
 use super::fail::{ended_from_outside, fail};
 use super::stage::waiting_staged;
 use super::status::go_to;
-use crate::claims::{Part, Parts};
+use crate::claims::{ClaimField, ClaimFields};
 use models::time::after;
 
 use crate::plan::context::NodeContext;
@@ -22,18 +22,18 @@ const UNHEALTHY_OWNERS: usize = 256;
 const RECLAIMS: u32 = 3;
 
 /// Returns the fields to claim on a node at this step.
-fn fields_to_claim(step: Option<Step>, policy: &Policy) -> Parts {
+fn fields_to_claim(step: Option<Step>, policy: &Policy) -> ClaimFields {
     match step {
         // In an unknown step nothing is released before the attempt has ended.
-        Some(Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Unknown) => {
-            let policy = |part: &Part| match part {
-                Part::Cordon => true,
-                Part::Balancer => policy.leave_balancer.is_some(),
-                Part::ScaleDown | Part::DoNotDisrupt => policy.protect_from_autoscalers,
+        Some(Step::LeavingLoadBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Unknown) => {
+            let policy = |field: &ClaimField| match field {
+                ClaimField::Cordon => true,
+                ClaimField::Balancer => policy.leave_load_balancer.is_some(),
+                ClaimField::ScaleDown | ClaimField::DoNotDisrupt => policy.protect_from_autoscalers,
             };
-            Part::ALL.into_iter().filter(policy).collect()
+            ClaimField::ALL.into_iter().filter(policy).collect()
         }
-        Some(Step::Staging | Step::Staged | Step::Monitoring | Step::Releasing) | None => Parts::default(),
+        Some(Step::Staging | Step::Staged | Step::Verifying | Step::Releasing) | None => ClaimFields::default(),
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
     match gates::before_drain(ctx) {
         None => {}
         // The slot is kept while the node is only being checked.
-        Some(Wait::ReadingPods | Wait::AskingExpressions { .. }) => {
+        Some(Wait::ReadingPods | Wait::ExpressionsPending { .. }) => {
             return Decision::wait(Wait::ReadingPods).watching_pods().querying(queries());
         }
         Some(refused) => return waiting_staged(ctx, progress, refused, true).watching_pods().querying(queries()),
@@ -56,11 +56,11 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(pod)).collect();
     let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(ctx.now) && !pod.finished && !pod.terminating);
     let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
-    let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|part| part.name().to_owned()).collect();
-    let first = if ctx.policy.leave_balancer.is_some() { Step::LeavingBalancer } else { Step::Draining };
+    let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();
+    let first = if ctx.policy.leave_load_balancer.is_some() { Step::LeavingLoadBalancer } else { Step::Draining };
     let mut action = go_to(ctx, &Progress { disruptive: true, ..progress.clone() }, first, |status| {
         let message = format!("cordoned for the update to {}", progress.version);
-        let set_by_others = ctx.facts().set_by_others.has(Part::Cordon);
+        let set_by_others = ctx.facts().set_by_others.has(ClaimField::Cordon);
         let reason = if set_by_others { "CordonedBefore" } else { "Updating" };
         ctx.set_condition(status, CORDONED, true, reason, &message);
         ctx.set_condition(status, DRAINED, false, "Draining", "pods are being evicted");
@@ -78,7 +78,7 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
 }
 
 /// Waits before the drain of a cordoned node that has left the balancer: open connections may end by themselves.
-pub(super) fn leave_balancer(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
+pub(super) fn leave_load_balancer(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     if let Some(decision) = ended_during_drain(ctx, progress) {
         return decision;
     }
@@ -91,9 +91,9 @@ pub(super) fn leave_balancer(ctx: &NodeContext<'_>, progress: &Progress) -> Deci
     }
     // The claim may be later than the step: the Node records its time.
     let since = ctx.facts().claimed_since.map_or(progress.since, |claimed| claimed.max(progress.since));
-    let until = after(since, ctx.policy.leave_balancer.unwrap_or_default());
+    let until = after(since, ctx.policy.leave_load_balancer.unwrap_or_default());
     if ctx.now < until {
-        return Decision::wait(Wait::LeavingBalancer { until }).waking_at(until);
+        return Decision::wait(Wait::LeavingLoadBalancer { until }).waking_at(until);
     }
     Decision::act(go_to(ctx, progress, Step::Draining, |_| {}))
 }
@@ -101,12 +101,12 @@ pub(super) fn leave_balancer(ctx: &NodeContext<'_>, progress: &Progress) -> Deci
 /// Returns the claim that is due, if the node does not have it.
 pub(super) fn claim_due(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Decision> {
     let facts = ctx.facts();
-    let parts = fields_to_claim(Some(progress.step), ctx.policy).without(facts.set_otherwise);
-    if parts.without(facts.claims).is_empty() && facts.unschedulable {
+    let fields = fields_to_claim(Some(progress.step), ctx.policy).without(facts.set_otherwise);
+    if fields.without(facts.claims).is_empty() && facts.unschedulable {
         return None;
     }
     let made = ctx.node.claims_made;
-    let cordoned = facts.unschedulable && facts.claims.has(Part::Cordon);
+    let cordoned = facts.unschedulable && facts.claims.has(ClaimField::Cordon);
     if made > RECLAIMS && cordoned {
         // A client removes the rest again and again: it is not worth an update.
         return None;
@@ -122,7 +122,7 @@ pub(super) fn claim_due(ctx: &NodeContext<'_>, progress: &Progress) -> Option<De
             "another client uncordoned a node whose update is under way; cordoned again ({made} of {RECLAIMS})"
         ),
     });
-    Some(Decision::act(Action::Claim { parts, note }))
+    Some(Decision::act(Action::Claim { fields, note }))
 }
 
 /// Returns the end of an attempt whose node is out of service and not drained yet.
@@ -151,25 +151,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn node_is_claimed_from_leaving_balancer_until_returning() {
-        let policy = Policy { leave_balancer: Some(Duration::from_secs(30)), ..Policy::default() };
-        let bare = Policy { leave_balancer: None, protect_from_autoscalers: false, ..Policy::default() };
+    fn node_is_claimed_from_leaving_load_balancer_until_returning() {
+        let policy = Policy { leave_load_balancer: Some(Duration::from_secs(30)), ..Policy::default() };
+        let bare = Policy { leave_load_balancer: None, protect_from_autoscalers: false, ..Policy::default() };
         for (step, everything) in [
             (None, false),
             (Some(Step::Staging), false),
             (Some(Step::Staged), false),
-            (Some(Step::LeavingBalancer), true),
+            (Some(Step::LeavingLoadBalancer), true),
             (Some(Step::Draining), true),
             (Some(Step::Rebooting), true),
             (Some(Step::Returning), true),
-            (Some(Step::Monitoring), false),
+            (Some(Step::Verifying), false),
             (Some(Step::Releasing), false),
         ] {
-            let expected: Parts = if everything { Part::ALL.into_iter().collect() } else { Parts::default() };
+            let expected: ClaimFields =
+                if everything { ClaimField::ALL.into_iter().collect() } else { ClaimFields::default() };
             assert_eq!(fields_to_claim(step, &policy), expected, "{step:?}");
             assert_eq!(
                 fields_to_claim(step, &bare),
-                if everything { Parts::CORDON } else { Parts::default() },
+                if everything { ClaimFields::CORDON } else { ClaimFields::default() },
                 "{step:?}"
             );
         }

@@ -84,7 +84,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     let Some(sorted) = sorted else { return Decision::wait(Wait::ReadingPods).waking_at(deadline) };
     if sorted.empty() {
         if !is_still_staged(ctx) {
-            return Decision::wait(Wait::AgentBehind).waking_at(deadline);
+            return Decision::wait(Wait::AgentNotSynced).waking_at(deadline);
         }
         let volumes = detaching_volumes(ctx);
         if policy.wait_for_volumes && volumes > 0 && ctx.now < deadline {

@@ -27,7 +27,7 @@ pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureRe
     if reason.class() == FailureClass::Version {
         record_version_failure(ctx, &mut record, progress, reason);
         ctx.set_condition(&mut status, HEALTHY, false, reason.as_str(), message);
-    } else if matches!(progress.step, Step::Returning | Step::Monitoring) {
+    } else if matches!(progress.step, Step::Returning | Step::Verifying) {
         ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
     }
     record.last = Some(attempt_result(ctx, progress, reason.as_str(), message));
@@ -92,8 +92,8 @@ fn record_version_failure(ctx: &NodeContext<'_>, record: &mut Record, progress: 
         return;
     }
     if failures.len() >= VERSION_FAILURES {
-        let settled = failures.iter().position(|f| f.resolved_by.is_some()).unwrap_or(0);
-        failures.remove(settled);
+        let resolved = failures.iter().position(|f| f.resolved_by.is_some()).unwrap_or(0);
+        failures.remove(resolved);
     }
     failures.push(failure);
 }

@@ -1,7 +1,7 @@
 //! The next step of one node, from idle to its release. Each phase of an update has a file, in this order:
 //!
 //! `idle` → `stage` → `claim` (the start of the disruption) → `drain` (with `blockers`, and `overdue` past the
-//! deadline) → `permit` (requested, checked, issued) → `returning` → `soak`; `fail` and `release` end an attempt in any
+//! deadline) → `permit` (requested, checked, issued) → `returning` → `verify`; `fail` and `release` end an attempt in any
 //! of them. `desired` and `status` make the writes that several phases need.
 
 mod blockers;
@@ -15,9 +15,9 @@ mod permit;
 mod release;
 mod requests;
 mod returning;
-mod soak;
 mod stage;
 mod status;
+mod verify;
 
 use models::reason::FailureReason;
 use models::shadow::{HostState, Progress, Step};
@@ -60,12 +60,12 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
     }
     let decision = match progress.step {
         Step::Staging | Step::Staged => stage::decide(ctx, progress),
-        Step::LeavingBalancer => claim::leave_balancer(ctx, progress).watching_pods(),
+        Step::LeavingLoadBalancer => claim::leave_load_balancer(ctx, progress).watching_pods(),
         Step::Draining => drain::decide(ctx, progress).watching_pods(),
-        // Pods are watched from the drain to the end of the soak without a break, so that they are listed once.
+        // Pods are watched from the drain to the end of the verification without a break, so that they are listed once.
         Step::Rebooting => permit::decide(ctx, progress).watching_pods(),
         Step::Returning => returning::after_reboot(ctx, progress).watching_pods(),
-        Step::Monitoring => soak::decide(ctx, progress).watching_pods(),
+        Step::Verifying => verify::decide(ctx, progress).watching_pods(),
         Step::Releasing => release::decide(ctx, progress),
         // Releasing the node is safe after any step: the release waits for a permit that was issued.
         Step::Unknown => {
@@ -80,11 +80,11 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
 /// desired state of the shadow decides, and once that is withdrawn, its attempt and the version that runs.
 fn is_unbacked(ctx: &NodeContext<'_>, progress: &Progress) -> bool {
     let spec = &ctx.shadow.spec;
-    let watched = spec.state == HostState::Idle && spec.attempt == progress.attempt && ctx.runs_target(progress);
+    let verified = spec.state == HostState::Idle && spec.attempt == progress.attempt && ctx.runs_target(progress);
     let needs_either = match progress.step {
-        Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Unknown => true,
+        Step::LeavingLoadBalancer | Step::Draining | Step::Rebooting | Step::Unknown => true,
         Step::Returning => ctx.view.operator.is_some(),
-        Step::Monitoring => ctx.view.operator.is_some() && !watched,
+        Step::Verifying => ctx.view.operator.is_some() && !verified,
         Step::Staging | Step::Staged | Step::Releasing => false,
     };
     needs_either && !ctx.slot && !ctx.facts().claimed() && !ctx.node.has_rebooted_as_desired()

@@ -26,7 +26,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         let reason = last_failure(ctx);
         let certain = down_by(ctx, Some(progress.since));
         if ctx.now < certain {
-            return Decision::wait(Wait::NodeNotBack { reason }).waking_at(certain);
+            return Decision::wait(Wait::NodeNotReturned { reason }).waking_at(certain);
         }
         // A reading in the future was by a clock that ran ahead.
         let before = ctx.node.lease.filter(|lease| lease.observed_at <= ctx.now);
@@ -34,7 +34,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         if next_read <= ctx.now {
             return Decision::act(Action::ReadLease);
         }
-        return Decision::wait(Wait::NodeNotBack { reason }).waking_at(next_read);
+        return Decision::wait(Wait::NodeNotReturned { reason }).waking_at(next_read);
     }
     if ctx.needs_release() {
         return Decision::act(Action::Release);

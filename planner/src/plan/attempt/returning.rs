@@ -17,8 +17,8 @@ pub(super) fn after_reboot(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
         if ctx.needs_release() {
             return Decision::act(Action::Release);
         }
-        let monitored = Progress { watched_since: progress.watched_since.or(Some(ctx.now)), ..progress.clone() };
-        return Decision::act(go_to(ctx, &monitored, Step::Monitoring, |status| {
+        let verifying = Progress { verifying_since: progress.verifying_since.or(Some(ctx.now)), ..progress.clone() };
+        return Decision::act(go_to(ctx, &verifying, Step::Verifying, |status| {
             let message = format!("back on {}", progress.version);
             ctx.set_condition(status, CORDONED, false, "Updated", &message);
             ctx.set_condition(status, DRAINED, false, "Updated", &message);

@@ -18,7 +18,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         return decision;
     }
     if !ctx.policy.enabled && !ctx.slot {
-        return fail(ctx, progress, FailureReason::Disabled, "updates were switched off");
+        return fail(ctx, progress, FailureReason::Disabled, "updates were disabled");
     }
     let agent = &ctx.shadow.status.agent;
     let host = want::Host { policy: ctx.policy, known: &ctx.survey.known, agent, now: ctx.now };

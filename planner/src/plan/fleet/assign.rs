@@ -135,7 +135,7 @@ impl<'a> Planner<'a> {
         }
         let passes_through = any_free
             && match wait {
-                Wait::ReadingPods | Wait::AskingExpressions { .. } | Wait::Queued { position: 0, .. } => true,
+                Wait::ReadingPods | Wait::ExpressionsPending { .. } | Wait::Queued { position: 0, .. } => true,
                 Wait::HandingOver => self.plan.hand_over,
                 _ => false,
             };

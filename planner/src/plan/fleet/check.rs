@@ -48,7 +48,8 @@ pub(super) struct Places<'a> {
     taken: usize,
     /// The nodes that were refused recently.
     left_alone: BTreeSet<&'a str>,
-    /// The places that no other node needs: refused nodes are still watched there, and continue as soon as they can.
+    /// The places that no other node needs: the pods of refused nodes are still watched there, so that these continue as
+    /// soon as they can.
     spare: usize,
 }
 
@@ -98,7 +99,7 @@ impl<'a> Planner<'a> {
         let expressions = &self.survey.group(node).before.expressions;
         self.plan.expressions.extend(gates::queries(expressions, name));
         let checked = match self.context(node).and_then(|ctx| gates::before_drain(&ctx)) {
-            Some(wait @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => Checked::UnderWay(wait),
+            Some(wait @ (Wait::ReadingPods | Wait::ExpressionsPending { .. })) => Checked::UnderWay(wait),
             // Its place is for the next one.
             Some(refused) => return Checked::Refused(refused),
             None => Checked::Passed,

@@ -31,7 +31,7 @@ fn refusal(expressions: &[Expression], node: &str, answers: &BTreeMap<String, An
         let shared = query == expression.query;
         match answers.get(&query) {
             Some(answer) => objection(answer, name, shared),
-            None => Some(Wait::AskingExpressions { name }),
+            None => Some(Wait::ExpressionsPending { name }),
         }
     })
 }
@@ -86,8 +86,8 @@ mod tests {
         let load = "load{node=\"a\"} > 9";
         let quiet = || Answer::Quiet { since: t(0) };
         for (sentence, answers, expected) in [
-            ("no answer yet", vec![], Some(Wait::AskingExpressions { name: "errors".into() })),
-            ("one of two", vec![("errors > 0", quiet())], Some(Wait::AskingExpressions { name: "load".into() })),
+            ("no answer yet", vec![], Some(Wait::ExpressionsPending { name: "errors".into() })),
+            ("one of two", vec![("errors > 0", quiet())], Some(Wait::ExpressionsPending { name: "load".into() })),
             ("all quiet", vec![("errors > 0", quiet()), (load, quiet())], None),
             (
                 "one fires",

@@ -58,11 +58,11 @@ mod tests {
     #[test]
     fn starts_require_enabled_valid_policy() {
         for (sentence, present, enabled, unusable, expected) in [
-            ("switched on", true, true, false, None),
-            ("switched off", true, false, false, Some(Wait::Disabled)),
+            ("enabled", true, true, false, None),
+            ("disabled", true, false, false, Some(Wait::Disabled)),
             ("no resource", false, true, false, Some(Wait::NoOperatorResource)),
-            ("a resource that was never good", true, true, true, Some(Wait::PolicyUnusable)),
-            ("switched off and never good", true, false, true, Some(Wait::Disabled)),
+            ("a resource that was never valid", true, true, true, Some(Wait::PolicyUnusable)),
+            ("disabled and never valid", true, false, true, Some(Wait::Disabled)),
         ] {
             let wait = refusal_of(is_enabled, |_, policy| {
                 (policy.present, policy.enabled, policy.unusable) = (present, enabled, unusable);
@@ -83,7 +83,7 @@ mod tests {
             ("two failures on two nodes", 2, vec![("b", failure(NEW)), ("c", failure(NEW))], quarantined),
             ("another version", 1, vec![("b", failure(OLD))], None),
             ("another kind of host", 1, vec![("b", arm)], None),
-            ("a failure that was settled", 1, vec![("b", resolved)], None),
+            ("a failure that was resolved", 1, vec![("b", resolved)], None),
         ] {
             let wait = refusal_of(is_not_quarantined, |view, policy| {
                 policy.max_failures = max_failures;

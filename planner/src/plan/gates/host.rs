@@ -29,7 +29,7 @@ pub(super) fn is_disarmed(ctx: &NodeContext<'_>) -> Option<Wait> {
     match (idle && ctx.caught_up(), &agent.armed) {
         (true, None) => None,
         (_, Some(_)) => Some(Wait::DisarmPending),
-        (false, None) => Some(Wait::AgentBehind),
+        (false, None) => Some(Wait::AgentNotSynced),
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
                 &|shadow| shadow.status.agent.host.get_or_insert_default().conflicting_lock = Some("1.0.0".into()),
                 Some(Wait::LockedByOther { lock: "1.0.0".into() }),
             ),
-            ("the agent is behind", &|shadow| shadow.generation = 2, Some(Wait::AgentBehind)),
+            ("the agent is behind", &|shadow| shadow.generation = 2, Some(Wait::AgentNotSynced)),
             ("no number is left", &|shadow| shadow.spec.attempt = MOST_ATTEMPTS, Some(Wait::AttemptsExhausted)),
         ];
         for (sentence, change, expected) in cases {

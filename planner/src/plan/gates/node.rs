@@ -53,7 +53,7 @@ mod tests {
 
     use super::super::testing::refusal_of;
     use super::*;
-    use crate::claims::Parts;
+    use crate::claims::ClaimFields;
     use crate::fixtures::t;
 
     #[test]
@@ -69,10 +69,10 @@ mod tests {
     #[test]
     fn node_cordoned_by_user_waits_unless_policy_allows_update() {
         for (sentence, node, claims, policy, expected) in [
-            ("cordoned", "a", Parts::default(), CordonedNodes::Skip, Some(Wait::Cordoned)),
-            ("cordoned, and policy updates it", "a", Parts::default(), CordonedNodes::Update, None),
-            ("cordoned by the operator", "a", Parts::CORDON, CordonedNodes::Skip, None),
-            ("another node is cordoned", "b", Parts::default(), CordonedNodes::Skip, None),
+            ("cordoned", "a", ClaimFields::default(), CordonedNodes::Skip, Some(Wait::Cordoned)),
+            ("cordoned, and policy updates it", "a", ClaimFields::default(), CordonedNodes::Update, None),
+            ("cordoned by the operator", "a", ClaimFields::CORDON, CordonedNodes::Skip, None),
+            ("another node is cordoned", "b", ClaimFields::default(), CordonedNodes::Skip, None),
         ] {
             let wait = refusal_of(is_not_cordoned, |view, all| {
                 let facts = &mut view.nodes.get_mut(node).unwrap().facts;
@@ -119,10 +119,10 @@ mod tests {
             policy.all.before.max_unhealthy_nodes = Some(CountOrPercent::Count(1));
             for name in ["b", "c"] {
                 let facts = &mut view.nodes.get_mut(name).unwrap().facts;
-                (facts.ready, facts.claims) = (false, Parts::USUAL);
+                (facts.ready, facts.claims) = (false, ClaimFields::USUAL);
             }
         });
-        assert_eq!(updating, None, "nodes that we rebooted are not unhealthy");
+        assert_eq!(updating, None, "nodes that the operator rebooted are not unhealthy");
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl World {
                     status.report.progress.as_ref().is_some_and(|p| p.step == Step::Draining && p.since == now);
                 assert!(!(frozen && starts), "seed {seed}: {name} starts although the rollout is frozen");
                 let drained_for = status.report.progress.as_ref().filter(|p| {
-                    matches!(p.step, Step::LeavingBalancer | Step::Draining)
+                    matches!(p.step, Step::LeavingLoadBalancer | Step::Draining)
                         && shadow.status.controller.progress.as_ref().is_some_and(|p| !p.disruptive)
                 });
                 if let Some(progress) = drained_for {
@@ -168,12 +168,12 @@ impl World {
                 shadow.spec = *spec;
                 shadow.generation += 1;
             }
-            Action::Claim { parts, .. } => {
-                node.facts.claims = parts;
+            Action::Claim { fields, .. } => {
+                node.facts.claims = fields;
                 node.facts.unschedulable = true;
             }
             Action::Release => {
-                node.facts.claims = Parts::default();
+                node.facts.claims = ClaimFields::default();
                 node.facts.unschedulable = host.person_cordoned;
             }
             Action::Permit { nonce, rules } => {

@@ -221,7 +221,8 @@ impl World {
             }
             // Another client writes an attempt into the status of a shadow that has none.
             19 if node.progress().is_none() && !node.facts.claimed() => {
-                let steps = [Step::LeavingBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Monitoring];
+                let steps =
+                    [Step::LeavingLoadBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Verifying];
                 let step = steps[usize::try_from(now.as_second()).unwrap() % steps.len()];
                 let shadow = node.shadow.as_mut().unwrap();
                 let attempt = shadow.spec.attempt;

@@ -1,4 +1,4 @@
-use crate::claims::Parts;
+use crate::claims::ClaimFields;
 use std::sync::Arc;
 
 use models::operator::CountOrPercent;
@@ -36,7 +36,7 @@ fn world(policy: &Policy, down: &[&str], ours: &[&str], slots: &[&str]) -> (usiz
         node.facts.labels = Arc::new(labels);
         node.facts.ready = !down.contains(&node.facts.name.as_str());
         if ours.contains(&node.facts.name.as_str()) {
-            node.facts.claims = Parts::USUAL;
+            node.facts.claims = ClaimFields::USUAL;
         }
         node
     });
@@ -107,7 +107,7 @@ fn one_zone_at_a_time_limits_disruption_to_one_zone() {
         ("not asked for", false, vec!["n8"], vec![], [None, None, None]),
         ("no zone is", true, vec![], vec![], [None, None, None]),
         ("zone a is", true, vec!["n8"], vec![], [None, busy("a"), busy("a")]),
-        ("a node that is down without us blocks no zone", true, vec![], vec!["n8"], [None, None, None]),
+        ("a node that is down without the operator blocks no zone", true, vec![], vec!["n8"], [None, None, None]),
     ] {
         let (_, got) = world(&policy("5", None, one_zone), &down, &out, &[]);
         assert_eq!(got, refusals, "{sentence}");
@@ -117,7 +117,7 @@ fn one_zone_at_a_time_limits_disruption_to_one_zone() {
 /// A node for each reason why it keeps a slot, and for none.
 fn one_each() -> ClusterView {
     let mut claimed = node("claimed");
-    claimed.facts.claims = Parts::USUAL;
+    claimed.facts.claims = ClaimFields::USUAL;
     let mut draining = node("draining");
     draining.shadow.as_mut().unwrap().status.controller.progress = Some(progress(Step::Draining, 0));
     let (mut view, _) = cluster(vec![claimed, draining, node("busy"), node("wanting"), node("idle")], &[]);

@@ -1,4 +1,4 @@
-//! The soak: the updated node, its pods and the expressions have to stay healthy.
+//! The verification: the updated node, its pods and the expressions have to stay healthy for the soak.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ const JUDGED_OWNERS: usize = 8;
 const OF_ONE_POD: &[&str] =
     &["statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index"];
 
-/// Monitors a node that is back in service, and ends its attempt.
+/// Verifies a node that is back in service, and ends its attempt.
 pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     if ctx.needs_release() {
         return Decision::act(Action::Release);
@@ -45,19 +45,19 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
             let again = Progress { soak_restarted: true, ..progress.clone() };
             return Decision::act(go_to(ctx, &again, Step::Returning, |_| {}));
         }
-        return soak(ctx, progress, until);
+        return check_health(ctx, progress, until);
     }
     record_update(ctx, progress)
 }
 
-/// Continues the soak: it is over when its time has passed, the pods are Ready, none of their containers was
+/// Continues the verification: it is over when the soak has passed, the pods are Ready, none of their containers was
 /// restarted meanwhile, and the expressions return nothing.
-fn soak(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Decision {
+fn check_health(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Decision {
     let after_policy = &ctx.group().after;
-    let deadline = ctx.deadline(progress.watched_since.unwrap_or(progress.since), after_policy.timeout);
+    let deadline = ctx.deadline(progress.verifying_since.unwrap_or(progress.since), after_policy.timeout);
     let queries = gates::queries(&after_policy.expressions, &ctx.facts().name);
     let looking = |decision: Decision| decision.querying(queries);
-    let Some(watched) = watched_pods(ctx) else {
+    let Some(pods) = pods_to_verify(ctx) else {
         return looking(unknown_until(ctx, progress, deadline, Wait::ReadingPods));
     };
     // None was there before: a node under pressure is not taken out of service.
@@ -71,7 +71,7 @@ fn soak(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Decisio
     if ctx.now < until {
         return looking(Decision::wait(Wait::Soaking { until }).waking_at(until));
     }
-    let unhealthy = unhealthy_pods(ctx, &watched);
+    let unhealthy = unhealthy_pods(ctx, &pods);
     if let Some(first) = unhealthy.first() {
         if ctx.now < deadline {
             let settled =
@@ -99,14 +99,14 @@ fn soak(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Decisio
     }
 }
 
-/// Records the node as updated after the soak, with the desired state withdrawn. Pods that are still unhealthy are
+/// Records the node as updated after its verification, with the desired state withdrawn. Pods that are still unhealthy are
 /// named, and count against nothing.
 fn record_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
-    let watched = watched_pods(ctx);
+    let pods = pods_to_verify(ctx);
     let without_workloads =
-        watched.as_ref().is_some_and(|watched| !watched.iter().any(|pod| !pod.mirror && pod.daemon_set.is_none()));
+        pods.as_ref().is_some_and(|pods| !pods.iter().any(|pod| !pod.mirror && pod.daemon_set.is_none()));
     let no_workloads = if without_workloads { ", and no pods of workloads were scheduled to it" } else { "" };
-    let unhealthy = unhealthy_pods(ctx, &watched.unwrap_or_default());
+    let unhealthy = unhealthy_pods(ctx, &pods.unwrap_or_default());
     let mut status = ctx.controller_status();
     let mut record = status.report.record.take().unwrap_or_default();
     record.failures = 0;
@@ -114,7 +114,7 @@ fn record_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
     let mut text = format!("updated from {from} to {}", progress.version);
     let message = if unhealthy.is_empty() {
-        let message = format!("Ready on {} for the soak time{no_workloads}", progress.version);
+        let message = format!("Ready on {} for the soak{no_workloads}", progress.version);
         ctx.set_condition(&mut status, HEALTHY, true, "Soaked", &message);
         message
     } else {
@@ -213,21 +213,21 @@ fn unknown_until(ctx: &NodeContext<'_>, progress: &Progress, deadline: Timestamp
 
 /// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of owners
 /// that were not healthy before the drain are left out.
-fn watched_pods<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFacts>> {
+fn pods_to_verify<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFacts>> {
     if !ctx.group().after.pods_ready {
         return Some(Vec::new());
     }
     let record = ctx.node.record();
     let excused = record.map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
-    let watched = |pod: &&PodFacts| {
+    let counted = |pod: &&PodFacts| {
         let unhealthy_before = pod.controller_uid.as_ref().is_some_and(|owner| excused.contains(owner));
         !pod.finished && !pod.terminating && !unhealthy_before
     };
-    Some(ctx.node.pods.as_ref()?.iter().filter(watched).collect())
+    Some(ctx.node.pods.as_ref()?.iter().filter(counted).collect())
 }
 
-/// The watched pods that are not Ready, or had a container restarted less than the soak ago.
-fn unhealthy_pods<'b>(ctx: &NodeContext<'_>, watched: &[&'b PodFacts]) -> Vec<UnhealthyPod<'b>> {
+/// The pods that are not Ready, or had a container restarted less than the soak ago.
+fn unhealthy_pods<'b>(ctx: &NodeContext<'_>, pods: &[&'b PodFacts]) -> Vec<UnhealthyPod<'b>> {
     let soak = ctx.group().after.soak;
     let unhealthy = |pod: &&'b PodFacts| {
         let restarted = pod.restarted_at.filter(|at| after(*at, soak) > ctx.now);
@@ -241,7 +241,7 @@ fn unhealthy_pods<'b>(ctx: &NodeContext<'_>, watched: &[&'b PodFacts]) -> Vec<Un
             (true, None) => None,
         }
     };
-    watched.iter().filter_map(unhealthy).collect()
+    pods.iter().filter_map(unhealthy).collect()
 }
 
 /// A pod that is not healthy on an updated node.
