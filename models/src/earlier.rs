@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// Its default namespace, a value of its chart. Nothing depends on it but messages.
+/// Default namespace of its chart, for messages: it can be installed into any.
 pub const NAMESPACE: &str = "brupop-bottlerocket-aws";
 
 /// Versions of the shadow's definition that it uses, the older one first.
