@@ -1,7 +1,7 @@
 //! The earlier operator (bottlerocket-update-operator 0.1 to 1.x) as it is found in a cluster: how its pods are
 //! recognised, and what its shadows say.
 //!
-//! Its shadows are read without validation: their fields are free text in part, and a shadow of it must never keep a
+//! The shadows are read without validation: their fields are free text in part, and a shadow of it must never keep a
 //! takeover from continuing.
 
 use std::collections::BTreeMap;
