@@ -32,12 +32,14 @@ mod binaries;
 mod pki;
 mod process;
 mod reaper;
+mod second;
 mod settings;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::reaper::{RUN_DIRECTORY_VARIABLE, marked, processes_of};
+pub use self::second::SecondApiServer;
 
 /// Longest wait until a component is ready. Usually two seconds are enough; a machine that compiles meanwhile is slow.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -5,7 +5,7 @@ use deploy::takeover::{self, READ_ONLY_MESSAGE};
 use integ::control_plane::{ControlPlane, Options};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Api, Client, ResourceExt as _};
@@ -23,9 +23,49 @@ async fn takeover_definition_keeps_earlier_shadows_readable_and_refuses_writes_t
     let client = control_plane.client();
     earlier_operator(&client).await?;
     definition_is_accepted_after_conversion_is_patched(&client).await?;
-    earlier_versions_are_read_only(&client).await?;
+    earlier_versions_are_read_only(&client, &earlier::VERSIONS).await?;
     only_complete_rewrite_is_accepted(&client).await?;
     earlier_definition_is_refused(&client).await?;
+    control_plane.stop().await
+}
+
+/// While the definition changes, API servers disagree. None of them accepts a write that would be stored in an old
+/// version, and an error is never an empty list.
+#[tokio::test(flavor = "multi_thread")]
+async fn api_server_that_is_behind_refuses_writes_at_earlier_versions_and_returns_no_empty_list() -> anyhow::Result<()>
+{
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let client = control_plane.client();
+    let second = control_plane.second_apiserver().await?;
+    let mut config = control_plane.client_config();
+    config.cluster_url = second.url().parse()?;
+    let behind = Client::try_from(config)?;
+
+    earlier_operator(&client).await?;
+    settled("the second server serves the shadows", async || shadows(&behind, "v2").get("brs-idle").await.map(|_| ()))
+        .await?;
+    second.hold(true);
+    definition_is_accepted_after_conversion_is_patched(&client).await?;
+    let unknown = shadows(&behind, "v3").get("brs-idle").await.map(|_| ());
+    expect("v3 on the server that is behind", unknown, Some("404"))?;
+    // At v1 it still calls the conversion webhook, which is dead.
+    earlier_versions_are_read_only(&behind, &["v2"]).await?;
+
+    let complete =
+        json!({"metadata": {"managedFields": [{}]}, "spec": {"state": "Idle", "version": null, "attempt": 0}});
+    let patch = Patch::Merge(complete);
+    shadows(&client, "v3").patch("brs-migrated", &PatchParams::default(), &patch).await?;
+    let list = shadows(&behind, "v2").list(&ListParams::default()).await.map(|list| list.items.len());
+    ensure!(list.as_ref().is_err_and(|error| error.to_string().contains("500")), "{list:?}");
+
+    second.hold(false);
+    settled("the second server has learnt of v3", async || {
+        shadows(&behind, "v3").list(&ListParams::default()).await.map(|_| ())
+    })
+    .await?;
+    let all = shadows(&behind, "v2").list(&ListParams::default()).await?;
+    ensure!(all.items.len() == 2, "{all:?}");
+    drop(second);
     control_plane.stop().await
 }
 
@@ -107,8 +147,8 @@ async fn definition_is_accepted_after_conversion_is_patched(client: &Client) -> 
     settled("shadows are served in v3", async || shadows(client, "v3").get("brs-idle").await.map(|_| ())).await
 }
 
-async fn earlier_versions_are_read_only(client: &Client) -> anyhow::Result<()> {
-    for version in earlier::VERSIONS {
+async fn earlier_versions_are_read_only(client: &Client, versions: &[&str]) -> anyhow::Result<()> {
+    for version in versions {
         let api = shadows(client, version);
         let label = json!({"metadata": {"labels": {"a": "b"}}});
         // The policy is in force a moment after its creation.
