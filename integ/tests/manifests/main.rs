@@ -2,6 +2,7 @@
 //! its rules refuse what they have to refuse, and its rights are sufficient and minimal.
 
 mod admission;
+mod lists;
 mod network;
 mod pods;
 mod policy;
@@ -41,6 +42,7 @@ async fn manifests_are_accepted_and_enforced_on_real_api_server() -> anyhow::Res
     emptied_shadow_fields_are_accepted_in_server_side_apply(client.clone()).await?;
     admission::web_api_may_write_only_agent_status(&control_plane).await?;
     service_accounts_have_expected_permissions(client.clone()).await?;
+    lists::lists_are_shared_or_owned_as_their_type_says(client).await?;
     columns_are_printed(&control_plane).await?;
     control_plane.stop().await
 }

@@ -1,0 +1,158 @@
+//! Every list of the custom resources, written by two field managers at once: of a list with keys both keep their items,
+//! any other list has one owner, which the refusal names.
+
+use anyhow::{Context as _, ensure};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use kube::{Api, Client};
+use models::names;
+use serde_json::{Map, Value, json};
+
+use super::expect;
+
+/// The two managers.
+const MANAGERS: [&str; 2] = ["first-manager", "second-manager"];
+
+/// A list in a schema: the fields that lead to it, `[]` for an item of a list around it.
+struct List<'a> {
+    path: Vec<&'a str>,
+    schema: &'a Value,
+}
+
+pub(super) async fn lists_are_shared_or_owned_as_their_type_says(client: Client) -> anyhow::Result<()> {
+    let mut number = 0;
+    for definition in deploy::crds::all()? {
+        let kind = definition["spec"]["names"]["kind"].as_str().context("a definition without a kind")?;
+        let version = &definition["spec"]["versions"][0];
+        let schema = &version["schema"]["openAPIV3Schema"];
+        let mut lists = Vec::new();
+        collect(schema, &mut Vec::new(), &mut lists);
+        ensure!(lists.len() > 5, "{kind} has only {} lists", lists.len());
+        let resource = GroupVersionKind::gvk(names::GROUP, version["name"].as_str().context("no name")?, kind);
+        for list in lists {
+            number += 1;
+            check(&client, &resource, schema, &list, number)
+                .await
+                .with_context(|| format!("{kind} {:?}", list.path))?;
+        }
+    }
+    Ok(())
+}
+
+fn collect<'a>(schema: &'a Value, path: &mut Vec<&'a str>, found: &mut Vec<List<'a>>) {
+    if schema["type"] == "array" {
+        found.push(List { path: path.clone(), schema });
+        path.push("[]");
+        collect(&schema["items"], path, found);
+        path.pop();
+    }
+    for (name, child) in schema["properties"].as_object().into_iter().flatten() {
+        path.push(name);
+        collect(child, path, found);
+        path.pop();
+    }
+}
+
+async fn check(
+    client: &Client,
+    kind: &GroupVersionKind,
+    schema: &Value,
+    list: &List<'_>,
+    number: usize,
+) -> anyhow::Result<()> {
+    let namespace = format!("list-{number}");
+    let object: Namespace = serde_json::from_value(json!({"metadata": {"name": namespace}}))?;
+    Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &ApiResource::from_gvk(kind));
+    let in_status = list.path[0] == "status";
+    let apply = async |manager: &str, with: Option<usize>| {
+        let params = PatchParams::apply(manager);
+        let mut body = match with {
+            Some(seed) => {
+                let item = sample(&list.schema["items"], "", seed);
+                nested(schema, &list.path, &json!([item]))
+            }
+            None => json!({}),
+        };
+        body["apiVersion"] = kind.api_version().into();
+        body["kind"] = kind.kind.clone().into();
+        body["metadata"] = json!({"name": names::OPERATOR_NAME});
+        if in_status {
+            return api.patch_status(names::OPERATOR_NAME, &params, &Patch::Apply(body)).await;
+        }
+        api.patch(names::OPERATOR_NAME, &params, &Patch::Apply(body)).await
+    };
+    if in_status {
+        let spec = sample(&schema["properties"]["spec"], "", 0);
+        let body = json!({
+            "apiVersion": kind.api_version(), "kind": kind.kind, "metadata": {"name": names::OPERATOR_NAME}, "spec": spec,
+        });
+        api.patch(names::OPERATOR_NAME, &PatchParams::apply("creator"), &Patch::Apply(body)).await?;
+    }
+    apply(MANAGERS[0], Some(0)).await.context("the first manager")?;
+    let second = apply(MANAGERS[1], Some(1)).await;
+    if list.schema["x-kubernetes-list-type"] != "map" {
+        return expect("the second manager", second, Some(&format!("conflict with \"{}\"", MANAGERS[0])));
+    }
+    let both = second.context("the second manager")?;
+    ensure!(items(&both.data, &list.path) == 2, "one manager replaced the other's item: {:?}", both.data);
+    let left = apply(MANAGERS[0], None).await.context("the first manager leaves its item out")?;
+    ensure!(items(&left.data, &list.path) == 1, "the item of one manager alone has to stay: {:?}", left.data);
+    Ok(())
+}
+
+/// Number of items of the list at a path, in the first item of each list around it.
+fn items(object: &Value, path: &[&str]) -> usize {
+    let list = path.iter().fold(object, |value, name| if *name == "[]" { &value[0] } else { &value[*name] });
+    list.as_array().map_or(0, Vec::len)
+}
+
+/// An object with `value` at a path, and with all required fields on the way.
+fn nested(schema: &Value, path: &[&str], value: &Value) -> Value {
+    let Some((name, rest)) = path.split_first() else { return value.clone() };
+    if *name == "[]" {
+        return json!([nested(&schema["items"], rest, value)]);
+    }
+    // The status is written without the spec.
+    let mut object = if *name == "status" { Map::new() } else { required(schema, 0) };
+    if *name == "values" {
+        object.insert("operator".to_owned(), "In".into());
+    }
+    object.insert((*name).to_owned(), nested(&schema["properties"][*name], rest, value));
+    object.into()
+}
+
+fn required(schema: &Value, seed: usize) -> Map<String, Value> {
+    let names = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    names.map(|name| (name.to_owned(), sample(&schema["properties"][name], name, seed))).collect()
+}
+
+/// A valid value, another one for each seed.
+fn sample(schema: &Value, name: &str, seed: usize) -> Value {
+    if name == "operator" {
+        return "Exists".into();
+    }
+    if let Some(words) = schema["enum"].as_array() {
+        return words[seed % words.len()].clone();
+    }
+    match (schema["type"].as_str(), schema["format"].as_str()) {
+        (Some("string"), Some("date-time")) => format!("2026-01-0{}T00:00:00Z", seed + 1).into(),
+        (Some("string"), _) => match name {
+            "cron" => format!("0 {seed} * * *").into(),
+            "duration" => "1h".into(),
+            "query" => "up".into(),
+            "from" => format!("2026-01-0{}", seed + 1).into(),
+            "reason" => "Reason".into(),
+            "name" | "key" => format!("name-{seed}").into(),
+            _ if schema["pattern"].is_string() => format!("1.20.{seed}").into(),
+            _ => format!("name-{seed}").into(),
+        },
+        (Some("integer"), _) => (schema["minimum"].as_i64().unwrap_or(0) + i64::try_from(seed).unwrap_or(0)).into(),
+        (Some("boolean"), _) => (seed == 0).into(),
+        (Some("array"), _) => json!([sample(&schema["items"], name, seed)]),
+        (Some("object"), _) => required(schema, seed).into(),
+        _ => json!(seed + 1),
+    }
+}
