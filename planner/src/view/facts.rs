@@ -149,6 +149,7 @@ impl Projection for ShadowFacts {
             deleting: meta.deletion_timestamp.is_some(),
             retry: request(meta, names::RETRY_ANNOTATION),
             release: request(meta, names::RELEASE_ANNOTATION),
+            shared_field: super::managers::shared_field(meta),
         })
     }
 

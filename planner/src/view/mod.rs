@@ -3,6 +3,7 @@
 //! Nothing here is a default for something that was not seen: an unknown fact is an `Option`, and a reason to wait.
 
 mod facts;
+mod managers;
 mod pods;
 mod projection;
 mod standing;
@@ -18,6 +19,7 @@ use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState
 use crate::claims::{ClaimField, ClaimFields};
 use crate::wait::Wait;
 
+pub use managers::SharedField;
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OwnerHealth, PodFacts};
 pub use projection::Projection;
 pub use standing::Standings;
@@ -112,6 +114,8 @@ pub struct ShadowFacts {
     pub retry: Option<String>,
     /// The value of the annotation that requests the attempt's end.
     pub release: Option<String>,
+    /// A field of the operator that another field manager owns too.
+    pub shared_field: Option<SharedField>,
 }
 
 /// The operator's resource.

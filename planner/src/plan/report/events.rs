@@ -3,7 +3,7 @@
 use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
 use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
 
-use super::{APPROVAL, CERTIFICATES, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, Note, WEB_API};
+use super::{APPROVAL, CERTIFICATES, CONFLICT, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, Note, WEB_API};
 use crate::wait::WaitReason;
 
 /// The conditions whose changes are Events for users: the type of the condition; the reason of the Event at its beginning
@@ -15,6 +15,7 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     (DEGRADED, CERTIFICATES, "CertificatesValid", "keys and certificates are valid"),
     (DEGRADED, NOT_SERVED, "ShadowsServed", "the API server serves the shadows"),
     (DEGRADED, WEB_API, "WebApiReady", "a pod of the web API is Ready"),
+    (DEGRADED, CONFLICT, "FieldManagersSeparate", "no other field manager owns fields of the operator"),
     (DEGRADED, MISUNDERSTOOD, "RequestsUnderstood", "every annotation that is meant as a request is known"),
 ];
 

@@ -16,7 +16,7 @@ use super::context::condition;
 use super::survey::Survey;
 use super::{Note, Plan, Wait, gates, requests};
 use crate::policy::{Policy, WindowState};
-use crate::view::{ClusterView, NodeView, OperatorFacts, TlsFacts};
+use crate::view::{ClusterView, NodeView, OperatorFacts, SharedField, TlsFacts};
 use crate::wait::WaitReason;
 
 pub use events::news;
@@ -41,6 +41,9 @@ const WEB_API: &str = WaitReason::WebApiNotReady.as_str();
 
 /// The operator is degraded although its policy and its certificates are valid.
 const MISUNDERSTOOD: &str = "UnknownRequest";
+
+/// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
+const CONFLICT: &str = "FieldManagerConflict";
 
 /// The operator needs a user's approval to continue.
 const APPROVAL: &str = "AwaitingApproval";
@@ -165,6 +168,24 @@ fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstoo
     (true, "InvalidPolicy", message)
 }
 
+/// Returns the shadows with fields that another field manager owns too, where there are any.
+fn conflict(view: &ClusterView) -> Option<ConditionParts> {
+    let shadows = view.nodes.values().filter_map(|node| node.shadow.as_ref());
+    let mut shared = shadows.filter_map(|shadow| Some((&shadow.node, shadow.shared_field.as_ref()?)));
+    let (node, SharedField { field, manager }) = shared.next()?;
+    let more = match shared.count() {
+        0 => String::new(),
+        more => format!(" (and {more} more shadows)"),
+    };
+    let message = format!(
+        "field {field} of the shadow {} belongs to the operator, and the field manager {manager} owns it too, so that the \
+         operator cannot remove it{more}. Stop that client; then, while no update of the node is under way, delete the \
+         shadow: it is created again",
+        models::names::shadow_name(node)
+    );
+    Some((true, CONFLICT, models::plain::cut(&message, 2000)))
+}
+
 /// Returns what keeps nodes from being taken out of service, or from being healthy, by an expression that is the same
 /// for all of them: recorded here once, and on no node.
 fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Condition>) -> Option<ConditionParts> {
@@ -197,12 +218,16 @@ pub(super) fn status(
 
     let mut conditions = operator.status.conditions.clone();
     let blocked = blocked(view, policy, plan, find_condition(&conditions, BLOCKED));
+    let degraded = match degraded(policy, &view.tls, survey.web_api_missing, &operator.misunderstood) {
+        (false, reason, message) => conflict(view).unwrap_or((false, reason, message)),
+        degraded => degraded,
+    };
     let new = [
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, progress(progressing, plan)),
         (FROZEN, frozen(survey, resumed)),
-        (DEGRADED, degraded(policy, &view.tls, survey.web_api_missing, &operator.misunderstood)),
+        (DEGRADED, degraded),
     ];
     for (type_, (holds, reason, message)) in new.into_iter().chain(blocked.map(|new| (BLOCKED, new))) {
         set_condition(&mut conditions, condition(now, type_, holds, reason, &message));

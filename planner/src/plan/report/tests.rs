@@ -143,6 +143,7 @@ fn each_degraded_cause_emits_start_and_end_events() {
         (NOT_SERVED, "ShadowsServed", "serves the shadows"),
         (WEB_API, "WebApiReady", "the web API"),
         (MISUNDERSTOOD, "RequestsUnderstood", "annotation"),
+        (CONFLICT, "FieldManagersSeparate", "other field manager"),
     ] {
         let bad = degraded(true, cause);
         assert_eq!(news(&good, &bad), [Note { warning: true, reason: cause, message: "why".to_owned() }]);
@@ -152,6 +153,26 @@ fn each_degraded_cause_emits_start_and_end_events() {
             "{cause}: {over:?}"
         );
         assert!(!over[0].warning, "{cause}");
+    }
+}
+
+#[test]
+fn conflict_of_field_managers_is_reported_with_field_and_manager() {
+    let (mut view, policy) = cluster(["a", "b"].map(node).to_vec(), &[]);
+    let degraded = |view: &ClusterView| {
+        let conditions = crate::plan::plan(view, &policy, t(0)).status.expect("a status").conditions;
+        find_condition(&conditions, DEGRADED).cloned().expect("the condition")
+    };
+    assert_eq!(degraded(&view).reason, "AsExpected");
+    let shared = SharedField { field: "spec.permit".into(), manager: "kubectl-edit".into() };
+    view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().shared_field = Some(shared);
+    let condition = degraded(&view);
+    assert_eq!(
+        (condition.status, condition.reason.as_str()),
+        (models::condition::ConditionStatus::True, "FieldManagerConflict")
+    );
+    for part in ["spec.permit", "brs-b", "kubectl-edit", "delete the shadow"] {
+        assert!(condition.message.contains(part), "{}", condition.message);
     }
 }
 

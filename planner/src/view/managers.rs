@@ -1,0 +1,58 @@
+//! Field managers of a shadow other than the operator's. A field that two managers own stays when one of them releases
+//! it: the operator could not withdraw a permit that another manager owns too.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use models::names::{AGENT_MANAGER, CONTROLLER_MANAGER};
+
+/// A field of a shadow that belongs to the operator and that another manager owns too.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SharedField {
+    /// E.g. `spec.permit`.
+    pub field: String,
+    /// Field manager as the API server recorded it.
+    pub manager: String,
+}
+
+/// Returns the first such field in `spec` or `status`.
+pub(super) fn shared_field(meta: &ObjectMeta) -> Option<SharedField> {
+    let entries = meta.managed_fields.iter().flatten();
+    let others = entries.filter(|entry| !matches!(entry.manager.as_deref(), Some(CONTROLLER_MANAGER | AGENT_MANAGER)));
+    let fields = others.flat_map(|entry| {
+        let sections = ["spec", "status"].into_iter().flat_map(|section| {
+            let owned = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(format!("f:{section}"))?.as_object());
+            let names = owned.into_iter().flat_map(|owned| owned.keys()).filter_map(|key| key.strip_prefix("f:"));
+            names.map(move |name| format!("{section}.{name}"))
+        });
+        sections.map(|field| SharedField { field, manager: entry.manager.clone().unwrap_or_default() })
+    });
+    fields.min()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn field_of_another_manager_is_found_and_fields_of_the_operator_are_not() {
+        let own = json!({"manager": "brupop-controller", "fieldsV1": {"f:spec": {"f:permit": {}}}});
+        let agent = json!({"manager": "brupop-agent", "fieldsV1": {"f:status": {"f:state": {}}}});
+        let labels = json!({"manager": "kubectl-label", "fieldsV1": {"f:metadata": {"f:labels": {"f:a": {}}}}});
+        let edit = json!({"manager": "kubectl-edit", "fieldsV1": {"f:spec": {".": {}, "f:permit": {}, "f:state": {}}}});
+        let status = json!({"manager": "tool", "fieldsV1": {"f:status": {"f:drain": {}}}});
+        let odd = json!({"manager": "odd", "fieldsV1": {"f:spec": 7}});
+        for (entries, expected) in [
+            (json!([own, agent, labels, odd]), None),
+            (json!([own, edit, status]), Some(("spec.permit", "kubectl-edit"))),
+            (json!([status]), Some(("status.drain", "tool"))),
+            (json!([]), None),
+        ] {
+            let meta = serde_json::from_value(json!({"managedFields": entries})).unwrap();
+            let found = shared_field(&meta);
+            let expected =
+                expected.map(|(field, manager)| SharedField { field: field.into(), manager: manager.into() });
+            assert_eq!(found, expected, "{entries}");
+        }
+    }
+}
