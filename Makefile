@@ -107,6 +107,12 @@ test-security: tools control-plane build ## Run the refusals, the hostile web AP
 	$(CARGO) test --workspace --locked --test refusals
 	$(CARGO) test --workspace --locked --test scenarios -- hostile:: rotation:: tokens:: rights::
 
+.PHONY: test-takeover
+test-takeover: tools control-plane build ## Run the tests of moving in over the earlier operator, and of storage versions, each by name
+	$(CARGO) test --workspace --locked --lib --bins -- takeover:: swap:: migrate:: managed_fields:: earlier::
+	$(CARGO) test --workspace --locked --test manifests -- takeover::
+	$(CARGO) test --workspace --locked --test scenarios -- takeover:: takeover_preflight:: migration:: earlier:: uninstall::
+
 .PHONY: test-corrections
 test-corrections: tools control-plane build ## Run selected tests of planner, drain, connections and of what users see
 	$(CARGO) test --workspace --locked --lib --bins -- calls:: client:: decisions:: status:: page:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::
