@@ -8,7 +8,7 @@ use models::shadow::{HostState, Step};
 use serde_json::json;
 
 use super::*;
-use crate::fixtures::{at, cluster, node, pod, t, with_policy};
+use crate::fixtures::{NEW, at, cluster, node, pod, t, with_policy};
 use crate::policy::Policy;
 use crate::view::ClusterView;
 
@@ -80,7 +80,9 @@ fn beside_earlier_operator_plan_has_only_a_report() {
 #[test]
 fn up_to_date_nodes_still_count_as_current_beside_earlier_operator() {
     let mut current = node("current");
-    current.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap().chosen_version = None;
+    let agent = &mut current.shadow.as_mut().unwrap().status.agent;
+    agent.current_version = Some(NEW);
+    agent.updates.as_mut().unwrap().chosen_version = None;
     let (mut view, policy) = cluster(vec![current, node("old")], &[]);
     view.earlier_pods = vec![POD.into()];
     let counts = plan(&view, &policy, t(1)).status.unwrap().counts.unwrap();

@@ -112,8 +112,10 @@ impl World {
     /// Applies the write of the operator's status, if one is under way, while others were carried out.
     pub(super) fn arrives(&mut self) {
         if let (Some(status), Some(operator)) = (self.sent.take(), &mut self.view.operator) {
+            // Beside the earlier operator the slots stay as they are recorded, also where they were lost.
+            let paused = models::condition::true_condition(&status.conditions, models::operator::BLOCKED).is_some();
             operator.status = status;
-            self.created_again = false;
+            self.created_again &= paused;
             self.changed();
         }
     }
