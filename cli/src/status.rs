@@ -19,9 +19,9 @@ use planner::annotations::{Place, misunderstood};
 use planner::plan::{Plan, plan};
 use planner::policy::Policy;
 use planner::view::{
-    BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
+    BudgetFacts, ClusterView, DaemonSetIs, EarlierPod, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
 };
-use planner::wait::Wait;
+use planner::wait::{Wait, WaitReason};
 
 use crate::page::Page;
 
@@ -30,6 +30,9 @@ const WIDTH: usize = 120;
 
 /// Number of nodes whose pods are read for reasons. More are about to be updated in no usual fleet.
 const NODES_WITH_PODS: usize = 8;
+
+/// The reason of the condition that the line about the earlier operator replaces.
+const PAUSED: &str = WaitReason::EarlierOperatorRunning.as_str();
 
 /// Options of `status`.
 #[derive(Debug, Args)]
@@ -61,6 +64,8 @@ struct Cluster {
     operator: Option<BottlerocketUpdateOperator>,
     shadows: Vec<BottlerocketShadow>,
     nodes: Vec<Node>,
+    /// The pods of the earlier operator.
+    earlier_pods: Vec<String>,
     /// The pods of the nodes that are about to be updated, by node.
     pods: BTreeMap<String, Vec<PodFacts>>,
     budgets: Vec<BudgetFacts>,
@@ -83,6 +88,12 @@ pub(crate) async fn status(client: Client, namespace: &str, options: &Options) -
         nodes: nodes.list(&all).await.context("the nodes cannot be read; may you read them?")?.items,
         ..Cluster::default()
     };
+    let pods: Api<Pod> = Api::all(client.clone());
+    for selector in models::earlier::pod_selectors() {
+        let found = pods.list(&all.clone().labels(&selector)).await;
+        let found = found.context("the pods of the earlier operator cannot be read; may you list pods everywhere?")?;
+        cluster.earlier_pods.extend(found.iter().filter_map(EarlierPod::project).map(|pod| pod.key()));
+    }
     let now = Timestamp::now();
     let wanted = cluster.plan(now).pods;
     if !wanted.is_empty() {
@@ -91,7 +102,6 @@ pub(crate) async fn status(client: Client, namespace: &str, options: &Options) -
         cluster.budgets = found.iter().filter_map(BudgetFacts::project).collect();
     }
     for node in wanted.into_iter().take(NODES_WITH_PODS) {
-        let pods: Api<Pod> = Api::all(client.clone());
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let found = pods.list(&on_node).await.context("the pods cannot be read; may you read them?")?;
         // The controller reads each DaemonSet. Its findings are in its `Blocked` condition.
@@ -118,6 +128,7 @@ impl Cluster {
         let mut shadows: BTreeMap<String, ShadowFacts> = facts.map(|shadow| (shadow.node.clone(), shadow)).collect();
         let mut view = ClusterView {
             operator: self.operator_facts(),
+            earlier_pods: self.earlier_pods.clone(),
             budgets: self.budgets.clone(),
             leader_since: now.saturating_sub(SignedDuration::from_hours(1)).unwrap_or(now),
             ..ClusterView::default()
@@ -142,6 +153,10 @@ impl Cluster {
 fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
     let mut page = Page::default();
     let plan = cluster.plan(now);
+    let paused = Wait::for_earlier_operator(&cluster.earlier_pods);
+    if let Some(wait) = &paused {
+        page.line(format_args!("Paused: {wait}"));
+    }
     match &cluster.operator {
         None => page.line(format_args!(
             "There is no BottlerocketUpdateOperator named {}: nothing new starts. Create it to start updates.",
@@ -170,7 +185,8 @@ fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
                 page.line(format_args!("Nodes that wait: {}", reasons.collect::<Vec<_>>().join(", ")));
             }
             for (type_, title) in [(DEGRADED, "Degraded"), (FROZEN, "Frozen"), (models::operator::BLOCKED, "Blocked")] {
-                if let Some(condition) = cluster.operator_condition(type_) {
+                let condition = cluster.operator_condition(type_);
+                if let Some(condition) = condition.filter(|c| paused.is_none() || c.reason != PAUSED) {
                     page.line(format_args!("{title}: {}", cluster.filled(&condition.message, "")));
                 }
             }
@@ -229,13 +245,15 @@ fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, 
         (Wait::ExpressionsPending { .. }, Some(condition)) => because(condition),
         _ => (wait.as_str().to_owned(), wait.to_string()),
     });
-    let ends = deadline(cluster, node, progress).map(|at| {
+    let paused = !cluster.earlier_pods.is_empty();
+    let ends = deadline(cluster, node, progress).filter(|_| !paused).map(|at| {
         let left = between(now, at).as_secs();
         let until = if wide { format!(" (until {at})") } else { String::new() };
         format!("{}m{:02}s left{until}", left / 60, left % 60)
     });
     // A narrow line is cut at its end: the reason and the time come first.
-    let (reason, sentence) = blocked.or(reach).or(planned).unzip();
+    let recorded = if paused { None } else { blocked.or(reach) };
+    let (reason, sentence) = recorded.or(planned).unzip();
     let head: Vec<String> = reason.into_iter().chain(ends).collect();
     let waits: Vec<String> = [head.join(", "), text(sentence)].into_iter().filter(|part| !part.is_empty()).collect();
     [
@@ -268,222 +286,4 @@ fn deadline(cluster: &Cluster, node: &str, progress: Option<&models::shadow::Pro
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn now() -> Timestamp {
-        "2026-01-01T00:10:00Z".parse().unwrap()
-    }
-
-    fn cluster(operator: Option<Value>, shadows: Vec<Value>, nodes: Vec<Value>) -> Cluster {
-        Cluster {
-            namespace: "brupop-system".to_owned(),
-            operator: operator.map(|operator| serde_json::from_value(operator).unwrap()),
-            shadows: shadows.into_iter().map(|shadow| serde_json::from_value(shadow).unwrap()).collect(),
-            nodes: nodes.into_iter().map(|node| serde_json::from_value(node).unwrap()).collect(),
-            ..Cluster::default()
-        }
-    }
-
-    fn shown(cluster: &Cluster, width: Option<usize>) -> String {
-        render(cluster, width, now()).to_string()
-    }
-
-    fn node(name: &str, annotations: &Value) -> Value {
-        json!({
-            "metadata": {
-                "name": name, "uid": format!("uid of {name}"), "resourceVersion": "5", "annotations": annotations,
-                "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION},
-            },
-            "status": {
-                "conditions": [{"type": "Ready", "status": "True"}],
-                "nodeInfo": {
-                    "bootID": "b", "osImage": "Bottlerocket OS 1.20.0 (aws-k8s-1.37)", "architecture": "amd64",
-                    "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "",
-                    "machineID": "", "operatingSystem": "", "systemUUID": "",
-                },
-            },
-        })
-    }
-
-    fn shadow(name: &str, status: Value) -> Value {
-        let mut shadow = json!({
-            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
-            "metadata": {
-                "name": format!("brs-{name}"), "uid": "s", "resourceVersion": "5", "generation": 1,
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": format!("uid of {name}")}],
-            },
-            "spec": {"state": "Idle", "attempt": 0, "host": {"refreshInterval": "1h"}},
-        });
-        shadow["status"] = status;
-        shadow
-    }
-
-    fn idle() -> Value {
-        json!({
-            "state": "Idle", "observedGeneration": 1, "currentVersion": "1.20.0", "variant": "aws-k8s-1.37", "arch": "x86_64",
-            "bootId": "b",
-            "updates": {"chosenVersion": "1.20.5", "availableVersions": ["1.20.5"], "lastRefresh": "2026-01-01T00:00:00Z"},
-        })
-    }
-
-    fn operator(spec: &Value, status: &Value) -> Value {
-        json!({
-            "metadata": {"name": "default", "uid": "o", "resourceVersion": "5", "generation": 1,
-                "annotations": {"brupop.bottlerocket.aws/resum": "1"}},
-            "spec": spec, "status": status,
-        })
-    }
-
-    #[test]
-    fn status_of_empty_cluster_shows_next_steps() {
-        let text = shown(&cluster(None, vec![], vec![]), None);
-        assert!(text.contains("Create it to start updates"), "{text}");
-        assert!(text.contains("bottlerocket.aws/updater-interface-version=2.0.0"), "{text}");
-    }
-
-    #[test]
-    fn status_shows_reason_of_every_waiting_node() {
-        let misplaced = json!({names::APPROVE_STEP_ANNOTATION: "1"});
-        let blocked = json!({
-            "currentVersion": "1.20.0",
-            "conditions": [{"type": "Blocked", "status": "True", "reason": "DrainBlocked",
-                "message": "the PodDisruptionBudget shop/web allows no disruption of shop/web-1; 1 pod(s) left",
-                "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-            "progress": {"step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z",
-                "attempt": 2, "bootId": "b", "version": "1.20.5", "disruptive": true},
-            "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": "PrepareFailed",
-                "message": "no space", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
-        });
-        let disabled = operator(
-            &json!({"enabled": false, "version": {"target": "1.20.5"}}),
-            &json!({
-                "observedGeneration": 1,
-                "waiting": [{"reason": "Disabled", "nodes": 2}, {"reason": "DrainBlocked", "nodes": 1}],
-                "conditions": [
-                    {"type": "Degraded", "status": "True", "reason": "InvalidPolicy", "message": "spec.schedule: no such zone",
-                        "lastTransitionTime": "2026-01-01T00:00:00Z"},
-                    {"type": "Blocked", "status": "True", "reason": "ExpressionFires",
-                        "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"},
-                    {"type": "WindowOpen", "status": "False", "reason": "Closed", "message": "the next one opens at noon",
-                        "lastTransitionTime": "2026-01-01T00:00:00Z"},
-                ],
-            }),
-        );
-        let pinned = |name, status| {
-            let mut shadow = shadow(name, status);
-            shadow["spec"]["host"]["versionLock"] = json!("1.20.5");
-            shadow
-        };
-        let cluster = cluster(
-            Some(disabled),
-            vec![pinned("a", idle()), pinned("b", blocked), pinned("c", idle())],
-            vec![node("a", &json!({})), node("b", &json!({})), node("c", &misplaced)],
-        );
-        let text = shown(&cluster, None);
-        for part in [
-            "Target version: 1.20.5",
-            "Window: closed, the next one opens at noon",
-            "Degraded: spec.schedule: no such zone",
-            "bruo default: the annotation brupop.bottlerocket.aws/resum is not known",
-            "node c: the annotation brupop.bottlerocket.aws/approve-step has no effect here",
-            "updates are disabled",
-            "shop/web allows no disruption of shop/web-1",
-            "PrepareFailed: no space",
-            "DrainBlocked, 20m00s left (until 2026-01-01T00:30:00Z): the PodDisruptionBudget shop/web allows no disruption of shop/web-1",
-            "Nodes that wait: 2 Disabled, 1 DrainBlocked",
-            "Blocked: the expression errors returned",
-        ] {
-            assert!(text.contains(part), "{part} is missing in:\n{text}");
-        }
-        let narrow = shown(&cluster, Some(80));
-        let table = narrow.lines().skip_while(|line| !line.trim_start().starts_with("NODE"));
-        // A heading, three nodes, and how to see the whole lines.
-        assert!(table.clone().count() == 5 && table.clone().all(|line| line.chars().count() <= 80), "{narrow}");
-        // The heading and, of each waiting node, at least the reason and the remaining time.
-        for part in
-            ["WAITS FOR", "PrepareFailed", "Disabled: ", "DrainBlocked, 20m00s left: ", "…", "--wide shows them whole"]
-        {
-            assert!(table.clone().any(|line| line.contains(part)), "{part} is missing in:\n{narrow}");
-        }
-    }
-
-    #[test]
-    fn status_shows_result_of_firing_fleet_expression() {
-        let policy = json!({
-            "prometheus": {"url": "http://prometheus:9090"},
-            "health": {"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}},
-        });
-        let firing = json!({
-            "observedGeneration": 1,
-            "conditions": [{"type": "Blocked", "status": "True", "reason": "ExpressionFires",
-                "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-        });
-        let mut status = idle();
-        status["state"] = json!("StagedUpdate");
-        status["progress"] = json!({"step": "Staged", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z",
-            "attempt": 1, "bootId": "b", "version": "1.20.5"});
-        let mut staged = shadow("a", status);
-        staged["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b",
-            "host": {"refreshInterval": "1h"}});
-        let mut cluster = cluster(Some(operator(&policy, &firing)), vec![staged], vec![node("a", &json!({}))]);
-        cluster.pods.insert("a".to_owned(), vec![]);
-        let text = shown(&cluster, None);
-        let row = text.lines().find(|line| line.trim_start().starts_with("a ")).unwrap();
-        assert!(row.contains("ExpressionFires: the expression errors returned job=\"web\""), "{text}");
-    }
-
-    #[test]
-    fn status_shows_approval_command_for_waiting_canary_step() {
-        let policy = json!({"strategy": {"canary": [{"nodes": 1, "approval": "Manual"}]}});
-        let rollout = json!({
-            "observedGeneration": 1,
-            "activeRollouts": [{"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
-                "started": "2026-01-01T00:00:00Z", "stepsPassed": 0}],
-        });
-        let mut done = idle();
-        done["currentVersion"] = json!("1.20.5");
-        done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
-        done["record"] = json!({"last": {"attempt": 1, "version": "1.20.5", "reason": "Updated", "message": "",
-            "started": "2026-01-01T00:01:00Z", "ended": "2026-01-01T00:02:00Z"}});
-        let cluster = cluster(
-            Some(operator(&policy, &rollout)),
-            vec![shadow("a", done), shadow("b", idle())],
-            vec![node("a", &json!({})), node("b", &json!({}))],
-        );
-        let text = shown(&cluster, None);
-        let command = "Approval required: canary step 1 waits for approval: kubectl annotate bruo default -n brupop-system --overwrite";
-        assert!(text.contains(command), "{text}");
-    }
-
-    #[test]
-    fn status_output_contains_no_reported_control_characters() {
-        const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
-        let hostile = json!({
-            "metadata": {"name": format!("brs-a{HOSTILE}")},
-            "spec": {"state": "StagedUpdate", "version": "1.20.5", "bootId": HOSTILE, "attempt": 2},
-            "status": {
-                "currentVersion": "1.20.0", "variant": HOSTILE, "arch": HOSTILE,
-                "failure": {"attempt": 1, "step": "StagedUpdate", "reason": "PrepareFailed", "message": HOSTILE,
-                    "time": "2026-01-01T00:00:00Z"},
-                "conditions": [{"type": "Blocked", "status": "True", "reason": HOSTILE, "message": HOSTILE,
-                    "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-                "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": HOSTILE,
-                    "message": HOSTILE, "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
-            },
-        });
-        let frozen = json!({
-            "metadata": {"name": "brupop"}, "spec": {},
-            "status": {
-                "conditions": [{"type": "Frozen", "status": "True", "reason": "R", "message": HOSTILE,
-                    "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-            },
-        });
-        let text = shown(&cluster(Some(frozen), vec![hostile], vec![]), None);
-        assert_eq!(text.lines().count(), 4, "target, frozen, a header and a row: {text:?}");
-        assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
-        assert_eq!(text.matches("[2J  ok").count(), 6, "and all of it is there: {text:?}");
-    }
-}
+mod tests;

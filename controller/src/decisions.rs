@@ -1,7 +1,7 @@
 //! The log of decisions about a node or the fleet, derived from what a write has changed, so that each decision is in
 //! the leader's log once and that log alone shows a rollout.
 
-use models::condition::{ConditionStatus, find_condition};
+use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN, KnownVersion};
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{ControllerReport, Progress, Step, UPDATED};
@@ -9,6 +9,7 @@ use semver::Version;
 
 use planner::plan::key_of;
 use planner::view::{NodeFacts, ShadowFacts};
+use planner::wait::WaitReason;
 
 /// One log line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -216,10 +217,13 @@ fn conditions(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpd
         find_condition(&status.conditions, type_).filter(|c| c.status == ConditionStatus::True).cloned()
     };
     let mut lines = Vec::new();
+    // The log has the pause beside the earlier operator already.
+    let earlier = |c: &Condition| c.reason == WaitReason::EarlierOperatorRunning.as_str();
     for (type_, begins, ends) in
         [(FROZEN, "rollout frozen", "rollout resumed"), (BLOCKED, "rollout blocked", "rollout no longer blocked")]
     {
         match (holds(before, type_), holds(after, type_)) {
+            (was, is) if was.iter().chain(is.iter()).any(earlier) => {}
             (None, Some(is)) => lines.push(Line::warning(begins).because(&is.reason, &is.message)),
             (Some(_), None) => lines.push(Line::new(ends)),
             _ => {}
@@ -265,7 +269,6 @@ fn rollouts(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdat
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
-    use models::condition::Condition;
     use models::operator::Quarantined;
     use models::shadow::{AttemptResult, DrainStatus, Permit, Record};
 

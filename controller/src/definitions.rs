@@ -13,6 +13,7 @@ use models::plain::cut;
 use tokio::sync::watch;
 
 use crate::apply::Applier;
+use crate::earlier::EarlierPods;
 use crate::metrics::Metrics;
 use planner::plan::NOT_SERVED;
 use planner::view::ClusterView;
@@ -54,7 +55,8 @@ fn problem<K: Resource<DynamicType = ()>>(group: Option<&ApiGroup>) -> Option<St
     } else {
         format!(
             "the API server serves {name} in {} and not in {version}: the definition is another operator's, probably the \
-             earlier bottlerocket-update-operator's, which has to be removed first (docs/install.md). No node is updated",
+             earlier bottlerocket-update-operator's. No node is updated; move over with kubectl brupop takeover \
+             (docs/install.md)",
             served.join(", ")
         )
     })
@@ -90,8 +92,14 @@ pub async fn wait_until_served<K: Resource<DynamicType = ()>>(
     }
 }
 
-/// Reports in the operator's resource that the shadows are not served, and returns once they are.
-pub async fn report_until_served(applier: &Applier, mut state: watch::Receiver<Served>, changed: &watch::Sender<u64>) {
+/// Reports in the operator's resource that the shadows are not served, with the pods of the earlier operator if there
+/// are any, and returns once they are.
+pub async fn report_until_served(
+    applier: &Applier,
+    mut state: watch::Receiver<Served>,
+    earlier: &EarlierPods,
+    changed: &watch::Sender<u64>,
+) {
     let mut changes = changed.subscribe();
     loop {
         let now = state.borrow_and_update().clone();
@@ -100,7 +108,8 @@ pub async fn report_until_served(applier: &Applier, mut state: watch::Receiver<S
             Served::Yes => return,
             Served::Unknown => {}
             Served::No(problem) => {
-                if let Err(error) = report(applier, &problem).await {
+                if let Err(error) = report(applier, &with_earlier_operator(problem, !earlier.names().is_empty())).await
+                {
                     tracing::warn!(error = &error as &dyn std::error::Error, "the condition Degraded was not written");
                     retry = Some(PAUSES.1);
                 }
@@ -118,6 +127,11 @@ pub async fn report_until_served(applier: &Applier, mut state: watch::Receiver<S
             () = again => {}
         }
     }
+}
+
+/// Adds to a problem that the earlier operator is running. Its pods are not named: each that ends would change the text.
+fn with_earlier_operator(problem: String, running: bool) -> String {
+    if running { format!("{problem}. The earlier operator is running: pods of it exist") } else { problem }
 }
 
 async fn report(applier: &Applier, problem: &str) -> Result<(), crate::apply::ApplyError> {
@@ -138,4 +152,17 @@ async fn report(applier: &Applier, problem: &str) -> Result<(), crate::apply::Ap
     set_condition(&mut status.conditions, condition);
     let view = ClusterView { operator: Some(operator), ..ClusterView::default() };
     applier.write_operator(&view, &status).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problem_of_definition_says_when_earlier_operator_is_running() {
+        let alone = with_earlier_operator("not served".to_owned(), false);
+        let beside = with_earlier_operator("not served".to_owned(), true);
+        assert_eq!(alone, "not served");
+        assert!(beside.starts_with("not served") && beside.contains("earlier operator is running"), "{beside}");
+    }
 }

@@ -29,6 +29,7 @@ use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
 use crate::daemon_sets::DaemonSets;
+use crate::earlier::{EarlierPods, Pause};
 use crate::expressions::Expressions;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
@@ -55,6 +56,7 @@ pub struct Options {
     pub applier: Applier,
     pub caches: Caches,
     pub peers: Peers,
+    pub earlier: EarlierPods,
     /// The read of every cache since the lead was taken. Nothing is decided before its end.
     pub reading: Reading,
     pub expressions: Expressions,
@@ -69,6 +71,8 @@ pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
     peers: Peers,
+    earlier: EarlierPods,
+    pause: Pause,
     reading: Reading,
     expressions: Expressions,
     changed: Arc<watch::Sender<u64>>,
@@ -96,7 +100,7 @@ pub struct Driver {
 impl Driver {
     /// Returns a driver that has not had a turn yet.
     pub fn new(options: Options) -> Self {
-        let Options { applier, caches, peers, reading, expressions, own_node, leader_since } = options;
+        let Options { applier, caches, peers, earlier, reading, expressions, own_node, leader_since } = options;
         let Caches { budgets, changed, .. } = caches;
         Self {
             daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
@@ -104,6 +108,8 @@ impl Driver {
             applier,
             budgets,
             peers,
+            earlier,
+            pause: Pause::default(),
             reading,
             expressions,
             changed,

@@ -24,6 +24,7 @@ use crate::client::{CONNECT_LIMIT, limited};
 use crate::config::Config;
 use crate::definitions::{Served, report_until_served, wait_until_served};
 use crate::driver::{Driver, End, Options};
+use crate::earlier::EarlierPods;
 use crate::expressions::Expressions;
 use crate::leader::{self, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
@@ -41,6 +42,7 @@ pub(crate) struct Replica {
     calls: Calls,
     caches: Caches,
     peers: Peers,
+    earlier: EarlierPods,
     /// The state of the shadows' definition.
     served: watch::Receiver<Served>,
     stop: watch::Receiver<bool>,
@@ -67,15 +69,16 @@ impl Replica {
             pods: Cache::new(caches.changed.clone()),
             agents: Cache::new(caches.changed.clone()),
         };
+        let earlier = EarlierPods::new(&caches.changed);
         let (state, served) = watch::channel(Served::Unknown);
-        let replica = Self { config, client, metrics, calls, caches, peers, served, stop };
+        let replica = Self { config, client, metrics, calls, caches, peers, earlier, served, stop };
         replica.watch(state);
         Ok(replica)
     }
 
     /// Fills the caches. `served` receives the state of the shadows' definition.
     fn watch(&self, served: watch::Sender<Served>) {
-        let Self { config, client, metrics, caches, peers, .. } = self;
+        let Self { config, client, metrics, caches, peers, earlier, .. } = self;
         let namespace = config.namespace.as_str();
         let everything = watcher::Config::default;
         tokio::spawn(caches.nodes.run(Api::<DeserializeGuard<Node>>::all(client.clone()), everything()));
@@ -93,6 +96,7 @@ impl Replica {
         let definition =
             wait_until_served::<BottlerocketUpdateOperator>(client.clone(), metrics.clone(), watch::Sender::default());
         tokio::spawn(definition.then(|()| watch_operator));
+        earlier.watch(client);
         let components = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
         let agents = format!("{}={}", names::COMPONENT_LABEL, names::AGENT);
         for (cache, namespace, selector) in
@@ -167,7 +171,7 @@ impl Replica {
     /// Waits for the lead, then does a leader's work until the process has to stop, or until another replica is to take
     /// over.
     async fn lead(&self, leadership: Leadership) -> End {
-        let Self { config, client, metrics, caches, peers, .. } = self;
+        let Self { config, client, metrics, caches, peers, earlier, .. } = self;
         let mut stop = self.stop.clone();
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return End::Stopped,
@@ -176,7 +180,7 @@ impl Replica {
         tracing::info!(identity = config.identity, "lease acquired: this replica leads");
         metrics.lead(true);
         // A previous leader may have written what these caches have not seen yet.
-        let reading = caches.read_again().of(&peers.pods).of(&peers.agents);
+        let reading = earlier.read_again(caches.read_again().of(&peers.pods).of(&peers.agents));
         let signer = Signer::default();
         let keeper = Keeper::new(
             client.clone(),
@@ -204,7 +208,7 @@ impl Replica {
         );
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
-            () = report_until_served(&applier, self.served.clone(), &caches.changed) => {}
+            () = report_until_served(&applier, self.served.clone(), earlier, &caches.changed) => {}
         }
         let expressions =
             Expressions::start(caches.changed.clone(), metrics.clone(), config.prometheus_ca_file.clone());
@@ -212,6 +216,7 @@ impl Replica {
             applier,
             caches: caches.clone(),
             peers: peers.clone(),
+            earlier: earlier.clone(),
             reading,
             expressions,
             own_node: config.node_name.clone(),

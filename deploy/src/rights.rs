@@ -112,7 +112,8 @@ fn controller_in_cluster() -> Vec<Rule> {
              label that selects a node for updates.",
         ),
         rule(CORE, "pods", "list watch").why(
-            "Pods on a node that is to be drained; standby replicas of the controller; readiness of the web API and the agents.",
+            "Pods on a node that is to be drained; standby replicas of the controller; readiness of the web API and the agents; \
+             pods of the earlier operator, beside which nothing is done.",
         ),
         rule("apps", "daemonsets", "get")
             .why("The DaemonSet that a pod names: an orphaned pod of one would not be created again."),

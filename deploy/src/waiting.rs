@@ -13,7 +13,7 @@ const INTRODUCTION: &str = "\
 
 The reasons that are marked *yes* under *condition* are one node's own and persist: the condition `Blocked` of its shadow
 has the reason and the facts (`kubectl describe brs brs-NODE -n brupop-system`). An expression that is the same for all
-nodes is in the condition `Blocked` of the `BottlerocketUpdateOperator` instead.
+nodes, and the earlier operator, are in the condition `Blocked` of the `BottlerocketUpdateOperator` instead.
 
 The log of an agent is that of its pod (`kubectl get pods -n brupop-agents -o wide`); what the [web API
 refuses](web-api.md#why-an-agent-is-refused) is in its own log (`kubectl get pods -n brupop-system`).

@@ -43,6 +43,11 @@ pub fn is_pod_of(labels: &BTreeMap<String, String>) -> bool {
         || labels.get(COMPONENT_LABEL).is_some_and(|value| COMPONENTS.contains(&value.as_str()))
 }
 
+/// Returns the label selectors that match its pods between them, and perhaps others: the labels decide ([`is_pod_of`]).
+pub fn pod_selectors() -> [String; 2] {
+    [format!("{COMPONENT_LABEL} in ({})", COMPONENTS.join(", ")), FIRST_RELEASES_LABEL.to_owned()]
+}
+
 /// A state of a host in the words of versions v1 and v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EarlierState {

@@ -45,6 +45,14 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
         *plan = Plan::default();
         return findings;
     }
+    if let Some(broken) = check_earlier_operator(view, plan) {
+        add(None, Some(broken));
+        // Not even a release: both operators would change the same node. The report is kept.
+        let Plan { waits, quarantine, approval, window_open, wake, status, .. } = std::mem::take(plan);
+        *plan = Plan { waits, quarantine, approval, window_open, wake, status, ..Plan::default() };
+        restore_slots(view, plan);
+        return findings;
+    }
     let new_slots = new_slots(view, plan);
     add(None, check_slots(view, policy, plan, &new_slots));
     add(None, check_groups(view, policy, plan, &new_slots));
@@ -80,13 +88,31 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
         plan.shadows.retain(|change| !bad.contains(change.node()));
         plan.labels.clear();
         if findings.iter().any(|f| f.node.is_none()) {
-            plan.slots = None;
-            if let (Some(status), Some(operator)) = (&mut plan.status, &view.operator) {
-                status.slots.clone_from(&operator.status.slots);
-            }
+            restore_slots(view, plan);
         }
     }
     findings
+}
+
+/// Leaves the slots as they are recorded.
+fn restore_slots(view: &ClusterView, plan: &mut Plan) {
+    plan.slots = None;
+    if let (Some(status), Some(operator)) = (&mut plan.status, &view.operator) {
+        status.slots.clone_from(&operator.status.slots);
+    }
+}
+
+/// S10: while a pod of the earlier operator exists, nothing is done.
+fn check_earlier_operator(view: &ClusterView, plan: &Plan) -> Option<Broken> {
+    let pod = view.earlier_pods.first()?;
+    let Plan { actions, evictions, shadows, labels, slots, status, hand_over, .. } = plan;
+    let recorded = view.operator.as_ref().map(|operator| &operator.status.slots);
+    let keeps_slots = slots.is_none() && status.as_ref().is_none_or(|status| Some(&status.slots) == recorded);
+    let rests = actions.is_empty() && evictions.is_empty() && shadows.is_empty() && labels.is_empty();
+    if rests && keeps_slots && !hand_over {
+        return None;
+    }
+    broken("S10", format!("something would be done while {pod} of the earlier operator exists"))
 }
 
 /// The nodes that get a slot. Nodes that are disrupted already keep their slots, also over a budget that was lowered since,

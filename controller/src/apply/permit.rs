@@ -10,7 +10,7 @@ use super::{Applier, ApplyError};
 use planner::claims::ClaimField;
 use planner::drain;
 use planner::rules::Rules;
-use planner::view::{NodeFacts, NodeView, PodFacts, Projection as _, ShadowFacts};
+use planner::view::{EarlierPod, NodeFacts, NodeView, PodFacts, Projection as _, ShadowFacts};
 
 #[cfg(test)]
 mod tests;
@@ -56,6 +56,9 @@ impl Applier {
         }
         if !live.unschedulable || !live.claims.has(ClaimField::Cordon) {
             return Err(ApplyError::NoPermit("the node is not cordoned any more".to_owned()));
+        }
+        if let Some(pod) = pods.items.iter().find_map(EarlierPod::project) {
+            return Err(ApplyError::NoPermit(format!("{} of the earlier operator is on the node", pod.key())));
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         // Pods that may be evicted count as well: none may be left.

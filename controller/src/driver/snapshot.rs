@@ -84,11 +84,15 @@ impl Driver {
             operator: self.applier.operator.get(models::names::OPERATOR_NAME),
             own_node: self.own_node.clone(),
             leader_since: self.leader_since,
+            earlier_pods: self.earlier.names(),
             stale: !self.reading.done(),
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             tls: self.applier.signer.facts(),
             ..ClusterView::default()
         };
+        if !view.stale {
+            view.resumed = self.pause.observe(&view.earlier_pods, now);
+        }
         self.web_api_missing = missing_since(self.web_api_missing, self.peers.is_web_api_ready(), now);
         view.web_api_missing = self.web_api_missing;
         let with_agent = self.peers.nodes_with_agent();

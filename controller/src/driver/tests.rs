@@ -48,11 +48,14 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         cache
     };
     let peers = Peers { identity: "me".into(), pods: pods(), agents: pods() };
+    let earlier = EarlierPods::new(&caches.changed);
+    earlier.0.iter().for_each(list);
     let expressions = Expressions::start(caches.changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
     let driver = Driver::new(Options {
         applier,
         caches,
         peers,
+        earlier,
         reading: Reading::default(),
         expressions,
         own_node: None,

@@ -10,7 +10,7 @@ use super::family::{Labels, Register};
 type Entry = (&'static str, Labels, &'static str);
 
 /// Gauges about the fleet.
-pub(super) const FLEET: [Entry; 10] = [
+pub(super) const FLEET: [Entry; 11] = [
     ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
     ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
     ("nodes_waiting", &["reason"], "Nodes by the reason why they wait"),
@@ -29,6 +29,7 @@ pub(super) const FLEET: [Entry; 10] = [
     ),
     ("policy_degraded", &[], "1 while the policy is invalid, so that an earlier one is in force"),
     ("window_open", &[], "1 while the schedule of all nodes allows nodes to be taken out of service"),
+    ("earlier_operator_pods", &[], "Pods of the earlier operator; while there is one, nothing is done"),
 ];
 
 /// Gauges about keys and certificates.

@@ -39,7 +39,7 @@ const IDLE: &str = "Idle";
 const UNKNOWN: &str = "unknown";
 
 /// The safety properties, by their numbers in the design.
-const PROPERTIES: [&str; 9] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9"];
+const PROPERTIES: [&str; 10] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10"];
 
 /// Operations, as in `rejected_writes_total`.
 const KINDS: [&str; 13] = [
@@ -290,6 +290,7 @@ impl Metrics {
             quarantined_versions,
             policy_degraded,
             window_open,
+            earlier_pods,
         } = snapshot;
         self.fleet.reset();
         if let Some(Counts { total, current, updating, staged, blocked, failed }) = counts {
@@ -311,6 +312,7 @@ impl Metrics {
             ("quarantined_versions", Some(float(*quarantined_versions))),
             ("policy_degraded", Some(flag(*policy_degraded))),
             ("window_open", Some(flag(*window_open))),
+            ("earlier_operator_pods", Some(float(*earlier_pods))),
         ] {
             if let Some(value) = value {
                 self.fleet.add(name, &ALONE, value);

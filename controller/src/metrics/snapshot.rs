@@ -66,6 +66,8 @@ pub struct Snapshot<'a> {
     pub policy_degraded: bool,
     /// True if the schedule of all nodes is open.
     pub window_open: bool,
+    /// Number of pods of the earlier operator.
+    pub earlier_pods: usize,
 }
 
 impl<'a> Snapshot<'a> {
@@ -82,6 +84,7 @@ impl<'a> Snapshot<'a> {
             quarantined_versions: plan.quarantine.len(),
             policy_degraded,
             window_open: plan.window_open,
+            earlier_pods: view.earlier_pods.len(),
         }
     }
 }

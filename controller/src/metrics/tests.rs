@@ -70,6 +70,7 @@ fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Sna
         quarantined_versions: 0,
         policy_degraded: false,
         window_open: true,
+        earlier_pods: 0,
     }
 }
 
@@ -336,6 +337,7 @@ fn fleet_metrics_are_derived_from_view_and_plan() {
         "c".into(),
         NodeView { facts: NodeFacts { os_image: String::new(), ..facts("c") }, ..NodeView::default() },
     );
+    view.earlier_pods = vec!["old/agent-1".into(), "old/agent-2".into()];
     let waits = BTreeMap::from([
         ("a".to_owned(), Wait::Queued { position: 3, behind: None }),
         ("b".to_owned(), Wait::UpToDate),
@@ -355,6 +357,7 @@ fn fleet_metrics_are_derived_from_view_and_plan() {
         ("quarantined_versions", 2.0),
         ("policy_degraded", 1.0),
         ("window_open", 1.0),
+        ("earlier_operator_pods", 2.0),
     ] {
         assert_eq!(value(&metrics, series), Some(expected), "{series} in {}", metrics.text());
     }

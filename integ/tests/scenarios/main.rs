@@ -8,6 +8,7 @@ mod budgets;
 mod crashes;
 mod decide;
 mod drains;
+mod earlier;
 mod failures;
 mod health;
 mod hostile;

@@ -315,6 +315,7 @@ async fn earlier_operator_is_not_modified() -> anyhow::Result<()> {
         let degraded = ctx.until_operator("Degraded", models::condition::ConditionStatus::True).await?;
         assert_eq!(degraded.reason, "ShadowsNotServed", "{degraded:?}");
         assert!(degraded.message.contains("earlier bottlerocket-update-operator"), "{degraded:?}");
+        assert!(degraded.message.contains("kubectl brupop takeover"), "{degraded:?}");
         ctx.renewals(3).await?;
         for component in [deploy::Component::Controller, deploy::Component::Apiserver] {
             for process in ctx.bed.processes_of(component) {

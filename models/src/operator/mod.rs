@@ -297,7 +297,7 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[schemars(length(max = 65_536))]
     pub policy_in_force: Option<String>,
     /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, and `Blocked` once an expression that is the same for all
-    /// nodes has kept them waiting.
+    /// nodes, or the earlier operator, has kept them waiting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

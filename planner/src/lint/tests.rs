@@ -396,3 +396,35 @@ fn validator_keeps_release_beside_violations() {
     assert_eq!(plan.actions, BTreeMap::from([("b".to_owned(), Action::Release)]));
     assert_eq!(plan.slots, None);
 }
+
+#[test]
+fn nothing_is_done_beside_earlier_operator() {
+    let shadow = ShadowChange::Create { node: "f".into(), uid: "uid-f".into(), host: Box::default() };
+    let label = node("f").facts;
+    for (sentence, made) in [
+        ("a release", acts("b", Action::Release)),
+        ("a write of a status", goes_to("c", Step::Staging)),
+        ("a desired state", reboot("b", "b1")),
+        ("an eviction", evicts("b", "p-b")),
+        ("a slot", slots(&["b", "e", "a"])),
+        ("a slot that is removed", slots(&["b"])),
+        ("a shadow", Plan { shadows: vec![shadow], ..Plan::default() }),
+        ("a label", Plan { labels: vec![label], ..Plan::default() }),
+        ("a hand-over", Plan { hand_over: true, ..Plan::default() }),
+    ] {
+        let (mut view, policy) = world(json!({"maxUnavailable": 3}), false);
+        view.earlier_pods = vec!["old/agent".into()];
+        let mut status = view.operator.as_ref().unwrap().status.clone();
+        let mut report = Plan {
+            status: Some(status.clone()),
+            waits: BTreeMap::from([("a".to_owned(), crate::wait::Wait::Acting)]),
+            ..Plan::default()
+        };
+        assert_eq!(lint(&view, &policy, &mut report), [], "a report");
+        status.slots = made.slots.clone().unwrap_or(status.slots);
+        let mut plan = Plan { status: Some(status), waits: report.waits.clone(), ..made };
+        let findings = lint(&view, &policy, &mut plan);
+        assert_eq!(findings.iter().map(|finding| finding.property).collect::<Vec<_>>(), ["S10"], "{sentence}");
+        assert_eq!(plan, report, "{sentence}: only the report is left");
+    }
+}

@@ -59,7 +59,11 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     }
     let held = view.slots().map(|slot| (slot.uid.as_str(), slot)).collect();
     let survey = Survey::of(view, policy, now);
-    Planner { view, policy, survey, held, now, plan: Plan::default() }.make()
+    let planner = Planner { view, policy, survey, held, now, plan: Plan::default() };
+    match Wait::for_earlier_operator(&view.earlier_pods) {
+        Some(wait) => planner.report_only(&wait),
+        None => planner.make(),
+    }
 }
 
 impl<'a> Planner<'a> {
@@ -81,7 +85,17 @@ impl<'a> Planner<'a> {
         let mut assignment = Assignment::of(slots, budget.clone());
         let ready = self.give_slots(&requests.wanting, &mut assignment);
         self.begin(&requests, &ready, budget);
-        self.report(assignment.slots);
+        self.report(Some(assignment.slots));
+        self.plan
+    }
+
+    /// Makes a plan without an action: every node waits, and the slots stay as they are.
+    fn report_only(mut self, wait: &Wait) -> Plan {
+        let view = self.view;
+        for node in view.nodes.values() {
+            self.wait(node, wait.clone());
+        }
+        self.report(None);
         self.plan
     }
 
@@ -165,7 +179,8 @@ impl<'a> Planner<'a> {
         true
     }
 
-    fn report(&mut self, slots: Vec<Slot>) {
+    /// Adds the report, with the slots to record; `None`: those that are recorded.
+    fn report(&mut self, slots: Option<Vec<Slot>>) {
         self.wake(self.survey.rollouts.wake);
         let ages = self.survey.known.iter().map(|known| after(known.first_seen, self.policy.minimum_age));
         self.wake(ages.filter(|old_enough| *old_enough > self.now).min());
@@ -180,12 +195,15 @@ impl<'a> Planner<'a> {
         if let Some(operator) = &self.view.operator {
             // A slot that replaces one that is being removed is another slot: whichever write wins, the resource
             // changes, and records the holder.
-            let unchanged = operator.status.slots.len() == slots.len()
-                && operator.status.slots.iter().zip(&slots).all(|(a, b)| a.uid == b.uid)
-                && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid));
+            let unchanged = |slots: &Vec<Slot>| {
+                operator.status.slots.len() == slots.len()
+                    && operator.status.slots.iter().zip(slots).all(|(a, b)| a.uid == b.uid)
+                    && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid))
+            };
+            let slots = slots.filter(|slots| !unchanged(slots));
             let mut status = report::status(self.view, operator, &self.survey, &self.plan, self.now);
-            status.slots = if unchanged { operator.status.slots.clone() } else { slots.clone() };
-            self.plan.slots = (!unchanged).then_some(slots);
+            status.slots = slots.as_ref().unwrap_or(&operator.status.slots).clone();
+            self.plan.slots = slots;
             self.plan.status = Some(status);
         }
         self.plan.quarantine = std::mem::take(&mut self.survey.quarantine);

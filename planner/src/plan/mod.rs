@@ -26,6 +26,8 @@ mod claim_cases;
 mod context;
 #[cfg(test)]
 mod drain_cases;
+#[cfg(test)]
+mod earlier_cases;
 mod evictions;
 #[cfg(test)]
 mod expression_cases;

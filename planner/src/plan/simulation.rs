@@ -1,6 +1,7 @@
 //! The planner against a simulated cluster: every action is carried out on it one at a time, in random order, with
 //! crashes of the controller, whose successor finds old caches, other users' reboots, failing hosts, releases that are
-//! superseded or withdrawn, clocks that jump and changing policy in between. The message of a failing run has its seed.
+//! superseded or withdrawn, an earlier operator that comes and goes, clocks that jump and changing policy in between.
+//! The message of a failing run has its seed.
 
 mod actions;
 mod checks;
@@ -304,6 +305,7 @@ impl World {
             host.pinned = false;
             node.facts.unschedulable = node.facts.claimed() || host.person_cordoned;
         }
+        self.earlier_operator_leaves();
         let operator = self.view.operator.as_mut().unwrap();
         operator.spec.enabled = Some(true);
         self.policy = Policy::from_spec(&operator.spec).unwrap();

@@ -2,6 +2,7 @@
 //!
 //! Nothing here is a default for something that was not seen: an unknown fact is an `Option`, and a reason to wait.
 
+mod earlier;
 mod facts;
 mod managers;
 mod pods;
@@ -19,6 +20,7 @@ use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState
 use crate::claims::{ClaimField, ClaimFields};
 use crate::wait::Wait;
 
+pub use earlier::EarlierPod;
 pub use managers::SharedField;
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OwnerHealth, PodFacts};
 pub use projection::Projection;
@@ -304,6 +306,12 @@ pub struct ClusterView {
     pub own_node: Option<String>,
     /// Time since which this controller leads. A step that a new leader finds past its deadline gets a short grace.
     pub leader_since: Timestamp,
+    /// The pods of the earlier operator that have not ended, each with its namespace, in order. While there is one,
+    /// nothing is done.
+    pub earlier_pods: Vec<String>,
+    /// Time at which the last of them was gone, as observed by this process. A step that began before it gets its
+    /// whole time from then on.
+    pub resumed: Option<Timestamp>,
     /// Nodes with an action under way: nothing is decided about them until it is done.
     pub busy: BTreeSet<String>,
     /// Those of them whose last action failed and that are in back-off: none of their actions is under way.

@@ -29,6 +29,13 @@ pub enum Wait {
     UpToDate,
     #[error("the BottlerocketUpdateOperator named default is missing; create it to start updates")]
     NoOperatorResource,
+    /// Pods of the earlier operator exist.
+    #[error("{}", text::earlier_operator(.pods, *.count))]
+    EarlierOperatorRunning {
+        /// The first few of them.
+        pods: Vec<String>,
+        count: usize,
+    },
     #[error("updates are disabled (spec.enabled of the operator's resource)")]
     Disabled,
     /// Failures have stopped the rollout.
@@ -242,7 +249,16 @@ pub enum Wait {
     Acting,
 }
 
+/// The number of pods of the earlier operator that a message names.
+const NAMED_PODS: usize = 3;
+
 impl Wait {
+    /// Returns the reason why every node waits while these pods of the earlier operator exist; `None` without any.
+    pub fn for_earlier_operator(pods: &[String]) -> Option<Self> {
+        let named = pods.iter().take(NAMED_PODS).cloned().collect();
+        (!pods.is_empty()).then_some(Self::EarlierOperatorRunning { pods: named, count: pods.len() })
+    }
+
     /// Returns the reason without its facts.
     pub fn reason(&self) -> WaitReason {
         self.into()

@@ -48,6 +48,11 @@ pub enum WaitsFor {
 const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (UpToDate, Nothing, "The host offers nothing newer."),
     (NoOperatorResource, User, "Create the `BottlerocketUpdateOperator` named `default`."),
+    (
+        EarlierOperatorRunning,
+        User,
+        "Its last pod, in any namespace, to be gone: [move over](install.md#over-the-earlier-operator).",
+    ),
     (Disabled, User, "Set `spec.enabled` to true."),
     (Frozen, User, "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests)."),
     (Quarantined, User, "As for `Frozen`. To skip the version, exclude it before you resume."),

@@ -11,6 +11,18 @@ pub(super) fn at(what: &str, time: Option<Timestamp>) -> String {
     time.map_or_else(String::new, |time| format!("; {what} {time}"))
 }
 
+pub(super) fn earlier_operator(pods: &[String], count: usize) -> String {
+    let more = match count.saturating_sub(pods.len()) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "the earlier bottlerocket-update-operator is running ({count} pod(s): {}{more}); nothing is done until the last of \
+         its pods is gone: kubectl brupop takeover",
+        pods.join(", ")
+    )
+}
+
 pub(super) fn queued(position: usize, behind: Option<&str>) -> String {
     match (position, behind) {
         (_, None) => format!("{position} node(s) are updated before this one"),

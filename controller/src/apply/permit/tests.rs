@@ -140,3 +140,20 @@ async fn permit_requires_signing_key() {
     assert!(matches!(result, Err(ApplyError::NoKey)), "{result:?}");
     assert!(written.is_empty());
 }
+
+#[tokio::test]
+async fn no_permit_is_issued_beside_pod_of_earlier_operator() {
+    let signer = Signer::with_a_new_key();
+    // A pod of a DaemonSet is no reason against a permit otherwise.
+    let mut agent = pod();
+    agent["metadata"]["ownerReferences"][0]["kind"] = json!("DaemonSet");
+    let (result, _) = issue_permit(node(), vec![agent.clone()], &signer).await;
+    result.unwrap();
+    agent["metadata"]["labels"] = json!({"brupop.bottlerocket.aws/component": "agent"});
+    let (result, written) = issue_permit(node(), vec![agent.clone()], &signer).await;
+    let refused = matches!(&result, Err(ApplyError::NoPermit(why)) if why.contains("shop/p of the earlier operator"));
+    assert!(refused && written.is_empty(), "{result:?} {written:?}");
+    agent["status"]["phase"] = json!("Succeeded");
+    let (result, _) = issue_permit(node(), vec![agent], &signer).await;
+    result.unwrap();
+}

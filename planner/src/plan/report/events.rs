@@ -3,7 +3,10 @@
 use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
 use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
 
-use super::{APPROVAL, CERTIFICATES, CONFLICT, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, Note, WEB_API};
+use super::{
+    APPROVAL, CERTIFICATES, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, Note,
+    WEB_API,
+};
 use crate::wait::WaitReason;
 
 /// The conditions whose changes are Events for users: the type of the condition; the reason of the Event at its beginning
@@ -38,10 +41,16 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
             notes.push(Note { warning: false, reason: ends, message: (*message).to_owned() });
         }
     }
-    match (true_condition(old, BLOCKED), true_condition(new, BLOCKED)) {
-        (None, Some(now)) => {
+    let blocked = |conditions| true_condition(conditions, BLOCKED);
+    let earlier = |condition: &Condition| condition.reason == EARLIER_RUNNING;
+    match (blocked(old), blocked(new)) {
+        (before, Some(now)) if before.is_none_or(|before| earlier(before) != earlier(now)) => {
             let reason = now.reason.parse().unwrap_or(WaitReason::ExpressionFails).as_str();
             notes.push(Note { warning: true, reason, message: now.message.clone() });
+        }
+        (Some(before), None) if earlier(before) => {
+            let message = "no pod of the earlier operator is left: updates continue".to_owned();
+            notes.push(Note { warning: false, reason: EARLIER_GONE, message });
         }
         (Some(_), None) => {
             let message = "no node waits for an expression that concerns all nodes any more".to_owned();

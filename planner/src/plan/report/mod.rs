@@ -30,6 +30,12 @@ const POLICY_LENGTH: usize = 65_536;
 /// No expression keeps all nodes waiting.
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
 
+/// Nothing is done beside the earlier operator.
+const EARLIER_RUNNING: &str = WaitReason::EarlierOperatorRunning.as_str();
+
+/// No pod of the earlier operator is left.
+const EARLIER_GONE: &str = "EarlierOperatorGone";
+
 /// The operator is degraded although its policy is valid.
 const CERTIFICATES: &str = "CertificatesInvalid";
 
@@ -61,7 +67,7 @@ pub(super) fn changes(state: &WindowState) -> Option<Timestamp> {
     }
 }
 
-fn counts(view: &ClusterView, plan: &Plan) -> Counts {
+fn counts(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> Counts {
     let mut counts = Counts::default();
     for (name, node) in view.nodes.iter().filter(|(_, n)| n.facts.labelled) {
         counts.total += 1;
@@ -70,7 +76,11 @@ fn counts(view: &ClusterView, plan: &Plan) -> Counts {
         let record = node.record();
         counts.updating += i64::from(node.past_staging());
         counts.staged += i64::from(step == Some(Step::Staged));
-        counts.current += i64::from(step.is_none() && wait == Some(&Wait::UpToDate));
+        let current = match wait {
+            Some(Wait::EarlierOperatorRunning { .. }) => survey.wanted(node) == Err(Wait::UpToDate),
+            wait => wait == Some(&Wait::UpToDate),
+        };
+        counts.current += i64::from(step.is_none() && current);
         counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
             Some(wait) => wait.blocks(),
             // While something is written about it, it keeps its previous state.
@@ -186,9 +196,12 @@ fn conflict(view: &ClusterView) -> Option<ConditionParts> {
     Some((true, CONFLICT, models::plain::cut(&message, 2000)))
 }
 
-/// Returns what keeps nodes from being taken out of service, or from being healthy, by an expression that is the same
-/// for all of them: recorded here once, and on no node.
+/// Returns what keeps all nodes waiting: the earlier operator, or an expression that is the same for all of them.
+/// Recorded here once, and on no node.
 fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Condition>) -> Option<ConditionParts> {
+    if let Some(wait) = Wait::for_earlier_operator(&view.earlier_pods) {
+        return Some((true, EARLIER_RUNNING, wait.to_string()));
+    }
     let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
     let expressions = policies.flat_map(|policy| policy.before.expressions.iter().chain(&policy.after.expressions));
     // A query with a node's name in it differs from the one that was written.
@@ -196,7 +209,11 @@ fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Con
     let wait = asked.find_map(|expression| {
         gates::objection(view.expressions.get(&expression.query)?, expression.name.clone(), true)
     });
-    let Some(wait) = wait else { return stored.map(|_| (false, EXPRESSIONS_QUIET, String::new())) };
+    let Some(wait) = wait else {
+        let earlier = stored.is_some_and(|c| matches!(c.reason.as_str(), EARLIER_RUNNING | EARLIER_GONE));
+        let reason = if earlier { EARLIER_GONE } else { EXPRESSIONS_QUIET };
+        return stored.map(|_| (false, reason, String::new()));
+    };
     let same = stored.filter(|c| wait.is_recorded(&c.message));
     let message = same.map_or_else(|| wait.to_string(), |c| c.message.clone());
     Some((true, wait.as_str(), message.chars().take(2000).collect()))
@@ -246,7 +263,7 @@ pub(super) fn status(
     } else {
         operator.status.policy_in_force.clone()
     };
-    let counts = counts(view, plan);
+    let counts = counts(view, survey, plan);
     let update_revision = (policy.present && !policy.unusable)
         .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy));
     // A host that has not refreshed in this boot is not known to be current.

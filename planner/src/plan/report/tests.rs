@@ -43,7 +43,7 @@ fn operator_status_counts_nodes_by_state() {
     let held = &mut view.nodes.get_mut("held").unwrap().shadow.as_mut().unwrap().status.conditions;
     held.push(condition(shadow::BLOCKED, Wait::Held.as_str(), &Wait::Held.to_string()));
     let made = crate::plan::plan(&view, &policy, t(1));
-    let counts = counts(&view, &made);
+    let counts = counts(&view, &Survey::of(&view, &policy, t(1)), &made);
     let found = (counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed);
     assert_eq!(found, (7, 2, 1, 2, 1, 2), "{:?} {:?}", made.waits, made.actions);
 }
@@ -266,4 +266,26 @@ fn status_keeps_last_valid_policy_and_last_followed_revision() {
     let unusable = reported(&view, &Policy::in_force(view.operator.as_ref()));
     assert_eq!(unusable.update_revision, None, "no policy, no revision of it");
     assert_eq!(unusable.policy_in_force.as_deref(), Some("the last"));
+}
+
+#[test]
+fn pause_beside_earlier_operator_emits_one_event_at_each_end() {
+    let blocked = |holds: bool, reason: &str| {
+        let mut condition = conditions(Some((holds, if holds { "why" } else { "" }))).remove(0);
+        (condition.type_, condition.reason) = (BLOCKED.to_owned(), reason.to_owned());
+        vec![condition]
+    };
+    let (running, gone) = (blocked(true, EARLIER_RUNNING), blocked(false, EARLIER_GONE));
+    let (fires, quiet) = (blocked(true, "ExpressionFires"), blocked(false, EXPRESSIONS_QUIET));
+    for (sentence, old, new, expected) in [
+        ("the first status", &vec![], &running, Some(EARLIER_RUNNING)),
+        ("it is known", &running, &running, None),
+        ("it is over", &running, &gone, Some(EARLIER_GONE)),
+        ("an expression kept all nodes waiting before", &fires, &running, Some(EARLIER_RUNNING)),
+        ("an expression keeps them waiting after it", &running, &fires, Some("ExpressionFires")),
+        ("only an expression did", &fires, &quiet, Some(EXPRESSIONS_QUIET)),
+    ] {
+        let reasons: Vec<_> = news(old, new).iter().map(|note| note.reason).collect();
+        assert_eq!(reasons, Vec::from_iter(expected), "{sentence}");
+    }
 }

@@ -136,10 +136,21 @@ impl World {
         node.facts.os_image = format!("Bottlerocket OS {} (aws-k8s-1.37)", host.runs.as_ref().unwrap());
     }
 
+    /// Removes the last pod of the earlier operator, if there is one.
+    pub(super) fn earlier_operator_leaves(&mut self) {
+        if !self.view.earlier_pods.is_empty() {
+            self.view.earlier_pods.clear();
+            self.view.resumed = Some(self.clock());
+        }
+    }
+
     /// Injects a fault.
     pub(super) fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..22);
+        let kind = self.rng.random_range(0..23);
+        if !self.view.earlier_pods.is_empty() && self.rng.random_bool(0.4) {
+            self.earlier_operator_leaves();
+        }
         if matches!(kind, 4 | 12 | 21) {
             self.changed();
         }
@@ -185,6 +196,7 @@ impl World {
             5 | 6 => {
                 // The controller crashed: its memory is lost.
                 self.view.leader_since = self.clock();
+                self.view.resumed = None;
                 self.standings = Standings::default();
                 self.fall_behind();
                 for node in self.view.nodes.values_mut() {
@@ -214,6 +226,7 @@ impl World {
             12 => self.view.operator.as_mut().unwrap().resume = request,
             13 => node.shadow.as_mut().unwrap().retry = request,
             14 => node.shadow.as_mut().unwrap().release = request,
+            22 => self.view.earlier_pods = vec!["old/agent".into()],
             15 => self.ahead = SignedDuration::from_mins(ahead),
             // A client edits the status of a shadow by hand.
             16 if node.step() == Some(Step::Releasing) => {

@@ -1,0 +1,112 @@
+//! The pause beside the earlier operator: nothing but the report, and the continuation afterwards.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use models::operator::BLOCKED;
+use models::shadow::{HostState, Step};
+use serde_json::json;
+
+use super::*;
+use crate::fixtures::{NEW, at, cluster, node, pod, t, with_policy};
+use crate::policy::Policy;
+use crate::view::ClusterView;
+
+const POD: &str = "brupop-bottlerocket-aws/brupop-agent-x";
+
+/// A fleet in which every kind of write is due: an attempt to begin, a drain with a pod to evict, a release, a slot to
+/// remove, a shadow to create and one to delete, and a node to label.
+fn everything_is_due() -> (ClusterView, Policy) {
+    let mut drained = at("drained", Step::Draining, 0, HostState::StagedUpdate);
+    drained.pods = Some(vec![pod("drained", false)]);
+    let status = &mut drained.shadow.as_mut().unwrap().status.controller;
+    let listed = |pod: &PodFacts| models::shadow::DrainedPod {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        uid: pod.uid.clone(),
+    };
+    let pods = drained.pods.iter().flatten().map(listed).collect();
+    status.drain = Some(models::shadow::DrainStatus { pods, ..models::shadow::DrainStatus::default() });
+    let released = at("released", Step::Releasing, 0, HostState::Idle);
+    let mut new = node("new");
+    new.shadow = None;
+    let mut left = node("left");
+    left.facts.labelled = false;
+    left.shadow.as_mut().unwrap().spec.host = None;
+    let (mut view, _) = cluster(vec![drained, released, new, left, node("idle")], &["drained", "released", "idle"]);
+    let other = NodeFacts {
+        name: "other".into(),
+        os_image: "Bottlerocket OS 1.20.5 (aws-k8s-1.37)".into(),
+        labels: Arc::new(BTreeMap::from([("kubernetes.io/os".into(), "linux".into())])),
+        ..NodeFacts::default()
+    };
+    view.unmanaged.insert("other".into(), other);
+    let policy = with_policy(&mut view, json!({"labelNodes": true, "maxUnavailable": 5}));
+    (view, policy)
+}
+
+#[test]
+fn beside_earlier_operator_plan_has_only_a_report() {
+    let (mut view, policy) = everything_is_due();
+    let free = plan(&view, &policy, t(1));
+    let kinds = [free.actions.len(), free.evictions.len(), free.labels.len()].map(|count| count > 0);
+    assert!(kinds.iter().all(|some| *some) && free.slots.is_some(), "{free:?}");
+    let shadows: Vec<_> = free.shadows.iter().map(ShadowChange::node).collect();
+    assert_eq!(shadows, ["left", "new"], "{free:?}");
+
+    view.earlier_pods = vec![POD.into()];
+    let paused = plan(&view, &policy, t(1));
+    let Plan { waits, status: Some(status), quarantine, window_open, wake, .. } = paused.clone() else { panic!() };
+    let report = Plan { waits, status: Some(status.clone()), quarantine, window_open, wake, ..Plan::default() };
+    assert_eq!(paused, report, "something else than a report is planned");
+    assert_eq!(status.slots, view.operator.as_ref().unwrap().status.slots, "the slots are as they were");
+    let names: Vec<_> = paused.waits.keys().map(String::as_str).collect();
+    assert_eq!(names, ["drained", "idle", "left", "new", "released"]);
+    assert!(paused.waits.values().all(|wait| wait.as_str() == "EarlierOperatorRunning"), "{:?}", paused.waits);
+    let condition = models::condition::true_condition(&status.conditions, BLOCKED).unwrap();
+    assert_eq!(condition.reason, "EarlierOperatorRunning");
+    assert!(condition.message.contains(POD), "{}", condition.message);
+
+    view.earlier_pods.clear();
+    view.operator.as_mut().unwrap().status.conditions = status.conditions;
+    let again = plan(&view, &policy, t(1));
+    assert_eq!((&again.actions, &again.evictions), (&free.actions, &free.evictions), "it continues as if nothing was");
+    assert_eq!((&again.shadows, &again.labels, &again.slots), (&free.shadows, &free.labels, &free.slots));
+    let conditions = &again.status.as_ref().unwrap().conditions;
+    let condition = models::condition::find_condition(conditions, BLOCKED).unwrap();
+    assert_eq!((condition.status, condition.reason.as_str()), (false.into(), "EarlierOperatorGone"));
+}
+
+#[test]
+fn up_to_date_nodes_still_count_as_current_beside_earlier_operator() {
+    let mut current = node("current");
+    let agent = &mut current.shadow.as_mut().unwrap().status.agent;
+    agent.current_version = Some(NEW);
+    agent.updates.as_mut().unwrap().chosen_version = None;
+    let (mut view, policy) = cluster(vec![current, node("old")], &[]);
+    view.earlier_pods = vec![POD.into()];
+    let counts = plan(&view, &policy, t(1)).status.unwrap().counts.unwrap();
+    assert_eq!((counts.total, counts.current), (2, 1));
+}
+
+#[test]
+fn attempt_paused_beyond_its_deadline_gets_its_whole_time_again() {
+    let mut drained = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    drained.pods = Some(vec![pod("a", false)]);
+    let (mut view, _) = cluster(vec![drained], &["a"]);
+    let policy = with_policy(&mut view, json!({"drain": {"timeout": "10m"}}));
+    let next_step = |plan: &Plan| plan.actions.get("a").and_then(Action::next_step);
+    let failed = |view: &ClusterView, second| next_step(&plan(view, &policy, t(second))) == Some(Step::Releasing);
+    assert!(failed(&view, 601), "without a pause the drain ends at its deadline");
+    view.earlier_pods = vec![POD.into()];
+    assert!(!failed(&view, 3600), "nothing fails during the pause");
+    view.earlier_pods.clear();
+    view.resumed = Some(t(3600));
+    assert!(!failed(&view, 3600), "nor the moment it ends");
+    let made = plan(&view, &policy, t(4199));
+    assert!(next_step(&made) != Some(Step::Releasing) && made.slots.is_none(), "{made:?}");
+    assert!(failed(&view, 4200), "the time of the drain has passed since then");
+    // A step that began after the pause has no more time than usual.
+    view.resumed = Some(t(-100));
+    assert!(failed(&view, 601));
+}

@@ -1,0 +1,74 @@
+//! The pods of the earlier operator: that they exist, and nothing else about them.
+
+use k8s_openapi::api::core::v1::Pod;
+use models::earlier::is_pod_of;
+
+use super::Projection;
+use super::projection::key;
+
+/// A pod of the earlier operator that has not ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EarlierPod {
+    pub namespace: String,
+    pub name: String,
+    pub resource_version: String,
+}
+
+impl Projection for EarlierPod {
+    type Object = Pod;
+
+    fn key(&self) -> String {
+        key(Some(&self.namespace), &self.name)
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    /// Only its beginning and its end are relevant.
+    fn matters(&self, _old: &Self) -> bool {
+        false
+    }
+
+    /// One that is terminating still acts on its host.
+    fn project(pod: &Pod) -> Option<Self> {
+        let (meta, phase) = (&pod.metadata, pod.status.as_ref().and_then(|status| status.phase.as_deref()));
+        let ended = matches!(phase, Some("Succeeded" | "Failed"));
+        let runs = !ended && meta.labels.as_ref().is_some_and(is_pod_of);
+        runs.then(|| Self {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn runs(labels: &Value, status: &Value, deleted: bool) -> bool {
+        let mut pod = json!({"metadata": {"namespace": "n", "name": "a", "labels": labels}, "status": status});
+        if deleted {
+            pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        }
+        EarlierPod::project(&serde_json::from_value(pod).unwrap()).is_some()
+    }
+
+    #[test]
+    fn pod_of_earlier_operator_counts_until_it_has_ended() {
+        let agent = json!({"brupop.bottlerocket.aws/component": "agent"});
+        let first_release = json!({"update-operator": "agent"});
+        assert!(runs(&agent, &json!({"phase": "Running"}), false));
+        assert!(runs(&agent, &json!({"phase": "Running"}), true), "a terminating one");
+        assert!(runs(&first_release, &json!({"phase": "Pending"}), false));
+        assert!(runs(&agent, &Value::Null, false), "one without a status yet");
+        for phase in ["Succeeded", "Failed"] {
+            assert!(!runs(&agent, &json!({"phase": phase}), false), "{phase}");
+        }
+        assert!(!runs(&json!({"app.kubernetes.io/component": "brupop-agent"}), &json!({"phase": "Running"}), false));
+        assert!(!runs(&Value::Null, &json!({"phase": "Running"}), false));
+    }
+}
