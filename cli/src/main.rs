@@ -6,6 +6,7 @@
 mod page;
 mod preflight;
 mod status;
+mod takeover;
 mod uninstall;
 
 use std::process::ExitCode;
@@ -34,6 +35,9 @@ enum Command {
     Preflight,
     /// Show the rollout and each node: the step of its update, and the reason why it waits.
     Status(status::Options),
+    /// Move from the earlier bottlerocket-update-operator to this one.
+    #[command(subcommand)]
+    Takeover(takeover::Command),
     /// End updates in progress, release every node, and remove the operator from the cluster.
     Uninstall(uninstall::Options),
 }
@@ -61,6 +65,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
             let page = status::status(client, &arguments.namespace, &options).await?;
             page.print().context("the standard output cannot be written")?;
         }
+        Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => uninstall::uninstall(client, &arguments.namespace, &options).await?,
     }
     Ok(())

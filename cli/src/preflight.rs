@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::version::Info;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 
@@ -14,14 +15,18 @@ const MINOR: u32 = 32;
 /// The field manager of `kubectl apply --server-side`.
 const KUBECTL: &str = "kubectl";
 
+/// Returns the reason why a version of Kubernetes is too old, if it is.
+pub(crate) fn outdated(version: &Info) -> Option<String> {
+    let minor: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
+    let old = version.major == "1" && minor.parse::<u32>().is_ok_and(|minor| minor < MINOR);
+    old.then(|| format!("Kubernetes 1.{MINOR} or later is needed; this is {}", version.git_version))
+}
+
 /// Checks the cluster.
 pub(crate) async fn preflight(client: Client) -> anyhow::Result<()> {
     let mut problems = Vec::new();
     let version = client.apiserver_version().await.context("the API server's version cannot be read")?;
-    let minor: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
-    if version.major == "1" && minor.parse::<u32>().is_ok_and(|minor| minor < MINOR) {
-        problems.push(format!("Kubernetes 1.{MINOR} or later is needed; this is {}", version.git_version));
-    }
+    problems.extend(outdated(&version));
     let definitions: Api<CustomResourceDefinition> = Api::all(client);
     for wanted in deploy::crds::all()? {
         let name = wanted["metadata"]["name"].as_str().context("a definition without a name")?;

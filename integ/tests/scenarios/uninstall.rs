@@ -19,7 +19,7 @@ use crate::support::{LIMIT, ScenarioContext, nodes, run_expecting};
 const PASSING: [&str; 5] = ["Event", "Pod", "EndpointSlice", "Endpoints", "ControllerRevision"];
 
 /// Every object in the API server, without transient ones, and the written fields of each Node.
-async fn everything(ctx: &ScenarioContext) -> anyhow::Result<BTreeSet<String>> {
+pub(crate) async fn everything(ctx: &ScenarioContext) -> anyhow::Result<BTreeSet<String>> {
     let client = &ctx.bed.client;
     let mut all = BTreeSet::new();
     let discovery = Discovery::new(client.clone()).run().await?;

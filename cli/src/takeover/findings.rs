@@ -1,0 +1,394 @@
+//! Findings: the consequences of the facts about the earlier operator for a takeover. Pure functions of them.
+
+mod tools;
+
+use models::earlier::VERSIONS;
+use models::names;
+
+use super::facts::{Conversion, Definition, Facts, NodeState, Owners, Shadow};
+
+pub(super) use tools::DEFINITION;
+
+/// Longest list of names in a sentence.
+const NAMED: usize = 10;
+
+/// The importance of a finding, the greatest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Severity {
+    /// The takeover cannot begin.
+    Blocks,
+    /// Something to do before the takeover, or to decide about.
+    First,
+    /// A fact to know.
+    Note,
+}
+
+impl Severity {
+    /// The severity as one fixed word.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Blocks => "Blocks",
+            Self::First => "First",
+            Self::Note => "Note",
+        }
+    }
+}
+
+/// A fact with its consequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    pub(super) severity: Severity,
+    /// One fixed word.
+    pub(super) reason: &'static str,
+    pub(super) text: String,
+    /// Commands to type.
+    pub(super) run: Vec<String>,
+}
+
+impl Finding {
+    fn new(severity: Severity, reason: &'static str, text: impl Into<String>) -> Self {
+        Self { severity, reason, text: text.into(), run: Vec::new() }
+    }
+
+    fn blocks(reason: &'static str, text: impl Into<String>) -> Self {
+        Self::new(Severity::Blocks, reason, text)
+    }
+
+    fn first(reason: &'static str, text: impl Into<String>) -> Self {
+        Self::new(Severity::First, reason, text)
+    }
+
+    fn note(reason: &'static str, text: impl Into<String>) -> Self {
+        Self::new(Severity::Note, reason, text)
+    }
+
+    fn run(mut self, commands: impl IntoIterator<Item = String>) -> Self {
+        self.run.extend(commands);
+        self
+    }
+}
+
+/// Returns the release of the earlier operator, as far as its objects distinguish them.
+pub(super) fn generation(facts: &Facts) -> Option<&'static str> {
+    let theirs = facts.definition.as_ref().filter(|definition| !definition.ours);
+    let has = |definition: &Definition, version: &str| definition.versions.iter().any(|v| v == version);
+    match theirs {
+        Some(definition) if !has(definition, "v2") => Some("0.2.0 or 0.2.1"),
+        Some(definition) if definition.reviews == ["v1", "v2"] => Some("0.2.2 or 1.0.0"),
+        Some(definition) if definition.reviews == ["v2", "v1"] => Some("1.1.0 or later"),
+        Some(_) => Some("0.2.2 or later"),
+        None if facts.workloads.iter().any(|workload| workload.first_releases) => Some("0.1"),
+        None => None,
+    }
+}
+
+/// Returns all findings, the most important first.
+pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+    let mut found = Vec::new();
+    found.extend(facts.outdated.clone().map(|text| Finding::blocks("KubernetesTooOld", text)));
+    definition(facts, &mut found);
+    pods(facts, &mut found);
+    tools::findings(facts, &mut found);
+    shadows(facts, &mut found);
+    nodes(facts, &mut found);
+    found.sort_by_key(|finding| finding.severity);
+    found
+}
+
+/// Returns sentences about what no client of the API server can find out, or what could not be read.
+pub(super) fn unknown(facts: &Facts) -> Vec<String> {
+    let mut unknown = facts.unread.clone();
+    if let Some(Definition { conversion: Conversion::Untested, .. }) = &facts.definition {
+        unknown.push("whether the conversion webhook answers: there is no shadow to read through it".to_owned());
+    }
+    let (own, _) = cordons(facts);
+    if !own.is_empty() || facts.nodes.iter().any(|node| node.balancer.is_some()) {
+        unknown.push(
+            "who set a cordon or label as the field manager unknown: the earlier operator, or any other client \
+             without a name"
+                .to_owned(),
+        );
+    }
+    if !facts.shadows.is_empty() {
+        unknown
+            .push("which hosts are armed, and what they are downloading: only an agent on the node knows".to_owned());
+    }
+    unknown
+}
+
+/// Returns at most [`NAMED`] names in one text.
+pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.into_iter().collect();
+    let shown = names.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(NAMED) {
+        Some(more) if more > 0 => format!("{shown} and {more} more"),
+        _ => shown,
+    }
+}
+
+fn definition(facts: &Facts, found: &mut Vec<Finding>) {
+    let Some(definition) = &facts.definition else {
+        found.push(if facts.workloads.is_empty() && facts.pods.is_empty() {
+            Finding::note(
+                "NothingFound",
+                "there is no earlier operator in the cluster: install this one as docs/install.md describes",
+            )
+        } else {
+            Finding::note("NoDefinition", "there is no definition of the shadows, so that no shadow has to be kept")
+        });
+        return;
+    };
+    let others: Vec<&str> =
+        definition.versions.iter().map(String::as_str).filter(|v| *v != "v3" && !VERSIONS.contains(v)).collect();
+    if !others.is_empty() {
+        found.push(Finding::blocks(
+            "UnknownVersions",
+            format!(
+                "the definition {DEFINITION} has the version(s) {}, which neither this operator nor the earlier one \
+                 has: it belongs to another program",
+                others.join(", ")
+            ),
+        ));
+    }
+    if definition.deleting {
+        found.push(Finding::blocks(
+            "DefinitionIsDeleted",
+            format!("the definition {DEFINITION} is being deleted, and every shadow with it; wait until it is gone, and install this operator as docs/install.md describes"),
+        ));
+    }
+    let has_old = definition.versions.iter().any(|version| VERSIONS.contains(&version.as_str()));
+    if definition.versions.iter().any(|version| version == "v3") {
+        found.push(if has_old {
+            Finding::note(
+                "TakeoverBegun",
+                "a takeover has begun: the definition has the version v3 as well; go on with it",
+            )
+            .run(["kubectl brupop takeover swap".to_owned()])
+        } else {
+            Finding::note("TakenOver", "the definition is this operator's: there is no shadow to take over")
+        });
+    }
+    if let Conversion::Fails(message) = &definition.conversion {
+        found.push(Finding::note(
+            "WebhookDoesNotAnswer",
+            format!(
+                "the conversion webhook between v1 and v2 does not answer ({message}); that is usual, and the takeover \
+                 switches it off"
+            ),
+        ));
+    }
+}
+
+fn pods(facts: &Facts, found: &mut Vec<Finding>) {
+    let made = |pod: &&super::facts::OperatorPod| facts.workloads.iter().any(|workload| workload.makes(pod));
+    let alone: Vec<_> = facts.pods.iter().filter(|pod| !made(pod)).collect();
+    if !alone.is_empty() {
+        let names: Vec<String> = alone.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+        let deletions = alone.iter().map(|pod| format!("kubectl delete pod -n {} {}", pod.namespace, pod.name));
+        found.push(
+            Finding::blocks(
+                "PodsWithoutWorkload",
+                format!(
+                    "pods of the earlier operator that no Deployment or DaemonSet of it makes: {}; the takeover waits \
+                     until they are gone. Delete what makes them, then the pods",
+                    list(names.iter().map(String::as_str))
+                ),
+            )
+            .run(deletions.take(NAMED)),
+        );
+    }
+    let first: Vec<String> = facts.workloads.iter().filter(|w| w.first_releases).map(|w| w.id()).collect();
+    if !first.is_empty() {
+        let text = format!(
+            "{} is of the releases 0.1, which delete pods without regard to budgets and reboot also after a failed drain",
+            list(first.iter().map(String::as_str))
+        );
+        found.push(Finding::note("FirstReleases", text));
+    }
+}
+
+/// Returns the nodes of the shadows for which `holds`.
+pub(super) fn nodes_where(facts: &Facts, holds: impl Fn(&Shadow) -> bool) -> Vec<&str> {
+    facts.shadows.iter().filter(|shadow| holds(shadow)).map(|shadow| shadow.node.as_str()).collect()
+}
+
+/// Returns the nodes of shadows whose Node does not exist any more.
+pub(super) fn without_node(facts: &Facts) -> Vec<&str> {
+    nodes_where(facts, |shadow| !facts.nodes.iter().any(|node| shadow.belongs_to(node)))
+}
+
+/// Returns the nodes with the label of the operator that have no shadow.
+pub(super) fn without_shadow(facts: &Facts) -> Vec<&str> {
+    // A shadow that cannot be read is there all the same.
+    let unreadable = |node: &NodeState| {
+        facts.unreadable.iter().any(|id| id.ends_with(&format!("/{}", names::shadow_name(&node.name))))
+    };
+    let missing = |node: &&NodeState| node.is_labelled() && facts.shadow_of(node).is_none() && !unreadable(node);
+    facts.nodes.iter().filter(missing).map(|node| node.name.as_str()).collect()
+}
+
+fn shadows(facts: &Facts, found: &mut Vec<Finding>) {
+    if !facts.unreadable.is_empty() {
+        found.push(Finding::blocks(
+            "ShadowsUnreadable",
+            format!(
+                "the API server returns these shadows in no version: {}; the takeover keeps every shadow before it \
+                 deletes one. Repair them, or delete them",
+                list(facts.unreadable.iter().map(String::as_str))
+            ),
+        ));
+    }
+    let about = |nodes: &[&str]| list(nodes.iter().copied());
+    let under_way = nodes_where(facts, |shadow| shadow.state.is_under_way());
+    if !under_way.is_empty() {
+        found.push(Finding::first(
+            "UpdatesUnderWay",
+            format!(
+                "updates are under way on {}: the takeover stops them where they are, and this operator plans these nodes \
+                 again. Better wait until none is under way",
+                about(&under_way)
+            ),
+        ));
+    }
+    let reboot = nodes_where(facts, |shadow| shadow.state.may_reboot());
+    if !reboot.is_empty() {
+        found.push(Finding::first(
+            "MayReboot",
+            format!(
+                "these nodes may be about to reboot, also after the earlier operator is stopped: {}; the takeover waits \
+                 for them",
+                about(&reboot)
+            ),
+        ));
+    }
+    let armed = nodes_where(facts, |shadow| shadow.state.may_be_armed());
+    if !armed.is_empty() {
+        found.push(Finding::note(
+            "MayBeArmed",
+            format!(
+                "the hosts of these nodes may be armed, so that any reboot takes the new version: {}. If one is, this \
+                 operator shows HostArmedByOther for it after the takeover; reboot it, or let it be disarmed then",
+                about(&armed)
+            ),
+        ));
+    }
+    let lost = without_node(facts);
+    if !lost.is_empty() {
+        let text = format!("shadows whose Node does not exist any more: {}; they are not taken over", about(&lost));
+        found.push(Finding::note("ShadowsWithoutNode", text));
+    }
+    let missing = without_shadow(facts);
+    // From v3 on, the nodes get this operator's shadows.
+    let before = facts.definition.as_ref().is_some_and(|d| !d.versions.iter().any(|version| version == "v3"));
+    if !missing.is_empty() && before {
+        found.push(Finding::note(
+            "NodesWithoutShadow",
+            format!(
+                "nodes with the label {}={} and without a shadow: {}; the earlier operator has not updated them, and this \
+                 one will",
+                names::INTERFACE_LABEL,
+                names::INTERFACE_VERSION,
+                about(&missing)
+            ),
+        ));
+    }
+}
+
+/// Returns the nodes whose cordon is most likely the earlier operator's, and the other cordoned nodes.
+pub(super) fn cordons(facts: &Facts) -> (Vec<&NodeState>, Vec<&NodeState>) {
+    let cordoned = facts.nodes.iter().filter(|node| node.cordon.is_some());
+    cordoned.partition(|node| node.cordon.as_ref().is_some_and(Owners::are_earlier) && facts.shadow_of(node).is_some())
+}
+
+/// Returns the nodes with a balancer label that is most likely the earlier operator's.
+pub(super) fn balancer_labels(facts: &Facts) -> Vec<&NodeState> {
+    let labelled = facts.nodes.iter().filter(|node| node.balancer.as_ref().is_some_and(Owners::are_earlier));
+    labelled.filter(|node| facts.shadow_of(node).is_some()).collect()
+}
+
+/// Returns the names of nodes in one text.
+fn about(nodes: &[&NodeState]) -> String {
+    list(nodes.iter().map(|node| node.name.as_str()))
+}
+
+/// Returns a command for each of the first nodes.
+fn commands(nodes: &[&NodeState], command: impl Fn(&NodeState) -> String) -> Vec<String> {
+    nodes.iter().take(NAMED).map(|node| command(node)).collect()
+}
+
+fn nodes(facts: &Facts, found: &mut Vec<Finding>) {
+    found.extend(own_cordons(facts));
+    found.extend(other_cordons(facts));
+    let balancer = balancer_labels(facts);
+    if !balancer.is_empty() {
+        let text = format!(
+            "labels that keep nodes out of external load balancers, most likely the earlier operator's: {}. They stay after \
+             the takeover. Remove them once the earlier operator is stopped",
+            about(&balancer)
+        );
+        let removal = |node: &NodeState| format!("kubectl label node {} {}-", node.name, names::BALANCER_LABEL);
+        found.push(Finding::note("BalancerLabelsOfEarlierOperator", text).run(commands(&balancer, removal)));
+    }
+    let marked: Vec<&NodeState> = facts.nodes.iter().filter(|node| node.is_marked()).collect();
+    if !marked.is_empty() {
+        let text =
+            format!("annotations and labels of the releases 0.1, which nothing reads any more: {}", about(&marked));
+        let removal = |node: &NodeState| {
+            let name = &node.name;
+            let annotations = node.old_annotations.iter().map(|name| format!("{name}-")).collect::<Vec<_>>().join(" ");
+            let annotate = (!annotations.is_empty()).then(|| format!("kubectl annotate node {name} {annotations}"));
+            let label = node.old_label.as_ref().map(|label| format!("kubectl label node {name} {label}-"));
+            annotate.into_iter().chain(label).collect::<Vec<_>>().join(" && ")
+        };
+        found.push(Finding::note("MarksOfFirstReleases", text).run(commands(&marked, removal)));
+    }
+    let other_value = |node: &&NodeState| node.interface.is_some() && !node.is_labelled();
+    let other_value: Vec<&NodeState> = facts.nodes.iter().filter(other_value).collect();
+    if !other_value.is_empty() {
+        let text = format!(
+            "nodes whose label {} has another value than {}: {}; this operator leaves them alone",
+            names::INTERFACE_LABEL,
+            names::INTERFACE_VERSION,
+            about(&other_value)
+        );
+        found.push(Finding::note("OtherInterfaceVersion", text));
+    }
+}
+
+fn own_cordons(facts: &Facts) -> Option<Finding> {
+    let (own, _) = cordons(facts);
+    if own.is_empty() {
+        return None;
+    }
+    let idle = |node: &&NodeState| facts.shadow_of(node).is_none_or(|shadow| !shadow.state.is_under_way());
+    let left: Vec<&NodeState> = own.iter().copied().filter(idle).collect();
+    let left = if left.is_empty() { String::new() } else { format!(" (no update is under way on {})", about(&left)) };
+    let text = format!(
+        "cordons that are most likely the earlier operator's: {}{left}. They stay after the takeover, and this operator leaves \
+         such nodes alone. Uncordon them once the earlier operator is stopped",
+        about(&own)
+    );
+    let uncordon = |node: &NodeState| format!("kubectl uncordon {}", node.name);
+    Some(Finding::note("CordonsOfEarlierOperator", text).run(commands(&own, uncordon)))
+}
+
+fn other_cordons(facts: &Facts) -> Option<Finding> {
+    let (_, others) = cordons(facts);
+    if others.is_empty() {
+        return None;
+    }
+    let with_owner = |node: &&NodeState| {
+        let managers = node.cordon.as_ref().map(|owners| owners.managers.join(", ")).unwrap_or_default();
+        format!("{} ({})", node.name, if managers.is_empty() { "no recorded manager" } else { &managers })
+    };
+    let with_owner: Vec<String> = others.iter().map(with_owner).collect();
+    let text = format!(
+        "cordons of other users or controllers, by field manager: {}. They stay. The earlier operator would remove such a \
+         cordon after an update; this one does not",
+        list(with_owner.iter().map(String::as_str))
+    );
+    Some(Finding::note("CordonsOfOthers", text))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,338 @@
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use models::earlier;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::takeover::facts::{OperatorPod, Tool, Workload};
+use crate::takeover::report;
+
+const NAMESPACE: &str = earlier::NAMESPACE;
+
+fn definition() -> Definition {
+    let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    Definition {
+        versions: text(&["v1", "v2"]),
+        served: text(&["v1", "v2"]),
+        storage: "v2".to_owned(),
+        stored: text(&["v2"]),
+        reviews: text(&["v2", "v1"]),
+        conversion: Conversion::Answers,
+        tools: vec![],
+        ours: false,
+        deleting: false,
+    }
+}
+
+fn workload(labels: &Value, meta: Value) -> Workload {
+    let mut deployment = json!({
+        "metadata": meta,
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [{"name": "c", "image": "registry.example/brupop:v1.4.0"}]},
+            },
+        },
+    });
+    deployment["metadata"]["name"] = json!("brupop-controller-deployment");
+    deployment["metadata"]["namespace"] = json!(NAMESPACE);
+    Workload::of_deployment(&serde_json::from_value::<Deployment>(deployment).unwrap()).unwrap()
+}
+
+fn controller() -> Workload {
+    workload(&json!({earlier::COMPONENT_LABEL: "brupop-controller"}), json!({}))
+}
+
+fn pod(component: &str) -> OperatorPod {
+    let labels = json!({earlier::COMPONENT_LABEL: component});
+    let pod = json!({"metadata": {"namespace": NAMESPACE, "name": format!("{component}-1"), "labels": labels}});
+    OperatorPod::of(&serde_json::from_value::<Pod>(pod).unwrap()).unwrap()
+}
+
+fn shadow(node: &str, wanted: &str, reported: &str, failures: u32) -> Shadow {
+    Shadow::of(&json!({
+        "metadata": {"namespace": NAMESPACE, "name": format!("brs-{node}")},
+        "spec": {"state": wanted},
+        "status": {"current_state": reported, "crash_count": failures},
+    }))
+}
+
+/// A labelled node; `extra` is merged into its metadata. It is cordoned if `manager` is given.
+fn node(name: &str, manager: Option<&str>, extra: Value) -> NodeState {
+    let mut node = json!({
+        "metadata": {"name": name, "uid": name, "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION}},
+        "spec": {"unschedulable": manager.is_some()},
+    });
+    if let Some(manager) = manager {
+        node["metadata"]["managedFields"] =
+            json!([{"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}]);
+    }
+    if let (Value::Object(meta), Value::Object(extra)) = (&mut node["metadata"], extra) {
+        meta.extend(extra);
+    }
+    NodeState::of(&serde_json::from_value::<Node>(node).unwrap())
+}
+
+/// An idle install without anything to do.
+fn idle() -> Facts {
+    Facts {
+        definition: Some(definition()),
+        workloads: vec![controller()],
+        pods: vec![pod("brupop-controller")],
+        shadows: vec![shadow("a", "Idle", "Idle", 0)],
+        nodes: vec![node("a", None, json!({}))],
+        ..Facts::default()
+    }
+}
+
+fn of(facts: &Facts) -> Vec<(Severity, &'static str)> {
+    findings(facts).iter().map(|finding| (finding.severity, finding.reason)).collect()
+}
+
+fn only(facts: &Facts, reason: &str) -> Finding {
+    let found = findings(facts).into_iter().find(|finding| finding.reason == reason);
+    found.unwrap_or_else(|| panic!("{reason}: {:?}", of(facts)))
+}
+
+type Change<'a> = &'a dyn Fn(&mut Facts);
+
+#[test]
+fn each_fact_has_its_finding() {
+    use Severity::{Blocks, First, Note};
+    let cases: [(&str, Change<'_>, Vec<(Severity, &str)>); 18] = [
+        ("an idle install", &|_| {}, vec![]),
+        ("nothing", &|facts| *facts = Facts::default(), vec![(Note, "NothingFound")]),
+        ("an old cluster", &|facts| facts.outdated = Some("old".into()), vec![(Blocks, "KubernetesTooOld")]),
+        (
+            "the releases 0.1",
+            &|facts| {
+                *facts = Facts {
+                    workloads: vec![workload(&json!({"update-operator": "agent"}), json!({}))],
+                    ..Facts::default()
+                };
+            },
+            vec![(Note, "NoDefinition"), (Note, "FirstReleases")],
+        ),
+        (
+            "another program's definition",
+            &|facts| facts.definition.as_mut().unwrap().versions.push("v4".into()),
+            vec![(Blocks, "UnknownVersions")],
+        ),
+        (
+            "a definition that is deleted",
+            &|facts| facts.definition.as_mut().unwrap().deleting = true,
+            vec![(Blocks, "DefinitionIsDeleted")],
+        ),
+        (
+            "in the middle of a takeover",
+            &|facts| facts.definition.as_mut().unwrap().versions.push("v3".into()),
+            vec![(Note, "TakeoverBegun")],
+        ),
+        (
+            "after a takeover",
+            &|facts| facts.definition.as_mut().unwrap().versions = vec!["v3".into()],
+            vec![(Note, "TakenOver")],
+        ),
+        (
+            "a dead webhook",
+            &|facts| facts.definition.as_mut().unwrap().conversion = Conversion::Fails("no endpoints".into()),
+            vec![(Note, "WebhookDoesNotAnswer")],
+        ),
+        ("a pod without a workload", &|facts| facts.pods.push(pod("agent")), vec![(Blocks, "PodsWithoutWorkload")]),
+        (
+            "a shadow that cannot be read",
+            &|facts| (facts.shadows, facts.unreadable) = (vec![], vec![format!("{NAMESPACE}/brs-a")]),
+            vec![(Blocks, "ShadowsUnreadable")],
+        ),
+        (
+            "a node under way",
+            &|facts| facts.shadows = vec![shadow("a", "MonitoringUpdate", "RebootedIntoUpdate", 0)],
+            vec![(First, "UpdatesUnderWay")],
+        ),
+        (
+            "a node about to reboot",
+            &|facts| facts.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)],
+            vec![(First, "UpdatesUnderWay"), (First, "MayReboot"), (Note, "MayBeArmed")],
+        ),
+        (
+            "a node that failed",
+            &|facts| facts.shadows = vec![shadow("a", "Idle", "Idle", 2)],
+            vec![(Note, "MayBeArmed")],
+        ),
+        (
+            "a shadow without a node",
+            &|facts| facts.shadows.push(shadow("gone", "Idle", "Idle", 0)),
+            vec![(Note, "ShadowsWithoutNode")],
+        ),
+        (
+            "a node without a shadow",
+            &|facts| facts.nodes.push(node("new", None, json!({}))),
+            vec![(Note, "NodesWithoutShadow")],
+        ),
+        (
+            "a cordon without an old shadow",
+            &|facts| facts.nodes.push(node("b", Some("unknown"), json!({"labels": {}}))),
+            vec![(Note, "CordonsOfOthers")],
+        ),
+        (
+            "a node of the releases 0.1",
+            &|facts| facts.nodes.push(node("b", None, json!({"labels": {names::INTERFACE_LABEL: "1.0.0"}}))),
+            vec![(Note, "OtherInterfaceVersion")],
+        ),
+    ];
+    for (sentence, change, expected) in cases {
+        let mut facts = idle();
+        change(&mut facts);
+        assert_eq!(of(&facts), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn release_is_recognized_by_definition_and_labels() {
+    let with = |change: &dyn Fn(&mut Definition)| {
+        let mut facts = idle();
+        change(facts.definition.as_mut().unwrap());
+        generation(&facts)
+    };
+    assert_eq!(with(&|_| {}), Some("1.1.0 or later"));
+    assert_eq!(with(&|d| d.reviews = vec!["v1".into(), "v2".into()]), Some("0.2.2 or 1.0.0"));
+    assert_eq!(with(&|d| d.reviews.clear()), Some("0.2.2 or later"));
+    assert_eq!(with(&|d| d.versions = vec!["v1".into()]), Some("0.2.0 or 0.2.1"));
+    assert_eq!(with(&|d| d.ours = true), None);
+    let first = workload(&json!({"update-operator": "agent"}), json!({}));
+    assert_eq!(generation(&Facts { workloads: vec![first], ..Facts::default() }), Some("0.1"));
+}
+
+#[test]
+fn cordons_are_attributed_with_command_to_end_them() {
+    let mut facts = idle();
+    facts.nodes = vec![
+        node("a", Some("unknown"), json!({})),
+        node("b", Some("unknown"), json!({})),
+        node("c", Some("kubectl"), json!({})),
+        node("d", Some("unknown"), json!({})),
+    ];
+    let under_way = shadow("b", "RebootedIntoUpdate", "RebootedIntoUpdate", 0);
+    facts.shadows = vec![shadow("a", "Idle", "Idle", 0), under_way, shadow("c", "Idle", "Idle", 0)];
+    let own = only(&facts, "CordonsOfEarlierOperator");
+    assert!(own.text.contains("a, b (no update is under way on a)."), "{}", own.text);
+    assert_eq!(own.run, ["kubectl uncordon a", "kubectl uncordon b"]);
+    let others = only(&facts, "CordonsOfOthers");
+    assert!(others.text.contains("c (kubectl), d (unknown)"), "{}", others.text);
+    assert!(unknown(&facts).iter().any(|sentence| sentence.contains("field manager unknown")));
+}
+
+#[test]
+fn marks_and_labels_left_on_nodes_have_command_to_remove_them() {
+    let mut facts = idle();
+    let balancer = json!({
+        "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION, names::BALANCER_LABEL: "True", "bottlerocket.aws/update-available": "true"},
+        "annotations": {"bottlerocket.aws/action-wanted": "reboot-update", "bottlerocket.aws/action-state": "ready"},
+        "managedFields": [{"manager": "unknown", "operation": "Update", "fieldsV1":
+            {"f:metadata": {"f:labels": {(format!("f:{}", names::BALANCER_LABEL)): {}}}}}],
+    });
+    facts.nodes = vec![node("a", None, balancer)];
+    let label = only(&facts, "BalancerLabelsOfEarlierOperator");
+    assert_eq!(label.run, ["kubectl label node a node.kubernetes.io/exclude-from-external-load-balancers-"]);
+    let marks = only(&facts, "MarksOfFirstReleases");
+    let expected = "kubectl annotate node a bottlerocket.aws/action-wanted- bottlerocket.aws/action-state- && \
+                    kubectl label node a bottlerocket.aws/update-available-";
+    assert_eq!(marks.run, [expected]);
+}
+
+#[test]
+fn owner_of_definition_has_consequence_and_command() {
+    let helm = || Tool::Helm { release: Some("shadow".into()), namespace: "ns".into() };
+    let argo = || Tool::ArgoCd { application: "brupop".into() };
+    let flux = |kind| Tool::Flux { kind, name: "brupop".into(), namespace: "flux-system".into() };
+    let keep = |annotation: &str| format!("kubectl annotate crd {DEFINITION} {annotation} --overwrite");
+    for (tool, reason, sentence, commands) in [
+        (
+            helm(),
+            "HelmOwnsDefinition",
+            "uninstalling it, now or at any later time, deletes the definition, and every shadow of this operator",
+            vec!["kubectl delete secret -n ns -l owner=helm,name=shadow".to_owned()],
+        ),
+        (
+            Tool::Helm { release: Some("x; rm".into()), namespace: "ns".into() },
+            "HelmOwnsDefinition",
+            "x; rm",
+            vec!["kubectl delete secret -n ns -l owner=helm,name='x; rm'".to_owned()],
+        ),
+        (Tool::Helm { release: None, namespace: "ns".into() }, "HelmOwnsDefinition", "helm list -A", vec![]),
+        (
+            argo(),
+            "ArgoCdOwnsDefinition",
+            "every shadow of this operator goes with it",
+            vec![
+                "argocd app set brupop --sync-policy none".to_owned(),
+                keep("argocd.argoproj.io/sync-options=Prune=false,Delete=false"),
+            ],
+        ),
+        (
+            flux("kustomization"),
+            "FluxOwnsDefinition",
+            "every shadow of this operator goes with it",
+            vec![
+                "flux suspend kustomization brupop -n flux-system".to_owned(),
+                keep("kustomize.toolkit.fluxcd.io/prune=disabled"),
+            ],
+        ),
+        (
+            flux("helmrelease"),
+            "FluxOwnsDefinition",
+            "deleting it uninstalls its Helm release",
+            vec!["flux suspend helmrelease brupop -n flux-system".to_owned()],
+        ),
+    ] {
+        let mut facts = idle();
+        facts.definition.as_mut().unwrap().tools = vec![tool];
+        let finding = only(&facts, reason);
+        assert!(finding.severity == Severity::First && finding.text.contains(sentence), "{finding:?}");
+        assert_eq!(finding.run, commands);
+        facts.definition.as_mut().unwrap().ours = true;
+        assert_eq!(of(&facts), [], "this operator's definition");
+    }
+    for (tool, reason, severity) in [
+        (helm(), "HelmOwnsWorkloads", Severity::Note),
+        (argo(), "ArgoCdOwnsWorkloads", Severity::First),
+        (flux("kustomization"), "FluxOwnsWorkloads", Severity::First),
+    ] {
+        let mut facts = idle();
+        facts.workloads[0].tools = vec![tool.clone()];
+        assert_eq!(of(&facts), [(severity, reason)]);
+        // One finding for a tool that holds both.
+        facts.definition.as_mut().unwrap().tools = vec![tool];
+        assert_eq!(of(&facts).len(), 1);
+    }
+}
+
+#[test]
+fn report_shows_findings_by_severity_and_what_is_not_known() {
+    let mut facts = idle();
+    facts.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)];
+    facts.pods.push(pod("agent"));
+    facts.unread.push("the Helm releases in x: may you list secrets in x?".to_owned());
+    let found = findings(&facts);
+    let text = report::page(&facts, &found).to_string();
+    let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is missing in:\n{text}"));
+    let order = [
+        "Earlier operator: release 1.1.0 or later, image tags: v1.4.0",
+        "Workloads: Deployment brupop-bottlerocket-aws/brupop-controller-deployment; 2 pod(s)",
+        "Definition: versions v1, v2, stored in v2 now",
+        "Shadows: 1; under way: a; may reboot: a",
+        "Prevents the takeover:",
+        "kubectl delete pod -n brupop-bottlerocket-aws agent-1",
+        "Before the takeover:",
+        "To know:",
+        "Not known:",
+        "may you list secrets in x?",
+        "which hosts are armed",
+    ]
+    .map(at);
+    assert!(order.is_sorted(), "{text}");
+    let json = report::json(&facts, &found);
+    assert_eq!((&json["blocked"], &json["shadows"]["mayReboot"]), (&json!(true), &json!(["a"])));
+    assert_eq!(json["findings"][0]["reason"], "PodsWithoutWorkload");
+}

@@ -1,0 +1,147 @@
+//! The tools that installed the earlier operator: each may delete or apply its objects again.
+
+use super::{Finding, list};
+use crate::takeover::facts::{Facts, HelmRelease, Tool};
+
+/// Name of the definition of the shadows, the earlier operator's and this one's.
+pub(in crate::takeover) const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+
+/// Adds what to do about each tool.
+pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {
+    // After the takeover the definition has this operator's own owner.
+    let theirs = facts.definition.iter().filter(|definition| !definition.ours);
+    let of_definition: Vec<&Tool> = theirs.flat_map(|definition| &definition.tools).collect();
+    let mut of_workloads: Vec<&Tool> = facts.workloads.iter().flat_map(|workload| &workload.tools).collect();
+    of_workloads.sort_unstable();
+    of_workloads.dedup();
+    for tool in &of_definition {
+        found.push(match tool {
+            Tool::Helm { release, namespace } => {
+                helm_definition(facts, release.as_deref(), namespace, of_workloads.contains(tool))
+            }
+            Tool::ArgoCd { application } => argo_definition(application),
+            Tool::Flux { kind, name, namespace } => flux_definition(kind, name, namespace),
+        });
+    }
+    for tool in of_workloads.into_iter().filter(|tool| !of_definition.contains(tool)) {
+        found.push(match tool {
+            Tool::Helm { release, namespace } => helm_workloads(release.as_deref(), namespace),
+            Tool::ArgoCd { application } => Finding::first(
+                "ArgoCdOwnsWorkloads",
+                format!(
+                    "the Argo CD application {application} applies the workloads of the earlier operator: it would start \
+                     them again beside this operator. Switch off its automatic sync, and remove its source after the takeover"
+                ),
+            )
+            .run([argo_suspend(application)]),
+            Tool::Flux { kind, name, namespace } => Finding::first(
+                "FluxOwnsWorkloads",
+                format!(
+                    "the Flux {kind} {namespace}/{name} applies the workloads of the earlier operator: it would start them \
+                     again beside this operator. Suspend it, and remove its source after the takeover"
+                ),
+            )
+            .run([flux_suspend(kind, name, namespace)]),
+        });
+    }
+}
+
+fn helm_definition(facts: &Facts, release: Option<&str>, namespace: &str, with_workloads: bool) -> Finding {
+    let Some(release) = release else {
+        return Finding::first(
+            "HelmOwnsDefinition",
+            format!(
+                "Helm manages the definition {DEFINITION}, which does not name its release: find the release with helm \
+                 list -A, and do not uninstall it. That would delete the definition, and every shadow of this operator with it"
+            ),
+        );
+    };
+    let record = |found: &&HelmRelease| found.release == release && found.namespace == namespace;
+    let known =
+        facts.releases.iter().find(record).map_or_else(String::new, |found| {
+            format!(" (recorded in {})", list(found.records.iter().map(String::as_str)))
+        });
+    let rest = if with_workloads {
+        " The release holds the earlier operator's workloads as well: the takeover deletes these, and the other objects of \
+         the release have to be deleted by hand afterwards."
+    } else {
+        ""
+    };
+    Finding::first(
+        "HelmOwnsDefinition",
+        format!(
+            "the Helm release {namespace}/{release}{known} holds the definition {DEFINITION}: uninstalling it, now or at any \
+             later time, deletes the definition, and every shadow of this operator with it. An annotation on the definition \
+             does not prevent that. Do not uninstall it; let Helm forget it instead.{rest}"
+        ),
+    )
+    .run([format!("kubectl delete secret -n {} -l owner=helm,name={}", word(namespace), word(release))])
+}
+
+fn helm_workloads(release: Option<&str>, namespace: &str) -> Finding {
+    let release = release.unwrap_or("RELEASE");
+    Finding::note(
+        "HelmOwnsWorkloads",
+        format!(
+            "the Helm release {namespace}/{release} holds the workloads of the earlier operator and not the definition. Do not \
+             upgrade it any more, and uninstall it after the takeover"
+        ),
+    )
+    .run([format!("helm uninstall {} -n {}   # after the takeover", word(release), word(namespace))])
+}
+
+fn argo_definition(application: &str) -> Finding {
+    Finding::first(
+        "ArgoCdOwnsDefinition",
+        format!(
+            "the Argo CD application {application} applies the definition {DEFINITION}: the API server refuses that once v3 is \
+             stored, and the application stays out of sync. If it prunes the definition, or is deleted, every shadow of this \
+             operator goes with it. Switch off its automatic sync, keep the definition from being deleted, and remove its source \
+             after the takeover"
+        ),
+    )
+    .run([
+        argo_suspend(application),
+        format!("kubectl annotate crd {DEFINITION} argocd.argoproj.io/sync-options=Prune=false,Delete=false --overwrite"),
+    ])
+}
+
+fn argo_suspend(application: &str) -> String {
+    format!("argocd app set {} --sync-policy none", word(application))
+}
+
+fn flux_definition(kind: &str, name: &str, namespace: &str) -> Finding {
+    let keep = match kind {
+        "kustomization" => {
+            Some(format!("kubectl annotate crd {DEFINITION} kustomize.toolkit.fluxcd.io/prune=disabled --overwrite"))
+        }
+        _ => None,
+    };
+    let text = if keep.is_some() {
+        "Suspend it, keep the definition from being deleted, and remove its source after the takeover"
+    } else {
+        "Suspend it and leave it suspended: deleting it uninstalls its Helm release"
+    };
+    Finding::first(
+        "FluxOwnsDefinition",
+        format!(
+            "the Flux {kind} {namespace}/{name} applies the definition {DEFINITION}: the API server refuses that once v3 is \
+             stored, and it is not Ready any more. If it prunes the definition, every shadow of this operator goes with it. {text}"
+        ),
+    )
+    .run(std::iter::once(flux_suspend(kind, name, namespace)).chain(keep))
+}
+
+fn flux_suspend(kind: &str, name: &str, namespace: &str) -> String {
+    format!("flux suspend {kind} {} -n {}", word(name), word(namespace))
+}
+
+/// Returns a word for a shell: an annotation may hold any text.
+fn word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/');
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}

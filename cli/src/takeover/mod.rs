@@ -1,0 +1,224 @@
+//! `kubectl brupop takeover`: moves a cluster from the earlier operator to this one. The commands here only read.
+
+mod facts;
+mod findings;
+mod report;
+mod settings;
+mod survey;
+mod watch;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::{Api, ListParams};
+use planner::view::{BudgetFacts, DaemonSetIs, PodFacts, Projection as _};
+use tokio::time::Instant;
+
+use self::facts::{Definition, Facts, NodeState};
+use self::findings::{DEFINITION, Severity};
+use self::settings::Settings;
+use self::survey::limited;
+use self::watch::{Snapshot, Trial};
+use crate::page::{Page, complain, print_line};
+
+/// Interval of `watch`.
+const PERIOD: Duration = Duration::from_secs(30);
+
+/// Number of nodes whose pods are read for `watch`.
+const NODES_WITH_PODS: usize = 8;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Check whether this operator can take over from the earlier one, and show what to do before; changes nothing.
+    Preflight(PreflightOptions),
+    /// Propose a policy from the settings of the earlier operator; changes nothing.
+    Settings(SettingsOptions),
+    /// Show how this operator would update the nodes while the earlier one runs; changes nothing.
+    Watch(WatchOptions),
+}
+
+/// Options of `takeover preflight`.
+#[derive(Debug, Args)]
+pub(crate) struct PreflightOptions {
+    /// `json` for programs; docs/takeover.md describes it.
+    #[arg(long, short, value_parser = ["json"])]
+    output: Option<String>,
+}
+
+/// Options of `takeover settings`.
+#[derive(Debug, Args)]
+pub(crate) struct SettingsOptions {
+    /// Read the values of the earlier operator's chart from this file, and not its workloads from the cluster.
+    #[arg(long)]
+    values: Option<PathBuf>,
+    /// A maintenance window: five fields of cron, how long it is open, and a time zone unless it is UTC, such as "0 2 * * SAT 4h
+    /// Europe/Berlin"; or "always". May be repeated.
+    #[arg(long)]
+    window: Vec<String>,
+}
+
+/// Options of `takeover watch`.
+#[derive(Debug, Args)]
+pub(crate) struct WatchOptions {
+    /// Plan with the policy in this file. Default: the one that `takeover settings` proposes.
+    #[arg(long)]
+    policy: Option<PathBuf>,
+    /// End after this time, e.g. 10m. Default: never.
+    #[arg(long = "for")]
+    duration: Option<models::duration::Duration>,
+    /// Show the plan once.
+    #[arg(long, conflicts_with = "duration")]
+    once: bool,
+}
+
+/// Runs one of the commands.
+pub(crate) async fn takeover(client: Client, namespace: &str, command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::Preflight(options) => preflight(&client, options).await,
+        Command::Settings(options) => settings(&client, namespace, options).await,
+        Command::Watch(options) => watch(&client, namespace, options).await,
+    }
+}
+
+fn print(page: &Page) -> anyhow::Result<()> {
+    page.print().context("the standard output cannot be written")
+}
+
+async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Result<()> {
+    let facts = survey::survey(client).await?;
+    let findings = findings::findings(&facts);
+    if options.output.is_some() {
+        let text = serde_json::to_string_pretty(&report::json(&facts, &findings)).context("the report is no JSON")?;
+        let mut page = Page::default();
+        text.lines().for_each(|line| page.line(line));
+        print(&page)?;
+    } else {
+        print(&report::page(&facts, &findings))?;
+    }
+    let blocking = findings.iter().filter(|finding| finding.severity == Severity::Blocks).count();
+    if blocking > 0 {
+        bail!("{blocking} finding(s) prevent the takeover, and nothing was changed");
+    }
+    Ok(())
+}
+
+async fn settings(client: &Client, namespace: &str, options: &SettingsOptions) -> anyhow::Result<()> {
+    let windows = settings::windows(&options.window)?;
+    let settings = match &options.values {
+        Some(path) => Settings::of_values(&read(path)?).with_context(|| format!("{} is no YAML", path.display()))?,
+        None => of_cluster(client).await?,
+    };
+    let proposal = settings::propose(&settings, windows.as_deref(), namespace);
+    settings::parse(&proposal.text)?;
+    let mut page = Page::default();
+    proposal.text.lines().for_each(|line| page.line(line));
+    print(&page)?;
+    match proposal.question {
+        Some(question) => bail!(
+            "choose a maintenance window: {question}. Repeat the command with --window, such as \
+             --window \"0 2 * * SAT 4h Europe/Berlin\", or --window always"
+        ),
+        None => Ok(()),
+    }
+}
+
+async fn of_cluster(client: &Client) -> anyhow::Result<Settings> {
+    let workloads = survey::workloads(client).await?;
+    if workloads.is_empty() {
+        bail!(
+            "no workload of the earlier operator is in the cluster; give the values of its chart with --values FILE, as \
+             helm get values --all writes them"
+        );
+    }
+    Ok(Settings::of_workloads(&workloads))
+}
+
+fn read(path: &std::path::Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))
+}
+
+async fn watch(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<()> {
+    let trial = trial(client, namespace, options).await?;
+    let deadline = options.duration.map(|duration| Instant::now() + duration.0);
+    let mut shown = false;
+    loop {
+        match snapshot(client, &trial).await {
+            Ok(snapshot) => {
+                print(&watch::render(&snapshot, &trial, namespace, Timestamp::now()))?;
+                if !shown {
+                    print(&watch::assumptions())?;
+                }
+                shown = true;
+            }
+            Err(error) if shown => complain(&error.context("the plan was not refreshed")),
+            Err(error) => return Err(error),
+        }
+        if options.once || deadline.is_some_and(|deadline| Instant::now() + PERIOD > deadline) {
+            return Ok(());
+        }
+        tokio::time::sleep(PERIOD).await;
+        print_line("");
+    }
+}
+
+async fn trial(client: &Client, namespace: &str, options: &WatchOptions) -> anyhow::Result<Trial> {
+    let (text, source) = match &options.policy {
+        Some(path) => (read(path)?, format!("the policy in {}", path.display())),
+        None => {
+            let proposal = settings::propose(&of_cluster(client).await?, None, namespace);
+            let source = "the policy that takeover settings proposes";
+            let source = match proposal.question {
+                Some(_) => format!("{source}, without the window that has to be chosen"),
+                None => source.to_owned(),
+            };
+            (proposal.text, source)
+        }
+    };
+    let (operator, policy) = settings::parse(&text).with_context(|| source.clone())?;
+    let source = if policy.enabled { source } else { format!("{source}, as if enabled") };
+    Ok(Trial::of(operator, policy, source))
+}
+
+/// Reads what the plan needs.
+async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let right = "get customresourcedefinitions";
+    let found = limited("the definition of the shadows", right, definitions.get_opt(DEFINITION)).await?;
+    let Some(definition) = found.as_ref().map(Definition::of).filter(|definition| !definition.ours) else {
+        bail!("there is no definition of the earlier operator's shadows: there is nothing to plan beside it");
+    };
+    let nodes = survey::nodes(client).await?;
+    let facts = Facts {
+        workloads: survey::workloads(client).await?,
+        nodes: nodes.iter().map(NodeState::of).collect(),
+        ..Facts::default()
+    };
+    let read = survey::shadows(client, &definition, &facts).await?;
+    let budgets: Api<PodDisruptionBudget> = Api::all(client.clone());
+    let right = "list poddisruptionbudgets in all namespaces";
+    let budgets = limited("the PodDisruptionBudgets", right, budgets.list(&ListParams::default())).await?;
+    let mut snapshot = Snapshot {
+        nodes,
+        shadows: read.shadows,
+        unreadable: read.unreadable,
+        budgets: budgets.iter().filter_map(BudgetFacts::project).collect(),
+        ..Snapshot::default()
+    };
+    let next = watch::beginning(&snapshot, trial, Timestamp::now());
+    let pods: Api<Pod> = Api::all(client.clone());
+    for node in next.into_keys().take(NODES_WITH_PODS) {
+        let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let found = limited("the pods", "list pods in all namespaces", pods.list(&on_node)).await?;
+        // Its DaemonSets are taken as existing.
+        let known = |pod: PodFacts| PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
+        snapshot.pods.insert(node, found.iter().filter_map(PodFacts::project).map(known).collect());
+    }
+    Ok(snapshot)
+}

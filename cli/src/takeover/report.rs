@@ -1,0 +1,157 @@
+//! Output of `takeover preflight`: for readers, and as JSON.
+
+use serde_json::{Value, json};
+
+use super::facts::{Conversion, Definition, Facts, NodeState, Tool};
+use super::findings::{
+    Finding, Severity, balancer_labels, cordons, generation, list, nodes_where, unknown, without_node, without_shadow,
+};
+use crate::page::Page;
+
+/// Returns the tags of the images, without repetition.
+fn tags(facts: &Facts) -> Vec<&str> {
+    let mut tags: Vec<&str> = facts.workloads.iter().flat_map(|workload| workload.tags()).collect();
+    tags.sort_unstable();
+    tags.dedup();
+    tags
+}
+
+const fn word(conversion: &Conversion) -> &'static str {
+    match conversion {
+        Conversion::NoWebhook => "None",
+        Conversion::Untested => "Untested",
+        Conversion::Answers => "Answers",
+        Conversion::Fails(_) => "Fails",
+    }
+}
+
+/// Makes the report for readers.
+pub(super) fn page(facts: &Facts, findings: &[Finding]) -> Page {
+    let mut page = Page::default();
+    let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
+    let about = |names: Vec<&str>| or_none(list(names));
+    if let Some(generation) = generation(facts) {
+        page.line(format_args!("Earlier operator: release {generation}, image tags: {}", about(tags(facts))));
+    }
+    let workloads: Vec<String> = facts.workloads.iter().map(super::facts::Workload::id).collect();
+    page.line(format_args!(
+        "Workloads: {}; {} pod(s)",
+        about(workloads.iter().map(String::as_str).collect()),
+        facts.pods.len()
+    ));
+    if let Some(definition) = &facts.definition {
+        let conversion = match &definition.conversion {
+            Conversion::NoWebhook => "no conversion webhook",
+            Conversion::Untested => "a conversion webhook, not tried",
+            Conversion::Answers => "a conversion webhook that answers",
+            Conversion::Fails(_) => "a conversion webhook that does not answer",
+        };
+        page.line(format_args!(
+            "Definition: versions {}, stored in {} now, in {} so far, {conversion}",
+            definition.versions.join(", "),
+            definition.storage,
+            or_none(definition.stored.join(", ")),
+        ));
+        page.line(format_args!(
+            "Shadows: {}; under way: {}; may reboot: {}; may be armed: {}",
+            facts.shadows.len(),
+            about(nodes_where(facts, |shadow| shadow.state.is_under_way())),
+            about(nodes_where(facts, |shadow| shadow.state.may_reboot())),
+            about(nodes_where(facts, |shadow| shadow.state.may_be_armed())),
+        ));
+    }
+    for (severity, title) in [
+        (Severity::Blocks, "Prevents the takeover:"),
+        (Severity::First, "Before the takeover:"),
+        (Severity::Note, "To know:"),
+    ] {
+        section(&mut page, title, findings.iter().filter(|finding| finding.severity == severity));
+    }
+    let unknown = unknown(facts);
+    if !unknown.is_empty() {
+        page.line("");
+        page.line("Not known:");
+        for sentence in unknown {
+            page.line(format_args!("  * {sentence}"));
+        }
+    }
+    page
+}
+
+fn section<'a>(page: &mut Page, title: &str, findings: impl Iterator<Item = &'a Finding>) {
+    let mut findings = findings.peekable();
+    if findings.peek().is_some() {
+        page.line("");
+        page.line(title);
+    }
+    for finding in findings {
+        page.line(format_args!("  * {}.", finding.text));
+        for command in &finding.run {
+            page.line(format_args!("      {command}"));
+        }
+    }
+}
+
+/// Makes the report as JSON; docs/takeover.md has its shape.
+pub(super) fn json(facts: &Facts, findings: &[Finding]) -> Value {
+    let names = |nodes: Vec<&NodeState>| nodes.into_iter().map(|node| node.name.clone()).collect::<Vec<_>>();
+    let (own, others) = cordons(facts);
+    let marked = facts.nodes.iter().filter(|node| node.is_marked());
+    let workload = |workload: &super::facts::Workload| {
+        json!({
+            "kind": workload.kind, "namespace": workload.namespace, "name": workload.name,
+            "images": workload.images, "managedBy": tools(&workload.tools),
+        })
+    };
+    json!({
+        "blocked": findings.iter().any(|finding| finding.severity == Severity::Blocks),
+        "operator": {
+            "release": generation(facts),
+            "imageTags": tags(facts),
+            "namespaces": facts.namespaces(),
+            "workloads": facts.workloads.iter().map(workload).collect::<Vec<_>>(),
+            "pods": facts.pods.len(),
+        },
+        "definition": facts.definition.as_ref().map(definition),
+        "shadows": {
+            "total": facts.shadows.len(),
+            "underWay": nodes_where(facts, |shadow| shadow.state.is_under_way()),
+            "mayReboot": nodes_where(facts, |shadow| shadow.state.may_reboot()),
+            "mayBeArmed": nodes_where(facts, |shadow| shadow.state.may_be_armed()),
+            "withoutNode": without_node(facts),
+            "unreadable": facts.unreadable,
+        },
+        "nodes": {
+            "withoutShadow": without_shadow(facts),
+            "cordonsOfEarlierOperator": names(own),
+            "cordonsOfOthers": names(others),
+            "balancerLabelsOfEarlierOperator": names(balancer_labels(facts)),
+            "marksOfFirstReleases": names(marked.collect()),
+        },
+        "findings": findings.iter().map(|finding| json!({
+            "severity": finding.severity.as_str(), "reason": finding.reason, "text": finding.text, "run": finding.run,
+        })).collect::<Vec<_>>(),
+        "unknown": unknown(facts),
+    })
+}
+
+fn definition(definition: &Definition) -> Value {
+    json!({
+        "versions": definition.versions,
+        "storageVersion": definition.storage,
+        "storedVersions": definition.stored,
+        "webhook": word(&definition.conversion),
+        "managedBy": tools(&definition.tools),
+    })
+}
+
+fn tools(tools: &[Tool]) -> Vec<Value> {
+    let one = |tool: &Tool| match tool {
+        Tool::Helm { release, namespace } => json!({"tool": "Helm", "name": release, "namespace": namespace}),
+        Tool::ArgoCd { application } => json!({"tool": "ArgoCD", "name": application}),
+        Tool::Flux { kind, name, namespace } => {
+            json!({"tool": "Flux", "kind": kind, "name": name, "namespace": namespace})
+        }
+    };
+    tools.iter().map(one).collect()
+}

@@ -1,0 +1,248 @@
+//! Reading the facts about the earlier operator. Nothing is written, and each call has a time limit.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Node, Pod, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use kube::{Client, ResourceExt as _};
+use models::{earlier, names};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::facts::{Conversion, Definition, Facts, HelmRelease, NodeState, OperatorPod, Shadow, Tool, Workload};
+use super::findings::DEFINITION;
+
+/// Time limit of one call. A list of all nodes of a large cluster takes seconds.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Time limit of reading one shadow: a conversion webhook that does not answer keeps the API server waiting.
+const SHADOW_LIMIT: Duration = Duration::from_secs(10);
+
+/// Time limit of reading all shadows one by one.
+const ALL_SHADOWS_LIMIT: Duration = Duration::from_secs(120);
+
+/// Reads everything that the preflight check needs.
+pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
+    let outdated = limited("the API server's version", "", client.apiserver_version()).await?;
+    let mut facts = Facts { outdated: crate::preflight::outdated(&outdated), ..Facts::default() };
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let found =
+        limited("the definition of the shadows", "get customresourcedefinitions", definitions.get_opt(DEFINITION));
+    facts.definition = found.await?.as_ref().map(Definition::of);
+    facts.workloads = workloads(client).await?;
+    facts.pods = pods(client).await?;
+    facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
+    if let Some(definition) = facts.definition.clone() {
+        let read = shadows(client, &definition, &facts).await?;
+        (facts.shadows, facts.unreadable) = (read.shadows, read.unreadable);
+        facts.unread.extend(read.unread);
+        if definition.conversion == Conversion::Untested
+            && let (Some(definition), Some(shadow)) = (&mut facts.definition, facts.shadows.first())
+        {
+            definition.conversion = conversion(client, definition, shadow).await;
+        }
+    }
+    releases(client, &mut facts).await;
+    Ok(facts)
+}
+
+/// Makes a call with a time limit; an error names `right`, the permission that the user needs.
+pub(super) async fn limited<T>(
+    what: &str,
+    right: &str,
+    call: impl Future<Output = kube::Result<T>>,
+) -> anyhow::Result<T> {
+    let Ok(result) = tokio::time::timeout(LIMIT, call).await else {
+        bail!("{what} cannot be read: no answer within {} s; is the API server reachable?", LIMIT.as_secs());
+    };
+    result.with_context(|| {
+        if right.is_empty() {
+            format!("{what} cannot be read")
+        } else {
+            format!("{what} cannot be read; may you {right}?")
+        }
+    })
+}
+
+/// Reads all Nodes.
+pub(super) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    Ok(limited("the nodes", "list nodes", nodes.list(&ListParams::default())).await?.items)
+}
+
+/// Reads the workloads of the earlier operator, in any namespace.
+pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
+    let (deployments, sets): (Api<Deployment>, Api<DaemonSet>) = (Api::all(client.clone()), Api::all(client.clone()));
+    let all = ListParams::default();
+    let deployments = limited("the Deployments", "list deployments in all namespaces", deployments.list(&all)).await?;
+    let sets = limited("the DaemonSets", "list daemonsets in all namespaces", sets.list(&all)).await?;
+    let deployments = deployments.iter().filter_map(Workload::of_deployment);
+    Ok(deployments.chain(sets.iter().filter_map(Workload::of_daemon_set)).collect())
+}
+
+async fn pods(client: &Client) -> anyhow::Result<Vec<OperatorPod>> {
+    let pods: Api<Pod> = Api::all(client.clone());
+    let mut found = BTreeMap::new();
+    let later = format!("{} in ({})", earlier::COMPONENT_LABEL, earlier::COMPONENTS.join(","));
+    for selector in [later.as_str(), earlier::FIRST_RELEASES_LABEL] {
+        let params = ListParams::default().labels(selector);
+        let list = limited("the pods", "list pods in all namespaces", pods.list(&params)).await?;
+        found.extend(list.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
+    }
+    Ok(found.into_values().collect())
+}
+
+/// Shadows of the earlier operator, and those that could not be read.
+#[derive(Default)]
+pub(super) struct Shadows {
+    pub(super) shadows: Vec<Shadow>,
+    pub(super) unreadable: Vec<String>,
+    unread: Vec<String>,
+}
+
+fn api(client: &Client, version: &str, namespace: Option<&str>) -> Api<DynamicObject> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(names::GROUP, version, "BottlerocketShadow"));
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    }
+}
+
+fn read(shadow: &DynamicObject) -> Shadow {
+    Shadow::of(&serde_json::to_value(shadow).unwrap_or(Value::Null))
+}
+
+/// Returns the versions in which shadows of the earlier operator can be read, the newest first.
+fn readable(definition: &Definition) -> Vec<&'static str> {
+    earlier::VERSIONS.into_iter().rev().filter(|version| definition.served.iter().any(|v| v == version)).collect()
+}
+
+/// Reads the shadows of the earlier operator. Without its webhook no list holds objects that are stored in two versions;
+/// then each is read by itself, by the name of its Node.
+pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &Facts) -> anyhow::Result<Shadows> {
+    let versions = readable(definition);
+    let Some(newest) = versions.first() else { return Ok(Shadows::default()) };
+    let listed = api(client, newest, None);
+    let error = match tokio::time::timeout(LIMIT, listed.list(&ListParams::default())).await {
+        Ok(Ok(list)) => {
+            // In the definition of a takeover, the shadows of this operator are read as well.
+            let theirs = list.iter().filter(|shadow| shadow.namespace().as_deref() != Some(names::SYSTEM_NAMESPACE));
+            return Ok(Shadows { shadows: theirs.map(read).collect(), ..Shadows::default() });
+        }
+        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
+            bail!("the shadows cannot be read; may you list bottlerocketshadows in all namespaces?: {}", status.message)
+        }
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {} s", LIMIT.as_secs()),
+    };
+    let mut found = each(client, &versions, facts).await;
+    found.unread.push(format!(
+        "a list of all shadows ({error}): they were read one by one, by the names of the nodes, so that shadows without a \
+         Node are missing here"
+    ));
+    Ok(found)
+}
+
+/// Reads the shadow of each node by itself.
+async fn each(client: &Client, versions: &[&str], facts: &Facts) -> Shadows {
+    let mut namespaces = facts.namespaces();
+    if namespaces.is_empty() {
+        namespaces.push(earlier::NAMESPACE.to_owned());
+    }
+    let (mut found, deadline) = (Shadows::default(), Instant::now() + ALL_SHADOWS_LIMIT);
+    for (number, node) in facts.nodes.iter().enumerate() {
+        if Instant::now() >= deadline {
+            let rest = facts.nodes.len() - number;
+            found.unread.push(format!("the shadows of {rest} nodes: reading all takes too long without a list"));
+            break;
+        }
+        for namespace in &namespaces {
+            let name = names::shadow_name(&node.name);
+            let (mut failed, mut shadow) = (false, None);
+            for version in versions {
+                match get(client, version, namespace, &name).await {
+                    Ok(answer) => shadow = answer,
+                    Err(_) => failed = true,
+                }
+                if shadow.is_some() {
+                    break;
+                }
+            }
+            match shadow {
+                Some(shadow) => found.shadows.push(read(&shadow)),
+                None if failed => found.unreadable.push(format!("{namespace}/{name}")),
+                None => {}
+            }
+        }
+    }
+    found
+}
+
+/// Reads one shadow; an error is its message.
+async fn get(client: &Client, version: &str, namespace: &str, name: &str) -> Result<Option<DynamicObject>, String> {
+    let shadows = api(client, version, Some(namespace));
+    match tokio::time::timeout(SHADOW_LIMIT, shadows.get_opt(name)).await {
+        Ok(Ok(found)) => Ok(found),
+        Ok(Err(kube::Error::Api(status))) => Err(status.message),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", SHADOW_LIMIT.as_secs())),
+    }
+}
+
+/// Tries the conversion webhook. An object is stored in one of the versions, so that reading it in the other needs it.
+async fn conversion(client: &Client, definition: &Definition, shadow: &Shadow) -> Conversion {
+    let versions = readable(definition);
+    if versions.len() < 2 {
+        return Conversion::NoWebhook;
+    }
+    for version in versions {
+        match get(client, version, &shadow.namespace, &shadow.name).await {
+            Ok(Some(_)) => {}
+            // Deleted meanwhile.
+            Ok(None) => return Conversion::Untested,
+            Err(message) => return Conversion::Fails(message),
+        }
+    }
+    Conversion::Answers
+}
+
+/// Reads the records of Helm in the namespaces in which the earlier operator's may be. Their contents are not read.
+async fn releases(client: &Client, facts: &mut Facts) {
+    let tools = facts.definition.iter().flat_map(|definition| &definition.tools);
+    let named =
+        tools.chain(facts.workloads.iter().flat_map(|workload| &workload.tools)).filter_map(|tool| match tool {
+            Tool::Helm { namespace, .. } => Some(namespace.clone()),
+            Tool::ArgoCd { .. } | Tool::Flux { .. } => None,
+        });
+    let mut namespaces: Vec<String> = named.chain(facts.namespaces()).filter(|name| !name.is_empty()).collect();
+    namespaces.sort_unstable();
+    namespaces.dedup();
+    for namespace in namespaces {
+        let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+        let params = ListParams::default().labels("owner=helm").fields("type=helm.sh/release.v1");
+        let right = format!("list secrets in {namespace}");
+        match limited("the records of Helm", &right, secrets.list_metadata(&params)).await {
+            Ok(list) => {
+                for record in list {
+                    let Some(release) = record.labels().get("name").cloned() else { continue };
+                    let name = record.name_any();
+                    match facts.releases.iter_mut().find(|r| r.release == release && r.namespace == namespace) {
+                        Some(known) => known.records.push(name),
+                        None => facts.releases.push(HelmRelease {
+                            namespace: namespace.clone(),
+                            release,
+                            records: vec![name],
+                        }),
+                    }
+                }
+            }
+            Err(error) => facts.unread.push(format!("the Helm releases in {namespace}: {error:#}")),
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! `takeover watch`: plans with this operator's rules for nodes that the earlier operator still updates. Nothing is
+//! written.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Node;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::{HostPolicy, HostState, OfferedUpdates, Progress, Step};
+use planner::plan::{Action, Plan, plan};
+use planner::policy::Policy;
+use planner::view::{BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts};
+use semver::Version;
+
+use super::facts::{NodeState, Shadow};
+use crate::page::Page;
+
+/// Plans in a row, at most: each after the writes of the one before it.
+const ROUNDS: usize = 3;
+
+/// Facts that only an agent of this operator reports, and what is taken instead.
+const ASSUMED: [&str; 3] = [
+    "each host is taken as idle, and its running version from its Node; a host that the earlier operator has armed is not \
+     recognized here",
+    "each host is taken as offered the version that the earlier operator last reported, and no other; waves are not known",
+    "no attempt, failure, age of a version or passed canary step is on record yet; expressions are not queried",
+];
+
+/// Objects read from the cluster.
+#[derive(Default)]
+pub(super) struct Snapshot {
+    pub(super) nodes: Vec<Node>,
+    pub(super) shadows: Vec<Shadow>,
+    /// Shadows that could not be read, as `namespace/name`.
+    pub(super) unreadable: Vec<String>,
+    pub(super) budgets: Vec<BudgetFacts>,
+    /// The pods of the nodes that would begin.
+    pub(super) pods: BTreeMap<String, Vec<PodFacts>>,
+}
+
+/// The policy to plan with. It counts as enabled.
+pub(super) struct Trial {
+    pub(super) operator: BottlerocketUpdateOperator,
+    pub(super) policy: Policy,
+    /// The source of the policy, for the output.
+    pub(super) source: String,
+}
+
+impl Trial {
+    /// Makes a trial of a policy, which need not be enabled.
+    pub(super) fn of(operator: BottlerocketUpdateOperator, policy: Policy, source: String) -> Self {
+        let mut operator = operator;
+        operator.spec.enabled = Some(true);
+        Self { operator, policy: Policy { enabled: true, ..policy }, source }
+    }
+}
+
+/// The outlook for one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// It would begin now: download, and then be drained unless this reason prevents that.
+    Begins { version: Version, drain: Result<(), String> },
+    /// It would wait, for this reason.
+    Waits(String),
+}
+
+/// Returns the nodes that would begin an attempt.
+pub(super) fn beginning(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> BTreeMap<String, Version> {
+    let mut view = view(snapshot, trial, now);
+    begun(&settled(&mut view, trial, now))
+}
+
+/// Returns the outlook for each node under the operator.
+pub(super) fn outlooks(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> BTreeMap<String, Outlook> {
+    let mut idle = view(snapshot, trial, now);
+    let first = settled(&mut idle, trial, now);
+    let begun = begun(&first);
+    // The same with their images on the hosts: pods and budgets are checked only then.
+    let mut staged = view(snapshot, trial, now);
+    for (name, version) in &begun {
+        if let Some(node) = staged.nodes.get_mut(name)
+            && let Some(shadow) = &mut node.shadow
+        {
+            stage(shadow, version, &node.facts.boot_id, now);
+        }
+    }
+    let second = settled(&mut staged, trial, now);
+    let slots: BTreeSet<&str> = second.slots.iter().flatten().map(|slot| slot.uid.as_str()).collect();
+    let gets_slot = |name: &String| staged.nodes.get(name).is_some_and(|node| slots.contains(node.facts.uid.as_str()));
+    let drain = |name: &String| match second.waits.get(name) {
+        _ if gets_slot(name) => Ok(()),
+        Some(wait) => Err(format!("{}: {wait}", wait.as_str())),
+        None => Err("it would not be drained yet".to_owned()),
+    };
+    let outlook = |name: &String| {
+        if let Some(version) = begun.get(name) {
+            return Outlook::Begins { version: version.clone(), drain: drain(name) };
+        }
+        let wait = first.waits.get(name).map(|wait| format!("{}: {wait}", wait.as_str()));
+        Outlook::Waits(wait.unwrap_or_else(|| "the plan names no reason".to_owned()))
+    };
+    idle.nodes.keys().map(|name| (name.clone(), outlook(name))).collect()
+}
+
+fn begun(plan: &Plan) -> BTreeMap<String, Version> {
+    let starts = plan.actions.iter().filter(|(_, action)| Plan::starts(action));
+    starts.filter_map(|(name, action)| Some((name.clone(), progress(action)?.version.clone()))).collect()
+}
+
+fn progress(action: &Action) -> Option<&Progress> {
+    match action {
+        Action::Status { status, .. } => status.report.progress.as_ref(),
+        _ => None,
+    }
+}
+
+/// Plans, as if the writes were made that begin nothing: conditions with a reason, and settings of hosts.
+fn settled(view: &mut ClusterView, trial: &Trial, now: Timestamp) -> Plan {
+    let mut made = plan(view, &trial.policy, now);
+    for _ in 0..ROUNDS {
+        let mut written = false;
+        for (name, action) in made.actions.iter().filter(|(_, action)| !Plan::starts(action)) {
+            let Some(shadow) = view.nodes.get_mut(name).and_then(|node| node.shadow.as_mut()) else { continue };
+            match action {
+                Action::Status { status, .. } => {
+                    (shadow.status.controller, shadow.status.conditions) =
+                        (status.report.clone(), status.conditions.clone());
+                }
+                Action::Spec { spec } => shadow.spec = (**spec).clone(),
+                _ => continue,
+            }
+            written = true;
+        }
+        if !written {
+            break;
+        }
+        made = plan(view, &trial.policy, now);
+    }
+    made
+}
+
+/// Makes the planner's input from the earlier operator's shadows.
+fn view(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> ClusterView {
+    let mut view = ClusterView {
+        operator: Some(OperatorFacts {
+            uid: "trial".to_owned(),
+            generation: 1,
+            spec: trial.operator.spec.clone(),
+            ..OperatorFacts::default()
+        }),
+        budgets: snapshot.budgets.clone(),
+        leader_since: now.saturating_sub(SignedDuration::from_hours(1)).unwrap_or(now),
+        ..ClusterView::default()
+    };
+    if let Some(operator) = &mut view.operator {
+        operator.status.observed_generation = Some(operator.generation);
+    }
+    for node in &snapshot.nodes {
+        let Some(facts) = NodeFacts::project(node) else { continue };
+        let state = NodeState::of(node);
+        let shadow = snapshot.shadows.iter().find(|shadow| shadow.belongs_to(&state));
+        let shadow = shadow.map(|shadow| as_ours(shadow, &facts, &trial.policy, now));
+        view.insert(facts, shadow);
+    }
+    for (name, node) in &mut view.nodes {
+        node.pods = snapshot.pods.get(name).cloned();
+    }
+    view
+}
+
+/// Returns a shadow of this operator for an idle host with the versions of an earlier one.
+fn as_ours(shadow: &Shadow, node: &NodeFacts, policy: &Policy, now: Timestamp) -> ShadowFacts {
+    let mut ours = ShadowFacts {
+        node: node.name.clone(),
+        uid: format!("trial of {}", node.uid),
+        generation: 1,
+        owner_uid: Some(node.uid.clone()),
+        ..ShadowFacts::default()
+    };
+    ours.spec.host = Some(HostPolicy { refresh_interval: Some(policy.refresh_interval), ..HostPolicy::default() });
+    if shadow.state.reported.is_none() {
+        // The earlier agent has never reported.
+        return ours;
+    }
+    let version =
+        |text: &Option<String>| text.as_ref().and_then(|text| text.trim_start_matches('v').parse::<Version>().ok());
+    let agent = &mut ours.status.agent;
+    agent.state = Some(HostState::Idle);
+    agent.observed_generation = Some(1);
+    agent.boot_id = Some(node.boot_id.clone());
+    agent.current_version = node.os_version().or_else(|| version(&shadow.state.current_version));
+    agent.variant = variant(&node.os_image);
+    agent.arch = node.labels.get("kubernetes.io/arch").map(|arch| arch_of_host(arch).to_owned());
+    let offered = version(&shadow.offered).filter(|offered| Some(offered) != agent.current_version.as_ref());
+    agent.updates = Some(OfferedUpdates {
+        available_versions: offered.iter().cloned().collect(),
+        chosen_version: offered,
+        last_refresh: Some(now),
+        refresh_failure: None,
+    });
+    ours
+}
+
+/// Returns the variant in the name of the operating system, e.g. `aws-k8s-1.37`.
+fn variant(os_image: &str) -> Option<String> {
+    let (_, rest) = os_image.split_once('(')?;
+    rest.split_once(')').map(|(variant, _)| variant.to_owned())
+}
+
+/// Returns the host's own name of an architecture.
+fn arch_of_host(arch: &str) -> &str {
+    match arch {
+        "amd64" => "x86_64",
+        "arm64" => "aarch64",
+        other => other,
+    }
+}
+
+/// Makes the shadow that of a host which has the image.
+fn stage(shadow: &mut ShadowFacts, version: &Version, boot: &str, now: Timestamp) {
+    (shadow.spec.state, shadow.spec.attempt) = (HostState::StagedUpdate, 1);
+    (shadow.spec.version, shadow.spec.boot_id) = (Some(version.clone()), Some(boot.to_owned()));
+    let agent = &mut shadow.status.agent;
+    agent.state = Some(HostState::StagedUpdate);
+    let from = agent.current_version.clone();
+    shadow.status.controller.progress = Some(Progress {
+        step: Step::Staged,
+        since: now,
+        attempt: 1,
+        boot_id: boot.to_owned(),
+        version: version.clone(),
+        from,
+        started: now,
+        permit_issued: false,
+        soak_restarted: false,
+        disruptive: false,
+        watched_since: None,
+    });
+}
+
+/// Makes the output of one look at the cluster.
+pub(super) fn render(snapshot: &Snapshot, trial: &Trial, namespace: &str, now: Timestamp) -> Page {
+    let mut page = Page::default();
+    let outlooks = outlooks(snapshot, trial, now);
+    page.line(format_args!(
+        "{now}: this operator's plan beside the earlier operator, by {}. Nothing is written.",
+        trial.source
+    ));
+    let begins = outlooks.iter().filter(|(_, outlook)| matches!(outlook, Outlook::Begins { .. }));
+    let next: Vec<&str> = begins.map(|(name, _)| name.as_str()).collect();
+    if next.is_empty() {
+        page.line("No node would begin now.");
+    } else {
+        page.line(format_args!("Next: {}", super::findings::list(next)));
+    }
+    let rows = snapshot.nodes.iter().filter_map(|node| {
+        let state = NodeState::of(node);
+        let outlook = outlooks.get(&state.name)?;
+        let shadow = snapshot.shadows.iter().find(|shadow| shadow.belongs_to(&state));
+        let facts = NodeFacts::project(node)?;
+        let offered = shadow.and_then(|shadow| shadow.offered.clone()).unwrap_or_default();
+        let plan = match outlook {
+            Outlook::Begins { version, drain: Ok(()) } => format!("begins {version}, then may be drained"),
+            Outlook::Begins { version, drain: Err(reason) } => format!("begins {version}, then waits: {reason}"),
+            Outlook::Waits(reason) => reason.clone(),
+        };
+        let plan = plan.replace("<namespace>", namespace).replace("<node>", &state.name);
+        let version = facts.os_version().map(|version| version.to_string()).unwrap_or_default();
+        let left = left_by_earlier(&state, shadow, &snapshot.unreadable);
+        Some([state.name, version, offered, plan, left])
+    });
+    page.table(["NODE", "VERSION", "OFFERED", "PLAN", "EARLIER OPERATOR"], rows.collect::<Vec<_>>(), None);
+    page
+}
+
+/// Makes the list of what the plan takes for granted.
+pub(super) fn assumptions() -> Page {
+    let mut page = Page::default();
+    page.line("Not known without this operator's agents:");
+    for sentence in ASSUMED {
+        page.line(format_args!("  * {sentence}"));
+    }
+    page
+}
+
+/// Returns the state of the earlier operator on a node.
+fn left_by_earlier(node: &NodeState, shadow: Option<&Shadow>, unreadable: &[String]) -> String {
+    let Some(shadow) = shadow else {
+        let name = format!("/{}", models::names::shadow_name(&node.name));
+        let unread = unreadable.iter().any(|id| id.ends_with(&name));
+        return if unread { "its shadow cannot be read".to_owned() } else { "no shadow".to_owned() };
+    };
+    let state = &shadow.state;
+    let reported = state.reported.map_or_else(|| "nothing".to_owned(), |reported| format!("{reported:?}"));
+    let mut parts = vec![format!("wants {:?}, reports {reported}", state.wanted)];
+    if state.crash_count > 0 {
+        parts.push(format!("{} failed call(s)", state.crash_count));
+    }
+    let cordoned =
+        node.cordon.as_ref().map(|owners| if owners.are_earlier() { "its cordon" } else { "another's cordon" });
+    let balancer = node.balancer.as_ref().filter(|owners| owners.are_earlier()).map(|_| "its balancer label");
+    let reboot = state.may_reboot().then_some("may reboot");
+    let armed = state.may_be_armed().then_some("may be armed");
+    parts.extend([cordoned, balancer, reboot, armed].into_iter().flatten().map(str::to_owned));
+    parts.join("; ")
+}
+
+#[cfg(test)]
+mod tests;
