@@ -1,11 +1,12 @@
-//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, and uninstalls. Installed
-//! on the PATH, kubectl runs it as `kubectl brupop`.
+//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, takes over from the
+//! earlier operator, and uninstalls. Installed on the PATH, kubectl runs it as `kubectl brupop`.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod page;
 mod preflight;
 mod status;
+mod swap;
 mod uninstall;
 
 use std::process::ExitCode;
@@ -36,6 +37,17 @@ enum Command {
     Status(status::Options),
     /// End updates in progress, release every node, and remove the operator from the cluster.
     Uninstall(uninstall::Options),
+    /// Take over from the earlier bottlerocket-update-operator.
+    #[command(subcommand)]
+    Takeover(Takeover),
+}
+
+#[derive(Debug, Subcommand)]
+enum Takeover {
+    /// Stop the earlier operator and replace its shadows and their definition; goes on where it was interrupted.
+    Swap(swap::Options),
+    /// Put the earlier operator back as it was, until its shadows are replaced.
+    Undo(swap::Options),
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -62,6 +74,8 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
             page.print().context("the standard output cannot be written")?;
         }
         Command::Uninstall(options) => uninstall::uninstall(client, &arguments.namespace, &options).await?,
+        Command::Takeover(Takeover::Swap(options)) => swap::swap(client, &options).await?,
+        Command::Takeover(Takeover::Undo(options)) => swap::undo(client, &options).await?,
     }
     Ok(())
 }

@@ -24,6 +24,7 @@ mod rights;
 mod rollout;
 mod rotation;
 mod support;
+mod takeover;
 mod tokens;
 mod uninstall;
 mod versions;
