@@ -1,11 +1,12 @@
-//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, and uninstalls. Installed
-//! on the PATH, kubectl runs it as `kubectl brupop`.
+//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, takes over from the
+//! earlier operator, and uninstalls. Installed on the PATH, kubectl runs it as `kubectl brupop`.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod page;
 mod preflight;
 mod status;
+mod swap;
 mod takeover;
 mod uninstall;
 

@@ -4,7 +4,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "nothing else in this program prints")]
 
 use std::fmt;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 use comfy_table::{Table, presets};
 use models::plain::plain;
@@ -67,9 +67,21 @@ pub(crate) fn print_line(text: impl fmt::Display) {
 }
 
 /// Prints a question, and stays on its line.
-pub(crate) fn ask(question: &str) -> io::Result<()> {
+fn ask(question: &str) -> io::Result<()> {
     print!("{} ", plain(question));
     io::stdout().flush()
+}
+
+/// Asks a question; an error unless the answer is yes. `otherwise` is for a caller without a terminal.
+pub(crate) fn confirm(otherwise: &str, question: &str) -> anyhow::Result<()> {
+    if !io::stdin().is_terminal() {
+        anyhow::bail!("{otherwise}");
+    }
+    ask(question)?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    anyhow::ensure!(matches!(answer.trim(), "y" | "Y" | "yes"), "nothing was done");
+    Ok(())
 }
 
 /// Prints an error with all causes, on several lines. A server may have written some of it.

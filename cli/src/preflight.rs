@@ -36,7 +36,8 @@ pub(crate) async fn preflight(client: Client) -> anyhow::Result<()> {
             let versions: Vec<String> = found.spec.versions.into_iter().map(|version| version.name).collect();
             problems.push(format!(
                 "the definition {name} (versions {}) is another operator's, probably the earlier bottlerocket-update-operator's: \
-                 it has to be removed first, with its shadows (docs/install.md, \"Over the earlier operator\")",
+                 first move it and its shadows to this operator with kubectl brupop takeover swap (docs/install.md, \"Over \
+                 the earlier operator\")",
                 versions.join(", ")
             ));
             continue;

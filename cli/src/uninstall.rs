@@ -6,7 +6,6 @@
 mod objects;
 
 use std::collections::BTreeSet;
-use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -24,7 +23,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::objects::is_marked;
 use self::objects::{delete, find, remove};
-use crate::page::{ask, print_line};
+use crate::page::{confirm, print_line};
 
 /// Polling interval.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -73,7 +72,10 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
         return Ok(());
     }
     if !options.yes {
-        confirm()?;
+        confirm(
+            "this removes the operator from the cluster: use --yes, or --dry-run to see what would be removed",
+            "This ends all updates, releases every node and removes the operator with its records. Continue? [y/N]",
+        )?;
     }
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     match operators.delete(names::OPERATOR_NAME, &DeleteParams::default()).await {
@@ -94,19 +96,6 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     sweep(&client).await?;
     remove(&client, &containers).await?;
     print_line("the operator is uninstalled");
-    Ok(())
-}
-
-fn confirm() -> anyhow::Result<()> {
-    if !std::io::stdin().is_terminal() {
-        bail!("this removes the operator from the cluster: use --yes, or --dry-run to see what would be removed");
-    }
-    ask("This ends all updates, releases every node and removes the operator with its records. Continue? [y/N]")?;
-    let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer)?;
-    if !matches!(answer.trim(), "y" | "Y" | "yes") {
-        bail!("nothing was done");
-    }
     Ok(())
 }
 

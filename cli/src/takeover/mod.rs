@@ -1,4 +1,5 @@
-//! `kubectl brupop takeover`: moves a cluster from the earlier operator to this one. The commands here only read.
+//! `kubectl brupop takeover`: moves a cluster from the earlier operator to this one. The commands here only read; those
+//! that write are in `swap`.
 
 mod facts;
 mod findings;
@@ -27,6 +28,7 @@ use self::settings::Settings;
 use self::survey::limited;
 use self::watch::{Snapshot, Trial};
 use crate::page::{Page, complain, print_line};
+use crate::swap;
 
 /// Interval of `watch`.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -42,6 +44,10 @@ pub(crate) enum Command {
     Settings(SettingsOptions),
     /// Show how this operator would update the nodes while the earlier one runs; changes nothing.
     Watch(WatchOptions),
+    /// Stop the earlier operator and replace its shadows and their definition; goes on where it was interrupted.
+    Swap(swap::Options),
+    /// Put the earlier operator back as it was, until its shadows are replaced.
+    Undo(swap::Options),
 }
 
 /// Options of `takeover preflight`.
@@ -84,6 +90,8 @@ pub(crate) async fn takeover(client: Client, namespace: &str, command: &Command)
         Command::Preflight(options) => preflight(&client, options).await,
         Command::Settings(options) => settings(&client, namespace, options).await,
         Command::Watch(options) => watch(&client, namespace, options).await,
+        Command::Swap(options) => swap::swap(client, options).await,
+        Command::Undo(options) => swap::undo(client, options).await,
     }
 }
 

@@ -16,6 +16,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{ApiResource, DynamicObject, ListParams, VersionMatch, WatchEvent, WatchParams};
 use kube::{Api, Client, ResourceExt};
 use models::names;
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -210,7 +211,7 @@ impl Recorder {
             let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource(kind));
             let Some((to, items)) = list(&api, &ListParams::default()).await? else { continue };
             let mut listed = HashMap::new();
-            for item in &items {
+            for item in items.iter().filter(|item| !is_earlier(kind, &item.data)) {
                 listed.insert(identity(item), revision(item.metadata.resource_version.as_deref())?);
             }
             let caught_up = |history: &History| covers(history, kind, to, &listed);
@@ -244,6 +245,11 @@ fn resource(kind: Kind) -> ApiResource {
         Kind::Shadow => ApiResource::erase::<models::shadow::BottlerocketShadow>(&()),
         Kind::Operator => ApiResource::erase::<models::operator::BottlerocketUpdateOperator>(&()),
     }
+}
+
+/// Returns true for a shadow of the earlier operator, which the history leaves out: it has no attempt.
+fn is_earlier(kind: Kind, object: &Value) -> bool {
+    kind == Kind::Shadow && object["spec"]["attempt"].is_null()
 }
 
 fn revision(text: Option<&str>) -> anyhow::Result<u64> {
@@ -379,6 +385,9 @@ impl Source {
             self.known.remove(&identity(&object));
         } else {
             self.known.insert(identity(&object), object);
+        }
+        if is_earlier(self.kind, &value) {
+            return Ok(());
         }
         let object = Object::parse(self.kind, value)?;
         self.shared.add(Change { revision, at: Timestamp::now(), gone, object });

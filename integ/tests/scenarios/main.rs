@@ -25,6 +25,7 @@ mod rights;
 mod rollout;
 mod rotation;
 mod support;
+mod takeover;
 mod takeover_preflight;
 mod tokens;
 mod uninstall;

@@ -139,7 +139,7 @@ fn documented() -> (Vec<String>, Vec<String>) {
 }
 
 /// Runs a line in a shell, from the root of the repository, as an administrator.
-async fn shell(ctx: &ScenarioContext, line: &str) -> anyhow::Result<String> {
+pub(crate) async fn shell(ctx: &ScenarioContext, line: &str) -> anyhow::Result<String> {
     let kubectl = ctx.bed.control_plane.kubectl_command();
     let folder = std::path::Path::new(kubectl.as_std().get_program()).parent().context("kubectl has a folder")?;
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
@@ -249,11 +249,11 @@ async fn uninstall_keeps_definition_while_another_operator_has_objects_of_it() -
     Ok(())
 }
 
-const EARLIER: &str = "integ/testdata/earlier-operator.yaml";
+pub(crate) const EARLIER: &str = "integ/testdata/earlier-operator.yaml";
 const EARLIER_SHADOW: &str = "integ/testdata/earlier-shadow.yaml";
 
 /// The installation commands of `docs/install.md`, with the programs of this build.
-fn install_lines() -> anyhow::Result<String> {
+pub(crate) fn install_lines() -> anyhow::Result<String> {
     const DOCS: &str = include_str!("../../../docs/install.md");
     let (_, section) = DOCS.split_once("\n## Install\n").context("no section")?;
     let block = section.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).context("no lines")?;

@@ -1,0 +1,277 @@
+//! The writes: one function for each step, each guarded by the uid or the resourceVersion that was decided on.
+
+use anyhow::Context as _;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{GroupVersionKind, ObjectMeta, TypeMeta};
+use kube::{Client, Resource};
+use models::names::{self, GROUP, SYSTEM_NAMESPACE};
+use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, Record as ShadowRecord};
+use serde_json::{Value, json};
+
+use super::call::{call, if_there};
+use super::facts::{definition_name, shadow_resource, untyped};
+use super::steps::{Facts, Step};
+use crate::page::print_line;
+
+/// Field manager of what is there for the takeover alone.
+const MANAGER: &str = "brupop-takeover";
+
+/// The field manager of `kubectl apply --server-side`, with which the manifests are applied afterwards: what is written
+/// under it now is what they own then.
+const KUBECTL: &str = "kubectl";
+
+const SHADOWS: &str = "bottlerocketshadows";
+
+impl Step {
+    /// The step as a verb, the same as a past participle, and the object.
+    fn words(&self) -> (&'static str, &'static str, String) {
+        let named = |count: usize, one: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") };
+        let definition = |rest: &str| format!("CustomResourceDefinition {}: {rest}", definition_name());
+        match self {
+            Self::CreateNamespace => ("create", "created", format!("Namespace {SYSTEM_NAMESPACE}")),
+            Self::Keep(objects) => {
+                let ids: Vec<String> = objects.iter().map(deploy::yaml::id).collect();
+                let list = if ids.len() > 4 { named(ids.len(), "object") } else { ids.join(", ") };
+                ("record", "recorded", format!("{list} as it is, in a ConfigMap in {SYSTEM_NAMESPACE}"))
+            }
+            Self::DeleteWorkload(workload) => ("delete", "deleted", workload.id()),
+            Self::SetConversion(conversion) => {
+                ("set", "set", definition(&format!("conversion strategy {}", conversion["strategy"])))
+            }
+            Self::CreateReadOnly(object) | Self::CreateWorkload(object) => {
+                ("create", "created", deploy::yaml::id(object))
+            }
+            Self::ServeAllVersions => ("apply", "applied", definition("v1 and v2 for reading, v3 stored")),
+            Self::CreateShadows(nodes) => {
+                ("create", "created", format!("{} of this operator", named(nodes.len(), "shadow")))
+            }
+            Self::WriteRecords(nodes) => {
+                ("carry over", "carried over", format!("the back-off of {}", named(nodes.len(), "node")))
+            }
+            Self::DeleteShadows(shadows) => {
+                ("delete", "deleted", format!("{} of the earlier operator", named(shadows.len(), "recorded shadow")))
+            }
+            Self::PruneStoredVersions => ("set", "set", definition("stored versions v3 alone")),
+            Self::ServeOwnVersion => ("apply", "applied", definition("v3 alone")),
+            Self::DeleteReadOnly(object, _) => ("delete", "deleted", deploy::yaml::id(object)),
+            Self::DeleteRecord(name, _) => ("delete", "deleted", format!("ConfigMap {SYSTEM_NAMESPACE}/{name}")),
+        }
+    }
+
+    /// The step as something to be done.
+    pub(super) fn planned(&self) -> String {
+        let (verb, _, object) = self.words();
+        format!("{verb} {object}")
+    }
+
+    /// The step as something that was done.
+    pub(super) fn done(&self) -> String {
+        let (_, past, object) = self.words();
+        format!("{past} {object}")
+    }
+}
+
+/// Carries out a step.
+pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> anyhow::Result<()> {
+    match step {
+        Step::CreateNamespace => create_namespace(client).await,
+        Step::Keep(objects) => create(client, facts.record.next_map(objects)?).await,
+        Step::DeleteWorkload(workload) => delete(client, &workload.kept, &workload.uid, None).await,
+        Step::SetConversion(conversion) => set_conversion(client, facts, conversion).await,
+        Step::CreateReadOnly(object) | Step::CreateWorkload(object) => create(client, object.clone()).await,
+        Step::ServeAllVersions => apply_definition(client, facts, deploy::takeover::definition()?).await,
+        Step::CreateShadows(nodes) => {
+            for (node, uid) in nodes {
+                create_shadow(client, node, uid).await?;
+            }
+            Ok(())
+        }
+        Step::WriteRecords(nodes) => {
+            for (node, version, record) in nodes {
+                write_record(client, node, version, record).await?;
+            }
+            Ok(())
+        }
+        Step::DeleteShadows(shadows) => {
+            for shadow in shadows {
+                delete(client, &shadow.kept, &shadow.uid, Some(&shadow.version)).await?;
+                print_line(format_args!("deleted {}, which is recorded", shadow.id()));
+            }
+            Ok(())
+        }
+        Step::PruneStoredVersions => prune(client, facts).await,
+        Step::ServeOwnVersion => {
+            let definition = deploy::crds::of_kind(&BottlerocketShadow::kind(&()))?;
+            apply_definition(client, facts, definition).await
+        }
+        Step::DeleteReadOnly(object, uid) => delete(client, object, uid, None).await,
+        Step::DeleteRecord(name, uid) => {
+            let map = json!({
+                "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE},
+            });
+            delete(client, &map, uid, None).await
+        }
+    }
+}
+
+/// Returns the API for an object, its name, and the resource's name for messages.
+fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, String, String)> {
+    let types: TypeMeta = serde_json::from_value(object.clone())?;
+    let resource = if object["kind"] == *BottlerocketShadow::kind(&()) {
+        shadow_resource(types.api_version.rsplit('/').next().unwrap_or_default())
+    } else {
+        ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?)
+    };
+    let name = object["metadata"]["name"].as_str().context("an object without a name")?.to_owned();
+    Ok(match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => {
+            let right = format!("{} in {namespace}", resource.plural);
+            (Api::namespaced_with(client.clone(), namespace, &resource), name, right)
+        }
+        None => (Api::all_with(client.clone(), &resource), name, resource.plural),
+    })
+}
+
+/// Creates an object: nothing is overwritten.
+async fn create(client: &Client, object: Value) -> anyhow::Result<()> {
+    let (api, _, resource) = api(client, &object)?;
+    let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+    let object: DynamicObject = serde_json::from_value(object)?;
+    call(&format!("create {resource}"), api.create(&params, &object)).await?;
+    Ok(())
+}
+
+/// Deletes this very object, with its pods if it is a workload. One that is gone is done.
+async fn delete(client: &Client, object: &Value, uid: &str, version: Option<&str>) -> anyhow::Result<()> {
+    let (api, name, resource) = api(client, object)?;
+    let only = Preconditions { uid: Some(uid.to_owned()), resource_version: version.map(str::to_owned) };
+    let params = DeleteParams::background().preconditions(only);
+    if_there(call(&format!("delete {resource}"), api.delete(&name, &params)).await)?;
+    Ok(())
+}
+
+/// Creates the operator's namespace as the manifest has it.
+async fn create_namespace(client: &Client) -> anyhow::Result<()> {
+    let manifest = deploy::everything()?;
+    let namespace = manifest
+        .iter()
+        .find(|object| object["kind"] == "Namespace" && object["metadata"]["name"] == SYSTEM_NAMESPACE)
+        .context("the manifest has no namespace")?;
+    let api: Api<Namespace> = Api::all(client.clone());
+    let (params, patch) = (PatchParams::apply(KUBECTL), Patch::Apply(namespace));
+    call("patch namespaces", api.patch(SYSTEM_NAMESPACE, &params, &patch)).await?;
+    Ok(())
+}
+
+/// Replaces the conversion of the definition that was checked.
+async fn set_conversion(client: &Client, facts: &Facts, conversion: &Value) -> anyhow::Result<()> {
+    let definition = facts.definition.as_ref().context("there is no definition")?;
+    let patch = serde_json::from_value(json!([
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": definition.live.version},
+        {"op": "replace", "path": "/spec/conversion", "value": conversion},
+    ]))?;
+    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    let api = untyped::<CustomResourceDefinition>(client);
+    let patch = Patch::<()>::Json(patch);
+    call("patch customresourcedefinitions", api.patch(&definition_name(), &params, &patch)).await?;
+    Ok(())
+}
+
+/// Applies a definition over the one that was checked.
+async fn apply_definition(client: &Client, facts: &Facts, mut wanted: Value) -> anyhow::Result<()> {
+    let definition = facts.definition.as_ref().context("there is no definition")?;
+    wanted["metadata"]["uid"] = json!(definition.live.uid);
+    wanted["metadata"]["resourceVersion"] = json!(definition.live.version);
+    let api = untyped::<CustomResourceDefinition>(client);
+    let (params, patch) = (PatchParams::apply(KUBECTL).force(), Patch::Apply(&wanted));
+    call("patch customresourcedefinitions", api.patch(&definition_name(), &params, &patch)).await?;
+    Ok(())
+}
+
+/// Creates the shadow of a node as the controller does. One that exists is done.
+async fn create_shadow(client: &Client, node: &str, uid: &str) -> anyhow::Result<()> {
+    let api: Api<BottlerocketShadow> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let shadow = BottlerocketShadow {
+        metadata: ObjectMeta {
+            name: Some(names::shadow_name(node)),
+            namespace: Some(SYSTEM_NAMESPACE.to_owned()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: node.to_owned(),
+                uid: uid.to_owned(),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: BottlerocketShadowSpec::default(),
+        status: None,
+    };
+    let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
+    call(&format!("create {SHADOWS} in {SYSTEM_NAMESPACE}"), api.create(&params, &shadow)).await?;
+    print_line(format_args!("created BottlerocketShadow {SYSTEM_NAMESPACE}/{}", names::shadow_name(node)));
+    Ok(())
+}
+
+/// Writes the record of a shadow, as the controller does.
+async fn write_record(client: &Client, node: &str, version: &str, record: &ShadowRecord) -> anyhow::Result<()> {
+    let api: Api<BottlerocketShadow> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let name = names::shadow_name(node);
+    let body = json!({
+        "apiVersion": format!("{GROUP}/v3"), "kind": "BottlerocketShadow",
+        "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE, "resourceVersion": version},
+        "status": {"record": record},
+    });
+    let (params, patch) = (PatchParams::apply(names::CONTROLLER_MANAGER).force(), Patch::Apply(body));
+    let right = format!("patch {SHADOWS}/status in {SYSTEM_NAMESPACE}");
+    call(&right, api.patch_status(&name, &params, &patch)).await?;
+    let until = record.not_before.map(|time| format!(", back-off until {time}")).unwrap_or_default();
+    print_line(format_args!("carried over to {SYSTEM_NAMESPACE}/{name}: failures {}{until}", record.failures));
+    Ok(())
+}
+
+/// Removes the old versions from the stored ones, in the definition that was checked.
+async fn prune(client: &Client, facts: &Facts) -> anyhow::Result<()> {
+    let definition = facts.definition.as_ref().context("there is no definition")?;
+    let body = json!({
+        "metadata": {"uid": definition.live.uid, "resourceVersion": definition.live.version},
+        "status": {"storedVersions": ["v3"]},
+    });
+    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    let api = untyped::<CustomResourceDefinition>(client);
+    let patch = Patch::Merge(body);
+    call("patch customresourcedefinitions/status", api.patch_status(&definition_name(), &params, &patch)).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    /// The names of the resources are made from the kinds: the plural of each is regular.
+    #[tokio::test]
+    async fn api_of_each_written_object_has_its_path() {
+        let client = Client::try_from(kube::Config::new("http://localhost".parse().unwrap())).unwrap();
+        let [policy, binding] = deploy::takeover::read_only_policy();
+        let namespaced = |resource: ApiResource| {
+            let meta = json!({"name": "a", "namespace": "n"});
+            json!({"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta})
+        };
+        for (object, path) in [
+            (policy, "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"),
+            (binding, "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"),
+            (namespaced(ApiResource::erase::<DaemonSet>(&())), "/apis/apps/v1/namespaces/n/daemonsets"),
+            (namespaced(ApiResource::erase::<Deployment>(&())), "/apis/apps/v1/namespaces/n/deployments"),
+            (namespaced(ApiResource::erase::<ConfigMap>(&())), "/api/v1/namespaces/n/configmaps"),
+            (namespaced(shadow_resource("v2")), "/apis/brupop.bottlerocket.aws/v2/namespaces/n/bottlerocketshadows"),
+        ] {
+            assert_eq!(api(&client, &object).unwrap().0.resource_url(), path);
+        }
+    }
+}

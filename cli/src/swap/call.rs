@@ -1,0 +1,72 @@
+//! Calls to the API server, each with a time limit and with an error that names the missing right.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use kube::api::{Api, ListParams};
+
+/// Time limit of one call.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Number of objects in one page of a list.
+const PAGE: u32 = 500;
+
+/// A refusal of the API server.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    code: u16,
+    message: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the API server answers {}: {}", self.code, self.message)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Waits for the answer to a request. `right` is what the user needs to be allowed, as verb and resource.
+pub(super) async fn call<T>(right: &str, request: impl Future<Output = kube::Result<T>>) -> anyhow::Result<T> {
+    let error = match tokio::time::timeout(LIMIT, request).await {
+        Ok(Ok(answer)) => return Ok(answer),
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+            let refusal = Refusal { code: 403, message: status.message };
+            return Err(anyhow!(refusal).context(format!("you need the right to {right}")));
+        }
+        Ok(Err(kube::Error::Api(status))) => anyhow!(Refusal { code: status.code, message: status.message }),
+        Ok(Err(error)) => anyhow!(error),
+        Err(_) => anyhow!("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs()),
+    };
+    Err(error.context(format!("cannot {right}")))
+}
+
+/// Returns the code with which the API server refused a call.
+pub(super) fn code(error: &anyhow::Error) -> Option<u16> {
+    error.downcast_ref::<Refusal>().map(|refusal| refusal.code)
+}
+
+/// Returns the answer to a request for one object; `None` if it, or its kind, does not exist.
+pub(super) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+    match answer {
+        Err(error) if code(&error) == Some(404) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+/// Lists all objects, page by page.
+pub(super) async fn list<K>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>>
+where
+    K: Clone + k8s_openapi::serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let (mut all, mut params) = (Vec::new(), params.limit(PAGE));
+    loop {
+        let page = call(right, api.list(&params)).await?;
+        all.extend(page.items);
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(all),
+        }
+    }
+}

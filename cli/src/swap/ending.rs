@@ -1,0 +1,210 @@
+//! The texts after a takeover: what is left on nodes, and what to do next.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt as _;
+use models::earlier::{self, EarlierShadow};
+use models::names;
+use serde_json::Value;
+
+use super::record::Record;
+
+/// Annotation with the name of the Helm release that an object belongs to.
+const RELEASE: &str = "meta.helm.sh/release-name";
+/// Annotation with the namespace of that release.
+const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
+
+/// Returns all texts, a line each.
+pub(super) fn lines(record: &Record, shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> Vec<String> {
+    let mut lines = left_on_nodes(shadows, nodes);
+    lines.extend(helm(record));
+    lines.extend(rest(record));
+    lines.push(
+        "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml. \
+         Installing also enables updates: leave the last document, the policy, out until you have written your own \
+         (docs/policy.md; the earlier operator's settings are not carried over)"
+            .to_owned(),
+    );
+    if !record.is_empty() {
+        lines.push(format!(
+            "what the earlier operator had is recorded in the ConfigMaps {}/{}*; nothing needs them any more",
+            names::SYSTEM_NAMESPACE,
+            super::record::PREFIX
+        ));
+    }
+    lines
+}
+
+/// Returns true if the cordon has no owner but clients without a name, as the earlier operator is one.
+fn is_cordoned_by_unnamed(node: &Node) -> bool {
+    let owners: Vec<_> = node
+        .managed_fields()
+        .iter()
+        .filter(|entry| {
+            let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+            fields.is_some_and(|fields| !fields["f:spec"]["f:unschedulable"].is_null())
+        })
+        .map(|entry| entry.manager.as_deref().unwrap_or_default())
+        .collect();
+    !owners.is_empty() && owners.iter().all(|owner| *owner == earlier::MANAGER)
+}
+
+fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for node in nodes {
+        let (name, shadow) = (node.name_any(), shadows.get(&node.name_any()));
+        if shadow.is_some() && node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true) {
+            let by =
+                if is_cordoned_by_unnamed(node) { "probably by the earlier operator" } else { "by another client" };
+            lines.push(format!("left: {name} is cordoned, {by}; if it may be used: kubectl uncordon {name}"));
+        }
+        if node.labels().get(names::BALANCER_LABEL).is_some_and(|value| value == earlier::BALANCER_VALUE) {
+            lines.push(format!(
+                "left: {name} is out of external load balancers, probably by the earlier operator; to put it back: kubectl \
+                 label node {name} {}-",
+                names::BALANCER_LABEL
+            ));
+        }
+        if shadow.is_some_and(EarlierShadow::may_be_armed) {
+            lines.push(format!(
+                "left: the host of {name} may be armed and boot another version at its next reboot. Until it has, this \
+                 operator leaves it alone; to let it disarm the host, once installed: kubectl annotate brs {} -n {} \
+                 --overwrite {}=\"$(date +%s)\"",
+                names::shadow_name(&name),
+                names::SYSTEM_NAMESPACE,
+                names::RETRY_ANNOTATION
+            ));
+        }
+        let prefixed = |mark: &&str| format!("{}{mark}", earlier::FIRST_RELEASES_PREFIX);
+        let marks = earlier::FIRST_RELEASES_ANNOTATIONS.iter().map(prefixed);
+        let marks: Vec<String> = marks.filter(|mark| node.annotations().contains_key(mark)).collect();
+        if !marks.is_empty() {
+            let removals: Vec<String> = marks.iter().map(|mark| format!("{mark}-")).collect();
+            lines.push(format!(
+                "left: {name} has marks of a release 0.1, which nothing needs: kubectl annotate node {name} {}",
+                removals.join(" ")
+            ));
+        }
+        let label = prefixed(&earlier::FIRST_RELEASES_NODE_LABEL);
+        if node.labels().contains_key(&label) {
+            lines.push(format!("left: {name} has a label of a release 0.1: kubectl label node {name} {label}-"));
+        }
+    }
+    lines
+}
+
+/// The Helm release of an object: name and namespace.
+fn release(object: &Value) -> Option<(&str, &str)> {
+    let annotations = &object["metadata"]["annotations"];
+    Some((annotations[RELEASE].as_str()?, annotations[RELEASE_NAMESPACE].as_str().unwrap_or("default")))
+}
+
+/// Returns the command that makes Helm forget a release, if one holds the definition: its uninstallation would delete the
+/// definition, and with it every shadow of this operator.
+fn helm(record: &Record) -> Option<String> {
+    let (name, namespace) = record.of_kind("CustomResourceDefinition").find_map(release)?;
+    Some(format!(
+        "BEFORE any helm uninstall: the Helm release {name} (namespace {namespace}) holds the definition of the shadows, and \
+         its uninstallation would delete the definition with every shadow of this operator. Make Helm forget the release, \
+         which deletes nothing else: kubectl -n {namespace} delete secret -l owner=helm,name={name}"
+    ))
+}
+
+/// Returns how the remaining objects of the earlier operator are removed.
+fn rest(record: &Record) -> Option<String> {
+    let workloads = || record.of_kind("Deployment").chain(record.of_kind("DaemonSet"));
+    let namespace = workloads().find_map(|workload| workload["metadata"]["namespace"].as_str())?;
+    let definition = record.of_kind("CustomResourceDefinition").find_map(release);
+    let release = workloads().find_map(release).filter(|release| Some(*release) != definition);
+    Some(match release {
+        Some((name, of)) => format!(
+            "then remove the rest of the earlier operator: helm uninstall {name} -n {of}, and kubectl delete namespace \
+             {namespace}"
+        ),
+        None => format!(
+            "then remove the rest of the earlier operator: kubectl delete namespace {namespace}, and its ClusterRoles, \
+             ClusterRoleBindings and PriorityClass (kubectl get clusterroles,clusterrolebindings,priorityclasses -l \
+             app.kubernetes.io/part-of=brupop)"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(name: &str, mut meta: Value, spec: &Value) -> Node {
+        meta["name"] = json!(name);
+        serde_json::from_value(json!({"metadata": meta, "spec": spec})).unwrap()
+    }
+
+    fn owned_by(manager: &str) -> Value {
+        json!({"managedFields": [{
+            "manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
+        }]})
+    }
+
+    fn shadow(wanted: &str) -> EarlierShadow {
+        EarlierShadow::read(&json!({"spec": {"state": wanted}, "status": {"current_state": "Idle"}}))
+    }
+
+    #[test]
+    fn everything_that_is_left_on_a_node_is_named_with_the_command_that_removes_it() {
+        let cordon = json!({"unschedulable": true});
+        let none = json!({});
+        let label = json!({"labels": {names::BALANCER_LABEL: "True"}});
+        let mark = json!({"annotations": {"bottlerocket.aws/action-wanted": "reboot-update", "x": "y"}});
+        let label_of_first = json!({"labels": {"bottlerocket.aws/update-available": "true"}});
+        for (sentence, node, wanted, expected) in [
+            ("a cordon of its own", node("a", owned_by("unknown"), &cordon), Some("Idle"), "probably by the earlier"),
+            ("a cordon of kubectl", node("a", owned_by("kubectl"), &cordon), Some("Idle"), "by another client"),
+            ("a node that it never had", node("a", owned_by("unknown"), &cordon), None, ""),
+            ("its label", node("a", label, &none), None, "exclude-from-external-load-balancers-"),
+            (
+                "an armed host",
+                node("a", json!({}), &none),
+                Some("StagedAndPerformedUpdate"),
+                "brupop.bottlerocket.aws/retry",
+            ),
+            ("a mark", node("a", mark, &none), None, "annotate node a bottlerocket.aws/action-wanted-"),
+            ("a label", node("a", label_of_first, &none), None, "label node a bottlerocket.aws/update-available-"),
+            ("nothing", node("a", json!({}), &none), Some("Idle"), ""),
+        ] {
+            let shadows = wanted.map(|wanted| ("a".to_owned(), shadow(wanted))).into_iter().collect();
+            let lines = left_on_nodes(&shadows, &[node]);
+            match expected {
+                "" => assert!(lines.is_empty(), "{sentence}: {lines:?}"),
+                words => assert!(lines.len() == 1 && lines[0].contains(words), "{sentence}: {lines:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn helm_is_to_forget_the_release_with_the_definition_and_may_uninstall_another() {
+        let object = |kind: &str, release: Option<&str>| {
+            let mut object = json!({"kind": kind, "metadata": {"name": "x", "namespace": "old"}});
+            if let Some(release) = release {
+                object["metadata"]["annotations"] = json!({RELEASE: release, RELEASE_NAMESPACE: "old"});
+            }
+            object
+        };
+        for (definition, workload, forgets, uninstalls) in [
+            (None, None, false, false),
+            (Some("shadow"), None, true, false),
+            (Some("shadow"), Some("operator"), true, true),
+            (Some("one"), Some("one"), true, false),
+            (None, Some("operator"), false, true),
+        ] {
+            let mut record = Record::default();
+            record.add(&[object("CustomResourceDefinition", definition), object("Deployment", workload)]);
+            let text = lines(&record, &BTreeMap::new(), &[]).join("\n");
+            assert_eq!(text.contains("-l owner=helm,name="), forgets, "{text}");
+            assert_eq!(text.contains(": helm uninstall operator -n old"), uninstalls, "{text}");
+            assert!(text.contains("kubectl delete namespace old") && text.contains("next: install"), "{text}");
+        }
+    }
+}

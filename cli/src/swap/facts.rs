@@ -1,0 +1,290 @@
+//! The facts, read from the cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, PostParams};
+use kube::{Client, Resource, ResourceExt as _};
+use models::earlier::{self, EarlierShadow};
+use models::names::{self, APPLICATION, APPLICATION_LABEL, GROUP, SYSTEM_NAMESPACE};
+use models::shadow::{BottlerocketShadow, is_controller_condition};
+use planner::view::{NodeFacts, Projection as _};
+use serde_json::{Value, json};
+
+use super::call::{call, code, if_there, list};
+use super::record::{self, Record};
+use super::settle::{First, Report, unsettled};
+use super::steps::{Definition, Facts, Live, OwnShadow, Phase, ReadOnly};
+
+/// Time for which no shadow of the earlier operator is to be seen before the definition forgets its versions: an API
+/// server that has not yet heard of v3 may still store an object in v2.
+const DELAY: SignedDuration = SignedDuration::from_secs(5);
+
+/// Number of writes in a row that have to be refused. Each may reach another API server.
+const REFUSALS: usize = 3;
+
+/// Namespace of the kubelets' Leases.
+const NODE_LEASES: &str = "kube-node-lease";
+
+/// Name of the definition.
+pub(super) fn definition_name() -> String {
+    format!("{}.{GROUP}", BottlerocketShadow::plural(&()))
+}
+
+/// Observations that take time. They are the only thing that a command does not find again after an interruption: then
+/// it observes from the start.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    nodes: BTreeMap<String, First>,
+    clear_since: Option<Timestamp>,
+}
+
+/// Returns the API of a kind of Kubernetes, for objects as they are, in all namespaces.
+pub(super) fn untyped<K: Resource<DynamicType = ()>>(client: &Client) -> Api<DynamicObject> {
+    Api::all_with(client.clone(), &ApiResource::erase::<K>(&()))
+}
+
+/// Returns the kind of the shadows at a version.
+pub(super) fn shadow_resource(version: &str) -> ApiResource {
+    let mut resource = ApiResource::erase::<BottlerocketShadow>(&());
+    resource.api_version = format!("{GROUP}/{version}");
+    version.clone_into(&mut resource.version);
+    resource
+}
+
+/// Returns an object as it is in the cluster. Items of a list do not name their kind.
+fn live(object: &DynamicObject, resource: &ApiResource) -> anyhow::Result<Live> {
+    let mut value = serde_json::to_value(object)?;
+    value["apiVersion"] = json!(resource.api_version);
+    value["kind"] = json!(resource.kind);
+    Ok(Live {
+        kept: record::kept(&value),
+        uid: object.uid().unwrap_or_default(),
+        version: object.resource_version().unwrap_or_default(),
+    })
+}
+
+/// Reads all facts. The shadows are read once the earlier operator is stopped, or if `ahead` is true: with its webhook
+/// dead, they may take long to fail.
+pub(super) async fn gather(
+    client: &Client,
+    memory: &mut Memory,
+    quiet: SignedDuration,
+    ahead: bool,
+) -> anyhow::Result<Facts> {
+    let now = Timestamp::now();
+    let definition = definition(client).await?;
+    let phase = definition.as_ref().map_or(Phase::Absent, Definition::phase);
+    let nodes: Api<Node> = Api::all(client.clone());
+    let nodes = list(&nodes, ListParams::default(), "list nodes").await?;
+    let nodes: BTreeMap<String, NodeFacts> =
+        nodes.iter().filter_map(NodeFacts::project).map(|node| (node.name.clone(), node)).collect();
+    let (workloads, pods) = (workloads(client).await?, pods(client).await?);
+    let (earlier, own) = if ahead || (workloads.is_empty() && pods.is_empty()) {
+        shadows(client, definition.as_ref(), phase).await?
+    } else {
+        (Ok(Vec::new()), None)
+    };
+    let unsettled = match &earlier {
+        Ok(shadows) if (ahead || pods.is_empty()) && phase == Phase::Earlier => {
+            let reports = reports(client, shadows, &nodes).await?;
+            unsettled(&mut memory.nodes, &reports, now, quiet)
+        }
+        _ => Vec::new(),
+    };
+    let clear = phase == Phase::Both && own.is_some() && earlier.as_ref().is_ok_and(Vec::is_empty);
+    memory.clear_since = memory.clear_since.or(Some(now)).filter(|_| clear);
+    Ok(Facts {
+        now,
+        namespace: namespace_exists(client).await?,
+        record: record(client).await?,
+        workloads,
+        read_only: read_only(client, definition.as_ref()).await?,
+        rechecked: memory.clear_since.is_some_and(|since| now.duration_since(since) >= DELAY),
+        definition,
+        pods,
+        nodes,
+        earlier,
+        unsettled,
+        own,
+    })
+}
+
+async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
+    let api: Api<Namespace> = Api::all(client.clone());
+    let found = if_there(call("get namespaces", api.get_metadata(SYSTEM_NAMESPACE)).await)?;
+    Ok(found.is_some())
+}
+
+pub(super) async fn record(client: &Client) -> anyhow::Result<Record> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
+    Record::read(&list(&api, labelled, &format!("list configmaps in {SYSTEM_NAMESPACE}")).await?)
+}
+
+async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
+    let api = untyped::<CustomResourceDefinition>(client);
+    let answer = call("get customresourcedefinitions", api.get(&definition_name())).await;
+    let Some(found) = if_there(answer)? else { return Ok(None) };
+    let versions = found.data["spec"]["versions"].as_array().cloned().unwrap_or_default();
+    let named = |version: &Value| version["name"].as_str().unwrap_or_default().to_owned();
+    let stored = found.data["status"]["storedVersions"].as_array().into_iter().flatten();
+    let served: BTreeSet<String> = versions.iter().filter(|version| version["served"] == true).map(named).collect();
+    Ok(Some(Definition {
+        live: live(&found, &ApiResource::erase::<CustomResourceDefinition>(&()))?,
+        readable: earlier::VERSIONS.iter().rev().find(|version| served.contains(**version)).map(ToString::to_string),
+        storage: versions.iter().find(|version| version["storage"] == true).map(named).unwrap_or_default(),
+        stored: stored.filter_map(Value::as_str).map(str::to_owned).collect(),
+        versions: versions.iter().map(named).collect(),
+    }))
+}
+
+/// Reads the workloads whose pods are the earlier operator's.
+async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
+    let mut found = Vec::new();
+    for (api, resource, right) in [
+        (untyped::<Deployment>(client), ApiResource::erase::<Deployment>(&()), "list deployments"),
+        (untyped::<DaemonSet>(client), ApiResource::erase::<DaemonSet>(&()), "list daemonsets"),
+    ] {
+        for object in list(&api, ListParams::default(), right).await? {
+            let labels = &object.data["spec"]["template"]["metadata"]["labels"];
+            let labels: BTreeMap<String, String> = serde_json::from_value(labels.clone()).unwrap_or_default();
+            if earlier::is_pod_of(&labels) && object.metadata.deletion_timestamp.is_none() {
+                found.push(live(&object, &resource)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Reads the earlier operator's pods, terminating ones included. One that has ended acts no more.
+async fn pods(client: &Client) -> anyhow::Result<Vec<String>> {
+    let api: Api<Pod> = Api::all(client.clone());
+    let components = format!("{} in ({})", earlier::COMPONENT_LABEL, earlier::COMPONENTS.join(","));
+    let mut found = BTreeSet::new();
+    for selector in [components.as_str(), earlier::FIRST_RELEASES_LABEL] {
+        for pod in list(&api, ListParams::default().labels(selector), "list pods").await? {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            if earlier::is_pod_of(pod.labels()) && !matches!(phase, Some("Succeeded" | "Failed")) {
+                let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+                let node = node.map(|node| format!(" on {node}")).unwrap_or_default();
+                let ends = if pod.metadata.deletion_timestamp.is_some() { ", terminating" } else { "" };
+                let namespace = pod.namespace().unwrap_or_default();
+                found.insert(format!("{namespace}/{}{node}{ends}", pod.name_any()));
+            }
+        }
+    }
+    Ok(found.into_iter().collect())
+}
+
+/// The earlier operator's shadows, or the reason why they cannot be read; and this operator's.
+type Shadows = (Result<Vec<Live>, String>, Option<BTreeMap<String, OwnShadow>>);
+
+async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase) -> anyhow::Result<Shadows> {
+    let Some(definition) = definition.filter(|_| matches!(phase, Phase::Earlier | Phase::Both)) else {
+        return Ok((Ok(Vec::new()), None));
+    };
+    let Some(version) = &definition.readable else {
+        return Ok((Err("neither v1 nor v2 is served".to_owned()), None));
+    };
+    let resource = shadow_resource(version);
+    let right = format!("list bottlerocketshadows.{version}.{GROUP}");
+    let old = match list(&Api::all_with(client.clone(), &resource), ListParams::default(), &right).await {
+        Ok(objects) => objects.iter().map(|object| live(object, &resource)).collect::<anyhow::Result<Vec<_>>>()?,
+        Err(error) if code(&error) == Some(403) => return Err(error),
+        // With a dead webhook: 429 and 500.
+        Err(error) => return Ok((Err(format!("{error:#}")), None)),
+    };
+    if phase == Phase::Earlier {
+        return Ok((Ok(old), None));
+    }
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &shadow_resource("v3"));
+    let answer = list(&api, ListParams::default(), &format!("list bottlerocketshadows.v3.{GROUP}")).await;
+    let Some(all) = if_there(answer)? else { return Ok((Ok(Vec::new()), None)) };
+    // Only a shadow of this operator has an attempt. One that is gone at v3 was deleted between the two lists.
+    let (migrated, unmigrated): (Vec<_>, Vec<_>) =
+        all.iter().partition(|object| object.data["spec"]["attempt"].is_i64());
+    let unmigrated: BTreeSet<String> = unmigrated.into_iter().filter_map(|object| object.uid()).collect();
+    let own = migrated.into_iter().filter(|object| object.namespace().as_deref() == Some(SYSTEM_NAMESPACE));
+    let own = own.map(|object| {
+        let node = names::node_of_shadow(&object.name_any()).to_owned();
+        let version = object.resource_version().unwrap_or_default();
+        (node, OwnShadow { version, untouched: is_untouched(&object.data["status"]) })
+    });
+    Ok((Ok(old.into_iter().filter(|shadow| unmigrated.contains(&shadow.uid)).collect()), Some(own.collect())))
+}
+
+/// Returns true if the controller has written nothing to a status.
+fn is_untouched(status: &Value) -> bool {
+    let types =
+        status["conditions"].as_array().into_iter().flatten().filter_map(|condition| condition["type"].as_str());
+    ["record", "progress", "drain"].iter().all(|field| status[field].is_null())
+        && !types.into_iter().any(is_controller_condition)
+}
+
+/// Reads what the kubelets report of the nodes whose hosts were asked to reboot.
+async fn reports(
+    client: &Client,
+    shadows: &[Live],
+    nodes: &BTreeMap<String, NodeFacts>,
+) -> anyhow::Result<BTreeMap<String, Report>> {
+    let rebooting = shadows.iter().filter(|shadow| EarlierShadow::read(&shadow.kept).may_reboot());
+    let names = rebooting.filter_map(|shadow| shadow.kept["metadata"]["name"].as_str()).map(names::node_of_shadow);
+    let mut reports: BTreeMap<String, Report> = BTreeMap::new();
+    for node in names.filter_map(|name| nodes.get(name)) {
+        let report = Report { ready: node.ready, boot_id: node.boot_id.clone(), renewed: String::new() };
+        reports.insert(node.name.clone(), report);
+    }
+    if reports.is_empty() {
+        return Ok(reports);
+    }
+    let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_LEASES);
+    for lease in list(&leases, ListParams::default(), &format!("list leases in {NODE_LEASES}")).await? {
+        if let Some(report) = reports.get_mut(&lease.name_any())
+            && let Some(time) = lease.spec.and_then(|spec| spec.renew_time)
+        {
+            report.renewed = time.0.to_string();
+        }
+    }
+    Ok(reports)
+}
+
+async fn read_only(client: &Client, definition: Option<&Definition>) -> anyhow::Result<ReadOnly> {
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
+    let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
+    let name = deploy::takeover::READ_ONLY;
+    let policy = call("get validatingadmissionpolicies", policies.get_metadata(name)).await;
+    let binding = call("get validatingadmissionpolicybindings", bindings.get_metadata(name)).await;
+    let mut found = ReadOnly {
+        policy: if_there(policy)?.and_then(|object| object.metadata.uid),
+        binding: if_there(binding)?.and_then(|object| object.metadata.uid),
+        enforced: false,
+    };
+    let Some(version) = definition.and_then(|definition| definition.readable.as_deref()) else { return Ok(found) };
+    if found.policy.is_some() && found.binding.is_some() {
+        let resource = shadow_resource(version);
+        found.enforced = true;
+        for _ in 0..REFUSALS {
+            found.enforced &= is_refused(client, &resource).await?;
+        }
+    }
+    Ok(found)
+}
+
+/// Returns true if the API server refuses a write at an old version for its policy. The write is a dry run.
+async fn is_refused(client: &Client, resource: &ApiResource) -> anyhow::Result<bool> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), SYSTEM_NAMESPACE, resource);
+    let mut object = DynamicObject::new("brs-takeover-check", resource);
+    object.data = json!({"spec": {"state": "Idle"}});
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    match call(&format!("create bottlerocketshadows in {SYSTEM_NAMESPACE}"), api.create(&dry, &object)).await {
+        Err(error) if format!("{error:#}").contains(deploy::takeover::READ_ONLY_MESSAGE) => Ok(true),
+        Err(error) => Err(error),
+        Ok(_) => Ok(false),
+    }
+}

@@ -1,0 +1,196 @@
+//! `kubectl brupop takeover swap` and `undo`: move a cluster from the earlier operator to this one, or back.
+//!
+//! A loop of three parts: read the facts, decide the next step, carry it out. Nothing is remembered between two runs but
+//! what is in the cluster.
+
+mod act;
+mod call;
+mod ending;
+mod facts;
+mod record;
+mod settle;
+mod steps;
+mod undo;
+
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::Args;
+use k8s_openapi::api::core::v1::Node;
+use kube::Client;
+use kube::api::{Api, ListParams};
+use tokio::time::Instant;
+
+use self::call::code;
+use self::facts::{Memory, gather};
+use self::steps::{Facts, Next, Phase, Waiting};
+use crate::page::{confirm, print_line};
+
+/// Polling interval.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Number of times that the same step may be taken in a row: others may write at the same time.
+const TRIES: usize = 10;
+
+/// Options of `takeover swap` and `takeover undo`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Do not ask for confirmation.
+    #[arg(long, short)]
+    yes: bool,
+    /// Only print what would be done from the present state on, in order.
+    #[arg(long)]
+    dry_run: bool,
+    /// Time-out for what has to happen by itself, such as the end of pods, e.g. 90s or 1h30m.
+    #[arg(long, default_value = "15m")]
+    timeout: models::duration::Duration,
+    /// Time for which a node whose host was asked to reboot has to be Ready in one boot.
+    #[arg(long, default_value = "3m")]
+    settle: models::duration::Duration,
+}
+
+/// Moves the cluster to this operator.
+pub(crate) async fn swap(client: Client, options: &Options) -> anyhow::Result<()> {
+    let question = "This stops the earlier operator and replaces its shadows and their definition by this operator's. \
+                    Everything is recorded first. Continue? [y/N]";
+    if run(&client, options, question, steps::next).await?.is_none() {
+        return Ok(());
+    }
+    let facts = gather(&client, &mut Memory::default(), options.settle.signed(), false).await?;
+    if facts.phase() == Phase::Absent && facts.record.is_empty() {
+        print_line("there is no earlier operator in this cluster; install this one by docs/install.md");
+        return Ok(());
+    }
+    let nodes: Api<Node> = Api::all(client);
+    let nodes = call::list(&nodes, ListParams::default(), "list nodes").await?;
+    print_line("the cluster is moved to this operator");
+    for line in ending::lines(&facts.record, &facts.kept_shadows(), &nodes) {
+        print_line(line);
+    }
+    Ok(())
+}
+
+/// Puts the earlier operator back.
+pub(crate) async fn undo(client: Client, options: &Options) -> anyhow::Result<()> {
+    let question = "This puts the earlier operator back as it was recorded. Continue? [y/N]";
+    match run(&client, options, question, undo::next).await? {
+        None => {}
+        Some(0) => print_line("nothing was changed: there is no record of an earlier operator"),
+        Some(_) => print_line(format_args!(
+            "the earlier operator is as it was recorded; the namespace {} stays, delete it if nothing else is in it",
+            models::names::SYSTEM_NAMESPACE
+        )),
+    }
+    Ok(())
+}
+
+/// Takes all steps and returns their number; `None` after a dry run.
+async fn run(
+    client: &Client,
+    options: &Options,
+    question: &str,
+    next: impl Fn(&Facts) -> Next,
+) -> anyhow::Result<Option<usize>> {
+    let mut memory = Memory::default();
+    if options.dry_run {
+        let facts = gather(client, &mut memory, options.settle.signed(), true).await?;
+        for next in steps::all(facts, next) {
+            match next {
+                Next::Act(step) => print_line(format_args!("would {}", step.planned())),
+                Next::Wait(waiting) => print_line(format_args!("would wait: {}", waiting.sentence())),
+                Next::Blocked(reason) => bail!("{reason}"),
+                Next::Done => print_line("nothing was changed"),
+            }
+        }
+        return Ok(None);
+    }
+    if !options.yes {
+        confirm("this changes the cluster: use --yes, or --dry-run to see what would be done", question)?;
+    }
+    let (mut last, mut tries, mut taken) = (None, 0, 0);
+    let mut waits: Option<(Instant, String)> = None;
+    loop {
+        let facts = gather(client, &mut memory, options.settle.signed(), false).await?;
+        match next(&facts) {
+            Next::Done => return Ok(Some(taken)),
+            Next::Blocked(reason) => bail!("{reason}"),
+            Next::Wait(waiting) => wait(&waiting, &mut waits, options).await?,
+            Next::Act(step) => {
+                waits = None;
+                tries = if last.as_ref() == Some(&step.planned()) { tries + 1 } else { 1 };
+                if tries > TRIES {
+                    bail!(
+                        "\"{}\" has no lasting effect: another client, such as Argo CD, Flux or Helm, undoes it. Stop that \
+                         client, then run the command again.",
+                        step.planned()
+                    );
+                }
+                last = Some(step.planned());
+                match act::carry_out(client, &facts, &step).await {
+                    Ok(()) => {
+                        taken += 1;
+                        print_line(step.done());
+                    }
+                    // The object has changed since it was read: read it again.
+                    Err(error) if code(&error) == Some(409) => tokio::time::sleep(PERIOD).await,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+}
+
+/// Prints what is waited for when it changes, and waits for a moment.
+async fn wait(waiting: &Waiting, waits: &mut Option<(Instant, String)>, options: &Options) -> anyhow::Result<()> {
+    let sentence = waiting.sentence();
+    // The time-out is for all that is waited for without a step in between.
+    let since = waits.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+    if waits.as_ref().is_none_or(|(_, shown)| *shown != sentence) {
+        print_line(format_args!("waiting: {sentence}"));
+    }
+    if since.elapsed() >= options.timeout.0 {
+        bail!("after {} this is still so: {sentence}. {}", options.timeout, waiting.advice());
+    }
+    *waits = Some((since, sentence));
+    tokio::time::sleep(PERIOD).await;
+    Ok(())
+}
+
+impl Waiting {
+    /// The fact that is waited for.
+    fn sentence(&self) -> String {
+        match self {
+            Self::Pods(pods) => format!("pods of the earlier operator are left: {}", first(pods)),
+            Self::Nodes(nodes) => {
+                format!("the earlier operator asked hosts to reboot: {}", first(nodes))
+            }
+            Self::ReadOnly => "the API server does not refuse writes at v1 and v2 yet".to_owned(),
+            Self::Served => "the API server does not serve v3 yet".to_owned(),
+            Self::Recheck => "no old shadow is left; they are listed again after a delay".to_owned(),
+        }
+    }
+
+    /// The user's next step if it does not happen.
+    fn advice(&self) -> &'static str {
+        match self {
+            Self::Pods(_) => {
+                "A pod that no Deployment or DaemonSet owns has to be deleted by you. A pod on a node that does not answer \
+                 ends when the node is back, or when you delete the Node. Then run the command again: it goes on from there."
+            }
+            Self::Nodes(_) => {
+                "Bring the nodes back, or delete those that are gone for good. Then run the command again: it goes on from there."
+            }
+            Self::ReadOnly | Self::Served | Self::Recheck => {
+                "See whether all API servers are in order, then run the command again: it goes on from there."
+            }
+        }
+    }
+}
+
+/// Names the first few of many.
+fn first(all: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let more = all.len().saturating_sub(SHOWN);
+    let shown = all.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
+    if more > 0 { format!("{shown}; and {more} more") } else { shown }
+}

@@ -1,0 +1,416 @@
+//! The next step of a takeover, as a function of what is in the cluster and in the record: a command that was interrupted
+//! at any point goes on from there.
+//!
+//! ```text
+//! keep workloads and definition ► delete workloads ► pods gone ► hosts settled ► keep shadows ► conversion None
+//!   ► v1 and v2 read-only ► definition v1 v2 v3 ► shadows of this operator ► delete the kept ones
+//!   ► check again ► storedVersions [v3] ► definition v3 ► policy removed
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::earlier::{self, EarlierShadow};
+use models::names;
+use models::shadow::Record as ShadowRecord;
+use planner::view::NodeFacts;
+use serde_json::{Value, json};
+
+use super::record::{self, Record};
+
+/// An object in the cluster: the part of it that is kept, and what a write is guarded by.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Live {
+    pub(super) kept: Value,
+    pub(super) uid: String,
+    pub(super) version: String,
+}
+
+impl Live {
+    /// Kind, namespace and name, for messages.
+    pub(super) fn id(&self) -> String {
+        deploy::yaml::id(&self.kept)
+    }
+}
+
+/// The definition of the shadows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Definition {
+    pub(super) live: Live,
+    /// All versions.
+    pub(super) versions: Vec<String>,
+    /// The latest of the earlier operator's versions that is served.
+    pub(super) readable: Option<String>,
+    /// Version that objects are stored in.
+    pub(super) storage: String,
+    /// `status.storedVersions`.
+    pub(super) stored: Vec<String>,
+}
+
+/// The progress of the takeover, as the definition shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// There is no definition.
+    Absent,
+    /// The earlier operator's.
+    Earlier,
+    /// All of v1, v2 and v3, stored in v3.
+    Both,
+    /// This operator's.
+    Ours,
+    /// None of these.
+    Other,
+}
+
+impl Definition {
+    pub(super) fn phase(&self) -> Phase {
+        let is_earlier = |version: &String| earlier::VERSIONS.contains(&version.as_str());
+        let (old, rest): (Vec<_>, Vec<_>) = self.versions.iter().partition(|version| is_earlier(version));
+        match (old.as_slice(), rest.as_slice()) {
+            ([_, ..], []) => Phase::Earlier,
+            ([_, ..], [v3]) if *v3 == "v3" && self.storage == "v3" => Phase::Both,
+            ([], [v3]) if *v3 == "v3" => Phase::Ours,
+            _ => Phase::Other,
+        }
+    }
+
+    fn conversion(&self) -> &Value {
+        &self.live.kept["spec"]["conversion"]
+    }
+
+    pub(super) fn converts_by_webhook(&self) -> bool {
+        self.conversion()["strategy"] == "Webhook"
+    }
+}
+
+/// The shadow of a node in this operator's namespace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct OwnShadow {
+    pub(super) version: String,
+    /// True if the controller has written nothing to its status.
+    pub(super) untouched: bool,
+}
+
+/// The policy that makes v1 and v2 read-only.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct ReadOnly {
+    /// Uid of the policy, if it exists.
+    pub(super) policy: Option<String>,
+    /// Uid of its binding, if it exists.
+    pub(super) binding: Option<String>,
+    /// True if the API server refused a write at v1 or v2 for it.
+    pub(super) enforced: bool,
+}
+
+/// Everything that a decision needs.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    pub(super) now: Timestamp,
+    /// True if the operator's namespace exists.
+    pub(super) namespace: bool,
+    pub(super) record: Record,
+    pub(super) definition: Option<Definition>,
+    /// The earlier operator's Deployments and DaemonSets, without those that are being deleted.
+    pub(super) workloads: Vec<Live>,
+    /// The earlier operator's pods that have not ended.
+    pub(super) pods: Vec<String>,
+    pub(super) nodes: BTreeMap<String, NodeFacts>,
+    /// The earlier operator's shadows, or the reason why they cannot be read.
+    pub(super) earlier: Result<Vec<Live>, String>,
+    /// Nodes that may still reboot, each with the reason.
+    pub(super) unsettled: Vec<String>,
+    /// The shadows of this operator by node; `None` while v3 is not served.
+    pub(super) own: Option<BTreeMap<String, OwnShadow>>,
+    pub(super) read_only: ReadOnly,
+    /// True if no shadow of the earlier operator was seen for the fixed delay.
+    pub(super) rechecked: bool,
+}
+
+/// One step. Each is one write, or several of a kind that do not depend on one another.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    CreateNamespace,
+    Keep(Vec<Value>),
+    DeleteWorkload(Live),
+    SetConversion(Value),
+    CreateReadOnly(Value),
+    ServeAllVersions,
+    /// Nodes, each with its uid.
+    CreateShadows(Vec<(String, String)>),
+    /// Nodes, each with the version of its shadow and the record to write.
+    WriteRecords(Vec<(String, String, ShadowRecord)>),
+    DeleteShadows(Vec<Live>),
+    PruneStoredVersions,
+    ServeOwnVersion,
+    /// The policy or its binding, with the uid.
+    DeleteReadOnly(Value, String),
+    /// Only `undo`: a workload as it was.
+    CreateWorkload(Value),
+    /// Only `undo`: a ConfigMap of the record, with its uid.
+    DeleteRecord(String, String),
+}
+
+/// Something that has to happen by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Waiting {
+    Pods(Vec<String>),
+    Nodes(Vec<String>),
+    ReadOnly,
+    Served,
+    Recheck,
+}
+
+/// The result of a decision.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Next {
+    Act(Step),
+    Wait(Waiting),
+    /// Nothing can be done before the user has changed something.
+    Blocked(String),
+    Done,
+}
+
+impl Facts {
+    pub(super) fn phase(&self) -> Phase {
+        self.definition.as_ref().map_or(Phase::Absent, Definition::phase)
+    }
+
+    /// Returns the latest content of the earlier operator's shadows that are kept, by node.
+    pub(super) fn kept_shadows(&self) -> BTreeMap<String, EarlierShadow> {
+        let mut all: BTreeMap<String, EarlierShadow> = BTreeMap::new();
+        for object in self.record.of_kind("BottlerocketShadow") {
+            let node = names::node_of_shadow(object["metadata"]["name"].as_str().unwrap_or_default()).to_owned();
+            let shadow = EarlierShadow::read(object);
+            // One node in two namespaces: the longer back-off.
+            if all.get(&node).is_none_or(|other| other.crash_count < shadow.crash_count) {
+                all.insert(node, shadow);
+            }
+        }
+        all
+    }
+
+    fn keep(&self, objects: &[Value]) -> Option<Next> {
+        let missing: Vec<Value> = objects.iter().filter(|object| !self.record.holds(object)).cloned().collect();
+        if missing.is_empty() {
+            return None;
+        }
+        if !self.namespace {
+            return Some(Next::Act(Step::CreateNamespace));
+        }
+        Some(match record::one_map(&missing) {
+            Ok(chosen) => Next::Act(Step::Keep(chosen)),
+            Err(error) => Next::Blocked(error.to_string()),
+        })
+    }
+}
+
+/// Returns the next step of `swap`.
+pub(super) fn next(facts: &Facts) -> Next {
+    if facts.phase() == Phase::Other {
+        let versions = facts.definition.iter().flat_map(|definition| &definition.versions).cloned();
+        return Next::Blocked(format!(
+            "the definition of the shadows has the versions {}, which are neither the earlier operator's nor this one's: \
+             restore the definition that the earlier operator was installed with",
+            versions.collect::<Vec<_>>().join(", ")
+        ));
+    }
+    stop(facts)
+        .or_else(|| match facts.phase() {
+            Phase::Earlier => settle(facts).or_else(|| Some(prepare(facts))),
+            Phase::Both => Some(swap_shadows(facts)),
+            Phase::Absent | Phase::Ours | Phase::Other => open(facts),
+        })
+        .unwrap_or(Next::Done)
+}
+
+/// Keeps the workloads and the definition, deletes the workloads and waits until the pods are gone.
+fn stop(facts: &Facts) -> Option<Next> {
+    let definition = facts.definition.as_ref().filter(|definition| {
+        // Once it is changed, what was kept before counts.
+        let kept = facts.record.of_kind("CustomResourceDefinition").next().is_some();
+        definition.phase() == Phase::Earlier && (definition.converts_by_webhook() || !kept)
+    });
+    let definition = definition.map(|definition| definition.live.kept.clone());
+    let workloads = facts.workloads.iter().map(|workload| workload.kept.clone());
+    if let Some(keep) = facts.keep(&definition.into_iter().chain(workloads).collect::<Vec<_>>()) {
+        return Some(keep);
+    }
+    let key = |workload: &&Live| (is_api_server(&workload.kept), workload.id());
+    if let Some(workload) = facts.workloads.iter().min_by_key(key) {
+        return Some(Next::Act(Step::DeleteWorkload(workload.clone())));
+    }
+    (!facts.pods.is_empty()).then(|| Next::Wait(Waiting::Pods(facts.pods.clone())))
+}
+
+/// Returns true for the workload of the earlier operator's API server. It is deleted last, and created first.
+pub(super) fn is_api_server(workload: &Value) -> bool {
+    workload["spec"]["template"]["metadata"]["labels"][earlier::COMPONENT_LABEL] == "apiserver"
+}
+
+/// Waits for hosts that were asked to reboot, and keeps the shadows.
+fn settle(facts: &Facts) -> Option<Next> {
+    let by_webhook = facts.definition.as_ref().is_some_and(Definition::converts_by_webhook);
+    match &facts.earlier {
+        // Without the webhook every object is read as it is stored, and none is changed.
+        Err(_) if by_webhook => Some(Next::Act(Step::SetConversion(json!({"strategy": "None"})))),
+        Err(reason) => Some(unreadable(reason)),
+        Ok(_) if !facts.unsettled.is_empty() => Some(Next::Wait(Waiting::Nodes(facts.unsettled.clone()))),
+        Ok(shadows) => facts.keep(&shadows.iter().map(|shadow| shadow.kept.clone()).collect::<Vec<_>>()),
+    }
+}
+
+fn unreadable(reason: &str) -> Next {
+    Next::Blocked(format!("the earlier operator's shadows cannot be read: {reason}"))
+}
+
+/// Replaces the conversion, closes v1 and v2, and adds v3 to the definition.
+fn prepare(facts: &Facts) -> Next {
+    if facts.definition.as_ref().is_some_and(Definition::converts_by_webhook) {
+        return Next::Act(Step::SetConversion(json!({"strategy": "None"})));
+    }
+    close(facts).unwrap_or(Next::Act(Step::ServeAllVersions))
+}
+
+/// Makes v1 and v2 read-only.
+fn close(facts: &Facts) -> Option<Next> {
+    let [policy, binding] = deploy::takeover::read_only_policy();
+    if facts.read_only.policy.is_none() {
+        return Some(Next::Act(Step::CreateReadOnly(policy)));
+    }
+    if facts.read_only.binding.is_none() {
+        return Some(Next::Act(Step::CreateReadOnly(binding)));
+    }
+    (!facts.read_only.enforced).then_some(Next::Wait(Waiting::ReadOnly))
+}
+
+/// Removes that policy.
+pub(super) fn open(facts: &Facts) -> Option<Next> {
+    let [policy, binding] = deploy::takeover::read_only_policy();
+    let delete = |object: Value, uid: &Option<String>| Some(Next::Act(Step::DeleteReadOnly(object, uid.clone()?)));
+    delete(binding, &facts.read_only.binding).or_else(|| delete(policy, &facts.read_only.policy))
+}
+
+/// Replaces the earlier operator's shadows by this operator's, and then the definition.
+fn swap_shadows(facts: &Facts) -> Next {
+    if let Some(closing) = close(facts) {
+        return closing;
+    }
+    let Some(own) = &facts.own else { return Next::Wait(Waiting::Served) };
+    let earlier = match &facts.earlier {
+        Ok(earlier) => earlier,
+        Err(reason) => return unreadable(reason),
+    };
+    if let Some(keep) = facts.keep(&earlier.iter().map(|shadow| shadow.kept.clone()).collect::<Vec<_>>()) {
+        return keep;
+    }
+    let (mut missing, mut records) = (Vec::new(), Vec::new());
+    for (node, shadow) in facts.kept_shadows() {
+        let Some(node) = facts.nodes.get(&node).filter(|node| node.labelled && !node.deleting) else { continue };
+        match own.get(&node.name) {
+            None => missing.push((node.name.clone(), node.uid.clone())),
+            Some(OwnShadow { version, untouched: true }) => {
+                let record = record::back_off(&shadow, facts.now);
+                records.extend(record.map(|record| (node.name.clone(), version.clone(), record)));
+            }
+            Some(_) => {}
+        }
+    }
+    let pruned = facts.definition.as_ref().is_some_and(|definition| definition.stored == ["v3"]);
+    if !missing.is_empty() {
+        Next::Act(Step::CreateShadows(missing))
+    } else if !records.is_empty() {
+        Next::Act(Step::WriteRecords(records))
+    } else if !earlier.is_empty() {
+        Next::Act(Step::DeleteShadows(earlier.clone()))
+    } else if !facts.rechecked {
+        Next::Wait(Waiting::Recheck)
+    } else if !pruned {
+        Next::Act(Step::PruneStoredVersions)
+    } else {
+        Next::Act(Step::ServeOwnVersion)
+    }
+}
+
+/// Changes the facts as if the step had been carried out, or the wait had ended.
+pub(super) fn assume(facts: &mut Facts, next: &Next) {
+    let both = || Definition {
+        versions: ["v1", "v2", "v3"].map(str::to_owned).to_vec(),
+        storage: "v3".to_owned(),
+        stored: vec!["v2".to_owned(), "v3".to_owned()],
+        ..Definition::default()
+    };
+    let own = facts.own.get_or_insert_default();
+    match next {
+        Next::Act(step) => match step {
+            Step::CreateNamespace => facts.namespace = true,
+            Step::Keep(objects) => facts.record.assume_map(objects),
+            Step::DeleteWorkload(workload) => facts.workloads.retain(|other| other != workload),
+            Step::SetConversion(conversion) => {
+                if let Some(definition) = &mut facts.definition {
+                    definition.live.kept["spec"]["conversion"] = conversion.clone();
+                }
+                if facts.earlier.is_err() {
+                    facts.earlier = Ok(Vec::new());
+                }
+            }
+            Step::CreateReadOnly(object) if object["kind"] == "ValidatingAdmissionPolicy" => {
+                facts.read_only.policy = Some(String::new());
+            }
+            Step::CreateReadOnly(_) => facts.read_only.binding = Some(String::new()),
+            Step::ServeAllVersions => facts.definition = Some(both()),
+            Step::CreateShadows(nodes) => {
+                let fresh = OwnShadow { untouched: true, ..OwnShadow::default() };
+                own.extend(nodes.iter().map(|(node, _)| (node.clone(), fresh.clone())));
+            }
+            Step::WriteRecords(nodes) => {
+                own.extend(nodes.iter().map(|(node, ..)| (node.clone(), OwnShadow::default())));
+            }
+            Step::DeleteShadows(_) => facts.earlier = Ok(Vec::new()),
+            Step::PruneStoredVersions => {
+                facts.definition = Some(Definition { stored: vec!["v3".to_owned()], ..both() })
+            }
+            Step::ServeOwnVersion => {
+                facts.definition = Some(Definition { versions: vec!["v3".to_owned()], ..both() });
+            }
+            Step::DeleteReadOnly(object, _) if object["kind"] == "ValidatingAdmissionPolicy" => {
+                facts.read_only.policy = None;
+            }
+            Step::DeleteReadOnly(..) => {
+                facts.read_only.binding = None;
+                facts.read_only.enforced = false;
+            }
+            Step::CreateWorkload(workload) => {
+                facts.workloads.push(Live { kept: workload.clone(), ..Live::default() });
+            }
+            Step::DeleteRecord(name, _) => facts.record.maps.retain(|(other, _)| other != name),
+        },
+        Next::Wait(waiting) => match waiting {
+            Waiting::Pods(_) => facts.pods.clear(),
+            Waiting::Nodes(_) => facts.unsettled.clear(),
+            Waiting::ReadOnly => facts.read_only.enforced = true,
+            Waiting::Served => {}
+            Waiting::Recheck => facts.rechecked = true,
+        },
+        Next::Blocked(_) | Next::Done => {}
+    }
+}
+
+/// Returns all that would be done from the present state on, in order. The last one is what it ends with.
+pub(super) fn all(mut facts: Facts, next: impl Fn(&Facts) -> Next) -> Vec<Next> {
+    let mut all = Vec::new();
+    // Every step changes the facts, so that none is repeated.
+    let mut seen = BTreeSet::new();
+    loop {
+        let step = next(&facts);
+        let ends = matches!(step, Next::Blocked(_) | Next::Done) || !seen.insert(format!("{step:?}"));
+        assume(&mut facts, &step);
+        all.push(step);
+        if ends {
+            return all;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "steps_cases.rs"]
+mod tests;

@@ -1,0 +1,288 @@
+use serde_json::json;
+
+use super::super::undo;
+use super::*;
+
+fn live(kept: Value) -> Live {
+    Live { kept, uid: "u".to_owned(), version: "1".to_owned() }
+}
+
+fn workload(kind: &str, name: &str, component: &str) -> Live {
+    live(json!({
+        "apiVersion": "apps/v1", "kind": kind, "metadata": {"name": name, "namespace": "old"},
+        "spec": {"template": {"metadata": {"labels": {earlier::COMPONENT_LABEL: component}}}},
+    }))
+}
+
+fn shadow(node: &str, wanted: &str, crashes: u32) -> Live {
+    live(json!({
+        "apiVersion": "brupop.bottlerocket.aws/v2", "kind": "BottlerocketShadow",
+        "metadata": {"name": format!("brs-{node}"), "namespace": "old", "uid": "u"},
+        "spec": {"state": wanted}, "status": {"current_state": "Idle", "crash_count": crashes},
+    }))
+}
+
+fn node(name: &str, labelled: bool) -> (String, NodeFacts) {
+    (name.to_owned(), NodeFacts { name: name.to_owned(), uid: "n".to_owned(), labelled, ..NodeFacts::default() })
+}
+
+fn definition(versions: &[&str], storage: &str, stored: &[&str], conversion: &Value) -> Definition {
+    let owned = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect();
+    Definition {
+        live: live(json!({
+            "kind": "CustomResourceDefinition", "metadata": {"name": "d"}, "spec": {"conversion": conversion},
+        })),
+        versions: owned(versions),
+        readable: Some("v2".to_owned()),
+        storage: storage.to_owned(),
+        stored: owned(stored),
+    }
+}
+
+fn definition_of(facts: &mut Facts) -> &mut Definition {
+    facts.definition.as_mut().unwrap()
+}
+
+/// The definition of the first releases with one.
+fn v1() -> Definition {
+    definition(&["v1"], "v1", &["v1"], &json!({"strategy": "None"}))
+}
+
+fn agent(name: &str) -> Live {
+    workload("DaemonSet", name, "agent")
+}
+
+/// Shadows of this operator that the controller has written to.
+fn touched() -> BTreeMap<String, OwnShadow> {
+    ["a", "b"].map(|node| (node.to_owned(), OwnShadow::default())).into()
+}
+
+fn webhook() -> Value {
+    json!({"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v2", "v1"]}})
+}
+
+/// A cluster with a running earlier operator: two nodes, one of them in back-off, and a shadow without a node.
+fn running() -> Facts {
+    Facts {
+        now: "2026-01-02T00:00:00Z".parse().unwrap(),
+        namespace: false,
+        record: Record::default(),
+        definition: Some(definition(&["v1", "v2"], "v2", &["v1", "v2"], &webhook())),
+        workloads: vec![
+            workload("Deployment", "brupop-apiserver", "apiserver"),
+            workload("Deployment", "brupop-controller-deployment", "brupop-controller"),
+            agent("brupop-agent"),
+        ],
+        pods: vec!["old/brupop-agent-1 on a".to_owned()],
+        nodes: BTreeMap::from([node("a", true), node("b", true), node("c", false)]),
+        earlier: Ok(vec![
+            shadow("a", "Idle", 0),
+            shadow("b", "Idle", 3),
+            shadow("c", "Idle", 1),
+            shadow("gone", "Idle", 0),
+        ]),
+        unsettled: Vec::new(),
+        own: None,
+        read_only: ReadOnly::default(),
+        rechecked: false,
+    }
+}
+
+fn name(next: &Next) -> String {
+    let text = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    match next {
+        Next::Act(Step::CreateNamespace) => "namespace".to_owned(),
+        Next::Act(Step::Keep(objects)) => format!("keep {}", objects.len()),
+        Next::Act(Step::DeleteWorkload(workload)) => format!("delete {}", text(&workload.kept)),
+        Next::Act(Step::SetConversion(conversion)) => {
+            format!("conversion {}", conversion["strategy"].as_str().unwrap())
+        }
+        Next::Act(Step::CreateReadOnly(object)) => format!("create {}", object["kind"].as_str().unwrap()),
+        Next::Act(Step::ServeAllVersions) => "v1 v2 v3".to_owned(),
+        Next::Act(Step::CreateShadows(nodes)) => {
+            format!("create {}", nodes.iter().map(|(node, _)| node.as_str()).collect::<Vec<_>>().join(" "))
+        }
+        Next::Act(Step::WriteRecords(nodes)) => {
+            let all: Vec<String> =
+                nodes.iter().map(|(node, _, record)| format!("{node} {}", record.failures)).collect();
+            format!("record {}", all.join(" "))
+        }
+        Next::Act(Step::DeleteShadows(shadows)) => format!("delete {} shadows", shadows.len()),
+        Next::Act(Step::PruneStoredVersions) => "prune".to_owned(),
+        Next::Act(Step::ServeOwnVersion) => "v3".to_owned(),
+        Next::Act(Step::DeleteReadOnly(object, _)) => format!("delete {}", object["kind"].as_str().unwrap()),
+        Next::Act(Step::CreateWorkload(object)) => format!("create {}", text(object)),
+        Next::Act(Step::DeleteRecord(name, _)) => format!("delete {name}"),
+        Next::Wait(waiting) => format!("wait {waiting:?}").chars().take_while(|c| *c != '(').collect(),
+        Next::Blocked(_) => "blocked".to_owned(),
+        Next::Done => "done".to_owned(),
+    }
+}
+
+const SWAP: [&str; 21] = [
+    "namespace",
+    "keep 4",
+    "delete brupop-agent",
+    "delete brupop-controller-deployment",
+    "delete brupop-apiserver",
+    "wait Pods",
+    "keep 4",
+    "conversion None",
+    "create ValidatingAdmissionPolicy",
+    "create ValidatingAdmissionPolicyBinding",
+    "wait ReadOnly",
+    "v1 v2 v3",
+    "create a b",
+    "record b 3",
+    "delete 4 shadows",
+    "wait Recheck",
+    "prune",
+    "v3",
+    "delete ValidatingAdmissionPolicyBinding",
+    "delete ValidatingAdmissionPolicy",
+    "done",
+];
+
+fn names(all: &[Next]) -> Vec<String> {
+    all.iter().map(name).collect()
+}
+
+#[test]
+fn takeover_takes_its_steps_in_order_and_goes_on_from_any_of_them() {
+    let mut facts = running();
+    for done in 0..SWAP.len() {
+        assert_eq!(names(&all(facts.clone(), next)), SWAP[done..], "after {done} steps");
+        let step = next(&facts);
+        assume(&mut facts, &step);
+    }
+}
+
+#[test]
+fn undo_restores_everything_until_v3_is_stored() {
+    let (mut facts, original) = (running(), running());
+    for step in SWAP {
+        let back = all(facts.clone(), undo::next);
+        if matches!(facts.phase(), Phase::Both | Phase::Ours) {
+            assert_eq!(names(&back), ["blocked"], "before {step}");
+        } else {
+            let mut restored = facts.clone();
+            for step in &back {
+                assume(&mut restored, step);
+            }
+            assert_eq!(names(&back).last().unwrap(), "done", "before {step}: {back:?}");
+            let ids = |facts: &Facts| facts.workloads.iter().map(Live::id).collect::<BTreeSet<_>>();
+            assert_eq!(ids(&restored), ids(&original), "before {step}");
+            let kept = |facts: &Facts| facts.definition.as_ref().unwrap().live.kept.clone();
+            assert_eq!(kept(&restored), kept(&original), "before {step}");
+            assert_eq!(restored.read_only, original.read_only, "before {step}");
+            assert!(restored.record.is_empty(), "before {step}");
+        }
+        let step = next(&facts);
+        assume(&mut facts, &step);
+    }
+}
+
+#[test]
+fn undo_creates_the_api_server_first() {
+    let mut facts = running();
+    for _ in 0..8 {
+        let step = next(&facts);
+        assume(&mut facts, &step);
+    }
+    assert_eq!(
+        names(&all(facts, undo::next)),
+        [
+            "conversion Webhook",
+            "create brupop-apiserver",
+            "create brupop-agent",
+            "create brupop-controller-deployment",
+            "delete brupop-takeover-1",
+            "delete brupop-takeover-2",
+            "done",
+        ]
+    );
+}
+
+/// A cluster right before the step with this name.
+fn before(step: &str) -> Facts {
+    let mut facts = running();
+    while name(&next(&facts)) != step {
+        let step = next(&facts);
+        assert!(!matches!(step, Next::Done | Next::Blocked(_)), "{step:?}");
+        assume(&mut facts, &step);
+    }
+    facts
+}
+
+/// A sentence, the step before which the facts are changed, the change, and the step that is next then.
+type Case = (&'static str, &'static str, fn(&mut Facts), &'static str);
+
+fn check(cases: &[Case]) {
+    for (sentence, step, change, expected) in cases {
+        let mut facts = before(step);
+        change(&mut facts);
+        assert_eq!(name(&next(&facts)), *expected, "{sentence}");
+    }
+}
+
+#[test]
+fn earlier_operator_that_is_not_as_expected_is_stopped_kept_or_waited_for() {
+    check(&[
+        ("shadows unreadable at first", "keep 4", |f| f.earlier = Err("429".into()), "keep 4"),
+        ("shadows unreadable", "conversion None", |f| f.earlier = Err("429".into()), "conversion None"),
+        ("without a webhook", "create ValidatingAdmissionPolicy", |f| f.earlier = Err("500".into()), "blocked"),
+        ("a host that may reboot", "conversion None", |f| f.unsettled = vec!["a".into()], "wait Nodes"),
+        ("a changed shadow", "conversion None", |f| f.earlier = Ok(vec![shadow("a", "Idle", 9)]), "keep 1"),
+        ("a workload again", "v1 v2 v3", |f| f.workloads = vec![agent("brupop-agent")], "delete brupop-agent"),
+        ("a new workload", "prune", |f| f.workloads = vec![agent("other")], "keep 1"),
+        ("a pod late", "prune", |f| f.pods = vec!["p".into()], "wait Pods"),
+        ("v1 alone", "namespace", |f| f.definition = Some(v1()), "namespace"),
+        ("another definition", "namespace", |f| definition_of(f).versions.push("v9".into()), "blocked"),
+    ]);
+}
+
+#[test]
+fn other_writers_during_the_swap_lose_nothing() {
+    let (policy, binding) = ("create ValidatingAdmissionPolicy", "create ValidatingAdmissionPolicyBinding");
+    check(&[
+        ("a policy deleted late", "create a b", |f| f.read_only.policy = None, policy),
+        ("a binding deleted late", "create a b", |f| f.read_only.binding = None, binding),
+        ("a policy not enforced", "delete 4 shadows", |f| f.read_only.enforced = false, "wait ReadOnly"),
+        ("v3 not served", "create a b", |f| f.own = None, "wait Served"),
+        ("a late shadow", "prune", |f| f.earlier = Ok(vec![shadow("late", "Idle", 0)]), "keep 1"),
+        ("pruned too early", "delete 4 shadows", |f| definition_of(f).stored = vec!["v3".into()], "delete 4 shadows"),
+        ("pruned after all", "prune", |f| definition_of(f).stored = vec!["v3".into()], "v3"),
+        ("a deleted node", "create a b", |f| f.nodes.retain(|name, _| name != "a"), "create b"),
+        ("a record of the controller", "record b 3", |f| f.own = Some(touched()), "delete 4 shadows"),
+    ]);
+}
+
+#[test]
+fn releases_without_a_webhook_or_a_definition_are_taken_over_too() {
+    let mut first = running();
+    first.definition = None;
+    first.earlier = Ok(Vec::new());
+    let expected = [&["namespace", "keep 3"][..], &SWAP[2..6], &["done"]].concat();
+    assert_eq!(names(&all(first, next)), expected, "0.1 has no definition");
+
+    let mut v1 = running();
+    v1.definition = Some(self::v1());
+    let steps = names(&all(v1, next));
+    assert!(!steps.iter().any(|step| step.starts_with("conversion")), "{steps:?}");
+    assert_eq!(steps.last().unwrap(), "done");
+}
+
+#[test]
+fn unreadable_shadows_are_read_once_the_conversion_is_replaced() {
+    let mut facts = before("keep 4");
+    while name(&next(&facts)) != "wait Pods" {
+        let step = next(&facts);
+        assume(&mut facts, &step);
+    }
+    assume(&mut facts, &Next::Wait(Waiting::Pods(Vec::new())));
+    facts.earlier = Err("429".to_owned());
+    assert_eq!(name(&next(&facts)), "conversion None");
+    assume(&mut facts, &Next::Act(Step::SetConversion(json!({"strategy": "None"}))));
+    facts.earlier = running().earlier;
+    assert_eq!(names(&all(facts, next))[..2], ["keep 4", "create ValidatingAdmissionPolicy"]);
+}

@@ -1,0 +1,279 @@
+//! Taking over from the earlier operator: its shadows and their back-off are kept, whatever interrupts the command.
+
+use std::process::Stdio;
+
+use anyhow::Context as _;
+use integ::oracle::Expectations;
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::ApiResource;
+use models::names::{self, SYSTEM_NAMESPACE};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+use crate::interfere::poll;
+use crate::support::{NEW, ScenarioContext, is_on, nodes, record, run_expecting};
+use crate::uninstall::{EARLIER, install_lines, output_text, plugin, shell};
+
+const OLD_NAMESPACE: &str = "brupop-bottlerocket-aws";
+const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+const SWAP: [&str; 5] = ["takeover", "swap", "--yes", "--settle", "2s"];
+
+fn old_shadows(ctx: &ScenarioContext, version: &str) -> Api<DynamicObject> {
+    let mut resource = ApiResource::erase::<models::shadow::BottlerocketShadow>(&());
+    version.clone_into(&mut resource.version);
+    resource.api_version = format!("{}/{version}", names::GROUP);
+    Api::namespaced_with(ctx.bed.client.clone(), OLD_NAMESPACE, &resource)
+}
+
+/// Creates a shadow of the earlier operator with its status, stored in `version`.
+async fn old_shadow(ctx: &ScenarioContext, node: &str, version: &str, content: Value) -> anyhow::Result<()> {
+    let name = names::shadow_name(node);
+    let mut object: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": format!("{}/{version}", names::GROUP), "kind": "BottlerocketShadow",
+        "metadata": {"name": name}, "spec": content["spec"],
+    }))?;
+    let uid = ctx
+        .kubectl(&["get", "nodes", "-o", &format!("jsonpath={{.items[?(@.metadata.name==\"{node}\")].metadata.uid}}")])
+        .await?;
+    if !uid.is_empty() {
+        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]);
+        object.metadata.owner_references = Some(serde_json::from_value(owner)?);
+    }
+    let api = old_shadows(ctx, version);
+    poll("the earlier definition is served", async || Ok(api.create(&PostParams::default(), &object).await.ok()))
+        .await?;
+    let status = Patch::Merge(json!({"status": content["status"]}));
+    api.patch_status(&name, &PatchParams::default(), &status).await?;
+    Ok(())
+}
+
+fn workload(kind: &str, name: &str, component: &str) -> Value {
+    let labels = json!({"brupop.bottlerocket.aws/component": component});
+    let mut object = json!({
+        "apiVersion": "apps/v1", "kind": kind,
+        "metadata": {"name": name, "namespace": OLD_NAMESPACE, "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "terminationGracePeriodSeconds": 1,
+                    "containers": [{"name": "brupop", "image": "example.invalid/app:1"}],
+                },
+            },
+        },
+    });
+    if kind == "Deployment" {
+        object["spec"]["replicas"] = json!(1);
+    }
+    object
+}
+
+/// Installs what the earlier operator leaves in a cluster that was upgraded from a release with v1 alone.
+async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    // The webhook is dead, as in most clusters: no such Service exists. Objects stored in v1 are then unreadable at v2.
+    let first = "sed -e '/conversion:/,/port: 443/d' -e 's/storage: true/storage: X/' -e 's/storage: false/storage: true/' \
+                 -e 's/storage: X/storage: false/'";
+    shell(ctx, &format!("{first} {EARLIER} | kubectl apply --server-side --field-manager=helm -f -")).await?;
+    shell(ctx, &format!("kubectl create namespace {OLD_NAMESPACE}")).await?;
+    old_shadow(
+        ctx,
+        "gone",
+        "v1",
+        json!({
+            "spec": {"state": "StagedUpdate", "version": "1.19.0"},
+            "status": {"current_state": "Idle", "current_version": "1.18.0", "target_version": "1.19.0"},
+        }),
+    )
+    .await?;
+    shell(ctx, &format!("kubectl apply --server-side --field-manager=helm -f {EARLIER}")).await?;
+    // The webhook is in force, and with it the new storage version.
+    let at_v2 = old_shadows(ctx, "v2");
+    poll("the definition is in force", async || Ok(at_v2.get("brs-gone").await.is_err().then_some(()))).await?;
+    let failed_at = jiff::Timestamp::now().to_string();
+    old_shadow(
+        ctx,
+        "node-1",
+        "v2",
+        json!({
+            "spec": {"state": "Idle"},
+            "status": {
+                "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": 3,
+                "state_transition_failure_timestamp": failed_at,
+            },
+        }),
+    )
+    .await?;
+    old_shadow(
+        ctx,
+        "node-2",
+        "v2",
+        json!({
+            "spec": {"state": "RebootedIntoUpdate", "version": "1.20.0"},
+            "status": {
+                "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.0",
+                "crash_count": 0,
+            },
+        }),
+    )
+    .await?;
+    integ::bed::workload::apply(
+        &ctx.bed.client,
+        vec![
+            workload("Deployment", "brupop-apiserver", "apiserver"),
+            workload("Deployment", "brupop-controller-deployment", "brupop-controller"),
+            workload("DaemonSet", "brupop-agent", "agent"),
+        ],
+    )
+    .await?;
+    running(ctx).await
+}
+
+/// Waits until the earlier operator's pods run.
+async fn running(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    ctx.until("the earlier operator runs", |world| {
+        world.pods.values().filter(|pod| pod.namespace == OLD_NAMESPACE && pod.ready && !pod.terminating).count() == 4
+    })
+    .await?;
+    Ok(())
+}
+
+/// The specification of everything that `undo` has to restore.
+async fn specifications(ctx: &ScenarioContext) -> anyhow::Result<Value> {
+    let text = ctx.kubectl(&["get", "deployments,daemonsets", "-n", OLD_NAMESPACE, "-o", "json"]).await?;
+    let workloads: Value = serde_json::from_str(&text)?;
+    let definition: Value = serde_json::from_str(&ctx.kubectl(&["get", "crd", DEFINITION, "-o", "json"]).await?)?;
+    let both = workloads["items"].as_array().into_iter().flatten().chain([&definition]);
+    Ok(both
+        .map(|object| {
+            let meta = &object["metadata"];
+            json!([meta["name"], meta["labels"], object["spec"]])
+        })
+        .collect())
+}
+
+/// Runs `kubectl brupop takeover swap` until it has done one thing more, or is at its end, and kills it there. Returns what it
+/// had done; `None` at its end.
+async fn swap_once(ctx: &ScenarioContext, until: impl Fn(&str) -> bool) -> anyhow::Result<Option<String>> {
+    let mut child = tokio::process::Command::new(integ::bed::Programs::find()?.plugin)
+        .args(SWAP)
+        .env("KUBECONFIG", ctx.bed.control_plane.kubeconfig())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
+    while let Some(line) = lines.next_line().await? {
+        if line.starts_with("the cluster is moved") {
+            return Ok(None);
+        }
+        if !line.starts_with("waiting:") && until(&line) {
+            child.kill().await?;
+            return Ok(Some(line));
+        }
+    }
+    let output = child.wait_with_output().await?;
+    anyhow::bail!("the command ended: {}", output_text(&output))
+}
+
+async fn config_maps(ctx: &ScenarioContext) -> anyhow::Result<String> {
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "configmaps", "-o", "name"]).await
+}
+
+const ANY: Expectations = Expectations { max_unavailable: Some(1), nothing_left: false };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow::Result<()> {
+    run_expecting(nodes(2), ANY, async |ctx| {
+        earlier_operator(ctx).await?;
+        // As the earlier operator does: by a client without a name.
+        let cordon = Patch::Strategic(json!({"spec": {"unschedulable": true}}));
+        let all: Api<k8s_openapi::api::core::v1::Node> = Api::all(ctx.bed.client.clone());
+        all.patch("node-2", &PatchParams::default(), &cordon).await?;
+        let before = specifications(ctx).await?;
+
+        let asked = plugin(ctx, &["takeover", "swap"]).await?;
+        assert!(!asked.status.success() && output_text(&asked).contains("--yes"), "{}", output_text(&asked));
+        let dry = plugin(ctx, &["takeover", "swap", "--dry-run"]).await?;
+        let text = output_text(&dry);
+        assert!(dry.status.success() && text.contains("would delete DaemonSet"), "{text}");
+        assert!(text.contains("v3 alone") && text.contains("nothing was changed"), "{text}");
+        assert_eq!(specifications(ctx).await?, before);
+
+        // Undo, from the last moment before v3 is stored.
+        swap_once(ctx, |line| line.contains("ValidatingAdmissionPolicyBinding")).await?.context("not killed")?;
+        assert_ne!(specifications(ctx).await?, before);
+        let undone = plugin(ctx, &["takeover", "undo", "--yes"]).await?;
+        assert!(undone.status.success(), "{}", output_text(&undone));
+        assert_eq!(specifications(ctx).await?, before);
+        assert!(!config_maps(ctx).await?.contains("takeover"), "{}", config_maps(ctx).await?);
+        running(ctx).await?;
+
+        let mut done = Vec::new();
+        while let Some(line) = swap_once(ctx, |_| true).await? {
+            done.push(line);
+            assert!(done.len() < 60, "{done:#?}");
+        }
+        assert!(done.len() >= 12, "{done:#?}");
+        taken_over(ctx).await?;
+
+        let late = plugin(ctx, &["takeover", "undo", "--yes"]).await?;
+        assert!(!late.status.success() && output_text(&late).contains("stored in v3"), "{}", output_text(&late));
+        let again = plugin(ctx, &SWAP).await?;
+        let text = output_text(&again);
+        assert!(again.status.success() && text.contains("kubectl uncordon node-2"), "{text}");
+        assert!(text.contains("cordoned, probably by the earlier operator"), "{text}");
+        assert!(text.contains("the host of node-2 may be armed"), "{text}");
+        updates(ctx).await
+    })
+    .await?;
+    Ok(())
+}
+
+/// Checks that nothing is left in the old versions, and nothing is lost.
+async fn taken_over(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let definition: Value = serde_json::from_str(&ctx.kubectl(&["get", "crd", DEFINITION, "-o", "json"]).await?)?;
+    assert_eq!(definition["status"]["storedVersions"], json!(["v3"]));
+    assert_eq!(definition["spec"]["versions"].as_array().map(Vec::len), Some(1));
+    let shadows =
+        ctx.kubectl(&["get", "brs", "-A", "-o", "custom-columns=:.metadata.namespace,:.metadata.name,:.spec"]).await?;
+    assert_eq!(shadows.matches("attempt:0").count(), 2, "{shadows}");
+    assert!(!shadows.contains(OLD_NAMESPACE) && !shadows.contains("brs-gone"), "{shadows}");
+    let policies =
+        ctx.kubectl(&["get", "validatingadmissionpolicies,validatingadmissionpolicybindings", "-o", "name"]).await?;
+    assert!(!policies.contains("brupop-earlier-versions"), "{policies}");
+
+    let world = ctx.until("the shadows are recorded", |world| world.shadows.len() == 2).await?;
+    let kept = record(&world, "node-1");
+    assert!(kept.failures == 3 && kept.not_before.is_some() && kept.version_failures.is_empty(), "{kept:?}");
+    assert_eq!(record(&world, "node-2").failures, 0);
+    for shadow in world.shadows.values() {
+        assert!(shadow.owner.is_some(), "{shadow:?}");
+    }
+    let record = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "configmaps", "-o", "yaml"]).await?;
+    for part in
+        ["brs-gone", "1.19.0", "StagedUpdate", "brs-node-1", "crash_count", "conversionReviewVersions", "DaemonSet"]
+    {
+        assert!(record.contains(part), "{part} is not recorded:\n{record}");
+    }
+    Ok(())
+}
+
+/// Installs the operator as documented, and updates both nodes.
+async fn updates(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    // The definitions without force, as documented; the rest with the programs of the test.
+    let lines = install_lines()?;
+    let (definitions, _) = lines.rsplit_once("&&").context("more commands")?;
+    shell(ctx, definitions).await?;
+    ctx.install().await?;
+    ctx.release();
+    // The commands that were printed.
+    ctx.kubectl(&["uncordon", "node-2"]).await?;
+    let world = ctx.until("node-2 is updated", |world| is_on(world, "node-2", &NEW)).await?;
+    assert!(!is_on(&world, "node-1", &NEW), "node-1 is in back-off");
+    let retry = format!("{}=now", names::RETRY_ANNOTATION);
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", "brs-node-1", &retry]).await?;
+    ctx.updated().await?;
+    Ok(())
+}
