@@ -32,6 +32,7 @@ use crate::daemon_sets::DaemonSets;
 use crate::expressions::Expressions;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
+use crate::migrate::Progress;
 
 /// Time for which changes are collected after a turn, at least and at most.
 const SHORTEST_REST: Duration = Duration::from_millis(5);
@@ -58,6 +59,8 @@ pub struct Options {
     /// The read of every cache since the lead was taken. Nothing is decided before its end.
     pub reading: Reading,
     pub expressions: Expressions,
+    /// The state of the migration of stored shadows.
+    pub migration: Progress,
     /// The node that this replica runs on.
     pub own_node: Option<String>,
     /// The time at which the lead was taken.
@@ -71,6 +74,7 @@ pub struct Driver {
     peers: Peers,
     reading: Reading,
     expressions: Expressions,
+    migration: Progress,
     changed: Arc<watch::Sender<u64>>,
     own_node: Option<String>,
     leader_since: Timestamp,
@@ -96,7 +100,7 @@ pub struct Driver {
 impl Driver {
     /// Returns a driver that has not had a turn yet.
     pub fn new(options: Options) -> Self {
-        let Options { applier, caches, peers, reading, expressions, own_node, leader_since } = options;
+        let Options { applier, caches, peers, reading, expressions, migration, own_node, leader_since } = options;
         let Caches { budgets, changed, .. } = caches;
         Self {
             daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
@@ -106,6 +110,7 @@ impl Driver {
             peers,
             reading,
             expressions,
+            migration,
             changed,
             own_node,
             leader_since,

@@ -15,9 +15,10 @@ use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::apply::Applier;
-use crate::cache::Cache;
+use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::Calls;
 use crate::client::{CONNECT_LIMIT, limited};
@@ -27,6 +28,7 @@ use crate::driver::{Driver, End, Options};
 use crate::expressions::Expressions;
 use crate::leader::{self, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
+use crate::migrate::{Migrator, Progress};
 use crate::tls::{Keeper, Signer};
 use crate::{clock, http};
 
@@ -193,6 +195,8 @@ impl Replica {
                 keeper.run().await;
             }
         });
+        let progress = Progress::default();
+        let migration = self.migrate(leadership.clone(), progress.clone());
         let applier = Applier::new(
             client.clone(),
             config.namespace.clone(),
@@ -214,6 +218,7 @@ impl Replica {
             peers: peers.clone(),
             reading,
             expressions,
+            migration: progress,
             own_node: config.node_name.clone(),
             leader_since: clock::now(),
         });
@@ -221,6 +226,25 @@ impl Replica {
         self.calls.turned(None);
         metrics.lead(false);
         keys.abort();
+        migration.abort();
         end
+    }
+
+    /// Starts the migration of stored shadows. It needs the operator's resource alone: shadows may not be readable.
+    fn migrate(&self, leadership: Leadership, progress: Progress) -> JoinHandle<()> {
+        let Self { config, client, metrics, caches, .. } = self;
+        let migrator = Migrator::new(
+            client.clone(),
+            config.namespace.clone(),
+            leadership,
+            metrics.clone(),
+            caches.clone(),
+            progress,
+        );
+        let (operator, changes) = (Reading::default().of(&caches.operator), caches.changed.subscribe());
+        tokio::spawn(async move {
+            operator.wait(changes).await;
+            migrator.run().await;
+        })
     }
 }

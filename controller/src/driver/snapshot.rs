@@ -87,6 +87,7 @@ impl Driver {
             stale: !self.reading.done(),
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             tls: self.applier.signer.facts(),
+            migration: self.migration.facts(),
             ..ClusterView::default()
         };
         self.web_api_missing = missing_since(self.web_api_missing, self.peers.is_web_api_ready(), now);

@@ -55,6 +55,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         peers,
         reading: Reading::default(),
         expressions,
+        migration: crate::migrate::Progress::default(),
         own_node: None,
         leader_since: crate::clock::now(),
     });
