@@ -113,7 +113,7 @@ impl Upgrade<'_> {
         let mut taken = FieldSet::new();
         for path in self.paths {
             if let Some(found) = remove(set, path) {
-                let found = path.iter().rev().fold(found, |below, element| json!({*element: below}));
+                let found = path.iter().rev().fold(found, |below, element| json!({(*element): below}));
                 if let Value::Object(found) = found {
                     merge(&mut taken, &found);
                 }

@@ -1,7 +1,7 @@
 //! The earlier operator (bottlerocket-update-operator 0.1 to 1.x) as it is found in a cluster: how its pods are
 //! recognised, and what its shadows say.
 //!
-//! Its shadows are read without validation: their fields are free text in part, and a shadow of it must never keep a
+//! Shadows of it are read without validation: their fields are free text in part, and a shadow of it must never keep a
 //! takeover from continuing.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// Its default namespace, a value of its chart. Nothing depends on it but messages.
+/// Default namespace of it, a value of its chart. Nothing depends on it but messages.
 pub const NAMESPACE: &str = "brupop-bottlerocket-aws";
 
 /// Versions of the shadow's definition that it uses, the older one first.

@@ -135,7 +135,7 @@ pub struct Known {
     pub waited: bool,
 }
 
-/// What a step is decided on.
+/// The basis of a decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     pub definition: &'a Definition,
@@ -166,7 +166,7 @@ pub enum Step {
     Blocked(Block),
 }
 
-/// What a migration waits for.
+/// A reason why a migration waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Block {
     /// The definition converts by a webhook.

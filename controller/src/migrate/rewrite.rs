@@ -169,13 +169,13 @@ fn own(object: &Value, now: Timestamp) -> Result<Option<Value>, RewriteError> {
 }
 
 /// Returns the apply of the controller status with the failures that are carried over; `None` if they are there already.
-/// What the controller has written since the reset stays.
+/// Everything that the controller has written since the reset stays.
 fn carry(shadow: &BottlerocketShadow, earlier: &EarlierShadow, policy: &Policy, now: Timestamp) -> Option<Value> {
     let mut status = shadow.status.clone().unwrap_or_default().controller_status();
     let old = status.report.record.clone().unwrap_or_default();
     let failures = i64::from(earlier.crash_count.min(MOST_FAILURES));
-    let back_off = || after(earlier.failed_at.filter(|at| *at <= now)?, policy.back_off_after(failures)).into();
-    let not_before: Option<Timestamp> = (failures > 0).then(back_off).flatten();
+    let failed_at = earlier.failed_at.filter(|at| failures > 0 && *at <= now);
+    let not_before = failed_at.map(|at| after(at, policy.back_off_after(failures)));
     let record =
         Record { failures: old.failures.max(failures), not_before: old.not_before.max(not_before), ..old.clone() };
     if record == old {

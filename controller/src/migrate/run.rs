@@ -44,7 +44,7 @@ const WATCH_AGAIN: Duration = Duration::from_secs(10);
 /// Number of pods of the earlier operator that are listed.
 const PODS: u32 = 50;
 
-/// What users request.
+/// The mode and the request of the operator's resource that are in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Requested {
     manual: bool,

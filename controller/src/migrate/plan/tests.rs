@@ -188,7 +188,7 @@ fn versions_of_this_operator_are_migrated_by_writes_without_change() {
 fn manual_mode_only_looks_until_a_request() {
     use Work::{Earlier, Look};
     let (now, only) = (takeover(), definition(&["v3"], &["v3"]));
-    let manual = |definition, known, requested| {
+    let manual = |definition: &Definition, known: &Known, requested: bool| {
         let completed = None;
         next(Facts { definition, completed, manual: true, requested, known })
     };
@@ -266,7 +266,7 @@ fn migration_that_is_killed_at_any_step_is_completed_by_the_next_leader() {
     let later = definition(&["v3", "v4"], &["v3", "v4"]);
     for (definition, objects) in [(takeover(), ["v1", "v3", "v2", "v2"]), (later, ["v3", "v4", "v3", "v3"])] {
         let objects = objects.map(str::to_owned).to_vec();
-        for behind in [None, Some(2), Some(3)] {
+        for behind in [None, Some(1), Some(2), Some(3)] {
             let start = Cluster { definition: definition.clone(), objects: objects.clone(), behind };
             let steps = start.clone().run(None);
             for kill in (0..steps).flat_map(|at| (0..3).map(move |writes| (at, writes))) {
