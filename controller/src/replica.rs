@@ -230,7 +230,8 @@ impl Replica {
         end
     }
 
-    /// Starts the migration of stored shadows. It needs the operator's resource alone: shadows may not be readable.
+    /// Starts the migration of stored shadows, once they are served. It does not wait for a list of them: with objects
+    /// that cannot be read there is none.
     fn migrate(&self, leadership: Leadership, progress: Progress) -> JoinHandle<()> {
         let Self { config, client, metrics, caches, .. } = self;
         let migrator = Migrator::new(
@@ -242,7 +243,11 @@ impl Replica {
             progress,
         );
         let (operator, changes) = (Reading::default().of(&caches.operator), caches.changed.subscribe());
+        let mut served = self.served.clone();
         tokio::spawn(async move {
+            if served.wait_for(|served| *served == Served::Yes).await.is_err() {
+                return;
+            }
             operator.wait(changes).await;
             migrator.run().await;
         })

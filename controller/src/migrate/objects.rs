@@ -187,7 +187,7 @@ impl Objects {
         }
     }
 
-    /// Goes over all objects. `left` receives the number of objects that are left, now and then.
+    /// Goes over all objects. `left` receives the number of objects that are left, before the first and now and then.
     ///
     /// The objects are listed at the version that shows an attempt, which only migrated ones have; each old one is then
     /// read at its own version, which alone shows its fields.
@@ -204,7 +204,7 @@ impl Objects {
             return Ok(passed);
         }
         let total = keys.len();
-        tracing::info!(objects = total, storage = definition.storage, "storage migration begun");
+        left(total);
         let mut pace = interval(PACE);
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let paced = stream::unfold((keys.into_iter(), pace), async |(mut keys, mut pace)| {

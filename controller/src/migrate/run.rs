@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -37,6 +38,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_sec
 
 /// Pause before all objects are checked again after a completed migration.
 const CHECK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// Time for which changes of the definition are collected.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// Pause before the watch of the definition is opened again.
 const WATCH_AGAIN: Duration = Duration::from_secs(10);
@@ -154,7 +158,13 @@ impl Migrator {
                     known.read_only = Some(self.objects.is_read_only(version).await?);
                 }
                 Step::Pass(work) => {
-                    let left = |left| self.publish(&State::Migrating(left));
+                    let begun = AtomicBool::new(known.pass.is_some());
+                    let left = |left| {
+                        if !begun.swap(true, Ordering::Relaxed) {
+                            tracing::info!(objects = left, storage = definition.storage, "storage migration begun");
+                        }
+                        self.publish(&State::Migrating(left));
+                    };
                     let passed = self.objects.pass(work, &definition, &policy, left).await?;
                     let after_wait = known.waited;
                     known.waited &= passed.found == 0;
@@ -165,8 +175,9 @@ impl Migrator {
                     self.publish(&State::Migrating(0));
                     tokio::time::sleep(WAIT).await;
                     let before = std::mem::replace(&mut definition, self.definition().await?);
-                    known =
-                        if before.is_same(&definition) { Known { waited: true, ..known } } else { Known::default() };
+                    // The pods and the policy are checked again: what follows may be the prune.
+                    let pass = known.pass.take().filter(|_| before.is_same(&definition));
+                    known = Known { waited: pass.is_some(), pass, ..Known::default() };
                 }
                 Step::Prune(version) => match self.prune(&definition, &version).await {
                     Ok(pruned) => definition = pruned,
@@ -249,6 +260,8 @@ impl Migrator {
 
     /// Waits for a change of the definition since it was read.
     async fn definition_changes(&self) {
+        // Changes that come close together are handled together.
+        tokio::time::sleep(SETTLED).await;
         let params = WatchParams::default().fields(&format!("metadata.name={DEFINITION}"));
         let mut version = self.seen.clone();
         loop {

@@ -227,7 +227,7 @@ impl Cluster {
                 let definition = self.definition.clone();
                 known.pass = Some(Pass { work: *work, definition, found, refused: vec![], after_wait });
             }
-            Step::Wait => known.waited = true,
+            Step::Wait => *known = Known { waited: true, pass: known.pass.take(), ..Known::default() },
             Step::Prune(version) => {
                 assert_eq!(*version, self.definition.resource_version);
                 assert!(self.objects.iter().all(|object| *object == self.definition.storage), "pruned early: {self:?}");
