@@ -41,7 +41,7 @@ const UNANSWERED: usize = 16;
 const TRIAL: &str = "brs-migration-trial";
 
 /// The reason why a call had no success.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
     #[error("it does not exist")]
     Gone,

@@ -176,7 +176,8 @@ fn versions_of_this_operator_are_migrated_by_writes_without_change() {
         ("the definition was replaced", &pruned, Some(&replaced), false, All),
         ("another version was the storage version", &pruned, Some(&back), false, All),
     ] {
-        let facts = Facts { completed, requested, ..auto(definition, &Known::default()) };
+        let known = Known::default();
+        let facts = Facts { completed, requested, ..auto(definition, &known) };
         assert_eq!(next(facts), Step::Pass(work), "{sentence}");
     }
     // An object that was stored in the old version was found by its write.
