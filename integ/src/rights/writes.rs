@@ -140,7 +140,9 @@ fn migrates(record: &Record) -> bool {
     match &record.request {
         Some(Value::Array(operations)) => operations.iter().all(metadata),
         Some(body) => {
-            body["status"].is_null()
+            // An apply names its version.
+            body["apiVersion"].is_null()
+                && body["status"].is_null()
                 && (body["spec"].is_null() || body["metadata"]["managedFields"] == serde_json::json!([{}]))
         }
         None => false,
