@@ -33,6 +33,7 @@ use crate::earlier::{EarlierPods, Pause};
 use crate::expressions::Expressions;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
+use crate::migrate::Progress;
 
 /// Time for which changes are collected after a turn, at least and at most.
 const SHORTEST_REST: Duration = Duration::from_millis(5);
@@ -60,6 +61,8 @@ pub struct Options {
     /// The read of every cache since the lead was taken. Nothing is decided before its end.
     pub reading: Reading,
     pub expressions: Expressions,
+    /// The state of the migration of stored shadows.
+    pub migration: Progress,
     /// The node that this replica runs on.
     pub own_node: Option<String>,
     /// The time at which the lead was taken.
@@ -75,6 +78,7 @@ pub struct Driver {
     pause: Pause,
     reading: Reading,
     expressions: Expressions,
+    migration: Progress,
     changed: Arc<watch::Sender<u64>>,
     own_node: Option<String>,
     leader_since: Timestamp,
@@ -100,7 +104,8 @@ pub struct Driver {
 impl Driver {
     /// Returns a driver that has not had a turn yet.
     pub fn new(options: Options) -> Self {
-        let Options { applier, caches, peers, earlier, reading, expressions, own_node, leader_since } = options;
+        let Options { applier, caches, peers, earlier, reading, expressions, migration, own_node, leader_since } =
+            options;
         let Caches { budgets, changed, .. } = caches;
         Self {
             daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
@@ -112,6 +117,7 @@ impl Driver {
             pause: Pause::default(),
             reading,
             expressions,
+            migration,
             changed,
             own_node,
             leader_since,

@@ -15,9 +15,10 @@ use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use crate::apply::Applier;
-use crate::cache::Cache;
+use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::Calls;
 use crate::client::{CONNECT_LIMIT, limited};
@@ -28,6 +29,7 @@ use crate::earlier::EarlierPods;
 use crate::expressions::Expressions;
 use crate::leader::{self, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
+use crate::migrate::{Migrator, Progress};
 use crate::tls::{Keeper, Signer};
 use crate::{clock, http};
 
@@ -197,6 +199,8 @@ impl Replica {
                 keeper.run().await;
             }
         });
+        let progress = Progress::default();
+        let migration = self.migrate(leadership.clone(), progress.clone());
         let applier = Applier::new(
             client.clone(),
             config.namespace.clone(),
@@ -219,6 +223,7 @@ impl Replica {
             earlier: earlier.clone(),
             reading,
             expressions,
+            migration: progress,
             own_node: config.node_name.clone(),
             leader_since: clock::now(),
         });
@@ -226,6 +231,30 @@ impl Replica {
         self.calls.turned(None);
         metrics.lead(false);
         keys.abort();
+        migration.abort();
         end
+    }
+
+    /// Starts the migration of stored shadows, once they are served. It does not wait for a list of them: with objects
+    /// that cannot be read there is none.
+    fn migrate(&self, leadership: Leadership, progress: Progress) -> JoinHandle<()> {
+        let Self { config, client, metrics, caches, .. } = self;
+        let migrator = Migrator::new(
+            client.clone(),
+            config.namespace.clone(),
+            leadership,
+            metrics.clone(),
+            caches.clone(),
+            progress,
+        );
+        let (operator, changes) = (Reading::default().of(&caches.operator), caches.changed.subscribe());
+        let mut served = self.served.clone();
+        tokio::spawn(async move {
+            if served.wait_for(|served| *served == Served::Yes).await.is_err() {
+                return;
+            }
+            operator.wait(changes).await;
+            migrator.run().await;
+        })
     }
 }

@@ -14,9 +14,13 @@ const NODE_EVENTS: &str = "default";
 /// Namespace of the kubelets' Leases.
 const NODE_LEASES: &str = "kube-node-lease";
 
+/// Name of the definition whose objects the controller migrates.
+const SHADOWS: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+
 const RBAC: &str = "rbac.authorization.k8s.io";
 const CORE: &str = "";
 const EVENTS: &str = "events.k8s.io";
+const DEFINITIONS: &str = "apiextensions.k8s.io";
 const LEASES: &str = "coordination.k8s.io";
 
 /// A rule and its reason, which is also written above it in the manifests.
@@ -86,6 +90,12 @@ fn installed() -> Vec<Granted> {
                     .why("Events about a Node; repetitions are counted on the first Event."),
             ],
         ),
+        Granted {
+            name: "brupop-controller-migration",
+            account: CONTROLLER,
+            namespace: None,
+            rules: controller_migration(),
+        },
         of(APISERVER, None, apiserver_in_cluster()),
         of(
             APISERVER,
@@ -122,6 +132,23 @@ fn controller_in_cluster() -> Vec<Rule> {
              (brupop-controller-force may, where it is installed).",
         ),
         rule("policy", "poddisruptionbudgets", "list watch").why("PodDisruptionBudgets that block a drain."),
+    ]
+}
+
+fn controller_migration() -> Vec<Rule> {
+    vec![
+        rule(DEFINITIONS, "customresourcedefinitions", "get watch")
+            .named(&[SHADOWS])
+            .why("The versions in which shadows may be stored."),
+        rule(DEFINITIONS, "customresourcedefinitions/status", "patch")
+            .named(&[SHADOWS])
+            .why("status.storedVersions, pruned once every shadow is stored in the storage version."),
+        rule(GROUP, "bottlerocketshadows", "get list patch").why(
+            "Shadows of every namespace, also the earlier operator's: a version is removed only when none is stored in it. They \
+             are rewritten in the storage version.",
+        ),
+        rule(GROUP, "bottlerocketshadows/status", "patch")
+            .why("The failures that the earlier operator recorded, in the status of a rewritten shadow."),
     ]
 }
 

@@ -15,8 +15,8 @@ const CRATES: [(&str, &str); 7] = [
     ("planner", "annotations claims expressions rules signature wait view standby policy drain plan lint"),
     (
         "controller",
-        "clock config cache caches earlier calls decisions eviction writes metrics client http daemon_sets expressions leader tls \
-         apply definitions driver replica fuzzing",
+        "clock config cache caches earlier calls decisions eviction managed_fields writes metrics client http daemon_sets \
+         expressions leader tls migrate apply definitions driver replica fuzzing",
     ),
     (
         "apiserver",

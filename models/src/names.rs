@@ -54,6 +54,11 @@ pub const APPROVE_STEP_ANNOTATION: &str = "brupop.bottlerocket.aws/approve-step"
 pub const ROTATE_CERTIFICATES_ANNOTATION: &str = "brupop.bottlerocket.aws/rotate-certificates";
 /// The same for the key that signs permits and statements of settings, and its Secret.
 pub const ROTATE_SIGNING_KEY_ANNOTATION: &str = "brupop.bottlerocket.aws/rotate-signing-key";
+/// Annotation on the operator's resource: stored shadows are migrated to the storage version, also where that was done
+/// before. Its value names the request.
+pub const MIGRATE_STORAGE_ANNOTATION: &str = "brupop.bottlerocket.aws/migrate-storage";
+/// Annotation on a shadow while its migration is under way: its content in the earlier operator's version.
+pub const MIGRATED_FROM_ANNOTATION: &str = "brupop.bottlerocket.aws/migrated-from";
 /// Annotation on a shadow: the node's back-off ends, and what another client armed on its host may be disarmed. Its value
 /// names the request.
 pub const RETRY_ANNOTATION: &str = "brupop.bottlerocket.aws/retry";

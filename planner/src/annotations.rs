@@ -24,8 +24,9 @@ impl Place {
                 names::APPROVE_STEP_ANNOTATION,
                 names::ROTATE_CERTIFICATES_ANNOTATION,
                 names::ROTATE_SIGNING_KEY_ANNOTATION,
+                names::MIGRATE_STORAGE_ANNOTATION,
             ],
-            Self::Shadow => &[names::RETRY_ANNOTATION, names::RELEASE_ANNOTATION],
+            Self::Shadow => &[names::RETRY_ANNOTATION, names::RELEASE_ANNOTATION, names::MIGRATED_FROM_ANNOTATION],
             Self::Node => &[names::HOLD_ANNOTATION],
         }
     }

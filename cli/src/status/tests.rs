@@ -183,8 +183,7 @@ fn status_shows_approval_command_for_waiting_canary_step() {
         vec![node("a", &json!({})), node("b", &json!({}))],
     );
     let text = shown(&cluster, None);
-    let command =
-        "Approval required: canary step 1 waits for approval: kubectl annotate bruo default -n brupop-system --overwrite";
+    let command = "Approval required: canary step 1 waits for approval: kubectl annotate bruo default -n brupop-system --overwrite";
     assert!(text.contains(command), "{text}");
 }
 

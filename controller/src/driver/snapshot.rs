@@ -88,6 +88,7 @@ impl Driver {
             stale: !self.reading.done(),
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             tls: self.applier.signer.facts(),
+            migration: self.migration.facts(),
             ..ClusterView::default()
         };
         if !view.stale {

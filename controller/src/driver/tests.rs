@@ -58,6 +58,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         earlier,
         reading: Reading::default(),
         expressions,
+        migration: crate::migrate::Progress::default(),
         own_node: None,
         leader_since: crate::clock::now(),
     });

@@ -47,6 +47,12 @@ pub(super) const TLS: [Entry; 3] = [
     ),
 ];
 
+/// Gauges about the migration of stored shadows.
+pub(super) const MIGRATION: [Entry; 2] = [
+    ("storage_migration", &["state"], "State of the migration of stored shadows (1), as the reason of its condition"),
+    ("storage_migration_objects_left", &[], "Shadows that are left to migrate, where their number is known"),
+];
+
 /// Gauges that are set together, by their names.
 #[derive(Clone)]
 pub(super) struct Gauges(BTreeMap<&'static str, GaugeVec>);

@@ -87,6 +87,7 @@ pub struct Metrics {
     call_age: GaugeVec,
     turn_age: GaugeVec,
     tls: Gauges,
+    migration: Gauges,
     #[cfg(test)]
     families: Arc<Vec<family::Family>>,
 }
@@ -181,6 +182,7 @@ impl Metrics {
                 "Time since the leader made its last plan; it makes one at least every 30 s",
             )?,
             tls: Gauges::register(&mut register, &gauges::TLS)?,
+            migration: Gauges::register(&mut register, &gauges::MIGRATION)?,
             memory: Arc::default(),
             #[cfg(test)]
             families: Arc::new(register.families),
@@ -238,6 +240,7 @@ impl Metrics {
             memory.waits.clear();
             self.fleet.reset();
             self.tls.reset();
+            self.migration.reset();
             self.clock_offset.reset();
         }
     }
@@ -272,6 +275,19 @@ impl Metrics {
             self.tls.add("rotation", &[of, phase], 1.0);
         }
         self.tls.add("certificates_degraded", &ALONE, flag(*problem));
+    }
+
+    /// Takes in the state of the migration of stored shadows, and the number that is left if it is known.
+    pub fn migration(&self, state: &'static str, left: Option<usize>) {
+        let memory = self.lock();
+        if !memory.leading {
+            return;
+        }
+        self.migration.reset();
+        self.migration.add("storage_migration", &[state], 1.0);
+        if let Some(left) = left {
+            self.migration.add("storage_migration_objects_left", &ALONE, float(left));
+        }
     }
 
     /// Takes in the state of the fleet and of its plan.

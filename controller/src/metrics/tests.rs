@@ -370,6 +370,7 @@ fn fleet_metrics_are_derived_from_view_and_plan() {
 fn full() -> Metrics {
     let metrics = leading();
     metrics.tls(&certificates());
+    metrics.migration("Migrating", Some(7));
     metrics.observe(&snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]));
     metrics.clock_offset(SignedDuration::from_millis(-20));
     one_update(&metrics);

@@ -41,6 +41,9 @@ pub fn merge(target: &mut Value, patch: &Value) {
 pub(super) async fn install(client: &Client, options: &TestClusterOptions) -> anyhow::Result<()> {
     let mut known: BTreeMap<String, (ApiResource, ApiCapabilities)> = BTreeMap::new();
     for mut object in objects(&options.deploy)? {
+        if options.takeover && deploy::yaml::id(&object) == deploy::yaml::id(&deploy::takeover::definition()?) {
+            object = deploy::takeover::definition()?;
+        }
         if object["kind"] == "BottlerocketUpdateOperator" {
             if options.policy.is_null() {
                 continue;

@@ -46,6 +46,8 @@ pub struct TestClusterOptions {
     pub labelled: bool,
     /// Options of the installation.
     pub deploy: deploy::Options,
+    /// Install the shadows' definition that also serves the earlier operator's versions.
+    pub takeover: bool,
     /// Longest time until a change of a ConfigMap or Secret reaches a pod's volume.
     pub volume_lag: Duration,
     /// The control plane.
@@ -72,6 +74,7 @@ impl Default for TestClusterOptions {
             labels: BTreeMap::new(),
             labelled: true,
             deploy: deploy::Options::default(),
+            takeover: false,
             volume_lag: Duration::ZERO,
             control_plane: control_plane::Options::default(),
             pods_api_server: None,

@@ -76,7 +76,14 @@ impl Object {
             }
             Kind::Pod => Self::Pod(Arc::new(Pod::read(&serde_json::from_value(value).with_context(what)?))),
             Kind::Budget => Self::Budget(Arc::new(Budget::read(serde_json::from_value(value).with_context(what)?))),
-            Kind::Shadow => Self::Shadow(Arc::new(Shadow::read(serde_json::from_value(value).with_context(what)?))),
+            Kind::Shadow => {
+                let mut value = value;
+                if value["spec"]["attempt"].is_null() {
+                    // The earlier operator's, before its migration: its words mean nothing here.
+                    value["spec"] = serde_json::json!({"state": "Idle", "attempt": 0});
+                }
+                Self::Shadow(Arc::new(Shadow::read(serde_json::from_value(value).with_context(what)?)))
+            }
             Kind::Operator => {
                 Self::Operator(Arc::new(Operator::read(serde_json::from_value(value).with_context(what)?)))
             }

@@ -63,6 +63,9 @@ const APPLIES: &[ListedWrite] = &[
 /// Resource that an apply may create, if a client has deleted it: then there is no version that it could carry.
 const MADE_BY_APPLY: &str = "configmaps";
 
+/// Resource whose objects are migrated by other writes than applies, and are otherwise applied.
+const MIGRATED: &str = "bottlerocketshadows";
+
 /// All other writes.
 const OTHERS: &[ListedWrite] = &[
     listed_write("create", "bottlerocketshadows", &[], "an apply would create one again that was just deleted"),
@@ -76,6 +79,13 @@ const OTHERS: &[ListedWrite] = &[
         "the end of an attempt of which another client owns fields",
     ),
     listed_write("patch", "nodes", &[VERSION], "claims without a recorded owner"),
+    listed_write("patch", MIGRATED, &[VERSION], "migration: the object that was read"),
+    listed_write(
+        "patch",
+        "customresourcedefinitions/status",
+        &[UID, VERSION],
+        "migration: objects were checked under it",
+    ),
     listed_write("create", "leases", &[], "a race for it has one winner"),
     listed_write("update", "leases", &[VERSION], "so has this one"),
     // Their bodies are not logged, so their guards cannot be checked here.
@@ -103,7 +113,10 @@ fn violation(record: &Record) -> Option<String> {
     let describe =
         |wrong: &str| Some(format!("{}: {} {what}: {wrong}: {:?}", record.user, record.verb, record.request));
     let (list, kind) = if is_apply(record) { (APPLIES, "apply") } else { (OTHERS, "other write") };
-    let Some(listed) = list.iter().find(|write| write.verb == record.verb && write.resource == what) else {
+    let listed = list.iter().find(|write| write.verb == record.verb && write.resource == what);
+    let otherwise =
+        |_: &&ListedWrite| is_apply(record) || what != MIGRATED || record.verb != "patch" || migrates(record);
+    let Some(listed) = listed.filter(otherwise) else {
         return describe(&format!("this {kind} is not on the list"));
     };
     let made = what == MADE_BY_APPLY && (record.code == 201 || !record.succeeded());
@@ -111,10 +124,29 @@ fn violation(record: &Record) -> Option<String> {
         return None;
     }
     let body = record.request.as_ref();
-    let holds =
-        |guard: &str| body.and_then(|body| body.pointer(guard)).and_then(Value::as_str).is_some_and(|g| !g.is_empty());
+    let at = |guard: &str| match body? {
+        Value::Array(operations) => operations.iter().find(|operation| operation["path"] == guard)?.get("value"),
+        body => body.pointer(guard),
+    };
+    let holds = |guard: &str| at(guard).and_then(Value::as_str).is_some_and(|g| !g.is_empty());
     let missing = listed.guards.iter().find(|guard| !holds(guard))?;
     describe(&format!("{missing} is missing ({})", listed.why))
+}
+
+/// Returns true for a write of the storage migrator: one of metadata alone, or one that replaces all of an object, its
+/// ownership too.
+fn migrates(record: &Record) -> bool {
+    let metadata = |operation: &Value| operation["path"].as_str().is_some_and(|path| path.starts_with("/metadata/"));
+    match &record.request {
+        Some(Value::Array(operations)) => operations.iter().all(metadata),
+        Some(body) => {
+            // An apply names its version.
+            body["apiVersion"].is_null()
+                && body["status"].is_null()
+                && (body["spec"].is_null() || body["metadata"]["managedFields"] == serde_json::json!([{}]))
+        }
+        None => false,
+    }
 }
 
 /// Returns true for a server-side apply. The log does not hold the content type of a request: an apply names its
@@ -165,6 +197,11 @@ mod tests {
         json!({"name": "a", "uid": "u", "resourceVersion": "7"})
     }
 
+    /// A shadow that is reset, with its ownership.
+    fn reset_object() -> Value {
+        json!({"metadata": {"resourceVersion": "7", "managedFields": [{}]}, "spec": {"attempt": 0}})
+    }
+
     #[test]
     fn guarded_applies_and_listed_writes_are_accepted() {
         let preconditions = json!({"preconditions": {"uid": "u"}});
@@ -179,6 +216,26 @@ mod tests {
             request("patch", "", "nodes", "a", &json!({"requestObject": {"metadata": {"resourceVersion": "7"}}})),
             request("update", "", "leases", "a", &json!({"requestObject": {"metadata": {"resourceVersion": "7"}}})),
             request("create", "", "tokenreviews", "", &json!({})),
+            // Steps of a migration.
+            request("patch", "", "bottlerocketshadows", "a", &json!({"requestObject": {"metadata": whole()}})),
+            request("patch", "", "bottlerocketshadows", "a", &json!({"requestObject": reset_object()})),
+            request(
+                "patch",
+                "",
+                "bottlerocketshadows",
+                "a",
+                &json!({"requestObject": [
+                    {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"},
+                    {"op": "add", "path": "/metadata/managedFields", "value": []},
+                ]}),
+            ),
+            request(
+                "patch",
+                "",
+                "customresourcedefinitions/status",
+                "a",
+                &json!({"requestObject": {"metadata": whole()}}),
+            ),
             // Not writes, or not the operator's.
             request("get", "", "nodes", "a", &json!({})),
             request("patch", "", "services", "a", &json!({"user": {"username": "admin"}})),
@@ -191,7 +248,14 @@ mod tests {
         let forced = json!({"requestURI": APPLY, "requestObject": {"spec": {"unschedulable": true}}});
         for write in [
             request("update", "", "nodes", "a", &json!({"requestObject": {"metadata": whole()}})),
-            request("patch", "", "bottlerocketshadows", "a", &json!({"requestObject": {"metadata": whole()}})),
+            request(
+                "patch",
+                "",
+                "bottlerocketshadows",
+                "a",
+                &json!({"requestObject": {"metadata": whole(), "spec": {}}}),
+            ),
+            request("patch", "", "bottlerocketshadows", "a", &json!({"requestObject": [{"path": "/spec/state"}]})),
             request("patch", "", "bottlerocketshadows", "a", &forced),
             request("deletecollection", "", "pods", "", &json!({})),
             request("delete", "", "nodes", "a", &json!({"requestObject": {"preconditions": {"uid": "u"}}})),
@@ -222,6 +286,21 @@ mod tests {
             (VERSION, answered(apply("nodes", &json!({"name": "a", "uid": "u"})), 201)),
             (VERSION, request("patch", "", "nodes", "a", &json!({"requestObject": {"metadata": {}}}))),
             (VERSION, request("update", "", "leases", "a", &json!({"requestObject": {"metadata": {}}}))),
+            (VERSION, request("patch", "", "bottlerocketshadows", "a", &json!({"requestObject": {"metadata": {}}}))),
+            (
+                VERSION,
+                request("patch", "", "bottlerocketshadows", "a", &json!({"requestObject": [{"path": "/metadata/x"}]})),
+            ),
+            (
+                UID,
+                request(
+                    "patch",
+                    "",
+                    "customresourcedefinitions/status",
+                    "a",
+                    &json!({"requestObject": {"metadata": {"resourceVersion": "7"}}}),
+                ),
+            ),
             ("/preconditions/uid", request("delete", "", "pods", "a", &json!({}))),
             ("/preconditions/uid", request("delete", "", "bottlerocketshadows", "a", &json!({"requestObject": {}}))),
             ("/deleteOptions/preconditions/uid", request("create", "", "pods/eviction", "a", &json!({}))),

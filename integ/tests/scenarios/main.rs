@@ -18,6 +18,7 @@ mod labels;
 mod leaders;
 mod logs;
 mod lost_responses;
+mod migration;
 mod nodes;
 mod policy;
 mod requests;

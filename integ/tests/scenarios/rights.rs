@@ -10,7 +10,7 @@ use models::names::{
     INTERFACE_LABEL, RETRY_ANNOTATION, ROTATE_CERTIFICATES_ANNOTATION, ROTATE_SIGNING_KEY_ANNOTATION, SYSTEM_NAMESPACE,
     shadow_name,
 };
-use models::operator::DEGRADED;
+use models::operator::{DEGRADED, STORAGE_MIGRATED};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -18,12 +18,12 @@ use crate::interfere::{
     agent_on, blocked_drain, permit_of, poll, request_permit_with_stopped_controllers, resume_controllers, signal,
     withdraw,
 };
-use crate::rotation;
 use crate::support::{
     EVENTS_OF_NODES, SHOP, ScenarioContext, is_released, is_updated, nodes, other, run_expecting, shadow_of,
     until_event,
 };
 use crate::tokens::{agents_token, url, web_api};
+use crate::{migration, rotation};
 
 /// Time after a permit at which a node with a silent agent is released: the permit's life and the longest shutdown, and
 /// some.
@@ -37,7 +37,9 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
     // A standby reads the lease of the leader.
     options.deploy.controller_replicas = 2;
     options.deploy.controller_args = vec!["--trust-wait=2s".to_owned()];
+    options.takeover = true;
     run_expecting(options, EXPECTED, async |ctx| {
+        migration::takeover_is_due(ctx).await?;
         let silent = blocked_drain(ctx).await?;
         let other = other(&silent);
         let force = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/force.yaml");
@@ -69,6 +71,7 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
         ctx.kubectl(&["label", "node", other, &format!("{INTERFACE_LABEL}-")]).await?;
         ctx.until("its shadow goes", |world| shadow_of(world, other).is_none()).await?;
 
+        ctx.until_operator(STORAGE_MIGRATED, ConditionStatus::True).await?;
         let audit = settled_audit(&mut ctx.bed.control_plane.audit(), &ctx.bed.client).await?;
         let findings = rights::findings(&rights::granted(&deploy::everything()?)?, &audit);
         let mut wrong: Vec<String> = findings.iter().map(ToString::to_string).collect();

@@ -29,6 +29,9 @@ pub const FROZEN: &str = "Frozen";
 /// `Degraded`: the policy is invalid, or the operator cannot work.
 pub const DEGRADED: &str = "Degraded";
 
+/// `StorageMigrated`: every shadow is stored in the storage version of its definition.
+pub const STORAGE_MIGRATED: &str = "StorageMigrated";
+
 /// `Blocked`: an expression that is the same for all nodes keeps them waiting.
 pub const BLOCKED: &str = "Blocked";
 
@@ -104,6 +107,10 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// selects them for updates. A node on which the label has another value is left alone. Default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_nodes: Option<bool>,
+    /// Migration of the shadows that are stored in another version than the storage version of their definition: `Auto`
+    /// migrates them, `Manual` waits for the annotation `brupop.bottlerocket.aws/migrate-storage`. Default Auto.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_migration: Option<StorageMigration>,
 }
 
 /// Number of nodes by state.
@@ -245,6 +252,31 @@ pub struct OperatorRequests {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub rotate_signing_key: Option<String>,
+    /// `brupop.bottlerocket.aws/migrate-storage`, once all shadows are migrated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub migrate_storage: Option<String>,
+}
+
+/// Definition of the shadows under which a storage migration was completed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CompletedMigration {
+    /// UID of the definition.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// Generation of the definition.
+    pub generation: i64,
+    /// Storage version of the definition.
+    #[schemars(length(max = 63))]
+    pub storage_version: String,
+    /// Hash of the storage version, as the API server lists it; absent if it lists none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub storage_version_hash: Option<String>,
+    /// Time at which it was completed.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub time: Timestamp,
 }
 
 /// Observed state of the operator.
@@ -291,13 +323,16 @@ pub struct BottlerocketUpdateOperatorStatus {
     /// One-shot requests that were carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<OperatorRequests>,
+    /// Last completed migration of stored shadows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_migration: Option<CompletedMigration>,
     /// Last valid `spec`, as JSON. It is the policy in force while the one in `spec` is invalid, also for the next
     /// leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub policy_in_force: Option<String>,
-    /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, and `Blocked` once an expression that is the same for all
-    /// nodes, or the earlier operator, has kept them waiting.
+    /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, `StorageMigrated`, and `Blocked` once an expression that is
+    /// the same for all nodes, or the earlier operator, has kept them waiting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

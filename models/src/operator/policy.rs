@@ -155,6 +155,17 @@ pub enum AtDeadline {
     Force,
 }
 
+/// Start of a migration of stored shadows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+pub enum StorageMigration {
+    /// Begins when it is needed.
+    #[default]
+    Auto,
+    /// Begins when a user requests it.
+    Manual,
+}
+
 /// Treatment of pods that lose something for good when they are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(description = "")]

@@ -117,3 +117,33 @@ fn rotation_request_is_acknowledged_when_rotation_starts() {
     assert_eq!(super::pending_rotations(view.operator.as_ref().unwrap()), (None, None));
     assert_eq!(ack(&view), (value.clone(), value));
 }
+
+/// A request that is done already, or that came with a new resource, is not pending.
+#[test]
+fn migration_request_is_acknowledged_when_migration_is_completed() {
+    let status = |view: &crate::view::ClusterView| {
+        let policy = crate::policy::Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
+        plan(view, &policy, t(1)).status.unwrap()
+    };
+    let ack = |view: &crate::view::ClusterView| status(view).requests.unwrap_or_default().migrate_storage;
+    let (mut view, _) = cluster(vec![], &[]);
+    let operator = view.operator.as_mut().unwrap();
+    operator.migrate_storage = Some("1".to_owned());
+    assert_eq!(super::pending_migration(operator).map(String::as_str), Some("1"));
+    assert_eq!(ack(&view), None);
+    view.migration.carried_out = Some("0".to_owned());
+    assert_eq!(ack(&view), None, "another request");
+    view.migration.carried_out = Some("1".to_owned());
+    assert_eq!(ack(&view).as_deref(), Some("1"));
+
+    view.migration.state = Some((false, "ObjectsRefused", "one shadow".to_owned()));
+    let conditions = status(&view).conditions;
+    let condition = models::condition::find_condition(&conditions, models::operator::STORAGE_MIGRATED).unwrap();
+    assert_eq!((condition.reason.as_str(), condition.message.as_str()), ("ObjectsRefused", "one shadow"));
+
+    let operator = view.operator.as_mut().unwrap();
+    operator.status.observed_generation = None;
+    view.migration = crate::view::MigrationFacts::default();
+    assert_eq!(super::pending_migration(view.operator.as_ref().unwrap()), None);
+    assert_eq!(ack(&view).as_deref(), Some("1"), "a new resource's request is an old one");
+}

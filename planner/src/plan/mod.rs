@@ -83,7 +83,7 @@ pub(crate) use fleet::begins_disruption;
 pub use fleet::plan;
 pub use quarantine::Quarantine;
 pub use report::{NOT_SERVED, news};
-pub use requests::pending_rotations;
+pub use requests::{pending_migration, pending_rotations};
 pub use rollout::key_of;
 pub use shadows::ShadowChange;
 pub use slots::{not_begun, retracted};

@@ -32,6 +32,15 @@ pub fn pending_rotations(operator: &OperatorFacts) -> (Option<String>, Option<St
     )
 }
 
+/// The value of `migrate-storage` that is not acknowledged yet.
+pub fn pending_migration(operator: &OperatorFacts) -> Option<&String> {
+    if is_new(operator) {
+        return None;
+    }
+    let done = operator.status.requests.as_ref().and_then(|requests| requests.migrate_storage.as_ref());
+    operator.migrate_storage.as_ref().filter(|asked| Some(*asked) != done)
+}
+
 /// Returns whether a shadow has failures of versions that no `resume` has resolved.
 pub(super) fn has_unresolved_failures(shadow: &ShadowFacts) -> bool {
     let record = shadow.status.controller.record.as_ref();
@@ -55,6 +64,12 @@ pub(super) fn acknowledged(view: &ClusterView, approval_taken: bool) -> Option<O
         requests.approve_step.clone_from(&operator.approve_step);
         requests.rotate_certificates.clone_from(&operator.rotate_certificates);
         requests.rotate_signing_key.clone_from(&operator.rotate_signing_key);
+        requests.migrate_storage.clone_from(&operator.migrate_storage);
+    }
+    if let Some(asked) = pending_migration(operator)
+        && view.migration.carried_out.as_ref() == Some(asked)
+    {
+        requests.migrate_storage = Some(asked.clone());
     }
     let (certificates, signing_key) = pending_rotations(operator);
     if certificates.is_some() && certificates == view.tls.rotated_certificates {

@@ -183,6 +183,7 @@ impl Projection for OperatorFacts {
             rotate_certificates: request(meta, names::ROTATE_CERTIFICATES_ANNOTATION),
             misunderstood: misunderstood(Place::Operator, meta.annotations.iter().flat_map(BTreeMap::keys)),
             rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
+            migrate_storage: request(meta, names::MIGRATE_STORAGE_ANNOTATION),
         })
     }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, Slot};
+use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CompletedMigration, Slot};
 use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, Step};
 
 use crate::claims::{ClaimField, ClaimFields};
@@ -136,6 +136,8 @@ pub struct OperatorFacts {
     pub rotate_certificates: Option<String>,
     /// The value of the annotation that requests a new signing key.
     pub rotate_signing_key: Option<String>,
+    /// The value of the annotation that requests a migration of stored shadows.
+    pub migrate_storage: Option<String>,
     /// Annotations that are meant as requests and cannot be carried out, each as a sentence.
     pub misunderstood: Vec<String>,
 }
@@ -334,6 +336,8 @@ pub struct ClusterView {
     pub handed_over: bool,
     /// The known facts about keys and certificates.
     pub tls: TlsFacts,
+    /// The known facts about the migration of stored shadows.
+    pub migration: MigrationFacts,
 }
 
 impl ClusterView {
@@ -375,4 +379,15 @@ pub struct TlsFacts {
     pub rotated_signing_key: Option<String>,
     /// The problem with them, for users.
     pub problem: Option<String>,
+}
+
+/// The facts about the migration of stored shadows for plans.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MigrationFacts {
+    /// The condition `StorageMigrated`: its truth, its reason and its message; `None` until it is known.
+    pub state: Option<(bool, &'static str, String)>,
+    /// The last migration that this leader completed.
+    pub completed: Option<CompletedMigration>,
+    /// The last request that this leader carried out.
+    pub carried_out: Option<String>,
 }

@@ -4,8 +4,8 @@ use models::condition::{Condition, ConditionStatus, find_condition, true_conditi
 use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
-    APPROVAL, CERTIFICATES, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, Note,
-    WEB_API,
+    APPROVAL, CERTIFICATES, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED,
+    Note, WEB_API,
 };
 use crate::wait::WaitReason;
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::condition::{Condition, find_condition, set_condition, true_condition};
 use models::operator::{
-    BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, WINDOW_OPEN,
-    WaitingCount,
+    BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, STORAGE_MIGRATED,
+    WINDOW_OPEN, WaitingCount,
 };
 use models::shadow::{self, Step};
 
@@ -246,7 +246,9 @@ pub(super) fn status(
         (FROZEN, frozen(survey, resumed)),
         (DEGRADED, degraded),
     ];
-    for (type_, (holds, reason, message)) in new.into_iter().chain(blocked.map(|new| (BLOCKED, new))) {
+    let migrated = view.migration.state.clone().map(|state| (STORAGE_MIGRATED, state));
+    let new = new.into_iter().chain(blocked.map(|new| (BLOCKED, new))).chain(migrated);
+    for (type_, (holds, reason, message)) in new {
         set_condition(&mut conditions, condition(now, type_, holds, reason, &message));
     }
 
@@ -289,6 +291,7 @@ pub(super) fn status(
             WindowState::Open { .. } => None,
         },
         requests: requests::acknowledged(view, survey.rollouts.approval_taken),
+        storage_migration: view.migration.completed.clone().or_else(|| operator.status.storage_migration.clone()),
         policy_in_force,
         conditions,
     }

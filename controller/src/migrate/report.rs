@@ -1,0 +1,203 @@
+//! The state of the migration in words, for the condition `StorageMigrated` and the metrics.
+
+use models::names::MIGRATE_STORAGE_ANNOTATION;
+use models::plain::cut;
+
+use super::plan::{Block, Refusal};
+
+/// Name of the definition.
+pub const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+
+/// Number of objects, or pods, that a message names.
+const NAMED: usize = 8;
+
+/// Longest message of a condition.
+const LONGEST_MESSAGE: usize = 2000;
+
+/// The state of the migration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// All objects are stored in this version.
+    Migrated(String),
+    /// So many objects are left.
+    Migrating(usize),
+    Blocked(Block),
+    /// The API server refuses a call that the migration needs.
+    MissingRight(String),
+    /// The API server did not answer, or could not.
+    Unanswered(String),
+}
+
+impl State {
+    /// The reasons of all states.
+    pub const REASONS: [&str; 11] = [
+        "Migrated",
+        "Migrating",
+        "ConversionNotNone",
+        "StorageVersionNotOwn",
+        "EarlierVersionNotServed",
+        "EarlierOperatorRunning",
+        "EarlierVersionsWritable",
+        "ObjectsRefused",
+        "AwaitingRequest",
+        "MissingRight",
+        "NoAnswer",
+    ];
+
+    /// Returns its reason, as one fixed word.
+    pub const fn reason(&self) -> &'static str {
+        let number = match self {
+            Self::Migrated(_) => 0,
+            Self::Migrating(_) => 1,
+            Self::Blocked(Block::Conversion(_)) => 2,
+            Self::Blocked(Block::StorageVersion(_)) => 3,
+            Self::Blocked(Block::NotServed(_)) => 4,
+            Self::Blocked(Block::EarlierPods(_)) => 5,
+            Self::Blocked(Block::ReadOnlyPolicy) => 6,
+            Self::Blocked(Block::Refused(_)) => 7,
+            Self::Blocked(Block::Request(_)) => 8,
+            Self::MissingRight(_) => 9,
+            Self::Unanswered(_) => 10,
+        };
+        Self::REASONS[number]
+    }
+
+    /// Returns the number of objects that are left, if it is known.
+    pub const fn left(&self) -> Option<usize> {
+        match self {
+            Self::Migrated(_) => Some(0),
+            Self::Migrating(left) | Self::Blocked(Block::Request(left)) => Some(*left),
+            Self::Blocked(Block::Refused(refused)) => Some(refused.len()),
+            _ => None,
+        }
+    }
+
+    /// Returns the condition: its truth, its reason and its message.
+    pub fn condition(&self) -> (bool, &'static str, String) {
+        (matches!(self, Self::Migrated(_)), self.reason(), cut(&self.message(), LONGEST_MESSAGE))
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Self::Migrated(version) => format!("every shadow is stored in {version}"),
+            Self::Migrating(0) => {
+                "no shadow is left to migrate; all are checked again before status.storedVersions is pruned".to_owned()
+            }
+            Self::Migrating(left) => format!("{left} shadows are left to migrate"),
+            Self::Blocked(block) => block.message(),
+            Self::MissingRight(answer) => format!(
+                "the controller lacks a right, and retries: {answer}. Apply the roles of the installation (brupop.yaml)"
+            ),
+            Self::Unanswered(problem) => format!("the API server gives no answer, and is asked again: {problem}"),
+        }
+    }
+}
+
+impl Block {
+    fn message(&self) -> String {
+        match self {
+            Self::Conversion(strategy) => format!(
+                "{DEFINITION} has the conversion strategy {strategy}: set spec.conversion to strategy None, with which stored \
+                 shadows can be read at their own version"
+            ),
+            Self::StorageVersion(version) if version.is_empty() => format!("{DEFINITION} has no storage version"),
+            Self::StorageVersion(version) => format!(
+                "the storage version of {DEFINITION} is {version}, the earlier operator's: apply the definition that stores v3"
+            ),
+            Self::NotServed(version) => format!(
+                "{DEFINITION} declares {version} without serving it, so shadows that are stored in it cannot be read: serve it \
+                 until the migration is completed"
+            ),
+            Self::EarlierPods(pods) => format!(
+                "pods of the earlier operator exist: {}. Delete its Deployments and its DaemonSet, and not its \
+                 definition",
+                some(pods)
+            ),
+            Self::ReadOnlyPolicy => {
+                "the API server accepts writes at the earlier operator's versions, which would lose data: \
+                 apply the ValidatingAdmissionPolicy brupop-earlier-versions and its binding"
+                    .to_owned()
+            }
+            Self::Refused(refused) => {
+                let named: Vec<_> = refused.iter().map(Refusal::to_string).collect();
+                format!(
+                    "{} shadows cannot be migrated, so status.storedVersions is not pruned: {}",
+                    refused.len(),
+                    some(&named)
+                )
+            }
+            Self::Request(found) => format!(
+                "spec.storageMigration is Manual, and {found} shadows are known to be not migrated: kubectl annotate bruo default \
+                 -n <namespace> --overwrite {MIGRATE_STORAGE_ANNOTATION}=<any new value>"
+            ),
+        }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.object, cut(&self.message, 160))
+    }
+}
+
+/// Returns the first few names.
+fn some(names: &[String]) -> String {
+    let shown = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join("; ");
+    match names.len().saturating_sub(NAMED) {
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn condition_names_what_blocks_and_what_to_do() {
+        let refusal = |n: usize| Refusal { object: format!("old/brs-{n}"), message: "denied by a webhook".to_owned() };
+        for (state, holds, reason, words) in [
+            (State::Migrated("v3".into()), true, "Migrated", vec!["stored in v3"]),
+            (State::Migrating(7), false, "Migrating", vec!["7 shadows are left"]),
+            (
+                State::Blocked(Block::Conversion("Webhook".into())),
+                false,
+                "ConversionNotNone",
+                vec!["Webhook", "strategy None"],
+            ),
+            (
+                State::Blocked(Block::StorageVersion("v2".into())),
+                false,
+                "StorageVersionNotOwn",
+                vec!["is v2", "stores v3"],
+            ),
+            (State::Blocked(Block::NotServed("v1".into())), false, "EarlierVersionNotServed", vec!["v1"]),
+            (
+                State::Blocked(Block::EarlierPods(vec!["old/agent-x".into()])),
+                false,
+                "EarlierOperatorRunning",
+                vec!["old/agent-x", "DaemonSet"],
+            ),
+            (State::Blocked(Block::ReadOnlyPolicy), false, "EarlierVersionsWritable", vec!["brupop-earlier-versions"]),
+            (
+                State::Blocked(Block::Refused((0..10).map(refusal).collect())),
+                false,
+                "ObjectsRefused",
+                vec!["10 shadows", "old/brs-0: denied by a webhook", "and 2 more", "not pruned"],
+            ),
+            (
+                State::Blocked(Block::Request(3)),
+                false,
+                "AwaitingRequest",
+                vec!["3 shadows", "brupop.bottlerocket.aws/migrate-storage="],
+            ),
+            (State::MissingRight("cannot list".into()), false, "MissingRight", vec!["cannot list", "brupop.yaml"]),
+            (State::Unanswered("500".into()), false, "NoAnswer", vec!["500"]),
+        ] {
+            let (truth, word, message) = state.condition();
+            assert_eq!((truth, word), (holds, reason));
+            assert!(words.iter().all(|part| message.contains(part)), "{message}");
+            assert!(State::REASONS.contains(&word));
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The migrator's loop: carries out the steps of [`plan`](super::plan), and begins again after a change of the
+//! definition or of what users request, or after a pause.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
+use models::backoff::exponential;
+use models::operator::{CompletedMigration, StorageMigration};
+use models::{earlier, names};
+use planner::plan::pending_migration;
+use planner::policy::Policy;
+use planner::view::OperatorFacts;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::Progress;
+use super::objects::{CallError, Objects};
+use super::plan::{Definition, Facts, Known, Pass, Step, next};
+use super::report::{DEFINITION, State};
+use super::rewrite::VERSION;
+use crate::cache::Cache;
+use crate::caches::Caches;
+use crate::leader::Leadership;
+use crate::metrics::Metrics;
+
+/// Time in which every API server has seen a change of the definition, which takes about a second: one that has not
+/// stores objects in the old version.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// First and longest pause before a migration that did not complete is tried again.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+
+/// Pause before all objects are checked again after a completed migration.
+const CHECK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// Time for which changes of the definition are collected.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// Pause before the watch of the definition is opened again.
+const WATCH_AGAIN: Duration = Duration::from_secs(10);
+
+/// Number of pods of the earlier operator that are listed.
+const PODS: u32 = 50;
+
+/// The mode and the request of the operator's resource that are in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Requested {
+    manual: bool,
+    request: Option<String>,
+}
+
+/// The storage migrator of a leader.
+pub struct Migrator {
+    objects: Objects,
+    definitions: Api<CustomResourceDefinition>,
+    metrics: Metrics,
+    operator: Cache<OperatorFacts>,
+    changed: Arc<watch::Sender<u64>>,
+    progress: Progress,
+    /// The last version of the definition that was read.
+    seen: String,
+    /// The reason that was logged last, and the message of each object that cannot be migrated.
+    logged: Option<&'static str>,
+    refused: BTreeMap<String, String>,
+}
+
+impl Migrator {
+    /// Returns a migrator that reports in `progress`.
+    pub fn new(
+        client: kube::Client,
+        namespace: String,
+        leadership: Leadership,
+        metrics: Metrics,
+        caches: Caches,
+        progress: Progress,
+    ) -> Self {
+        let Caches { operator, changed, .. } = caches;
+        Self {
+            definitions: Api::all(client.clone()),
+            objects: Objects { client, leadership, namespace },
+            metrics,
+            operator,
+            changed,
+            progress,
+            seen: String::new(),
+            logged: None,
+            refused: BTreeMap::new(),
+        }
+    }
+
+    fn operator(&self) -> Option<OperatorFacts> {
+        self.operator.get(names::OPERATOR_NAME)
+    }
+
+    /// Returns what users request and is not carried out yet.
+    fn requested(&self, operator: Option<&OperatorFacts>) -> Requested {
+        let mode = operator.and_then(|operator| operator.spec.storage_migration).unwrap_or_default();
+        let done = self.progress.facts().carried_out;
+        let request = operator.and_then(pending_migration).filter(|asked| Some(*asked) != done.as_ref()).cloned();
+        Requested { manual: mode == StorageMigration::Manual, request }
+    }
+
+    /// Migrates whenever it is needed, until this process no longer leads.
+    pub async fn run(mut self) {
+        let mut failures = 0;
+        loop {
+            let operator = self.operator();
+            let mut requested = self.requested(operator.as_ref());
+            let state = match self.migrate(operator.as_ref(), &requested).await {
+                Ok(state) => state,
+                Err(CallError::Lost(_)) => return,
+                Err(CallError::MissingRight(answer)) => State::MissingRight(answer),
+                Err(error) => State::Unanswered(error.to_string()),
+            };
+            let pause = match &state {
+                State::Migrated(_) => CHECK_AGAIN,
+                _ => exponential(PAUSES.0, PAUSES.1, failures),
+            };
+            failures = if matches!(state, State::Migrated(_)) { 0 } else { failures + 1 };
+            self.log(&state);
+            self.publish(&state);
+            if requested.request == self.progress.facts().carried_out {
+                requested.request = None;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.definition_changes() => failures = 0,
+                () = self.request_changes(&requested) => failures = 0,
+            }
+        }
+    }
+
+    /// Carries out steps until there are none.
+    async fn migrate(&mut self, operator: Option<&OperatorFacts>, requested: &Requested) -> Result<State, CallError> {
+        let policy = Policy::in_force(operator);
+        let stored = operator.and_then(|operator| operator.status.storage_migration.clone());
+        let completed = self.progress.facts().completed.or(stored);
+        let mut definition = self.definition().await?;
+        let mut known = Known::default();
+        loop {
+            let step = next(Facts {
+                definition: &definition,
+                completed: completed.as_ref(),
+                manual: requested.manual,
+                requested: requested.request.is_some(),
+                known: &known,
+            });
+            match step {
+                Step::ListEarlierPods => known.earlier_pods = Some(self.earlier_pods().await?),
+                Step::TryReadOnly => {
+                    let version = definition.reads_earlier_at().unwrap_or(VERSION);
+                    known.read_only = Some(self.objects.is_read_only(version).await?);
+                }
+                Step::Pass(work) => {
+                    let begun = AtomicBool::new(known.pass.is_some());
+                    let left = |left| {
+                        if !begun.swap(true, Ordering::Relaxed) {
+                            tracing::info!(objects = left, storage = definition.storage, "storage migration begun");
+                        }
+                        self.publish(&State::Migrating(left));
+                    };
+                    let passed = self.objects.pass(work, &definition, &policy, left).await?;
+                    let after_wait = known.waited;
+                    known.waited &= passed.found == 0;
+                    let (found, refused) = (passed.found, passed.refused);
+                    known.pass = Some(Pass { work, definition: definition.clone(), found, refused, after_wait });
+                }
+                Step::Wait => {
+                    self.publish(&State::Migrating(0));
+                    tokio::time::sleep(WAIT).await;
+                    let before = std::mem::replace(&mut definition, self.definition().await?);
+                    // The pods and the policy are checked again: what follows may be the prune.
+                    let pass = known.pass.take().filter(|_| before.is_same(&definition));
+                    known = Known { waited: pass.is_some(), pass, ..Known::default() };
+                }
+                Step::Prune(version) => match self.prune(&definition, &version).await {
+                    Ok(pruned) => definition = pruned,
+                    Err(CallError::Conflict) => {
+                        definition = self.definition().await?;
+                        known = Known::default();
+                    }
+                    Err(error) => return Err(error),
+                },
+                Step::Complete => return Ok(self.complete(&definition, completed, requested)),
+                Step::Blocked(block) => return Ok(State::Blocked(block)),
+            }
+        }
+    }
+
+    fn complete(&self, definition: &Definition, known: Option<CompletedMigration>, requested: &Requested) -> State {
+        let known = known.filter(|known| definition.is_completed_by(known) && requested.request.is_none());
+        let completed = known.unwrap_or_else(|| CompletedMigration {
+            uid: definition.uid.clone(),
+            generation: definition.generation,
+            storage_version: definition.storage.clone(),
+            storage_version_hash: definition.hash.clone(),
+            time: crate::clock::now(),
+        });
+        self.progress.change(|facts| {
+            facts.completed = Some(completed);
+            if requested.request.is_some() {
+                facts.carried_out.clone_from(&requested.request);
+            }
+        });
+        State::Migrated(definition.storage.clone())
+    }
+
+    async fn definition(&mut self) -> Result<Definition, CallError> {
+        let missing = |error| match CallError::from(error) {
+            CallError::Gone => CallError::Unanswered(format!("there is no definition {DEFINITION}")),
+            other => other,
+        };
+        let definition = self.definitions.get(DEFINITION).await.map_err(missing)?;
+        self.seen = definition.metadata.resource_version.clone().unwrap_or_default();
+        let group = format!("{}/{VERSION}", names::GROUP);
+        // It is optional in the API, and so it is here.
+        let listed = self.objects.client.list_api_group_resources(&group).await.ok();
+        let resource = listed.into_iter().flat_map(|list| list.resources).find(|r| DEFINITION.starts_with(&r.name));
+        Ok(Definition::of(&definition, resource.and_then(|resource| resource.storage_version_hash)))
+    }
+
+    /// Lists pods of the earlier operator in all namespaces, terminating ones too: they still act.
+    async fn earlier_pods(&self) -> Result<Vec<String>, CallError> {
+        let pods: Api<Pod> = Api::all(self.objects.client.clone());
+        let components = format!("{} in ({})", earlier::COMPONENT_LABEL, earlier::COMPONENTS.join(","));
+        let mut found = Vec::new();
+        for selector in [components.as_str(), earlier::FIRST_RELEASES_LABEL] {
+            let listed = pods.list_metadata(&ListParams::default().labels(selector).limit(PODS)).await?;
+            found.extend(listed.items.into_iter().map(|pod| {
+                let name = pod.metadata.name.unwrap_or_default();
+                format!("{}/{name}", pod.metadata.namespace.unwrap_or_default())
+            }));
+        }
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
+    /// Prunes `storedVersions` to the storage version, at the version of the definition that all objects were checked
+    /// under.
+    async fn prune(&mut self, definition: &Definition, version: &str) -> Result<Definition, CallError> {
+        self.objects.leadership.check()?;
+        let params =
+            PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
+        let patch = json!({
+            "metadata": {"uid": definition.uid, "resourceVersion": version},
+            "status": {"storedVersions": [definition.storage]},
+        });
+        let pruned = self.definitions.patch_status(DEFINITION, &params, &Patch::Merge(patch)).await?;
+        self.seen = pruned.metadata.resource_version.clone().unwrap_or_default();
+        tracing::info!(from = definition.stored.join(","), to = definition.storage, "stored versions pruned");
+        Ok(Definition::of(&pruned, definition.hash.clone()))
+    }
+
+    /// Waits for a change of the definition since it was read.
+    async fn definition_changes(&self) {
+        // Changes that come close together are handled together.
+        tokio::time::sleep(SETTLED).await;
+        let params = WatchParams::default().fields(&format!("metadata.name={DEFINITION}"));
+        let mut version = self.seen.clone();
+        loop {
+            if let Ok(events) = self.definitions.watch(&params, &version).await {
+                tokio::pin!(events);
+                while let Some(Ok(event)) = events.next().await {
+                    match event {
+                        WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
+                        // A watch from an old version: the definition may have changed.
+                        _ => return,
+                    }
+                }
+            }
+            tokio::time::sleep(WATCH_AGAIN).await;
+        }
+    }
+
+    /// Waits until users request something else.
+    async fn request_changes(&self, requested: &Requested) {
+        let mut changes = self.changed.subscribe();
+        while self.requested(self.operator().as_ref()) == *requested {
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    fn publish(&self, state: &State) {
+        self.metrics.migration(state.reason(), state.left());
+        if self.progress.change(|facts| facts.state = Some(state.condition())) {
+            self.changed.send_modify(|n| *n = n.wrapping_add(1));
+        }
+    }
+
+    /// Logs a new state, and each object that cannot be migrated once.
+    fn log(&mut self, state: &State) {
+        use super::plan::Block::Refused;
+        let refused = if let State::Blocked(Refused(refused)) = state { refused.as_slice() } else { &[] };
+        for refusal in refused.iter().filter(|new| self.refused.get(&new.object) != Some(&new.message)) {
+            tracing::warn!(object = refusal.object, error = refusal.message, "shadow cannot be migrated");
+        }
+        self.refused = refused.iter().map(|r| (r.object.clone(), r.message.clone())).collect();
+        if self.logged.replace(state.reason()) == Some(state.reason()) {
+            return;
+        }
+        let (migrated, reason, message) = state.condition();
+        if migrated {
+            tracing::info!(message, "storage migration completed");
+        } else {
+            tracing::warn!(reason, message, "storage migration blocked");
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Migration of stored shadows: those of the earlier operator in place, and those of a later version of the definition.
+
+use anyhow::Context as _;
+use deploy::takeover;
+use integ::bed::{TestClusterOptions, workload};
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use models::condition::{Condition, ConditionStatus};
+use models::earlier;
+use models::names::{MIGRATE_STORAGE_ANNOTATION, MIGRATED_FROM_ANNOTATION};
+use models::operator::STORAGE_MIGRATED;
+use serde_json::{Value, json};
+
+use crate::interfere::poll;
+use crate::rotation;
+use crate::support::{ScenarioContext, nodes, operator_condition, run, status};
+
+const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
+const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+
+/// A namespace of the earlier operator that is not its default.
+const OTHER: &str = "updates";
+
+fn takeover_of(count: usize) -> TestClusterOptions {
+    TestClusterOptions { takeover: true, ..nodes(count) }
+}
+
+fn shadows(ctx: &ScenarioContext, namespace: &str, version: &str) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk("brupop.bottlerocket.aws", version, "BottlerocketShadow");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "bottlerocketshadows");
+    Api::namespaced_with(ctx.bed.client.clone(), namespace, &resource)
+}
+
+/// Returns a shadow as it is read at v3.
+async fn shadow(ctx: &ScenarioContext, namespace: &str, name: &str) -> anyhow::Result<Value> {
+    Ok(serde_json::to_value(shadows(ctx, namespace, "v3").get(name).await?)?)
+}
+
+fn namespace(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+}
+
+/// Installs the definition of the earlier operator.
+async fn earlier_definition(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let objects: Vec<Value> = serde_saphyr::from_multiple(EARLIER)?;
+    workload::apply(&ctx.bed.client, objects).await?;
+    workload::apply(&ctx.bed.client, vec![namespace(earlier::NAMESPACE), namespace(OTHER)]).await
+}
+
+/// Creates a shadow of the earlier operator, with its status if there is one.
+async fn earlier_shadow(ctx: &ScenarioContext, at: (&str, &str), spec: Value, status: Value) -> anyhow::Result<Value> {
+    let (namespace, name) = at;
+    let node = ctx.kubectl(&["get", "node", "node-1", "-o", "jsonpath={.metadata.uid}"]).await?;
+    let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": node});
+    let object = json!({
+        "apiVersion": "brupop.bottlerocket.aws/v2", "kind": "BottlerocketShadow",
+        "metadata": {"name": name, "ownerReferences": [owner]}, "spec": spec,
+    });
+    let object: DynamicObject = serde_json::from_value(object)?;
+    let api = shadows(ctx, namespace, "v2");
+    let manager = PostParams { field_manager: Some(earlier::MANAGER.to_owned()), ..PostParams::default() };
+    // A definition that was just applied takes a moment.
+    let mut made =
+        poll("a shadow of the earlier operator", async || Ok(api.create(&manager, &object).await.ok())).await?;
+    if !status.is_null() {
+        let manager = PatchParams { field_manager: Some(earlier::MANAGER.to_owned()), ..PatchParams::default() };
+        made = api.patch_status(name, &manager, &Patch::Merge(json!({"status": status}))).await?;
+    }
+    Ok(serde_json::to_value(made)?)
+}
+
+/// Ends the conversion by a webhook, which a takeover does before it applies the new definition.
+async fn end_conversion(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let patch = json!([{"op": "replace", "path": "/spec/conversion", "value": {"strategy": "None"}}]).to_string();
+    ctx.kubectl(&["patch", "crd", DEFINITION, "--type=json", "-p", &patch]).await?;
+    Ok(())
+}
+
+/// Puts the cluster into the state before the installation of a takeover, with one shadow of the earlier operator.
+pub(crate) async fn takeover_is_due(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    earlier_definition(ctx).await?;
+    earlier_shadow(ctx, (OTHER, "brs-node-1"), idle(), failing(1, "monday")).await?;
+    end_conversion(ctx).await?;
+    workload::apply(&ctx.bed.client, takeover::read_only_policy().to_vec()).await
+}
+
+async fn stored_versions(ctx: &ScenarioContext) -> anyhow::Result<Vec<String>> {
+    let versions = ctx.kubectl(&["get", "crd", DEFINITION, "-o", "jsonpath={.status.storedVersions}"]).await?;
+    Ok(serde_json::from_str(&versions)?)
+}
+
+/// Waits until the condition has this reason, and returns it.
+async fn until_reason(ctx: &ScenarioContext, reason: &str) -> anyhow::Result<Condition> {
+    let is = |condition: &&Condition| condition.reason == reason;
+    let world = ctx
+        .until(&format!("the storage migration is {reason}"), |world| {
+            operator_condition(world, STORAGE_MIGRATED).as_ref().is_some_and(is)
+        })
+        .await?;
+    operator_condition(&world, STORAGE_MIGRATED).cloned().context("just seen")
+}
+
+fn idle() -> Value {
+    json!({"state": "Idle", "state_transition_timestamp": null, "version": null})
+}
+
+fn failing(crash_count: u32, failed_at: &str) -> Value {
+    json!({
+        "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": crash_count,
+        "state_transition_failure_timestamp": failed_at,
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn earlier_shadows_are_migrated_in_place_and_nothing_is_lost() -> anyhow::Result<()> {
+    run(takeover_of(1), async |ctx| {
+        earlier_definition(ctx).await?;
+        let failed_at = jiff::Timestamp::now();
+        let under_way = json!({"state": "RebootedIntoUpdate", "version": "99999999999999999999999.0.0"});
+        let of_under_way = json!({
+            "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0",
+            "target_version": "99999999999999999999999.0.0", "crash_count": 0,
+        });
+        let mut before = Vec::new();
+        for (at, spec, status, failures, back_off) in [
+            ((earlier::NAMESPACE, "brs-node-1"), idle(), Value::Null, 0, false),
+            ((earlier::NAMESPACE, "brs-node-2"), idle(), failing(3, &failed_at.to_string()), 3, true),
+            ((OTHER, "brs-node-3"), idle(), failing(u32::MAX, "monday"), 20, false),
+            ((OTHER, "brs-node-4"), under_way, of_under_way, 0, false),
+        ] {
+            let made = earlier_shadow(ctx, at, spec, status).await?;
+            before.push((at, made, failures, back_off));
+        }
+        // A pod that no node takes.
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": "brupop-agent-x", "namespace": OTHER, "labels": {earlier::COMPONENT_LABEL: "agent"},
+            },
+            "spec": {
+                "nodeSelector": {"example.com/no-node": "has-this"},
+                "containers": [{"name": "agent", "image": "example.invalid/brupop:1.4.0"}],
+            },
+        });
+        workload::apply(&ctx.bed.client, vec![pod]).await?;
+        end_conversion(ctx).await?;
+        ctx.install().await?;
+
+        // It waits until the earlier operator is gone, and until its versions are read-only.
+        let waits = until_reason(ctx, "EarlierOperatorRunning").await?;
+        assert!(waits.message.contains("updates/brupop-agent-x"), "{waits:?}");
+        ctx.kubectl(&["-n", OTHER, "delete", "pod", "brupop-agent-x", "--grace-period=0"]).await?;
+        let waits = until_reason(ctx, "EarlierVersionsWritable").await?;
+        assert!(waits.message.contains(takeover::READ_ONLY), "{waits:?}");
+        for ((namespace, name), made, ..) in &before {
+            let read = serde_json::to_value(shadows(ctx, namespace, "v2").get(name).await?)?;
+            assert_eq!(read["status"], made["status"], "nothing is written meanwhile");
+        }
+        workload::apply(&ctx.bed.client, takeover::read_only_policy().to_vec()).await?;
+        until_reason(ctx, "Migrated").await?;
+
+        assert_eq!(stored_versions(ctx).await?, ["v3"]);
+        for ((namespace, name), made, failures, back_off) in before {
+            let now = shadow(ctx, namespace, name).await?;
+            let meta = &now["metadata"];
+            assert_eq!(meta["uid"], made["metadata"]["uid"], "in place");
+            assert_eq!(meta["ownerReferences"], made["metadata"]["ownerReferences"], "{now}");
+            assert_eq!(meta["annotations"][MIGRATED_FROM_ANNOTATION], Value::Null, "{now}");
+            assert_eq!(now["spec"], json!({"state": "Idle", "attempt": 0}), "{now}");
+            let record = &now["status"]["record"];
+            assert_eq!(record["failures"].as_i64().unwrap_or_default(), failures, "{now}");
+            assert_eq!(record["notBefore"].is_string(), back_off, "{now}");
+            for entry in meta["managedFields"].as_array().into_iter().flatten() {
+                assert_eq!(entry["apiVersion"], "brupop.bottlerocket.aws/v3", "{now}");
+                assert_eq!((&entry["manager"], &entry["operation"]), (&json!("brupop-controller"), &json!("Apply")));
+            }
+        }
+        let recorded = status(&ctx.bed.recorder.so_far()?.end()).storage_migration.context("nothing is recorded")?;
+        assert_eq!(recorded.storage_version, "v3");
+        removable(ctx).await
+    })
+    .await?;
+    Ok(())
+}
+
+/// A field that the controller applies to a migrated shadow goes when it is left out.
+async fn removable(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let (api, name) = (shadows(ctx, earlier::NAMESPACE, "v3"), "brs-node-2");
+    let applied = async |spec: Value| {
+        let body = json!({
+            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": name},
+            "spec": spec,
+        });
+        let applied = api.patch(name, &PatchParams::apply("brupop-controller"), &Patch::Apply(body)).await?;
+        anyhow::Ok(serde_json::to_value(applied)?)
+    };
+    let host = json!({"versionLock": "1.20.5"});
+    let with = applied(json!({"state": "Idle", "attempt": 0, "host": host})).await?;
+    assert_eq!(with["spec"]["host"], host);
+    let without = applied(json!({"state": "Idle", "attempt": 0})).await?;
+    assert_eq!(without["spec"], json!({"state": "Idle", "attempt": 0}));
+    assert!(without["metadata"]["ownerReferences"].is_array(), "{without}");
+    Ok(())
+}
+
+/// Denies every change of one shadow.
+fn denial(name: &str) -> Vec<Value> {
+    let version = "admissionregistration.k8s.io/v1";
+    vec![
+        json!({
+            "apiVersion": version, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "keep-one"},
+            "spec": {
+                "matchConstraints": {"resourceRules": [{
+                    "apiGroups": ["brupop.bottlerocket.aws"], "apiVersions": ["*"],
+                    "resources": ["bottlerocketshadows"], "operations": ["UPDATE"],
+                }]},
+                "validations": [{"expression": format!("request.name != '{name}'"), "message": "it is kept"}],
+            },
+        }),
+        json!({
+            "apiVersion": version, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": "keep-one"},
+            "spec": {"policyName": "keep-one", "validationActions": ["Deny"]},
+        }),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shadow_that_cannot_be_migrated_is_named_and_nothing_is_pruned() -> anyhow::Result<()> {
+    run(takeover_of(1), async |ctx| {
+        earlier_definition(ctx).await?;
+        for name in ["brs-kept", "brs-node-1"] {
+            earlier_shadow(ctx, (OTHER, name), idle(), failing(2, "monday")).await?;
+        }
+        end_conversion(ctx).await?;
+        workload::apply(&ctx.bed.client, takeover::read_only_policy().to_vec()).await?;
+        workload::apply(&ctx.bed.client, denial("brs-kept")).await?;
+        let is_denied = async || {
+            let patch = r#"{"metadata":{"labels":{"a":"b"}}}"#;
+            let tried = ["-n", OTHER, "patch", "brs", "brs-kept", "--dry-run=server", "--type=merge", "-p", patch];
+            Ok(ctx.kubectl(&tried).await.is_err().then_some(()))
+        };
+        poll("the denial is in force", is_denied).await?;
+        ctx.install().await?;
+
+        let blocked = until_reason(ctx, "ObjectsRefused").await?;
+        assert!(blocked.message.contains("1 shadows") && blocked.message.contains("updates/brs-kept"), "{blocked:?}");
+        assert!(blocked.message.contains("it is kept"), "{blocked:?}");
+        assert_eq!(stored_versions(ctx).await?, ["v2", "v3"], "nothing is pruned");
+        let kept = serde_json::to_value(shadows(ctx, OTHER, "v2").get("brs-kept").await?)?;
+        assert_eq!(kept["status"]["crash_count"], 2, "it is as it was");
+        assert_eq!(shadow(ctx, OTHER, "brs-node-1").await?["status"]["record"]["failures"], 2, "others are migrated");
+
+        ctx.kubectl(&["delete", "validatingadmissionpolicybinding", "keep-one"]).await?;
+        until_reason(ctx, "Migrated").await?;
+        assert_eq!(stored_versions(ctx).await?, ["v3"]);
+        assert_eq!(shadow(ctx, OTHER, "brs-kept").await?["status"]["record"]["failures"], 2);
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+/// Adds a version to the definition, equal to the last one, and stores objects in it from now on.
+async fn store_v4(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let mut definition: Value = serde_json::from_str(&ctx.kubectl(&["get", "crd", DEFINITION, "-o", "json"]).await?)?;
+    let versions = definition["spec"]["versions"].as_array_mut().context("no versions")?;
+    let mut later = versions.last().context("no version")?.clone();
+    versions.iter_mut().for_each(|version| version["storage"] = false.into());
+    later["name"] = "v4".into();
+    versions.push(later);
+    let patch = json!({"spec": {"versions": versions}}).to_string();
+    ctx.kubectl(&["patch", "crd", DEFINITION, "--type=merge", "-p", &patch]).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn later_version_is_migrated_by_hand_and_missing_right_is_named() -> anyhow::Result<()> {
+    let mut options = nodes(1);
+    options.policy["storageMigration"] = json!("Manual");
+    run(options, async |ctx| {
+        ctx.install().await?;
+        until_reason(ctx, "Migrated").await?;
+        store_v4(ctx).await?;
+        let waits = until_reason(ctx, "AwaitingRequest").await?;
+        assert!(waits.message.contains(MIGRATE_STORAGE_ANNOTATION), "{waits:?}");
+        assert_eq!(stored_versions(ctx).await?, ["v3", "v4"]);
+
+        let acknowledged = async |value: &str| {
+            ctx.until("the request is acknowledged", |world| {
+                status(world).requests.is_some_and(|requests| requests.migrate_storage.as_deref() == Some(value))
+            })
+            .await
+        };
+        rotation::ask_for(ctx, MIGRATE_STORAGE_ANNOTATION, "1").await?;
+        acknowledged("1").await?;
+        until_reason(ctx, "Migrated").await?;
+        assert_eq!(stored_versions(ctx).await?, ["v4"]);
+
+        let binding = "clusterrolebinding/brupop-controller-migration";
+        let saved = ctx.kubectl(&["get", binding, "-o", "json"]).await?;
+        ctx.kubectl(&["delete", binding]).await?;
+        // The API server takes a moment to see it; a request before that is carried out.
+        let mut request = 1;
+        let blocked = poll("the missing right is reported", async || {
+            request += 1;
+            rotation::ask_for(ctx, MIGRATE_STORAGE_ANNOTATION, &request.to_string()).await?;
+            let world = ctx.bed.recorder.so_far()?.end();
+            let condition = operator_condition(&world, STORAGE_MIGRATED).cloned();
+            Ok(condition.filter(|condition| condition.status == ConditionStatus::False))
+        })
+        .await?;
+        assert_eq!(blocked.reason, "MissingRight", "{blocked:?}");
+        assert!(blocked.message.contains("customresourcedefinitions"), "{blocked:?}");
+        workload::apply(&ctx.bed.client, vec![fresh(&saved)?]).await?;
+        until_reason(ctx, "Migrated").await?;
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+/// An object without what the API server has added.
+fn fresh(object: &str) -> anyhow::Result<Value> {
+    let mut object: Value = serde_json::from_str(object)?;
+    object["metadata"] = json!({"name": object["metadata"]["name"]});
+    Ok(object)
+}
