@@ -234,7 +234,7 @@ fn stage(shadow: &mut ShadowFacts, version: &Version, boot: &str, now: Timestamp
         permit_issued: false,
         soak_restarted: false,
         disruptive: false,
-        watched_since: None,
+        verifying_since: None,
     });
 }
 

@@ -30,7 +30,7 @@ pub struct SecondApiServer {
 }
 
 impl SecondApiServer {
-    /// Its address, `https://127.0.0.1:PORT`. It accepts the same certificates and tokens as the first one.
+    /// Address, `https://127.0.0.1:PORT`. It accepts the same certificates and tokens as the first one.
     pub fn url(&self) -> &str {
         &self.url
     }

@@ -48,10 +48,10 @@ fn wait_outside_of_load_balancers_is_kept() {
         ("-5", None, "Check whether"),
     ] {
         let (proposal, policy) = proposed(&format!("exclude_from_lb_wait_time_in_sec: {value}"), &[]);
-        assert_eq!(policy.leave_balancer, expected, "{value}");
+        assert_eq!(policy.leave_load_balancer, expected, "{value}");
         assert!(proposal.text.contains(comment), "{}", proposal.text);
     }
-    assert_eq!(proposed("{}", &[]).1.leave_balancer, None);
+    assert_eq!(proposed("{}", &[]).1.leave_load_balancer, None);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn settings_are_read_from_environment_of_each_workload() {
     let (operator, policy) = parse(&proposal.text).unwrap();
     assert_eq!(operator.metadata.namespace.as_deref(), Some("elsewhere"));
     assert_eq!(policy.max_unavailable, CountOrPercent::Count(2));
-    assert_eq!(policy.leave_balancer, Some(std::time::Duration::from_secs(30)));
+    assert_eq!(policy.leave_load_balancer, Some(std::time::Duration::from_secs(30)));
     assert!(proposal.text.contains("MAX_CONCURRENT_UPDATE of Deployment n/controller (\"2\")"), "{}", proposal.text);
     let question = proposal.question.unwrap();
     assert!(question.contains("held by another object"), "{question}");
