@@ -160,6 +160,7 @@ async fn emptied_shadow_fields_are_accepted_in_server_side_apply(client: Client)
 
 async fn service_accounts_have_expected_permissions(client: Client) -> anyhow::Result<()> {
     const BRUPOP: &str = models::names::GROUP;
+    const DEFINITIONS: &str = "apiextensions.k8s.io";
     const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
     const APISERVER: &str = "system:serviceaccount:brupop-system:brupop-apiserver";
     const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent";
@@ -184,7 +185,12 @@ async fn service_accounts_have_expected_permissions(client: Client) -> anyhow::R
         (CONTROLLER, "patch", "", "configmaps", AGENT_NAMESPACE, "brupop-trust", true),
         (CONTROLLER, "patch", "", "configmaps", AGENT_NAMESPACE, "other", false),
         (CONTROLLER, "patch", BRUPOP, "bottlerocketshadows", SYSTEM_NAMESPACE, ANY, true),
-        (CONTROLLER, "patch", BRUPOP, "bottlerocketshadows", "default", ANY, false),
+        // The storage migration rewrites shadows of every namespace, and neither creates nor deletes any there.
+        (CONTROLLER, "patch", BRUPOP, "bottlerocketshadows", "default", ANY, true),
+        (CONTROLLER, "create", BRUPOP, "bottlerocketshadows", "default", ANY, false),
+        (CONTROLLER, "delete", BRUPOP, "bottlerocketshadows", "default", ANY, false),
+        (CONTROLLER, "patch", DEFINITIONS, "customresourcedefinitions", "", ANY, false),
+        (CONTROLLER, "patch", DEFINITIONS, "customresourcedefinitions/status", "", ANY, false),
         (CONTROLLER, "patch", BRUPOP, "bottlerocketupdateoperators/status", SYSTEM_NAMESPACE, "default", true),
         (CONTROLLER, "patch", BRUPOP, "bottlerocketupdateoperators", SYSTEM_NAMESPACE, ANY, false),
         (CONTROLLER, "create", "events.k8s.io", "events", "default", ANY, true),

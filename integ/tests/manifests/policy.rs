@@ -38,6 +38,8 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
     let mut specs = vec![
         (json!({}), ACCEPTED),
         (json!({"enabled": false, "labelNodes": true}), ACCEPTED),
+        (json!({"storageMigration": "Manual"}), ACCEPTED),
+        (json!({"storageMigration": "Never"}), ENUMERATION),
         (json!({"enabled": "no"}), Some("enabled")),
         (json!({"failurePolicy": {"maxFailures": 0}}), Some("greater than or equal to 1")),
         (json!({"failurePolicy": {"maxFailures": 64}}), ACCEPTED),
