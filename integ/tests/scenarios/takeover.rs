@@ -200,6 +200,7 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         let dry = plugin(ctx, &["takeover", "swap", "--dry-run"]).await?;
         let text = output_text(&dry);
         assert!(dry.status.success() && text.contains("would delete DaemonSet"), "{text}");
+        assert!(text.contains("shadows are missing here"), "{text}");
         assert!(text.contains("v3 alone") && text.contains("nothing was changed"), "{text}");
         assert_eq!(specifications(ctx).await?, before);
 
