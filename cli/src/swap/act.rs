@@ -35,11 +35,12 @@ impl Step {
             Self::Keep(objects) => {
                 let ids: Vec<String> = objects.iter().map(deploy::yaml::id).collect();
                 let list = if ids.len() > 4 { named(ids.len(), "object") } else { ids.join(", ") };
-                ("record", "recorded", format!("{list} as it is, in a ConfigMap in {SYSTEM_NAMESPACE}"))
+                ("record", "recorded", format!("{list} in a ConfigMap in {SYSTEM_NAMESPACE}"))
             }
             Self::DeleteWorkload(workload) => ("delete", "deleted", workload.id()),
             Self::SetConversion(conversion) => {
-                ("set", "set", definition(&format!("conversion strategy {}", conversion["strategy"])))
+                let strategy = conversion["strategy"].as_str().unwrap_or_default();
+                ("set", "set", definition(&format!("conversion strategy {strategy}")))
             }
             Self::CreateReadOnly(object) | Self::CreateWorkload(object) => {
                 ("create", "created", deploy::yaml::id(object))

@@ -69,8 +69,9 @@ fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> V
         if shadow.is_some_and(EarlierShadow::may_be_armed) {
             lines.push(format!(
                 "left: the host of {name} may be armed and boot another version at its next reboot. Until it has, this \
-                 operator leaves it alone; to let it disarm the host, once installed: kubectl annotate brs {} -n {} \
-                 --overwrite {}=\"$(date +%s)\"",
+                 operator leaves it alone; to let it disarm the host, once installed: kubectl annotate \
+                 bottlerocketshadows.v3.{} {} -n {} --overwrite {}=\"$(date +%s)\"",
+                names::GROUP,
                 names::shadow_name(&name),
                 names::SYSTEM_NAMESPACE,
                 names::RETRY_ANNOTATION

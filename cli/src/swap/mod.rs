@@ -94,6 +94,12 @@ async fn run(
     let mut memory = Memory::default();
     if options.dry_run {
         let facts = gather(client, &mut memory, options.settle.signed(), true).await?;
+        if let Err(reason) = &facts.earlier {
+            print_line(format_args!(
+                "the steps for the earlier operator's shadows are missing here: they can be read only once the conversion is \
+                 None ({reason})"
+            ));
+        }
         for next in steps::all(facts, next) {
             match next {
                 Next::Act(step) => print_line(format_args!("would {}", step.planned())),

@@ -269,6 +269,7 @@ fn releases_without_a_webhook_or_a_definition_are_taken_over_too() {
     v1.definition = Some(self::v1());
     let steps = names(&all(v1, next));
     assert!(!steps.iter().any(|step| step.starts_with("conversion")), "{steps:?}");
+    assert_eq!(steps[1], "keep 4", "the definition too");
     assert_eq!(steps.last().unwrap(), "done");
 }
 

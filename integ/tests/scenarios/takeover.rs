@@ -16,6 +16,8 @@ use crate::uninstall::{EARLIER, install_lines, output_text, plugin, shell};
 
 const OLD_NAMESPACE: &str = "brupop-bottlerocket-aws";
 const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+/// The kind at the version that is served now: kubectl remembers the versions that it has seen before.
+const SHADOWS: &str = "bottlerocketshadows.v3.brupop.bottlerocket.aws";
 const SWAP: [&str; 5] = ["takeover", "swap", "--yes", "--settle", "2s"];
 
 fn old_shadows(ctx: &ScenarioContext, version: &str) -> Api<DynamicObject> {
@@ -26,7 +28,7 @@ fn old_shadows(ctx: &ScenarioContext, version: &str) -> Api<DynamicObject> {
 }
 
 /// Creates a shadow of the earlier operator with its status, stored in `version`.
-async fn old_shadow(ctx: &ScenarioContext, node: &str, version: &str, content: Value) -> anyhow::Result<()> {
+async fn old_shadow(ctx: &ScenarioContext, node: &str, version: &str, content: &Value) -> anyhow::Result<()> {
     let name = names::shadow_name(node);
     let mut object: DynamicObject = serde_json::from_value(json!({
         "apiVersion": format!("{}/{version}", names::GROUP), "kind": "BottlerocketShadow",
@@ -80,7 +82,7 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
         ctx,
         "gone",
         "v1",
-        json!({
+        &json!({
             "spec": {"state": "StagedUpdate", "version": "1.19.0"},
             "status": {"current_state": "Idle", "current_version": "1.18.0", "target_version": "1.19.0"},
         }),
@@ -95,7 +97,7 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
         ctx,
         "node-1",
         "v2",
-        json!({
+        &json!({
             "spec": {"state": "Idle"},
             "status": {
                 "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": 3,
@@ -108,7 +110,7 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
         ctx,
         "node-2",
         "v2",
-        json!({
+        &json!({
             "spec": {"state": "RebootedIntoUpdate", "version": "1.20.0"},
             "status": {
                 "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.0",
@@ -198,6 +200,7 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         let dry = plugin(ctx, &["takeover", "swap", "--dry-run"]).await?;
         let text = output_text(&dry);
         assert!(dry.status.success() && text.contains("would delete DaemonSet"), "{text}");
+        assert!(text.contains("shadows are missing here"), "{text}");
         assert!(text.contains("v3 alone") && text.contains("nothing was changed"), "{text}");
         assert_eq!(specifications(ctx).await?, before);
 
@@ -236,8 +239,9 @@ async fn taken_over(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let definition: Value = serde_json::from_str(&ctx.kubectl(&["get", "crd", DEFINITION, "-o", "json"]).await?)?;
     assert_eq!(definition["status"]["storedVersions"], json!(["v3"]));
     assert_eq!(definition["spec"]["versions"].as_array().map(Vec::len), Some(1));
-    let shadows =
-        ctx.kubectl(&["get", "brs", "-A", "-o", "custom-columns=:.metadata.namespace,:.metadata.name,:.spec"]).await?;
+    let shadows = ctx
+        .kubectl(&["get", SHADOWS, "-A", "-o", "custom-columns=:.metadata.namespace,:.metadata.name,:.spec"])
+        .await?;
     assert_eq!(shadows.matches("attempt:0").count(), 2, "{shadows}");
     assert!(!shadows.contains(OLD_NAMESPACE) && !shadows.contains("brs-gone"), "{shadows}");
     let policies =
@@ -273,7 +277,7 @@ async fn updates(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let world = ctx.until("node-2 is updated", |world| is_on(world, "node-2", &NEW)).await?;
     assert!(!is_on(&world, "node-1", &NEW), "node-1 is in back-off");
     let retry = format!("{}=now", names::RETRY_ANNOTATION);
-    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", "brs-node-1", &retry]).await?;
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", SHADOWS, "brs-node-1", &retry]).await?;
     ctx.updated().await?;
     Ok(())
 }
