@@ -144,12 +144,13 @@ async fn earlier_shadows_are_migrated_in_place_and_nothing_is_lost() -> anyhow::
         });
         workload::apply(&ctx.bed.client, vec![pod]).await?;
         end_conversion(ctx).await?;
-        ctx.install().await?;
+        ctx.bed.install().await?;
 
         // It waits until the earlier operator is gone, and until its versions are read-only.
         let waits = until_reason(ctx, "EarlierOperatorRunning").await?;
         assert!(waits.message.contains("updates/brupop-agent-x"), "{waits:?}");
         ctx.kubectl(&["-n", OTHER, "delete", "pod", "brupop-agent-x", "--grace-period=0"]).await?;
+        ctx.reported().await?;
         let waits = until_reason(ctx, "EarlierVersionsWritable").await?;
         assert!(waits.message.contains(takeover::READ_ONLY), "{waits:?}");
         for ((namespace, name), made, ..) in &before {
