@@ -58,7 +58,7 @@ impl Pause {
     pub fn observe(&mut self, pods: &[String], now: Timestamp) -> Option<Timestamp> {
         match (Wait::for_earlier_operator(pods), self.paused) {
             (Some(wait), false) => {
-                tracing::warn!(pods = pods.len(), reason = %wait, "paused: earlier operator running")
+                tracing::warn!(pods = pods.len(), reason = %wait, "paused: earlier operator running");
             }
             (None, true) => {
                 tracing::info!(pods = 0, "resumed: earlier operator gone");

@@ -209,7 +209,7 @@ async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase)
     // Only a shadow of this operator has an attempt. One that is gone at v3 was deleted between the two lists.
     let (migrated, unmigrated): (Vec<_>, Vec<_>) =
         all.iter().partition(|object| object.data["spec"]["attempt"].is_i64());
-    let unmigrated: BTreeSet<String> = unmigrated.into_iter().filter_map(|object| object.uid()).collect();
+    let unmigrated: BTreeSet<String> = unmigrated.into_iter().filter_map(kube::ResourceExt::uid).collect();
     let own = migrated.into_iter().filter(|object| object.namespace().as_deref() == Some(SYSTEM_NAMESPACE));
     let own = own.map(|object| {
         let node = names::node_of_shadow(&object.name_any()).to_owned();

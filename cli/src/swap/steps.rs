@@ -367,7 +367,7 @@ pub(super) fn assume(facts: &mut Facts, next: &Next) {
             }
             Step::DeleteShadows(_) => facts.earlier = Ok(Vec::new()),
             Step::PruneStoredVersions => {
-                facts.definition = Some(Definition { stored: vec!["v3".to_owned()], ..both() })
+                facts.definition = Some(Definition { stored: vec!["v3".to_owned()], ..both() });
             }
             Step::ServeOwnVersion => {
                 facts.definition = Some(Definition { versions: vec!["v3".to_owned()], ..both() });

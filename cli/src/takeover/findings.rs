@@ -197,7 +197,8 @@ fn pods(facts: &Facts, found: &mut Vec<Finding>) {
             .run(deletions.take(NAMED)),
         );
     }
-    let first: Vec<String> = facts.workloads.iter().filter(|w| w.first_releases).map(|w| w.id()).collect();
+    let first: Vec<String> =
+        facts.workloads.iter().filter(|w| w.first_releases).map(super::facts::Workload::id).collect();
     if !first.is_empty() {
         let text = format!(
             "{} is of the releases 0.1, which delete pods without regard to budgets and reboot also after a failed drain",

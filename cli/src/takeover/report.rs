@@ -10,7 +10,7 @@ use crate::page::Page;
 
 /// Returns the tags of the images, without repetition.
 fn tags(facts: &Facts) -> Vec<&str> {
-    let mut tags: Vec<&str> = facts.workloads.iter().flat_map(|workload| workload.tags()).collect();
+    let mut tags: Vec<&str> = facts.workloads.iter().flat_map(super::facts::Workload::tags).collect();
     tags.sort_unstable();
     tags.dedup();
     tags

@@ -24,7 +24,7 @@ fn definition() -> Definition {
     }
 }
 
-fn workload(labels: &Value, meta: Value) -> Workload {
+fn workload(labels: &Value, meta: &Value) -> Workload {
     let mut deployment = json!({
         "metadata": meta,
         "spec": {
@@ -41,7 +41,7 @@ fn workload(labels: &Value, meta: Value) -> Workload {
 }
 
 fn controller() -> Workload {
-    workload(&json!({earlier::COMPONENT_LABEL: "brupop-controller"}), json!({}))
+    workload(&json!({earlier::COMPONENT_LABEL: "brupop-controller"}), &json!({}))
 }
 
 fn pod(component: &str) -> OperatorPod {
@@ -95,12 +95,13 @@ fn only(facts: &Facts, reason: &str) -> Finding {
     found.unwrap_or_else(|| panic!("{reason}: {:?}", of(facts)))
 }
 
-type Change<'a> = &'a dyn Fn(&mut Facts);
+/// A sentence, the change of the facts, and the findings.
+type Case<'a> = (&'a str, &'a dyn Fn(&mut Facts), Vec<(Severity, &'a str)>);
 
 #[test]
 fn each_fact_has_its_finding() {
     use Severity::{Blocks, First, Note};
-    let cases: [(&str, Change<'_>, Vec<(Severity, &str)>); 18] = [
+    let cases: [Case<'_>; 18] = [
         ("an idle install", &|_| {}, vec![]),
         ("nothing", &|facts| *facts = Facts::default(), vec![(Note, "NothingFound")]),
         ("an old cluster", &|facts| facts.outdated = Some("old".into()), vec![(Blocks, "KubernetesTooOld")]),
@@ -108,7 +109,7 @@ fn each_fact_has_its_finding() {
             "the releases 0.1",
             &|facts| {
                 *facts = Facts {
-                    workloads: vec![workload(&json!({"update-operator": "agent"}), json!({}))],
+                    workloads: vec![workload(&json!({"update-operator": "agent"}), &json!({}))],
                     ..Facts::default()
                 };
             },
@@ -200,7 +201,7 @@ fn release_is_recognized_by_definition_and_labels() {
     assert_eq!(with(&|d| d.reviews.clear()), Some("0.2.2 or later"));
     assert_eq!(with(&|d| d.versions = vec!["v1".into()]), Some("0.2.0 or 0.2.1"));
     assert_eq!(with(&|d| d.ours = true), None);
-    let first = workload(&json!({"update-operator": "agent"}), json!({}));
+    let first = workload(&json!({"update-operator": "agent"}), &json!({}));
     assert_eq!(generation(&Facts { workloads: vec![first], ..Facts::default() }), Some("0.1"));
 }
 
