@@ -20,8 +20,10 @@ pub const COMPONENT_LABEL: &str = "brupop.bottlerocket.aws/component";
 /// Values of [`COMPONENT_LABEL`].
 pub const COMPONENTS: [&str; 3] = ["agent", "apiserver", "brupop-controller"];
 
-/// Label of its pods in releases 0.1, with any value.
+/// Label of its pods in releases 0.1, with the values [`FIRST_RELEASES_COMPONENTS`].
 pub const FIRST_RELEASES_LABEL: &str = "update-operator";
+/// Values of [`FIRST_RELEASES_LABEL`].
+pub const FIRST_RELEASES_COMPONENTS: [&str; 2] = ["controller", "agent"];
 
 /// Prefix of the annotations, and of one label, that releases 0.1 leave on Nodes.
 pub const FIRST_RELEASES_PREFIX: &str = "bottlerocket.aws/";
@@ -39,8 +41,8 @@ pub const MANAGER: &str = "unknown";
 
 /// Returns true if a pod with these labels is one of the earlier operator's, of any release.
 pub fn is_pod_of(labels: &BTreeMap<String, String>) -> bool {
-    labels.contains_key(FIRST_RELEASES_LABEL)
-        || labels.get(COMPONENT_LABEL).is_some_and(|value| COMPONENTS.contains(&value.as_str()))
+    let has = |label: &str, values: &[&str]| labels.get(label).is_some_and(|value| values.contains(&value.as_str()));
+    has(FIRST_RELEASES_LABEL, &FIRST_RELEASES_COMPONENTS) || has(COMPONENT_LABEL, &COMPONENTS)
 }
 
 /// Returns the label selectors that match its pods between them, and perhaps others: the labels decide ([`is_pod_of`]).
@@ -158,6 +160,7 @@ mod tests {
             (labels(&[("update-operator", "agent")]), true),
             (labels(&[("app.kubernetes.io/name", "brupop"), ("app.kubernetes.io/component", "brupop-agent")]), false),
             (labels(&[("brupop.bottlerocket.aws/component", "exporter")]), false),
+            (labels(&[("update-operator", "mine")]), false),
             (labels(&[]), false),
         ] {
             assert_eq!(is_pod_of(&pod), expected, "{pod:?}");

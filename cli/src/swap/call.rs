@@ -56,7 +56,7 @@ pub(super) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>
 }
 
 /// Lists all objects, page by page.
-pub(super) async fn list<K>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>>
+pub(crate) async fn list<K>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>>
 where
     K: Clone + k8s_openapi::serde::de::DeserializeOwned + std::fmt::Debug,
 {

@@ -15,9 +15,13 @@ const RELEASE: &str = "meta.helm.sh/release-name";
 /// Annotation with the namespace of that release.
 const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
 
+/// Lists the earlier operator's objects in a namespace.
+const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kubernetes.io/part-of=brupop";
+
 /// Returns all texts, a line each.
 pub(super) fn lines(record: &Record, shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> Vec<String> {
     let mut lines = left_on_nodes(shadows, nodes);
+    lines.extend(git_ops(record));
     lines.extend(helm(record));
     lines.extend(rest(record));
     lines.push(
@@ -118,17 +122,38 @@ fn rest(record: &Record) -> Option<String> {
     let namespace = workloads().find_map(|workload| workload["metadata"]["namespace"].as_str())?;
     let definition = record.of_kind("CustomResourceDefinition").find_map(release);
     let release = workloads().find_map(release).filter(|release| Some(*release) != definition);
+    // Other programs may be in any other namespace.
+    let with_namespace = if namespace == earlier::NAMESPACE {
+        format!("; if nothing else is in it: kubectl delete namespace {namespace}")
+    } else {
+        format!("; then look for its remaining objects in {namespace}: {LABELLED} -n {namespace}")
+    };
     Some(match release {
-        Some((name, of)) => format!(
-            "then remove the rest of the earlier operator: helm uninstall {name} -n {of}, and kubectl delete namespace \
-             {namespace}"
-        ),
+        Some((name, of)) => {
+            format!("then remove the rest of the earlier operator: helm uninstall {name} -n {of}{with_namespace}")
+        }
         None => format!(
-            "then remove the rest of the earlier operator: kubectl delete namespace {namespace}, and its ClusterRoles, \
-             ClusterRoleBindings and PriorityClass (kubectl get clusterroles,clusterrolebindings,priorityclasses -l \
-             app.kubernetes.io/part-of=brupop)"
+            "then remove the rest of the earlier operator: its ClusterRoles, ClusterRoleBindings and PriorityClass (kubectl \
+             get clusterroles,clusterrolebindings,priorityclasses -l app.kubernetes.io/part-of=brupop){with_namespace}"
         ),
     })
+}
+
+/// Returns what to do where a GitOps tool still has the definition in its source.
+fn git_ops(record: &Record) -> Option<String> {
+    let meta = &record.of_kind("CustomResourceDefinition").next()?["metadata"];
+    let has = |mark: &str| meta["labels"][mark].is_string() || meta["annotations"][mark].is_string();
+    let tool = if has("argocd.argoproj.io/instance") || has("argocd.argoproj.io/tracking-id") {
+        "Argo CD"
+    } else if has("kustomize.toolkit.fluxcd.io/name") || has("helm.toolkit.fluxcd.io/name") {
+        "Flux"
+    } else {
+        return None;
+    };
+    Some(format!(
+        "{tool} still has the earlier operator in its source: remove it there before you resume {tool}, and leave the \
+         annotation that keeps {tool} from deleting the definition"
+    ))
 }
 
 #[cfg(test)]
@@ -205,7 +230,21 @@ mod tests {
             let text = lines(&record, &BTreeMap::new(), &[]).join("\n");
             assert_eq!(text.contains("-l owner=helm,name="), forgets, "{text}");
             assert_eq!(text.contains(": helm uninstall operator -n old"), uninstalls, "{text}");
-            assert!(text.contains("kubectl delete namespace old") && text.contains("next: install"), "{text}");
+            assert!(text.contains("remaining objects in old") && text.contains("next: install"), "{text}");
+            assert!(!text.contains("delete namespace"), "other programs may be in it: {text}");
         }
+    }
+
+    #[test]
+    fn only_default_namespace_is_named_for_deletion_and_git_ops_tools_for_their_source() {
+        let mut record = Record::default();
+        let meta = json!({"name": "x", "labels": {"argocd.argoproj.io/instance": "updates"}});
+        record.add(&[
+            json!({"kind": "CustomResourceDefinition", "metadata": meta}),
+            json!({"kind": "Deployment", "metadata": {"name": "x", "namespace": earlier::NAMESPACE}}),
+        ]);
+        let text = lines(&record, &BTreeMap::new(), &[]).join("\n");
+        assert!(text.contains("if nothing else is in it: kubectl delete namespace brupop-bottlerocket-aws"), "{text}");
+        assert!(text.contains("Argo CD still has the earlier operator in its source"), "{text}");
     }
 }

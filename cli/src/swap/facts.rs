@@ -141,6 +141,7 @@ async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
         storage: versions.iter().find(|version| version["storage"] == true).map(named).unwrap_or_default(),
         stored: stored.filter_map(Value::as_str).map(str::to_owned).collect(),
         versions: versions.iter().map(named).collect(),
+        deleting: found.metadata.deletion_timestamp.is_some(),
     }))
 }
 

@@ -4,7 +4,7 @@
 //! what is in the cluster.
 
 mod act;
-mod call;
+pub(crate) mod call;
 mod ending;
 mod facts;
 mod record;
@@ -12,6 +12,7 @@ mod settle;
 mod steps;
 mod undo;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -23,13 +24,14 @@ use tokio::time::Instant;
 
 use self::call::code;
 use self::facts::{Memory, gather};
-use self::steps::{Facts, Next, Phase, Waiting};
+use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::page::{confirm, print_line};
+use crate::preflight::outdated;
 
 /// Polling interval.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Number of times that the same step may be taken in a row: others may write at the same time.
+/// Number of times that the same step may be taken in one run: others may write at the same time, or undo it.
 const TRIES: usize = 10;
 
 /// Options of `takeover swap` and `takeover undo`.
@@ -57,8 +59,13 @@ pub(crate) async fn swap(client: Client, options: &Options) -> anyhow::Result<()
         return Ok(());
     }
     let facts = gather(&client, &mut Memory::default(), options.settle.signed(), false).await?;
-    if facts.phase() == Phase::Absent && facts.record.is_empty() {
-        print_line("there is no earlier operator in this cluster; install this one by docs/install.md");
+    if facts.phase() == Phase::Absent {
+        print_line(if facts.record.is_empty() {
+            "there is no earlier operator in this cluster; install this one by docs/install.md"
+        } else {
+            "the definition of the shadows was deleted, and every shadow with it: no back-off is carried over. Install this \
+             operator by docs/install.md; what was recorded before stays in the ConfigMaps brupop-takeover-* in brupop-system"
+        });
         return Ok(());
     }
     let nodes: Api<Node> = Api::all(client);
@@ -77,7 +84,7 @@ pub(crate) async fn undo(client: Client, options: &Options) -> anyhow::Result<()
         None => {}
         Some(0) => print_line("nothing was changed: there is no record of an earlier operator"),
         Some(_) => print_line(format_args!(
-            "the earlier operator is as it was recorded; the namespace {} stays, delete it if nothing else is in it",
+            "every recorded workload of the earlier operator exists; the namespace {} stays, delete it if nothing else is in it",
             models::names::SYSTEM_NAMESPACE
         )),
     }
@@ -91,6 +98,10 @@ async fn run(
     question: &str,
     next: impl Fn(&Facts) -> Next,
 ) -> anyhow::Result<Option<usize>> {
+    let version = call::call("get /version", client.apiserver_version()).await?;
+    if let Some(reason) = outdated(&version) {
+        bail!("{reason}; nothing was changed");
+    }
     let mut memory = Memory::default();
     if options.dry_run {
         let facts = gather(client, &mut memory, options.settle.signed(), true).await?;
@@ -113,7 +124,9 @@ async fn run(
     if !options.yes {
         confirm("this changes the cluster: use --yes, or --dry-run to see what would be done", question)?;
     }
-    let (mut last, mut tries, mut taken) = (None, 0, 0);
+    // Number of times that each step was tried, and the last refusal.
+    let (mut tries, mut refusal) = (BTreeMap::<String, usize>::new(), None);
+    let mut taken = 0;
     let mut waits: Option<(Instant, String)> = None;
     loop {
         let facts = gather(client, &mut memory, options.settle.signed(), false).await?;
@@ -123,22 +136,29 @@ async fn run(
             Next::Wait(waiting) => wait(&waiting, &mut waits, options).await?,
             Next::Act(step) => {
                 waits = None;
-                tries = if last.as_ref() == Some(&step.planned()) { tries + 1 } else { 1 };
-                if tries > TRIES {
+                let planned = step.planned();
+                let times = tries.entry(planned.clone()).or_default();
+                *times += 1;
+                // Every part of the record is another one.
+                if *times > TRIES && !matches!(step, Step::Keep(_)) {
                     bail!(
-                        "\"{}\" has no lasting effect: another client, such as Argo CD, Flux or Helm, undoes it. Stop that \
-                         client, then run the command again.",
-                        step.planned()
+                        "\"{planned}\" has no lasting effect after {TRIES} tries: {}. Stop that client, then run the command \
+                         again.",
+                        refusal.unwrap_or_else(|| {
+                            "another client, such as Argo CD, Flux or Helm, undoes it".to_owned()
+                        })
                     );
                 }
-                last = Some(step.planned());
                 match act::carry_out(client, &facts, &step).await {
                     Ok(()) => {
                         taken += 1;
                         print_line(step.done());
                     }
                     // The object has changed since it was read: read it again.
-                    Err(error) if code(&error) == Some(409) => tokio::time::sleep(PERIOD).await,
+                    Err(error) if code(&error) == Some(409) => {
+                        refusal = Some(format!("another client writes it at the same time ({error:#})"));
+                        tokio::time::sleep(PERIOD).await;
+                    }
                     Err(error) => return Err(error),
                 }
             }
@@ -181,7 +201,8 @@ impl Waiting {
         match self {
             Self::Pods(_) => {
                 "A pod that no Deployment or DaemonSet owns has to be deleted by you. A pod on a node that does not answer \
-                 ends when the node is back, or when you delete the Node. Then run the command again: it goes on from there."
+                 ends when the node is back, when you delete the Node, or, once its host is surely down, when you delete the pod with \
+                 --force. Then run the command again: it goes on from there."
             }
             Self::Nodes(_) => {
                 "Bring the nodes back, or delete those that are gone for good. Then run the command again: it goes on from there."

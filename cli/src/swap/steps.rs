@@ -45,6 +45,8 @@ pub(super) struct Definition {
     pub(super) storage: String,
     /// `status.storedVersions`.
     pub(super) stored: Vec<String>,
+    /// True if it is being deleted.
+    pub(super) deleting: bool,
 }
 
 /// The progress of the takeover, as the definition shows it.
@@ -76,6 +78,23 @@ impl Definition {
 
     fn conversion(&self) -> &Value {
         &self.live.kept["spec"]["conversion"]
+    }
+
+    /// The GitOps tool that applies the definition and may delete it, if nothing keeps it from doing so.
+    fn deletable_by(&self) -> Option<&'static str> {
+        let meta = &self.live.kept["metadata"];
+        let kept_by = |annotation: &str, words: &[&str]| {
+            let value = meta["annotations"][annotation].as_str().unwrap_or_default();
+            words.iter().all(|word| value.contains(word))
+        };
+        let (argo, flux) = ("argocd.argoproj.io", "kustomize.toolkit.fluxcd.io");
+        let by_argo = meta["labels"][format!("{argo}/instance")].is_string()
+            || meta["annotations"][format!("{argo}/tracking-id")].is_string();
+        if by_argo && !kept_by(&format!("{argo}/sync-options"), &["Prune=false", "Delete=false"]) {
+            return Some("Argo CD");
+        }
+        let by_flux = meta["labels"][format!("{flux}/name")].is_string();
+        (by_flux && !kept_by(&format!("{flux}/prune"), &["disabled"])).then_some("Flux")
     }
 
     pub(super) fn converts_by_webhook(&self) -> bool {
@@ -214,13 +233,45 @@ pub(super) fn next(facts: &Facts) -> Next {
             versions.collect::<Vec<_>>().join(", ")
         ));
     }
-    stop(facts)
+    obstacle(facts)
+        .map(Next::Blocked)
+        .or_else(|| stop(facts))
         .or_else(|| match facts.phase() {
             Phase::Earlier => settle(facts).or_else(|| Some(prepare(facts))),
             Phase::Both => Some(swap_shadows(facts)),
             Phase::Absent | Phase::Ours | Phase::Other => open(facts),
         })
         .unwrap_or(Next::Done)
+}
+
+/// Returns the reason why the takeover cannot begin, before anything is touched.
+fn obstacle(facts: &Facts) -> Option<String> {
+    let definition = facts.definition.as_ref()?;
+    if definition.deleting {
+        return Some(
+            "the definition of the shadows is being deleted, and every shadow with it: wait until it is gone, then install \
+             this operator (docs/install.md)"
+                .to_owned(),
+        );
+    }
+    if definition.phase() != Phase::Earlier {
+        return None;
+    }
+    if let Some(tool) = definition.deletable_by() {
+        return Some(format!(
+            "{tool} applies the definition of the shadows and may delete it, with every shadow of this operator, once its \
+             source has changed: do what kubectl brupop takeover preflight shows for {tool}, then run this command again"
+        ));
+    }
+    let in_own_namespace = |object: &Live| object.kept["metadata"]["namespace"] == names::SYSTEM_NAMESPACE;
+    let shadows = facts.earlier.iter().flatten();
+    facts.workloads.iter().chain(shadows).any(in_own_namespace).then(|| {
+        format!(
+            "the earlier operator is installed in {}, the namespace of this operator, where the shadows of both would have \
+             the same names: move it to another namespace by its own means first",
+            names::SYSTEM_NAMESPACE
+        )
+    })
 }
 
 /// Keeps the workloads and the definition, deletes the workloads and waits until the pods are gone.

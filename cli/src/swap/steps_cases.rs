@@ -36,6 +36,7 @@ fn definition(versions: &[&str], storage: &str, stored: &[&str], conversion: &Va
         readable: Some("v2".to_owned()),
         storage: storage.to_owned(),
         stored: owned(stored),
+        deleting: false,
     }
 }
 
@@ -239,6 +240,55 @@ fn earlier_operator_that_is_not_as_expected_is_stopped_kept_or_waited_for() {
         ("v1 alone", "namespace", |f| f.definition = Some(v1()), "namespace"),
         ("another definition", "namespace", |f| definition_of(f).versions.push("v9".into()), "blocked"),
     ]);
+}
+
+#[test]
+fn takeover_does_not_begin_where_it_would_lose_the_definition_or_mix_up_shadows() {
+    check(&[
+        ("a definition that is deleted", "namespace", |f| definition_of(f).deleting = true, "blocked"),
+        (
+            "Argo CD may delete it",
+            "namespace",
+            |f| meta_of(f)["labels"] = json!({"argocd.argoproj.io/instance": "updates"}),
+            "blocked",
+        ),
+        (
+            "Argo CD is kept from it",
+            "namespace",
+            |f| {
+                meta_of(f)["annotations"] = json!({
+                    "argocd.argoproj.io/tracking-id": "updates:x", "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+                });
+            },
+            "namespace",
+        ),
+        (
+            "Flux may delete it",
+            "namespace",
+            |f| meta_of(f)["labels"] = json!({"kustomize.toolkit.fluxcd.io/name": "updates"}),
+            "blocked",
+        ),
+        (
+            "Flux is kept from it",
+            "namespace",
+            |f| {
+                meta_of(f)["labels"] = json!({"kustomize.toolkit.fluxcd.io/name": "updates"});
+                meta_of(f)["annotations"] = json!({"kustomize.toolkit.fluxcd.io/prune": "disabled"});
+            },
+            "namespace",
+        ),
+        (
+            "the earlier operator in the namespace of this one",
+            "namespace",
+            |f| f.workloads[0].kept["metadata"]["namespace"] = json!(names::SYSTEM_NAMESPACE),
+            "blocked",
+        ),
+        ("Argo CD late", "prune", |f| meta_of(f)["labels"] = json!({"argocd.argoproj.io/instance": "x"}), "prune"),
+    ]);
+}
+
+fn meta_of(facts: &mut Facts) -> &mut Value {
+    &mut definition_of(facts).live.kept["metadata"]
 }
 
 #[test]

@@ -7,9 +7,9 @@ use super::steps::{Facts, Next, Phase, Step, is_api_server, open};
 
 /// Reason why `undo` does nothing once v3 is stored.
 const TOO_LATE: &str = "shadows are stored in v3 already, which the earlier operator cannot read, so it cannot be put back \
-     over them. Either go on (kubectl brupop takeover swap), or remove this operator with its definition (kubectl brupop \
-     uninstall) and install the earlier one again by its own means: it makes its shadows itself. Before that, save what \
-     they held: kubectl -n brupop-system get configmaps -l app.kubernetes.io/name=brupop -o yaml";
+     over them. Finish the takeover (kubectl brupop takeover swap). To go back after that: save the ConfigMaps \
+     brupop-takeover-* in brupop-system, remove this operator with its definition (kubectl brupop uninstall), and install the \
+     earlier one again by its own means: it makes its shadows itself";
 
 /// Returns the next step.
 pub(super) fn next(facts: &Facts) -> Next {

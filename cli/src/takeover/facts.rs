@@ -28,6 +28,8 @@ pub(super) struct Facts {
     pub(super) releases: Vec<HelmRelease>,
     /// Sentences about what could not be read.
     pub(super) unread: Vec<String>,
+    /// True if there was no time to read all shadows.
+    pub(super) incomplete: bool,
 }
 
 impl Facts {

@@ -220,6 +220,9 @@ pub(super) fn without_node(facts: &Facts) -> Vec<&str> {
 
 /// Returns the nodes with the label of the operator that have no shadow.
 pub(super) fn without_shadow(facts: &Facts) -> Vec<&str> {
+    if facts.incomplete {
+        return Vec::new();
+    }
     // A shadow that cannot be read is there all the same.
     let unreadable = |node: &NodeState| {
         facts.unreadable.iter().any(|id| id.ends_with(&format!("/{}", names::shadow_name(&node.name))))

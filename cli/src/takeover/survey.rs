@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::facts::{Conversion, Definition, Facts, HelmRelease, NodeState, OperatorPod, Shadow, Tool, Workload};
 use super::findings::DEFINITION;
+use crate::swap::call::list;
 
 /// Time limit of one call. A list of all nodes of a large cluster takes seconds.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -40,7 +41,7 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
     facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
     if let Some(definition) = facts.definition.clone() {
         let read = shadows(client, &definition, &facts).await?;
-        (facts.shadows, facts.unreadable) = (read.shadows, read.unreadable);
+        (facts.shadows, facts.unreadable, facts.incomplete) = (read.shadows, read.unreadable, read.incomplete);
         facts.unread.extend(read.unread);
         if definition.conversion == Conversion::Untested
             && let (Some(definition), Some(shadow)) = (&mut facts.definition, facts.shadows.first())
@@ -72,8 +73,7 @@ pub(super) async fn limited<T>(
 
 /// Reads all Nodes.
 pub(super) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
-    let nodes: Api<Node> = Api::all(client.clone());
-    Ok(limited("the nodes", "list nodes", nodes.list(&ListParams::default())).await?.items)
+    list(&Api::all(client.clone()), ListParams::default(), "list nodes").await
 }
 
 /// Reads the workloads of the earlier operator, in any namespace.
@@ -92,8 +92,8 @@ async fn pods(client: &Client) -> anyhow::Result<Vec<OperatorPod>> {
     let later = format!("{} in ({})", earlier::COMPONENT_LABEL, earlier::COMPONENTS.join(","));
     for selector in [later.as_str(), earlier::FIRST_RELEASES_LABEL] {
         let params = ListParams::default().labels(selector);
-        let list = limited("the pods", "list pods in all namespaces", pods.list(&params)).await?;
-        found.extend(list.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
+        let found_pods = limited("the pods", "list pods in all namespaces", pods.list(&params)).await?;
+        found.extend(found_pods.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
     }
     Ok(found.into_values().collect())
 }
@@ -104,6 +104,8 @@ pub(super) struct Shadows {
     pub(super) shadows: Vec<Shadow>,
     pub(super) unreadable: Vec<String>,
     unread: Vec<String>,
+    /// True if there was no time to read all of them.
+    pub(super) incomplete: bool,
 }
 
 fn api(client: &Client, version: &str, namespace: Option<&str>) -> Api<DynamicObject> {
@@ -160,6 +162,7 @@ async fn each(client: &Client, versions: &[&str], facts: &Facts) -> Shadows {
         if Instant::now() >= deadline {
             let rest = facts.nodes.len() - number;
             found.unread.push(format!("the shadows of {rest} nodes: reading all takes too long without a list"));
+            found.incomplete = true;
             break;
         }
         for namespace in &namespaces {

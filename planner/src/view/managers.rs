@@ -4,6 +4,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names::{AGENT_MANAGER, CONTROLLER_MANAGER};
 
+/// Manager under which the API server keeps the oldest entries once an object has more than ten of them; the operator's
+/// own creation of the shadow is the oldest.
+const FOLDED: &str = "ancient-changes";
+
 /// A field of a shadow that belongs to the operator and that another manager owns too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SharedField {
@@ -16,7 +20,8 @@ pub struct SharedField {
 /// Returns the first such field in `spec` or `status`.
 pub(super) fn shared_field(meta: &ObjectMeta) -> Option<SharedField> {
     let entries = meta.managed_fields.iter().flatten();
-    let others = entries.filter(|entry| !matches!(entry.manager.as_deref(), Some(CONTROLLER_MANAGER | AGENT_MANAGER)));
+    let own = [CONTROLLER_MANAGER, AGENT_MANAGER, FOLDED];
+    let others = entries.filter(|entry| entry.manager.as_deref().is_none_or(|manager| !own.contains(&manager)));
     let fields = others.flat_map(|entry| {
         let sections = ["spec", "status"].into_iter().flat_map(|section| {
             let owned = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(format!("f:{section}"))?.as_object());
@@ -41,9 +46,10 @@ mod tests {
         let labels = json!({"manager": "kubectl-label", "fieldsV1": {"f:metadata": {"f:labels": {"f:a": {}}}}});
         let edit = json!({"manager": "kubectl-edit", "fieldsV1": {"f:spec": {".": {}, "f:permit": {}, "f:state": {}}}});
         let status = json!({"manager": "tool", "fieldsV1": {"f:status": {"f:drain": {}}}});
+        let folded = json!({"manager": "ancient-changes", "fieldsV1": {"f:spec": {"f:state": {}}}});
         let odd = json!({"manager": "odd", "fieldsV1": {"f:spec": 7}});
         for (entries, expected) in [
-            (json!([own, agent, labels, odd]), None),
+            (json!([own, agent, labels, folded, odd]), None),
             (json!([own, edit, status]), Some(("spec.permit", "kubectl-edit"))),
             (json!([status]), Some(("status.drain", "tool"))),
             (json!([]), None),
