@@ -1,15 +1,18 @@
 //! The definition of a takeover on a real API server, over the earlier operator's definition and objects.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, ensure};
 use deploy::takeover::{self, READ_ONLY_MESSAGE};
+use futures::{StreamExt as _, TryStreamExt as _};
 use integ::control_plane::{ControlPlane, Options};
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Api, Client, ResourceExt as _};
-use models::earlier;
+use models::{earlier, names};
 use serde_json::{Value, json};
 
 use super::{expect, until};
@@ -26,6 +29,58 @@ async fn takeover_definition_keeps_earlier_shadows_readable_and_refuses_writes_t
     earlier_versions_are_read_only(&client, &earlier::VERSIONS).await?;
     only_complete_rewrite_is_accepted(&client).await?;
     earlier_definition_is_refused(&client).await?;
+    control_plane.stop().await
+}
+
+/// Number of nodes of a large cluster.
+const MANY: usize = 5_000;
+
+/// Names of equal length fill each ConfigMap of the record with the same number of shadows.
+fn node_name(number: usize) -> String {
+    format!("i-{number:017x}.eu-central-1.compute.internal")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes: make test-takeover runs it"]
+async fn takeover_of_5000_nodes_keeps_every_back_off() -> anyhow::Result<()> {
+    let options = Options { node_monitor_grace: Duration::from_secs(3600), ..Options::default() };
+    let control_plane = ControlPlane::start(options).await?;
+    let client = control_plane.client();
+    earlier_operator(&client).await?;
+    let (nodes, old): (Api<Node>, _) = (Api::all(client.clone()), shadows(&client, "v2"));
+    let all = futures::stream::iter(0..MANY);
+    all.map(anyhow::Ok)
+        .try_for_each_concurrent(16, async |number| {
+            let name = node_name(number);
+            let labels = json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION});
+            let node = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}}))?;
+            nodes.create(&PostParams::default(), &node).await?;
+            let name = names::shadow_name(&name);
+            let shadow = object("v2", &name, &json!({"spec": {"state": "Idle", "version": "1.20.5"}}))?;
+            old.create(&PostParams::default(), &shadow).await?;
+            let status = json!({"status": {
+                "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": number % 2,
+            }});
+            old.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await?;
+            Ok(())
+        })
+        .await?;
+
+    let output = tokio::process::Command::new(integ::bed::Programs::find()?.plugin)
+        .args(["takeover", "swap", "--yes"])
+        .env("KUBECONFIG", control_plane.kubeconfig())
+        .output()
+        .await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(names::GROUP, "v3", "BottlerocketShadow"));
+    let own = Api::<DynamicObject>::all_with(client.clone(), &kind).list(&ListParams::default()).await?.items;
+    let elsewhere = own.iter().filter(|shadow| shadow.namespace().as_deref() != Some(names::SYSTEM_NAMESPACE)).count();
+    let failures = own.iter().filter(|shadow| shadow.data["status"]["record"]["failures"] == 1).count();
+    ensure!((own.len(), elsewhere, failures) == (MANY, 0, MANY / 2), "{} {elsewhere} {failures}", own.len());
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
+    let maps = maps.list(&ListParams::default().labels("app.kubernetes.io/name=brupop")).await?.items;
+    let sizes: Vec<usize> = maps.iter().flat_map(|map| map.data.iter().flatten()).map(|(_, text)| text.len()).collect();
+    ensure!(sizes.len() > 10 && sizes.iter().all(|size| *size <= 257 * 1024), "{sizes:?}");
     control_plane.stop().await
 }
 
