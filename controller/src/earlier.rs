@@ -45,6 +45,31 @@ impl EarlierPods {
     }
 }
 
+#[cfg(test)]
+impl EarlierPods {
+    /// Returns caches that have seen these pods of an agent, each with its phase, in the namespace `old`.
+    pub fn listed(pods: &[(&str, &str)]) -> Self {
+        use kube::runtime::watcher::Event;
+        use watches::Sink as _;
+        let earlier = Self::new(&Arc::new(watch::channel(0).0));
+        for cache in &earlier.0 {
+            cache.take(0, Event::Init);
+            for (name, phase) in pods {
+                let pod = serde_json::json!({
+                    "metadata": {
+                        "namespace": "old", "name": name, "resourceVersion": "1",
+                        "labels": {models::earlier::COMPONENT_LABEL: "agent"},
+                    },
+                    "status": {"phase": phase},
+                });
+                cache.take(0, Event::InitApply(DeserializeGuard(Ok(serde_json::from_value(pod).unwrap()))));
+            }
+            cache.take(0, Event::InitDone);
+        }
+        earlier
+    }
+}
+
 /// The pause of a leader beside the earlier operator.
 #[derive(Debug, Default)]
 pub struct Pause {

@@ -235,25 +235,27 @@ impl Replica {
         end
     }
 
-    /// Starts the migration of stored shadows, once they are served. It does not wait for a list of them: with objects
-    /// that cannot be read there is none.
+    /// Starts the migration of stored shadows, once they are served, and the policy and the pods of the earlier operator
+    /// are known. It does not wait for a list of the shadows: with objects that cannot be read there is none.
     fn migrate(&self, leadership: Leadership, progress: Progress) -> JoinHandle<()> {
-        let Self { config, client, metrics, caches, .. } = self;
+        let Self { config, client, metrics, caches, earlier, .. } = self;
         let migrator = Migrator::new(
             client.clone(),
             config.namespace.clone(),
             leadership,
             metrics.clone(),
             caches.clone(),
+            earlier.clone(),
             progress,
         );
-        let (operator, changes) = (Reading::default().of(&caches.operator), caches.changed.subscribe());
+        let reading = earlier.read_again(Reading::default().of(&caches.operator));
+        let changes = caches.changed.subscribe();
         let mut served = self.served.clone();
         tokio::spawn(async move {
             if served.wait_for(|served| *served == Served::Yes).await.is_err() {
                 return;
             }
-            operator.wait(changes).await;
+            reading.wait(changes).await;
             migrator.run().await;
         })
     }

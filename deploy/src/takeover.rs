@@ -10,9 +10,6 @@ use serde_json::{Value, json};
 use crate::crds;
 use crate::object::cluster;
 
-/// Name of the policy that makes v1 and v2 read-only, and of its binding.
-pub const READ_ONLY: &str = "brupop-earlier-versions";
-
 /// Message with which the API server refuses a write at v1 or v2.
 pub const READ_ONLY_MESSAGE: &str = "versions v1 and v2 of BottlerocketShadow are read-only: the operator has taken over from the \
      earlier one, and a write at these versions would lose data";
@@ -35,7 +32,7 @@ pub fn read_only_policy() -> [Value; 2] {
     let plural = BottlerocketShadow::plural(&());
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
-        "metadata": cluster(READ_ONLY),
+        "metadata": cluster(earlier::READ_ONLY_POLICY),
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {
@@ -51,8 +48,8 @@ pub fn read_only_policy() -> [Value; 2] {
     });
     let binding = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": cluster(READ_ONLY),
-        "spec": {"policyName": READ_ONLY, "validationActions": ["Deny"]},
+        "metadata": cluster(earlier::READ_ONLY_POLICY),
+        "spec": {"policyName": earlier::READ_ONLY_POLICY, "validationActions": ["Deny"]},
     });
     [policy, binding]
 }

@@ -15,6 +15,9 @@ pub const NAMESPACE: &str = "brupop-bottlerocket-aws";
 /// Versions of the shadow's definition that it uses, the older one first.
 pub const VERSIONS: [&str; 2] = ["v1", "v2"];
 
+/// Name of the ValidatingAdmissionPolicy that makes [`VERSIONS`] read-only, and of its binding.
+pub const READ_ONLY_POLICY: &str = "brupop-earlier-versions";
+
 /// Label of its pods in releases from 0.2, with the values [`COMPONENTS`].
 pub const COMPONENT_LABEL: &str = "brupop.bottlerocket.aws/component";
 /// Values of [`COMPONENT_LABEL`].

@@ -258,7 +258,7 @@ async fn reports(
 async fn read_only(client: &Client, definition: Option<&Definition>) -> anyhow::Result<ReadOnly> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(client.clone());
-    let name = deploy::takeover::READ_ONLY;
+    let name = models::earlier::READ_ONLY_POLICY;
     let policy = call("get validatingadmissionpolicies", policies.get_metadata(name)).await;
     let binding = call("get validatingadmissionpolicybindings", bindings.get_metadata(name)).await;
     let mut found = ReadOnly {

@@ -3,6 +3,7 @@
 use futures::{StreamExt as _, stream};
 use http::Request as HttpRequest;
 use kube::api::{GetParams, ListParams, Patch, PatchParams, PostParams, Request};
+use models::earlier::READ_ONLY_POLICY;
 use models::names::{CONTROLLER_MANAGER, GROUP};
 use planner::policy::Policy;
 use serde::Deserialize;
@@ -12,6 +13,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::plan::{Definition, Refusal, Work};
 use super::rewrite::{self, Next, VERSION};
+use crate::earlier::EarlierPods;
 use crate::leader::{Leadership, LostLease};
 
 const PLURAL: &str = "bottlerocketshadows";
@@ -58,6 +60,9 @@ pub(super) enum CallError {
     /// The pages of a list are too old.
     #[error("the list has expired")]
     Expired,
+    /// Pods of the earlier operator exist.
+    #[error("pods of the earlier operator exist: {}", .0.join("; "))]
+    EarlierPods(Vec<String>),
     #[error(transparent)]
     Lost(#[from] LostLease),
 }
@@ -70,13 +75,23 @@ impl From<kube::Error> for CallError {
             404 => Self::Gone,
             409 => Self::Conflict,
             410 => Self::Expired,
-            // RBAC names the user and the verb; a webhook that denies a write does not.
-            403 if message.contains("cannot") && message.contains("User") => Self::MissingRight(message),
+            403 if is_of_rbac(&message) => Self::MissingRight(message),
             429 => Self::Unanswered(format!("429: {message}")),
             400..=499 => Self::Refused(message),
             code => Self::Unanswered(format!("{code}: {message}")),
         }
     }
+}
+
+/// Returns true for an answer of RBAC. The text of an admission check is free, and may read like one.
+fn is_of_rbac(answer: &str) -> bool {
+    let admission = ["denied the request", "denied request"];
+    answer.contains("is forbidden: User \"") && !admission.iter().any(|words| answer.contains(words))
+}
+
+/// Returns true for a denial of the read-only policy. Other policies may deny the trial object alone.
+fn is_of_read_only_policy(answer: &str) -> bool {
+    answer.contains("denied") && answer.contains(READ_ONLY_POLICY)
 }
 
 /// Namespace and name of an object.
@@ -110,6 +125,7 @@ pub(super) struct Passed {
 pub(super) struct Objects {
     pub(super) client: kube::Client,
     pub(super) leadership: Leadership,
+    pub(super) earlier: EarlierPods,
     pub(super) namespace: String,
 }
 
@@ -143,7 +159,8 @@ impl Objects {
         self.call(request.patch(&key.name, &params, patch)).await
     }
 
-    /// Tries, without an effect, whether the API server refuses to create a shadow at a version of the earlier operator.
+    /// Tries, without an effect, whether the read-only policy refuses to create a shadow at a version of the earlier
+    /// operator.
     pub(super) async fn is_read_only(&self, version: &str) -> Result<bool, CallError> {
         let params = PostParams { dry_run: true, field_manager: Some(CONTROLLER_MANAGER.to_owned()) };
         let shadow = json!({
@@ -153,8 +170,7 @@ impl Objects {
         let body = serde_json::to_vec(&shadow).map_err(|error| unsendable(&error))?;
         match self.call(Request::new(path(version, Some(&self.namespace))).create(&params, body)).await {
             Ok(_) | Err(CallError::Conflict) => Ok(false),
-            // Policies and webhooks say so; a quota that is used up says something else.
-            Err(CallError::Refused(answer)) => Ok(answer.contains("denied")),
+            Err(CallError::Refused(answer)) => Ok(is_of_read_only_policy(&answer)),
             Err(error) => Err(error),
         }
     }
@@ -227,7 +243,9 @@ impl Objects {
                 Ok(written) if work == Work::All => passed.found += usize::from(written),
                 Ok(_) | Err(CallError::Gone) => {}
                 Err(CallError::Refused(message)) => passed.refused.push(Refusal { object, message }),
-                Err(error @ (CallError::MissingRight(_) | CallError::Lost(_))) => return Err(error),
+                Err(error @ (CallError::MissingRight(_) | CallError::EarlierPods(_) | CallError::Lost(_))) => {
+                    return Err(error);
+                }
                 Err(error) => unanswered.push(format!("{object}: {error}")),
             }
             if unanswered.len() >= UNANSWERED {
@@ -285,6 +303,11 @@ impl Objects {
                     if earlier["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
                         return Err(CallError::Conflict);
                     }
+                    // It may have returned since the pass began.
+                    let pods = self.earlier.names();
+                    if !pods.is_empty() {
+                        return Err(CallError::EarlierPods(pods));
+                    }
                     self.write(VERSION, key, &Patch::Merge(rewrite::reset(&earlier))).await?
                 }
                 Next::Own(patch) => {
@@ -298,3 +321,6 @@ impl Objects {
         Err(CallError::Refused("it is not migrated although every write was accepted".to_owned()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,10 +52,15 @@ impl Definition {
         self.versions.iter().filter(|(name, _)| is_earlier(name))
     }
 
+    /// Returns the versions of the earlier operator that are served.
+    pub fn served_earlier(&self) -> impl Iterator<Item = &str> {
+        self.declared_earlier().filter(|(_, served)| *served).map(|(name, _)| name.as_str())
+    }
+
     /// Returns the version in which objects of the earlier operator are read: v2 shows the fields of v1 too. `None` if
     /// the definition has neither, so that no object can be stored in them.
     pub fn reads_earlier_at(&self) -> Option<&str> {
-        self.declared_earlier().filter(|(_, served)| *served).map(|(name, _)| name.as_str()).max()
+        self.served_earlier().max()
     }
 
     /// Returns true if an object can be stored in a version of this operator other than the storage version. An object
@@ -126,8 +131,6 @@ pub struct Pass {
 /// The knowledge of one run, which a restart loses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// Pods of the earlier operator, as namespace and name; `None`: not listed yet.
-    pub earlier_pods: Option<Vec<String>>,
     /// The policy that refuses writes at earlier versions is in force; `None`: not tried yet.
     pub read_only: Option<bool>,
     pub pass: Option<Pass>,
@@ -139,6 +142,8 @@ pub struct Known {
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     pub definition: &'a Definition,
+    /// Pods of the earlier operator that exist now, as namespace and name.
+    pub earlier_pods: &'a [String],
     pub completed: Option<&'a CompletedMigration>,
     /// True if a migration begins only by a request.
     pub manual: bool,
@@ -150,9 +155,7 @@ pub struct Facts<'a> {
 /// A step of the migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// List the pods of the earlier operator.
-    ListEarlierPods,
-    /// Try whether a write at an earlier version is refused.
+    /// Try whether writes at the earlier versions are refused.
     TryReadOnly,
     /// Go over all objects.
     Pass(Work),
@@ -189,10 +192,8 @@ pub fn next(facts: Facts<'_>) -> Step {
         return Step::Blocked(block);
     }
     if definition.reads_earlier_at().is_some() {
-        match &known.earlier_pods {
-            None => return Step::ListEarlierPods,
-            Some(pods) if !pods.is_empty() => return Step::Blocked(Block::EarlierPods(pods.clone())),
-            Some(_) => {}
+        if !facts.earlier_pods.is_empty() {
+            return Step::Blocked(Block::EarlierPods(facts.earlier_pods.to_vec()));
         }
         match known.read_only {
             None => return Step::TryReadOnly,

@@ -1,5 +1,9 @@
 //! The state of the migration in words, for the condition `StorageMigrated` and the metrics.
 
+use std::time::Duration;
+
+use models::backoff::exponential;
+use models::earlier::READ_ONLY_POLICY;
 use models::names::MIGRATE_STORAGE_ANNOTATION;
 use models::plain::cut;
 
@@ -13,6 +17,16 @@ const NAMED: usize = 8;
 
 /// Longest message of a condition.
 const LONGEST_MESSAGE: usize = 2000;
+
+/// First pause before a migration that did not complete is tried again, and the longest one.
+const PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Longest pause after objects were refused: what a policy denies, it denies again.
+const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(600);
+
+/// Pause before all objects are checked again after a completed migration.
+const CHECK_AGAIN: Duration = Duration::from_secs(3600);
 
 /// The state of the migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +74,26 @@ impl State {
             Self::Unanswered(_) => 10,
         };
         Self::REASONS[number]
+    }
+
+    /// Returns the objects that were refused, in order.
+    pub fn refused(&self) -> &[Refusal] {
+        if let Self::Blocked(Block::Refused(refused)) = self { refused } else { &[] }
+    }
+
+    /// Returns the pause before the next migration, after so many that did not complete since the last change.
+    pub fn pause(&self, failures: u32) -> Duration {
+        match self {
+            Self::Migrated(_) => CHECK_AGAIN,
+            Self::Blocked(Block::Refused(_)) => exponential(PAUSE, LONGEST_AFTER_REFUSAL, failures),
+            _ => exponential(PAUSE, LONGEST_PAUSE, failures),
+        }
+    }
+
+    /// Returns the state to publish, by the one in which the last migration ended: refusals are shown until the next
+    /// migration has ended, since it may end with the same ones.
+    pub fn shown<'a>(&'a self, ended: Option<&'a Self>) -> &'a Self {
+        ended.filter(|ended| matches!(self, Self::Migrating(_)) && !ended.refused().is_empty()).unwrap_or(self)
     }
 
     /// Returns the number of objects that are left, if it is known.
@@ -113,11 +147,10 @@ impl Block {
                  definition",
                 some(pods)
             ),
-            Self::ReadOnlyPolicy => {
-                "the API server accepts writes at the earlier operator's versions, which would lose data: \
-                 apply the ValidatingAdmissionPolicy brupop-earlier-versions and its binding"
-                    .to_owned()
-            }
+            Self::ReadOnlyPolicy => format!(
+                "the API server does not refuse writes at the earlier operator's versions by the ValidatingAdmissionPolicy \
+                 {READ_ONLY_POLICY}, and they would lose data: apply it and its binding"
+            ),
             Self::Refused(refused) => {
                 let named: Vec<_> = refused.iter().map(Refusal::to_string).collect();
                 format!(
@@ -152,6 +185,43 @@ fn some(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn refused(object: &str) -> State {
+        State::Blocked(Block::Refused(vec![Refusal { object: object.to_owned(), message: "denied".to_owned() }]))
+    }
+
+    #[test]
+    fn pause_grows_longest_after_refusal() {
+        let blocked = State::Blocked(Block::ReadOnlyPolicy);
+        for (state, failures, seconds) in [
+            (State::Migrated("v3".into()), 0, 3600),
+            (blocked.clone(), 0, 5),
+            (blocked.clone(), 3, 40),
+            (blocked, 20, 60),
+            (State::Unanswered("500".into()), 20, 60),
+            (refused("old/brs-a"), 0, 5),
+            (refused("old/brs-a"), 4, 80),
+            (refused("old/brs-a"), 20, 600),
+        ] {
+            assert_eq!(state.pause(failures), Duration::from_secs(seconds), "{state:?}, {failures}");
+        }
+    }
+
+    #[test]
+    fn refusals_are_shown_until_next_migration_has_ended() {
+        let (migrating, migrated) = (State::Migrating(7), State::Migrated("v3".into()));
+        let (refused, others) = (refused("old/brs-a"), refused("old/brs-b"));
+        for (ended, now, expected) in [
+            (None, &migrating, &migrating),
+            (Some(&migrated), &migrating, &migrating),
+            (Some(&State::Blocked(Block::ReadOnlyPolicy)), &migrating, &migrating),
+            (Some(&refused), &migrating, &refused),
+            (Some(&refused), &others, &others),
+            (Some(&refused), &migrated, &migrated),
+        ] {
+            assert_eq!(now.shown(ended), expected, "{ended:?}, {now:?}");
+        }
+    }
 
     #[test]
     fn condition_names_what_blocks_and_what_to_do() {

@@ -1,18 +1,15 @@
 //! The migrator's loop: carries out the steps of [`plan`](super::plan), and begins again after a change of the
 //! definition or of what users request, or after a pause.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, ListParams, Patch, PatchParams, WatchEvent, WatchParams};
-use models::backoff::exponential;
+use kube::api::{Api, Patch, PatchParams, WatchEvent, WatchParams};
+use models::names;
 use models::operator::{CompletedMigration, StorageMigration};
-use models::{earlier, names};
 use planner::plan::pending_migration;
 use planner::policy::Policy;
 use planner::view::OperatorFacts;
@@ -21,11 +18,12 @@ use tokio::sync::watch;
 
 use super::Progress;
 use super::objects::{CallError, Objects};
-use super::plan::{Definition, Facts, Known, Pass, Step, next};
+use super::plan::{Block, Definition, Facts, Known, Pass, Step, next};
 use super::report::{DEFINITION, State};
 use super::rewrite::VERSION;
 use crate::cache::Cache;
 use crate::caches::Caches;
+use crate::earlier::EarlierPods;
 use crate::leader::Leadership;
 use crate::metrics::Metrics;
 
@@ -33,20 +31,11 @@ use crate::metrics::Metrics;
 /// stores objects in the old version.
 const WAIT: Duration = Duration::from_secs(20);
 
-/// First and longest pause before a migration that did not complete is tried again.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
-
-/// Pause before all objects are checked again after a completed migration.
-const CHECK_AGAIN: Duration = Duration::from_secs(3600);
-
 /// Time for which changes of the definition are collected.
 const SETTLED: Duration = Duration::from_secs(1);
 
 /// Pause before the watch of the definition is opened again.
 const WATCH_AGAIN: Duration = Duration::from_secs(10);
-
-/// Number of pods of the earlier operator that are listed.
-const PODS: u32 = 50;
 
 /// The mode and the request of the operator's resource that are in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,32 +54,31 @@ pub struct Migrator {
     progress: Progress,
     /// The last version of the definition that was read.
     seen: String,
-    /// The reason that was logged last, and the message of each object that cannot be migrated.
-    logged: Option<&'static str>,
-    refused: BTreeMap<String, String>,
+    /// The state in which the last migration ended.
+    ended: Option<State>,
 }
 
 impl Migrator {
-    /// Returns a migrator that reports in `progress`.
+    /// Returns a migrator that reports in `progress`. It may run once the caches have been read.
     pub fn new(
         client: kube::Client,
         namespace: String,
         leadership: Leadership,
         metrics: Metrics,
         caches: Caches,
+        earlier: EarlierPods,
         progress: Progress,
     ) -> Self {
         let Caches { operator, changed, .. } = caches;
         Self {
             definitions: Api::all(client.clone()),
-            objects: Objects { client, leadership, namespace },
+            objects: Objects { client, leadership, earlier, namespace },
             metrics,
             operator,
             changed,
             progress,
             seen: String::new(),
-            logged: None,
-            refused: BTreeMap::new(),
+            ended: None,
         }
     }
 
@@ -115,16 +103,15 @@ impl Migrator {
             let state = match self.migrate(operator.as_ref(), &requested).await {
                 Ok(state) => state,
                 Err(CallError::Lost(_)) => return,
+                Err(CallError::EarlierPods(pods)) => State::Blocked(Block::EarlierPods(pods)),
                 Err(CallError::MissingRight(answer)) => State::MissingRight(answer),
                 Err(error) => State::Unanswered(error.to_string()),
             };
-            let pause = match &state {
-                State::Migrated(_) => CHECK_AGAIN,
-                _ => exponential(PAUSES.0, PAUSES.1, failures),
-            };
+            let pause = state.pause(failures);
             failures = if matches!(state, State::Migrated(_)) { 0 } else { failures + 1 };
             self.log(&state);
             self.publish(&state);
+            self.ended = Some(state);
             if requested.request == self.progress.facts().carried_out {
                 requested.request = None;
             }
@@ -146,19 +133,23 @@ impl Migrator {
         loop {
             let step = next(Facts {
                 definition: &definition,
+                earlier_pods: &self.objects.earlier.names(),
                 completed: completed.as_ref(),
                 manual: requested.manual,
                 requested: requested.request.is_some(),
                 known: &known,
             });
             match step {
-                Step::ListEarlierPods => known.earlier_pods = Some(self.earlier_pods().await?),
                 Step::TryReadOnly => {
-                    let version = definition.reads_earlier_at().unwrap_or(VERSION);
-                    known.read_only = Some(self.objects.is_read_only(version).await?);
+                    let mut read_only = true;
+                    for version in definition.served_earlier() {
+                        read_only &= self.objects.is_read_only(version).await?;
+                    }
+                    known.read_only = Some(read_only);
                 }
                 Step::Pass(work) => {
-                    let begun = AtomicBool::new(known.pass.is_some());
+                    let retried = self.ended.as_ref().is_some_and(|ended| !ended.refused().is_empty());
+                    let begun = AtomicBool::new(known.pass.is_some() || retried);
                     let left = |left| {
                         if !begun.swap(true, Ordering::Relaxed) {
                             tracing::info!(objects = left, storage = definition.storage, "storage migration begun");
@@ -175,7 +166,7 @@ impl Migrator {
                     self.publish(&State::Migrating(0));
                     tokio::time::sleep(WAIT).await;
                     let before = std::mem::replace(&mut definition, self.definition().await?);
-                    // The pods and the policy are checked again: what follows may be the prune.
+                    // The policy is tried again: what follows may be the prune.
                     let pass = known.pass.take().filter(|_| before.is_same(&definition));
                     known = Known { waited: pass.is_some(), pass, ..Known::default() };
                 }
@@ -223,23 +214,6 @@ impl Migrator {
         let listed = self.objects.client.list_api_group_resources(&group).await.ok();
         let resource = listed.into_iter().flat_map(|list| list.resources).find(|r| DEFINITION.starts_with(&r.name));
         Ok(Definition::of(&definition, resource.and_then(|resource| resource.storage_version_hash)))
-    }
-
-    /// Lists pods of the earlier operator in all namespaces, terminating ones too: they still act.
-    async fn earlier_pods(&self) -> Result<Vec<String>, CallError> {
-        let pods: Api<Pod> = Api::all(self.objects.client.clone());
-        let components = format!("{} in ({})", earlier::COMPONENT_LABEL, earlier::COMPONENTS.join(","));
-        let mut found = Vec::new();
-        for selector in [components.as_str(), earlier::FIRST_RELEASES_LABEL] {
-            let listed = pods.list_metadata(&ListParams::default().labels(selector).limit(PODS)).await?;
-            found.extend(listed.items.into_iter().map(|pod| {
-                let name = pod.metadata.name.unwrap_or_default();
-                format!("{}/{name}", pod.metadata.namespace.unwrap_or_default())
-            }));
-        }
-        found.sort_unstable();
-        found.dedup();
-        Ok(found)
     }
 
     /// Prunes `storedVersions` to the storage version, at the version of the definition that all objects were checked
@@ -290,21 +264,20 @@ impl Migrator {
     }
 
     fn publish(&self, state: &State) {
+        let state = state.shown(self.ended.as_ref());
         self.metrics.migration(state.reason(), state.left());
         if self.progress.change(|facts| facts.state = Some(state.condition())) {
             self.changed.send_modify(|n| *n = n.wrapping_add(1));
         }
     }
 
-    /// Logs a new state, and each object that cannot be migrated once.
-    fn log(&mut self, state: &State) {
-        use super::plan::Block::Refused;
-        let refused = if let State::Blocked(Refused(refused)) = state { refused.as_slice() } else { &[] };
-        for refusal in refused.iter().filter(|new| self.refused.get(&new.object) != Some(&new.message)) {
+    /// Logs the state in which a migration ended, where it is new, and each object that cannot be migrated once.
+    fn log(&self, state: &State) {
+        let known = self.ended.as_ref().map_or(&[][..], State::refused);
+        for refusal in state.refused().iter().filter(|refusal| known.binary_search(refusal).is_err()) {
             tracing::warn!(object = refusal.object, error = refusal.message, "shadow cannot be migrated");
         }
-        self.refused = refused.iter().map(|r| (r.object.clone(), r.message.clone())).collect();
-        if self.logged.replace(state.reason()) == Some(state.reason()) {
+        if self.ended.as_ref().map(State::reason) == Some(state.reason()) {
             return;
         }
         let (migrated, reason, message) = state.condition();

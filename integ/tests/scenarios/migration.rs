@@ -152,7 +152,7 @@ async fn earlier_shadows_are_migrated_in_place_and_nothing_is_lost() -> anyhow::
         ctx.kubectl(&["-n", OTHER, "delete", "pod", "brupop-agent-x", "--grace-period=0"]).await?;
         ctx.reported().await?;
         let waits = until_reason(ctx, "EarlierVersionsWritable").await?;
-        assert!(waits.message.contains(takeover::READ_ONLY), "{waits:?}");
+        assert!(waits.message.contains(earlier::READ_ONLY_POLICY), "{waits:?}");
         for ((namespace, name), made, ..) in &before {
             let read = serde_json::to_value(shadows(ctx, namespace, "v2").get(name).await?)?;
             assert_eq!(read["status"], made["status"], "nothing is written meanwhile");

@@ -30,9 +30,9 @@ fn completed(definition: &Definition) -> CompletedMigration {
     }
 }
 
-/// A run that has found that the earlier operator is gone and its versions are read-only.
+/// A run that has found that the earlier operator's versions are read-only.
 fn ready() -> Known {
-    Known { earlier_pods: Some(vec![]), read_only: Some(true), ..Known::default() }
+    Known { read_only: Some(true), ..Known::default() }
 }
 
 fn passed(work: Work, definition: &Definition, found: usize) -> Known {
@@ -53,7 +53,7 @@ fn refused(mut known: Known) -> Known {
 }
 
 fn auto<'a>(definition: &'a Definition, known: &'a Known) -> Facts<'a> {
-    Facts { definition, completed: None, manual: false, requested: false, known }
+    Facts { definition, earlier_pods: &[], completed: None, manual: false, requested: false, known }
 }
 
 #[test]
@@ -96,14 +96,8 @@ fn steps_of_takeover_follow_each_other() {
     let now = takeover();
     let changed = Definition { generation: 4, ..takeover() };
     let pruned = Definition { stored: vec!["v3".into()], resource_version: "71".into(), ..takeover() };
-    let pods = |pods: &[&str]| Known {
-        earlier_pods: Some(pods.iter().map(|pod| (*pod).to_owned()).collect()),
-        ..Known::default()
-    };
     for (sentence, definition, known, expected) in [
-        ("pods are listed first", &now, Known::default(), Step::ListEarlierPods),
-        ("a pod blocks", &now, pods(&["old/a"]), Step::Blocked(Block::EarlierPods(vec!["old/a".into()]))),
-        ("then the policy is tried", &now, pods(&[]), Step::TryReadOnly),
+        ("the policy is tried first", &now, Known::default(), Step::TryReadOnly),
         (
             "writable earlier versions block",
             &now,
@@ -144,6 +138,32 @@ fn steps_of_takeover_follow_each_other() {
     ] {
         assert_eq!(next(auto(definition, &known)), expected, "{sentence}");
     }
+}
+
+#[test]
+fn pod_of_earlier_operator_blocks_every_step_also_when_it_returns() {
+    let (now, pods) = (takeover(), ["old/a".to_owned()]);
+    for known in [
+        Known::default(),
+        ready(),
+        passed(Work::Earlier, &now, 2),
+        Known { waited: true, ..passed(Work::Earlier, &now, 2) },
+        after_wait(passed(Work::Earlier, &now, 0)),
+    ] {
+        let facts = Facts { earlier_pods: &pods, ..auto(&now, &known) };
+        assert_eq!(next(facts), Step::Blocked(Block::EarlierPods(pods.to_vec())), "{known:?}");
+    }
+    let (only, known) = (definition(&["v3"], &["v3"]), Known::default());
+    let facts = Facts { earlier_pods: &pods, ..auto(&only, &known) };
+    assert_eq!(next(facts), Step::Pass(Work::Earlier), "its versions are not served: it reads and writes nothing");
+}
+
+#[test]
+fn read_only_policy_is_tried_at_each_served_earlier_version() {
+    let mut now = takeover();
+    assert_eq!(now.served_earlier().collect::<Vec<_>>(), ["v1", "v2"]);
+    now.versions[0].1 = false;
+    assert_eq!(now.served_earlier().collect::<Vec<_>>(), ["v2"]);
 }
 
 #[test]
@@ -190,8 +210,7 @@ fn manual_mode_only_looks_until_a_request() {
     use Work::{Earlier, Look};
     let (now, only) = (takeover(), definition(&["v3"], &["v3"]));
     let manual = |definition: &Definition, known: &Known, requested: bool| {
-        let completed = None;
-        next(Facts { definition, completed, manual: true, requested, known })
+        next(Facts { manual: true, requested, ..auto(definition, known) })
     };
     assert_eq!(manual(&now, &ready(), false), Step::Pass(Look));
     assert_eq!(manual(&now, &passed(Look, &now, 4), false), Step::Blocked(Block::Request(4)));
@@ -215,7 +234,6 @@ impl Cluster {
     /// Carries out a step as the migrator does. `stop`: the process is killed after so many writes of a pass.
     fn carry_out(&mut self, step: &Step, known: &mut Known, stop: Option<usize>) {
         match step {
-            Step::ListEarlierPods => known.earlier_pods = Some(vec![]),
             Step::TryReadOnly => known.read_only = Some(true),
             Step::Pass(work) => {
                 let storage = self.definition.storage.clone();
@@ -267,7 +285,7 @@ fn migration_that_is_killed_at_any_step_is_completed_by_the_next_leader() {
     let later = definition(&["v3", "v4"], &["v3", "v4"]);
     for (definition, objects) in [(takeover(), ["v1", "v3", "v2", "v2"]), (later, ["v3", "v4", "v3", "v3"])] {
         let objects = objects.map(str::to_owned).to_vec();
-        for behind in [None, Some(1), Some(2), Some(3)] {
+        for behind in [None, Some(0), Some(1), Some(2)] {
             let start = Cluster { definition: definition.clone(), objects: objects.clone(), behind };
             let steps = start.clone().run(None);
             for kill in (0..steps).flat_map(|at| (0..3).map(move |writes| (at, writes))) {
