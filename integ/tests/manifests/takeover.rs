@@ -56,7 +56,9 @@ async fn takeover_of_5000_nodes_keeps_every_back_off() -> anyhow::Result<()> {
             let node = serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}}))?;
             nodes.create(&PostParams::default(), &node).await?;
             let name = names::shadow_name(&name);
-            let shadow = object("v2", &name, &json!({"spec": {"state": "Idle", "version": "1.20.5"}}))?;
+            let mut shadow = object("v2", &name, &json!({"spec": {"state": "Idle", "version": "1.20.5"}}))?;
+            // More ConfigMaps than the command tries any other step.
+            shadow.annotations_mut().insert("example.com/note".to_owned(), "x".repeat(250));
             old.create(&PostParams::default(), &shadow).await?;
             let status = json!({"status": {
                 "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": number % 2,
