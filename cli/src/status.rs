@@ -16,6 +16,7 @@ use models::operator::{BottlerocketUpdateOperator, DEGRADED, FROZEN, WINDOW_OPEN
 use models::shadow::{BLOCKED, BottlerocketShadow, HOST_REACHABLE, Step};
 use models::time::between;
 use planner::annotations::{Place, misunderstood};
+use planner::pause::Pause;
 use planner::plan::{Plan, plan};
 use planner::policy::Policy;
 use planner::view::{
@@ -153,7 +154,9 @@ impl Cluster {
 fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
     let mut page = Page::default();
     let plan = cluster.plan(now);
-    let paused = Wait::for_earlier_operator(&cluster.earlier_pods);
+    let facts = cluster.operator_facts();
+    let shutdown = Policy::in_force(facts.as_ref()).shutdown;
+    let paused = Pause::of(facts.as_ref(), &cluster.earlier_pods, None, shutdown, now).wait;
     if let Some(wait) = &paused {
         page.line(format_args!("Paused: {wait}"));
     }
@@ -245,7 +248,7 @@ fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, 
         (Wait::ExpressionsPending { .. }, Some(condition)) => because(condition),
         _ => (wait.as_str().to_owned(), wait.to_string()),
     });
-    let paused = !cluster.earlier_pods.is_empty();
+    let paused = plan.waits.get(node).is_some_and(Wait::pauses);
     let ends = deadline(cluster, node, progress).filter(|_| !paused).map(|at| {
         let left = between(now, at).as_secs();
         let until = if wide { format!(" (until {at})") } else { String::new() };

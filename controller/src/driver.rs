@@ -29,7 +29,7 @@ use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
 use crate::daemon_sets::DaemonSets;
-use crate::earlier::{EarlierPods, Pause};
+use crate::earlier::EarlierPods;
 use crate::expressions::Expressions;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
@@ -75,7 +75,7 @@ pub struct Driver {
     budgets: Cache<BudgetFacts>,
     peers: Peers,
     earlier: EarlierPods,
-    pause: Pause,
+    earlier_seen: Option<Timestamp>,
     reading: Reading,
     expressions: Expressions,
     migration: Progress,
@@ -114,7 +114,7 @@ impl Driver {
             budgets,
             peers,
             earlier,
-            pause: Pause::default(),
+            earlier_seen: None,
             reading,
             expressions,
             migration,

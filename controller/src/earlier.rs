@@ -3,14 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
 use models::earlier::pod_selectors;
 use planner::view::EarlierPod;
-use planner::wait::Wait;
 use tokio::sync::watch;
 
 use crate::cache::{Cache, Reading};
@@ -67,70 +65,5 @@ impl EarlierPods {
             cache.take(0, Event::InitDone);
         }
         earlier
-    }
-}
-
-/// The pause of a leader beside the earlier operator.
-#[derive(Debug, Default)]
-pub struct Pause {
-    paused: bool,
-    /// The end of the last pause.
-    resumed: Option<Timestamp>,
-}
-
-impl Pause {
-    /// Takes in the pods that exist now, and logs where a pause begins or ends. Returns the end of the last pause.
-    pub fn observe(&mut self, pods: &[String], now: Timestamp) -> Option<Timestamp> {
-        match (Wait::for_earlier_operator(pods), self.paused) {
-            (Some(wait), false) => {
-                tracing::warn!(pods = pods.len(), reason = %wait, "paused: earlier operator running");
-            }
-            (None, true) => {
-                tracing::info!(pods = 0, "resumed: earlier operator gone");
-                self.resumed = Some(now);
-            }
-            _ => {}
-        }
-        self.paused = !pods.is_empty();
-        self.resumed
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pause_is_logged_by_driver_alone() {
-        use models::condition::Condition;
-        use models::operator::{BLOCKED, BottlerocketUpdateOperatorStatus};
-        let blocked = |holds: bool, reason: &str| {
-            let condition = Condition {
-                type_: BLOCKED.to_owned(),
-                status: holds.into(),
-                reason: reason.to_owned(),
-                message: String::new(),
-                last_transition_time: Timestamp::UNIX_EPOCH,
-                observed_generation: None,
-            };
-            BottlerocketUpdateOperatorStatus { conditions: vec![condition], ..Default::default() }
-        };
-        type Status = BottlerocketUpdateOperatorStatus;
-        let lines = |before: &Status, after: &Status| crate::decisions::of_operator(before, after).len();
-        let quiet = Status::default();
-        for (reason, expected) in [("EarlierOperatorRunning", 0), ("ExpressionFires", 1)] {
-            let (begins, ends) = (blocked(true, reason), blocked(false, reason));
-            assert_eq!((lines(&quiet, &begins), lines(&begins, &ends)), (expected, expected), "{reason}");
-        }
-    }
-
-    #[test]
-    fn pause_ends_when_last_pod_is_gone() {
-        let at = |second| Timestamp::from_second(second).unwrap();
-        let (one, two) = (vec!["a/b".to_owned()], vec!["a/b".to_owned(), "a/c".to_owned()]);
-        let mut pause = Pause::default();
-        let seen = [(&vec![], 0), (&two, 10), (&one, 20), (&vec![], 30), (&vec![], 40), (&one, 50), (&vec![], 60)];
-        let ends: Vec<_> = seen.into_iter().map(|(pods, now)| pause.observe(pods, at(now))).collect();
-        assert_eq!(ends, [None, None, None, Some(at(30)), Some(at(30)), Some(at(30)), Some(at(60))]);
     }
 }

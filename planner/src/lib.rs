@@ -11,6 +11,7 @@ pub mod claims;
 pub mod drain;
 pub mod expressions;
 pub mod lint;
+pub mod pause;
 pub mod plan;
 pub mod policy;
 pub mod rules;

@@ -244,5 +244,11 @@ fn status_shows_earlier_operator_and_pauses_every_node() {
     }
     assert!(!text.contains("as recorded") && !text.contains("from before"), "{text}");
     cluster.earlier_pods.clear();
+    let text = shown(&cluster, None);
+    let line = text.lines().find(|line| line.starts_with("Paused: ")).unwrap();
+    assert!(line.contains("waiting until") && line.contains("hosts that it told to reboot"), "{text}");
+    let condition = &mut cluster.operator.as_mut().unwrap().status.as_mut().unwrap().conditions[0];
+    condition.reason = "EarlierOperatorGone".to_owned();
+    condition.status = models::condition::ConditionStatus::False;
     assert!(!shown(&cluster, None).contains("Paused"));
 }

@@ -91,9 +91,10 @@ impl Driver {
             migration: self.migration.facts(),
             ..ClusterView::default()
         };
-        if !view.stale {
-            view.resumed = self.pause.observe(&view.earlier_pods, now);
+        if !view.stale && !view.earlier_pods.is_empty() {
+            self.earlier_seen = Some(now);
         }
+        view.earlier_seen = self.earlier_seen;
         self.web_api_missing = missing_since(self.web_api_missing, self.peers.is_web_api_ready(), now);
         view.web_api_missing = self.web_api_missing;
         let with_agent = self.peers.nodes_with_agent();

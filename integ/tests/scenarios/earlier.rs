@@ -2,7 +2,7 @@
 
 use integ::bed::workload;
 use integ::oracle::ClusterState;
-use models::condition::ConditionStatus;
+use models::condition::{Condition, ConditionStatus};
 use models::earlier::{COMPONENT_LABEL, NAMESPACE};
 use models::operator::BLOCKED;
 use models::shadow::{HostState, Step};
@@ -17,6 +17,9 @@ const POD: &str = "brupop-agent-x";
 
 /// The reason of the condition and of each node.
 const REASON: &str = "EarlierOperatorRunning";
+
+/// The reason of both while hosts that it told to reboot may still be going down.
+const GONE: &str = "EarlierOperatorGone";
 
 /// Creates a pod of the earlier operator's agent.
 async fn create_earlier_pod(ctx: &ScenarioContext) -> anyhow::Result<()> {
@@ -66,9 +69,15 @@ async fn nothing_is_done_beside_earlier_operator_until_its_last_pod_is_gone() ->
         anyhow::ensure!(!world.nodes.values().any(|node| node.claimed()));
 
         delete_earlier_pod(ctx).await?;
+        ctx.until("nodes wait for hosts of the earlier operator", |world| {
+            let waits = |c: &Condition| c.status == ConditionStatus::Unknown && c.message.contains("waiting until");
+            operator_condition(world, BLOCKED).is_some_and(waits)
+                && status(world).waiting.iter().any(|waiting| waiting.reason == GONE && waiting.nodes == 2)
+        })
+        .await?;
         ctx.updated().await?;
         let over = ctx.until_operator(BLOCKED, ConditionStatus::False).await?;
-        anyhow::ensure!(over.reason == "EarlierOperatorGone", "{over:?}");
+        anyhow::ensure!(over.reason == GONE, "{over:?}");
         Ok(())
     })
     .await?;

@@ -71,7 +71,7 @@ impl<'a> NodeContext<'a> {
 
     /// Returns when a step that began at `since` and may take `limit` is given up.
     pub(super) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
-        let at = after(self.view.resumed.map_or(since, |resumed| resumed.max(since)), limit);
+        let at = after(self.survey.pause.resumed.map_or(since, |resumed| resumed.max(since)), limit);
         if since < self.view.leader_since { at.max(after(self.view.leader_since, NEW_LEADER_GRACE)) } else { at }
     }
 

@@ -3,10 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use jiff::SignedDuration;
+use models::condition::ConditionStatus;
 use models::operator::BLOCKED;
 use models::shadow::{HostState, Step};
+use models::time::after;
 use serde_json::json;
 
+use super::context::condition;
 use super::*;
 use crate::fixtures::{NEW, at, cluster, node, pod, t, with_policy};
 use crate::policy::Policy;
@@ -54,6 +58,8 @@ fn beside_earlier_operator_plan_has_only_a_report() {
     let shadows: Vec<_> = free.shadows.iter().map(ShadowChange::node).collect();
     assert_eq!(shadows, ["left", "new"], "{free:?}");
 
+    let until = after(t(2), policy.shutdown);
+    let free_then = plan(&view, &policy, until);
     view.earlier_pods = vec![POD.into()];
     let paused = plan(&view, &policy, t(1));
     let Plan { waits, status: Some(status), quarantine, window_open, wake, .. } = paused.clone() else { panic!() };
@@ -69,9 +75,28 @@ fn beside_earlier_operator_plan_has_only_a_report() {
 
     view.earlier_pods.clear();
     view.operator.as_mut().unwrap().status.conditions = status.conditions;
-    let again = plan(&view, &policy, t(1));
-    assert_eq!((&again.actions, &again.evictions), (&free.actions, &free.evictions), "it continues as if nothing was");
-    assert_eq!((&again.shadows, &again.labels, &again.slots), (&free.shadows, &free.labels, &free.slots));
+    let waiting = plan(&view, &policy, t(2));
+    let status = waiting.status.unwrap();
+    assert!(waiting.actions.is_empty() && waiting.evictions.is_empty() && waiting.shadows.is_empty());
+    assert!(waiting.waits.values().all(|wait| *wait == Wait::EarlierOperatorGone { until }), "{:?}", waiting.waits);
+    assert_eq!(waiting.wake, Some(until), "it continues by itself");
+    let condition = models::condition::find_condition(&status.conditions, BLOCKED).unwrap();
+    assert_eq!((condition.status, condition.last_transition_time), (ConditionStatus::Unknown, t(2)));
+    assert!(condition.message.contains(&until.to_string()), "{}", condition.message);
+
+    view.operator.as_mut().unwrap().status.conditions = status.conditions;
+    let almost = plan(&view, &policy, until.checked_sub(SignedDuration::from_secs(1)).unwrap());
+    assert!(almost.actions.is_empty() && almost.evictions.is_empty(), "{almost:?}");
+    let again = plan(&view, &policy, until);
+    assert_eq!(
+        (&again.actions, &again.evictions),
+        (&free_then.actions, &free_then.evictions),
+        "it continues as if nothing was"
+    );
+    assert_eq!(
+        (&again.shadows, &again.labels, &again.slots),
+        (&free_then.shadows, &free_then.labels, &free_then.slots)
+    );
     let conditions = &again.status.as_ref().unwrap().conditions;
     let condition = models::condition::find_condition(conditions, BLOCKED).unwrap();
     assert_eq!((condition.status, condition.reason.as_str()), (false.into(), "EarlierOperatorGone"));
@@ -101,12 +126,19 @@ fn attempt_paused_beyond_its_deadline_gets_its_whole_time_again() {
     view.earlier_pods = vec![POD.into()];
     assert!(!failed(&view, 3600), "nothing fails during the pause");
     view.earlier_pods.clear();
-    view.resumed = Some(t(3600));
+    view.earlier_seen = Some(t(3360));
+    assert!(!failed(&view, 3599), "nor while hosts may go down");
     assert!(!failed(&view, 3600), "nor the moment it ends");
     let made = plan(&view, &policy, t(4199));
     assert!(next_step(&made) != Some(Step::Releasing) && made.slots.is_none(), "{made:?}");
     assert!(failed(&view, 4200), "the time of the drain has passed since then");
     // A step that began after the pause has no more time than usual.
-    view.resumed = Some(t(-100));
+    view.earlier_seen = Some(t(-1000));
     assert!(failed(&view, 601));
+
+    // A new leader knows the end from the operator's resource.
+    view.earlier_seen = None;
+    let over = condition(t(3600), BLOCKED, false, "EarlierOperatorGone", "");
+    view.operator.as_mut().unwrap().status.conditions = vec![over];
+    assert!(!failed(&view, 4199) && failed(&view, 4200));
 }

@@ -60,7 +60,7 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     let held = view.slots().map(|slot| (slot.uid.as_str(), slot)).collect();
     let survey = Survey::of(view, policy, now);
     let planner = Planner { view, policy, survey, held, now, plan: Plan::default() };
-    match Wait::for_earlier_operator(&view.earlier_pods) {
+    match planner.survey.pause.wait.clone() {
         Some(wait) => planner.report_only(&wait),
         None => planner.make(),
     }

@@ -9,6 +9,7 @@ use semver::Version;
 use super::rollout::{self, Rollouts};
 use super::want::{Host, Want};
 use super::{Quarantine, Wait, gates, versions};
+use crate::pause::Pause;
 use crate::policy::{GroupPolicy, Policy, WindowState};
 use crate::view::{ClusterView, NodeView};
 
@@ -30,6 +31,8 @@ pub(super) struct Survey<'a> {
     pub(super) unhealthy: usize,
     /// True if no pod of the web API has been Ready for the tolerated time.
     pub(super) web_api_missing: bool,
+    /// The pause beside the earlier operator.
+    pub(super) pause: Pause,
 }
 
 impl<'a> Survey<'a> {
@@ -60,7 +63,8 @@ impl<'a> Survey<'a> {
         let all = std::iter::once(&policy.all).chain(policy.groups.iter().map(|g| &g.policy));
         let web_api_missing = gates::is_missing(view.web_api_missing, now);
         let windows = all.map(|group| group.schedule.at(now)).collect();
-        Self { policy, quarantine, known, rollouts, wants, groups, windows, total, unhealthy, web_api_missing }
+        let pause = Pause::of(view.operator.as_ref(), &view.earlier_pods, view.earlier_seen, policy.shutdown, now);
+        Self { policy, quarantine, known, rollouts, wants, groups, windows, total, unhealthy, web_api_missing, pause }
     }
 
     /// The policy for nodes like this one.

@@ -311,9 +311,8 @@ pub struct ClusterView {
     /// The pods of the earlier operator that have not ended, each with its namespace, in order. While there is one,
     /// nothing is done.
     pub earlier_pods: Vec<String>,
-    /// Time at which the last of them was gone, as observed by this process. A step that began before it gets its
-    /// whole time from then on.
-    pub resumed: Option<Timestamp>,
+    /// Time at which this process last observed one.
+    pub earlier_seen: Option<Timestamp>,
     /// Nodes with an action under way: nothing is decided about them until it is done.
     pub busy: BTreeSet<String>,
     /// Those of them whose last action failed and that are in back-off: none of their actions is under way.

@@ -36,6 +36,9 @@ pub enum Wait {
         pods: Vec<String>,
         count: usize,
     },
+    /// A host that the earlier operator told to reboot may still be going down.
+    #[error("the earlier bottlerocket-update-operator is gone; waiting until {until} for hosts that it told to reboot")]
+    EarlierOperatorGone { until: Timestamp },
     #[error("updates are disabled (spec.enabled of the operator's resource)")]
     Disabled,
     /// Failures have stopped the rollout.
@@ -269,6 +272,11 @@ impl Wait {
         self.reason().as_str()
     }
 
+    /// Returns whether nothing is done at all because of the earlier operator.
+    pub fn pauses(&self) -> bool {
+        matches!(self, Self::EarlierOperatorRunning { .. } | Self::EarlierOperatorGone { .. })
+    }
+
     /// Returns whether the reason is the node's own and lasting, so that the shadow's `Blocked` condition shows it.
     /// Reasons that the fleet shares are shown once, in the operator's status.
     pub fn blocks(&self) -> bool {
@@ -291,7 +299,10 @@ impl Wait {
     /// Returns the time at which the reason may end without another event.
     pub fn ends_at(&self) -> Option<Timestamp> {
         match self {
-            Self::BackOff { until, .. } | Self::Soaking { until } | Self::LeavingLoadBalancer { until } => Some(*until),
+            Self::BackOff { until, .. }
+            | Self::Soaking { until }
+            | Self::LeavingLoadBalancer { until }
+            | Self::EarlierOperatorGone { until } => Some(*until),
             Self::WindowClosed { opens } => *opens,
             Self::Blackout { ends } => *ends,
             Self::TooYoung { until, .. } | Self::CanaryStep { until, .. } => *until,

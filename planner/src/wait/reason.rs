@@ -53,6 +53,11 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         User,
         "Its last pod, in any namespace, to be gone: [move over](install.md#over-the-earlier-operator).",
     ),
+    (
+        EarlierOperatorGone,
+        Time,
+        "The time that hosts of the earlier operator have to go down (`spec.deadlines.shutdown`).",
+    ),
     (Disabled, User, "Set `spec.enabled` to true."),
     (Frozen, User, "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests)."),
     (Quarantined, User, "As for `Frozen`. To skip the version, exclude it before you resume."),

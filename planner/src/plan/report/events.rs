@@ -1,6 +1,6 @@
 //! The Events about the operator: what users see when its conditions change.
 
-use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
+use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
@@ -41,15 +41,17 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
             notes.push(Note { warning: false, reason: ends, message: (*message).to_owned() });
         }
     }
-    let blocked = |conditions| true_condition(conditions, BLOCKED);
-    let earlier = |condition: &Condition| condition.reason == EARLIER_RUNNING;
+    let blocked = |conditions| find_condition(conditions, BLOCKED).filter(|c| c.status != ConditionStatus::False);
+    let earlier = |condition: &Condition| matches!(condition.reason.as_str(), EARLIER_RUNNING | EARLIER_GONE);
     match (blocked(old), blocked(new)) {
         (before, Some(now)) if before.is_none_or(|before| earlier(before) != earlier(now)) => {
             let reason = now.reason.parse().unwrap_or(WaitReason::ExpressionFails).as_str();
             notes.push(Note { warning: true, reason, message: now.message.clone() });
         }
         (Some(before), None) if earlier(before) => {
-            let message = "no pod of the earlier operator is left: updates continue".to_owned();
+            let message =
+                "the earlier operator is gone, and its hosts have had their time to go down: updates continue"
+                    .to_owned();
             notes.push(Note { warning: false, reason: EARLIER_GONE, message });
         }
         (Some(_), None) => {

@@ -5,7 +5,7 @@ mod events;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use models::condition::{Condition, find_condition, set_condition, true_condition};
+use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
 use models::operator::{
     BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, STORAGE_MIGRATED,
     WINDOW_OPEN, WaitingCount,
@@ -15,6 +15,7 @@ use models::shadow::{self, Step};
 use super::context::condition;
 use super::survey::Survey;
 use super::{Note, Plan, Wait, gates, requests};
+use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
 use crate::view::{ClusterView, NodeView, OperatorFacts, SharedField, TlsFacts};
 use crate::wait::WaitReason;
@@ -29,12 +30,6 @@ const POLICY_LENGTH: usize = 65_536;
 
 /// No expression keeps all nodes waiting.
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
-
-/// Nothing is done beside the earlier operator.
-const EARLIER_RUNNING: &str = WaitReason::EarlierOperatorRunning.as_str();
-
-/// No pod of the earlier operator is left.
-const EARLIER_GONE: &str = "EarlierOperatorGone";
 
 /// The operator is degraded although its policy is valid.
 const CERTIFICATES: &str = "CertificatesInvalid";
@@ -77,7 +72,7 @@ fn counts(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> Counts {
         counts.updating += i64::from(node.past_staging());
         counts.staged += i64::from(step == Some(Step::Staged));
         let current = match wait {
-            Some(Wait::EarlierOperatorRunning { .. }) => survey.wanted(node) == Err(Wait::UpToDate),
+            Some(wait) if wait.pauses() => survey.wanted(node) == Err(Wait::UpToDate),
             wait => wait == Some(&Wait::UpToDate),
         };
         counts.current += i64::from(step.is_none() && current);
@@ -198,10 +193,18 @@ fn conflict(view: &ClusterView) -> Option<ConditionParts> {
 
 /// Returns what keeps all nodes waiting: the earlier operator, or an expression that is the same for all of them.
 /// Recorded here once, and on no node.
-fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Condition>) -> Option<ConditionParts> {
-    if let Some(wait) = Wait::for_earlier_operator(&view.earlier_pods) {
-        return Some((true, EARLIER_RUNNING, wait.to_string()));
+fn blocked(
+    view: &ClusterView,
+    survey: &Survey<'_>,
+    plan: &Plan,
+    stored: Option<&Condition>,
+) -> Option<(ConditionStatus, &'static str, String)> {
+    if let Some(wait) = &survey.pause.wait {
+        // Another status from the moment at which the last pod is gone: its time is what the next leader reads.
+        let status = if view.earlier_pods.is_empty() { ConditionStatus::Unknown } else { ConditionStatus::True };
+        return Some((status, wait.as_str(), wait.to_string()));
     }
+    let policy = survey.policy;
     let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
     let expressions = policies.flat_map(|policy| policy.before.expressions.iter().chain(&policy.after.expressions));
     // A query with a node's name in it differs from the one that was written.
@@ -212,11 +215,11 @@ fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Con
     let Some(wait) = wait else {
         let earlier = stored.is_some_and(|c| matches!(c.reason.as_str(), EARLIER_RUNNING | EARLIER_GONE));
         let reason = if earlier { EARLIER_GONE } else { EXPRESSIONS_QUIET };
-        return stored.map(|_| (false, reason, String::new()));
+        return stored.map(|_| (ConditionStatus::False, reason, String::new()));
     };
     let same = stored.filter(|c| wait.is_recorded(&c.message));
     let message = same.map_or_else(|| wait.to_string(), |c| c.message.clone());
-    Some((true, wait.as_str(), message.chars().take(2000).collect()))
+    Some((ConditionStatus::True, wait.as_str(), message.chars().take(2000).collect()))
 }
 
 /// The operator's status, without its slots.
@@ -234,7 +237,7 @@ pub(super) fn status(
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
 
     let mut conditions = operator.status.conditions.clone();
-    let blocked = blocked(view, policy, plan, find_condition(&conditions, BLOCKED));
+    let blocked = blocked(view, survey, plan, find_condition(&conditions, BLOCKED));
     let degraded = match degraded(policy, &view.tls, survey.web_api_missing, &operator.misunderstood) {
         (false, reason, message) => conflict(view).unwrap_or((false, reason, message)),
         degraded => degraded,
@@ -247,8 +250,9 @@ pub(super) fn status(
         (DEGRADED, degraded),
     ];
     let migrated = view.migration.state.clone().map(|state| (STORAGE_MIGRATED, state));
-    let new = new.into_iter().chain(blocked.map(|new| (BLOCKED, new))).chain(migrated);
-    for (type_, (holds, reason, message)) in new {
+    let new = new.into_iter().chain(migrated);
+    let new = new.map(|(type_, (holds, reason, message))| (type_, (holds.into(), reason, message)));
+    for (type_, (holds, reason, message)) in new.chain(blocked.map(|new| (BLOCKED, new))) {
         set_condition(&mut conditions, condition(now, type_, holds, reason, &message));
     }
 

@@ -276,11 +276,15 @@ fn pause_beside_earlier_operator_emits_one_event_at_each_end() {
         vec![condition]
     };
     let (running, gone) = (blocked(true, EARLIER_RUNNING), blocked(false, EARLIER_GONE));
+    let mut going = blocked(true, EARLIER_GONE);
+    going[0].status = ConditionStatus::Unknown;
     let (fires, quiet) = (blocked(true, "ExpressionFires"), blocked(false, EXPRESSIONS_QUIET));
     for (sentence, old, new, expected) in [
         ("the first status", &vec![], &running, Some(EARLIER_RUNNING)),
         ("it is known", &running, &running, None),
-        ("it is over", &running, &gone, Some(EARLIER_GONE)),
+        ("its pods are gone", &running, &going, None),
+        ("its hosts are down", &going, &gone, Some(EARLIER_GONE)),
+        ("an expression keeps all nodes waiting then", &going, &fires, Some("ExpressionFires")),
         ("an expression kept all nodes waiting before", &fires, &running, Some(EARLIER_RUNNING)),
         ("an expression keeps them waiting after it", &running, &fires, Some("ExpressionFires")),
         ("only an expression did", &fires, &quiet, Some(EXPRESSIONS_QUIET)),

@@ -1,5 +1,7 @@
 //! Actions of the controller: writes, evictions, and the answers to them.
 
+use models::condition::ConditionStatus;
+
 use super::objects::*;
 use super::*;
 
@@ -35,7 +37,8 @@ impl World {
         }
         let differs = self.view.operator.as_ref().map(|o| &o.status) != plan.status.as_ref();
         let nothing = plan.actions.is_empty() && plan.evictions.is_empty();
-        assert!(nothing || self.view.earlier_pods.is_empty(), "seed {}: beside the earlier operator", self.seed);
+        let paused = !self.view.earlier_pods.is_empty() || plan.waits.values().any(Wait::pauses);
+        assert!(nothing || !paused, "seed {}: beside the earlier operator", self.seed);
         if self.sent.is_none() && ((differs && self.rng.random_bool(0.4)) || nothing) {
             let behind = self.behind.as_ref().is_some_and(|behind| behind.operator.is_some());
             if let (Some(status), Some(operator), false) = (plan.status, &self.view.operator, behind) {
@@ -113,7 +116,8 @@ impl World {
     pub(super) fn arrives(&mut self) {
         if let (Some(status), Some(operator)) = (self.sent.take(), &mut self.view.operator) {
             // Beside the earlier operator the slots stay as they are recorded, also where they were lost.
-            let paused = models::condition::true_condition(&status.conditions, models::operator::BLOCKED).is_some();
+            let blocked = models::condition::find_condition(&status.conditions, models::operator::BLOCKED);
+            let paused = blocked.is_some_and(|blocked| blocked.status != ConditionStatus::False);
             operator.status = status;
             self.created_again &= paused;
             self.changed();

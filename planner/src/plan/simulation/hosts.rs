@@ -140,7 +140,7 @@ impl World {
     pub(super) fn earlier_operator_leaves(&mut self) {
         if !self.view.earlier_pods.is_empty() {
             self.view.earlier_pods.clear();
-            self.view.resumed = Some(self.clock());
+            self.view.earlier_seen = Some(self.clock());
         }
     }
 
@@ -196,7 +196,7 @@ impl World {
             5 | 6 => {
                 // The controller crashed: its memory is lost.
                 self.view.leader_since = self.clock();
-                self.view.resumed = None;
+                self.view.earlier_seen = None;
                 self.standings = Standings::default();
                 self.fall_behind();
                 for node in self.view.nodes.values_mut() {

@@ -1,0 +1,234 @@
+//! Lines of the log, from what a write has changed.
+
+use jiff::Timestamp;
+use models::operator::Quarantined;
+use models::shadow::{AttemptResult, DrainStatus, Permit, Record};
+
+use super::*;
+use planner::claims::ClaimFields;
+
+fn at(step: Step) -> ControllerReport {
+    let progress = Progress {
+        step,
+        since: Timestamp::UNIX_EPOCH,
+        attempt: 3,
+        boot_id: "boot".into(),
+        version: Version::new(1, 20, 5),
+        from: None,
+        started: Timestamp::UNIX_EPOCH,
+        permit_issued: false,
+        soak_restarted: false,
+        verifying_since: None,
+        disruptive: false,
+    };
+    ControllerReport { progress: Some(progress), ..ControllerReport::default() }
+}
+
+fn ended(report: ControllerReport, reason: &str) -> ControllerReport {
+    let last = AttemptResult {
+        attempt: 3,
+        from: None,
+        version: Version::new(1, 20, 5),
+        reason: reason.into(),
+        message: "why".into(),
+        started: Timestamp::UNIX_EPOCH,
+        ended: Timestamp::UNIX_EPOCH,
+    };
+    ControllerReport { record: Some(Record { last: Some(last), ..Record::default() }), ..report }
+}
+
+fn idle() -> ControllerReport {
+    ControllerReport::default()
+}
+
+fn texts(lines: &[Line]) -> Vec<(bool, &'static str)> {
+    lines.iter().map(|line| (line.warning, line.text)).collect()
+}
+
+#[test]
+fn each_step_change_logs_one_line() {
+    let forced = ControllerReport {
+        drain: Some(DrainStatus { forced_since: Some(Timestamp::UNIX_EPOCH), ..DrainStatus::default() }),
+        ..at(Step::Draining)
+    };
+    let mut restarted = at(Step::Verifying);
+    restarted.progress.as_mut().unwrap().since = Timestamp::MAX;
+    for (before, after, expected) in [
+        (idle(), at(Step::Staging), vec![(false, "attempt started")]),
+        (at(Step::Staging), at(Step::Staged), vec![(false, "image staged")]),
+        (at(Step::Staging), at(Step::Draining), vec![(false, "drain started")]),
+        (at(Step::Staged), at(Step::LeavingLoadBalancer), vec![(false, "leaving load balancers")]),
+        (at(Step::LeavingLoadBalancer), at(Step::Draining), vec![(false, "drain started")]),
+        (at(Step::Draining), at(Step::Draining), vec![]),
+        (at(Step::Draining), forced, vec![(true, "drain forced: deleting the pods that are left")]),
+        (at(Step::Draining), at(Step::Rebooting), vec![(false, "node drained")]),
+        (at(Step::Rebooting), at(Step::Returning), vec![(false, "node rebooted: waiting for it to be Ready")]),
+        (at(Step::Rebooting), at(Step::Verifying), vec![(false, "verification started")]),
+        (at(Step::Returning), at(Step::Verifying), vec![(false, "verification started")]),
+        (at(Step::Verifying), restarted, vec![(false, "soak restarted")]),
+        (at(Step::Verifying), ended(idle(), UPDATED), vec![(false, "node verified")]),
+        (at(Step::Draining), ended(at(Step::Releasing), "DrainTimedOut"), vec![(true, "attempt failed")]),
+        (at(Step::Staging), ended(at(Step::Releasing), "PolicyChanged"), vec![(false, "attempt withdrawn")]),
+        (at(Step::Releasing), ended(idle(), "DrainTimedOut"), vec![(false, "attempt ended")]),
+        (ended(idle(), UPDATED), ended(idle(), UPDATED), vec![]),
+    ] {
+        let lines = of_report("a", &before, &after);
+        assert_eq!(texts(&lines), expected, "{before:?} -> {after:?}");
+        for line in lines {
+            assert_eq!((line.node.as_deref(), line.attempt), (Some("a"), Some(3)), "{line:?}");
+        }
+    }
+    let failed = of_report("a", &at(Step::Draining), &ended(at(Step::Releasing), "DrainTimedOut"));
+    assert_eq!((failed[0].reason.as_deref(), failed[0].detail.as_deref()), (Some("DrainTimedOut"), Some("why")));
+}
+
+#[test]
+fn claims_and_permits_log_one_line_each() {
+    let facts = |claims: ClaimFields, unschedulable: bool| NodeFacts {
+        name: "a".into(),
+        claims,
+        unschedulable,
+        ..NodeFacts::default()
+    };
+    let shadow = |nonce: Option<&str>| {
+        let mut shadow = ShadowFacts::default();
+        shadow.status.controller = at(Step::Rebooting);
+        shadow.spec.permit = nonce.map(|nonce| Permit { nonce: nonce.into(), jws: String::new() });
+        shadow
+    };
+    let (none, cordon) = (ClaimFields::default(), ClaimFields::CORDON);
+    for (sentence, before, after, expected) in [
+        ("claimed", (none, false, None), (cordon, true, None), vec![(false, "node claimed")]),
+        ("nothing", (cordon, true, None), (cordon, true, None), vec![]),
+        (
+            "claimed again",
+            (cordon, false, None),
+            (cordon, true, None),
+            vec![(true, "node claimed again: it was uncordoned by others")],
+        ),
+        ("released", (cordon, true, None), (none, false, None), vec![(false, "node rebooted: released")]),
+        ("permitted", (cordon, true, None), (cordon, true, Some("1")), vec![(false, "reboot permitted")]),
+        ("permitted before", (cordon, true, Some("1")), (cordon, true, Some("1")), vec![]),
+        ("permitted again", (cordon, true, Some("1")), (cordon, true, Some("2")), vec![(false, "reboot permitted")]),
+    ] {
+        let of = |(claims, unschedulable, nonce)| (facts(claims, unschedulable), shadow(nonce));
+        let (before, after) = (of(before), of(after));
+        let pair = |(facts, shadow): &(NodeFacts, ShadowFacts)| {
+            of_node(Pair { facts: &before.0, shadow: Some(&before.1) }, Pair { facts, shadow: Some(shadow) })
+        };
+        assert_eq!(texts(&pair(&after)), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn rollout_log_lines_name_variant_and_architecture() {
+    let rollout = |arch: &str, steps_passed: i64| ActiveRollout {
+        version: Version::new(1, 20, 5),
+        variant: "aws-k8s-1.37".into(),
+        arch: arch.into(),
+        started: Timestamp::UNIX_EPOCH,
+        steps_passed,
+        step_done: None,
+        approved: false,
+        ended: None,
+    };
+    let with = |rollouts: &[(&str, i64)]| BottlerocketUpdateOperatorStatus {
+        active_rollouts: rollouts.iter().map(|(arch, passed)| rollout(arch, *passed)).collect(),
+        ..BottlerocketUpdateOperatorStatus::default()
+    };
+    let (arm, intel) = ("aarch64", "x86_64");
+    for (before, after, expected) in [
+        (with(&[(arm, 0)]), with(&[(arm, 0), (intel, 0)]), vec![("rollout started", "aws-k8s-1.37/x86_64")]),
+        (with(&[(arm, 0), (intel, 1)]), with(&[(arm, 0), (intel, 1)]), vec![]),
+        (
+            with(&[(arm, 1), (intel, 0)]),
+            with(&[(arm, 1), (intel, 1)]),
+            vec![("canary step passed", "1 step(s) passed on aws-k8s-1.37/x86_64")],
+        ),
+    ] {
+        let lines = of_operator(&before, &after);
+        let decisions: Vec<_> =
+            lines.iter().map(|line| (line.text, line.detail.as_deref().unwrap_or_default())).collect();
+        assert_eq!(decisions, expected, "{before:?} -> {after:?}");
+    }
+}
+
+#[test]
+fn acknowledged_approval_logs_whether_it_had_an_effect() {
+    use models::operator::OperatorRequests;
+    let with = |observed_generation, approve_step: Option<&str>, approved| BottlerocketUpdateOperatorStatus {
+        observed_generation,
+        requests: Some(OperatorRequests { approve_step: approve_step.map(str::to_owned), ..Default::default() }),
+        active_rollouts: vec![ActiveRollout {
+            version: Version::new(1, 20, 5),
+            variant: "aws-k8s-1.37".into(),
+            arch: "x86_64".into(),
+            started: Timestamp::UNIX_EPOCH,
+            steps_passed: 0,
+            step_done: None,
+            approved,
+            ended: None,
+        }],
+        ..BottlerocketUpdateOperatorStatus::default()
+    };
+    for (sentence, observed, approved, expected) in [
+        ("a step waits for it", Some(1), true, vec!["canary step approved"]),
+        ("no step waits", Some(1), false, vec!["approval acknowledged: no canary step waits for it"]),
+        ("the annotation of a new resource", None, false, vec![]),
+    ] {
+        let lines = of_operator(&with(observed, None, false), &with(Some(1), Some("yes"), approved));
+        let texts: Vec<_> = lines.iter().map(|line| line.text).collect();
+        assert_eq!(texts, expected, "{sentence}");
+    }
+}
+
+#[test]
+fn freezes_quarantines_and_policy_changes_log_one_line_each() {
+    let with = |type_: &str, reason: &str, policy: &str| BottlerocketUpdateOperatorStatus {
+        policy_in_force: Some(policy.to_owned()),
+        conditions: vec![Condition {
+            type_: type_.to_owned(),
+            status: (!reason.is_empty()).into(),
+            reason: reason.to_owned(),
+            message: format!("because of {reason}"),
+            last_transition_time: Timestamp::UNIX_EPOCH,
+            observed_generation: None,
+        }],
+        ..BottlerocketUpdateOperatorStatus::default()
+    };
+    let mut quarantined = with(FROZEN, "VersionFailed", "1");
+    quarantined.versions.push(KnownVersion {
+        version: Version::new(1, 20, 5),
+        variant: "aws-k8s".into(),
+        arch: "x86_64".into(),
+        first_seen: Timestamp::UNIX_EPOCH,
+        failed: vec!["a".into()],
+        quarantined: Some(Quarantined {
+            reason: FailureReason::SoakFailed,
+            nodes: vec!["a".into()],
+            since: Timestamp::UNIX_EPOCH,
+        }),
+    });
+    let running = || with(BLOCKED, "EarlierOperatorRunning", "1");
+    let going = || {
+        let mut status = with(BLOCKED, "EarlierOperatorGone", "1");
+        status.conditions[0].status = ConditionStatus::Unknown;
+        status
+    };
+    let bad = || with(DEGRADED, "InvalidPolicy", "1");
+    for (before, after, expected) in [
+        (with(FROZEN, "", "1"), quarantined.clone(), vec![(true, "version quarantined"), (true, "rollout frozen")]),
+        (quarantined.clone(), quarantined.clone(), vec![]),
+        (quarantined, with(FROZEN, "", "1"), vec![(false, "rollout resumed")]),
+        (with(DEGRADED, "", "1"), bad(), vec![(true, "policy rejected")]),
+        (bad(), bad(), vec![]),
+        (bad(), with(DEGRADED, "", "2"), vec![(false, "policy accepted")]),
+        (with(DEGRADED, "", "1"), with(DEGRADED, "", "2"), vec![(false, "policy accepted")]),
+        (with(BLOCKED, "", "1"), running(), vec![(true, "paused: earlier operator running")]),
+        (running(), going(), vec![]),
+        (going(), with(BLOCKED, "", "1"), vec![(false, "resumed: earlier operator gone")]),
+        (with(BLOCKED, "", "1"), with(BLOCKED, "ExpressionFires", "1"), vec![(true, "rollout blocked")]),
+    ] {
+        assert_eq!(texts(&of_operator(&before, &after)), expected, "{before:?} -> {after:?}");
+    }
+}
