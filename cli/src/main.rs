@@ -3,6 +3,8 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod call;
+mod marks;
 mod page;
 mod preflight;
 mod status;

@@ -21,7 +21,7 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-pub(crate) use self::objects::is_marked;
+pub(crate) use self::objects::{api, is_marked};
 use self::objects::{delete, find, remove};
 use crate::page::{confirm, print_line};
 
@@ -263,7 +263,6 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::objects::api;
     use super::*;
 
     fn node(meta: &Value) -> NodeFacts {
@@ -343,7 +342,7 @@ mod tests {
         let client = Client::try_from(kube::Config::new("http://localhost".parse().unwrap())).unwrap();
         let mut paths = BTreeSet::new();
         for object in deploy::everything().unwrap() {
-            let (api, name) = api(&client, &object).unwrap();
+            let (api, _, name) = api(&client, &object).unwrap();
             assert_eq!(object["metadata"]["name"], name);
             let namespace = object["metadata"]["namespace"].as_str();
             let anywhere = |namespace| api.resource_url().replace(&format!("/{namespace}/"), "/*/");

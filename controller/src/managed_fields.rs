@@ -322,7 +322,7 @@ mod tests {
         ] {
             let error = WHOLE.apply(&[entry(OLD, UPDATE, "v1", &fields)]).unwrap_err();
             assert!(error.to_string().ends_with(problem), "{error}");
-            // What does not take part is not read.
+            // Entries that do not take part are not read.
             assert_eq!(WHOLE.apply(&[entry("kubectl", UPDATE, "v1", &fields)]), Ok(None));
         }
         let other_format =

@@ -3,6 +3,9 @@
 /// API group of all custom resources of the operator.
 pub const GROUP: &str = "brupop.bottlerocket.aws";
 
+/// Name of the shadows' definition, this operator's and the earlier one's.
+pub const SHADOW_DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+
 /// Namespace of the controller, the web API, the shadows and the operator's resource.
 pub const SYSTEM_NAMESPACE: &str = "brupop-system";
 /// Namespace of the agents. It is another one because the agents' pods mount the host's socket, which no namespace that

@@ -7,6 +7,8 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "crd")]
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+#[cfg(feature = "crd")]
 use kube::CustomResource;
 #[cfg(feature = "crd")]
 use schemars::JsonSchema;
@@ -274,6 +276,29 @@ pub fn is_agent_condition(type_: &str) -> bool {
 /// Returns true for the types of conditions that the controller writes. Those of another version's agent are not among them.
 pub fn is_controller_condition(type_: &str) -> bool {
     CONTROLLER_CONDITIONS.contains(&type_)
+}
+
+#[cfg(feature = "crd")]
+impl BottlerocketShadow {
+    /// Returns a new shadow of a node, which goes with the Node.
+    pub fn of_node(namespace: &str, node: &str, node_uid: &str, host: Option<HostPolicy>) -> Self {
+        Self {
+            metadata: ObjectMeta {
+                name: Some(crate::names::shadow_name(node)),
+                namespace: Some(namespace.to_owned()),
+                owner_references: Some(vec![OwnerReference {
+                    api_version: "v1".to_owned(),
+                    kind: "Node".to_owned(),
+                    name: node.to_owned(),
+                    uid: node_uid.to_owned(),
+                    ..OwnerReference::default()
+                }]),
+                ..ObjectMeta::default()
+            },
+            spec: BottlerocketShadowSpec { host, ..BottlerocketShadowSpec::default() },
+            status: None,
+        }
+    }
 }
 
 #[cfg(test)]

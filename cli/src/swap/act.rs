@@ -3,25 +3,20 @@
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{GroupVersionKind, ObjectMeta, TypeMeta};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Resource};
-use models::names::{self, GROUP, SYSTEM_NAMESPACE};
-use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, Record as ShadowRecord};
+use models::names::{self, GROUP, SHADOW_DEFINITION, SYSTEM_NAMESPACE};
+use models::shadow::{BottlerocketShadow, Record as ShadowRecord};
 use serde_json::{Value, json};
 
-use super::call::{call, if_there};
-use super::facts::{definition_name, shadow_resource, untyped};
+use super::facts::untyped;
 use super::steps::{Facts, Step};
+use crate::call::{call, if_there};
 use crate::page::print_line;
+use crate::preflight::KUBECTL;
 
 /// Field manager of what is there for the takeover alone.
 const MANAGER: &str = "brupop-takeover";
-
-/// The field manager of `kubectl apply --server-side`, with which the manifests are applied afterwards: what is written
-/// under it now is what they own then.
-const KUBECTL: &str = "kubectl";
 
 const SHADOWS: &str = "bottlerocketshadows";
 
@@ -29,7 +24,7 @@ impl Step {
     /// The step as a verb, the same as a past participle, and the object.
     fn words(&self) -> (&'static str, &'static str, String) {
         let named = |count: usize, one: &str| if count == 1 { format!("1 {one}") } else { format!("{count} {one}s") };
-        let definition = |rest: &str| format!("CustomResourceDefinition {}: {rest}", definition_name());
+        let definition = |rest: &str| format!("CustomResourceDefinition {SHADOW_DEFINITION}: {rest}");
         match self {
             Self::CreateNamespace => ("create", "created", format!("Namespace {SYSTEM_NAMESPACE}")),
             Self::Keep(objects) => {
@@ -120,20 +115,9 @@ pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> an
 
 /// Returns the API for an object, its name, and the resource's name for messages.
 fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, String, String)> {
-    let types: TypeMeta = serde_json::from_value(object.clone())?;
-    let resource = if object["kind"] == *BottlerocketShadow::kind(&()) {
-        shadow_resource(types.api_version.rsplit('/').next().unwrap_or_default())
-    } else {
-        ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?)
-    };
-    let name = object["metadata"]["name"].as_str().context("an object without a name")?.to_owned();
-    Ok(match object["metadata"]["namespace"].as_str() {
-        Some(namespace) => {
-            let right = format!("{} in {namespace}", resource.plural);
-            (Api::namespaced_with(client.clone(), namespace, &resource), name, right)
-        }
-        None => (Api::all_with(client.clone(), &resource), name, resource.plural),
-    })
+    let (api, resource, name) = crate::uninstall::api(client, object)?;
+    let within = object["metadata"]["namespace"].as_str().map(|namespace| format!(" in {namespace}"));
+    Ok((api, name, format!("{}{}", resource.plural, within.unwrap_or_default())))
 }
 
 /// Creates an object: nothing is overwritten.
@@ -177,7 +161,7 @@ async fn set_conversion(client: &Client, facts: &Facts, conversion: &Value) -> a
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     let api = untyped::<CustomResourceDefinition>(client);
     let patch = Patch::<()>::Json(patch);
-    call("patch customresourcedefinitions", api.patch(&definition_name(), &params, &patch)).await?;
+    call("patch customresourcedefinitions", api.patch(SHADOW_DEFINITION, &params, &patch)).await?;
     Ok(())
 }
 
@@ -188,29 +172,14 @@ async fn apply_definition(client: &Client, facts: &Facts, mut wanted: Value) -> 
     wanted["metadata"]["resourceVersion"] = json!(definition.live.version);
     let api = untyped::<CustomResourceDefinition>(client);
     let (params, patch) = (PatchParams::apply(KUBECTL).force(), Patch::Apply(&wanted));
-    call("patch customresourcedefinitions", api.patch(&definition_name(), &params, &patch)).await?;
+    call("patch customresourcedefinitions", api.patch(SHADOW_DEFINITION, &params, &patch)).await?;
     Ok(())
 }
 
 /// Creates the shadow of a node as the controller does. One that exists is done.
 async fn create_shadow(client: &Client, node: &str, uid: &str) -> anyhow::Result<()> {
     let api: Api<BottlerocketShadow> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let shadow = BottlerocketShadow {
-        metadata: ObjectMeta {
-            name: Some(names::shadow_name(node)),
-            namespace: Some(SYSTEM_NAMESPACE.to_owned()),
-            owner_references: Some(vec![OwnerReference {
-                api_version: "v1".to_owned(),
-                kind: "Node".to_owned(),
-                name: node.to_owned(),
-                uid: uid.to_owned(),
-                ..OwnerReference::default()
-            }]),
-            ..ObjectMeta::default()
-        },
-        spec: BottlerocketShadowSpec::default(),
-        status: None,
-    };
+    let shadow = BottlerocketShadow::of_node(SYSTEM_NAMESPACE, node, uid, None);
     let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
     call(&format!("create {SHADOWS} in {SYSTEM_NAMESPACE}"), api.create(&params, &shadow)).await?;
     print_line(format_args!("created BottlerocketShadow {SYSTEM_NAMESPACE}/{}", names::shadow_name(node)));
@@ -244,7 +213,7 @@ async fn prune(client: &Client, facts: &Facts) -> anyhow::Result<()> {
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     let api = untyped::<CustomResourceDefinition>(client);
     let patch = Patch::Merge(body);
-    call("patch customresourcedefinitions/status", api.patch_status(&definition_name(), &params, &patch)).await?;
+    call("patch customresourcedefinitions/status", api.patch_status(SHADOW_DEFINITION, &params, &patch)).await?;
     Ok(())
 }
 
@@ -252,7 +221,9 @@ async fn prune(client: &Client, facts: &Facts) -> anyhow::Result<()> {
 mod tests {
     use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
     use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::api::ApiResource;
 
+    use super::super::facts::shadow_resource;
     use super::*;
 
     /// The names of the resources are made from the kinds: the plural of each is regular.

@@ -3,17 +3,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Node;
-use kube::ResourceExt as _;
 use models::earlier::{self, EarlierShadow};
 use models::names;
 use serde_json::Value;
 
 use super::record::Record;
-
-/// Annotation with the name of the Helm release that an object belongs to.
-const RELEASE: &str = "meta.helm.sh/release-name";
-/// Annotation with the namespace of that release.
-const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
+use crate::marks::{NodeState, Tool};
 
 /// Lists the earlier operator's objects in a namespace.
 const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kubernetes.io/part-of=brupop";
@@ -40,30 +35,15 @@ pub(super) fn lines(record: &Record, shadows: &BTreeMap<String, EarlierShadow>, 
     lines
 }
 
-/// Returns true if the cordon has no owner but clients without a name, as the earlier operator is one.
-fn is_cordoned_by_unnamed(node: &Node) -> bool {
-    let owners: Vec<_> = node
-        .managed_fields()
-        .iter()
-        .filter(|entry| {
-            let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-            fields.is_some_and(|fields| !fields["f:spec"]["f:unschedulable"].is_null())
-        })
-        .map(|entry| entry.manager.as_deref().unwrap_or_default())
-        .collect();
-    !owners.is_empty() && owners.iter().all(|owner| *owner == earlier::MANAGER)
-}
-
 fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> Vec<String> {
     let mut lines = Vec::new();
-    for node in nodes {
-        let (name, shadow) = (node.name_any(), shadows.get(&node.name_any()));
-        if shadow.is_some() && node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true) {
-            let by =
-                if is_cordoned_by_unnamed(node) { "probably by the earlier operator" } else { "by another client" };
+    for node in nodes.iter().map(NodeState::of) {
+        let (name, shadow) = (&node.name, shadows.get(&node.name));
+        if let Some(owners) = node.cordon.as_ref().filter(|_| shadow.is_some()) {
+            let by = if owners.are_earlier() { "probably by the earlier operator" } else { "by another client" };
             lines.push(format!("left: {name} is cordoned, {by}; if it may be used: kubectl uncordon {name}"));
         }
-        if node.labels().get(names::BALANCER_LABEL).is_some_and(|value| value == earlier::BALANCER_VALUE) {
+        if node.balancer.is_some() {
             lines.push(format!(
                 "left: {name} is out of external load balancers, probably by the earlier operator; to put it back: kubectl \
                  label node {name} {}-",
@@ -76,33 +56,32 @@ fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> V
                  operator leaves it alone; to let it disarm the host, once installed: kubectl annotate \
                  bottlerocketshadows.v3.{} {} -n {} --overwrite {}=\"$(date +%s)\"",
                 names::GROUP,
-                names::shadow_name(&name),
+                names::shadow_name(name),
                 names::SYSTEM_NAMESPACE,
                 names::RETRY_ANNOTATION
             ));
         }
-        let prefixed = |mark: &&str| format!("{}{mark}", earlier::FIRST_RELEASES_PREFIX);
-        let marks = earlier::FIRST_RELEASES_ANNOTATIONS.iter().map(prefixed);
-        let marks: Vec<String> = marks.filter(|mark| node.annotations().contains_key(mark)).collect();
-        if !marks.is_empty() {
-            let removals: Vec<String> = marks.iter().map(|mark| format!("{mark}-")).collect();
+        if !node.old_annotations.is_empty() {
+            let removals: Vec<String> = node.old_annotations.iter().map(|mark| format!("{mark}-")).collect();
             lines.push(format!(
                 "left: {name} has marks of a release 0.1, which nothing needs: kubectl annotate node {name} {}",
                 removals.join(" ")
             ));
         }
-        let label = prefixed(&earlier::FIRST_RELEASES_NODE_LABEL);
-        if node.labels().contains_key(&label) {
+        if let Some(label) = &node.old_label {
             lines.push(format!("left: {name} has a label of a release 0.1: kubectl label node {name} {label}-"));
         }
     }
     lines
 }
 
-/// The Helm release of an object: name and namespace.
-fn release(object: &Value) -> Option<(&str, &str)> {
-    let annotations = &object["metadata"]["annotations"];
-    Some((annotations[RELEASE].as_str()?, annotations[RELEASE_NAMESPACE].as_str().unwrap_or("default")))
+/// The named Helm release of an object: name and namespace.
+fn release(object: &Value) -> Option<(String, String)> {
+    Tool::all_of_kept(object).into_iter().find_map(|tool| match tool {
+        Tool::Helm { release, namespace } if namespace.is_empty() => Some((release?, "default".to_owned())),
+        Tool::Helm { release, namespace } => Some((release?, namespace)),
+        Tool::ArgoCd { .. } | Tool::Flux { .. } => None,
+    })
 }
 
 /// Returns the command that makes Helm forget a release, if one holds the definition: its uninstallation would delete the
@@ -121,7 +100,7 @@ fn rest(record: &Record) -> Option<String> {
     let workloads = || record.of_kind("Deployment").chain(record.of_kind("DaemonSet"));
     let namespace = workloads().find_map(|workload| workload["metadata"]["namespace"].as_str())?;
     let definition = record.of_kind("CustomResourceDefinition").find_map(release);
-    let release = workloads().find_map(release).filter(|release| Some(*release) != definition);
+    let release = workloads().find_map(release).filter(|release| Some(release) != definition.as_ref());
     // Other programs may be in any other namespace.
     let with_namespace = if namespace == earlier::NAMESPACE {
         format!("; if nothing else is in it: kubectl delete namespace {namespace}")
@@ -141,15 +120,12 @@ fn rest(record: &Record) -> Option<String> {
 
 /// Returns what to do where a GitOps tool still has the definition in its source.
 fn git_ops(record: &Record) -> Option<String> {
-    let meta = &record.of_kind("CustomResourceDefinition").next()?["metadata"];
-    let has = |mark: &str| meta["labels"][mark].is_string() || meta["annotations"][mark].is_string();
-    let tool = if has("argocd.argoproj.io/instance") || has("argocd.argoproj.io/tracking-id") {
-        "Argo CD"
-    } else if has("kustomize.toolkit.fluxcd.io/name") || has("helm.toolkit.fluxcd.io/name") {
-        "Flux"
-    } else {
-        return None;
-    };
+    let definition = record.of_kind("CustomResourceDefinition").next()?;
+    let tool = Tool::all_of_kept(definition).into_iter().find_map(|tool| match tool {
+        Tool::ArgoCd { .. } => Some("Argo CD"),
+        Tool::Flux { .. } => Some("Flux"),
+        Tool::Helm { .. } => None,
+    })?;
     Some(format!(
         "{tool} still has the earlier operator in its source: remove it there before you resume {tool}, and leave the \
          annotation that keeps {tool} from deleting the definition"
@@ -214,7 +190,8 @@ mod tests {
         let object = |kind: &str, release: Option<&str>| {
             let mut object = json!({"kind": kind, "metadata": {"name": "x", "namespace": "old"}});
             if let Some(release) = release {
-                object["metadata"]["annotations"] = json!({RELEASE: release, RELEASE_NAMESPACE: "old"});
+                object["metadata"]["annotations"] =
+                    json!({"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "old"});
             }
             object
         };

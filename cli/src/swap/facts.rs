@@ -11,15 +11,15 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, ApiResource, DynamicObject, ListParams, PostParams};
 use kube::{Client, Resource, ResourceExt as _};
 use models::earlier::{self, EarlierShadow};
-use models::names::{self, APPLICATION, APPLICATION_LABEL, GROUP, SYSTEM_NAMESPACE};
+use models::names::{self, APPLICATION, APPLICATION_LABEL, GROUP, SHADOW_DEFINITION, SYSTEM_NAMESPACE};
 use models::shadow::{BottlerocketShadow, is_controller_condition};
-use planner::view::{NodeFacts, Projection as _};
+use planner::view::{EarlierPod, NodeFacts, Projection as _};
 use serde_json::{Value, json};
 
-use super::call::{call, code, if_there, list};
 use super::record::{self, Record};
 use super::settle::{First, Report, unsettled};
 use super::steps::{Definition, Facts, Live, OwnShadow, Phase, ReadOnly};
+use crate::call::{call, code, if_there, list};
 
 /// Time for which no shadow of the earlier operator is to be seen before the definition forgets its versions: an API
 /// server that has not yet heard of v3 may still store an object in v2.
@@ -30,11 +30,6 @@ const REFUSALS: usize = 3;
 
 /// Namespace of the kubelets' Leases.
 const NODE_LEASES: &str = "kube-node-lease";
-
-/// Name of the definition.
-pub(super) fn definition_name() -> String {
-    format!("{}.{GROUP}", BottlerocketShadow::plural(&()))
-}
 
 /// Observations that take time. They are the only thing that a command does not find again after an interruption: then
 /// it observes from the start.
@@ -80,15 +75,12 @@ pub(super) async fn gather(
     let now = Timestamp::now();
     let definition = definition(client).await?;
     let phase = definition.as_ref().map_or(Phase::Absent, Definition::phase);
-    let nodes: Api<Node> = Api::all(client.clone());
-    let nodes = list(&nodes, ListParams::default(), "list nodes").await?;
-    let nodes: BTreeMap<String, NodeFacts> =
-        nodes.iter().filter_map(NodeFacts::project).map(|node| (node.name.clone(), node)).collect();
     let (workloads, pods) = (workloads(client).await?, pods(client).await?);
-    let (earlier, own) = if ahead || (workloads.is_empty() && pods.is_empty()) {
-        shadows(client, definition.as_ref(), phase).await?
+    // Nothing is decided by nodes and shadows before that, and a wait reads all facts every second.
+    let (nodes, (earlier, own)) = if ahead || (workloads.is_empty() && pods.is_empty()) {
+        (nodes(client).await?, shadows(client, definition.as_ref(), phase).await?)
     } else {
-        (Ok(Vec::new()), None)
+        (BTreeMap::new(), (Ok(Vec::new()), None))
     };
     let unsettled = match &earlier {
         Ok(shadows) if (ahead || pods.is_empty()) && phase == Phase::Earlier => {
@@ -115,6 +107,11 @@ pub(super) async fn gather(
     })
 }
 
+async fn nodes(client: &Client) -> anyhow::Result<BTreeMap<String, NodeFacts>> {
+    let nodes = list(&Api::<Node>::all(client.clone()), ListParams::default(), "list nodes").await?;
+    Ok(nodes.iter().filter_map(NodeFacts::project).map(|node| (node.name.clone(), node)).collect())
+}
+
 async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
     let api: Api<Namespace> = Api::all(client.clone());
     let found = if_there(call("get namespaces", api.get_metadata(SYSTEM_NAMESPACE)).await)?;
@@ -129,7 +126,7 @@ pub(super) async fn record(client: &Client) -> anyhow::Result<Record> {
 
 async fn definition(client: &Client) -> anyhow::Result<Option<Definition>> {
     let api = untyped::<CustomResourceDefinition>(client);
-    let answer = call("get customresourcedefinitions", api.get(&definition_name())).await;
+    let answer = call("get customresourcedefinitions", api.get(SHADOW_DEFINITION)).await;
     let Some(found) = if_there(answer)? else { return Ok(None) };
     let versions = found.data["spec"]["versions"].as_array().cloned().unwrap_or_default();
     let named = |version: &Value| version["name"].as_str().unwrap_or_default().to_owned();
@@ -166,18 +163,14 @@ async fn workloads(client: &Client) -> anyhow::Result<Vec<Live>> {
 /// Reads the earlier operator's pods, terminating ones included. One that has ended acts no more.
 async fn pods(client: &Client) -> anyhow::Result<Vec<String>> {
     let api: Api<Pod> = Api::all(client.clone());
-    let components = format!("{} in ({})", earlier::COMPONENT_LABEL, earlier::COMPONENTS.join(","));
     let mut found = BTreeSet::new();
-    for selector in [components.as_str(), earlier::FIRST_RELEASES_LABEL] {
-        for pod in list(&api, ListParams::default().labels(selector), "list pods").await? {
-            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-            if earlier::is_pod_of(pod.labels()) && !matches!(phase, Some("Succeeded" | "Failed")) {
-                let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-                let node = node.map(|node| format!(" on {node}")).unwrap_or_default();
-                let ends = if pod.metadata.deletion_timestamp.is_some() { ", terminating" } else { "" };
-                let namespace = pod.namespace().unwrap_or_default();
-                found.insert(format!("{namespace}/{}{node}{ends}", pod.name_any()));
-            }
+    for selector in earlier::pod_selectors() {
+        for pod in list(&api, ListParams::default().labels(&selector), "list pods").await? {
+            let Some(acting) = EarlierPod::project(&pod) else { continue };
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+            let node = node.map(|node| format!(" on {node}")).unwrap_or_default();
+            let ends = if pod.metadata.deletion_timestamp.is_some() { ", terminating" } else { "" };
+            found.insert(format!("{}{node}{ends}", acting.key()));
         }
     }
     Ok(found.into_iter().collect())

@@ -4,7 +4,6 @@
 //! what is in the cluster.
 
 mod act;
-pub(crate) mod call;
 mod ending;
 mod facts;
 mod record;
@@ -22,9 +21,9 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
-use self::call::code;
 use self::facts::{Memory, gather};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
+use crate::call::{self, code};
 use crate::page::{confirm, print_line};
 use crate::preflight::outdated;
 

@@ -11,7 +11,6 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
 use models::earlier::EarlierShadow;
 use models::names::{APPLICATION, APPLICATION_LABEL, SYSTEM_NAMESPACE};
-use models::time::after;
 use planner::policy::Policy;
 use serde_json::{Value, json};
 
@@ -164,10 +163,9 @@ pub(super) fn one_map(objects: &[Value]) -> anyhow::Result<Vec<Value>> {
 /// failures. It blames no version: the earlier operator counted every failed call.
 pub(super) fn back_off(shadow: &EarlierShadow, now: Timestamp) -> Option<models::shadow::Record> {
     let failures = i64::from(shadow.crash_count).min(MOST_FAILURES);
-    let failed_at = shadow.failed_at.filter(|time| *time <= now);
     (failures > 0).then(|| models::shadow::Record {
         failures,
-        not_before: failed_at.map(|time| after(time, Policy::default().back_off_after(failures))),
+        not_before: Policy::default().continued_back_off(failures, shadow.failed_at, now),
         ..models::shadow::Record::default()
     })
 }

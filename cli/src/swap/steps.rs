@@ -17,6 +17,7 @@ use planner::view::NodeFacts;
 use serde_json::{Value, json};
 
 use super::record::{self, Record};
+use crate::marks::Tool;
 
 /// An object in the cluster: the part of it that is kept, and what a write is guarded by.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -82,19 +83,22 @@ impl Definition {
 
     /// The GitOps tool that applies the definition and may delete it, if nothing keeps it from doing so.
     fn deletable_by(&self) -> Option<&'static str> {
-        let meta = &self.live.kept["metadata"];
+        let annotations = &self.live.kept["metadata"]["annotations"];
         let kept_by = |annotation: &str, words: &[&str]| {
-            let value = meta["annotations"][annotation].as_str().unwrap_or_default();
+            let value = annotations[annotation].as_str().unwrap_or_default();
             words.iter().all(|word| value.contains(word))
         };
-        let (argo, flux) = ("argocd.argoproj.io", "kustomize.toolkit.fluxcd.io");
-        let by_argo = meta["labels"][format!("{argo}/instance")].is_string()
-            || meta["annotations"][format!("{argo}/tracking-id")].is_string();
-        if by_argo && !kept_by(&format!("{argo}/sync-options"), &["Prune=false", "Delete=false"]) {
-            return Some("Argo CD");
-        }
-        let by_flux = meta["labels"][format!("{flux}/name")].is_string();
-        (by_flux && !kept_by(&format!("{flux}/prune"), &["disabled"])).then_some("Flux")
+        Tool::all_of_kept(&self.live.kept).into_iter().find_map(|tool| match tool {
+            Tool::ArgoCd { .. } if !kept_by("argocd.argoproj.io/sync-options", &["Prune=false", "Delete=false"]) => {
+                Some("Argo CD")
+            }
+            Tool::Flux { kind: "kustomization", .. }
+                if !kept_by("kustomize.toolkit.fluxcd.io/prune", &["disabled"]) =>
+            {
+                Some("Flux")
+            }
+            Tool::Helm { .. } | Tool::ArgoCd { .. } | Tool::Flux { .. } => None,
+        })
     }
 
     pub(super) fn converts_by_webhook(&self) -> bool {

@@ -3,11 +3,10 @@
 mod tools;
 
 use models::earlier::VERSIONS;
-use models::names;
+use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 
-use super::facts::{Conversion, Definition, Facts, NodeState, Owners, Shadow};
-
-pub(super) use tools::DEFINITION;
+use super::facts::{Conversion, Definition, Facts, Shadow};
+use crate::marks::{NodeState, Owners};
 
 /// Longest list of names in a sentence.
 const NAMED: usize = 10;

@@ -19,14 +19,16 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, ListParams};
+use models::names::SHADOW_DEFINITION as DEFINITION;
 use planner::view::{BudgetFacts, DaemonSetIs, PodFacts, Projection as _};
 use tokio::time::Instant;
 
-use self::facts::{Definition, Facts, NodeState};
-use self::findings::{DEFINITION, Severity};
+use self::facts::{Definition, Facts};
+use self::findings::Severity;
 use self::settings::Settings;
 use self::survey::limited;
 use self::watch::{Snapshot, Trial};
+use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line};
 use crate::swap;
 
@@ -224,7 +226,7 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
     for node in next.into_keys().take(NODES_WITH_PODS) {
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let found = limited("the pods", "list pods in all namespaces", pods.list(&on_node)).await?;
-        // Its DaemonSets are taken as existing.
+        // The DaemonSets of the pods are taken as existing.
         let known = |pod: PodFacts| PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
         snapshot.pods.insert(node, found.iter().filter_map(PodFacts::project).map(known).collect());
     }

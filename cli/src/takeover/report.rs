@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::facts::{Conversion, Definition, Facts, NodeState, Tool};
+use super::facts::{Conversion, Definition, Facts};
 use super::findings::{
     Finding, Severity, balancer_labels, cordons, generation, list, nodes_where, unknown, without_node, without_shadow,
 };
+use crate::marks::{NodeState, Tool};
 use crate::page::Page;
 
 /// Returns the tags of the images, without repetition.

@@ -11,13 +11,14 @@ use kube::api::{Api, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Client, ResourceExt as _};
-use models::{earlier, names};
+use models::earlier;
+use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::facts::{Conversion, Definition, Facts, HelmRelease, NodeState, OperatorPod, Shadow, Tool, Workload};
-use super::findings::DEFINITION;
-use crate::swap::call::list;
+use super::facts::{Conversion, Definition, Facts, HelmRelease, OperatorPod, Shadow, Workload};
+use crate::call::list;
+use crate::marks::{NodeState, Tool};
 
 /// Time limit of one call. A list of all nodes of a large cluster takes seconds.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -89,9 +90,8 @@ pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> 
 async fn pods(client: &Client) -> anyhow::Result<Vec<OperatorPod>> {
     let pods: Api<Pod> = Api::all(client.clone());
     let mut found = BTreeMap::new();
-    let later = format!("{} in ({})", earlier::COMPONENT_LABEL, earlier::COMPONENTS.join(","));
-    for selector in [later.as_str(), earlier::FIRST_RELEASES_LABEL] {
-        let params = ListParams::default().labels(selector);
+    for selector in earlier::pod_selectors() {
+        let params = ListParams::default().labels(&selector);
         let found_pods = limited("the pods", "list pods in all namespaces", pods.list(&params)).await?;
         found.extend(found_pods.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
     }

@@ -12,7 +12,8 @@ use planner::policy::Policy;
 use planner::view::{BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts};
 use semver::Version;
 
-use super::facts::{NodeState, Shadow};
+use super::facts::Shadow;
+use crate::marks::NodeState;
 use crate::page::Page;
 
 /// Plans in a row, at most: each after the writes of the one before it.

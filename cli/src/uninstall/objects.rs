@@ -33,7 +33,7 @@ pub(super) struct Found {
 }
 
 /// Returns the API for an object of an installation. It is in a namespace if it names one.
-pub(super) fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, String)> {
+pub(crate) fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<DynamicObject>, ApiResource, String)> {
     let types: TypeMeta = serde_json::from_value(object.clone())?;
     let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
     let meta = &object["metadata"];
@@ -41,7 +41,8 @@ pub(super) fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<Dynami
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
         None => Api::all_with(client.clone(), &resource),
     };
-    Ok((api, meta["name"].as_str().context("an object without a name")?.to_owned()))
+    let name = meta["name"].as_str().context("an object without a name")?.to_owned();
+    Ok((api, resource, name))
 }
 
 /// Returns the object in the cluster; `None` if it does not exist or its kind is not served.
@@ -55,7 +56,7 @@ async fn get(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<Object
 /// Returns the object in the cluster, if it exists and was installed with this operator.
 pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Option<Found>> {
     let id = deploy::yaml::id(object);
-    let (api, name) = api(client, object)?;
+    let (api, _, name) = api(client, object)?;
     let Some(meta) = get(&api, &name).await.with_context(|| format!("{id} cannot be read"))? else { return Ok(None) };
     if !is_marked(&meta) {
         print_line(format_args!(

@@ -1,7 +1,6 @@
 //! Writes to the operator's resources.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
 use models::permit::SettingsClaims;
@@ -107,22 +106,7 @@ impl Applier {
     /// Creates the shadow of a node. Not an apply: that would create a shadow again that had just been deleted.
     pub async fn create_shadow(&self, node: &str, node_uid: &str, host: HostPolicy) -> Result<(), ApplyError> {
         self.leadership.check()?;
-        let shadow = BottlerocketShadow {
-            metadata: ObjectMeta {
-                name: Some(names::shadow_name(node)),
-                namespace: Some(self.namespace.clone()),
-                owner_references: Some(vec![OwnerReference {
-                    api_version: "v1".to_owned(),
-                    kind: "Node".to_owned(),
-                    name: node.to_owned(),
-                    uid: node_uid.to_owned(),
-                    ..OwnerReference::default()
-                }]),
-                ..ObjectMeta::default()
-            },
-            spec: BottlerocketShadowSpec { host: Some(host), ..BottlerocketShadowSpec::default() },
-            status: None,
-        };
+        let shadow = BottlerocketShadow::of_node(&self.namespace, node, node_uid, Some(host));
         let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
         let written = self.shadow_api().create(&params, &shadow).await.map_err(ApplyError::api("shadow_create"))?;
         self.shadows.written(&written);

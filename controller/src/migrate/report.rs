@@ -4,13 +4,10 @@ use std::time::Duration;
 
 use models::backoff::exponential;
 use models::earlier::READ_ONLY_POLICY;
-use models::names::MIGRATE_STORAGE_ANNOTATION;
+use models::names::{MIGRATE_STORAGE_ANNOTATION, SHADOW_DEFINITION as DEFINITION};
 use models::plain::cut;
 
 use super::plan::{Block, Refusal};
-
-/// Name of the definition.
-pub const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
 
 /// Number of objects, or pods, that a message names.
 const NAMED: usize = 8;

@@ -13,7 +13,6 @@ use models::earlier::EarlierShadow;
 use models::names::{CONTROLLER_MANAGER, GROUP, MIGRATED_FROM_ANNOTATION};
 use models::plain::cut;
 use models::shadow::{BottlerocketShadow, Record};
-use models::time::after;
 use planner::policy::Policy;
 use serde_json::{Map, Value, json};
 
@@ -174,8 +173,7 @@ fn carry(shadow: &BottlerocketShadow, earlier: &EarlierShadow, policy: &Policy, 
     let mut status = shadow.status.clone().unwrap_or_default().controller_status();
     let old = status.report.record.clone().unwrap_or_default();
     let failures = i64::from(earlier.crash_count.min(MOST_FAILURES));
-    let failed_at = earlier.failed_at.filter(|at| failures > 0 && *at <= now);
-    let not_before = failed_at.map(|at| after(at, policy.back_off_after(failures)));
+    let not_before = policy.continued_back_off(failures, earlier.failed_at, now);
     let record =
         Record { failures: old.failures.max(failures), not_before: old.not_before.max(not_before), ..old.clone() };
     if record == old {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{AtDeadline, CordonedNodes, CountOrPercent, Expression, NodeSelector};
 use models::permit::SHUTDOWN_LIMIT;
+use models::time::after;
 
 use crate::rules::Rules;
 use crate::view::{NodeFacts, OperatorFacts};
@@ -265,6 +266,13 @@ impl Policy {
     pub fn back_off_after(&self, failures: i64) -> Duration {
         let doublings = u32::try_from(failures.clamp(1, 20) - 1).unwrap_or(0);
         self.back_off.saturating_mul(1 << doublings).min(BACK_OFF_LIMIT)
+    }
+
+    /// Returns the end of the back-off after failures of the earlier operator, the last of them at `failed_at`. A time in
+    /// the future is not one of a failure.
+    pub fn continued_back_off(&self, failures: i64, failed_at: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
+        let failed_at = failed_at.filter(|at| failures > 0 && *at <= now)?;
+        Some(after(failed_at, self.back_off_after(failures)))
     }
 }
 

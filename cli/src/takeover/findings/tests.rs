@@ -4,7 +4,8 @@ use models::earlier;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::takeover::facts::{OperatorPod, Tool, Workload};
+use crate::marks::Tool;
+use crate::takeover::facts::{OperatorPod, Workload};
 use crate::takeover::report;
 
 const NAMESPACE: &str = earlier::NAMESPACE;

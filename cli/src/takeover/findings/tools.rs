@@ -1,10 +1,10 @@
 //! The tools that installed the earlier operator: each may delete or apply its objects again.
 
 use super::{Finding, list};
-use crate::takeover::facts::{Facts, HelmRelease, Tool};
+use models::names::SHADOW_DEFINITION as DEFINITION;
 
-/// Name of the definition of the shadows, the earlier operator's and this one's.
-pub(in crate::takeover) const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+use crate::marks::Tool;
+use crate::takeover::facts::{Facts, HelmRelease};
 
 /// Adds what to do about each tool.
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {

@@ -108,7 +108,7 @@ fn invalid_window_is_refused_with_its_correction() {
         assert!(format!("{error:#}").contains(expected), "{error:#}");
     }
     assert!(windows(&["always".to_owned(), "0 2 * * SAT 4h".to_owned()]).is_err());
-    // Its fields are judged as those of any policy.
+    // The fields are judged as those of any policy.
     let odd = windows(&["0 2 * * SUNDAY 4h Europe/Nowhere".to_owned()]).unwrap();
     let proposal = propose(&Settings::default(), odd.as_deref(), "brupop-system");
     let error = format!("{:#}", parse(&proposal.text).unwrap_err());

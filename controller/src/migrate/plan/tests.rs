@@ -266,7 +266,7 @@ impl Cluster {
                 assert_eq!(step, Step::Complete, "{self:?}");
                 return number;
             }
-            // What a server behind stores comes before the wait is over.
+            // Objects that a server behind stores come before the wait is over.
             if self.behind == Some(number) && !known.waited {
                 self.objects.push(self.definition.versions[0].0.clone());
             }

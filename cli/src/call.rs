@@ -14,7 +14,7 @@ const PAGE: u32 = 500;
 
 /// A refusal of the API server.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     code: u16,
     message: String,
 }
@@ -28,7 +28,7 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 /// Waits for the answer to a request. `right` is what the user needs to be allowed, as verb and resource.
-pub(super) async fn call<T>(right: &str, request: impl Future<Output = kube::Result<T>>) -> anyhow::Result<T> {
+pub(crate) async fn call<T>(right: &str, request: impl Future<Output = kube::Result<T>>) -> anyhow::Result<T> {
     let error = match tokio::time::timeout(LIMIT, request).await {
         Ok(Ok(answer)) => return Ok(answer),
         Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
@@ -43,12 +43,12 @@ pub(super) async fn call<T>(right: &str, request: impl Future<Output = kube::Res
 }
 
 /// Returns the code with which the API server refused a call.
-pub(super) fn code(error: &anyhow::Error) -> Option<u16> {
+pub(crate) fn code(error: &anyhow::Error) -> Option<u16> {
     error.downcast_ref::<Refusal>().map(|refusal| refusal.code)
 }
 
 /// Returns the answer to a request for one object; `None` if it, or its kind, does not exist.
-pub(super) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+pub(crate) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
     match answer {
         Err(error) if code(&error) == Some(404) => Ok(None),
         answer => answer.map(Some),

@@ -1,0 +1,214 @@
+//! Objects that the earlier operator and the tools that installed it have left their marks on.
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt as _;
+use models::{earlier, names};
+use serde_json::Value;
+
+/// A tool that applies an object, and may apply or delete it again.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Tool {
+    Helm {
+        /// The release; `None` if the object does not name it.
+        release: Option<String>,
+        namespace: String,
+    },
+    ArgoCd {
+        application: String,
+    },
+    Flux {
+        /// `kustomization` or `helmrelease`.
+        kind: &'static str,
+        name: String,
+        namespace: String,
+    },
+}
+
+impl Tool {
+    /// The same for an object as JSON; none if its metadata cannot be read.
+    pub(crate) fn all_of_kept(object: &Value) -> Vec<Self> {
+        serde_json::from_value(object["metadata"].clone()).map(|meta| Self::all_of(&meta)).unwrap_or_default()
+    }
+
+    /// Returns the tools that have left their labels and annotations on an object.
+    pub(crate) fn all_of(meta: &ObjectMeta) -> Vec<Self> {
+        let label = |name: &str| meta.labels.as_ref().and_then(|labels| labels.get(name)).cloned();
+        let annotation = |name: &str| meta.annotations.as_ref().and_then(|all| all.get(name)).cloned();
+        let namespace = |found: Option<String>| found.or_else(|| meta.namespace.clone()).unwrap_or_default();
+        let mut found = Vec::new();
+        let release = annotation("meta.helm.sh/release-name");
+        if release.is_some() || label("app.kubernetes.io/managed-by").is_some_and(|value| value == "Helm") {
+            found.push(Self::Helm { release, namespace: namespace(annotation("meta.helm.sh/release-namespace")) });
+        }
+        // The id is application:group/kind:namespace/name.
+        let tracked = || annotation("argocd.argoproj.io/tracking-id");
+        let tracked = || tracked()?.split(':').next().map(str::to_owned);
+        if let Some(application) = label("argocd.argoproj.io/instance").or_else(tracked) {
+            found.push(Self::ArgoCd { application });
+        }
+        for (kind, prefix) in
+            [("kustomization", "kustomize.toolkit.fluxcd.io"), ("helmrelease", "helm.toolkit.fluxcd.io")]
+        {
+            if let Some(name) = label(&format!("{prefix}/name")) {
+                found.push(Self::Flux { kind, name, namespace: namespace(label(&format!("{prefix}/namespace"))) });
+            }
+        }
+        found
+    }
+}
+
+/// The owners of a field that is set on a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Owners {
+    /// Field managers, without the operation.
+    pub(crate) managers: Vec<String>,
+    /// True if all of them wrote as the earlier operator does. Other clients without a name do so too.
+    as_earlier: bool,
+}
+
+impl Owners {
+    /// Returns the owners of a field, by its path in `managedFields`.
+    fn of(meta: &ObjectMeta, path: &[&str]) -> Self {
+        let owns = |fields: &Value| path.iter().try_fold(fields, |value, part| value.get(part)).is_some();
+        let entries = meta.managed_fields.iter().flatten();
+        let entries = entries.filter(|entry| entry.fields_v1.as_ref().is_some_and(|fields| owns(&fields.0)));
+        let mut owners = Self { managers: Vec::new(), as_earlier: true };
+        for entry in entries {
+            let manager = entry.manager.clone().unwrap_or_default();
+            owners.as_earlier &= manager == earlier::MANAGER && entry.operation.as_deref() == Some("Update");
+            owners.managers.push(manager);
+        }
+        owners
+    }
+
+    /// Returns whether the field was most likely set by the earlier operator, given that the node has a shadow of it.
+    pub(crate) fn are_earlier(&self) -> bool {
+        self.as_earlier && !self.managers.is_empty()
+    }
+}
+
+/// A Node, as far as the earlier operator may have left something on it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeState {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    /// The value of the label that selects it.
+    pub(crate) interface: Option<String>,
+    /// The owners of its cordon, if it is cordoned.
+    pub(crate) cordon: Option<Owners>,
+    /// The owners of the balancer label, if it has the value that the earlier operator sets.
+    pub(crate) balancer: Option<Owners>,
+    /// Annotations of the releases 0.1.
+    pub(crate) old_annotations: Vec<String>,
+    /// The label of the releases 0.1, if it has it.
+    pub(crate) old_label: Option<String>,
+}
+
+impl NodeState {
+    /// Reads a Node.
+    pub(crate) fn of(node: &Node) -> Self {
+        let meta = &node.metadata;
+        let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
+        let label = |name: &str| node.labels().get(name).cloned();
+        let balancer = label(names::BALANCER_LABEL).filter(|value| value == earlier::BALANCER_VALUE);
+        let of_first = |name: &&str| format!("{}{name}", earlier::FIRST_RELEASES_PREFIX);
+        let annotations = earlier::FIRST_RELEASES_ANNOTATIONS.iter().map(of_first);
+        Self {
+            name: node.name_any(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            interface: label(names::INTERFACE_LABEL),
+            cordon: cordoned.then(|| Owners::of(meta, &["f:spec", "f:unschedulable"])),
+            balancer: balancer
+                .map(|_| Owners::of(meta, &["f:metadata", "f:labels", &format!("f:{}", names::BALANCER_LABEL)])),
+            old_annotations: annotations.filter(|name| node.annotations().contains_key(name)).collect(),
+            old_label: Some(of_first(&earlier::FIRST_RELEASES_NODE_LABEL)).filter(|name| label(name).is_some()),
+        }
+    }
+
+    /// Returns whether the releases 0.1 have left anything on it.
+    pub(crate) fn is_marked(&self) -> bool {
+        !self.old_annotations.is_empty() || self.old_label.is_some()
+    }
+
+    /// Returns whether it has the label with the value that this operator selects.
+    pub(crate) fn is_labelled(&self) -> bool {
+        self.interface.as_deref() == Some(names::INTERFACE_VERSION)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn meta(value: Value) -> ObjectMeta {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn tools_are_recognized_by_their_labels_and_annotations() {
+        let helm =
+            |release: Option<&str>| Tool::Helm { release: release.map(str::to_owned), namespace: "n".to_owned() };
+        let argo = || vec![Tool::ArgoCd { application: "app".to_owned() }];
+        let flux = |kind| vec![Tool::Flux { kind, name: "x".to_owned(), namespace: "flux-system".to_owned() }];
+        for (sentence, object, expected) in [
+            ("no tool", json!({"labels": {"app.kubernetes.io/managed-by": "brupop"}}), vec![]),
+            (
+                "a release",
+                json!({"annotations": {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "n"}}),
+                vec![helm(Some("r"))],
+            ),
+            (
+                "Helm without a release",
+                json!({"namespace": "n", "labels": {"app.kubernetes.io/managed-by": "Helm"}}),
+                vec![helm(None)],
+            ),
+            ("an application by label", json!({"labels": {"argocd.argoproj.io/instance": "app"}}), argo()),
+            (
+                "an application by annotation",
+                json!({"annotations": {"argocd.argoproj.io/tracking-id": "app:apps/Deployment:n/x"}}),
+                argo(),
+            ),
+            (
+                "a Kustomization",
+                json!({"labels": {"kustomize.toolkit.fluxcd.io/name": "x", "kustomize.toolkit.fluxcd.io/namespace": "flux-system"}}),
+                flux("kustomization"),
+            ),
+            (
+                "a HelmRelease",
+                json!({"labels": {"helm.toolkit.fluxcd.io/name": "x", "helm.toolkit.fluxcd.io/namespace": "flux-system"}}),
+                flux("helmrelease"),
+            ),
+        ] {
+            assert_eq!(Tool::all_of(&meta(object)), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn cordon_is_attributed_only_if_no_other_manager_owns_it() {
+        let entry = |manager: &str, operation: &str, fields: &Value| json!({"manager": manager, "operation": operation, "fieldsV1": fields});
+        let cordon = json!({"f:spec": {"f:unschedulable": {}}});
+        let other = json!({"f:spec": {"f:taints": {}}});
+        for (sentence, entries, expected) in [
+            ("as the earlier operator writes", json!([entry("unknown", "Update", &cordon)]), true),
+            (
+                "another client owns other fields",
+                json!([entry("unknown", "Update", &cordon), entry("kubelet", "Update", &other)]),
+                true,
+            ),
+            ("kubectl", json!([entry("kubectl", "Update", &cordon)]), false),
+            ("both", json!([entry("unknown", "Update", &cordon), entry("kubectl", "Update", &cordon)]), false),
+            ("an apply", json!([entry("unknown", "Apply", &cordon)]), false),
+            ("no owner", json!([entry("kubelet", "Update", &other)]), false),
+        ] {
+            let node = json!({"metadata": {"name": "a", "managedFields": entries}, "spec": {"unschedulable": true}});
+            let node = NodeState::of(&serde_json::from_value(node).unwrap());
+            assert_eq!(node.cordon.map(|owners| owners.are_earlier()), Some(expected), "{sentence}");
+        }
+        let free = json!({"metadata": {"name": "a", "labels": {names::BALANCER_LABEL: "brupop"}}, "spec": {}});
+        let free = NodeState::of(&serde_json::from_value(free).unwrap());
+        assert_eq!((free.cordon, free.balancer), (None, None));
+    }
+}
