@@ -7,6 +7,7 @@ mod call;
 mod marks;
 mod page;
 mod preflight;
+mod rights;
 mod status;
 mod swap;
 mod takeover;

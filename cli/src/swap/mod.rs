@@ -6,6 +6,7 @@
 mod act;
 mod ending;
 mod facts;
+mod preview;
 mod record;
 mod settle;
 mod steps;
@@ -26,6 +27,7 @@ use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};
 use crate::page::{confirm, print_line};
 use crate::preflight::outdated;
+use crate::rights;
 
 /// Polling interval.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -101,8 +103,18 @@ async fn run(
     if let Some(reason) = outdated(&version) {
         bail!("{reason}; nothing was changed");
     }
+    let missing = rights::missing(client).await?;
+    if !missing.is_empty() && !options.dry_run {
+        bail!(
+            "you need these rights too: {}; nothing was changed. docs/takeover.md has a ClusterRole with all that is needed",
+            missing.join(", ")
+        );
+    }
     let mut memory = Memory::default();
     if options.dry_run {
+        if !missing.is_empty() {
+            print_line(format_args!("you need these rights too, before anything is changed: {}", missing.join(", ")));
+        }
         let facts = gather(client, &mut memory, options.settle.signed(), true).await?;
         if let Err(reason) = &facts.earlier {
             print_line(format_args!(
@@ -110,7 +122,7 @@ async fn run(
                  None ({reason})"
             ));
         }
-        for next in steps::all(facts, next) {
+        for next in preview::all(facts, next) {
             match next {
                 Next::Act(step) => print_line(format_args!("would {}", step.planned())),
                 Next::Wait(waiting) => print_line(format_args!("would wait: {}", waiting.sentence())),
@@ -174,7 +186,12 @@ async fn wait(waiting: &Waiting, waits: &mut Option<(Instant, String)>, options:
         print_line(format_args!("waiting: {sentence}"));
     }
     if since.elapsed() >= options.timeout.0 {
-        bail!("after {} this is still so: {sentence}. {}", options.timeout, waiting.advice());
+        bail!(
+            "after {} this is still so: {sentence}. {} What the earlier operator left on nodes so far: kubectl brupop takeover \
+             preflight",
+            options.timeout,
+            waiting.advice()
+        );
     }
     *waits = Some((since, sentence));
     tokio::time::sleep(PERIOD).await;
@@ -191,6 +208,7 @@ impl Waiting {
             }
             Self::ReadOnly => "the API server does not refuse writes at v1 and v2 yet".to_owned(),
             Self::Served => "the API server does not serve v3 yet".to_owned(),
+            Self::Stored => "every API server has to store the version of the earlier operator again".to_owned(),
             Self::Recheck => "no old shadow is left; they are listed again after a delay".to_owned(),
         }
     }
@@ -206,7 +224,7 @@ impl Waiting {
             Self::Nodes(_) => {
                 "Bring the nodes back, or delete those that are gone for good. Then run the command again: it goes on from there."
             }
-            Self::ReadOnly | Self::Served | Self::Recheck => {
+            Self::ReadOnly | Self::Served | Self::Recheck | Self::Stored => {
                 "See whether all API servers are in order, then run the command again: it goes on from there."
             }
         }

@@ -48,7 +48,7 @@ pub(crate) enum Command {
     Watch(WatchOptions),
     /// Stop the earlier operator and replace its shadows and their definition; goes on where it was interrupted.
     Swap(swap::Options),
-    /// Put the earlier operator back as it was, until its shadows are replaced.
+    /// Put the earlier operator back as it was, until the last step of `swap`.
     Undo(swap::Options),
 }
 

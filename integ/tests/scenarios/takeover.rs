@@ -1,5 +1,6 @@
 //! Taking over from the earlier operator: its shadows and their back-off are kept, whatever interrupts the command.
 
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::Context as _;
@@ -12,13 +13,14 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::interfere::poll;
 use crate::support::{NEW, ScenarioContext, is_on, nodes, record, run_expecting};
-use crate::uninstall::{EARLIER, install_lines, output_text, plugin, shell};
+use crate::uninstall::{EARLIER, install_lines, output_text, plugin, plugin_as, shell};
 
 const OLD_NAMESPACE: &str = "brupop-bottlerocket-aws";
 const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
 /// The kind at the version that is served now: kubectl remembers the versions that it has seen before.
 const SHADOWS: &str = "bottlerocketshadows.v3.brupop.bottlerocket.aws";
 const SWAP: [&str; 5] = ["takeover", "swap", "--yes", "--settle", "2s"];
+const UNDO: [&str; 3] = ["takeover", "undo", "--yes"];
 
 fn old_shadows(ctx: &ScenarioContext, version: &str) -> Api<DynamicObject> {
     let mut resource = ApiResource::erase::<models::shadow::BottlerocketShadow>(&());
@@ -154,12 +156,32 @@ async fn specifications(ctx: &ScenarioContext) -> anyhow::Result<Value> {
         .collect())
 }
 
-/// Runs `kubectl brupop takeover swap` until it has done one thing more, or is at its end, and kills it there. Returns what it
-/// had done; `None` at its end.
-async fn swap_once(ctx: &ScenarioContext, until: impl Fn(&str) -> bool) -> anyhow::Result<Option<String>> {
+/// Makes a user with the ClusterRole of docs/takeover.md, still unbound, and returns the path of its kubeconfig.
+async fn user_of_documented_role(ctx: &ScenarioContext) -> anyhow::Result<PathBuf> {
+    let role = "sed -n '/^```yaml/,/^```/p' docs/takeover.md | sed -n '/kind: ClusterRole/,/^```/p' | sed '/^```/d'";
+    shell(ctx, &format!("(echo 'apiVersion: rbac.authorization.k8s.io/v1'; {role}) | kubectl apply -f -")).await?;
+    let own = ctx.bed.control_plane.kubeconfig();
+    let path = own.with_file_name("mover.kubeconfig");
+    let file = path.display();
+    shell(
+        ctx,
+        &format!(
+            "kubectl create serviceaccount mover -n default; cp '{}' '{file}'; token=$(kubectl create token mover -n default); \
+             export KUBECONFIG='{file}'; kubectl config set-credentials mover --token=\"$token\"; \
+             kubectl config set-context --current --user=mover",
+            own.display()
+        ),
+    )
+    .await?;
+    Ok(path)
+}
+
+/// Runs a command of the plugin until it has printed a line that `until` accepts, and kills it there. Returns that line;
+/// `None` at its end.
+async fn once(kubeconfig: &Path, command: &[&str], until: impl Fn(&str) -> bool) -> anyhow::Result<Option<String>> {
     let mut child = tokio::process::Command::new(integ::bed::Programs::find()?.plugin)
-        .args(SWAP)
-        .env("KUBECONFIG", ctx.bed.control_plane.kubeconfig())
+        .args(command)
+        .env("KUBECONFIG", kubeconfig)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -167,7 +189,8 @@ async fn swap_once(ctx: &ScenarioContext, until: impl Fn(&str) -> bool) -> anyho
         .spawn()?;
     let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
     while let Some(line) = lines.next_line().await? {
-        if line.starts_with("the cluster is moved") {
+        let ends = ["the cluster is moved", "every recorded workload", "nothing was changed"];
+        if ends.iter().any(|end| line.starts_with(end)) {
             return Ok(None);
         }
         if !line.starts_with("waiting:") && until(&line) {
@@ -177,6 +200,31 @@ async fn swap_once(ctx: &ScenarioContext, until: impl Fn(&str) -> bool) -> anyho
     }
     let output = child.wait_with_output().await?;
     anyhow::bail!("the command ended: {}", output_text(&output))
+}
+
+/// Runs a command again and again, killed after each thing that it has done. Returns all of these.
+async fn to_the_end(kubeconfig: &Path, command: &[&str]) -> anyhow::Result<Vec<String>> {
+    let mut done = Vec::new();
+    while let Some(line) = once(kubeconfig, command, |_| true).await? {
+        done.push(line);
+        assert!(done.len() < 60, "{done:#?}");
+    }
+    Ok(done)
+}
+
+/// The content of the earlier operator's shadows, as its next program reads it: at v2, which is stored.
+async fn old_contents(ctx: &ScenarioContext) -> anyhow::Result<Value> {
+    let mut all = Vec::new();
+    for (name, version) in [("brs-gone", "v1"), ("brs-node-1", "v2"), ("brs-node-2", "v2")] {
+        let shadow = match old_shadows(ctx, "v2").get(name).await {
+            // Its webhook is dead.
+            Err(_) => old_shadows(ctx, version).get(name).await?,
+            Ok(shadow) => shadow,
+        };
+        let content = json!({"metadata": {"name": name, "ownerReferences": shadow.metadata.owner_references}, "spec": shadow.data["spec"], "status": shadow.data["status"]});
+        all.push(models::earlier::at_version(&content, "v2"));
+    }
+    Ok(all.into())
 }
 
 async fn config_maps(ctx: &ScenarioContext) -> anyhow::Result<String> {
@@ -195,6 +243,22 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         all.patch("node-2", &PatchParams::default(), &cordon).await?;
         let before = specifications(ctx).await?;
 
+        let user = user_of_documented_role(ctx).await?;
+        let refused = plugin_as(&user, &SWAP).await?;
+        let text = output_text(&refused);
+        assert!(!refused.status.success() && text.contains("patch customresourcedefinitions/status"), "{text}");
+        assert_eq!(specifications(ctx).await?, before);
+        shell(
+            ctx,
+            "kubectl create clusterrolebinding mover --clusterrole=brupop-takeover --serviceaccount=default:mover",
+        )
+        .await?;
+        poll("the role is in force", async || {
+            let dry = plugin_as(&user, &["takeover", "swap", "--dry-run"]).await?;
+            Ok((!output_text(&dry).contains("you need")).then_some(()))
+        })
+        .await?;
+
         let asked = plugin(ctx, &["takeover", "swap"]).await?;
         assert!(!asked.status.success() && output_text(&asked).contains("--yes"), "{}", output_text(&asked));
         let dry = plugin(ctx, &["takeover", "swap", "--dry-run"]).await?;
@@ -204,25 +268,24 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         assert!(text.contains("v3 alone") && text.contains("nothing was changed"), "{text}");
         assert_eq!(specifications(ctx).await?, before);
 
-        // Undo, from the last moment before v3 is stored.
-        swap_once(ctx, |line| line.contains("ValidatingAdmissionPolicyBinding")).await?.context("not killed")?;
+        let shadows = old_contents(ctx).await?;
+        // Undo, from the last moment before the earlier versions are dropped.
+        once(&user, &SWAP, |line| line.contains("stored versions v3 alone")).await?.context("not killed")?;
         assert_ne!(specifications(ctx).await?, before);
-        let undone = plugin(ctx, &["takeover", "undo", "--yes"]).await?;
-        assert!(undone.status.success(), "{}", output_text(&undone));
+        assert!(ctx.kubectl(&["get", SHADOWS, "-A", "-o", "name"]).await?.contains("brs-node-1"));
+        let undone = to_the_end(&user, &UNDO).await?;
+        assert!(undone.iter().any(|line| line.starts_with("restored BottlerocketShadow")), "{undone:#?}");
         assert_eq!(specifications(ctx).await?, before);
+        assert_eq!(old_contents(ctx).await?, shadows);
         assert!(!config_maps(ctx).await?.contains("takeover"), "{}", config_maps(ctx).await?);
         running(ctx).await?;
 
-        let mut done = Vec::new();
-        while let Some(line) = swap_once(ctx, |_| true).await? {
-            done.push(line);
-            assert!(done.len() < 60, "{done:#?}");
-        }
+        let done = to_the_end(&user, &SWAP).await?;
         assert!(done.len() >= 12, "{done:#?}");
         taken_over(ctx).await?;
 
         let late = plugin(ctx, &["takeover", "undo", "--yes"]).await?;
-        assert!(!late.status.success() && output_text(&late).contains("stored in v3"), "{}", output_text(&late));
+        assert!(!late.status.success() && output_text(&late).contains("is complete"), "{}", output_text(&late));
         let again = plugin(ctx, &SWAP).await?;
         let text = output_text(&again);
         assert!(again.status.success() && text.contains("kubectl uncordon node-2"), "{text}");
