@@ -118,7 +118,7 @@ async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
     Ok(found.is_some())
 }
 
-pub(super) async fn record(client: &Client) -> anyhow::Result<Record> {
+pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
     Record::read(&list(&api, labelled, &format!("list configmaps in {SYSTEM_NAMESPACE}")).await?)

@@ -21,6 +21,7 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
+pub(crate) use self::facts::record;
 use self::facts::{Memory, gather};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};

@@ -34,7 +34,7 @@ pub(super) type Id = (String, String, String);
 
 /// The content of all ConfigMaps.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Record {
+pub(crate) struct Record {
     objects: BTreeMap<Id, Value>,
     /// The ConfigMaps: name and uid.
     pub(super) maps: Vec<(String, String)>,
@@ -119,7 +119,7 @@ impl Record {
     }
 
     /// Returns the kept objects of a kind.
-    pub(super) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+    pub(crate) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
         self.objects.iter().filter(move |(id, _)| id.0 == kind).map(|(_, object)| object)
     }
 

@@ -320,6 +320,7 @@ fn commands(nodes: &[&NodeState], command: impl Fn(&NodeState) -> String) -> Vec
 }
 
 fn nodes(facts: &Facts, found: &mut Vec<Finding>) {
+    found.extend(not_ready(facts));
     found.extend(own_cordons(facts));
     found.extend(other_cordons(facts));
     let balancer = balancer_labels(facts);
@@ -356,6 +357,20 @@ fn nodes(facts: &Facts, found: &mut Vec<Finding>) {
         );
         found.push(Finding::note("OtherInterfaceVersion", text));
     }
+}
+
+/// The takeover waits for the pods of such nodes, and for those of them that may reboot.
+fn not_ready(facts: &Facts) -> Option<Finding> {
+    let runs = !facts.workloads.is_empty() || !facts.pods.is_empty();
+    let may_reboot = |node: &NodeState| facts.shadow_of(node).is_some_and(|shadow| shadow.state.may_reboot());
+    let waited_for = |node: &&NodeState| !node.ready && node.is_labelled() && (runs || may_reboot(node));
+    let nodes: Vec<&NodeState> = facts.nodes.iter().filter(waited_for).collect();
+    let text = format!(
+        "nodes that are not Ready: {}; the takeover waits until the earlier operator's pods on them have ended, which only their \
+         kubelets report. Repair these nodes, or delete those that are gone for good",
+        about(&nodes)
+    );
+    (!nodes.is_empty()).then(|| Finding::first("NodesNotReady", text))
 }
 
 fn own_cordons(facts: &Facts) -> Option<Finding> {
