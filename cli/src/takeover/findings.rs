@@ -2,6 +2,8 @@
 
 mod tools;
 
+use std::collections::BTreeSet;
+
 use models::earlier::VERSIONS;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 
@@ -207,9 +209,10 @@ fn pods(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// Returns the nodes of the shadows for which `holds`.
+/// Returns the nodes of the shadows for which `holds`. A node may have shadows in several namespaces.
 pub(super) fn nodes_where(facts: &Facts, holds: impl Fn(&Shadow) -> bool) -> Vec<&str> {
-    facts.shadows.iter().filter(|shadow| holds(shadow)).map(|shadow| shadow.node.as_str()).collect()
+    let nodes = facts.shadows.iter().filter(|shadow| holds(shadow)).map(|shadow| shadow.node.as_str());
+    nodes.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Returns the nodes of shadows whose Node does not exist any more.
