@@ -110,7 +110,7 @@ async fn each_state_that_earlier_operator_leaves_is_reported_carried_over_and_re
 
     check_lists(&control_plane).await?;
     let renewal = tokio::spawn(renew_leases(client.clone()));
-    let swapped = plugin(&control_plane, &["takeover", "swap", "--yes", "--settle", "1s"]).await?;
+    let swapped = plugin(&control_plane, &["takeover", "swap", "--yes", "--settle", "1s", "--timeout", "60s"]).await?;
     renewal.abort();
     let output = String::from_utf8(swapped.stdout)?;
     ensure!(swapped.status.success(), "{output}{}", String::from_utf8_lossy(&swapped.stderr));
