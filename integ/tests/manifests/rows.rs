@@ -51,7 +51,7 @@ impl Row {
         self.listed.contains(&REBOOT)
     }
 
-    /// What the node loses when the printed commands are run.
+    /// Everything that the node loses when the printed commands are run.
     fn released(&self) -> BTreeSet<String> {
         let mut all = BTreeSet::new();
         for on in self.on {
