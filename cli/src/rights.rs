@@ -37,10 +37,12 @@ pub(crate) async fn missing(client: &Client) -> anyhow::Result<Vec<String>> {
         for verb in *verbs {
             let (name, subresource) =
                 resource.split_once('/').map_or((*resource, None), |(name, sub)| (name, Some(sub)));
-            // A right may be bound to the only objects of these kinds that are touched.
-            let only = match *group {
-                "apiextensions.k8s.io" => Some(SHADOW_DEFINITION),
-                "admissionregistration.k8s.io" => Some(READ_ONLY_POLICY),
+            // A right may be bound to the only objects of these kinds that are touched, but not to create them.
+            let only = match (*group, *resource) {
+                _ if *verb == "create" => None,
+                ("apiextensions.k8s.io", _) => Some(SHADOW_DEFINITION),
+                ("admissionregistration.k8s.io", _) => Some(READ_ONLY_POLICY),
+                ("", "namespaces") => Some(SYSTEM_NAMESPACE),
                 _ => None,
             };
             let attributes = ResourceAttributes {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::facts::untyped;
 use super::steps::{Facts, Step};
-use crate::call::{call, if_there};
+use crate::call::{call, code, if_there};
 use crate::page::print_line;
 use crate::preflight::KUBECTL;
 
@@ -158,8 +158,14 @@ async fn create(client: &Client, object: Value) -> anyhow::Result<()> {
     let (api, _, resource) = api(client, &object)?;
     let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
     let object: DynamicObject = serde_json::from_value(object)?;
-    call(&format!("create {resource}"), api.create(&params, &object)).await?;
-    Ok(())
+    let namespace = object.metadata.namespace.clone().unwrap_or_default();
+    match call(&format!("create {resource}"), api.create(&params, &object)).await {
+        Err(error) if code(&error) == Some(404) => Err(error.context(format!(
+            "the namespace {namespace} is gone: create it, and in it what the earlier operator had besides its workloads \
+             (service accounts, certificates), then run the command again"
+        ))),
+        answer => answer.map(drop),
+    }
 }
 
 /// Deletes this very object, with its pods if it is a workload. One that is gone is done.
@@ -223,18 +229,20 @@ async fn create_shadow(client: &Client, node: &str, uid: &str) -> anyhow::Result
 async fn restore_shadow(client: &Client, shadow: &Value) -> anyhow::Result<()> {
     let (api, name, resource) = api(client, shadow)?;
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-    let exists = if_there(call(&format!("get {resource}"), api.get_metadata(&name)).await)?.is_some();
-    if exists {
-        let patch = Patch::Merge(json!({"spec": shadow["spec"]}));
-        call(&format!("patch {resource}"), api.patch(&name, &params, &patch)).await?;
+    // A merge patch would leave out what is null.
+    let whole = |part: &str| -> anyhow::Result<Patch<()>> {
+        let value = &shadow[part];
+        Ok(Patch::Json(serde_json::from_value(json!([{"op": "add", "path": format!("/{part}"), "value": value}]))?))
+    };
+    if if_there(call(&format!("get {resource}"), api.get_metadata(&name)).await)?.is_some() {
+        call(&format!("patch {resource}"), api.patch(&name, &params, &whole("spec")?)).await?;
     } else {
         create(client, shadow.clone()).await?;
     }
     // With a status subresource the creation leaves it out.
     if !shadow["status"].is_null() {
-        let patch = Patch::Merge(json!({"status": shadow["status"]}));
         let right = resource.replacen(SHADOWS, &format!("{SHADOWS}/status"), 1);
-        call(&format!("patch {right}"), api.patch_status(&name, &params, &patch)).await?;
+        call(&format!("patch {right}"), api.patch_status(&name, &params, &whole("status")?)).await?;
     }
     print_line(format_args!("restored {}", deploy::yaml::id(shadow)));
     Ok(())

@@ -90,9 +90,11 @@ pub(super) async fn gather(
         }
         _ => Vec::new(),
     };
+    let read_only = read_only(client, definition.as_ref()).await?;
+    let open = read_only.policy.is_none() && read_only.binding.is_none();
     let clear = match phase {
         Phase::Both => own.is_some() && earlier.as_ref().is_ok_and(Vec::is_empty),
-        Phase::Returning => rewritten.is_empty(),
+        Phase::Returning => own.is_some() && rewritten.is_empty() && open,
         Phase::Absent | Phase::Earlier | Phase::Ours | Phase::Other => false,
     };
     memory.clear_since = memory.clear_since.filter(|(of, _)| *of == phase).or(Some((phase, now))).filter(|_| clear);
@@ -102,7 +104,7 @@ pub(super) async fn gather(
         record: record(client).await?,
         workloads,
         installed: installed(client).await?,
-        read_only: read_only(client, definition.as_ref()).await?,
+        read_only,
         rechecked: memory.clear_since.is_some_and(|(_, since)| now.duration_since(since) >= DELAY),
         definition,
         pods,
@@ -125,15 +127,20 @@ async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
     Ok(found.is_some())
 }
 
-/// Returns true if this operator's controller exists.
+/// Returns true if this operator's controller or any pod of it exists.
 async fn installed(client: &Client) -> anyhow::Result<bool> {
     let api: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let found =
-        if_there(call(&format!("get deployments in {SYSTEM_NAMESPACE}"), api.get_metadata(names::CONTROLLER)).await)?;
-    Ok(found.is_some())
+    let right = format!("get deployments in {SYSTEM_NAMESPACE}");
+    let mut found = if_there(call(&right, api.get_metadata(names::CONTROLLER)).await)?.is_some();
+    for namespace in [SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
+        found |= !list(&pods, labelled, "list pods").await?.is_empty();
+    }
+    Ok(found)
 }
 
-pub(super) async fn record(client: &Client) -> anyhow::Result<Record> {
+pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
     Record::read(&list(&api, labelled, &format!("list configmaps in {SYSTEM_NAMESPACE}")).await?)
@@ -308,6 +315,8 @@ async fn is_refused(client: &Client, resource: &ApiResource) -> anyhow::Result<b
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     match call(&format!("create bottlerocketshadows in {SYSTEM_NAMESPACE}"), api.create(&dry, &object)).await {
         Err(error) if format!("{error:#}").contains(deploy::takeover::READ_ONLY_MESSAGE) => Ok(true),
+        // This API server does not serve the version yet, or the namespace is gone.
+        Err(error) if code(&error) == Some(404) => Ok(false),
         Err(error) => Err(error),
         Ok(_) => Ok(false),
     }

@@ -22,6 +22,7 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
+pub(crate) use self::facts::record;
 use self::facts::{Memory, gather};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};
@@ -84,10 +85,20 @@ pub(crate) async fn undo(client: Client, options: &Options) -> anyhow::Result<()
     match run(&client, options, question, undo::next).await? {
         None => {}
         Some(0) => print_line("nothing was changed: there is no record of an earlier operator"),
-        Some(_) => print_line(format_args!(
-            "every recorded workload of the earlier operator exists; the namespace {} stays, delete it if nothing else is in it",
-            models::names::SYSTEM_NAMESPACE
-        )),
+        Some(_) => {
+            let nodes: Api<Node> = Api::all(client);
+            let nodes = call::list(&nodes, ListParams::default(), "list nodes").await?;
+            let cordoned =
+                nodes.iter().filter(|node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)));
+            let cordoned: Vec<String> = cordoned.filter_map(|node| node.metadata.name.clone()).collect();
+            if !cordoned.is_empty() {
+                print_line(format_args!("cordoned, by whichever client: {}", first(&cordoned)));
+            }
+            print_line(format_args!(
+                "every recorded workload of the earlier operator exists; the namespace {} stays, delete it if nothing else is in it",
+                models::names::SYSTEM_NAMESPACE
+            ));
+        }
     }
     Ok(())
 }
@@ -208,7 +219,10 @@ impl Waiting {
             }
             Self::ReadOnly => "the API server does not refuse writes at v1 and v2 yet".to_owned(),
             Self::Served => "the API server does not serve v3 yet".to_owned(),
-            Self::Stored => "every API server has to store the version of the earlier operator again".to_owned(),
+            Self::Stored => {
+                "the version of the earlier operator is stored again; every API server gets some seconds to notice"
+                    .to_owned()
+            }
             Self::Recheck => "no old shadow is left; they are listed again after a delay".to_owned(),
         }
     }

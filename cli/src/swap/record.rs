@@ -34,7 +34,7 @@ pub(super) type Id = (String, String, String);
 
 /// The content of all ConfigMaps.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Record {
+pub(crate) struct Record {
     objects: BTreeMap<Id, Value>,
     /// The ConfigMaps: name and uid.
     pub(super) maps: Vec<(String, String)>,
@@ -113,16 +113,16 @@ impl Record {
 
     /// Returns true if the object is kept as it is, or more of it. The version that it was read at does not matter.
     pub(super) fn holds(&self, object: &Value) -> bool {
-        // `undo` was interrupted before it restored the status.
-        let incomplete = |kept: &Value| kept["kind"] == "BottlerocketShadow" && object["status"].is_null();
-        let same = |kept: &Value, parts: &[&str]| parts.iter().all(|part| kept[part] == object[part]);
         self.objects.get(&id(object)).is_some_and(|kept| {
-            same(kept, &["metadata", "spec", "status"]) || (incomplete(kept) && same(kept, &["spec"]))
+            // `undo` was interrupted before it restored the status.
+            let incomplete =
+                object["kind"] == "BottlerocketShadow" && object["status"].is_null() && !kept["status"].is_null();
+            incomplete || ["metadata", "spec", "status"].iter().all(|part| kept[part] == object[part])
         })
     }
 
     /// Returns the kept objects of a kind.
-    pub(super) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+    pub(crate) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
         self.objects.iter().filter(move |(id, _)| id.0 == kind).map(|(_, object)| object)
     }
 

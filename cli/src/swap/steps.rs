@@ -247,15 +247,8 @@ impl Facts {
 
 /// Returns the next step of `swap`.
 pub(super) fn next(facts: &Facts) -> Next {
-    if facts.phase() == Phase::Other {
-        let versions = facts.definition.iter().flat_map(|definition| &definition.versions).cloned();
-        return Next::Blocked(format!(
-            "the definition of the shadows has the versions {}, which are neither the earlier operator's nor this one's: \
-             restore the definition that the earlier operator was installed with",
-            versions.collect::<Vec<_>>().join(", ")
-        ));
-    }
-    obstacle(facts)
+    unknown(facts)
+        .or_else(|| obstacle(facts))
         .map(Next::Blocked)
         .or_else(|| stop(facts))
         .or_else(|| match facts.phase() {
@@ -266,16 +259,28 @@ pub(super) fn next(facts: &Facts) -> Next {
         .unwrap_or(Next::Done)
 }
 
-/// Returns the reason why the takeover cannot begin, before anything is touched.
-fn obstacle(facts: &Facts) -> Option<String> {
+/// Returns the reason why nothing can be done with the definition, in either direction.
+pub(super) fn unknown(facts: &Facts) -> Option<String> {
     let definition = facts.definition.as_ref()?;
     if definition.deleting {
         return Some(
             "the definition of the shadows is being deleted, and every shadow with it: wait until it is gone, then install \
-             this operator (docs/install.md)"
+             one of the operators; what is recorded stays in the ConfigMaps brupop-takeover-* in brupop-system"
                 .to_owned(),
         );
     }
+    (definition.phase() == Phase::Other).then(|| {
+        format!(
+            "the definition of the shadows has the versions {}, which are neither the earlier operator's nor this one's: \
+             restore the definition that the earlier operator was installed with",
+            definition.versions.join(", ")
+        )
+    })
+}
+
+/// Returns the reason why the takeover cannot begin, before anything is touched.
+fn obstacle(facts: &Facts) -> Option<String> {
+    let definition = facts.definition.as_ref()?;
     if definition.phase() != Phase::Earlier {
         return None;
     }
@@ -297,7 +302,7 @@ fn obstacle(facts: &Facts) -> Option<String> {
 }
 
 /// Keeps the workloads and the definition, deletes the workloads and waits until the pods are gone.
-fn stop(facts: &Facts) -> Option<Next> {
+pub(super) fn stop(facts: &Facts) -> Option<Next> {
     let definition = facts.definition.as_ref().filter(|definition| {
         // Once it is changed, what was kept before counts.
         let kept = facts.record.of_kind("CustomResourceDefinition").next().is_some();
@@ -346,6 +351,10 @@ fn prepare(facts: &Facts) -> Next {
 
 /// Makes v1 and v2 read-only.
 fn close(facts: &Facts) -> Option<Next> {
+    // That the policy is in force is tried there.
+    if !facts.namespace {
+        return Some(Next::Act(Step::CreateNamespace));
+    }
     let [policy, binding] = deploy::takeover::read_only_policy();
     if facts.read_only.policy.is_none() {
         return Some(Next::Act(Step::CreateReadOnly(policy)));

@@ -215,9 +215,9 @@ fn undo_stores_earlier_version_before_it_restores_shadows() {
         [
             "delete 2 own shadows",
             "3 versions",
-            "wait Stored",
             "delete ValidatingAdmissionPolicyBinding",
             "delete ValidatingAdmissionPolicy",
+            "wait Stored",
             "restore 4 shadows",
             "prune v2",
             "definition",
@@ -229,9 +229,22 @@ fn undo_stores_earlier_version_before_it_restores_shadows() {
             "done",
         ]
     );
-    let mut installed = before("v3");
-    installed.installed = true;
-    assert_eq!(names(&all(installed, undo::next)), ["blocked"]);
+    let cases: [(&str, fn(&mut Facts), &str); 6] = [
+        ("this operator runs", |f| f.installed = true, "blocked"),
+        ("the earlier one was started again", |f| f.workloads = vec![agent("brupop-agent")], "delete brupop-agent"),
+        ("a pod of it is left", |f| f.pods = vec!["p".into()], "wait Pods"),
+        ("v3 is not served", |f| f.own = None, "wait Served"),
+        ("shadows unreadable", |f| (f.own, f.earlier) = (None, Err("500".into())), "blocked"),
+        ("a definition that is deleted", |f| definition_of(f).deleting = true, "blocked"),
+    ];
+    for (sentence, change, expected) in cases {
+        let mut facts = before("v3");
+        change(&mut facts);
+        assert_eq!(name(&undo::next(&facts)), expected, "{sentence}");
+    }
+    let mut other = running();
+    definition_of(&mut other).versions.push("v9".into());
+    assert_eq!(name(&undo::next(&other)), "blocked", "another definition");
     let mut replaced = before("v3");
     let mut owned = shadow("a", "Idle", 0).kept;
     owned["metadata"]["ownerReferences"] = json!([{"kind": "Node", "name": "a", "uid": "replaced"}]);
@@ -295,6 +308,7 @@ fn earlier_operator_that_is_not_as_expected_is_stopped_kept_or_waited_for() {
         ("a new workload", "prune v3", |f| f.workloads = vec![agent("other")], "keep 1"),
         ("a pod late", "prune v3", |f| f.pods = vec!["p".into()], "wait Pods"),
         ("v1 alone", "namespace", |f| f.definition = Some(v1()), "namespace"),
+        ("the namespace was deleted", "prune v3", |f| f.namespace = false, "namespace"),
         ("another definition", "namespace", |f| definition_of(f).versions.push("v9".into()), "blocked"),
     ]);
 }

@@ -2,19 +2,20 @@
 //! as it was.
 //!
 //! ```text
-//! delete shadows of this operator ► definition v1 v2 v3, stored as before ► every API server stores it ► v1 and v2 writable
+//! delete shadows of this operator ► definition v1 v2 v3, stored as before ► v1 and v2 writable ► every API server knows it
 //!   ► shadows as recorded ► storedVersions without v3 ► definition as recorded
 //!   ► conversion as recorded ► workloads as recorded ► record deleted
 //! ```
 //!
 //! The steps of the first two lines are left out if v3 was never stored.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use models::{earlier, names};
-use planner::view::NodeFacts;
 use serde_json::Value;
 
 use super::record::id;
-use super::steps::{Facts, Next, Phase, Step, Waiting, is_api_server, open, unreadable};
+use super::steps::{Facts, Next, Phase, Step, Waiting, is_api_server, open, stop, unknown, unreadable};
 
 /// Reason why `undo` does nothing once the earlier versions are dropped.
 const TOO_LATE: &str = "the definition has v3 alone, so that the takeover is complete. To go back: save the ConfigMaps \
@@ -23,6 +24,9 @@ const TOO_LATE: &str = "the definition has v3 alone, so that the takeover is com
 
 /// Returns the next step.
 pub(super) fn next(facts: &Facts) -> Next {
+    if let Some(reason) = unknown(facts) {
+        return Next::Blocked(reason);
+    }
     let from_v3 = match facts.phase() {
         Phase::Ours => return Next::Blocked(TOO_LATE.to_owned()),
         Phase::Both | Phase::Returning => Some(from_v3(facts)),
@@ -44,7 +48,7 @@ fn from_v3(facts: &Facts) -> Next {
     if facts.installed {
         return Next::Blocked(format!(
             "this operator is installed, and would make its shadows again: delete its workloads first (kubectl delete \
-             deployments,daemonsets --all -n {} and -n {}), then run this command again",
+             deployments,daemonsets --all -n {} and -n {}), wait until their pods are gone, then run this command again",
             names::SYSTEM_NAMESPACE,
             names::AGENT_NAMESPACE
         ));
@@ -56,6 +60,13 @@ fn from_v3(facts: &Facts) -> Next {
                 .to_owned(),
         );
     };
+    // Shadows are read only once nothing of the earlier operator runs.
+    if let Some(stop) = stop(facts) {
+        return stop;
+    }
+    if facts.own.is_none() {
+        return facts.earlier.as_ref().err().map_or(Next::Wait(Waiting::Served), |reason| unreadable(reason));
+    }
     if !facts.rewritten.is_empty() {
         return Next::Act(Step::DeleteOwnShadows(facts.rewritten.clone()));
     }
@@ -65,11 +76,14 @@ fn from_v3(facts: &Facts) -> Next {
             Err(error) => Next::Blocked(format!("{error:#}")),
         };
     }
+    if let Some(open) = open(facts) {
+        return open;
+    }
     if !facts.rechecked {
         return Next::Wait(Waiting::Stored);
     }
     let storage = facts.definition.as_ref().map_or("", |definition| &definition.storage);
-    open(facts).or_else(|| shadows(facts, storage)).unwrap_or_else(|| {
+    shadows(facts, storage).unwrap_or_else(|| {
         let stored = facts.definition.iter().flat_map(|definition| &definition.stored);
         let remaining: Vec<String> = stored.filter(|version| *version != "v3").cloned().collect();
         if facts.definition.as_ref().is_some_and(|definition| definition.stored == remaining) {
@@ -88,23 +102,33 @@ fn shadows(facts: &Facts, storage: &str) -> Option<Next> {
         Ok(live) => live,
         Err(reason) => return Some(unreadable(reason)),
     };
-    let same = |a: &Value, b: &Value| ["spec", "status"].iter().all(|part| a[part] == b[part]);
-    let missing = facts.record.of_kind("BottlerocketShadow").filter(|kept| has_node(facts, kept)).filter_map(|kept| {
+    let live: BTreeMap<_, _> = live.iter().map(|live| (id(&live.kept), &live.kept)).collect();
+    let nodes: BTreeSet<&str> = facts.nodes.values().map(|node| node.uid.as_str()).collect();
+    let missing = facts.record.of_kind("BottlerocketShadow").filter(|kept| has_node(kept, &nodes)).filter_map(|kept| {
         let restored = earlier::at_version(kept, storage);
-        let found = live.iter().find(|live| id(&live.kept) == id(kept));
         // One that was not deleted is as it was, in the version that it is stored in.
-        let is_there = found.is_some_and(|live| same(&live.kept, kept) || same(&live.kept, &restored));
+        let is_there = live.get(&id(kept)).is_some_and(|live| same(live, kept) || same(live, &restored));
         (!is_there).then_some(restored)
     });
     let missing: Vec<Value> = missing.collect();
     (!missing.is_empty()).then_some(Next::Act(Step::RestoreShadows(missing)))
 }
 
+/// Returns true if two shadows have the same content. A field that is null says the same as one that is absent.
+fn same(a: &Value, b: &Value) -> bool {
+    let plain = |part: &Value| -> BTreeMap<String, Value> {
+        let fields = part.as_object().into_iter().flatten();
+        fields.filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    ["spec", "status"].iter().all(|part| plain(&a[part]) == plain(&b[part]))
+}
+
 /// Returns false if the shadow's Node is gone: the API server would delete the shadow at once.
-fn has_node(facts: &Facts, kept: &Value) -> bool {
-    let exists = |uid: &Value| facts.nodes.values().any(|node: &NodeFacts| *uid == *node.uid);
-    let owners = kept["metadata"]["ownerReferences"].as_array();
-    owners.into_iter().flatten().filter(|owner| owner["kind"] == "Node").all(|owner| exists(&owner["uid"]))
+fn has_node(kept: &Value, nodes: &BTreeSet<&str>) -> bool {
+    let owners = kept["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+    owners
+        .filter(|owner| owner["kind"] == "Node")
+        .all(|owner| nodes.contains(owner["uid"].as_str().unwrap_or_default()))
 }
 
 fn conversion(facts: &Facts) -> Option<Next> {

@@ -123,6 +123,8 @@ pub(super) struct Workload {
     /// Environment variables of its containers; `None` for a value that another object holds.
     pub(super) environment: BTreeMap<String, Option<String>>,
     pub(super) tools: Vec<Tool>,
+    /// True if it is known from the record of `takeover swap`, which has deleted it.
+    pub(super) recorded: bool,
 }
 
 impl Workload {
@@ -157,6 +159,7 @@ impl Workload {
                 })
                 .collect(),
             tools: Tool::all_of(meta),
+            recorded: false,
         })
     }
 

@@ -6,6 +6,7 @@ mod lists;
 mod network;
 mod pods;
 mod policy;
+mod rows;
 mod takeover;
 
 use std::path::Path;

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use super::{expect, until};
 
-const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
-const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
+pub(super) const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+pub(super) const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_definition_keeps_earlier_shadows_readable_and_refuses_writes_that_lose_data() -> anyhow::Result<()> {
@@ -126,18 +126,22 @@ async fn api_server_that_is_behind_refuses_writes_at_earlier_versions_and_return
     control_plane.stop().await
 }
 
-fn definitions(client: &Client) -> Api<CustomResourceDefinition> {
+pub(super) fn definitions(client: &Client) -> Api<CustomResourceDefinition> {
     Api::all(client.clone())
 }
 
 fn shadows(client: &Client, version: &str) -> Api<DynamicObject> {
+    shadows_in(client, earlier::NAMESPACE, version)
+}
+
+pub(super) fn shadows_in(client: &Client, namespace: &str, version: &str) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk(models::names::GROUP, version, "BottlerocketShadow");
     let resource = ApiResource::from_gvk_with_plural(&kind, "bottlerocketshadows");
-    Api::namespaced_with(client.clone(), earlier::NAMESPACE, &resource)
+    Api::namespaced_with(client.clone(), namespace, &resource)
 }
 
 /// Retries while a change of the definition or of a policy reaches the server's handlers.
-async fn settled(what: &str, call: impl AsyncFn() -> kube::Result<()>) -> anyhow::Result<()> {
+pub(super) async fn settled(what: &str, call: impl AsyncFn() -> kube::Result<()>) -> anyhow::Result<()> {
     until(what, async || Ok(call().await.is_ok())).await
 }
 
@@ -164,7 +168,7 @@ async fn earlier_operator(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn object(version: &str, name: &str, content: &Value) -> anyhow::Result<DynamicObject> {
+pub(super) fn object(version: &str, name: &str, content: &Value) -> anyhow::Result<DynamicObject> {
     let mut object = content.clone();
     object["apiVersion"] = format!("{}/{version}", models::names::GROUP).into();
     object["kind"] = "BottlerocketShadow".into();

@@ -1,18 +1,21 @@
-//! Taking over from the earlier operator: its shadows and their back-off are kept, whatever interrupts the command.
+//! Taking over from the earlier operator: its shadows and their back-off are kept, whatever interrupts the command, and
+//! nodes whose hosts it left in the middle of an update are updated.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::Context as _;
-use integ::oracle::Expectations;
+use integ::host::Command;
+use integ::oracle::{ClusterState, Expectations, Field};
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use models::names::{self, SYSTEM_NAMESPACE};
+use models::shadow::BLOCKED;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::interfere::poll;
-use crate::support::{NEW, ScenarioContext, is_on, nodes, record, run_expecting};
+use crate::interfere::{is_armed, poll};
+use crate::support::{NEW, ScenarioContext, condition_of, is_on, nodes, record, run_expecting};
 use crate::uninstall::{EARLIER, install_lines, output_text, plugin, plugin_as, shell};
 
 const OLD_NAMESPACE: &str = "brupop-bottlerocket-aws";
@@ -100,7 +103,7 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
         "node-1",
         "v2",
         &json!({
-            "spec": {"state": "Idle"},
+            "spec": {"state": "Idle", "state_transition_timestamp": null, "version": null},
             "status": {
                 "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": 3,
                 "state_transition_failure_timestamp": failed_at,
@@ -113,9 +116,22 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
         "node-2",
         "v2",
         &json!({
-            "spec": {"state": "RebootedIntoUpdate", "version": "1.20.0"},
+            "spec": {"state": "RebootedIntoUpdate", "version": "1.20.5"},
             "status": {
-                "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.0",
+                "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.5",
+                "crash_count": 0,
+            },
+        }),
+    )
+    .await?;
+    old_shadow(
+        ctx,
+        "node-3",
+        "v2",
+        &json!({
+            "spec": {"state": "StagedAndPerformedUpdate", "version": "1.20.5"},
+            "status": {
+                "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.5",
                 "crash_count": 0,
             },
         }),
@@ -136,9 +152,34 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
 /// Waits until the earlier operator's pods run.
 async fn running(ctx: &ScenarioContext) -> anyhow::Result<()> {
     ctx.until("the earlier operator runs", |world| {
-        world.pods.values().filter(|pod| pod.namespace == OLD_NAMESPACE && pod.ready && !pod.terminating).count() == 4
+        world.pods.values().filter(|pod| pod.namespace == OLD_NAMESPACE && pod.ready && !pod.terminating).count() == 5
     })
     .await?;
+    Ok(())
+}
+
+/// Brings each host to where the earlier operator was stopped: node-1 has downloaded the new version, node-2 has rebooted
+/// into it, and node-3 is armed.
+async fn hosts_in_mid_update(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    ctx.release();
+    for (node, commands) in [
+        ("node-1", &[Command::Refresh, Command::Prepare][..]),
+        ("node-2", &[Command::Refresh, Command::Prepare, Command::Activate]),
+        ("node-3", &[Command::Refresh, Command::Prepare, Command::Activate]),
+    ] {
+        let host = &ctx.bed.member(node)?.host;
+        for command in commands {
+            host.foreign(*command).await.map_err(|refusal| anyhow::anyhow!("{node}: {refusal:?}"))?;
+            host.lock_free().await;
+        }
+    }
+    let host = &ctx.bed.member("node-2")?.host;
+    let boot = host.snapshot().boot_id;
+    host.foreign_reboot().await;
+    host.booted_after(&boot).await;
+    let new = host.snapshot().boot_id;
+    ctx.until("node-2 is Ready again", |world| world.nodes.get("node-2").is_some_and(|n| n.ready && n.boot_id == new))
+        .await?;
     Ok(())
 }
 
@@ -215,7 +256,7 @@ async fn to_the_end(kubeconfig: &Path, command: &[&str]) -> anyhow::Result<Vec<S
 /// The content of the earlier operator's shadows, as its next program reads it: at v2, which is stored.
 async fn old_contents(ctx: &ScenarioContext) -> anyhow::Result<Value> {
     let mut all = Vec::new();
-    for (name, version) in [("brs-gone", "v1"), ("brs-node-1", "v2"), ("brs-node-2", "v2")] {
+    for (name, version) in [("brs-gone", "v1"), ("brs-node-1", "v2"), ("brs-node-2", "v2"), ("brs-node-3", "v2")] {
         let shadow = match old_shadows(ctx, "v2").get(name).await {
             // Its webhook is dead.
             Err(_) => old_shadows(ctx, version).get(name).await?,
@@ -227,6 +268,14 @@ async fn old_contents(ctx: &ScenarioContext) -> anyhow::Result<Value> {
     Ok(all.into())
 }
 
+/// Checks that everything is as it was before the takeover.
+async fn undone(ctx: &ScenarioContext, (before, shadows): (&Value, &Value)) -> anyhow::Result<()> {
+    assert_eq!(specifications(ctx).await?, *before);
+    assert_eq!(old_contents(ctx).await?, *shadows);
+    assert!(!config_maps(ctx).await?.contains("takeover"), "{}", config_maps(ctx).await?);
+    running(ctx).await
+}
+
 async fn config_maps(ctx: &ScenarioContext) -> anyhow::Result<String> {
     ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "configmaps", "-o", "name"]).await
 }
@@ -235,7 +284,8 @@ const ANY: Expectations = Expectations { max_unavailable: Some(1), nothing_left:
 
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow::Result<()> {
-    run_expecting(nodes(2), ANY, async |ctx| {
+    run_expecting(nodes(3), ANY, async |ctx| {
+        hosts_in_mid_update(ctx).await?;
         earlier_operator(ctx).await?;
         // As the earlier operator does: by a client without a name.
         let cordon = Patch::Strategic(json!({"spec": {"unschedulable": true}}));
@@ -269,16 +319,27 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         assert_eq!(specifications(ctx).await?, before);
 
         let shadows = old_contents(ctx).await?;
-        // Undo, from the last moment before the earlier versions are dropped.
+        // Undo from the last moment before the earlier versions are dropped, whatever interrupts it.
         once(&user, &SWAP, |line| line.contains("stored versions v3 alone")).await?.context("not killed")?;
         assert_ne!(specifications(ctx).await?, before);
         assert!(ctx.kubectl(&["get", SHADOWS, "-A", "-o", "name"]).await?.contains("brs-node-1"));
-        let undone = to_the_end(&user, &UNDO).await?;
-        assert!(undone.iter().any(|line| line.starts_with("restored BottlerocketShadow")), "{undone:#?}");
-        assert_eq!(specifications(ctx).await?, before);
-        assert_eq!(old_contents(ctx).await?, shadows);
-        assert!(!config_maps(ctx).await?.contains("takeover"), "{}", config_maps(ctx).await?);
-        running(ctx).await?;
+        let restored = |line: &str| line.starts_with("restored BottlerocketShadow") && line.ends_with("brs-node-1");
+        once(&user, &UNDO, restored).await?.context("not killed")?;
+        // As if it had been killed before it wrote the status.
+        let gone = serde_json::from_value(json!([{"op": "remove", "path": "/status"}]))?;
+        let patch = Patch::<()>::Json(gone);
+        old_shadows(ctx, "v2").patch_status("brs-node-1", &PatchParams::default(), &patch).await?;
+        to_the_end(&user, &UNDO).await?;
+        undone(ctx, (&before, &shadows)).await?;
+
+        // Undo at once, from a moment at which the earlier operator was started again.
+        once(&user, &SWAP, |line| line.contains("recorded shadows of the earlier")).await?.context("not killed")?;
+        let started = workload("DaemonSet", "brupop-agent", "agent");
+        integ::bed::workload::apply(&ctx.bed.client, vec![started]).await?;
+        let output = plugin_as(&user, &UNDO).await?;
+        assert!(output.status.success(), "{}", output_text(&output));
+        assert!(output_text(&output).contains("cordoned, by whichever client: node-2"), "{}", output_text(&output));
+        undone(ctx, (&before, &shadows)).await?;
 
         let done = to_the_end(&user, &SWAP).await?;
         assert!(done.len() >= 12, "{done:#?}");
@@ -291,7 +352,7 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         assert!(again.status.success() && text.contains("kubectl uncordon node-2"), "{text}");
         assert!(text.contains("cordoned, probably by the earlier operator"), "{text}");
         assert!(text.contains("the host of node-2 may be armed"), "{text}");
-        updates(ctx).await
+        updates(ctx, &text).await
     })
     .await?;
     Ok(())
@@ -305,13 +366,13 @@ async fn taken_over(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let shadows = ctx
         .kubectl(&["get", SHADOWS, "-A", "-o", "custom-columns=:.metadata.namespace,:.metadata.name,:.spec"])
         .await?;
-    assert_eq!(shadows.matches("attempt:0").count(), 2, "{shadows}");
+    assert_eq!(shadows.matches("attempt:0").count(), 3, "{shadows}");
     assert!(!shadows.contains(OLD_NAMESPACE) && !shadows.contains("brs-gone"), "{shadows}");
     let policies =
         ctx.kubectl(&["get", "validatingadmissionpolicies,validatingadmissionpolicybindings", "-o", "name"]).await?;
     assert!(!policies.contains("brupop-earlier-versions"), "{policies}");
 
-    let world = ctx.until("the shadows are recorded", |world| world.shadows.len() == 2).await?;
+    let world = ctx.until("the shadows are recorded", |world| world.shadows.len() == 3).await?;
     let kept = record(&world, "node-1");
     assert!(kept.failures == 3 && kept.not_before.is_some() && kept.version_failures.is_empty(), "{kept:?}");
     assert_eq!(record(&world, "node-2").failures, 0);
@@ -327,20 +388,46 @@ async fn taken_over(ctx: &ScenarioContext) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Installs the operator as documented, and updates both nodes.
-async fn updates(ctx: &ScenarioContext) -> anyhow::Result<()> {
+/// Runs the commands about a node that the takeover has printed, which contain `part`.
+async fn run_printed(ctx: &ScenarioContext, printed: &str, node: &str, part: &str) -> anyhow::Result<()> {
+    let about = |line: &&str| {
+        line.starts_with(&format!("left: {node} ")) || line.starts_with(&format!("left: the host of {node} "))
+    };
+    let commands = printed.lines().filter(about).filter_map(|line| Some(&line[line.find(": kubectl ")? + 2..]));
+    let commands: Vec<&str> = commands.filter(|command| command.contains(part)).collect();
+    anyhow::ensure!(commands.len() == 1, "{commands:?}: {printed}");
+    shell(ctx, commands[0]).await?;
+    Ok(())
+}
+
+/// Installs the operator as documented, and updates all nodes.
+async fn updates(ctx: &ScenarioContext, printed: &str) -> anyhow::Result<()> {
+    let host = |node: &str| ctx.bed.member(node).map(|member| member.host.clone());
+    let (rebooted, armed) = (host("node-2")?, host("node-3")?);
+    let boots = (rebooted.snapshot().boot_id, armed.snapshot().boot_id);
     // The definitions without force, as documented; the rest with the programs of the test.
     let lines = install_lines()?;
     let (definitions, _) = lines.rsplit_once("&&").context("more commands")?;
     shell(ctx, definitions).await?;
     ctx.install().await?;
-    ctx.release();
-    // The commands that were printed.
-    ctx.kubectl(&["uncordon", "node-2"]).await?;
-    let world = ctx.until("node-2 is updated", |world| is_on(world, "node-2", &NEW)).await?;
+    ctx.until("the armed host is left alone", |world| {
+        condition_of(world, "node-3", BLOCKED).is_some_and(|condition| condition.reason == "HostArmedByOther")
+    })
+    .await?;
+    ctx.renewals(2).await?;
+    let world = ctx.bed.recorder.so_far()?.end();
+    assert!(is_armed(&armed) && armed.snapshot().boot_id == boots.1);
+    assert!(world.nodes["node-2"].fields.contains_key(&Field::Unschedulable), "node-2 stays cordoned");
+    assert!(!is_on(&world, "node-1", &NEW), "node-1 is in back-off, with its image");
+
+    run_printed(ctx, printed, "node-2", "uncordon").await?;
+    let uncordoned = |world: &ClusterState| !world.nodes["node-2"].fields.contains_key(&Field::Unschedulable);
+    ctx.until("node-2 is in service", |world| uncordoned(world) && is_on(world, "node-2", &NEW)).await?;
+    run_printed(ctx, printed, "node-3", names::RETRY_ANNOTATION).await?;
+    let world = ctx.until("node-3 is updated", |world| is_on(world, "node-3", &NEW)).await?;
     assert!(!is_on(&world, "node-1", &NEW), "node-1 is in back-off");
-    let retry = format!("{}=now", names::RETRY_ANNOTATION);
-    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", SHADOWS, "brs-node-1", &retry]).await?;
+    run_printed(ctx, printed, "node-1", names::RETRY_ANNOTATION).await?;
     ctx.updated().await?;
+    assert_eq!(rebooted.snapshot().boot_id, boots.0, "node-2 was on the version");
     Ok(())
 }
