@@ -27,6 +27,8 @@ pub(super) struct Facts {
     pub(super) unreadable: Vec<String>,
     pub(super) nodes: Vec<NodeState>,
     pub(super) releases: Vec<HelmRelease>,
+    /// The rights of a takeover that the user lacks, as verb and resource.
+    pub(super) missing_rights: Vec<String>,
     /// Sentences about what could not be read.
     pub(super) unread: Vec<String>,
     /// True if there was no time to read all shadows.

@@ -92,6 +92,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     tools::findings(facts, &mut found);
     shadows(facts, &mut found);
     nodes(facts, &mut found);
+    found.extend(rights(facts));
     found.sort_by_key(|finding| finding.severity);
     found
 }
@@ -360,6 +361,17 @@ fn nodes(facts: &Facts, found: &mut Vec<Finding>) {
         );
         found.push(Finding::note("OtherInterfaceVersion", text));
     }
+}
+
+fn rights(facts: &Facts) -> Option<Finding> {
+    let taken_over = facts.definition.as_ref().is_none_or(|definition| definition.ours);
+    (!taken_over && !facts.missing_rights.is_empty()).then(|| {
+        let text = format!(
+            "you need these rights too for takeover swap and undo: {}. docs/takeover.md has a ClusterRole with all that is needed",
+            facts.missing_rights.join(", ")
+        );
+        Finding::first("RightsMissing", text)
+    })
 }
 
 /// The takeover waits for the pods of such nodes, and for those of them that may reboot.

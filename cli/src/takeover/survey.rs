@@ -47,6 +47,7 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
         }
     }
     releases(client, &mut facts).await;
+    facts.missing_rights = crate::rights::missing(client).await?;
     Ok(facts)
 }
 

@@ -103,7 +103,7 @@ type Case<'a> = (&'a str, &'a dyn Fn(&mut Facts), Vec<(Severity, &'a str)>);
 #[test]
 fn each_fact_has_its_finding() {
     use Severity::{Blocks, First, Note};
-    let cases: [Case<'_>; 22] = [
+    let cases: [Case<'_>; 23] = [
         ("an idle install", &|_| {}, vec![]),
         ("nothing", &|facts| *facts = Facts::default(), vec![(Note, "NothingFound")]),
         ("an old cluster", &|facts| facts.outdated = Some("old".into()), vec![(Blocks, "KubernetesTooOld")]),
@@ -172,6 +172,11 @@ fn each_fact_has_its_finding() {
             "a node without a shadow",
             &|facts| facts.nodes.push(node("new", None, json!({}))),
             vec![(Note, "NodesWithoutShadow")],
+        ),
+        (
+            "a right is missing",
+            &|facts| facts.missing_rights = vec!["list pods".into()],
+            vec![(First, "RightsMissing")],
         ),
         ("a node that is down", &|facts| facts.nodes[0].ready = false, vec![(First, "NodesNotReady")]),
         (
