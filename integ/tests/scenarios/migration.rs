@@ -125,7 +125,7 @@ async fn earlier_shadows_are_migrated_in_place_and_nothing_is_lost() -> anyhow::
         for (at, spec, status, failures, back_off) in [
             ((earlier::NAMESPACE, "brs-node-1"), idle(), Value::Null, 0, false),
             ((earlier::NAMESPACE, "brs-node-2"), idle(), failing(3, &failed_at.to_string()), 3, true),
-            ((OTHER, "brs-node-3"), idle(), failing(u32::MAX, "monday"), 20, false),
+            ((OTHER, "brs-node-3"), idle(), failing(u32::MAX, "monday"), 10, false),
             ((OTHER, "brs-node-4"), under_way, of_under_way, 0, false),
         ] {
             let made = earlier_shadow(ctx, at, spec, status).await?;
