@@ -218,14 +218,22 @@ async fn migrator_of_kubernetes_does_no_harm(
     ensure!(replicas.lead(usize::MAX).await?.reports("Migrated").await?);
     all_are_migrated(control_plane, cases).await?;
 
-    let look = async || anyhow::Ok(shadows(&client, "v3").list(&ListParams::default()).await?.items);
+    let look = async || {
+        let mut all = shadows(&client, "v3").list(&ListParams::default()).await?.items;
+        all.retain(|shadow| shadow.name_any() != LIVE);
+        anyhow::Ok(all)
+    };
     let migrated = look().await?;
     ensure!(migrate_by_kubernetes(&client, "after").await? == "Succeeded", "nothing is left to do");
     ensure!(look().await? == migrated, "nothing is written");
     Ok(())
 }
 
-/// Requests a migration by Kubernetes, and returns the condition in which it ends.
+/// A shadow of this operator, which is written again and again.
+const LIVE: &str = "brs-live";
+
+/// Requests a migration by Kubernetes, and returns the condition in which it ends. It waits for a write of any shadow
+/// that comes after its beginning.
 async fn migrate_by_kubernetes(client: &Client, name: &str) -> anyhow::Result<String> {
     let kind =
         ApiResource::from_gvk(&GroupVersionKind::gvk("storagemigration.k8s.io", "v1", "StorageVersionMigration"));
@@ -235,8 +243,12 @@ async fn migrate_by_kubernetes(client: &Client, name: &str) -> anyhow::Result<St
         "spec": {"resource": {"group": GROUP, "resource": "bottlerocketshadows"}},
     });
     api.create(&PostParams::default(), &serde_json::from_value(migration)?).await?;
-    let mut ended = None;
+    let (mut ended, mut refresh) = (None, 60);
     until(&format!("the migration {name}"), async || {
+        refresh += 1;
+        let spec = json!({"state": "Idle", "attempt": 0, "host": {"refreshInterval": format!("{refresh}s")}});
+        let live = object("v3", LIVE, &json!({"spec": spec}))?;
+        shadows(client, "v3").patch(LIVE, &PatchParams::apply("test").force(), &Patch::Apply(&live)).await?;
         let found = api.get(name).await?;
         let conditions = found.data["status"]["conditions"].as_array().into_iter().flatten();
         let mut ends = conditions.filter(|condition| condition["type"] != "Running" && condition["status"] == "True");
@@ -249,8 +261,7 @@ async fn migrate_by_kubernetes(client: &Client, name: &str) -> anyhow::Result<St
 
 /// A rolling change of API servers: one of them knows neither v3 nor the policy that makes the earlier versions read-only.
 #[tokio::test(flavor = "multi_thread")]
-async fn shadow_that_an_api_server_behind_stores_is_migrated_before_the_prune_or_by_the_next_check()
--> anyhow::Result<()> {
+async fn shadow_that_api_server_behind_stores_during_migration_is_migrated_before_prune() -> anyhow::Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let client = control_plane.client();
     let second = control_plane.second_apiserver().await?;
@@ -258,7 +269,7 @@ async fn shadow_that_an_api_server_behind_stores_is_migrated_before_the_prune_or
     config.cluster_url = second.url().parse()?;
     let behind = Client::try_from(config)?;
     let mut cases = cases(&client).await?;
-    cases.retain(|case| ["brs-failing", "brs-most", "brs-future"].contains(&case.name));
+    cases.retain(|case| ["brs-failing", "brs-most"].contains(&case.name));
     earlier_definition(&client, "v2").await?;
     create(&client, &cases[0]).await?;
     settled("the second server serves the shadows", async || {
@@ -275,19 +286,13 @@ async fn shadow_that_an_api_server_behind_stores_is_migrated_before_the_prune_or
     create(&behind, &cases[1]).await?;
     is_stored_in(&control_plane, cases[1].name, "v2").await?;
     ensure!(stored_versions(&client).await? == ["v2", "v3"], "not pruned yet");
+    // While two API servers disagree, they take a whole processor.
+    drop(second);
     ensure!(leader.reports("Migrated").await?);
-    all_are_migrated(&control_plane, &cases[..2]).await?;
+    all_are_migrated(&control_plane, &cases).await?;
     let written = replicas.written();
     let prune = written.iter().position(|path| path.contains(DEFINITION)).context("not pruned")?;
     ensure!(written[..prune].iter().filter(|path| path.contains(cases[1].name)).count() == 4, "{written:?}");
-    drop(leader);
-
-    create(&behind, &cases[2]).await?;
-    is_stored_in(&control_plane, cases[2].name, "v2").await?;
-    ensure!(stored_versions(&client).await? == ["v3"], "the list does not name it");
-    ensure!(replicas.lead(usize::MAX).await?.reports("Migrated").await?);
-    all_are_migrated(&control_plane, &cases).await?;
-    drop(second);
     control_plane.stop().await
 }
 
