@@ -1,5 +1,5 @@
-//! What etcd has stored: the API server shows each object in the version that is requested, and not in the one that it is
-//! stored in.
+//! The objects as etcd has stored them: the API server shows each in the version that is requested, and not in the one that
+//! it is stored in.
 
 use anyhow::Context as _;
 use base64::Engine as _;
