@@ -18,6 +18,9 @@ pub const VERSIONS: [&str; 2] = ["v1", "v2"];
 /// Name of the ValidatingAdmissionPolicy that makes [`VERSIONS`] read-only, and of its binding.
 pub const READ_ONLY_POLICY: &str = "brupop-earlier-versions";
 
+/// The most failures that are carried over from its shadows: by then the back-off of the default policy is at its longest.
+pub const MOST_FAILURES: u32 = 10;
+
 /// Label of its pods in releases from 0.2, with the values [`COMPONENTS`].
 pub const COMPONENT_LABEL: &str = "brupop.bottlerocket.aws/component";
 /// Values of [`COMPONENT_LABEL`].

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
-use models::earlier::EarlierShadow;
+use models::earlier::{EarlierShadow, MOST_FAILURES};
 use models::names::{APPLICATION, APPLICATION_LABEL, SYSTEM_NAMESPACE};
 use planner::policy::Policy;
 use serde_json::{Value, json};
@@ -25,9 +25,6 @@ const FULL: usize = 256 * 1024;
 
 /// Bytes of one object, alone in its ConfigMap, that the API server still takes: 1 MiB with everything around them.
 const LARGEST: usize = 1_000_000;
-
-/// The most failures that are carried over: by then the back-off is at its longest.
-const MOST_FAILURES: i64 = 10;
 
 /// Kind, namespace (empty for cluster scope) and name.
 pub(super) type Id = (String, String, String);
@@ -165,7 +162,7 @@ pub(super) fn one_map(objects: &[Value]) -> anyhow::Result<Vec<Value>> {
 /// Returns the record of a shadow of this operator that continues the back-off of the earlier operator's; `None` without
 /// failures. It blames no version: the earlier operator counted every failed call.
 pub(super) fn back_off(shadow: &EarlierShadow, now: Timestamp) -> Option<models::shadow::Record> {
-    let failures = i64::from(shadow.crash_count).min(MOST_FAILURES);
+    let failures = i64::from(shadow.crash_count.min(MOST_FAILURES));
     (failures > 0).then(|| models::shadow::Record {
         failures,
         not_before: Policy::default().continued_back_off(failures, shadow.failed_at, now),

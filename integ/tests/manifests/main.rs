@@ -3,6 +3,8 @@
 
 mod admission;
 mod lists;
+mod migration;
+mod migrator;
 mod network;
 mod pods;
 mod policy;
