@@ -229,7 +229,8 @@ fn undo_stores_earlier_version_before_it_restores_shadows() {
             "done",
         ]
     );
-    let cases: [(&str, fn(&mut Facts), &str); 6] = [
+    type Change = fn(&mut Facts);
+    let cases: [(&str, Change, &str); 6] = [
         ("this operator runs", |f| f.installed = true, "blocked"),
         ("the earlier one was started again", |f| f.workloads = vec![agent("brupop-agent")], "delete brupop-agent"),
         ("a pod of it is left", |f| f.pods = vec!["p".into()], "wait Pods"),
