@@ -44,7 +44,10 @@ impl Tool {
         // The id is application:group/kind:namespace/name.
         let tracked = || annotation("argocd.argoproj.io/tracking-id");
         let tracked = || tracked()?.split(':').next().map(str::to_owned);
-        if let Some(application) = label("argocd.argoproj.io/instance").or_else(tracked) {
+        // The label by which Argo CD tracks objects unless it is told otherwise, up to 2.x. Charts set it too.
+        let instance =
+            || label("app.kubernetes.io/instance").filter(|_| annotation("meta.helm.sh/release-name").is_none());
+        if let Some(application) = label("argocd.argoproj.io/instance").or_else(tracked).or_else(instance) {
             found.push(Self::ArgoCd { application });
         }
         for (kind, prefix) in
@@ -167,6 +170,13 @@ mod tests {
                 "Helm without a release",
                 json!({"namespace": "n", "labels": {"app.kubernetes.io/managed-by": "Helm"}}),
                 vec![helm(None)],
+            ),
+            ("an application by Kubernetes' label", json!({"labels": {"app.kubernetes.io/instance": "app"}}), argo()),
+            (
+                "the same label of a chart",
+                json!({"labels": {"app.kubernetes.io/instance": "app", "app.kubernetes.io/managed-by": "Helm"},
+                    "annotations": {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "n"}}),
+                vec![helm(Some("r"))],
             ),
             ("an application by label", json!({"labels": {"argocd.argoproj.io/instance": "app"}}), argo()),
             (

@@ -16,8 +16,8 @@ const LABELLED: &str = "kubectl get serviceaccounts,services,secrets -l app.kube
 /// Returns all texts, a line each.
 pub(super) fn lines(record: &Record, shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> Vec<String> {
     let mut lines = left_on_nodes(shadows, nodes);
-    lines.extend(git_ops(record));
     lines.extend(helm(record));
+    lines.extend(git_ops(record));
     lines.extend(rest(record));
     lines.push(
         "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml. \
@@ -121,11 +121,17 @@ fn rest(record: &Record) -> Option<String> {
 /// Returns what to do where a GitOps tool still has the definition in its source.
 fn git_ops(record: &Record) -> Option<String> {
     let definition = record.of_kind("CustomResourceDefinition").next()?;
-    let tool = Tool::all_of_kept(definition).into_iter().find_map(|tool| match tool {
-        Tool::ArgoCd { .. } => Some("Argo CD"),
-        Tool::Flux { .. } => Some("Flux"),
-        Tool::Helm { .. } => None,
-    })?;
+    let found = Tool::all_of_kept(definition).into_iter().find(|tool| !matches!(tool, Tool::Helm { .. }))?;
+    let tool = match &found {
+        Tool::Flux { kind: "helmrelease", name, namespace } => {
+            return Some(format!(
+                "the HelmRelease {name} in {namespace} holds the definition: keep it suspended until Helm has forgotten the \
+                 release, then remove it from its source; while the release exists, its removal uninstalls the release"
+            ));
+        }
+        Tool::Flux { .. } => "Flux",
+        Tool::ArgoCd { .. } | Tool::Helm { .. } => "Argo CD",
+    };
     Some(format!(
         "{tool} still has the earlier operator in its source: remove it there before you resume {tool}, and leave the \
          annotation that keeps {tool} from deleting the definition"

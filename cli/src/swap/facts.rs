@@ -295,29 +295,39 @@ async fn read_only(client: &Client, definition: Option<&Definition>) -> anyhow::
         policy: if_there(policy)?.and_then(|object| object.metadata.uid),
         binding: if_there(binding)?.and_then(|object| object.metadata.uid),
         enforced: false,
+        refusal: None,
     };
     let Some(version) = definition.and_then(|definition| definition.readable.as_deref()) else { return Ok(found) };
     if found.policy.is_some() && found.binding.is_some() {
         let resource = shadow_resource(version);
         found.enforced = true;
         for _ in 0..REFUSALS {
-            found.enforced &= is_refused(client, &resource).await?;
+            let (enforced, refusal) = is_refused(client, &resource).await?;
+            found.enforced &= enforced;
+            found.refusal = found.refusal.or(refusal);
         }
     }
     Ok(found)
 }
 
-/// Returns true if the API server refuses a write at an old version for its policy. The write is a dry run.
-async fn is_refused(client: &Client, resource: &ApiResource) -> anyhow::Result<bool> {
+/// Returns true if the API server refuses a write at an old version for its policy, and otherwise the refusal, if it is one.
+/// The write is a dry run.
+async fn is_refused(client: &Client, resource: &ApiResource) -> anyhow::Result<(bool, Option<String>)> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), SYSTEM_NAMESPACE, resource);
     let mut object = DynamicObject::new("brs-takeover-check", resource);
     object.data = json!({"spec": {"state": "Idle"}});
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     match call(&format!("create bottlerocketshadows in {SYSTEM_NAMESPACE}"), api.create(&dry, &object)).await {
-        Err(error) if format!("{error:#}").contains(deploy::takeover::READ_ONLY_MESSAGE) => Ok(true),
-        // This API server does not serve the version yet, or the namespace is gone.
-        Err(error) if code(&error) == Some(404) => Ok(false),
+        Err(error) if format!("{error:#}").contains(deploy::takeover::READ_ONLY_MESSAGE) => Ok((true, None)),
+        // The version is not served yet, the namespace is gone, or a policy of another tool refuses the write first.
+        Err(error) if matches!(code(&error), Some(400..=499)) => Ok((false, Some(format!("{error:#}")))),
         Err(error) => Err(error),
-        Ok(_) => Ok(false),
+        Ok(_) => Ok((false, None)),
     }
+}
+
+/// Returns true if a takeover is begun and neither finished nor undone: the record is needed.
+pub(crate) async fn is_under_way(client: &Client) -> anyhow::Result<bool> {
+    let phase = definition(client).await?.as_ref().map_or(Phase::Absent, Definition::phase);
+    Ok(matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning) && !record(client).await?.is_empty())
 }

@@ -13,6 +13,7 @@ mod steps;
 mod undo;
 
 use std::collections::BTreeMap;
+use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
 
 use anyhow::bail;
@@ -22,8 +23,8 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
-pub(crate) use self::facts::record;
 use self::facts::{Memory, gather};
+pub(crate) use self::facts::{is_under_way, record};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};
 use crate::page::{confirm, print_line};
@@ -110,6 +111,13 @@ async fn run(
     question: &str,
     next: impl Fn(&Facts) -> Next,
 ) -> anyhow::Result<Option<usize>> {
+    if options.settle.0 >= options.timeout.0 {
+        bail!(
+            "--timeout ({}) has to be longer than --settle ({}); nothing was changed",
+            options.timeout,
+            options.settle
+        );
+    }
     let version = call::call("get /version", client.apiserver_version()).await?;
     if let Some(reason) = outdated(&version) {
         bail!("{reason}; nothing was changed");
@@ -149,7 +157,7 @@ async fn run(
     // Number of times that each step was tried, and the last refusal.
     let (mut tries, mut refusal) = (BTreeMap::<String, usize>::new(), None);
     let mut taken = 0;
-    let mut waits: Option<(Instant, String)> = None;
+    let mut waits: Option<Waited> = None;
     loop {
         let facts = gather(client, &mut memory, options.settle.signed(), false).await?;
         match next(&facts) {
@@ -188,14 +196,17 @@ async fn run(
     }
 }
 
+/// A wait: since when, for which kind of thing, and the sentence that was shown.
+type Waited = (Instant, Discriminant<Waiting>, String);
+
 /// Prints what is waited for when it changes, and waits for a moment.
-async fn wait(waiting: &Waiting, waits: &mut Option<(Instant, String)>, options: &Options) -> anyhow::Result<()> {
-    let sentence = waiting.sentence();
-    // The time-out is for all that is waited for without a step in between.
-    let since = waits.as_ref().map_or_else(Instant::now, |(since, _)| *since);
-    if waits.as_ref().is_none_or(|(_, shown)| *shown != sentence) {
+async fn wait(waiting: &Waiting, waits: &mut Option<Waited>, options: &Options) -> anyhow::Result<()> {
+    let (sentence, kind) = (waiting.sentence(), discriminant(waiting));
+    let same = waits.take().filter(|(_, of, _)| *of == kind);
+    if same.as_ref().is_none_or(|(_, _, shown)| *shown != sentence) {
         print_line(format_args!("waiting: {sentence}"));
     }
+    let since = same.map_or_else(Instant::now, |(since, ..)| since);
     if since.elapsed() >= options.timeout.0 {
         bail!(
             "after {} this is still so: {sentence}. {} What the earlier operator left on nodes so far: kubectl brupop takeover \
@@ -204,7 +215,7 @@ async fn wait(waiting: &Waiting, waits: &mut Option<(Instant, String)>, options:
             waiting.advice()
         );
     }
-    *waits = Some((since, sentence));
+    *waits = Some((since, kind, sentence));
     tokio::time::sleep(PERIOD).await;
     Ok(())
 }
@@ -217,7 +228,11 @@ impl Waiting {
             Self::Nodes(nodes) => {
                 format!("the earlier operator asked hosts to reboot: {}", first(nodes))
             }
-            Self::ReadOnly => "the API server does not refuse writes at v1 and v2 yet".to_owned(),
+            Self::Shadows(reason) => format!("the earlier operator's shadows cannot be read: {reason}"),
+            Self::ReadOnly(None) => "the API server does not refuse writes at v1 and v2 yet".to_owned(),
+            Self::ReadOnly(Some(refusal)) => {
+                format!("writes at v1 and v2 are not refused by the policy yet: {refusal}")
+            }
             Self::Served => "the API server does not serve v3 yet".to_owned(),
             Self::Stored => {
                 "the version of the earlier operator is stored again; every API server gets some seconds to notice"
@@ -236,9 +251,14 @@ impl Waiting {
                  --force. Then run the command again: it goes on from there."
             }
             Self::Nodes(_) => {
-                "Bring the nodes back, or delete those that are gone for good. Then run the command again: it goes on from there."
+                "Nodes that may still reboot only need time. Bring the others back, or delete those that are gone for good. Then run \
+                 the command again: it goes on from there."
             }
-            Self::ReadOnly | Self::Served | Self::Recheck | Self::Stored => {
+            Self::ReadOnly(Some(_)) => {
+                "If a policy of another tool refuses it, let that tool leave out bottlerocketshadows. Then run the command again: it \
+                 goes on from there."
+            }
+            Self::Shadows(_) | Self::ReadOnly(None) | Self::Served | Self::Recheck | Self::Stored => {
                 "See whether all API servers are in order, then run the command again: it goes on from there."
             }
         }

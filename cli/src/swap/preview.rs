@@ -84,7 +84,8 @@ pub(super) fn assume(facts: &mut Facts, next: &Next) {
         Next::Wait(waiting) => match waiting {
             Waiting::Pods(_) => facts.pods.clear(),
             Waiting::Nodes(_) => facts.unsettled.clear(),
-            Waiting::ReadOnly => facts.read_only.enforced = true,
+            Waiting::Shadows(_) => facts.earlier = Ok(Vec::new()),
+            Waiting::ReadOnly(_) => facts.read_only.enforced = true,
             Waiting::Served => {}
             Waiting::Recheck | Waiting::Stored => facts.rechecked = true,
         },

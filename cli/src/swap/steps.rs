@@ -2,8 +2,8 @@
 //! at any point goes on from there.
 //!
 //! ```text
-//! keep workloads and definition ► delete workloads ► pods gone ► hosts settled ► keep shadows ► conversion None
-//!   ► v1 and v2 read-only ► definition v1 v2 v3 ► shadows of this operator ► delete the kept ones
+//! keep workloads and definition ► delete workloads ► pods gone ► hosts settled ► v1 and v2 read-only ► keep shadows
+//!   ► conversion None ► definition v1 v2 v3 ► shadows of this operator ► delete the kept ones
 //!   ► check again ► storedVersions [v3] ► definition v3 ► policy removed
 //! ```
 
@@ -126,6 +126,8 @@ pub(super) struct ReadOnly {
     pub(super) binding: Option<String>,
     /// True if the API server refused a write at v1 or v2 for it.
     pub(super) enforced: bool,
+    /// The reason for which it refused the write otherwise.
+    pub(super) refusal: Option<String>,
 }
 
 /// Everything that a decision needs.
@@ -194,7 +196,10 @@ pub(super) enum Step {
 pub(super) enum Waiting {
     Pods(Vec<String>),
     Nodes(Vec<String>),
-    ReadOnly,
+    /// The reason why the earlier operator's shadows cannot be read.
+    Shadows(String),
+    /// What an API server answers to a write at v1 or v2 instead, if it refuses it.
+    ReadOnly(Option<String>),
     Served,
     Recheck,
     /// Only `undo`: every API server has to store the earlier operator's version again.
@@ -249,6 +254,7 @@ impl Facts {
 pub(super) fn next(facts: &Facts) -> Next {
     unknown(facts)
         .or_else(|| obstacle(facts))
+        .or_else(|| installed(facts))
         .map(Next::Blocked)
         .or_else(|| stop(facts))
         .or_else(|| match facts.phase() {
@@ -274,6 +280,19 @@ pub(super) fn unknown(facts: &Facts) -> Option<String> {
             "the definition of the shadows has the versions {}, which are neither the earlier operator's nor this one's: \
              restore the definition that the earlier operator was installed with",
             definition.versions.join(", ")
+        )
+    })
+}
+
+/// Returns the reason why nothing is done beside this operator's controller: it would make shadows, and migrate those of
+/// the earlier one, at the same time.
+pub(super) fn installed(facts: &Facts) -> Option<String> {
+    (facts.installed && matches!(facts.phase(), Phase::Earlier | Phase::Both | Phase::Returning)).then(|| {
+        format!(
+            "this operator is installed, and would write shadows at the same time: delete its workloads first (kubectl delete \
+             deployments,daemonsets --all -n {} and -n {}), wait until their pods are gone, then run this command again",
+            names::SYSTEM_NAMESPACE,
+            names::AGENT_NAMESPACE
         )
     })
 }
@@ -325,7 +344,8 @@ pub(super) fn is_api_server(workload: &Value) -> bool {
     workload["spec"]["template"]["metadata"]["labels"][earlier::COMPONENT_LABEL] == "apiserver"
 }
 
-/// Waits for hosts that were asked to reboot, and keeps the shadows.
+/// Waits for hosts that were asked to reboot, makes v1 and v2 read-only, and keeps the shadows: then they do not change
+/// any more.
 fn settle(facts: &Facts) -> Option<Next> {
     let by_webhook = facts.definition.as_ref().is_some_and(Definition::converts_by_webhook);
     match &facts.earlier {
@@ -333,20 +353,23 @@ fn settle(facts: &Facts) -> Option<Next> {
         Err(_) if by_webhook => Some(Next::Act(Step::SetConversion(json!({"strategy": "None"})))),
         Err(reason) => Some(unreadable(reason)),
         Ok(_) if !facts.unsettled.is_empty() => Some(Next::Wait(Waiting::Nodes(facts.unsettled.clone()))),
-        Ok(shadows) => facts.keep(&shadows.iter().map(|shadow| shadow.kept.clone()).collect::<Vec<_>>()),
+        Ok(shadows) => {
+            close(facts).or_else(|| facts.keep(&shadows.iter().map(|shadow| shadow.kept.clone()).collect::<Vec<_>>()))
+        }
     }
 }
 
+/// Right after a change of the definition, and beside an API server that is behind, that ends by itself.
 pub(super) fn unreadable(reason: &str) -> Next {
-    Next::Blocked(format!("the earlier operator's shadows cannot be read: {reason}"))
+    Next::Wait(Waiting::Shadows(reason.to_owned()))
 }
 
-/// Replaces the conversion, closes v1 and v2, and adds v3 to the definition.
+/// Replaces the conversion, and adds v3 to the definition.
 fn prepare(facts: &Facts) -> Next {
     if facts.definition.as_ref().is_some_and(Definition::converts_by_webhook) {
         return Next::Act(Step::SetConversion(json!({"strategy": "None"})));
     }
-    close(facts).unwrap_or(Next::Act(Step::ServeAllVersions))
+    Next::Act(Step::ServeAllVersions)
 }
 
 /// Makes v1 and v2 read-only.
@@ -362,7 +385,7 @@ fn close(facts: &Facts) -> Option<Next> {
     if facts.read_only.binding.is_none() {
         return Some(Next::Act(Step::CreateReadOnly(binding)));
     }
-    (!facts.read_only.enforced).then_some(Next::Wait(Waiting::ReadOnly))
+    (!facts.read_only.enforced).then(|| Next::Wait(Waiting::ReadOnly(facts.read_only.refusal.clone())))
 }
 
 /// Removes that policy.

@@ -11,11 +11,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::{earlier, names};
+use models::earlier;
 use serde_json::Value;
 
 use super::record::id;
-use super::steps::{Facts, Next, Phase, Step, Waiting, is_api_server, open, stop, unknown, unreadable};
+use super::steps::{Facts, Next, Phase, Step, Waiting, installed, is_api_server, open, stop, unknown, unreadable};
 
 /// Reason why `undo` does nothing once the earlier versions are dropped.
 const TOO_LATE: &str = "the definition has v3 alone, so that the takeover is complete. To go back: save the ConfigMaps \
@@ -24,7 +24,7 @@ const TOO_LATE: &str = "the definition has v3 alone, so that the takeover is com
 
 /// Returns the next step.
 pub(super) fn next(facts: &Facts) -> Next {
-    if let Some(reason) = unknown(facts) {
+    if let Some(reason) = unknown(facts).or_else(|| installed(facts)) {
         return Next::Blocked(reason);
     }
     let from_v3 = match facts.phase() {
@@ -45,14 +45,6 @@ pub(super) fn next(facts: &Facts) -> Next {
 
 /// Stores v2 again, or v1 where it was stored before, and then restores the definition.
 fn from_v3(facts: &Facts) -> Next {
-    if facts.installed {
-        return Next::Blocked(format!(
-            "this operator is installed, and would make its shadows again: delete its workloads first (kubectl delete \
-             deployments,daemonsets --all -n {} and -n {}), wait until their pods are gone, then run this command again",
-            names::SYSTEM_NAMESPACE,
-            names::AGENT_NAMESPACE
-        ));
-    }
     let Some(kept) = facts.record.of_kind("CustomResourceDefinition").next() else {
         return Next::Blocked(
             "the definition of the earlier operator is not recorded, so it cannot be restored: finish the takeover (kubectl \
