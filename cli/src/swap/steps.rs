@@ -198,7 +198,7 @@ pub(super) enum Waiting {
     Nodes(Vec<String>),
     /// The reason why the earlier operator's shadows cannot be read.
     Shadows(String),
-    /// What an API server answers to a write at v1 or v2 instead, if it refuses it.
+    /// The answer of an API server that refuses a write at v1 or v2 for another reason.
     ReadOnly(Option<String>),
     Served,
     Recheck,

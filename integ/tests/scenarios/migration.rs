@@ -7,8 +7,8 @@ use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams}
 use kube::core::GroupVersionKind;
 use models::condition::{Condition, ConditionStatus};
 use models::earlier;
-use models::names::{MIGRATE_STORAGE_ANNOTATION, MIGRATED_FROM_ANNOTATION};
-use models::operator::STORAGE_MIGRATED;
+use models::names::{MIGRATE_STORAGE_ANNOTATION, MIGRATED_FROM_ANNOTATION, SYSTEM_NAMESPACE};
+use models::operator::{DEGRADED, STORAGE_MIGRATED};
 use serde_json::{Value, json};
 
 use crate::interfere::poll;
@@ -288,7 +288,7 @@ fn store_v4(versions: &mut Vec<Value>) {
 
 /// Goes back from v4 to v3: of a shadow that both have written, all that v3 has is kept.
 async fn back_to_v3(ctx: &ScenarioContext, request: &str) -> anyhow::Result<()> {
-    let (namespace, name) = (models::names::SYSTEM_NAMESPACE, "brs-node-1");
+    let (namespace, name) = (SYSTEM_NAMESPACE, "brs-node-1");
     let note = json!({"spec": {"note": "of v4"}, "metadata": {"labels": {"example.com/a": "b"}}});
     let api = shadows(ctx, namespace, "v4");
     let noted = api.patch(name, &PatchParams::default(), &Patch::Merge(note)).await?;
@@ -312,6 +312,24 @@ async fn back_to_v3(ctx: &ScenarioContext, request: &str) -> anyhow::Result<()> 
     Ok(())
 }
 
+/// Checks that the condition names a field that another manager owns too, and its manager, until that gives it up.
+async fn other_owner_is_named(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let api = shadows(ctx, SYSTEM_NAMESPACE, "v3");
+    let found = poll("the node has its shadow", async || Ok(api.get("brs-node-1").await.ok())).await?;
+    let kind = json!({"apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow"});
+    let mut same = kind.clone();
+    same["spec"] = json!({"state": found.data["spec"]["state"], "attempt": found.data["spec"]["attempt"]});
+    let other = PatchParams::apply("example-tool");
+    api.patch("brs-node-1", &other, &Patch::Apply(same)).await?;
+    let degraded = ctx.until_operator(DEGRADED, ConditionStatus::True).await?;
+    assert_eq!(degraded.reason, "FieldManagerConflict", "{degraded:?}");
+    let named = |part: &str| degraded.message.contains(part);
+    assert!(named("spec.attempt") && named("example-tool"), "{degraded:?}");
+    api.patch("brs-node-1", &other, &Patch::Apply(kind)).await?;
+    ctx.until_operator(DEGRADED, ConditionStatus::False).await?;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn later_version_and_way_back_are_migrated_by_hand_and_missing_right_is_named() -> anyhow::Result<()> {
     let mut options = nodes(1);
@@ -319,6 +337,7 @@ async fn later_version_and_way_back_are_migrated_by_hand_and_missing_right_is_na
     run(options, async |ctx| {
         ctx.install().await?;
         until_reason(ctx, "Migrated").await?;
+        other_owner_is_named(ctx).await?;
         change_versions(ctx, store_v4).await?;
         let waits = until_reason(ctx, "AwaitingRequest").await?;
         assert!(waits.message.contains(MIGRATE_STORAGE_ANNOTATION), "{waits:?}");
