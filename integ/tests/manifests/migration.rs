@@ -114,7 +114,7 @@ fn path(name: &str) -> String {
     format!("{GROUP}/bottlerocketshadows/{}/{name}", earlier::NAMESPACE)
 }
 
-async fn is_stored_in(control_plane: &ControlPlane, name: &str, version: &str) -> anyhow::Result<()> {
+pub(super) async fn is_stored_in(control_plane: &ControlPlane, name: &str, version: &str) -> anyhow::Result<()> {
     let stored = control_plane.stored(&path(name)).await?;
     ensure!(stored["apiVersion"] == format!("{GROUP}/{version}"), "{name}: {stored}");
     Ok(())

@@ -1,5 +1,6 @@
 //! The definition of a takeover on a real API server, over the earlier operator's definition and objects.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -13,8 +14,12 @@ use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Api, Client, ResourceExt as _};
 use models::{earlier, names};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
+use super::migration::is_stored_in;
 use super::{expect, until};
 
 pub(super) const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
@@ -122,6 +127,53 @@ async fn api_server_that_is_behind_refuses_writes_at_earlier_versions_and_return
     .await?;
     let all = shadows(&behind, "v2").list(&ListParams::default()).await?;
     ensure!(all.items.len() == 2, "{all:?}");
+    drop(second);
+    control_plane.stop().await
+}
+
+/// An API server that knows neither v3 nor the policy stores a shadow in v2 after the definition has changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn shadow_that_api_server_behind_stores_during_takeover_is_recorded_before_versions_are_pruned()
+-> anyhow::Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let client = control_plane.client();
+    let second = control_plane.second_apiserver().await?;
+    let mut config = control_plane.client_config();
+    config.cluster_url = second.url().parse()?;
+    let behind = Client::try_from(config)?;
+    earlier_operator(&client).await?;
+    settled("the second server serves the shadows", async || shadows(&behind, "v2").get("brs-idle").await.map(|_| ()))
+        .await?;
+    second.hold(Behind::Policies);
+
+    let mut swap = tokio::process::Command::new(integ::bed::Programs::find()?.plugin)
+        .args(["takeover", "swap", "--yes", "--settle", "1s"])
+        .env("KUBECONFIG", control_plane.kubeconfig())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut lines = BufReader::new(swap.stdout.take().context("no output")?).lines();
+    let mut printed = Vec::new();
+    while let Some(line) = lines.next_line().await? {
+        if line.contains("v3 stored") {
+            let process = Pid::from_raw(swap.id().context("it has ended")?.try_into()?);
+            kill(process, Signal::SIGSTOP)?;
+            let late = object("v2", "brs-late", &json!({"spec": {"state": "Idle", "version": "1.20.5"}}))?;
+            shadows(&behind, "v2").create(&PostParams::default(), &late).await?;
+            is_stored_in(&control_plane, "brs-late", "v2").await?;
+            kill(process, Signal::SIGCONT)?;
+        }
+        printed.push(line);
+    }
+    ensure!(swap.wait().await?.success(), "{printed:#?}");
+    ensure!(printed.iter().any(|line| line.contains("brs-late, which is recorded")), "{printed:#?}");
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
+    let maps = maps.list(&ListParams::default()).await?.items;
+    let recorded = maps.iter().flat_map(|map| map.data.iter().flatten()).any(|(_, text)| text.contains("brs-late"));
+    ensure!(recorded, "the late shadow is not recorded");
+    let left = shadows(&client, "v3").list(&ListParams::default()).await?.items;
+    ensure!(left.is_empty(), "{left:?}");
     drop(second);
     control_plane.stop().await
 }
