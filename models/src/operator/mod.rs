@@ -111,8 +111,8 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// migrates them, `Manual` waits for the annotation `brupop.bottlerocket.aws/migrate-storage`. Default Auto.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_migration: Option<StorageMigration>,
-    /// Number of earlier revisions of the policy to keep, besides those that a node is labelled with and those that the
-    /// status names. With 0 only these are kept. Default 10.
+    /// Number of earlier revisions of the policy to keep, besides those that the status or the label of a shadow names.
+    /// With 0 only these are kept. Default 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100), extend("format" = "int32"))]
     pub revision_history_limit: Option<u32>,

@@ -40,7 +40,7 @@ pub struct PolicyRevision {
     /// True if its labels make it one of the operator's resource.
     pub labelled: bool,
     pub owners: Vec<OwnerReference>,
-    /// The content, or why it cannot be read. Then the revision is listed, and equals no other.
+    /// The content, or the reason for which it cannot be read. Then the revision is listed, and equals no other.
     pub content: Result<RevisionContent, String>,
     pub change_cause: Option<String>,
     pub deleting: bool,
@@ -153,7 +153,7 @@ pub struct RevisionPlan {
     pub update: Option<String>,
     /// The label of each shadow that has to have one, by the name of its node.
     pub labels: BTreeMap<String, String>,
-    /// Why the policy has no revision, and what to do.
+    /// The reason for which the policy has no revision, and what to do about it.
     pub problem: Option<String>,
 }
 
@@ -188,7 +188,7 @@ impl<'a> History<'a> {
     /// Returns the revision that has a content; of several, the one that is kept.
     fn with(&self, content: &RevisionContent) -> Option<&'a PolicyRevision> {
         let equal = self.revisions.iter().copied().filter(|revision| revision.has(content));
-        equal.max_by_key(|revision| (self.is_writable(revision), revision.number, &revision.name))
+        equal.max_by_key(|revision| (!revision.deleting, revision.number, &revision.name))
     }
 
     /// Returns whether a revision may be renumbered and deleted.
@@ -197,7 +197,7 @@ impl<'a> History<'a> {
     }
 
     /// Returns the name under which the revision of this name is kept.
-    fn kept(&self, name: &str) -> Option<&'a str> {
+    fn name_kept(&self, name: &str) -> Option<&'a str> {
         self.kept.get(name).map(|kept| kept.name.as_str())
     }
 
@@ -208,7 +208,7 @@ impl<'a> History<'a> {
 
     /// Returns the write that makes `kept`, the revision of the policy, the latest one, unless it is that already.
     fn renumber(&self, kept: &PolicyRevision) -> Option<RevisionAction> {
-        let others = self.revisions.iter().filter(|other| other.content.is_err() || other.content != kept.content);
+        let others = self.revisions.iter().filter(|other| other.content != kept.content);
         let is_last = others.map(|other| other.number).max().is_none_or(|highest| highest < kept.number);
         let number = self.next_number();
         (!is_last && kept.number < number && self.is_writable(kept)).then(|| RevisionAction::Renumber {
@@ -217,14 +217,16 @@ impl<'a> History<'a> {
         })
     }
 
-    /// Returns the revisions to delete: equal ones that nothing names, and the earliest of those that are neither live nor
-    /// within the limit.
+    /// Returns the revisions to delete: those that nothing names and another one is kept for, and the earliest of those that
+    /// are neither live nor within the limit.
     fn surplus(&self, live: &BTreeSet<&str>, limit: usize) -> Vec<RevisionAction> {
         let idle = self.revisions.iter().copied().filter(|r| self.is_writable(r) && !live.contains(r.name.as_str()));
         let (single, equal): (Vec<&PolicyRevision>, Vec<_>) =
-            idle.partition(|r| self.kept(&r.name) == Some(r.name.as_str()));
+            idle.partition(|r| self.name_kept(&r.name) == Some(r.name.as_str()));
         let excess = single.len().saturating_sub(limit);
-        let deleted = equal.into_iter().chain(single.into_iter().take(excess));
+        // One that is still to be adopted may turn out to be another owner's.
+        let spare = equal.into_iter().filter(|r| self.kept.get(r.name.as_str()).is_some_and(|r| self.is_writable(r)));
+        let deleted = spare.chain(single.into_iter().take(excess));
         deleted.map(|r| RevisionAction::Delete { name: r.name.clone(), uid: r.uid.clone() }).collect()
     }
 }
@@ -319,7 +321,7 @@ fn create(
 /// needs none; any other keeps the revision that it was last brought to until its attempt has ended.
 fn label(history: &History<'_>, shadow: &LabelledShadow, update: Option<&str>) -> Option<String> {
     let present = shadow.label.as_deref();
-    let kept = present.map(|label| history.kept(label).unwrap_or(label));
+    let kept = present.map(|label| history.name_kept(label).unwrap_or(label));
     update.filter(|_| shadow.follows).or(kept).map(str::to_owned)
 }
 
@@ -343,7 +345,7 @@ pub fn plan(snapshot: &RevisionSnapshot<'_>) -> RevisionPlan {
         (None, None) => {}
     }
     let update = update.map(|update| update.name.as_str());
-    let followed = || operator.status.current_revision.as_deref().and_then(|name| history.kept(name));
+    let followed = || operator.status.current_revision.as_deref().and_then(|name| history.name_kept(name));
     let current = update.filter(|_| *all_follow).or_else(followed);
     let labelled = shadows.iter().filter(|shadow| !shadow.deleting);
     plan.labels = labelled.filter_map(|shadow| Some((shadow.node.clone(), label(&history, shadow, update)?))).collect();

@@ -109,6 +109,13 @@ fn adopted_revision_is_renumbered_only_once_it_is_owned() {
     world.add_of("b", 2, B);
     assert_eq!(shorts(&world.plan()), ["adopt a"], "the next write needs another resourceVersion");
     assert_eq!(world.settle(), ["adopt a", "renumber 3"]);
+
+    let mut world = World::new(A);
+    world.add_of("low", 1, A);
+    ORPHAN(world.add_of("a", 2, A));
+    let planned = world.plan();
+    assert_eq!((shorts(&planned), planned.update.as_deref()), (vec!["adopt a".to_owned()], Some("a")));
+    assert_eq!(world.settle(), ["adopt a", "delete low"], "the other one is deleted once this one is owned");
 }
 
 #[test]
