@@ -102,6 +102,27 @@ fn equal_revisions_are_reduced_to_highest_once_no_shadow_names_others() {
 }
 
 #[test]
+fn kept_revision_is_live_before_first_shadow_names_it() {
+    let mut world = World::new(A);
+    world.limit(0);
+    world.add_of("a", 9, A);
+    world.add_of("low", 1, B);
+    world.add_of("high", 2, B);
+    world.shadows = vec![shadow("n", Some("low"), false)];
+    assert_eq!(world.settle(), ["delete low"], "its shadow has the label of the other one by then");
+    assert_eq!(world.shadows[0].label.as_deref(), Some("high"));
+}
+
+#[test]
+fn revision_that_is_being_deleted_is_not_kept_for_equal_one() {
+    let mut world = World::new(A);
+    world.add_of("low", 1, A);
+    world.add_of("high", 2, A).metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).ok();
+    let planned = world.plan();
+    assert_eq!((planned.actions, planned.update.as_deref()), (vec![], Some("low")));
+}
+
+#[test]
 fn revision_that_is_being_deleted_is_neither_written_nor_deleted_again() {
     let mut world = World::new(A);
     world.limit(0);
