@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail, ensure};
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use kube::{Api, Client};
 use models::names::{OPERATOR_LABEL, OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
@@ -133,7 +133,8 @@ pub(super) async fn revisions_are_deleted_with_operator_unless_orphaned(client: 
         let uid = operator.metadata.uid.as_deref().unwrap_or_default();
         settle(&api, &facts(uid, &range, 100, Some(1))?).await?;
         ensure!(revisions().await?.iter().all(|r| r.owners.iter().any(|owner| owner.uid == uid)), "all are owned");
-        let params = if orphans { DeleteParams::default().orphan() } else { DeleteParams::background() };
+        let policy = if orphans { PropagationPolicy::Orphan } else { PropagationPolicy::Background };
+        let params = DeleteParams { propagation_policy: Some(policy), ..DeleteParams::default() };
         operators.delete(OPERATOR_NAME, &params).await?;
         until("the resource is gone", async || Ok(operators.get_opt(OPERATOR_NAME).await?.is_none())).await?;
         until("the garbage collector is done", async || {
