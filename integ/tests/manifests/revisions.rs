@@ -8,7 +8,7 @@ use models::names::{OPERATOR_LABEL, OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
 use planner::policy::Policy;
 use planner::revisions::{PolicyRevision, RevisionAction, RevisionSnapshot, plan};
-use planner::view::{OperatorFacts, Projection};
+use planner::view::{OperatorFacts, Projection as _, RevisionFacts};
 use serde_json::{Value, json};
 
 use super::until;
@@ -26,7 +26,8 @@ async fn settle(api: &Api<ControllerRevision>, operator: &OperatorFacts) -> anyh
     let mut written = Vec::new();
     loop {
         let listed = api.list(&ListParams::default()).await?;
-        let revisions: Vec<_> = listed.items.iter().filter_map(PolicyRevision::project).collect();
+        let revisions: Vec<_> =
+            listed.items.iter().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect();
         let planned = plan(&RevisionSnapshot {
             operator: Some(operator),
             policy: &Policy::in_force(Some(operator)),

@@ -10,17 +10,17 @@ mod tests;
 mod undo;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
-use models::plain::cut;
 use serde_json::{Value, json};
 
 use crate::policy::Policy;
-use crate::view::{OperatorFacts, Projection};
+use crate::view::{OperatorFacts, RevisionFacts};
 
 pub use content::RevisionContent;
 pub use undo::{NO_HISTORY, Undo, UndoError, undo};
@@ -29,21 +29,26 @@ pub use undo::{NO_HISTORY, Undo, UndoError, undo};
 /// own that names no cause.
 const DATA_LIMIT: usize = 1024 * 1024;
 
-/// A ControllerRevision in the operator's namespace, perhaps another owner's.
+/// A ControllerRevision with its content.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyRevision {
-    pub name: String,
-    pub uid: String,
-    pub resource_version: String,
-    /// The number. The API server lets it fall and repeat.
-    pub number: i64,
-    /// True if its labels make it one of the operator's resource.
-    pub labelled: bool,
-    pub owners: Vec<OwnerReference>,
+    facts: RevisionFacts,
     /// The content, or the reason for which it cannot be read. Then the revision is listed, and equals no other.
     pub content: Result<RevisionContent, String>,
-    pub change_cause: Option<String>,
-    pub deleting: bool,
+}
+
+impl From<RevisionFacts> for PolicyRevision {
+    fn from(facts: RevisionFacts) -> Self {
+        Self { content: RevisionContent::read(&facts.data), facts }
+    }
+}
+
+impl Deref for PolicyRevision {
+    type Target = RevisionFacts;
+
+    fn deref(&self) -> &RevisionFacts {
+        &self.facts
+    }
 }
 
 impl PolicyRevision {
@@ -63,40 +68,6 @@ impl PolicyRevision {
 
     fn has(&self, content: &RevisionContent) -> bool {
         self.content.as_ref() == Ok(content)
-    }
-}
-
-impl Projection for PolicyRevision {
-    type Object = ControllerRevision;
-
-    fn key(&self) -> String {
-        self.name.clone()
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
-
-    fn project(revision: &ControllerRevision) -> Option<Self> {
-        let meta = &revision.metadata;
-        let label = meta.labels.as_ref().and_then(|labels| labels.get(names::OPERATOR_LABEL));
-        let cause = meta.annotations.as_ref().and_then(|all| all.get(names::CHANGE_CAUSE_ANNOTATION));
-        Some(Self {
-            name: meta.name.clone()?,
-            uid: meta.uid.clone().unwrap_or_default(),
-            resource_version: meta.resource_version.clone().unwrap_or_default(),
-            number: revision.revision.unwrap_or_default(),
-            labelled: label.is_some_and(|operator| operator == names::OPERATOR_NAME),
-            owners: meta.owner_references.clone().unwrap_or_default(),
-            content: RevisionContent::read(&revision.data.0),
-            change_cause: cause.map(|cause| cut(cause, 1024)),
-            deleting: meta.deletion_timestamp.is_some(),
-        })
-    }
-
-    /// Returns the name alone: revisions are read in one namespace.
-    fn key_of(revision: &ControllerRevision) -> String {
-        revision.metadata.name.clone().unwrap_or_default()
     }
 }
 
@@ -357,10 +328,4 @@ pub fn plan(snapshot: &RevisionSnapshot<'_>) -> RevisionPlan {
     plan.current = current.map(str::to_owned);
     plan.update = update.map(str::to_owned);
     plan
-}
-
-/// Returns the name of the revision of a policy, as long as no other object has it.
-pub fn expected_name(operator: &OperatorFacts, policy: &Policy) -> String {
-    let data = RevisionContent::of(policy).data().to_string();
-    name::name(names::OPERATOR_NAME, &name::hash(&data, operator.status.collision_count))
 }

@@ -1,6 +1,7 @@
 use models::operator::BottlerocketUpdateOperatorSpec;
 
 use super::*;
+use crate::view::Projection as _;
 
 mod keeping;
 mod names_and_owners;
@@ -85,7 +86,8 @@ impl World {
     }
 
     fn plan(&self) -> RevisionPlan {
-        let revisions: Vec<_> = self.objects.values().filter_map(PolicyRevision::project).collect();
+        let revisions: Vec<_> =
+            self.objects.values().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect();
         plan(&RevisionSnapshot {
             operator: self.operator.as_ref(),
             policy: &Policy::in_force(self.operator.as_ref()),
@@ -158,7 +160,8 @@ impl World {
 
     /// The numbers of the revisions, by what they mean.
     fn numbers(&self) -> Vec<(i64, String)> {
-        let revisions: Vec<_> = self.objects.values().filter_map(PolicyRevision::project).collect();
+        let revisions: Vec<_> =
+            self.objects.values().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect();
         let history = history("op", &revisions);
         history
             .iter()

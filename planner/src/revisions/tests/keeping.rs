@@ -15,7 +15,8 @@ fn history_is_ordered_by_number_then_name() {
         for (name, number) in added {
             world.add_of(name, number, &format!("1.20.{number}"));
         }
-        let revisions: Vec<_> = world.objects.values().rev().filter_map(PolicyRevision::project).collect();
+        let revisions: Vec<_> =
+            world.objects.values().rev().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect();
         let names: Vec<_> = history("op", &revisions).iter().map(|revision| revision.name.as_str()).collect();
         assert_eq!(names, expected, "{sentence}");
     }
@@ -279,7 +280,8 @@ fn undo_finds_revision_as_kubectl_rollout_does() {
                 _ => world.add_of(&format!("r{number}"), number, target),
             };
         }
-        let revisions: Vec<_> = world.objects.values().filter_map(PolicyRevision::project).collect();
+        let revisions: Vec<_> =
+            world.objects.values().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect();
         let made = undo(&history_of(&revisions), Some(&content_of(present)), to);
         let message = made.map_or_else(|error| error.to_string(), |undo| undo.to_string());
         assert!(message.starts_with(&expected), "{sentence}: {message}");
@@ -298,7 +300,8 @@ fn undo_writes_fields_of_revision_and_no_others() {
     world.add("old", 1, excluding.clone());
     world.add_of("mid", 2, LATEST);
     world.add_of("new", 3, A);
-    let revisions: Vec<_> = world.objects.values().filter_map(PolicyRevision::project).collect();
+    let revisions: Vec<_> =
+        world.objects.values().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect();
     let undone = |to| undo(&history_of(&revisions), None, Some(to)).unwrap();
     let version = json!({"target": ">=1.20, <1.23", "exclude": ["1.20.1"], "ignoreWaves": true});
     let patch = json!({"spec": {"version": version}});
