@@ -147,7 +147,7 @@ fn first_revision_has_number_name_labels_owner_and_cause() {
         "the bytes that are posted are the canonical ones"
     );
     let read = PolicyRevision::from(RevisionFacts::project(revision).unwrap());
-    assert_eq!((read.content, read.change_cause.as_deref()), (Ok(content_of(A)), Some("CVE")));
+    assert_eq!((&read.content, read.change_cause.as_deref()), (&Ok(content_of(A)), Some("CVE")));
 }
 
 #[test]
