@@ -106,13 +106,13 @@ async fn revisions_of_policy_are_kept_and_nodes_that_follow_are_only_labelled() 
         let leads = leader(ctx).await?;
         target(ctx, &old).await?;
         signal(std::slice::from_ref(&leads), Signal::SIGKILL);
-        let two = until_kept(ctx, "a leader killed in between leaves one revision of each", &[(1, "latest"), (2, &old)])
-            .await?;
+        let two =
+            until_kept(ctx, "a leader killed in between leaves one revision of each", &[(1, "latest"), (2, &old)])
+                .await?;
         assert_eq!(generations(ctx).await?, orders, "no node has got an order for any of it");
 
         deletes_orphan_and_creates_again(ctx, &old).await?;
-        let adopted =
-            until_kept(ctx, "a new resource adopts what is orphaned", &[(1, "latest"), (2, &old)]).await?;
+        let adopted = until_kept(ctx, "a new resource adopts what is orphaned", &[(1, "latest"), (2, &old)]).await?;
         assert_eq!(adopted, two);
 
         ctx.policy(&json!({"revisionHistoryLimit": 0})).await?;
