@@ -99,8 +99,9 @@ async fn revisions_of_policy_are_kept_and_nodes_that_follow_are_only_labelled() 
             ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "controllerrevision", name, "example.com/a=b"]).await?;
         }
 
-        let selector = format!("{OPERATOR_LABEL}={OPERATOR_NAME}");
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "controllerrevision", "-l", &selector]).await?;
+        // The one of the policy last: else it would be made again beside the other.
+        let (second, third) = (&back[0].2, &back[1].2);
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "controllerrevision", second, third]).await?;
         until_kept(ctx, "a history deleted by hand begins again", &[(1, "latest")]).await?;
 
         let leads = leader(ctx).await?;

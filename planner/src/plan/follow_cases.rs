@@ -28,7 +28,9 @@ fn recorded(nodes: Vec<NodeView>) -> (ClusterView, Policy, String) {
 
 #[test]
 fn first_plan_creates_revision_and_next_one_labels_nodes_that_follow_it_and_nothing_else() {
-    let (mut view, policy) = cluster(vec![current("a"), node("b")], &[]);
+    let mut silent = node("b");
+    silent.shadow.as_mut().unwrap().status.agent.updates = None;
+    let (mut view, policy) = cluster(vec![current("a"), silent], &[]);
     view.revisions = Some(Vec::new());
     let first = plan(&view, &policy, t(1));
     assert!(matches!(first.revisions[..], [RevisionAction::Create(_)]), "{:?}", first.revisions);
@@ -76,7 +78,8 @@ fn node_keeps_label_of_its_revision_until_it_follows_another() {
     assert!(made.relabelled.is_empty());
     let status = made.status.unwrap();
     assert_ne!(status.update_revision, Some(first));
-    shadow(&mut view).status.agent.current_version = Some(NEW);
+    let agent = &mut shadow(&mut view).status.agent;
+    (agent.current_version, agent.updates) = (Some(NEW), Some(OfferedUpdates::default()));
     view.nodes.get_mut("a").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     let made = plan(&view, &pinned, t(2));
     assert_eq!(made.relabelled.into_values().next(), status.update_revision);
@@ -85,8 +88,10 @@ fn node_keeps_label_of_its_revision_until_it_follows_another() {
 #[test]
 fn revision_that_shadow_without_node_or_of_earlier_node_names_is_kept() {
     let (mut view, _, first) = recorded(vec![current("a")]);
-    let pinned = with_policy(&mut view, json!({"version": {"target": NEW.to_string()}, "revisionHistoryLimit": 0}));
+    let version = json!({"target": NEW.to_string()});
+    let pinned = with_policy(&mut view, json!({"version": version}));
     record_history(&mut view, &pinned);
+    let pinned = with_policy(&mut view, json!({"version": version, "revisionHistoryLimit": 0}));
     let deleted = |view: &ClusterView| {
         let deletes = |action: &RevisionAction| matches!(action, RevisionAction::Delete { name, .. } if *name == first);
         plan(view, &pinned, t(1)).revisions.iter().any(deletes)
