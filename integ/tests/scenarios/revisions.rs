@@ -29,6 +29,17 @@ async fn revisions(ctx: &ScenarioContext) -> anyhow::Result<Vec<ControllerRevisi
     Ok(api.list(&ListParams::default().labels(&selector)).await?.items)
 }
 
+/// Has the controller create a revision, renumber the one before it, and delete the other.
+pub(crate) async fn change_and_trim(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let until = async |what: &str, number: usize| {
+        poll(what, async || Ok((revisions(ctx).await?.len() == number).then_some(()))).await
+    };
+    ctx.policy(&json!({"version": {"exclude": ["9.9.9"]}})).await?;
+    until("there are two revisions", 2).await?;
+    ctx.policy(&json!({"version": {"exclude": null}, "revisionHistoryLimit": 0})).await?;
+    until("one is left", 1).await
+}
+
 async fn shadows(ctx: &ScenarioContext) -> anyhow::Result<Vec<BottlerocketShadow>> {
     let api: Api<BottlerocketShadow> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
     Ok(api.list(&ListParams::default()).await?.items)
