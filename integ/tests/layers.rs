@@ -12,7 +12,10 @@ const CRATES: [(&str, &str); 7] = [
         "backoff condition time duration earlier listen log names pem plain reason resource_version schema shadow wire permit \
          operator agent_step",
     ),
-    ("planner", "annotations claims expressions rules signature wait view pause standby policy drain plan lint"),
+    (
+        "planner",
+        "annotations claims expressions rules signature wait view pause standby policy revisions drain plan lint",
+    ),
     (
         "controller",
         "clock config cache caches earlier calls decisions eviction managed_fields writes metrics client http daemon_sets \

@@ -128,6 +128,8 @@ pub struct OperatorFacts {
     pub generation: i64,
     pub spec: BottlerocketUpdateOperatorSpec,
     pub status: BottlerocketUpdateOperatorStatus,
+    /// The value of the annotation that gives the cause of the last change, as kubectl users write it.
+    pub change_cause: Option<String>,
     /// The value of the annotation that requests to settle failures.
     pub resume: Option<String>,
     /// The value of the annotation that approves a canary step.

@@ -270,8 +270,8 @@ pub(super) fn status(
         operator.status.policy_in_force.clone()
     };
     let counts = counts(view, survey, plan);
-    let update_revision = (policy.present && !policy.unusable)
-        .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy));
+    let update_revision =
+        (policy.present && !policy.unusable).then(|| crate::revisions::expected_name(operator, policy));
     // A host that has not refreshed in this boot is not known to be current.
     let looked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some());
     let all_current = counts.total > 0
@@ -286,6 +286,7 @@ pub(super) fn status(
         counts: Some(counts),
         current_revision,
         update_revision,
+        collision_count: operator.status.collision_count,
         slots: Vec::new(),
         waiting: waiting(view, plan),
         versions,
