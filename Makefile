@@ -110,7 +110,7 @@ test-security: tools control-plane build ## Run the refusals, the hostile web AP
 .PHONY: test-takeover
 test-takeover: tools control-plane build ## Run the tests of moving in over the earlier operator, and of storage versions, each by name
 	$(CARGO) test --workspace --locked --lib --bins -- takeover:: swap:: migrate:: managed_fields:: earlier::
-	$(CARGO) test --workspace --locked --test manifests -- --include-ignored takeover::
+	$(CARGO) test --workspace --locked --test manifests -- --include-ignored takeover:: rows:: migration::
 	$(CARGO) test --workspace --locked --test scenarios -- takeover:: takeover_preflight:: migration:: earlier:: uninstall::
 
 .PHONY: test-corrections

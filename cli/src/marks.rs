@@ -95,6 +95,7 @@ pub(crate) struct NodeState {
     pub(crate) uid: String,
     /// The value of the label that selects it.
     pub(crate) interface: Option<String>,
+    pub(crate) ready: bool,
     /// The owners of its cordon, if it is cordoned.
     pub(crate) cordon: Option<Owners>,
     /// The owners of the balancer label, if it has the value that the earlier operator sets.
@@ -110,6 +111,7 @@ impl NodeState {
     pub(crate) fn of(node: &Node) -> Self {
         let meta = &node.metadata;
         let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
+        let conditions = node.status.iter().map(|status| status.conditions.iter().flatten());
         let label = |name: &str| node.labels().get(name).cloned();
         let balancer = label(names::BALANCER_LABEL).filter(|value| value == earlier::BALANCER_VALUE);
         let of_first = |name: &&str| format!("{}{name}", earlier::FIRST_RELEASES_PREFIX);
@@ -118,6 +120,7 @@ impl NodeState {
             name: node.name_any(),
             uid: meta.uid.clone().unwrap_or_default(),
             interface: label(names::INTERFACE_LABEL),
+            ready: conditions.flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
             cordon: cordoned.then(|| Owners::of(meta, &["f:spec", "f:unschedulable"])),
             balancer: balancer
                 .map(|_| Owners::of(meta, &["f:metadata", "f:labels", &format!("f:{}", names::BALANCER_LABEL)])),

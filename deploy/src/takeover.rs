@@ -1,6 +1,7 @@
 //! The shadow's definition while the operator takes over from the earlier one: the versions v1 and v2 are served as
 //! well, for reading alone, until no object is stored in them any more.
 
+use anyhow::Context as _;
 use kube::Resource as _;
 use models::earlier;
 use models::names::GROUP;
@@ -24,6 +25,20 @@ pub fn definition() -> anyhow::Result<Value> {
         versions.splice(0..0, earlier::VERSIONS.map(version));
     }
     Ok(definition)
+}
+
+/// The versions of a definition of the earlier operator, and v3 after them, which is served and not stored.
+///
+/// # Errors
+/// If v3 cannot be written as JSON, which would be a defect, or the definition has no versions.
+pub fn versions_with_own(earlier: &Value) -> anyhow::Result<Value> {
+    let mut versions = earlier.as_array().context("the recorded definition has no versions")?.clone();
+    let mut own = crds::of_kind(&BottlerocketShadow::kind(&()))?["spec"]["versions"].clone();
+    for version in own.as_array_mut().into_iter().flatten() {
+        version["storage"] = json!(false);
+        versions.push(version.clone());
+    }
+    Ok(versions.into())
 }
 
 /// The admission policy that refuses every write at v1 and v2, and its binding. From the moment v3 is the storage

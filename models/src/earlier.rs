@@ -18,6 +18,9 @@ pub const VERSIONS: [&str; 2] = ["v1", "v2"];
 /// Name of the ValidatingAdmissionPolicy that makes [`VERSIONS`] read-only, and of its binding.
 pub const READ_ONLY_POLICY: &str = "brupop-earlier-versions";
 
+/// The most failures that are carried over from its shadows: by then the back-off of the default policy is at its longest.
+pub const MOST_FAILURES: u32 = 10;
+
 /// Label of its pods in releases from 0.2, with the values [`COMPONENTS`].
 pub const COMPONENT_LABEL: &str = "brupop.bottlerocket.aws/component";
 /// Values of [`COMPONENT_LABEL`].
@@ -148,6 +151,29 @@ impl EarlierShadow {
     }
 }
 
+/// Returns one of its shadows as an object to be written at `version`, without uid. One that was read at v1 becomes at v2
+/// what the conversion of the earlier operator makes of it.
+pub fn at_version(shadow: &Value, version: &str) -> Value {
+    let mut at = shadow.clone();
+    at["apiVersion"] = format!("{}/{version}", crate::names::GROUP).into();
+    if let Some(meta) = at["metadata"].as_object_mut() {
+        meta.remove("uid");
+    }
+    if version != "v1" {
+        for field in ["/spec/state", "/status/current_state"] {
+            if let Some(state) = at.pointer_mut(field)
+                && matches!(state.as_str(), Some("StagedUpdate" | "PerformedUpdate"))
+            {
+                *state = "StagedAndPerformedUpdate".into();
+            }
+        }
+        if let Some(status) = at["status"].as_object_mut() {
+            status.entry("crash_count").or_insert(0.into());
+        }
+    }
+    at
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -168,6 +194,22 @@ mod tests {
         ] {
             assert_eq!(is_pod_of(&pod), expected, "{pod:?}");
         }
+    }
+
+    #[test]
+    fn shadow_of_v1_is_written_at_v2_as_the_conversion_of_earlier_operator_makes_it() {
+        let meta = json!({"name": "brs-a", "uid": "u"});
+        let of_v1 = json!({"metadata": meta, "spec": {"state": "StagedUpdate"}, "status": {"current_state": "PerformedUpdate"}});
+        let state = "StagedAndPerformedUpdate";
+        let at_v2 = at_version(&of_v1, "v2");
+        assert_eq!(at_v2["apiVersion"], "brupop.bottlerocket.aws/v2");
+        assert_eq!(at_v2["metadata"], json!({"name": "brs-a"}));
+        assert_eq!(at_v2["spec"], json!({"state": state}));
+        assert_eq!(at_v2["status"], json!({"current_state": state, "crash_count": 0}));
+        assert_eq!(at_version(&of_v1, "v1")["spec"], of_v1["spec"]);
+        let of_v2 = json!({"metadata": meta, "spec": {"state": "ErrorReset"}, "status": {"crash_count": 3}});
+        assert_eq!(at_version(&of_v2, "v2")["status"], of_v2["status"]);
+        assert_eq!(at_version(&json!({"metadata": meta, "status": null}), "v2")["status"], Value::Null);
     }
 
     #[test]

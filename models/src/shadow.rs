@@ -28,6 +28,10 @@ pub const AGENT_CONDITIONS: &[&str] = &[HOST_REACHABLE];
 /// Types of the conditions that the controller writes. A type that is in neither list is of another version.
 pub const CONTROLLER_CONDITIONS: &[&str] = &[CORDONED, DRAINED, BLOCKED, HEALTHY];
 
+/// Validation rule of `spec`. It holds for objects that were stored without an attempt too: a write that sets none would
+/// erase what else is in them.
+pub const ATTEMPT_RULE: &str = "has(oldSelf.attempt) ? self.attempt >= oldSelf.attempt : has(self.attempt)";
+
 /// `HostReachable`: the agent reached the host API when it reported last (agent).
 pub const HOST_REACHABLE: &str = "HostReachable";
 /// Reason of [`HOST_REACHABLE`]: another client armed an image on the host.
@@ -186,7 +190,7 @@ pub struct Permit {
 #[cfg_attr(
     feature = "crd",
     schemars(extend("x-kubernetes-validations" = [
-        {"rule": "has(oldSelf.attempt) ? self.attempt >= oldSelf.attempt : has(self.attempt)", "message": "attempt never falls and is never absent"},
+        {"rule": ATTEMPT_RULE, "message": "attempt never falls and is never absent"},
         {"rule": "self.state == 'Idle' || (has(self.version) && has(self.bootId))", "message": "a desired state other than Idle names its version and its boot"},
         {"rule": "self.state == 'RebootedIntoUpdate' || !has(self.permit)", "message": "a permit belongs to the desired state RebootedIntoUpdate"},
     ]))

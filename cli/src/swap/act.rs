@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::facts::untyped;
 use super::steps::{Facts, Step};
-use crate::call::{call, if_there};
+use crate::call::{call, code, if_there};
 use crate::page::print_line;
 use crate::preflight::KUBECTL;
 
@@ -50,9 +50,19 @@ impl Step {
             Self::DeleteShadows(shadows) => {
                 ("delete", "deleted", format!("{} of the earlier operator", named(shadows.len(), "recorded shadow")))
             }
-            Self::PruneStoredVersions => ("set", "set", definition("stored versions v3 alone")),
+            Self::PruneStoredVersions(versions) => {
+                ("set", "set", definition(&format!("stored versions {} alone", versions.join(", "))))
+            }
             Self::ServeOwnVersion => ("apply", "applied", definition("v3 alone")),
             Self::DeleteReadOnly(object, _) => ("delete", "deleted", deploy::yaml::id(object)),
+            Self::DeleteOwnShadows(shadows) => {
+                ("delete", "deleted", format!("{} of this operator", named(shadows.len(), "shadow")))
+            }
+            Self::StoreEarlierVersion(_) => ("set", "set", definition("the earlier operator's version stored")),
+            Self::RestoreShadows(shadows) => {
+                ("restore", "restored", format!("{} of the earlier operator", named(shadows.len(), "shadow")))
+            }
+            Self::RestoreDefinition(_) => ("restore", "restored", definition("as it was recorded")),
             Self::DeleteRecord(name, _) => ("delete", "deleted", format!("ConfigMap {SYSTEM_NAMESPACE}/{name}")),
         }
     }
@@ -76,7 +86,7 @@ pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> an
         Step::CreateNamespace => create_namespace(client).await,
         Step::Keep(objects) => create(client, facts.record.next_map(objects)?).await,
         Step::DeleteWorkload(workload) => delete(client, &workload.kept, &workload.uid, None).await,
-        Step::SetConversion(conversion) => set_conversion(client, facts, conversion).await,
+        Step::SetConversion(conversion) => set(client, facts, &[("/spec/conversion", conversion)]).await,
         Step::CreateReadOnly(object) | Step::CreateWorkload(object) => create(client, object.clone()).await,
         Step::ServeAllVersions => apply_definition(client, facts, deploy::takeover::definition()?).await,
         Step::CreateShadows(nodes) => {
@@ -98,7 +108,30 @@ pub(super) async fn carry_out(client: &Client, facts: &Facts, step: &Step) -> an
             }
             Ok(())
         }
-        Step::PruneStoredVersions => prune(client, facts).await,
+        Step::DeleteOwnShadows(shadows) => {
+            for shadow in shadows {
+                delete(client, &shadow.kept, &shadow.uid, Some(&shadow.version)).await?;
+                print_line(format_args!("deleted {}", shadow.id()));
+            }
+            Ok(())
+        }
+        Step::StoreEarlierVersion(versions) => set(client, facts, &[("/spec/versions", versions)]).await,
+        Step::RestoreShadows(shadows) => {
+            for shadow in shadows {
+                restore_shadow(client, shadow).await?;
+            }
+            Ok(())
+        }
+        Step::RestoreDefinition(kept) => {
+            let [labels, annotations] = ["labels", "annotations"].map(|field| match &kept["metadata"][field] {
+                Value::Null => json!({}),
+                all => all.clone(),
+            });
+            let all =
+                [("/spec", &kept["spec"]), ("/metadata/labels", &labels), ("/metadata/annotations", &annotations)];
+            set(client, facts, &all).await
+        }
+        Step::PruneStoredVersions(versions) => prune(client, facts, versions).await,
         Step::ServeOwnVersion => {
             let definition = deploy::crds::of_kind(&BottlerocketShadow::kind(&()))?;
             apply_definition(client, facts, definition).await
@@ -125,8 +158,14 @@ async fn create(client: &Client, object: Value) -> anyhow::Result<()> {
     let (api, _, resource) = api(client, &object)?;
     let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
     let object: DynamicObject = serde_json::from_value(object)?;
-    call(&format!("create {resource}"), api.create(&params, &object)).await?;
-    Ok(())
+    let namespace = object.metadata.namespace.clone().unwrap_or_default();
+    match call(&format!("create {resource}"), api.create(&params, &object)).await {
+        Err(error) if code(&error) == Some(404) => Err(error.context(format!(
+            "the namespace {namespace} is gone: create it, and in it what the earlier operator had besides its workloads \
+             (service accounts, certificates), then run the command again"
+        ))),
+        answer => answer.map(drop),
+    }
 }
 
 /// Deletes this very object, with its pods if it is a workload. One that is gone is done.
@@ -151,13 +190,13 @@ async fn create_namespace(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Replaces the conversion of the definition that was checked.
-async fn set_conversion(client: &Client, facts: &Facts, conversion: &Value) -> anyhow::Result<()> {
+/// Sets parts of the definition that was checked, each by its path.
+async fn set(client: &Client, facts: &Facts, parts: &[(&str, &Value)]) -> anyhow::Result<()> {
     let definition = facts.definition.as_ref().context("there is no definition")?;
-    let patch = serde_json::from_value(json!([
-        {"op": "replace", "path": "/metadata/resourceVersion", "value": definition.live.version},
-        {"op": "replace", "path": "/spec/conversion", "value": conversion},
-    ]))?;
+    let guard = json!({"op": "replace", "path": "/metadata/resourceVersion", "value": definition.live.version});
+    // It also replaces what is there.
+    let parts = parts.iter().map(|(path, value)| json!({"op": "add", "path": path, "value": value}));
+    let patch = serde_json::from_value(std::iter::once(guard).chain(parts).collect())?;
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     let api = untyped::<CustomResourceDefinition>(client);
     let patch = Patch::<()>::Json(patch);
@@ -186,6 +225,29 @@ async fn create_shadow(client: &Client, node: &str, uid: &str) -> anyhow::Result
     Ok(())
 }
 
+/// Creates a shadow as it was, or writes the rest of it if it exists.
+async fn restore_shadow(client: &Client, shadow: &Value) -> anyhow::Result<()> {
+    let (api, name, resource) = api(client, shadow)?;
+    let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+    // A merge patch would leave out what is null.
+    let whole = |part: &str| -> anyhow::Result<Patch<()>> {
+        let value = &shadow[part];
+        Ok(Patch::Json(serde_json::from_value(json!([{"op": "add", "path": format!("/{part}"), "value": value}]))?))
+    };
+    if if_there(call(&format!("get {resource}"), api.get_metadata(&name)).await)?.is_some() {
+        call(&format!("patch {resource}"), api.patch(&name, &params, &whole("spec")?)).await?;
+    } else {
+        create(client, shadow.clone()).await?;
+    }
+    // With a status subresource the creation leaves it out.
+    if !shadow["status"].is_null() {
+        let right = resource.replacen(SHADOWS, &format!("{SHADOWS}/status"), 1);
+        call(&format!("patch {right}"), api.patch_status(&name, &params, &whole("status")?)).await?;
+    }
+    print_line(format_args!("restored {}", deploy::yaml::id(shadow)));
+    Ok(())
+}
+
 /// Writes the record of a shadow, as the controller does.
 async fn write_record(client: &Client, node: &str, version: &str, record: &ShadowRecord) -> anyhow::Result<()> {
     let api: Api<BottlerocketShadow> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
@@ -203,12 +265,12 @@ async fn write_record(client: &Client, node: &str, version: &str, record: &Shado
     Ok(())
 }
 
-/// Removes the old versions from the stored ones, in the definition that was checked.
-async fn prune(client: &Client, facts: &Facts) -> anyhow::Result<()> {
+/// Sets the stored versions, in the definition that was checked.
+async fn prune(client: &Client, facts: &Facts, versions: &[String]) -> anyhow::Result<()> {
     let definition = facts.definition.as_ref().context("there is no definition")?;
     let body = json!({
         "metadata": {"uid": definition.live.uid, "resourceVersion": definition.live.version},
-        "status": {"storedVersions": ["v3"]},
+        "status": {"storedVersions": versions},
     });
     let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
     let api = untyped::<CustomResourceDefinition>(client);

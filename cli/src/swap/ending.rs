@@ -22,7 +22,7 @@ pub(super) fn lines(record: &Record, shadows: &BTreeMap<String, EarlierShadow>, 
     lines.push(
         "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml. \
          Installing also enables updates: leave the last document, the policy, out until you have written your own \
-         (docs/policy.md; the earlier operator's settings are not carried over)"
+         (docs/policy.md; kubectl brupop takeover settings proposes one)"
             .to_owned(),
     );
     if !record.is_empty() {

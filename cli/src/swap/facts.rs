@@ -36,7 +36,8 @@ const NODE_LEASES: &str = "kube-node-lease";
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     nodes: BTreeMap<String, First>,
-    clear_since: Option<Timestamp>,
+    /// Since when, in this phase, no shadow is stored in another version than the definition's.
+    clear_since: Option<(Phase, Timestamp)>,
 }
 
 /// Returns the API of a kind of Kubernetes, for objects as they are, in all namespaces.
@@ -77,10 +78,10 @@ pub(super) async fn gather(
     let phase = definition.as_ref().map_or(Phase::Absent, Definition::phase);
     let (workloads, pods) = (workloads(client).await?, pods(client).await?);
     // Nothing is decided by nodes and shadows before that, and a wait reads all facts every second.
-    let (nodes, (earlier, own)) = if ahead || (workloads.is_empty() && pods.is_empty()) {
+    let (nodes, Shadows { earlier, own, rewritten }) = if ahead || (workloads.is_empty() && pods.is_empty()) {
         (nodes(client).await?, shadows(client, definition.as_ref(), phase).await?)
     } else {
-        (BTreeMap::new(), (Ok(Vec::new()), None))
+        (BTreeMap::new(), Shadows::default())
     };
     let unsettled = match &earlier {
         Ok(shadows) if (ahead || pods.is_empty()) && phase == Phase::Earlier => {
@@ -89,21 +90,29 @@ pub(super) async fn gather(
         }
         _ => Vec::new(),
     };
-    let clear = phase == Phase::Both && own.is_some() && earlier.as_ref().is_ok_and(Vec::is_empty);
-    memory.clear_since = memory.clear_since.or(Some(now)).filter(|_| clear);
+    let read_only = read_only(client, definition.as_ref()).await?;
+    let open = read_only.policy.is_none() && read_only.binding.is_none();
+    let clear = match phase {
+        Phase::Both => own.is_some() && earlier.as_ref().is_ok_and(Vec::is_empty),
+        Phase::Returning => own.is_some() && rewritten.is_empty() && open,
+        Phase::Absent | Phase::Earlier | Phase::Ours | Phase::Other => false,
+    };
+    memory.clear_since = memory.clear_since.filter(|(of, _)| *of == phase).or(Some((phase, now))).filter(|_| clear);
     Ok(Facts {
         now,
         namespace: namespace_exists(client).await?,
         record: record(client).await?,
         workloads,
-        read_only: read_only(client, definition.as_ref()).await?,
-        rechecked: memory.clear_since.is_some_and(|since| now.duration_since(since) >= DELAY),
+        installed: installed(client).await?,
+        read_only,
+        rechecked: memory.clear_since.is_some_and(|(_, since)| now.duration_since(since) >= DELAY),
         definition,
         pods,
         nodes,
         earlier,
         unsettled,
         own,
+        rewritten,
     })
 }
 
@@ -118,7 +127,20 @@ async fn namespace_exists(client: &Client) -> anyhow::Result<bool> {
     Ok(found.is_some())
 }
 
-pub(super) async fn record(client: &Client) -> anyhow::Result<Record> {
+/// Returns true if this operator's controller or any pod of it exists.
+async fn installed(client: &Client) -> anyhow::Result<bool> {
+    let api: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let right = format!("get deployments in {SYSTEM_NAMESPACE}");
+    let mut found = if_there(call(&right, api.get_metadata(names::CONTROLLER)).await)?.is_some();
+    for namespace in [SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
+        found |= !list(&pods, labelled, "list pods").await?.is_empty();
+    }
+    Ok(found)
+}
+
+pub(crate) async fn record(client: &Client) -> anyhow::Result<Record> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let labelled = ListParams::default().labels(&format!("{APPLICATION_LABEL}={APPLICATION}"));
     Record::read(&list(&api, labelled, &format!("list configmaps in {SYSTEM_NAMESPACE}")).await?)
@@ -176,15 +198,25 @@ async fn pods(client: &Client) -> anyhow::Result<Vec<String>> {
     Ok(found.into_iter().collect())
 }
 
-/// The earlier operator's shadows, or the reason why they cannot be read; and this operator's.
-type Shadows = (Result<Vec<Live>, String>, Option<BTreeMap<String, OwnShadow>>);
+/// All shadows.
+struct Shadows {
+    earlier: Result<Vec<Live>, String>,
+    own: Option<BTreeMap<String, OwnShadow>>,
+    rewritten: Vec<Live>,
+}
+
+impl Default for Shadows {
+    fn default() -> Self {
+        Self { earlier: Ok(Vec::new()), own: None, rewritten: Vec::new() }
+    }
+}
 
 async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase) -> anyhow::Result<Shadows> {
-    let Some(definition) = definition.filter(|_| matches!(phase, Phase::Earlier | Phase::Both)) else {
-        return Ok((Ok(Vec::new()), None));
-    };
+    let has_earlier = matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning);
+    let Some(definition) = definition.filter(|_| has_earlier) else { return Ok(Shadows::default()) };
+    let unreadable = |reason| Ok(Shadows { earlier: Err(reason), ..Shadows::default() });
     let Some(version) = &definition.readable else {
-        return Ok((Err("neither v1 nor v2 is served".to_owned()), None));
+        return unreadable("neither v1 nor v2 is served".to_owned());
     };
     let resource = shadow_resource(version);
     let right = format!("list bottlerocketshadows.{version}.{GROUP}");
@@ -192,25 +224,30 @@ async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase)
         Ok(objects) => objects.iter().map(|object| live(object, &resource)).collect::<anyhow::Result<Vec<_>>>()?,
         Err(error) if code(&error) == Some(403) => return Err(error),
         // With a dead webhook: 429 and 500.
-        Err(error) => return Ok((Err(format!("{error:#}")), None)),
+        Err(error) => return unreadable(format!("{error:#}")),
     };
     if phase == Phase::Earlier {
-        return Ok((Ok(old), None));
+        return Ok(Shadows { earlier: Ok(old), ..Shadows::default() });
     }
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &shadow_resource("v3"));
+    let resource = shadow_resource("v3");
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let answer = list(&api, ListParams::default(), &format!("list bottlerocketshadows.v3.{GROUP}")).await;
-    let Some(all) = if_there(answer)? else { return Ok((Ok(Vec::new()), None)) };
+    let Some(all) = if_there(answer)? else { return Ok(Shadows::default()) };
     // Only a shadow of this operator has an attempt. One that is gone at v3 was deleted between the two lists.
     let (migrated, unmigrated): (Vec<_>, Vec<_>) =
         all.iter().partition(|object| object.data["spec"]["attempt"].is_i64());
     let unmigrated: BTreeSet<String> = unmigrated.into_iter().filter_map(kube::ResourceExt::uid).collect();
-    let own = migrated.into_iter().filter(|object| object.namespace().as_deref() == Some(SYSTEM_NAMESPACE));
-    let own = own.map(|object| {
+    let in_own_namespace = |object: &&&DynamicObject| object.namespace().as_deref() == Some(SYSTEM_NAMESPACE);
+    let own = migrated.iter().filter(in_own_namespace).map(|object| {
         let node = names::node_of_shadow(&object.name_any()).to_owned();
         let version = object.resource_version().unwrap_or_default();
         (node, OwnShadow { version, untouched: is_untouched(&object.data["status"]) })
     });
-    Ok((Ok(old.into_iter().filter(|shadow| unmigrated.contains(&shadow.uid)).collect()), Some(own.collect())))
+    Ok(Shadows {
+        earlier: Ok(old.into_iter().filter(|shadow| unmigrated.contains(&shadow.uid)).collect()),
+        own: Some(own.collect()),
+        rewritten: migrated.iter().map(|object| live(object, &resource)).collect::<anyhow::Result<_>>()?,
+    })
 }
 
 /// Returns true if the controller has written nothing to a status.
@@ -278,6 +315,8 @@ async fn is_refused(client: &Client, resource: &ApiResource) -> anyhow::Result<b
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     match call(&format!("create bottlerocketshadows in {SYSTEM_NAMESPACE}"), api.create(&dry, &object)).await {
         Err(error) if format!("{error:#}").contains(deploy::takeover::READ_ONLY_MESSAGE) => Ok(true),
+        // This API server does not serve the version yet, or the namespace is gone.
+        Err(error) if code(&error) == Some(404) => Ok(false),
         Err(error) => Err(error),
         Ok(_) => Ok(false),
     }

@@ -6,6 +6,7 @@
 mod act;
 mod ending;
 mod facts;
+mod preview;
 mod record;
 mod settle;
 mod steps;
@@ -21,11 +22,13 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
+pub(crate) use self::facts::record;
 use self::facts::{Memory, gather};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};
 use crate::page::{confirm, print_line};
 use crate::preflight::outdated;
+use crate::rights;
 
 /// Polling interval.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -82,10 +85,20 @@ pub(crate) async fn undo(client: Client, options: &Options) -> anyhow::Result<()
     match run(&client, options, question, undo::next).await? {
         None => {}
         Some(0) => print_line("nothing was changed: there is no record of an earlier operator"),
-        Some(_) => print_line(format_args!(
-            "every recorded workload of the earlier operator exists; the namespace {} stays, delete it if nothing else is in it",
-            models::names::SYSTEM_NAMESPACE
-        )),
+        Some(_) => {
+            let nodes: Api<Node> = Api::all(client);
+            let nodes = call::list(&nodes, ListParams::default(), "list nodes").await?;
+            let cordoned =
+                nodes.iter().filter(|node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true)));
+            let cordoned: Vec<String> = cordoned.filter_map(|node| node.metadata.name.clone()).collect();
+            if !cordoned.is_empty() {
+                print_line(format_args!("cordoned, by whichever client: {}", first(&cordoned)));
+            }
+            print_line(format_args!(
+                "every recorded workload of the earlier operator exists; the namespace {} stays, delete it if nothing else is in it",
+                models::names::SYSTEM_NAMESPACE
+            ));
+        }
     }
     Ok(())
 }
@@ -101,8 +114,18 @@ async fn run(
     if let Some(reason) = outdated(&version) {
         bail!("{reason}; nothing was changed");
     }
+    let missing = rights::missing(client).await?;
+    if !missing.is_empty() && !options.dry_run {
+        bail!(
+            "you need these rights too: {}; nothing was changed. docs/takeover.md has a ClusterRole with all that is needed",
+            missing.join(", ")
+        );
+    }
     let mut memory = Memory::default();
     if options.dry_run {
+        if !missing.is_empty() {
+            print_line(format_args!("you need these rights too, before anything is changed: {}", missing.join(", ")));
+        }
         let facts = gather(client, &mut memory, options.settle.signed(), true).await?;
         if let Err(reason) = &facts.earlier {
             print_line(format_args!(
@@ -110,7 +133,7 @@ async fn run(
                  None ({reason})"
             ));
         }
-        for next in steps::all(facts, next) {
+        for next in preview::all(facts, next) {
             match next {
                 Next::Act(step) => print_line(format_args!("would {}", step.planned())),
                 Next::Wait(waiting) => print_line(format_args!("would wait: {}", waiting.sentence())),
@@ -174,7 +197,12 @@ async fn wait(waiting: &Waiting, waits: &mut Option<(Instant, String)>, options:
         print_line(format_args!("waiting: {sentence}"));
     }
     if since.elapsed() >= options.timeout.0 {
-        bail!("after {} this is still so: {sentence}. {}", options.timeout, waiting.advice());
+        bail!(
+            "after {} this is still so: {sentence}. {} What the earlier operator left on nodes so far: kubectl brupop takeover \
+             preflight",
+            options.timeout,
+            waiting.advice()
+        );
     }
     *waits = Some((since, sentence));
     tokio::time::sleep(PERIOD).await;
@@ -191,6 +219,10 @@ impl Waiting {
             }
             Self::ReadOnly => "the API server does not refuse writes at v1 and v2 yet".to_owned(),
             Self::Served => "the API server does not serve v3 yet".to_owned(),
+            Self::Stored => {
+                "the version of the earlier operator is stored again; every API server gets some seconds to notice"
+                    .to_owned()
+            }
             Self::Recheck => "no old shadow is left; they are listed again after a delay".to_owned(),
         }
     }
@@ -206,7 +238,7 @@ impl Waiting {
             Self::Nodes(_) => {
                 "Bring the nodes back, or delete those that are gone for good. Then run the command again: it goes on from there."
             }
-            Self::ReadOnly | Self::Served | Self::Recheck => {
+            Self::ReadOnly | Self::Served | Self::Recheck | Self::Stored => {
                 "See whether all API servers are in order, then run the command again: it goes on from there."
             }
         }

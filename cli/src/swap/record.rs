@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
-use models::earlier::EarlierShadow;
+use models::earlier::{EarlierShadow, MOST_FAILURES};
 use models::names::{APPLICATION, APPLICATION_LABEL, SYSTEM_NAMESPACE};
 use planner::policy::Policy;
 use serde_json::{Value, json};
@@ -26,15 +26,12 @@ const FULL: usize = 256 * 1024;
 /// Bytes of one object, alone in its ConfigMap, that the API server still takes: 1 MiB with everything around them.
 const LARGEST: usize = 1_000_000;
 
-/// The most failures that are carried over: by then the back-off is at its longest.
-const MOST_FAILURES: i64 = 10;
-
 /// Kind, namespace (empty for cluster scope) and name.
 pub(super) type Id = (String, String, String);
 
 /// The content of all ConfigMaps.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Record {
+pub(crate) struct Record {
     objects: BTreeMap<Id, Value>,
     /// The ConfigMaps: name and uid.
     pub(super) maps: Vec<(String, String)>,
@@ -111,15 +108,18 @@ impl Record {
         self.maps.push((format!("{PREFIX}{}", self.last), String::new()));
     }
 
-    /// Returns true if the object is kept as it is. The version that it was read at does not matter.
+    /// Returns true if the object is kept as it is, or more of it. The version that it was read at does not matter.
     pub(super) fn holds(&self, object: &Value) -> bool {
-        self.objects
-            .get(&id(object))
-            .is_some_and(|kept| ["metadata", "spec", "status"].iter().all(|part| kept[part] == object[part]))
+        self.objects.get(&id(object)).is_some_and(|kept| {
+            // `undo` was interrupted before it restored the status.
+            let incomplete =
+                object["kind"] == "BottlerocketShadow" && object["status"].is_null() && !kept["status"].is_null();
+            incomplete || ["metadata", "spec", "status"].iter().all(|part| kept[part] == object[part])
+        })
     }
 
     /// Returns the kept objects of a kind.
-    pub(super) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+    pub(crate) fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
         self.objects.iter().filter(move |(id, _)| id.0 == kind).map(|(_, object)| object)
     }
 
@@ -162,7 +162,7 @@ pub(super) fn one_map(objects: &[Value]) -> anyhow::Result<Vec<Value>> {
 /// Returns the record of a shadow of this operator that continues the back-off of the earlier operator's; `None` without
 /// failures. It blames no version: the earlier operator counted every failed call.
 pub(super) fn back_off(shadow: &EarlierShadow, now: Timestamp) -> Option<models::shadow::Record> {
-    let failures = i64::from(shadow.crash_count).min(MOST_FAILURES);
+    let failures = i64::from(shadow.crash_count.min(MOST_FAILURES));
     (failures > 0).then(|| models::shadow::Record {
         failures,
         not_before: Policy::default().continued_back_off(failures, shadow.failed_at, now),
@@ -247,6 +247,19 @@ mod tests {
         at_v1["apiVersion"] = json!("brupop.bottlerocket.aws/v1");
         record.add(&[at_v1]);
         assert!(record.holds(&at_v2));
+    }
+
+    #[test]
+    fn shadow_that_is_restored_in_part_does_not_replace_its_record() {
+        let mut record = Record::default();
+        let whole = kept(&shadow("brs-a", &json!({"state": "Idle"})));
+        record.add(std::slice::from_ref(&whole));
+        let mut part = whole.clone();
+        part["metadata"]["uid"] = json!("new");
+        part["status"] = Value::Null;
+        assert!(record.holds(&part));
+        part["status"] = json!({"crash_count": 2});
+        assert!(!record.holds(&part), "it was written to");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!   ► check again ► storedVersions [v3] ► definition v3 ► policy removed
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::earlier::{self, EarlierShadow};
@@ -61,6 +61,8 @@ pub(super) enum Phase {
     Both,
     /// This operator's.
     Ours,
+    /// All of v1, v2 and v3, stored in one of the earlier operator's: `undo` is under way.
+    Returning,
     /// None of these.
     Other,
 }
@@ -72,6 +74,7 @@ impl Definition {
         match (old.as_slice(), rest.as_slice()) {
             ([_, ..], []) => Phase::Earlier,
             ([_, ..], [v3]) if *v3 == "v3" && self.storage == "v3" => Phase::Both,
+            ([_, ..], [v3]) if *v3 == "v3" => Phase::Returning,
             ([], [v3]) if *v3 == "v3" => Phase::Ours,
             _ => Phase::Other,
         }
@@ -135,6 +138,8 @@ pub(super) struct Facts {
     pub(super) definition: Option<Definition>,
     /// The earlier operator's Deployments and DaemonSets, without those that are being deleted.
     pub(super) workloads: Vec<Live>,
+    /// True if this operator is installed.
+    pub(super) installed: bool,
     /// The earlier operator's pods that have not ended.
     pub(super) pods: Vec<String>,
     pub(super) nodes: BTreeMap<String, NodeFacts>,
@@ -144,8 +149,10 @@ pub(super) struct Facts {
     pub(super) unsettled: Vec<String>,
     /// The shadows of this operator by node; `None` while v3 is not served.
     pub(super) own: Option<BTreeMap<String, OwnShadow>>,
+    /// All shadows with the content of this operator, in all namespaces.
+    pub(super) rewritten: Vec<Live>,
     pub(super) read_only: ReadOnly,
-    /// True if no shadow of the earlier operator was seen for the fixed delay.
+    /// True if, for the fixed delay, no shadow was seen that is stored in another version than the definition's.
     pub(super) rechecked: bool,
 }
 
@@ -163,10 +170,19 @@ pub(super) enum Step {
     /// Nodes, each with the version of its shadow and the record to write.
     WriteRecords(Vec<(String, String, ShadowRecord)>),
     DeleteShadows(Vec<Live>),
-    PruneStoredVersions,
+    /// The versions that remain.
+    PruneStoredVersions(Vec<String>),
     ServeOwnVersion,
     /// The policy or its binding, with the uid.
     DeleteReadOnly(Value, String),
+    /// Only `undo`: shadows of this operator.
+    DeleteOwnShadows(Vec<Live>),
+    /// Only `undo`: the versions of the definition, stored in one of the earlier operator's again.
+    StoreEarlierVersion(Value),
+    /// Only `undo`: shadows as they were.
+    RestoreShadows(Vec<Value>),
+    /// Only `undo`: the definition as it was.
+    RestoreDefinition(Value),
     /// Only `undo`: a workload as it was.
     CreateWorkload(Value),
     /// Only `undo`: a ConfigMap of the record, with its uid.
@@ -181,6 +197,8 @@ pub(super) enum Waiting {
     ReadOnly,
     Served,
     Recheck,
+    /// Only `undo`: every API server has to store the earlier operator's version again.
+    Stored,
 }
 
 /// The result of a decision.
@@ -229,35 +247,40 @@ impl Facts {
 
 /// Returns the next step of `swap`.
 pub(super) fn next(facts: &Facts) -> Next {
-    if facts.phase() == Phase::Other {
-        let versions = facts.definition.iter().flat_map(|definition| &definition.versions).cloned();
-        return Next::Blocked(format!(
-            "the definition of the shadows has the versions {}, which are neither the earlier operator's nor this one's: \
-             restore the definition that the earlier operator was installed with",
-            versions.collect::<Vec<_>>().join(", ")
-        ));
-    }
-    obstacle(facts)
+    unknown(facts)
+        .or_else(|| obstacle(facts))
         .map(Next::Blocked)
         .or_else(|| stop(facts))
         .or_else(|| match facts.phase() {
-            Phase::Earlier => settle(facts).or_else(|| Some(prepare(facts))),
+            Phase::Earlier | Phase::Returning => settle(facts).or_else(|| Some(prepare(facts))),
             Phase::Both => Some(swap_shadows(facts)),
             Phase::Absent | Phase::Ours | Phase::Other => open(facts),
         })
         .unwrap_or(Next::Done)
 }
 
-/// Returns the reason why the takeover cannot begin, before anything is touched.
-fn obstacle(facts: &Facts) -> Option<String> {
+/// Returns the reason why nothing can be done with the definition, in either direction.
+pub(super) fn unknown(facts: &Facts) -> Option<String> {
     let definition = facts.definition.as_ref()?;
     if definition.deleting {
         return Some(
             "the definition of the shadows is being deleted, and every shadow with it: wait until it is gone, then install \
-             this operator (docs/install.md)"
+             one of the operators; what is recorded stays in the ConfigMaps brupop-takeover-* in brupop-system"
                 .to_owned(),
         );
     }
+    (definition.phase() == Phase::Other).then(|| {
+        format!(
+            "the definition of the shadows has the versions {}, which are neither the earlier operator's nor this one's: \
+             restore the definition that the earlier operator was installed with",
+            definition.versions.join(", ")
+        )
+    })
+}
+
+/// Returns the reason why the takeover cannot begin, before anything is touched.
+fn obstacle(facts: &Facts) -> Option<String> {
+    let definition = facts.definition.as_ref()?;
     if definition.phase() != Phase::Earlier {
         return None;
     }
@@ -279,7 +302,7 @@ fn obstacle(facts: &Facts) -> Option<String> {
 }
 
 /// Keeps the workloads and the definition, deletes the workloads and waits until the pods are gone.
-fn stop(facts: &Facts) -> Option<Next> {
+pub(super) fn stop(facts: &Facts) -> Option<Next> {
     let definition = facts.definition.as_ref().filter(|definition| {
         // Once it is changed, what was kept before counts.
         let kept = facts.record.of_kind("CustomResourceDefinition").next().is_some();
@@ -314,7 +337,7 @@ fn settle(facts: &Facts) -> Option<Next> {
     }
 }
 
-fn unreadable(reason: &str) -> Next {
+pub(super) fn unreadable(reason: &str) -> Next {
     Next::Blocked(format!("the earlier operator's shadows cannot be read: {reason}"))
 }
 
@@ -328,6 +351,10 @@ fn prepare(facts: &Facts) -> Next {
 
 /// Makes v1 and v2 read-only.
 fn close(facts: &Facts) -> Option<Next> {
+    // That the policy is in force is tried there.
+    if !facts.namespace {
+        return Some(Next::Act(Step::CreateNamespace));
+    }
     let [policy, binding] = deploy::takeover::read_only_policy();
     if facts.read_only.policy.is_none() {
         return Some(Next::Act(Step::CreateReadOnly(policy)));
@@ -380,89 +407,9 @@ fn swap_shadows(facts: &Facts) -> Next {
     } else if !facts.rechecked {
         Next::Wait(Waiting::Recheck)
     } else if !pruned {
-        Next::Act(Step::PruneStoredVersions)
+        Next::Act(Step::PruneStoredVersions(vec!["v3".to_owned()]))
     } else {
         Next::Act(Step::ServeOwnVersion)
-    }
-}
-
-/// Changes the facts as if the step had been carried out, or the wait had ended.
-pub(super) fn assume(facts: &mut Facts, next: &Next) {
-    let both = || Definition {
-        versions: ["v1", "v2", "v3"].map(str::to_owned).to_vec(),
-        storage: "v3".to_owned(),
-        stored: vec!["v2".to_owned(), "v3".to_owned()],
-        ..Definition::default()
-    };
-    let own = facts.own.get_or_insert_default();
-    match next {
-        Next::Act(step) => match step {
-            Step::CreateNamespace => facts.namespace = true,
-            Step::Keep(objects) => facts.record.assume_map(objects),
-            Step::DeleteWorkload(workload) => facts.workloads.retain(|other| other != workload),
-            Step::SetConversion(conversion) => {
-                if let Some(definition) = &mut facts.definition {
-                    definition.live.kept["spec"]["conversion"] = conversion.clone();
-                }
-                if facts.earlier.is_err() {
-                    facts.earlier = Ok(Vec::new());
-                }
-            }
-            Step::CreateReadOnly(object) if object["kind"] == "ValidatingAdmissionPolicy" => {
-                facts.read_only.policy = Some(String::new());
-            }
-            Step::CreateReadOnly(_) => facts.read_only.binding = Some(String::new()),
-            Step::ServeAllVersions => facts.definition = Some(both()),
-            Step::CreateShadows(nodes) => {
-                let fresh = OwnShadow { untouched: true, ..OwnShadow::default() };
-                own.extend(nodes.iter().map(|(node, _)| (node.clone(), fresh.clone())));
-            }
-            Step::WriteRecords(nodes) => {
-                own.extend(nodes.iter().map(|(node, ..)| (node.clone(), OwnShadow::default())));
-            }
-            Step::DeleteShadows(_) => facts.earlier = Ok(Vec::new()),
-            Step::PruneStoredVersions => {
-                facts.definition = Some(Definition { stored: vec!["v3".to_owned()], ..both() });
-            }
-            Step::ServeOwnVersion => {
-                facts.definition = Some(Definition { versions: vec!["v3".to_owned()], ..both() });
-            }
-            Step::DeleteReadOnly(object, _) if object["kind"] == "ValidatingAdmissionPolicy" => {
-                facts.read_only.policy = None;
-            }
-            Step::DeleteReadOnly(..) => {
-                facts.read_only.binding = None;
-                facts.read_only.enforced = false;
-            }
-            Step::CreateWorkload(workload) => {
-                facts.workloads.push(Live { kept: workload.clone(), ..Live::default() });
-            }
-            Step::DeleteRecord(name, _) => facts.record.maps.retain(|(other, _)| other != name),
-        },
-        Next::Wait(waiting) => match waiting {
-            Waiting::Pods(_) => facts.pods.clear(),
-            Waiting::Nodes(_) => facts.unsettled.clear(),
-            Waiting::ReadOnly => facts.read_only.enforced = true,
-            Waiting::Served => {}
-            Waiting::Recheck => facts.rechecked = true,
-        },
-        Next::Blocked(_) | Next::Done => {}
-    }
-}
-
-/// Returns all that would be done from the present state on, in order. The last one is what it ends with.
-pub(super) fn all(mut facts: Facts, next: impl Fn(&Facts) -> Next) -> Vec<Next> {
-    let mut all = Vec::new();
-    // Every step changes the facts, so that none is repeated.
-    let mut seen = BTreeSet::new();
-    loop {
-        let step = next(&facts);
-        let ends = matches!(step, Next::Blocked(_) | Next::Done) || !seen.insert(format!("{step:?}"));
-        assume(&mut facts, &step);
-        all.push(step);
-        if ends {
-            return all;
-        }
     }
 }
 

@@ -1,5 +1,8 @@
+use std::collections::BTreeSet;
+
 use serde_json::json;
 
+use super::super::preview::{all, assume};
 use super::super::undo;
 use super::*;
 
@@ -28,9 +31,11 @@ fn node(name: &str, labelled: bool) -> (String, NodeFacts) {
 
 fn definition(versions: &[&str], storage: &str, stored: &[&str], conversion: &Value) -> Definition {
     let owned = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect();
+    let declared: Vec<Value> = versions.iter().map(|name| json!({"name": name, "storage": *name == storage})).collect();
     Definition {
         live: live(json!({
-            "kind": "CustomResourceDefinition", "metadata": {"name": "d"}, "spec": {"conversion": conversion},
+            "kind": "CustomResourceDefinition", "metadata": {"name": "d"},
+            "spec": {"conversion": conversion, "versions": declared},
         })),
         versions: owned(versions),
         readable: Some("v2".to_owned()),
@@ -83,7 +88,9 @@ fn running() -> Facts {
             shadow("gone", "Idle", 0),
         ]),
         unsettled: Vec::new(),
+        installed: false,
         own: None,
+        rewritten: Vec::new(),
         read_only: ReadOnly::default(),
         rechecked: false,
     }
@@ -109,7 +116,11 @@ fn name(next: &Next) -> String {
             format!("record {}", all.join(" "))
         }
         Next::Act(Step::DeleteShadows(shadows)) => format!("delete {} shadows", shadows.len()),
-        Next::Act(Step::PruneStoredVersions) => "prune".to_owned(),
+        Next::Act(Step::PruneStoredVersions(versions)) => format!("prune {}", versions.join(" ")),
+        Next::Act(Step::DeleteOwnShadows(shadows)) => format!("delete {} own shadows", shadows.len()),
+        Next::Act(Step::StoreEarlierVersion(versions)) => format!("{} versions", versions.as_array().unwrap().len()),
+        Next::Act(Step::RestoreShadows(shadows)) => format!("restore {} shadows", shadows.len()),
+        Next::Act(Step::RestoreDefinition(_)) => "definition".to_owned(),
         Next::Act(Step::ServeOwnVersion) => "v3".to_owned(),
         Next::Act(Step::DeleteReadOnly(object, _)) => format!("delete {}", object["kind"].as_str().unwrap()),
         Next::Act(Step::CreateWorkload(object)) => format!("create {}", text(object)),
@@ -137,7 +148,7 @@ const SWAP: [&str; 21] = [
     "record b 3",
     "delete 4 shadows",
     "wait Recheck",
-    "prune",
+    "prune v3",
     "v3",
     "delete ValidatingAdmissionPolicyBinding",
     "delete ValidatingAdmissionPolicy",
@@ -158,29 +169,88 @@ fn takeover_takes_its_steps_in_order_and_goes_on_from_any_of_them() {
     }
 }
 
+/// Checks that nothing of a takeover is left.
+fn assert_restored(restored: &Facts, sentence: &str) {
+    let original = running();
+    let ids = |facts: &Facts| facts.workloads.iter().map(Live::id).collect::<BTreeSet<_>>();
+    assert_eq!(ids(restored), ids(&original), "{sentence}");
+    let kept = |facts: &Facts| facts.definition.as_ref().unwrap().live.kept.clone();
+    assert_eq!(kept(restored), kept(&original), "{sentence}");
+    assert_eq!(restored.read_only, original.read_only, "{sentence}");
+    let shadows = |facts: &Facts| {
+        let all = facts.earlier.iter().flatten().map(|live| earlier::at_version(&live.kept, "v2").to_string());
+        all.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(shadows(restored), shadows(&original), "{sentence}");
+    assert!(restored.rewritten.is_empty() && restored.record.is_empty(), "{sentence}");
+}
+
 #[test]
-fn undo_restores_everything_until_v3_is_stored() {
-    let (mut facts, original) = (running(), running());
+fn undo_restores_everything_until_v3_alone_is_served_and_can_be_interrupted() {
+    let mut facts = running();
     for step in SWAP {
-        let back = all(facts.clone(), undo::next);
-        if matches!(facts.phase(), Phase::Both | Phase::Ours) {
-            assert_eq!(names(&back), ["blocked"], "before {step}");
+        if facts.phase() == Phase::Ours {
+            assert_eq!(names(&all(facts.clone(), undo::next)), ["blocked"], "before {step}");
         } else {
-            let mut restored = facts.clone();
-            for step in &back {
-                assume(&mut restored, step);
-            }
+            let back = all(facts.clone(), undo::next);
             assert_eq!(names(&back).last().unwrap(), "done", "before {step}: {back:?}");
-            let ids = |facts: &Facts| facts.workloads.iter().map(Live::id).collect::<BTreeSet<_>>();
-            assert_eq!(ids(&restored), ids(&original), "before {step}");
-            let kept = |facts: &Facts| facts.definition.as_ref().unwrap().live.kept.clone();
-            assert_eq!(kept(&restored), kept(&original), "before {step}");
-            assert_eq!(restored.read_only, original.read_only, "before {step}");
-            assert!(restored.record.is_empty(), "before {step}");
+            let mut restored = facts.clone();
+            for (done, undone) in back.iter().enumerate() {
+                let sentence = format!("before {step}, {done} steps back");
+                let forward = all(restored.clone(), next);
+                assert_eq!(names(&forward).last().unwrap(), "done", "{sentence}: {forward:?}");
+                assume(&mut restored, undone);
+            }
+            assert_restored(&restored, &format!("before {step}"));
         }
         let step = next(&facts);
         assume(&mut facts, &step);
     }
+}
+
+#[test]
+fn undo_stores_earlier_version_before_it_restores_shadows() {
+    assert_eq!(
+        names(&all(before("v3"), undo::next)),
+        [
+            "delete 2 own shadows",
+            "3 versions",
+            "delete ValidatingAdmissionPolicyBinding",
+            "delete ValidatingAdmissionPolicy",
+            "wait Stored",
+            "restore 4 shadows",
+            "prune v2",
+            "definition",
+            "create brupop-apiserver",
+            "create brupop-agent",
+            "create brupop-controller-deployment",
+            "delete brupop-takeover-1",
+            "delete brupop-takeover-2",
+            "done",
+        ]
+    );
+    let cases: [(&str, fn(&mut Facts), &str); 6] = [
+        ("this operator runs", |f| f.installed = true, "blocked"),
+        ("the earlier one was started again", |f| f.workloads = vec![agent("brupop-agent")], "delete brupop-agent"),
+        ("a pod of it is left", |f| f.pods = vec!["p".into()], "wait Pods"),
+        ("v3 is not served", |f| f.own = None, "wait Served"),
+        ("shadows unreadable", |f| (f.own, f.earlier) = (None, Err("500".into())), "blocked"),
+        ("a definition that is deleted", |f| definition_of(f).deleting = true, "blocked"),
+    ];
+    for (sentence, change, expected) in cases {
+        let mut facts = before("v3");
+        change(&mut facts);
+        assert_eq!(name(&undo::next(&facts)), expected, "{sentence}");
+    }
+    let mut other = running();
+    definition_of(&mut other).versions.push("v9".into());
+    assert_eq!(name(&undo::next(&other)), "blocked", "another definition");
+    let mut replaced = before("v3");
+    let mut owned = shadow("a", "Idle", 0).kept;
+    owned["metadata"]["ownerReferences"] = json!([{"kind": "Node", "name": "a", "uid": "replaced"}]);
+    replaced.record.add(&[owned]);
+    let steps = names(&all(replaced, undo::next));
+    assert!(steps.contains(&"restore 3 shadows".to_owned()), "the node of one is gone: {steps:?}");
 }
 
 #[test]
@@ -235,9 +305,10 @@ fn earlier_operator_that_is_not_as_expected_is_stopped_kept_or_waited_for() {
         ("a host that may reboot", "conversion None", |f| f.unsettled = vec!["a".into()], "wait Nodes"),
         ("a changed shadow", "conversion None", |f| f.earlier = Ok(vec![shadow("a", "Idle", 9)]), "keep 1"),
         ("a workload again", "v1 v2 v3", |f| f.workloads = vec![agent("brupop-agent")], "delete brupop-agent"),
-        ("a new workload", "prune", |f| f.workloads = vec![agent("other")], "keep 1"),
-        ("a pod late", "prune", |f| f.pods = vec!["p".into()], "wait Pods"),
+        ("a new workload", "prune v3", |f| f.workloads = vec![agent("other")], "keep 1"),
+        ("a pod late", "prune v3", |f| f.pods = vec!["p".into()], "wait Pods"),
         ("v1 alone", "namespace", |f| f.definition = Some(v1()), "namespace"),
+        ("the namespace was deleted", "prune v3", |f| f.namespace = false, "namespace"),
         ("another definition", "namespace", |f| definition_of(f).versions.push("v9".into()), "blocked"),
     ]);
 }
@@ -283,7 +354,12 @@ fn takeover_does_not_begin_where_it_would_lose_the_definition_or_mix_up_shadows(
             |f| f.workloads[0].kept["metadata"]["namespace"] = json!(names::SYSTEM_NAMESPACE),
             "blocked",
         ),
-        ("Argo CD late", "prune", |f| meta_of(f)["labels"] = json!({"argocd.argoproj.io/instance": "x"}), "prune"),
+        (
+            "Argo CD late",
+            "prune v3",
+            |f| meta_of(f)["labels"] = json!({"argocd.argoproj.io/instance": "x"}),
+            "prune v3",
+        ),
     ]);
 }
 
@@ -299,9 +375,9 @@ fn other_writers_during_the_swap_lose_nothing() {
         ("a binding deleted late", "create a b", |f| f.read_only.binding = None, binding),
         ("a policy not enforced", "delete 4 shadows", |f| f.read_only.enforced = false, "wait ReadOnly"),
         ("v3 not served", "create a b", |f| f.own = None, "wait Served"),
-        ("a late shadow", "prune", |f| f.earlier = Ok(vec![shadow("late", "Idle", 0)]), "keep 1"),
+        ("a late shadow", "prune v3", |f| f.earlier = Ok(vec![shadow("late", "Idle", 0)]), "keep 1"),
         ("pruned too early", "delete 4 shadows", |f| definition_of(f).stored = vec!["v3".into()], "delete 4 shadows"),
-        ("pruned after all", "prune", |f| definition_of(f).stored = vec!["v3".into()], "v3"),
+        ("pruned after all", "prune v3", |f| definition_of(f).stored = vec!["v3".into()], "v3"),
         ("a deleted node", "create a b", |f| f.nodes.retain(|name, _| name != "a"), "create b"),
         ("a record of the controller", "record b 3", |f| f.own = Some(touched()), "delete 4 shadows"),
     ]);

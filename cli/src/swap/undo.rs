@@ -1,22 +1,39 @@
-//! The next step of `undo`: until v3 is stored, everything that `swap` has done can be put back as it was.
+//! The next step of `undo`: until v1 and v2 are dropped from the definition, everything that `swap` has done can be put back
+//! as it was.
+//!
+//! ```text
+//! delete shadows of this operator ► definition v1 v2 v3, stored as before ► v1 and v2 writable ► every API server knows it
+//!   ► shadows as recorded ► storedVersions without v3 ► definition as recorded
+//!   ► conversion as recorded ► workloads as recorded ► record deleted
+//! ```
+//!
+//! The steps of the first two lines are left out if v3 was never stored.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use models::{earlier, names};
 use serde_json::Value;
 
 use super::record::id;
-use super::steps::{Facts, Next, Phase, Step, is_api_server, open};
+use super::steps::{Facts, Next, Phase, Step, Waiting, is_api_server, open, stop, unknown, unreadable};
 
-/// Reason why `undo` does nothing once v3 is stored.
-const TOO_LATE: &str = "shadows are stored in v3 already, which the earlier operator cannot read, so it cannot be put back \
-     over them. Finish the takeover (kubectl brupop takeover swap). To go back after that: save the ConfigMaps \
+/// Reason why `undo` does nothing once the earlier versions are dropped.
+const TOO_LATE: &str = "the definition has v3 alone, so that the takeover is complete. To go back: save the ConfigMaps \
      brupop-takeover-* in brupop-system, remove this operator with its definition (kubectl brupop uninstall), and install the \
      earlier one again by its own means: it makes its shadows itself";
 
 /// Returns the next step.
 pub(super) fn next(facts: &Facts) -> Next {
-    if matches!(facts.phase(), Phase::Both | Phase::Ours) {
-        return Next::Blocked(TOO_LATE.to_owned());
+    if let Some(reason) = unknown(facts) {
+        return Next::Blocked(reason);
     }
-    open(facts)
+    let from_v3 = match facts.phase() {
+        Phase::Ours => return Next::Blocked(TOO_LATE.to_owned()),
+        Phase::Both | Phase::Returning => Some(from_v3(facts)),
+        Phase::Absent | Phase::Earlier | Phase::Other => None,
+    };
+    from_v3
+        .or_else(|| open(facts))
         .or_else(|| conversion(facts))
         .or_else(|| workload(facts))
         .or_else(|| {
@@ -24,6 +41,94 @@ pub(super) fn next(facts: &Facts) -> Next {
             Some(Next::Act(Step::DeleteRecord(name.clone(), uid.clone())))
         })
         .unwrap_or(Next::Done)
+}
+
+/// Stores v2 again, or v1 where it was stored before, and then restores the definition.
+fn from_v3(facts: &Facts) -> Next {
+    if facts.installed {
+        return Next::Blocked(format!(
+            "this operator is installed, and would make its shadows again: delete its workloads first (kubectl delete \
+             deployments,daemonsets --all -n {} and -n {}), wait until their pods are gone, then run this command again",
+            names::SYSTEM_NAMESPACE,
+            names::AGENT_NAMESPACE
+        ));
+    }
+    let Some(kept) = facts.record.of_kind("CustomResourceDefinition").next() else {
+        return Next::Blocked(
+            "the definition of the earlier operator is not recorded, so it cannot be restored: finish the takeover (kubectl \
+             brupop takeover swap)"
+                .to_owned(),
+        );
+    };
+    // Shadows are read only once nothing of the earlier operator runs.
+    if let Some(stop) = stop(facts) {
+        return stop;
+    }
+    if facts.own.is_none() {
+        return facts.earlier.as_ref().err().map_or(Next::Wait(Waiting::Served), |reason| unreadable(reason));
+    }
+    if !facts.rewritten.is_empty() {
+        return Next::Act(Step::DeleteOwnShadows(facts.rewritten.clone()));
+    }
+    if facts.phase() == Phase::Both {
+        return match deploy::takeover::versions_with_own(&kept["spec"]["versions"]) {
+            Ok(versions) => Next::Act(Step::StoreEarlierVersion(versions)),
+            Err(error) => Next::Blocked(format!("{error:#}")),
+        };
+    }
+    if let Some(open) = open(facts) {
+        return open;
+    }
+    if !facts.rechecked {
+        return Next::Wait(Waiting::Stored);
+    }
+    let storage = facts.definition.as_ref().map_or("", |definition| &definition.storage);
+    shadows(facts, storage).unwrap_or_else(|| {
+        let stored = facts.definition.iter().flat_map(|definition| &definition.stored);
+        let remaining: Vec<String> = stored.filter(|version| *version != "v3").cloned().collect();
+        if facts.definition.as_ref().is_some_and(|definition| definition.stored == remaining) {
+            Next::Act(Step::RestoreDefinition(kept.clone()))
+        } else if remaining.is_empty() {
+            Next::Act(Step::PruneStoredVersions(vec![storage.to_owned()]))
+        } else {
+            Next::Act(Step::PruneStoredVersions(remaining))
+        }
+    })
+}
+
+/// Restores the recorded shadows that are missing or incomplete.
+fn shadows(facts: &Facts, storage: &str) -> Option<Next> {
+    let live = match &facts.earlier {
+        Ok(live) => live,
+        Err(reason) => return Some(unreadable(reason)),
+    };
+    let live: BTreeMap<_, _> = live.iter().map(|live| (id(&live.kept), &live.kept)).collect();
+    let nodes: BTreeSet<&str> = facts.nodes.values().map(|node| node.uid.as_str()).collect();
+    let missing = facts.record.of_kind("BottlerocketShadow").filter(|kept| has_node(kept, &nodes)).filter_map(|kept| {
+        let restored = earlier::at_version(kept, storage);
+        // One that was not deleted is as it was, in the version that it is stored in.
+        let is_there = live.get(&id(kept)).is_some_and(|live| same(live, kept) || same(live, &restored));
+        (!is_there).then_some(restored)
+    });
+    let missing: Vec<Value> = missing.collect();
+    (!missing.is_empty()).then_some(Next::Act(Step::RestoreShadows(missing)))
+}
+
+/// Returns true if two shadows have the same content. A field that is null says the same as one that is absent.
+fn same(a: &Value, b: &Value) -> bool {
+    let plain = |part: &Value| -> BTreeMap<String, Value> {
+        let fields = part.as_object().into_iter().flatten();
+        fields.filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    ["spec", "status"].iter().all(|part| plain(&a[part]) == plain(&b[part]))
+}
+
+/// Returns false if the shadow's Node is gone: the API server would delete the shadow at once.
+fn has_node(kept: &Value, nodes: &BTreeSet<&str>) -> bool {
+    let owners = kept["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+    owners
+        .filter(|owner| owner["kind"] == "Node")
+        .all(|owner| nodes.contains(owner["uid"].as_str().unwrap_or_default()))
 }
 
 fn conversion(facts: &Facts) -> Option<Next> {

@@ -27,6 +27,8 @@ pub(super) struct Facts {
     pub(super) unreadable: Vec<String>,
     pub(super) nodes: Vec<NodeState>,
     pub(super) releases: Vec<HelmRelease>,
+    /// The rights of a takeover that the user lacks, as verb and resource.
+    pub(super) missing_rights: Vec<String>,
     /// Sentences about what could not be read.
     pub(super) unread: Vec<String>,
     /// True if there was no time to read all shadows.
@@ -123,6 +125,8 @@ pub(super) struct Workload {
     /// Environment variables of its containers; `None` for a value that another object holds.
     pub(super) environment: BTreeMap<String, Option<String>>,
     pub(super) tools: Vec<Tool>,
+    /// True if it is known from the record of `takeover swap`, which has deleted it.
+    pub(super) recorded: bool,
 }
 
 impl Workload {
@@ -157,6 +161,7 @@ impl Workload {
                 })
                 .collect(),
             tools: Tool::all_of(meta),
+            recorded: false,
         })
     }
 

@@ -2,6 +2,8 @@
 
 mod tools;
 
+use std::collections::BTreeSet;
+
 use models::earlier::VERSIONS;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 
@@ -90,6 +92,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     tools::findings(facts, &mut found);
     shadows(facts, &mut found);
     nodes(facts, &mut found);
+    found.extend(rights(facts));
     found.sort_by_key(|finding| finding.severity);
     found
 }
@@ -207,9 +210,10 @@ fn pods(facts: &Facts, found: &mut Vec<Finding>) {
     }
 }
 
-/// Returns the nodes of the shadows for which `holds`.
+/// Returns the nodes of the shadows for which `holds`. A node may have shadows in several namespaces.
 pub(super) fn nodes_where(facts: &Facts, holds: impl Fn(&Shadow) -> bool) -> Vec<&str> {
-    facts.shadows.iter().filter(|shadow| holds(shadow)).map(|shadow| shadow.node.as_str()).collect()
+    let nodes = facts.shadows.iter().filter(|shadow| holds(shadow)).map(|shadow| shadow.node.as_str());
+    nodes.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Returns the nodes of shadows whose Node does not exist any more.
@@ -320,6 +324,7 @@ fn commands(nodes: &[&NodeState], command: impl Fn(&NodeState) -> String) -> Vec
 }
 
 fn nodes(facts: &Facts, found: &mut Vec<Finding>) {
+    found.extend(not_ready(facts));
     found.extend(own_cordons(facts));
     found.extend(other_cordons(facts));
     let balancer = balancer_labels(facts);
@@ -356,6 +361,31 @@ fn nodes(facts: &Facts, found: &mut Vec<Finding>) {
         );
         found.push(Finding::note("OtherInterfaceVersion", text));
     }
+}
+
+fn rights(facts: &Facts) -> Option<Finding> {
+    let taken_over = facts.definition.as_ref().is_none_or(|definition| definition.ours);
+    (!taken_over && !facts.missing_rights.is_empty()).then(|| {
+        let text = format!(
+            "you need these rights too for takeover swap and undo: {}. docs/takeover.md has a ClusterRole with all that is needed",
+            facts.missing_rights.join(", ")
+        );
+        Finding::first("RightsMissing", text)
+    })
+}
+
+/// The takeover waits for the pods of such nodes, and for those of them that may reboot.
+fn not_ready(facts: &Facts) -> Option<Finding> {
+    let runs = !facts.workloads.is_empty() || !facts.pods.is_empty();
+    let may_reboot = |node: &NodeState| facts.shadow_of(node).is_some_and(|shadow| shadow.state.may_reboot());
+    let waited_for = |node: &&NodeState| !node.ready && node.is_labelled() && (runs || may_reboot(node));
+    let nodes: Vec<&NodeState> = facts.nodes.iter().filter(waited_for).collect();
+    let text = format!(
+        "nodes that are not Ready: {}; the takeover waits until the earlier operator's pods on them have ended, which only their \
+         kubelets report. Repair these nodes, or delete those that are gone for good",
+        about(&nodes)
+    );
+    (!nodes.is_empty()).then(|| Finding::first("NodesNotReady", text))
 }
 
 fn own_cordons(facts: &Facts) -> Option<Finding> {

@@ -26,8 +26,8 @@ use tokio::time::Instant;
 use self::facts::{Definition, Facts};
 use self::findings::Severity;
 use self::settings::Settings;
-use self::survey::limited;
 use self::watch::{Snapshot, Trial};
+use crate::call::{call, code, list};
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line};
 use crate::swap;
@@ -48,7 +48,7 @@ pub(crate) enum Command {
     Watch(WatchOptions),
     /// Stop the earlier operator and replace its shadows and their definition; goes on where it was interrupted.
     Swap(swap::Options),
-    /// Put the earlier operator back as it was, until its shadows are replaced.
+    /// Put the earlier operator back as it was, until the last step of `swap`.
     Undo(swap::Options),
 }
 
@@ -140,10 +140,18 @@ async fn settings(client: &Client, namespace: &str, options: &SettingsOptions) -
 }
 
 async fn of_cluster(client: &Client) -> anyhow::Result<Settings> {
-    let workloads = survey::workloads(client).await?;
+    let mut workloads = survey::workloads(client).await?;
+    let recorded = match survey::recorded_workloads(client).await {
+        Ok(recorded) => recorded,
+        // Before a swap there is no record.
+        Err(error) if code(&error) == Some(403) && !workloads.is_empty() => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    let stopped = recorded.into_iter().filter(|recorded| !workloads.iter().any(|live| live.id() == recorded.id()));
+    workloads.extend(stopped.collect::<Vec<_>>());
     if workloads.is_empty() {
         bail!(
-            "no workload of the earlier operator is in the cluster; give the values of its chart with --values FILE, as \
+            "no workload of the earlier operator is in the cluster, or recorded by takeover swap; give the values of its chart with --values FILE, as \
              helm get values --all writes them"
         );
     }
@@ -199,8 +207,7 @@ async fn trial(client: &Client, namespace: &str, options: &WatchOptions) -> anyh
 /// Reads what the plan needs.
 async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let right = "get customresourcedefinitions";
-    let found = limited("the definition of the shadows", right, definitions.get_opt(DEFINITION)).await?;
+    let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
     let Some(definition) = found.as_ref().map(Definition::of).filter(|definition| !definition.ours) else {
         bail!("there is no definition of the earlier operator's shadows: there is nothing to plan beside it");
     };
@@ -213,7 +220,7 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
     let read = survey::shadows(client, &definition, &facts).await?;
     let budgets: Api<PodDisruptionBudget> = Api::all(client.clone());
     let right = "list poddisruptionbudgets in all namespaces";
-    let budgets = limited("the PodDisruptionBudgets", right, budgets.list(&ListParams::default())).await?;
+    let budgets = list(&budgets, ListParams::default(), right).await?;
     let mut snapshot = Snapshot {
         nodes,
         shadows: read.shadows,
@@ -225,7 +232,7 @@ async fn snapshot(client: &Client, trial: &Trial) -> anyhow::Result<Snapshot> {
     let pods: Api<Pod> = Api::all(client.clone());
     for node in next.into_keys().take(NODES_WITH_PODS) {
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
-        let found = limited("the pods", "list pods in all namespaces", pods.list(&on_node)).await?;
+        let found = list(&pods, on_node, "list pods in all namespaces").await?;
         // The DaemonSets of the pods are taken as existing.
         let known = |pod: PodFacts| PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
         snapshot.pods.insert(node, found.iter().filter_map(PodFacts::project).map(known).collect());

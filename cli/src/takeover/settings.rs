@@ -43,6 +43,8 @@ pub(super) struct Settings {
     start: Option<Setting>,
     stop: Option<Setting>,
     balancer_wait: Option<Setting>,
+    /// The workloads that are known from a record alone.
+    recorded: Vec<String>,
 }
 
 impl Settings {
@@ -60,6 +62,7 @@ impl Settings {
             start: find("UPDATE_WINDOW_START"),
             stop: find("UPDATE_WINDOW_STOP"),
             balancer_wait: find("EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC"),
+            recorded: workloads.iter().filter(|workload| workload.recorded).map(Workload::id).collect(),
         }
     }
 
@@ -80,6 +83,7 @@ impl Settings {
             start: find("update_window_start"),
             stop: find("update_window_stop"),
             balancer_wait: find("exclude_from_lb_wait_time_in_sec"),
+            recorded: Vec::new(),
         })
     }
 }
@@ -121,11 +125,21 @@ fn window(text: &str) -> anyhow::Result<MaintenanceWindow> {
 
 /// Proposes a policy. `chosen` are the windows that the user has given.
 pub(super) fn propose(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, namespace: &str) -> Proposal {
-    let mut text = format!(
-        "# A policy from the settings of the earlier operator. Review it, set enabled to true, and apply it when this\n\
-         # operator is installed:\n\
-         #   kubectl apply --server-side --field-manager=policy --force-conflicts -f FILE\n\
-         apiVersion: brupop.bottlerocket.aws/v1\n\
+    let mut text = "# A policy from the settings of the earlier operator. Review it, set enabled to true, and apply it when this\n\
+                    # operator is installed:\n\
+                    #   kubectl apply --server-side --field-manager=policy --force-conflicts -f FILE\n"
+        .to_owned();
+    if !settings.recorded.is_empty() {
+        text.push_str(
+            "# Read from what takeover swap has recorded in the ConfigMaps brupop-system/brupop-takeover-*:\n",
+        );
+    }
+    for workload in &settings.recorded {
+        let _ = writeln!(text, "#   {}", cut(workload, SHOWN));
+    }
+    let _ = write!(
+        text,
+        "apiVersion: brupop.bottlerocket.aws/v1\n\
          kind: BottlerocketUpdateOperator\n\
          metadata:\n  name: default\n  namespace: {}\n\
          spec:\n  # No update starts until you set this to true.\n  enabled: false\n",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -17,11 +17,8 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::facts::{Conversion, Definition, Facts, HelmRelease, OperatorPod, Shadow, Workload};
-use crate::call::list;
+use crate::call::{call, code, list};
 use crate::marks::{NodeState, Tool};
-
-/// Time limit of one call. A list of all nodes of a large cluster takes seconds.
-const LIMIT: Duration = Duration::from_secs(30);
 
 /// Time limit of reading one shadow: a conversion webhook that does not answer keeps the API server waiting.
 const SHADOW_LIMIT: Duration = Duration::from_secs(10);
@@ -31,12 +28,11 @@ const ALL_SHADOWS_LIMIT: Duration = Duration::from_secs(120);
 
 /// Reads everything that the preflight check needs.
 pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
-    let outdated = limited("the API server's version", "", client.apiserver_version()).await?;
+    let outdated = call("get /version", client.apiserver_version()).await?;
     let mut facts = Facts { outdated: crate::preflight::outdated(&outdated), ..Facts::default() };
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let found =
-        limited("the definition of the shadows", "get customresourcedefinitions", definitions.get_opt(DEFINITION));
-    facts.definition = found.await?.as_ref().map(Definition::of);
+    let found = call("get customresourcedefinitions", definitions.get_opt(DEFINITION)).await?;
+    facts.definition = found.as_ref().map(Definition::of);
     facts.workloads = workloads(client).await?;
     facts.pods = pods(client).await?;
     facts.nodes = nodes(client).await?.iter().map(NodeState::of).collect();
@@ -51,25 +47,8 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
         }
     }
     releases(client, &mut facts).await;
+    facts.missing_rights = crate::rights::missing(client).await?;
     Ok(facts)
-}
-
-/// Makes a call with a time limit; an error names `right`, the permission that the user needs.
-pub(super) async fn limited<T>(
-    what: &str,
-    right: &str,
-    call: impl Future<Output = kube::Result<T>>,
-) -> anyhow::Result<T> {
-    let Ok(result) = tokio::time::timeout(LIMIT, call).await else {
-        bail!("{what} cannot be read: no answer within {} s; is the API server reachable?", LIMIT.as_secs());
-    };
-    result.with_context(|| {
-        if right.is_empty() {
-            format!("{what} cannot be read")
-        } else {
-            format!("{what} cannot be read; may you {right}?")
-        }
-    })
 }
 
 /// Reads all Nodes.
@@ -81,10 +60,24 @@ pub(super) async fn nodes(client: &Client) -> anyhow::Result<Vec<Node>> {
 pub(super) async fn workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
     let (deployments, sets): (Api<Deployment>, Api<DaemonSet>) = (Api::all(client.clone()), Api::all(client.clone()));
     let all = ListParams::default();
-    let deployments = limited("the Deployments", "list deployments in all namespaces", deployments.list(&all)).await?;
-    let sets = limited("the DaemonSets", "list daemonsets in all namespaces", sets.list(&all)).await?;
+    let deployments = list(&deployments, all.clone(), "list deployments in all namespaces").await?;
+    let sets = list(&sets, all, "list daemonsets in all namespaces").await?;
     let deployments = deployments.iter().filter_map(Workload::of_deployment);
     Ok(deployments.chain(sets.iter().filter_map(Workload::of_daemon_set)).collect())
+}
+
+/// Reads the workloads of the earlier operator that `takeover swap` has recorded.
+pub(super) async fn recorded_workloads(client: &Client) -> anyhow::Result<Vec<Workload>> {
+    let record = crate::swap::record(client).await?;
+    let deployments = record.of_kind("Deployment").map(|object| Ok(Workload::of_deployment(&read_as(object)?)));
+    let sets = record.of_kind("DaemonSet").map(|object| Ok(Workload::of_daemon_set(&read_as(object)?)));
+    let all = deployments.chain(sets).collect::<anyhow::Result<Vec<_>>>()?.into_iter().flatten();
+    Ok(all.map(|workload| Workload { recorded: true, ..workload }).collect())
+}
+
+fn read_as<K: k8s_openapi::serde::de::DeserializeOwned>(object: &Value) -> anyhow::Result<K> {
+    serde_json::from_value(object.clone())
+        .with_context(|| format!("{} is recorded by takeover swap, but unreadable", deploy::yaml::id(object)))
 }
 
 async fn pods(client: &Client) -> anyhow::Result<Vec<OperatorPod>> {
@@ -92,7 +85,7 @@ async fn pods(client: &Client) -> anyhow::Result<Vec<OperatorPod>> {
     let mut found = BTreeMap::new();
     for selector in earlier::pod_selectors() {
         let params = ListParams::default().labels(&selector);
-        let found_pods = limited("the pods", "list pods in all namespaces", pods.list(&params)).await?;
+        let found_pods = list(&pods, params, "list pods in all namespaces").await?;
         found.extend(found_pods.iter().filter_map(|pod| Some((pod.uid()?, OperatorPod::of(pod)?))));
     }
     Ok(found.into_values().collect())
@@ -130,22 +123,19 @@ fn readable(definition: &Definition) -> Vec<&'static str> {
 pub(super) async fn shadows(client: &Client, definition: &Definition, facts: &Facts) -> anyhow::Result<Shadows> {
     let versions = readable(definition);
     let Some(newest) = versions.first() else { return Ok(Shadows::default()) };
-    let listed = api(client, newest, None);
-    let error = match tokio::time::timeout(LIMIT, listed.list(&ListParams::default())).await {
-        Ok(Ok(list)) => {
+    let all = api(client, newest, None);
+    let error = match list(&all, ListParams::default(), "list bottlerocketshadows in all namespaces").await {
+        Ok(list) => {
             // In the definition of a takeover, the shadows of this operator are read as well.
             let theirs = list.iter().filter(|shadow| shadow.namespace().as_deref() != Some(names::SYSTEM_NAMESPACE));
             return Ok(Shadows { shadows: theirs.map(read).collect(), ..Shadows::default() });
         }
-        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
-            bail!("the shadows cannot be read; may you list bottlerocketshadows in all namespaces?: {}", status.message)
-        }
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {} s", LIMIT.as_secs()),
+        Err(error) if matches!(code(&error), Some(401 | 403)) => return Err(error),
+        Err(error) => error,
     };
     let mut found = each(client, &versions, facts).await;
     found.unread.push(format!(
-        "a list of all shadows ({error}): they were read one by one, by the names of the nodes, so that shadows without a \
+        "a list of all shadows ({error:#}): they were read one by one, by the names of the nodes, so that shadows without a \
          Node are missing here"
     ));
     Ok(found)
@@ -230,7 +220,7 @@ async fn releases(client: &Client, facts: &mut Facts) {
         let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
         let params = ListParams::default().labels("owner=helm").fields("type=helm.sh/release.v1");
         let right = format!("list secrets in {namespace}");
-        match limited("the records of Helm", &right, secrets.list_metadata(&params)).await {
+        match call(&right, secrets.list_metadata(&params)).await {
             Ok(list) => {
                 for record in list {
                     let Some(release) = record.labels().get("name").cloned() else { continue };

@@ -9,9 +9,14 @@
 //! Objects decide, never `storedVersions`: an API server that has not seen a new definition stores the old version
 //! without adding it there, and the migrator inside Kubernetes prunes the list even if it failed.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionVersion,
+};
 use models::earlier;
 use models::operator::CompletedMigration;
+use models::shadow::ATTEMPT_RULE;
+
+use super::rewrite::VERSION;
 
 /// The definition of the shadows, as far as the migration depends on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +30,8 @@ pub struct Definition {
     pub stored: Vec<String>,
     /// The declared versions; true: served.
     pub versions: Vec<(String, bool)>,
+    /// True if [`VERSION`] has the rule that refuses every write to an object without an attempt, unless it sets one.
+    pub keeps_earlier: bool,
     /// Conversion strategy.
     pub conversion: String,
     /// Hash of the storage version. Only equality counts, and it may be missing.
@@ -43,6 +50,7 @@ impl Definition {
             storage: spec.versions.iter().find(|version| version.storage).map(|v| v.name.clone()).unwrap_or_default(),
             stored: stored.unwrap_or_default(),
             versions: spec.versions.iter().map(|version| (version.name.clone(), version.served)).collect(),
+            keeps_earlier: spec.versions.iter().any(|version| version.name == VERSION && has_attempt_rule(version)),
             conversion: spec.conversion.as_ref().map_or_else(|| "None".to_owned(), |c| c.strategy.clone()),
             hash,
         }
@@ -94,6 +102,13 @@ impl Definition {
 /// Returns true for a version of the earlier operator.
 fn is_earlier(version: &str) -> bool {
     earlier::VERSIONS.contains(&version)
+}
+
+fn has_attempt_rule(version: &CustomResourceDefinitionVersion) -> bool {
+    let schema = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref());
+    let spec = schema.and_then(|schema| schema.properties.as_ref()?.get("spec"));
+    let mut rules = spec.and_then(|spec| spec.x_kubernetes_validations.as_ref()).into_iter().flatten();
+    rules.any(|rule| rule.rule == ATTEMPT_RULE)
 }
 
 /// An object that cannot be migrated.
@@ -178,6 +193,8 @@ pub enum Block {
     StorageVersion(String),
     /// A version of the earlier operator is declared and not served, so that its objects cannot be read.
     NotServed(String),
+    /// A version of the earlier operator is declared, and a write that changes nothing would erase its objects.
+    AttemptRule,
     EarlierPods(Vec<String>),
     ReadOnlyPolicy,
     Refused(Vec<Refusal>),
@@ -231,8 +248,11 @@ fn unfit(definition: &Definition) -> Option<Block> {
     if definition.storage.is_empty() || is_earlier(&definition.storage) {
         return Some(Block::StorageVersion(definition.storage.clone()));
     }
-    let hidden = definition.declared_earlier().find(|(_, served)| !served);
-    hidden.map(|(name, _)| Block::NotServed(name.clone()))
+    if let Some((name, _)) = definition.declared_earlier().find(|(_, served)| !served) {
+        return Some(Block::NotServed(name.clone()));
+    }
+    let erases = definition.declared_earlier().next().is_some() && !definition.keeps_earlier;
+    erases.then_some(Block::AttemptRule)
 }
 
 fn work(facts: &Facts<'_>) -> Work {

@@ -8,6 +8,7 @@ use models::names::{MIGRATE_STORAGE_ANNOTATION, SHADOW_DEFINITION as DEFINITION}
 use models::plain::cut;
 
 use super::plan::{Block, Refusal};
+use super::rewrite::VERSION;
 
 /// Number of objects, or pods, that a message names.
 const NAMED: usize = 8;
@@ -41,12 +42,13 @@ pub enum State {
 
 impl State {
     /// The reasons of all states.
-    pub const REASONS: [&str; 11] = [
+    pub const REASONS: [&str; 12] = [
         "Migrated",
         "Migrating",
         "ConversionNotNone",
         "StorageVersionNotOwn",
         "EarlierVersionNotServed",
+        "AttemptRuleMissing",
         "EarlierOperatorRunning",
         "EarlierVersionsWritable",
         "ObjectsRefused",
@@ -63,12 +65,13 @@ impl State {
             Self::Blocked(Block::Conversion(_)) => 2,
             Self::Blocked(Block::StorageVersion(_)) => 3,
             Self::Blocked(Block::NotServed(_)) => 4,
-            Self::Blocked(Block::EarlierPods(_)) => 5,
-            Self::Blocked(Block::ReadOnlyPolicy) => 6,
-            Self::Blocked(Block::Refused(_)) => 7,
-            Self::Blocked(Block::Request(_)) => 8,
-            Self::MissingRight(_) => 9,
-            Self::Unanswered(_) => 10,
+            Self::Blocked(Block::AttemptRule) => 5,
+            Self::Blocked(Block::EarlierPods(_)) => 6,
+            Self::Blocked(Block::ReadOnlyPolicy) => 7,
+            Self::Blocked(Block::Refused(_)) => 8,
+            Self::Blocked(Block::Request(_)) => 9,
+            Self::MissingRight(_) => 10,
+            Self::Unanswered(_) => 11,
         };
         Self::REASONS[number]
     }
@@ -138,6 +141,10 @@ impl Block {
             Self::NotServed(version) => format!(
                 "{DEFINITION} declares {version} without serving it, so shadows that are stored in it cannot be read: serve it \
                  until the migration is completed"
+            ),
+            Self::AttemptRule => format!(
+                "{VERSION} of {DEFINITION} lacks the validation rule of spec.attempt, so a write of any client that changes \
+                 nothing erases a shadow of the earlier operator: apply the definition of this release"
             ),
             Self::EarlierPods(pods) => format!(
                 "pods of the earlier operator exist: {}. Delete its Deployments and its DaemonSet, and not its \
@@ -239,6 +246,7 @@ mod tests {
                 vec!["is v2", "stores v3"],
             ),
             (State::Blocked(Block::NotServed("v1".into())), false, "EarlierVersionNotServed", vec!["v1"]),
+            (State::Blocked(Block::AttemptRule), false, "AttemptRuleMissing", vec!["v3", "spec.attempt", "apply"]),
             (
                 State::Blocked(Block::EarlierPods(vec!["old/agent-x".into()])),
                 false,

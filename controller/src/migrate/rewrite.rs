@@ -9,7 +9,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use models::earlier::EarlierShadow;
+use models::earlier::{EarlierShadow, MOST_FAILURES};
 use models::names::{CONTROLLER_MANAGER, GROUP, MIGRATED_FROM_ANNOTATION};
 use models::plain::cut;
 use models::shadow::{BottlerocketShadow, Record};
@@ -23,10 +23,6 @@ pub const VERSION: &str = "v3";
 
 /// Longest text of the earlier operator that the annotation keeps: its fields have no bounds.
 const LONGEST_TEXT: usize = 256;
-
-/// The most failures that are carried over. The earlier operator counts every failed call, in 32 bits; more than these
-/// change no back-off.
-const MOST_FAILURES: u32 = 20;
 
 /// Manager under which the API server records what was there before the first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";

@@ -34,12 +34,13 @@ mod process;
 mod reaper;
 mod second;
 mod settings;
+mod storage;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::reaper::{RUN_DIRECTORY_VARIABLE, marked, processes_of};
-pub use self::second::SecondApiServer;
+pub use self::second::{Behind, SecondApiServer};
 
 /// Longest wait until a component is ready. Usually two seconds are enough; a machine that compiles meanwhile is slow.
 const PATIENCE: Duration = Duration::from_secs(120);

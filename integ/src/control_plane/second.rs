@@ -1,5 +1,6 @@
-//! A second API server over the same etcd that can be kept behind: it does not learn of changes of definitions while it
-//! is held. So several API servers of a cluster disagree for a moment during every change of a definition.
+//! A second API server over the same etcd that can be kept behind: it does not learn of changes of definitions, or of
+//! admission policies either, while it is held. So several API servers of a cluster disagree for a moment during every
+//! change of a definition.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,9 +15,21 @@ use super::process::Process;
 use super::settings::{self, Ports};
 use super::{ControlPlane, PATIENCE, start_apiserver};
 
-/// Text in the requests of the connection on which an API server watches the definitions. Each resource has a
-/// connection of its own.
+/// Texts in the requests of the connections on which an API server watches the definitions, and the policies. Each
+/// resource has a connection of its own.
 const DEFINITIONS: &[u8] = b"apiextensions.k8s.io/customresourcedefinitions";
+const POLICIES: &[u8] = b"/registry/validatingadmissionpolicies";
+
+/// The changes that an API server does not learn of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Behind {
+    /// None: it is not behind.
+    Nothing,
+    /// Changes of definitions.
+    Definitions,
+    /// Changes of definitions and of admission policies.
+    Policies,
+}
 
 /// Socket of the proxy in front of etcd.
 const SOCKET: &str = "etcd-second.sock";
@@ -25,7 +38,7 @@ const SOCKET: &str = "etcd-second.sock";
 pub struct SecondApiServer {
     _process: Process,
     url: String,
-    held: watch::Sender<bool>,
+    held: watch::Sender<Behind>,
     _proxy: JoinSet<()>,
 }
 
@@ -35,9 +48,9 @@ impl SecondApiServer {
         &self.url
     }
 
-    /// Keeps it from learning of changes of definitions, or ends that.
-    pub fn hold(&self, held: bool) {
-        self.held.send_replace(held);
+    /// Keeps it behind, or ends that.
+    pub fn hold(&self, behind: Behind) {
+        self.held.send_replace(behind);
     }
 }
 
@@ -45,7 +58,7 @@ impl ControlPlane {
     /// Starts a second API server and returns when it is ready.
     pub async fn second_apiserver(&self) -> anyhow::Result<SecondApiServer> {
         let socket = self.dir().join(SOCKET);
-        let (held, _) = watch::channel(false);
+        let (held, _) = watch::channel(Behind::Nothing);
         let listener = UnixListener::bind(&socket)?;
         let etcd = self.dir().join(settings::ETCD_SOCKET);
         let mut proxy = JoinSet::new();
@@ -74,12 +87,12 @@ fn of_second(argument: &str, socket: &Path, ports: Ports) -> String {
     }
 }
 
-async fn serve(listener: UnixListener, etcd: std::path::PathBuf, held: watch::Receiver<bool>) {
+async fn serve(listener: UnixListener, etcd: std::path::PathBuf, held: watch::Receiver<Behind>) {
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         let Ok(server) = UnixStream::connect(&etcd).await else { continue };
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
-        let concerned = Arc::new(watch::Sender::new(false));
+        let concerned = Arc::new(watch::Sender::new(None));
         let mut held = held.clone();
         let sees = Arc::clone(&concerned);
         connections.spawn(async move {
@@ -90,14 +103,16 @@ async fn serve(listener: UnixListener, etcd: std::path::PathBuf, held: watch::Re
     }
 }
 
-/// Forwards requests, and notices those about definitions.
-async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, concerned: &watch::Sender<bool>) {
+/// Forwards requests, and notices those about definitions and policies.
+async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, concerned: &watch::Sender<Option<Behind>>) {
     let (mut buffer, mut seen) = (vec![0; 64 * 1024], Vec::new());
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         let sent = &buffer[..length];
         seen.extend_from_slice(sent);
-        if seen.windows(DEFINITIONS.len()).any(|window| window == DEFINITIONS) {
-            concerned.send_replace(true);
+        for (text, kept_from) in [(DEFINITIONS, Behind::Definitions), (POLICIES, Behind::Policies)] {
+            if seen.windows(text.len()).any(|window| window == text) {
+                concerned.send_replace(Some(kept_from));
+            }
         }
         let kept = seen.len().min(DEFINITIONS.len() - 1);
         seen.drain(..seen.len() - kept);
@@ -107,16 +122,19 @@ async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, concerned: &w
     }
 }
 
-/// Forwards responses; those about definitions only while they are not held.
+/// Forwards responses; those about definitions and policies only while they are not held.
 async fn responses(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    concerned: watch::Receiver<bool>,
-    held: &mut watch::Receiver<bool>,
+    concerned: watch::Receiver<Option<Behind>>,
+    held: &mut watch::Receiver<Behind>,
 ) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        if *concerned.borrow() && held.wait_for(|held| !held).await.is_err() {
+        let kept_from = *concerned.borrow();
+        if let Some(kept_from) = kept_from
+            && held.wait_for(|held| *held < kept_from).await.is_err()
+        {
             return;
         }
         if to.write_all(&buffer[..length]).await.is_err() {

@@ -3,10 +3,13 @@
 
 mod admission;
 mod lists;
+mod migration;
+mod migrator;
 mod network;
 mod pods;
 mod policy;
 mod revisions;
+mod rows;
 mod takeover;
 
 use std::path::Path;

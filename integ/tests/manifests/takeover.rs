@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use deploy::takeover::{self, READ_ONLY_MESSAGE};
 use futures::{StreamExt as _, TryStreamExt as _};
-use integ::control_plane::{ControlPlane, Options};
+use integ::control_plane::{Behind, ControlPlane, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use super::{expect, until};
 
-const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
-const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
+pub(super) const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+pub(super) const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
 
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_definition_keeps_earlier_shadows_readable_and_refuses_writes_that_lose_data() -> anyhow::Result<()> {
@@ -101,7 +101,7 @@ async fn api_server_that_is_behind_refuses_writes_at_earlier_versions_and_return
     earlier_operator(&client).await?;
     settled("the second server serves the shadows", async || shadows(&behind, "v2").get("brs-idle").await.map(|_| ()))
         .await?;
-    second.hold(true);
+    second.hold(Behind::Definitions);
     definition_is_accepted_after_conversion_is_patched(&client).await?;
     let unknown = shadows(&behind, "v3").get("brs-idle").await.map(|_| ());
     expect("v3 on the server that is behind", unknown, Some("404"))?;
@@ -115,7 +115,7 @@ async fn api_server_that_is_behind_refuses_writes_at_earlier_versions_and_return
     let list = shadows(&behind, "v2").list(&ListParams::default()).await.map(|list| list.items.len());
     ensure!(list.as_ref().is_err_and(|error| error.to_string().contains("500")), "{list:?}");
 
-    second.hold(false);
+    second.hold(Behind::Nothing);
     settled("the second server has learnt of v3", async || {
         shadows(&behind, "v3").list(&ListParams::default()).await.map(|_| ())
     })
@@ -126,18 +126,22 @@ async fn api_server_that_is_behind_refuses_writes_at_earlier_versions_and_return
     control_plane.stop().await
 }
 
-fn definitions(client: &Client) -> Api<CustomResourceDefinition> {
+pub(super) fn definitions(client: &Client) -> Api<CustomResourceDefinition> {
     Api::all(client.clone())
 }
 
-fn shadows(client: &Client, version: &str) -> Api<DynamicObject> {
+pub(super) fn shadows(client: &Client, version: &str) -> Api<DynamicObject> {
+    shadows_in(client, earlier::NAMESPACE, version)
+}
+
+pub(super) fn shadows_in(client: &Client, namespace: &str, version: &str) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk(models::names::GROUP, version, "BottlerocketShadow");
     let resource = ApiResource::from_gvk_with_plural(&kind, "bottlerocketshadows");
-    Api::namespaced_with(client.clone(), earlier::NAMESPACE, &resource)
+    Api::namespaced_with(client.clone(), namespace, &resource)
 }
 
 /// Retries while a change of the definition or of a policy reaches the server's handlers.
-async fn settled(what: &str, call: impl AsyncFn() -> kube::Result<()>) -> anyhow::Result<()> {
+pub(super) async fn settled(what: &str, call: impl AsyncFn() -> kube::Result<()>) -> anyhow::Result<()> {
     until(what, async || Ok(call().await.is_ok())).await
 }
 
@@ -164,7 +168,7 @@ async fn earlier_operator(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn object(version: &str, name: &str, content: &Value) -> anyhow::Result<DynamicObject> {
+pub(super) fn object(version: &str, name: &str, content: &Value) -> anyhow::Result<DynamicObject> {
     let mut object = content.clone();
     object["apiVersion"] = format!("{}/{version}", models::names::GROUP).into();
     object["kind"] = "BottlerocketShadow".into();
@@ -183,6 +187,14 @@ async fn definition_is_accepted_after_conversion_is_patched(client: &Client) -> 
         Some("should not be set when strategy is not set to Webhook"),
     )?;
 
+    let stored = take_over(client).await?;
+    ensure!(stored == ["v2", "v3"], "{stored:?}");
+    Ok(())
+}
+
+/// Puts the definition of a takeover over the earlier operator's, and returns `status.storedVersions`.
+pub(super) async fn take_over(client: &Client) -> anyhow::Result<Vec<String>> {
+    let (definitions, forced) = (definitions(client), PatchParams::apply("brupop-install").force());
     let found = definitions.get(DEFINITION).await?;
     let patch = json!([
         {"op": "replace", "path": "/metadata/resourceVersion", "value": found.resource_version()},
@@ -198,10 +210,10 @@ async fn definition_is_accepted_after_conversion_is_patched(client: &Client) -> 
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
         api.patch(&object.name_any(), &forced, &Patch::Apply(policy)).await?;
     }
-    let found = definitions.patch(DEFINITION, &forced, &Patch::Apply(&definition)).await?;
-    let stored = found.status.and_then(|status| status.stored_versions).unwrap_or_default();
-    ensure!(stored == ["v2", "v3"], "{stored:?}");
-    settled("shadows are served in v3", async || shadows(client, "v3").get("brs-idle").await.map(|_| ())).await
+    let found = definitions.patch(DEFINITION, &forced, &Patch::Apply(&takeover::definition()?)).await?;
+    let list = async || shadows(client, "v3").list(&ListParams::default()).await.map(|_| ());
+    settled("shadows are served in v3", list).await?;
+    Ok(found.status.and_then(|status| status.stored_versions).unwrap_or_default())
 }
 
 async fn earlier_versions_are_read_only(client: &Client, versions: &[&str]) -> anyhow::Result<()> {

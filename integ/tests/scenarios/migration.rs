@@ -125,7 +125,7 @@ async fn earlier_shadows_are_migrated_in_place_and_nothing_is_lost() -> anyhow::
         for (at, spec, status, failures, back_off) in [
             ((earlier::NAMESPACE, "brs-node-1"), idle(), Value::Null, 0, false),
             ((earlier::NAMESPACE, "brs-node-2"), idle(), failing(3, &failed_at.to_string()), 3, true),
-            ((OTHER, "brs-node-3"), idle(), failing(u32::MAX, "monday"), 20, false),
+            ((OTHER, "brs-node-3"), idle(), failing(u32::MAX, "monday"), 10, false),
             ((OTHER, "brs-node-4"), under_way, of_under_way, 0, false),
         ] {
             let made = earlier_shadow(ctx, at, spec, status).await?;
@@ -261,27 +261,65 @@ async fn shadow_that_cannot_be_migrated_is_named_and_nothing_is_pruned() -> anyh
     Ok(())
 }
 
-/// Adds a version to the definition, equal to the last one, and stores objects in it from now on.
-async fn store_v4(ctx: &ScenarioContext) -> anyhow::Result<()> {
+/// Changes the versions of the definition.
+async fn change_versions(ctx: &ScenarioContext, change: impl Fn(&mut Vec<Value>)) -> anyhow::Result<()> {
     let mut definition: Value = serde_json::from_str(&ctx.kubectl(&["get", "crd", DEFINITION, "-o", "json"]).await?)?;
     let versions = definition["spec"]["versions"].as_array_mut().context("no versions")?;
-    let mut later = versions.last().context("no version")?.clone();
-    versions.iter_mut().for_each(|version| version["storage"] = false.into());
-    later["name"] = "v4".into();
-    versions.push(later);
+    change(versions);
     let patch = json!({"spec": {"versions": versions}}).to_string();
     ctx.kubectl(&["patch", "crd", DEFINITION, "--type=merge", "-p", &patch]).await?;
     Ok(())
 }
 
+/// Stores objects in this version from now on.
+fn store_in(versions: &mut [Value], name: &str) {
+    versions.iter_mut().for_each(|version| version["storage"] = (version["name"] == name).into());
+}
+
+/// Adds v4 to the definition, which has one more field than v3, and stores objects in it from now on.
+fn store_v4(versions: &mut Vec<Value>) {
+    let mut later = versions[versions.len() - 1].clone();
+    later["name"] = "v4".into();
+    let note = json!({"type": "string", "maxLength": 20, "description": "A note."});
+    later["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["note"] = note;
+    versions.push(later);
+    store_in(versions, "v4");
+}
+
+/// Goes back from v4 to v3: of a shadow that both have written, all that v3 has is kept.
+async fn back_to_v3(ctx: &ScenarioContext, request: &str) -> anyhow::Result<()> {
+    let (namespace, name) = (models::names::SYSTEM_NAMESPACE, "brs-node-1");
+    let note = json!({"spec": {"note": "of v4"}, "metadata": {"labels": {"example.com/a": "b"}}});
+    let api = shadows(ctx, namespace, "v4");
+    let noted = api.patch(name, &PatchParams::default(), &Patch::Merge(note)).await?;
+    assert_eq!(noted.data["spec"]["note"], "of v4", "v4 has it");
+    let kept = |shadow: &Value| {
+        (shadow["spec"].clone(), shadow["status"]["record"].clone(), shadow["metadata"]["labels"].clone())
+    };
+    let before = kept(&shadow(ctx, namespace, name).await?);
+
+    change_versions(ctx, |versions| store_in(versions, "v3")).await?;
+    until_reason(ctx, "AwaitingRequest").await?;
+    assert_eq!(stored_versions(ctx).await?, ["v4", "v3"]);
+    rotation::ask_for(ctx, MIGRATE_STORAGE_ANNOTATION, request).await?;
+    until_reason(ctx, "Migrated").await?;
+    assert_eq!(stored_versions(ctx).await?, ["v3"]);
+    assert_eq!(kept(&shadow(ctx, namespace, name).await?), before, "nothing that v3 has is lost");
+    // Of a version that is not declared nothing could be read.
+    change_versions(ctx, |versions| versions.retain(|version| version["name"] != "v4")).await?;
+    until_reason(ctx, "Migrated").await?;
+    assert_eq!(kept(&shadow(ctx, namespace, name).await?), before);
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn later_version_is_migrated_by_hand_and_missing_right_is_named() -> anyhow::Result<()> {
+async fn later_version_and_way_back_are_migrated_by_hand_and_missing_right_is_named() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.policy["storageMigration"] = json!("Manual");
     run(options, async |ctx| {
         ctx.install().await?;
         until_reason(ctx, "Migrated").await?;
-        store_v4(ctx).await?;
+        change_versions(ctx, store_v4).await?;
         let waits = until_reason(ctx, "AwaitingRequest").await?;
         assert!(waits.message.contains(MIGRATE_STORAGE_ANNOTATION), "{waits:?}");
         assert_eq!(stored_versions(ctx).await?, ["v3", "v4"]);
@@ -314,7 +352,7 @@ async fn later_version_is_migrated_by_hand_and_missing_right_is_named() -> anyho
         assert!(blocked.message.contains("customresourcedefinitions"), "{blocked:?}");
         workload::apply(&ctx.bed.client, vec![fresh(&saved)?]).await?;
         until_reason(ctx, "Migrated").await?;
-        Ok(())
+        back_to_v3(ctx, &(request + 1).to_string()).await
     })
     .await?;
     Ok(())

@@ -1,24 +1,29 @@
-//! Taking over from the earlier operator: its shadows and their back-off are kept, whatever interrupts the command.
+//! Taking over from the earlier operator: its shadows and their back-off are kept, whatever interrupts the command, and
+//! nodes whose hosts it left in the middle of an update are updated.
 
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::Context as _;
-use integ::oracle::Expectations;
+use integ::host::Command;
+use integ::oracle::{ClusterState, Expectations, Field};
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use models::names::{self, SYSTEM_NAMESPACE};
+use models::shadow::BLOCKED;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::interfere::poll;
-use crate::support::{NEW, ScenarioContext, is_on, nodes, record, run_expecting};
-use crate::uninstall::{EARLIER, install_lines, output_text, plugin, shell};
+use crate::interfere::{is_armed, poll};
+use crate::support::{NEW, ScenarioContext, condition_of, is_on, nodes, record, run_expecting};
+use crate::uninstall::{EARLIER, install_lines, output_text, plugin, plugin_as, shell};
 
 const OLD_NAMESPACE: &str = "brupop-bottlerocket-aws";
 const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
 /// The kind at the version that is served now: kubectl remembers the versions that it has seen before.
 const SHADOWS: &str = "bottlerocketshadows.v3.brupop.bottlerocket.aws";
 const SWAP: [&str; 5] = ["takeover", "swap", "--yes", "--settle", "2s"];
+const UNDO: [&str; 3] = ["takeover", "undo", "--yes"];
 
 fn old_shadows(ctx: &ScenarioContext, version: &str) -> Api<DynamicObject> {
     let mut resource = ApiResource::erase::<models::shadow::BottlerocketShadow>(&());
@@ -98,7 +103,7 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
         "node-1",
         "v2",
         &json!({
-            "spec": {"state": "Idle"},
+            "spec": {"state": "Idle", "state_transition_timestamp": null, "version": null},
             "status": {
                 "current_state": "Idle", "current_version": "1.20.0", "target_version": "1.20.5", "crash_count": 3,
                 "state_transition_failure_timestamp": failed_at,
@@ -111,9 +116,22 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
         "node-2",
         "v2",
         &json!({
-            "spec": {"state": "RebootedIntoUpdate", "version": "1.20.0"},
+            "spec": {"state": "RebootedIntoUpdate", "version": "1.20.5"},
             "status": {
-                "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.0",
+                "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.5",
+                "crash_count": 0,
+            },
+        }),
+    )
+    .await?;
+    old_shadow(
+        ctx,
+        "node-3",
+        "v2",
+        &json!({
+            "spec": {"state": "StagedAndPerformedUpdate", "version": "1.20.5"},
+            "status": {
+                "current_state": "StagedAndPerformedUpdate", "current_version": "1.20.0", "target_version": "1.20.5",
                 "crash_count": 0,
             },
         }),
@@ -134,9 +152,34 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
 /// Waits until the earlier operator's pods run.
 async fn running(ctx: &ScenarioContext) -> anyhow::Result<()> {
     ctx.until("the earlier operator runs", |world| {
-        world.pods.values().filter(|pod| pod.namespace == OLD_NAMESPACE && pod.ready && !pod.terminating).count() == 4
+        world.pods.values().filter(|pod| pod.namespace == OLD_NAMESPACE && pod.ready && !pod.terminating).count() == 5
     })
     .await?;
+    Ok(())
+}
+
+/// Brings each host to where the earlier operator was stopped: node-1 has downloaded the new version, node-2 has rebooted
+/// into it, and node-3 is armed.
+async fn hosts_in_mid_update(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    ctx.release();
+    for (node, commands) in [
+        ("node-1", &[Command::Refresh, Command::Prepare][..]),
+        ("node-2", &[Command::Refresh, Command::Prepare, Command::Activate]),
+        ("node-3", &[Command::Refresh, Command::Prepare, Command::Activate]),
+    ] {
+        let host = &ctx.bed.member(node)?.host;
+        for command in commands {
+            host.foreign(*command).await.map_err(|refusal| anyhow::anyhow!("{node}: {refusal:?}"))?;
+            host.lock_free().await;
+        }
+    }
+    let host = &ctx.bed.member("node-2")?.host;
+    let boot = host.snapshot().boot_id;
+    host.foreign_reboot().await;
+    host.booted_after(&boot).await;
+    let new = host.snapshot().boot_id;
+    ctx.until("node-2 is Ready again", |world| world.nodes.get("node-2").is_some_and(|n| n.ready && n.boot_id == new))
+        .await?;
     Ok(())
 }
 
@@ -154,12 +197,32 @@ async fn specifications(ctx: &ScenarioContext) -> anyhow::Result<Value> {
         .collect())
 }
 
-/// Runs `kubectl brupop takeover swap` until it has done one thing more, or is at its end, and kills it there. Returns what it
-/// had done; `None` at its end.
-async fn swap_once(ctx: &ScenarioContext, until: impl Fn(&str) -> bool) -> anyhow::Result<Option<String>> {
+/// Makes a user with the ClusterRole of docs/takeover.md, still unbound, and returns the path of its kubeconfig.
+async fn user_of_documented_role(ctx: &ScenarioContext) -> anyhow::Result<PathBuf> {
+    let role = "sed -n '/^```yaml/,/^```/p' docs/takeover.md | sed -n '/kind: ClusterRole/,/^```/p' | sed '/^```/d'";
+    shell(ctx, &format!("(echo 'apiVersion: rbac.authorization.k8s.io/v1'; {role}) | kubectl apply -f -")).await?;
+    let own = ctx.bed.control_plane.kubeconfig();
+    let path = own.with_file_name("mover.kubeconfig");
+    let file = path.display();
+    shell(
+        ctx,
+        &format!(
+            "kubectl create serviceaccount mover -n default; cp '{}' '{file}'; token=$(kubectl create token mover -n default); \
+             export KUBECONFIG='{file}'; kubectl config set-credentials mover --token=\"$token\"; \
+             kubectl config set-context --current --user=mover",
+            own.display()
+        ),
+    )
+    .await?;
+    Ok(path)
+}
+
+/// Runs a command of the plugin until it has printed a line that `until` accepts, and kills it there. Returns that line;
+/// `None` at its end.
+async fn once(kubeconfig: &Path, command: &[&str], until: impl Fn(&str) -> bool) -> anyhow::Result<Option<String>> {
     let mut child = tokio::process::Command::new(integ::bed::Programs::find()?.plugin)
-        .args(SWAP)
-        .env("KUBECONFIG", ctx.bed.control_plane.kubeconfig())
+        .args(command)
+        .env("KUBECONFIG", kubeconfig)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -167,7 +230,8 @@ async fn swap_once(ctx: &ScenarioContext, until: impl Fn(&str) -> bool) -> anyho
         .spawn()?;
     let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
     while let Some(line) = lines.next_line().await? {
-        if line.starts_with("the cluster is moved") {
+        let ends = ["the cluster is moved", "every recorded workload", "nothing was changed"];
+        if ends.iter().any(|end| line.starts_with(end)) {
             return Ok(None);
         }
         if !line.starts_with("waiting:") && until(&line) {
@@ -179,6 +243,39 @@ async fn swap_once(ctx: &ScenarioContext, until: impl Fn(&str) -> bool) -> anyho
     anyhow::bail!("the command ended: {}", output_text(&output))
 }
 
+/// Runs a command again and again, killed after each thing that it has done. Returns all of these.
+async fn to_the_end(kubeconfig: &Path, command: &[&str]) -> anyhow::Result<Vec<String>> {
+    let mut done = Vec::new();
+    while let Some(line) = once(kubeconfig, command, |_| true).await? {
+        done.push(line);
+        assert!(done.len() < 60, "{done:#?}");
+    }
+    Ok(done)
+}
+
+/// The content of the earlier operator's shadows, as its next program reads it: at v2, which is stored.
+async fn old_contents(ctx: &ScenarioContext) -> anyhow::Result<Value> {
+    let mut all = Vec::new();
+    for (name, version) in [("brs-gone", "v1"), ("brs-node-1", "v2"), ("brs-node-2", "v2"), ("brs-node-3", "v2")] {
+        let shadow = match old_shadows(ctx, "v2").get(name).await {
+            // Its webhook is dead.
+            Err(_) => old_shadows(ctx, version).get(name).await?,
+            Ok(shadow) => shadow,
+        };
+        let content = json!({"metadata": {"name": name, "ownerReferences": shadow.metadata.owner_references}, "spec": shadow.data["spec"], "status": shadow.data["status"]});
+        all.push(models::earlier::at_version(&content, "v2"));
+    }
+    Ok(all.into())
+}
+
+/// Checks that everything is as it was before the takeover.
+async fn undone(ctx: &ScenarioContext, (before, shadows): (&Value, &Value)) -> anyhow::Result<()> {
+    assert_eq!(specifications(ctx).await?, *before);
+    assert_eq!(old_contents(ctx).await?, *shadows);
+    assert!(!config_maps(ctx).await?.contains("takeover"), "{}", config_maps(ctx).await?);
+    running(ctx).await
+}
+
 async fn config_maps(ctx: &ScenarioContext) -> anyhow::Result<String> {
     ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "configmaps", "-o", "name"]).await
 }
@@ -187,13 +284,30 @@ const ANY: Expectations = Expectations { max_unavailable: Some(1), nothing_left:
 
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow::Result<()> {
-    run_expecting(nodes(2), ANY, async |ctx| {
+    run_expecting(nodes(3), ANY, async |ctx| {
+        hosts_in_mid_update(ctx).await?;
         earlier_operator(ctx).await?;
         // As the earlier operator does: by a client without a name.
         let cordon = Patch::Strategic(json!({"spec": {"unschedulable": true}}));
         let all: Api<k8s_openapi::api::core::v1::Node> = Api::all(ctx.bed.client.clone());
         all.patch("node-2", &PatchParams::default(), &cordon).await?;
         let before = specifications(ctx).await?;
+
+        let user = user_of_documented_role(ctx).await?;
+        let refused = plugin_as(&user, &SWAP).await?;
+        let text = output_text(&refused);
+        assert!(!refused.status.success() && text.contains("patch customresourcedefinitions/status"), "{text}");
+        assert_eq!(specifications(ctx).await?, before);
+        shell(
+            ctx,
+            "kubectl create clusterrolebinding mover --clusterrole=brupop-takeover --serviceaccount=default:mover",
+        )
+        .await?;
+        poll("the role is in force", async || {
+            let dry = plugin_as(&user, &["takeover", "swap", "--dry-run"]).await?;
+            Ok((!output_text(&dry).contains("you need")).then_some(()))
+        })
+        .await?;
 
         let asked = plugin(ctx, &["takeover", "swap"]).await?;
         assert!(!asked.status.success() && output_text(&asked).contains("--yes"), "{}", output_text(&asked));
@@ -204,31 +318,41 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         assert!(text.contains("v3 alone") && text.contains("nothing was changed"), "{text}");
         assert_eq!(specifications(ctx).await?, before);
 
-        // Undo, from the last moment before v3 is stored.
-        swap_once(ctx, |line| line.contains("ValidatingAdmissionPolicyBinding")).await?.context("not killed")?;
+        let shadows = old_contents(ctx).await?;
+        // Undo from the last moment before the earlier versions are dropped, whatever interrupts it.
+        once(&user, &SWAP, |line| line.contains("stored versions v3 alone")).await?.context("not killed")?;
         assert_ne!(specifications(ctx).await?, before);
-        let undone = plugin(ctx, &["takeover", "undo", "--yes"]).await?;
-        assert!(undone.status.success(), "{}", output_text(&undone));
-        assert_eq!(specifications(ctx).await?, before);
-        assert!(!config_maps(ctx).await?.contains("takeover"), "{}", config_maps(ctx).await?);
-        running(ctx).await?;
+        assert!(ctx.kubectl(&["get", SHADOWS, "-A", "-o", "name"]).await?.contains("brs-node-1"));
+        let restored = |line: &str| line.starts_with("restored BottlerocketShadow") && line.ends_with("brs-node-1");
+        once(&user, &UNDO, restored).await?.context("not killed")?;
+        // As if it had been killed before it wrote the status.
+        let gone = serde_json::from_value(json!([{"op": "remove", "path": "/status"}]))?;
+        let patch = Patch::<()>::Json(gone);
+        old_shadows(ctx, "v2").patch_status("brs-node-1", &PatchParams::default(), &patch).await?;
+        to_the_end(&user, &UNDO).await?;
+        undone(ctx, (&before, &shadows)).await?;
 
-        let mut done = Vec::new();
-        while let Some(line) = swap_once(ctx, |_| true).await? {
-            done.push(line);
-            assert!(done.len() < 60, "{done:#?}");
-        }
+        // Undo at once, from a moment at which the earlier operator was started again.
+        once(&user, &SWAP, |line| line.contains("recorded shadows of the earlier")).await?.context("not killed")?;
+        let started = workload("DaemonSet", "brupop-agent", "agent");
+        integ::bed::workload::apply(&ctx.bed.client, vec![started]).await?;
+        let output = plugin_as(&user, &UNDO).await?;
+        assert!(output.status.success(), "{}", output_text(&output));
+        assert!(output_text(&output).contains("cordoned, by whichever client: node-2"), "{}", output_text(&output));
+        undone(ctx, (&before, &shadows)).await?;
+
+        let done = to_the_end(&user, &SWAP).await?;
         assert!(done.len() >= 12, "{done:#?}");
         taken_over(ctx).await?;
 
         let late = plugin(ctx, &["takeover", "undo", "--yes"]).await?;
-        assert!(!late.status.success() && output_text(&late).contains("stored in v3"), "{}", output_text(&late));
+        assert!(!late.status.success() && output_text(&late).contains("is complete"), "{}", output_text(&late));
         let again = plugin(ctx, &SWAP).await?;
         let text = output_text(&again);
         assert!(again.status.success() && text.contains("kubectl uncordon node-2"), "{text}");
         assert!(text.contains("cordoned, probably by the earlier operator"), "{text}");
         assert!(text.contains("the host of node-2 may be armed"), "{text}");
-        updates(ctx).await
+        updates(ctx, &text).await
     })
     .await?;
     Ok(())
@@ -242,13 +366,13 @@ async fn taken_over(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let shadows = ctx
         .kubectl(&["get", SHADOWS, "-A", "-o", "custom-columns=:.metadata.namespace,:.metadata.name,:.spec"])
         .await?;
-    assert_eq!(shadows.matches("attempt:0").count(), 2, "{shadows}");
+    assert_eq!(shadows.matches("attempt:0").count(), 3, "{shadows}");
     assert!(!shadows.contains(OLD_NAMESPACE) && !shadows.contains("brs-gone"), "{shadows}");
     let policies =
         ctx.kubectl(&["get", "validatingadmissionpolicies,validatingadmissionpolicybindings", "-o", "name"]).await?;
     assert!(!policies.contains("brupop-earlier-versions"), "{policies}");
 
-    let world = ctx.until("the shadows are recorded", |world| world.shadows.len() == 2).await?;
+    let world = ctx.until("the shadows are recorded", |world| world.shadows.len() == 3).await?;
     let kept = record(&world, "node-1");
     assert!(kept.failures == 3 && kept.not_before.is_some() && kept.version_failures.is_empty(), "{kept:?}");
     assert_eq!(record(&world, "node-2").failures, 0);
@@ -264,20 +388,46 @@ async fn taken_over(ctx: &ScenarioContext) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Installs the operator as documented, and updates both nodes.
-async fn updates(ctx: &ScenarioContext) -> anyhow::Result<()> {
+/// Runs the commands about a node that the takeover has printed, which contain `part`.
+async fn run_printed(ctx: &ScenarioContext, printed: &str, node: &str, part: &str) -> anyhow::Result<()> {
+    let about = |line: &&str| {
+        line.starts_with(&format!("left: {node} ")) || line.starts_with(&format!("left: the host of {node} "))
+    };
+    let commands = printed.lines().filter(about).filter_map(|line| Some(&line[line.find(": kubectl ")? + 2..]));
+    let commands: Vec<&str> = commands.filter(|command| command.contains(part)).collect();
+    anyhow::ensure!(commands.len() == 1, "{commands:?}: {printed}");
+    shell(ctx, commands[0]).await?;
+    Ok(())
+}
+
+/// Installs the operator as documented, and updates all nodes.
+async fn updates(ctx: &ScenarioContext, printed: &str) -> anyhow::Result<()> {
+    let host = |node: &str| ctx.bed.member(node).map(|member| member.host.clone());
+    let (rebooted, armed) = (host("node-2")?, host("node-3")?);
+    let boots = (rebooted.snapshot().boot_id, armed.snapshot().boot_id);
     // The definitions without force, as documented; the rest with the programs of the test.
     let lines = install_lines()?;
     let (definitions, _) = lines.rsplit_once("&&").context("more commands")?;
     shell(ctx, definitions).await?;
     ctx.install().await?;
-    ctx.release();
-    // The commands that were printed.
-    ctx.kubectl(&["uncordon", "node-2"]).await?;
-    let world = ctx.until("node-2 is updated", |world| is_on(world, "node-2", &NEW)).await?;
+    ctx.until("the armed host is left alone", |world| {
+        condition_of(world, "node-3", BLOCKED).is_some_and(|condition| condition.reason == "HostArmedByOther")
+    })
+    .await?;
+    ctx.renewals(2).await?;
+    let world = ctx.bed.recorder.so_far()?.end();
+    assert!(is_armed(&armed) && armed.snapshot().boot_id == boots.1);
+    assert!(world.nodes["node-2"].fields.contains_key(&Field::Unschedulable), "node-2 stays cordoned");
+    assert!(!is_on(&world, "node-1", &NEW), "node-1 is in back-off, with its image");
+
+    run_printed(ctx, printed, "node-2", "uncordon").await?;
+    let uncordoned = |world: &ClusterState| !world.nodes["node-2"].fields.contains_key(&Field::Unschedulable);
+    ctx.until("node-2 is in service", |world| uncordoned(world) && is_on(world, "node-2", &NEW)).await?;
+    run_printed(ctx, printed, "node-3", names::RETRY_ANNOTATION).await?;
+    let world = ctx.until("node-3 is updated", |world| is_on(world, "node-3", &NEW)).await?;
     assert!(!is_on(&world, "node-1", &NEW), "node-1 is in back-off");
-    let retry = format!("{}=now", names::RETRY_ANNOTATION);
-    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", SHADOWS, "brs-node-1", &retry]).await?;
+    run_printed(ctx, printed, "node-1", names::RETRY_ANNOTATION).await?;
     ctx.updated().await?;
+    assert_eq!(rebooted.snapshot().boot_id, boots.0, "node-2 was on the version");
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Uninstalling: everything of the operator is removed, and nothing else.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -75,10 +76,15 @@ async fn until_left(
 
 /// Runs `kubectl-brupop` as an administrator.
 pub(crate) async fn plugin(ctx: &ScenarioContext, arguments: &[&str]) -> anyhow::Result<Output> {
+    plugin_as(ctx.bed.control_plane.kubeconfig(), arguments).await
+}
+
+/// Runs the plugin as the user of a kubeconfig.
+pub(crate) async fn plugin_as(kubeconfig: &Path, arguments: &[&str]) -> anyhow::Result<Output> {
     let program = integ::bed::Programs::find()?.plugin;
     let output = tokio::process::Command::new(program)
         .args(arguments)
-        .env("KUBECONFIG", ctx.bed.control_plane.kubeconfig())
+        .env("KUBECONFIG", kubeconfig)
         .env("COLUMNS", "120")
         .stdin(Stdio::null())
         .kill_on_drop(true)

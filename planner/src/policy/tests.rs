@@ -44,6 +44,7 @@ fn back_off_doubles_up_to_one_day() {
     let policy = Policy::default();
     let minutes = |failures| policy.back_off_after(failures).as_secs() / 60;
     assert_eq!([minutes(1), minutes(2), minutes(3), minutes(20), minutes(i64::MAX)], [10, 20, 40, 1440, 1440]);
+    assert_eq!(minutes(models::earlier::MOST_FAILURES.into()), 1440, "more failures carried over would change nothing");
 }
 
 #[test]

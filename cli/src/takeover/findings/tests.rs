@@ -64,6 +64,7 @@ fn node(name: &str, manager: Option<&str>, extra: Value) -> NodeState {
     let mut node = json!({
         "metadata": {"name": name, "uid": name, "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION}},
         "spec": {"unschedulable": manager.is_some()},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     });
     if let Some(manager) = manager {
         node["metadata"]["managedFields"] =
@@ -102,7 +103,7 @@ type Case<'a> = (&'a str, &'a dyn Fn(&mut Facts), Vec<(Severity, &'a str)>);
 #[test]
 fn each_fact_has_its_finding() {
     use Severity::{Blocks, First, Note};
-    let cases: [Case<'_>; 18] = [
+    let cases: [Case<'_>; 23] = [
         ("an idle install", &|_| {}, vec![]),
         ("nothing", &|facts| *facts = Facts::default(), vec![(Note, "NothingFound")]),
         ("an old cluster", &|facts| facts.outdated = Some("old".into()), vec![(Blocks, "KubernetesTooOld")]),
@@ -171,6 +172,30 @@ fn each_fact_has_its_finding() {
             "a node without a shadow",
             &|facts| facts.nodes.push(node("new", None, json!({}))),
             vec![(Note, "NodesWithoutShadow")],
+        ),
+        (
+            "a right is missing",
+            &|facts| facts.missing_rights = vec!["list pods".into()],
+            vec![(First, "RightsMissing")],
+        ),
+        ("a node that is down", &|facts| facts.nodes[0].ready = false, vec![(First, "NodesNotReady")]),
+        (
+            "a node that is down, without the label",
+            &|facts| (facts.nodes[0].ready, facts.nodes[0].interface) = (false, None),
+            vec![],
+        ),
+        (
+            "a node that is down after the end of the earlier operator",
+            &|facts| (facts.nodes[0].ready, facts.workloads, facts.pods) = (false, vec![], vec![]),
+            vec![],
+        ),
+        (
+            "the same, about to reboot",
+            &|facts| {
+                (facts.nodes[0].ready, facts.workloads, facts.pods) = (false, vec![], vec![]);
+                facts.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)];
+            },
+            vec![(First, "UpdatesUnderWay"), (First, "MayReboot"), (First, "NodesNotReady"), (Note, "MayBeArmed")],
         ),
         (
             "a cordon without an old shadow",
@@ -315,7 +340,7 @@ fn report_shows_findings_by_severity_and_what_is_not_known() {
     let mut facts = idle();
     facts.shadows = vec![shadow("a", "RebootedIntoUpdate", "StagedAndPerformedUpdate", 0)];
     facts.pods.push(pod("agent"));
-    facts.unread.push("the Helm releases in x: may you list secrets in x?".to_owned());
+    facts.unread.push("the Helm releases in x: you need the right to list secrets in x".to_owned());
     let found = findings(&facts);
     let text = report::page(&facts, &found).to_string();
     let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is missing in:\n{text}"));
@@ -329,7 +354,7 @@ fn report_shows_findings_by_severity_and_what_is_not_known() {
         "Before the takeover:",
         "To know:",
         "Not known:",
-        "may you list secrets in x?",
+        "you need the right to list secrets in x",
         "which hosts are armed",
     ]
     .map(at);

@@ -146,4 +146,10 @@ fn settings_are_read_from_environment_of_each_workload() {
     assert!(proposal.text.contains("MAX_CONCURRENT_UPDATE of Deployment n/controller (\"2\")"), "{}", proposal.text);
     let question = proposal.question.unwrap();
     assert!(question.contains("held by another object"), "{question}");
+    assert!(!proposal.text.contains("recorded"), "{}", proposal.text);
+
+    let stopped = Workload { recorded: true, ..workload("agent", &[("EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC", Some("30"))]) };
+    let text = propose(&Settings::of_workloads(&[stopped]), None, "elsewhere").text;
+    let expected = "recorded in the ConfigMaps brupop-system/brupop-takeover-*:\n#   Deployment n/agent\napiVersion";
+    assert!(text.contains(expected) && text.contains("leaveBeforeDrain: 30s"), "{text}");
 }

@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -11,6 +11,7 @@ fn definition(versions: &[&str], stored: &[&str]) -> Definition {
         storage: versions.last().map(|name| (*name).to_owned()).unwrap_or_default(),
         stored: stored.iter().map(|name| (*name).to_owned()).collect(),
         versions: versions.iter().map(|name| ((*name).to_owned(), true)).collect(),
+        keeps_earlier: versions.contains(&"v3"),
         conversion: "None".into(),
         hash: Some("hash".into()),
     }
@@ -58,19 +59,29 @@ fn auto<'a>(definition: &'a Definition, known: &'a Known) -> Facts<'a> {
 
 #[test]
 fn definition_is_read_from_its_object() {
-    let object = json!({
+    let schema = json!({"openAPIV3Schema": {
+        "type": "object", "properties": {"spec": {"type": "object", "x-kubernetes-validations": [{"rule": ATTEMPT_RULE}]}},
+    }});
+    let mut object = json!({
         "metadata": {"name": "x", "uid": "u", "generation": 3, "resourceVersion": "70"},
         "spec": {
             "group": "g", "scope": "Namespaced", "names": {"kind": "K", "plural": "ks"},
             "versions": [
                 {"name": "v1", "served": true, "storage": false}, {"name": "v2", "served": true, "storage": false},
-                {"name": "v3", "served": true, "storage": true},
+                {"name": "v3", "served": true, "storage": true, "schema": schema},
             ],
             "conversion": {"strategy": "None"},
         },
         "status": {"storedVersions": ["v2", "v3"]},
     });
-    assert_eq!(Definition::of(&serde_json::from_value(object).unwrap(), Some("hash".into())), takeover());
+    let of = |object: &Value| Definition::of(&serde_json::from_value(object.clone()).unwrap(), Some("hash".into()));
+    assert_eq!(of(&object), takeover());
+    let older = json!([{"rule": "self.attempt >= oldSelf.attempt"}]);
+    object["spec"]["versions"][2]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] =
+        older;
+    assert!(!of(&object).keeps_earlier, "another rule");
+    object["spec"]["versions"][1]["schema"] = schema;
+    assert!(!of(&object).keeps_earlier, "the rule at another version");
     let bare = json!({"metadata": {}, "spec": {"group": "g", "scope": "Namespaced", "names": {"kind": "K", "plural": "ks"},
         "versions": []}});
     let bare = Definition::of(&serde_json::from_value(bare).unwrap(), None);
@@ -81,13 +92,17 @@ fn definition_is_read_from_its_object() {
 fn definition_that_is_not_fit_blocks_before_anything_is_done() {
     let webhook = Definition { conversion: "Webhook".into(), ..takeover() };
     let hidden = Definition { versions: vec![("v1".into(), false), ("v3".into(), true)], ..takeover() };
+    let erases = Definition { keeps_earlier: false, ..takeover() };
     for (definition, block) in [
         (webhook, Block::Conversion("Webhook".into())),
         (definition(&["v1", "v2"], &["v2"]), Block::StorageVersion("v2".into())),
         (hidden, Block::NotServed("v1".into())),
+        (erases, Block::AttemptRule),
     ] {
         assert_eq!(next(auto(&definition, &after_wait(passed(Work::Earlier, &definition, 0)))), Step::Blocked(block));
     }
+    let alone = Definition { keeps_earlier: false, ..definition(&["v3"], &["v3"]) };
+    assert_eq!(unfit(&alone), None, "no object is the earlier operator's");
 }
 
 #[test]

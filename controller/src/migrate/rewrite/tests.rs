@@ -110,15 +110,40 @@ fn shadow_becomes_idle_and_keeps_its_failures_and_its_owner() {
 #[test]
 fn failures_are_bounded_and_times_that_are_no_times_are_ignored() {
     for (sentence, status, expected) in [
-        ("more failures than a back-off needs", failing(u32::MAX, "x"), json!({"failures": 20})),
+        ("more failures than a back-off needs", failing(u32::MAX, "x"), json!({"failures": 10})),
         ("no time", failing(2, "monday"), json!({"failures": 2})),
+        ("an empty time", failing(2, ""), json!({"failures": 2})),
+        ("a day", failing(2, "2026-05-01"), json!({"failures": 2})),
+        ("a time without a zone", failing(2, "2026-05-01T11:50:00"), json!({"failures": 2})),
+        ("a time of no calendar", failing(2, "2026-02-30T11:50:00Z"), json!({"failures": 2})),
         ("a time in the future", failing(2, "2027-05-01T12:00:00Z"), json!({"failures": 2})),
+        ("a count beyond 32 bits", json!({"current_state": "Idle", "crash_count": u64::MAX}), json!({"failures": 10})),
+        ("a negative count", json!({"current_state": "Idle", "crash_count": -1}), Value::Null),
+        ("a count that is text", json!({"current_state": "Idle", "crash_count": "three"}), Value::Null),
         ("no failure", failing(0, "2026-05-01T11:00:00Z"), Value::Null),
         ("no status", Value::Null, Value::Null),
         ("a status of v1", json!({"current_state": "StagedUpdate", "current_version": "1.0.0"}), Value::Null),
     ] {
         let (object, _) = migrate(&status);
         assert_eq!(object["status"]["record"], expected, "{sentence}");
+    }
+}
+
+#[test]
+fn versions_that_no_parser_reads_do_not_keep_shadow_from_being_migrated() {
+    for version in ["99999999999999999999999.0.0", "1.2.3-01", "v1.20.5", "latest", ""] {
+        let mut status = failing(1, "monday");
+        status["current_version"] = version.into();
+        let (mut at_v2, mut object) = earlier(&status);
+        for read in [&mut at_v2, &mut object] {
+            read["spec"]["version"] = version.into();
+        }
+        while is_due(&object) {
+            let step = decide(&object);
+            write(&mut object, &at_v2, &step);
+        }
+        assert_eq!(object["spec"], json!({"state": "Idle", "attempt": 0}), "{version}");
+        assert_eq!(object["status"]["record"], json!({"failures": 1}), "{version}");
     }
 }
 

@@ -1,0 +1,109 @@
+//! The steps of a dry run: each is decided as if the ones before it had been carried out.
+
+use std::collections::BTreeSet;
+
+use super::steps::{Definition, Facts, Live, Next, OwnShadow, Step, Waiting};
+
+/// Changes the facts as if the step had been carried out, or the wait had ended.
+pub(super) fn assume(facts: &mut Facts, next: &Next) {
+    let both = || Definition {
+        versions: ["v1", "v2", "v3"].map(str::to_owned).to_vec(),
+        storage: "v3".to_owned(),
+        stored: vec!["v2".to_owned(), "v3".to_owned()],
+        ..Definition::default()
+    };
+    let own = facts.own.get_or_insert_default();
+    match next {
+        Next::Act(step) => match step {
+            Step::CreateNamespace => facts.namespace = true,
+            Step::Keep(objects) => facts.record.assume_map(objects),
+            Step::DeleteWorkload(workload) => facts.workloads.retain(|other| other != workload),
+            Step::SetConversion(conversion) => {
+                if let Some(definition) = &mut facts.definition {
+                    definition.live.kept["spec"]["conversion"] = conversion.clone();
+                }
+                if facts.earlier.is_err() {
+                    facts.earlier = Ok(Vec::new());
+                }
+            }
+            Step::CreateReadOnly(object) if object["kind"] == "ValidatingAdmissionPolicy" => {
+                facts.read_only.policy = Some(String::new());
+            }
+            Step::CreateReadOnly(_) => facts.read_only.binding = Some(String::new()),
+            Step::ServeAllVersions => facts.definition = Some(both()),
+            Step::CreateShadows(nodes) => {
+                let fresh = OwnShadow { untouched: true, ..OwnShadow::default() };
+                own.extend(nodes.iter().map(|(node, _)| (node.clone(), fresh.clone())));
+                facts.rewritten.extend(nodes.iter().map(|_| Live::default()));
+            }
+            Step::WriteRecords(nodes) => {
+                own.extend(nodes.iter().map(|(node, ..)| (node.clone(), OwnShadow::default())));
+            }
+            Step::DeleteShadows(_) => facts.earlier = Ok(Vec::new()),
+            Step::PruneStoredVersions(stored) => {
+                if let Some(definition) = &mut facts.definition {
+                    definition.stored.clone_from(stored);
+                }
+            }
+            Step::ServeOwnVersion => {
+                facts.definition = Some(Definition { versions: vec!["v3".to_owned()], ..both() });
+            }
+            Step::DeleteReadOnly(object, _) if object["kind"] == "ValidatingAdmissionPolicy" => {
+                facts.read_only.policy = None;
+            }
+            Step::DeleteReadOnly(..) => {
+                facts.read_only.binding = None;
+                facts.read_only.enforced = false;
+            }
+            Step::DeleteOwnShadows(_) => facts.rewritten.clear(),
+            Step::StoreEarlierVersion(versions) => {
+                let storage = versions.as_array().into_iter().flatten().find(|version| version["storage"] == true);
+                let storage = storage.and_then(|version| version["name"].as_str()).unwrap_or_default().to_owned();
+                if let Some(definition) = &mut facts.definition {
+                    definition.stored.push(storage.clone());
+                    definition.storage = storage;
+                }
+                facts.rechecked = false;
+                facts.earlier = facts.earlier.clone().or(Ok(Vec::new()));
+            }
+            Step::RestoreShadows(shadows) => {
+                let restored = shadows.iter().map(|kept| Live { kept: kept.clone(), ..Live::default() });
+                facts.earlier = Ok(facts.earlier.iter().flatten().cloned().chain(restored).collect());
+            }
+            Step::RestoreDefinition(kept) => {
+                if let Some(definition) = &mut facts.definition {
+                    definition.live.kept.clone_from(kept);
+                    definition.versions.retain(|version| version != "v3");
+                }
+            }
+            Step::CreateWorkload(workload) => {
+                facts.workloads.push(Live { kept: workload.clone(), ..Live::default() });
+            }
+            Step::DeleteRecord(name, _) => facts.record.maps.retain(|(other, _)| other != name),
+        },
+        Next::Wait(waiting) => match waiting {
+            Waiting::Pods(_) => facts.pods.clear(),
+            Waiting::Nodes(_) => facts.unsettled.clear(),
+            Waiting::ReadOnly => facts.read_only.enforced = true,
+            Waiting::Served => {}
+            Waiting::Recheck | Waiting::Stored => facts.rechecked = true,
+        },
+        Next::Blocked(_) | Next::Done => {}
+    }
+}
+
+/// Returns all that would be done from the present state on, in order. The last one is what it ends with.
+pub(super) fn all(mut facts: Facts, next: impl Fn(&Facts) -> Next) -> Vec<Next> {
+    let mut all = Vec::new();
+    // Every step changes the facts, so that none is repeated.
+    let mut seen = BTreeSet::new();
+    loop {
+        let step = next(&facts);
+        let ends = matches!(step, Next::Blocked(_) | Next::Done) || !seen.insert(format!("{step:?}"));
+        assume(&mut facts, &step);
+        all.push(step);
+        if ends {
+            return all;
+        }
+    }
+}
