@@ -13,7 +13,7 @@ use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BottlerocketShadow, UPDATED};
 use planner::policy::Policy;
 use planner::revisions::{NO_HISTORY, PolicyRevision, RevisionContent, Undo, history as own, undo as back};
-use planner::view::{OperatorFacts, Projection as _};
+use planner::view::{OperatorFacts, Projection as _, RevisionFacts};
 use serde_json::{Value, json};
 
 use crate::call::{call, code, if_there, list};
@@ -66,7 +66,11 @@ impl Revisions {
         let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), namespace);
         let right = format!("list controllerrevisions in {namespace}");
         let all = list(&revisions, ListParams::default(), &right).await?;
-        Ok(Self { resource, operator, all: all.iter().filter_map(PolicyRevision::project).collect() })
+        Ok(Self {
+            resource,
+            operator,
+            all: all.iter().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect(),
+        })
     }
 
     fn history(&self) -> Vec<&PolicyRevision> {
@@ -229,16 +233,17 @@ mod tests {
         let data = json!({"form": 1, "target": target});
         let object = json!({
             "metadata": {"name": format!("default-{number}"), "uid": "u", "resourceVersion": "1",
-                "annotations": {names::CHANGE_CAUSE_ANNOTATION: "ticket 7"}},
+                "labels": {names::OPERATOR_LABEL: names::OPERATOR_NAME}, "annotations": {names::CHANGE_CAUSE_ANNOTATION: "ticket 7"}},
             "revision": number, "data": data,
         });
-        PolicyRevision::project(&serde_json::from_value(object).unwrap()).unwrap()
+        RevisionFacts::project(&serde_json::from_value(object).unwrap()).unwrap().into()
     }
 
     #[test]
     fn revisions_are_listed_with_target_and_cause_and_shown_one_by_one() {
         let (first, newer) = (revision(1, "latest"), revision(2, "ge 1.20, lt 1.23"));
-        let unreadable = PolicyRevision { content: Err("its form 9 is not known".to_owned()), ..revision(3, "latest") };
+        let mut unreadable = revision(3, "latest");
+        unreadable.content = Err("its form 9 is not known".to_owned());
         let all = [&first, &newer, &unreadable];
         let text = table(&all, None).unwrap().to_string();
         for part in ["REVISION", "default-1", "latest", "<1.23", "its form 9 is not known", "ticket 7"] {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const CRATES: [(&str, &str); 7] = [
     (
         "models",
-        "backoff condition time duration earlier listen log names pem plain reason resource_version schema shadow wire permit \
+        "backoff condition time duration listen log names earlier pem plain reason resource_version schema shadow wire permit \
          operator agent_step",
     ),
     (
@@ -38,7 +38,7 @@ const CRATES: [(&str, &str); 7] = [
         "options object budget pod controller apiserver agent network namespaces crds reference admission policy \
          rights takeover openapi waiting yaml installation files",
     ),
-    ("cli", "page call history marks status uninstall preflight swap takeover"),
+    ("cli", "page call history rights marks status uninstall preflight swap takeover"),
 ];
 
 fn files(folder: &Path) -> Vec<PathBuf> {

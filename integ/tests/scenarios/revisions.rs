@@ -14,6 +14,7 @@ use crate::interfere::{poll, signal};
 use crate::leaders::{leader, two_controllers};
 use crate::policy::create_policy;
 use crate::support::{OLD, ScenarioContext, run};
+use crate::uninstall::{output_text, plugin};
 
 /// The number, the target and the name of a revision.
 type Kept = (i64, String, String);
@@ -76,6 +77,30 @@ async fn generations(ctx: &ScenarioContext) -> anyhow::Result<Vec<Option<i64>>> 
     Ok(shadows(ctx).await?.iter().map(|shadow| shadow.metadata.generation).collect())
 }
 
+/// Returns what the plugin prints. It has to succeed.
+async fn printed(ctx: &ScenarioContext, arguments: &[&str]) -> anyhow::Result<String> {
+    let output = plugin(ctx, arguments).await?;
+    let text = output_text(&output);
+    anyhow::ensure!(output.status.success(), "{arguments:?}: {text}");
+    Ok(text)
+}
+
+/// Lists revisions 2 (`old`) and 3, and returns to the one before the last.
+async fn history_and_undo(ctx: &ScenarioContext, old: &str) -> anyhow::Result<Vec<Kept>> {
+    let listed = printed(ctx, &["history"]).await?;
+    let rows: Vec<Vec<&str>> = listed.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    assert!(matches!(&rows[..], [two, three] if two[0] == "2" && two[2] == old && three[0] == "3"), "{listed}");
+    let one = printed(ctx, &["history", "--revision", "3"]).await?;
+    assert!(one.starts_with("revision 3 ") && !one.contains(old), "{one}");
+
+    let undone = printed(ctx, &["undo"]).await?;
+    assert!(undone.contains("rolled back to revision 2"), "{undone}");
+    let kept = until_kept(ctx, "the one before the last is the fourth now", &[(3, "latest"), (4, old)]).await?;
+    let again = printed(ctx, &["undo", "--to-revision", "4"]).await?;
+    assert!(again.contains("skipped rollback") && again.contains("revision 4"), "{again}");
+    Ok(kept)
+}
+
 async fn deletes_orphan_and_creates_again(ctx: &ScenarioContext, now: &str) -> anyhow::Result<()> {
     let before = revisions(ctx).await?;
     ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME, "--cascade=orphan"]).await?;
@@ -104,6 +129,12 @@ async fn revisions_of_policy_are_kept_and_nodes_that_follow_are_only_labelled() 
         let back = until_kept(ctx, "the first one is the third now", &[(2, &old), (3, "latest")]).await?;
         assert_eq!(back[1].2, first[0].2, "its name stays");
 
+        let undone = history_and_undo(ctx, &old).await?;
+        assert_eq!(undone[1].2, back[0].2, "its name stays");
+        let there = printed(ctx, &["undo", "--to-revision", "3"]).await?;
+        assert!(there.contains("rolled back to revision 3") && there.contains("moves no node"), "{there}");
+        let back = until_kept(ctx, "the named one is the fifth now", &[(4, &old), (5, "latest")]).await?;
+
         for (_, _, name) in &back {
             ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "label", "controllerrevision", name, "example.com/a=b"]).await?;
             ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "controllerrevision", name, "example.com/a=b"]).await?;
@@ -111,8 +142,8 @@ async fn revisions_of_policy_are_kept_and_nodes_that_follow_are_only_labelled() 
 
         let orders = generations(ctx).await?;
         // The one of the policy last: else it would be made again beside the other.
-        let (second, third) = (&back[0].2, &back[1].2);
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "controllerrevision", second, third]).await?;
+        let (before, last) = (&back[0].2, &back[1].2);
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "controllerrevision", before, last]).await?;
         until_kept(ctx, "a history deleted by hand begins again", &[(1, "latest")]).await?;
         assert_eq!(generations(ctx).await?, orders, "a label is nothing new to an agent");
 
