@@ -78,6 +78,7 @@ fn node_keeps_label_of_its_revision_until_it_follows_another() {
     assert!(made.relabelled.is_empty());
     let status = made.status.unwrap();
     assert_ne!(status.update_revision, Some(first));
+    shadow(&mut view).spec.host.as_mut().unwrap().version_lock = Some(NEW.to_string());
     let agent = &mut shadow(&mut view).status.agent;
     (agent.current_version, agent.updates) = (Some(NEW), Some(OfferedUpdates::default()));
     view.nodes.get_mut("a").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
