@@ -115,7 +115,7 @@ pub(super) async fn every_revision_of_policy_can_be_changed(client: Client) -> a
     // With the limit 0, only the revision of the policy is left.
     settle(&api, &facts(&uid, &policies[0], 0, Some(1))?).await?;
     let listed = api.list(&ListParams::default()).await?.items;
-    let left: Vec<_> = listed.iter().filter_map(PolicyRevision::project).filter(|r| r.labelled).collect();
+    let left: Vec<_> = listed.iter().filter_map(RevisionFacts::project).filter(|r| r.labelled).collect();
     ensure!(left.len() == 1 && left[0].number == 2, "{left:?}");
     Ok(())
 }
@@ -124,9 +124,9 @@ pub(super) async fn every_revision_of_policy_can_be_changed(client: Client) -> a
 pub(super) async fn revisions_are_deleted_with_operator_unless_orphaned(client: Client) -> anyhow::Result<()> {
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let api: Api<ControllerRevision> = Api::namespaced(client, SYSTEM_NAMESPACE);
-    let revisions = async || -> anyhow::Result<Vec<PolicyRevision>> {
+    let revisions = async || -> anyhow::Result<Vec<RevisionFacts>> {
         let listed = api.list(&ListParams::default()).await?.items;
-        Ok(listed.iter().filter_map(PolicyRevision::project).filter(|r| r.labelled).collect())
+        Ok(listed.iter().filter_map(RevisionFacts::project).filter(|r| r.labelled).collect())
     };
     let range = json!({"target": ">=1.20, <1.23"});
     for orphans in [true, false] {
