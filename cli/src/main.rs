@@ -1,9 +1,10 @@
-//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, takes over from the
-//! earlier operator, and uninstalls. Installed on the PATH, kubectl runs it as `kubectl brupop`.
+//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, shows and
+//! undoes changes of the policy, takes over from the earlier operator, and uninstalls. Installed on the PATH, kubectl runs it as `kubectl brupop`.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod call;
+mod history;
 mod marks;
 mod page;
 mod preflight;
@@ -39,6 +40,10 @@ enum Command {
     Preflight,
     /// Show the rollout and each node: the step of its update, and the reason why it waits.
     Status(status::Options),
+    /// Show the revisions of the policy: each change of the versions that nodes update to.
+    History(history::HistoryOptions),
+    /// Return to an earlier revision of the policy.
+    Undo(history::UndoOptions),
     /// Move from the earlier bottlerocket-update-operator to this one.
     #[command(subcommand)]
     Takeover(takeover::Command),
@@ -69,6 +74,11 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
             let page = status::status(client, &arguments.namespace, &options).await?;
             page.print().context("the standard output cannot be written")?;
         }
+        Command::History(options) => {
+            let page = history::history(&client, &arguments.namespace, &options).await?;
+            page.print().context("the standard output cannot be written")?;
+        }
+        Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => uninstall::uninstall(client, &arguments.namespace, &options).await?,
     }

@@ -89,6 +89,11 @@ pub(crate) fn complain(error: &anyhow::Error) {
     eprint!("{}", complaint(error));
 }
 
+/// Prints a warning, on one line of the standard error.
+pub(crate) fn warn(text: impl fmt::Display) {
+    eprintln!("Warning: {}", plain(&text.to_string()));
+}
+
 fn complaint(error: &anyhow::Error) -> Page {
     let mut page = Page::default();
     for line in format!("Error: {error:?}").lines() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use planner::view::{BudgetFacts, NodeFacts, OperatorFacts, ShadowFacts};
+use planner::view::{BudgetFacts, NodeFacts, OperatorFacts, RevisionFacts, ShadowFacts};
 use tokio::sync::watch;
 
 use crate::cache::{Cache, Reading};
@@ -14,6 +14,8 @@ pub struct Caches {
     pub shadows: Cache<ShadowFacts>,
     pub operator: Cache<OperatorFacts>,
     pub budgets: Cache<BudgetFacts>,
+    /// Nothing but the policy's history depends on it: no readiness and no turn waits for it.
+    pub revisions: Cache<RevisionFacts>,
     /// Notified of each change.
     pub changed: Arc<watch::Sender<u64>>,
 }
@@ -26,18 +28,19 @@ impl Default for Caches {
             shadows: Cache::new(changed.clone()),
             operator: Cache::new(changed.clone()),
             budgets: Cache::new(changed.clone()),
+            revisions: Cache::new(changed.clone()),
             changed,
         }
     }
 }
 
 impl Caches {
-    /// Returns whether the first list of each is complete.
+    /// Returns whether the first list of each that turns wait for is complete.
     pub fn synced(&self) -> bool {
         self.nodes.synced() && self.shadows.synced() && self.operator.synced() && self.budgets.synced()
     }
 
-    /// Requests a read of each that begins from now on.
+    /// Requests a read of each of these that begins from now on.
     pub fn read_again(&self) -> Reading {
         Reading::default().of(&self.nodes).of(&self.shadows).of(&self.operator).of(&self.budgets)
     }

@@ -251,7 +251,7 @@ fn conditions(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpd
         }
         (Some(_), None) => lines.push(Line::new("policy accepted")),
         (None, None) if before.policy_in_force != after.policy_in_force => {
-            lines.push(Line::new("policy accepted").because("", after.update_revision.as_deref().unwrap_or_default()));
+            lines.push(Line::new("policy accepted"));
         }
         _ => {}
     }

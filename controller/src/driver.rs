@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use self::answers::Ended;
 use self::memory::{NodeMemory, PodWatch, Retracting};
 use self::retry::WriteStates;
-use crate::apply::Applier;
+use crate::apply::{Applier, Pace};
 use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
@@ -77,6 +77,9 @@ pub struct Driver {
     earlier: EarlierPods,
     earlier_seen: Option<Timestamp>,
     reading: Reading,
+    /// The read of the policy's revisions since the lead was taken. Nothing but the history waits for it.
+    revisions_read: Reading,
+    renumberings: Pace,
     expressions: Expressions,
     migration: Progress,
     changed: Arc<watch::Sender<u64>>,
@@ -106,7 +109,7 @@ impl Driver {
     pub fn new(options: Options) -> Self {
         let Options { applier, caches, peers, earlier, reading, expressions, migration, own_node, leader_since } =
             options;
-        let Caches { budgets, changed, .. } = caches;
+        let Caches { budgets, revisions, changed, .. } = caches;
         Self {
             daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
             handed_over: applier.leadership.handed_over(),
@@ -116,6 +119,8 @@ impl Driver {
             earlier,
             earlier_seen: None,
             reading,
+            revisions_read: Reading::default().of(&revisions),
+            renumberings: Pace::default(),
             expressions,
             migration,
             changed,
@@ -225,12 +230,14 @@ impl Driver {
         self.remember_refused(&view, std::mem::take(&mut plan.refused), now);
         let status_due = self.write_operator(&view, &plan);
         self.act(&view, &mut plan);
+        let history_due = self.write_history(&view, std::mem::take(&mut plan.revisions));
+        self.label_shadows(&view, std::mem::take(&mut plan.relabelled));
         self.evict(std::mem::take(&mut plan.evictions), now);
         let until = plan.wake.map(|at| {
             // A timestamp has millisecond precision; waking a little late beats waking early and again.
             Instant::now() + between(now, at) + Duration::from_millis(2)
         });
-        [until, status_due, self.writes.wake()].into_iter().flatten().min()
+        [until, status_due, history_due, self.writes.wake()].into_iter().flatten().min()
     }
 }
 

@@ -163,6 +163,9 @@ fn controller_in_system() -> Vec<Rule> {
         rule(GROUP, "bottlerocketupdateoperators/status", "patch")
             .named(&[OPERATOR_NAME])
             .why("Slots, counts and conditions."),
+        rule("apps", "controllerrevisions", "list watch create patch delete").why(
+            "The policy's history, as Kubernetes keeps that of a DaemonSet; deleted once it is longer than the limit.",
+        ),
         rule(EVENTS, "events", "create patch")
             .why("Events about the policy; repetitions are counted on the first Event."),
         rule(LEASES, "leases", "create")

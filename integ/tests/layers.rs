@@ -12,7 +12,10 @@ const CRATES: [(&str, &str); 7] = [
         "backoff condition time duration listen log names earlier pem plain reason resource_version schema shadow wire permit \
          operator agent_step",
     ),
-    ("planner", "annotations claims expressions rules signature wait view pause standby policy drain plan lint"),
+    (
+        "planner",
+        "annotations claims expressions rules signature wait view pause standby policy revisions drain plan lint",
+    ),
     (
         "controller",
         "clock config cache caches earlier calls decisions eviction managed_fields writes metrics client http daemon_sets \
@@ -35,7 +38,7 @@ const CRATES: [(&str, &str); 7] = [
         "options object budget pod controller apiserver agent network namespaces crds reference admission policy \
          rights takeover openapi waiting yaml installation files",
     ),
-    ("cli", "page call rights marks status uninstall preflight swap takeover"),
+    ("cli", "page call history rights marks status uninstall preflight swap takeover"),
 ];
 
 fn files(folder: &Path) -> Vec<PathBuf> {

@@ -82,6 +82,15 @@ pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Field manager of the label that puts a node under the operator, where the operator sets it.
 pub const LABEL_MANAGER: &str = "brupop-labels";
 
+/// Label of a policy revision: the name of the operator's resource that it belongs to.
+pub const OPERATOR_LABEL: &str = "brupop.bottlerocket.aws/operator";
+/// Label of a policy revision: the hash in its name (Kubernetes' own).
+pub const HASH_LABEL: &str = "controller.kubernetes.io/hash";
+/// Label of a shadow: the name of the policy revision that its node was last brought to (Kubernetes' own key for pods).
+pub const REVISION_LABEL: &str = "controller-revision-hash";
+/// Annotation on the operator's resource, and on the policy revisions made of it: the cause of a change (kubectl's own).
+pub const CHANGE_CAUSE_ANNOTATION: &str = "kubernetes.io/change-cause";
+
 /// Name of the one operator's resource that counts.
 pub const OPERATOR_NAME: &str = "default";
 

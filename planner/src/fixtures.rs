@@ -251,3 +251,25 @@ pub(crate) fn outcome(made: &Plan) -> String {
         Some(action) => format!("{action:?}"),
     }
 }
+
+/// Carries out the first writes of a plan that create or renumber revisions, as the API server does.
+pub(crate) fn record_history(view: &mut ClusterView, policy: &Policy) {
+    use crate::revisions::RevisionAction;
+    use crate::view::{Projection as _, RevisionFacts};
+    view.revisions.get_or_insert_default();
+    for action in crate::plan::plan(view, policy, t(0)).revisions {
+        let known = view.revisions.get_or_insert_default();
+        match action {
+            RevisionAction::Create(mut revision) => {
+                revision.metadata.uid = revision.metadata.name.clone();
+                known.extend(RevisionFacts::project(&revision));
+            }
+            RevisionAction::Renumber { name, patch } => {
+                let found = known.iter_mut().find(|known| known.name == name).unwrap();
+                found.number = patch["revision"].as_i64().unwrap();
+            }
+            RevisionAction::Delete { name, .. } => known.retain(|known| known.name != name),
+            other => panic!("{other:?}"),
+        }
+    }
+}

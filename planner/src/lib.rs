@@ -14,6 +14,7 @@ pub mod lint;
 pub mod pause;
 pub mod plan;
 pub mod policy;
+pub mod revisions;
 pub mod rules;
 pub mod signature;
 pub mod standby;

@@ -208,6 +208,9 @@ fn undo_restores_everything_until_v3_alone_is_served_and_can_be_interrupted() {
     }
 }
 
+/// A sentence, the change of the facts, and the next step of an undo after it.
+type Change = (&'static str, fn(&mut Facts), &'static str);
+
 #[test]
 fn undo_stores_earlier_version_before_it_restores_shadows() {
     assert_eq!(
@@ -229,8 +232,7 @@ fn undo_stores_earlier_version_before_it_restores_shadows() {
             "done",
         ]
     );
-    type Change = fn(&mut Facts);
-    let cases: [(&str, Change, &str); 6] = [
+    let cases: [Change; 6] = [
         ("this operator runs", |f| f.installed = true, "blocked"),
         ("the earlier one was started again", |f| f.workloads = vec![agent("brupop-agent")], "delete brupop-agent"),
         ("a pod of it is left", |f| f.pods = vec!["p".into()], "wait Pods"),

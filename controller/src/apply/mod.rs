@@ -6,6 +6,7 @@ mod event;
 mod node;
 mod permit;
 mod pods;
+mod revision;
 mod shadow;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Api, ListParams};
 use models::names;
 pub use pods::Evicted;
+pub use revision::Pace;
 
 use crate::cache::Cache;
 use crate::caches::Caches;
@@ -26,7 +28,7 @@ use crate::leader::{Leadership, LostLease};
 use crate::metrics::Metrics;
 use crate::tls::Signer;
 use planner::plan::{Action, Note};
-use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
+use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, OwnerHealth, RevisionFacts, ShadowFacts};
 
 /// Maximum time for the check before a reboot permit and the write of the permit together.
 const PERMIT_LIMIT: Duration = Duration::from_secs(15);
@@ -112,6 +114,7 @@ pub struct Applier {
     pub(crate) nodes: Cache<NodeFacts>,
     pub(crate) shadows: Cache<ShadowFacts>,
     pub(crate) operator: Cache<OperatorFacts>,
+    pub(crate) revisions: Cache<RevisionFacts>,
     recorder: event::Recorder,
 }
 
@@ -127,8 +130,8 @@ impl Applier {
         caches: Caches,
     ) -> Self {
         let recorder = event::Recorder::new(client.clone(), identity);
-        let Caches { nodes, shadows, operator, .. } = caches;
-        Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, recorder }
+        let Caches { nodes, shadows, operator, revisions, .. } = caches;
+        Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, revisions, recorder }
     }
 
     /// Carries out one action about one node. After a call with an unknown result the node is read again.

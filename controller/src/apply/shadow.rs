@@ -75,7 +75,6 @@ impl Applier {
         shadow: &ShadowFacts,
         spec: &BottlerocketShadowSpec,
     ) -> Result<(), ApplyError> {
-        let name = names::shadow_name(&shadow.node);
         let mut spec = spec.clone();
         if let Some(host) = &mut spec.host {
             let node_uid = shadow.owner_uid.as_deref().ok_or(ApplyError::Changed("the shadow's owner"))?;
@@ -86,11 +85,22 @@ impl Applier {
                 signed => signed?,
             }
         }
+        self.apply_spec(shadow, &spec).await
+    }
+
+    /// Applies a spec, with the label that the shadow has: an apply without it would remove it.
+    pub(super) async fn apply_spec(
+        &self,
+        shadow: &ShadowFacts,
+        spec: &BottlerocketShadowSpec,
+    ) -> Result<(), ApplyError> {
+        let name = names::shadow_name(&shadow.node);
+        let labels = shadow.revision.as_ref().map(|revision| json!({names::REVISION_LABEL: revision}));
         let body = json!({
             "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
             "metadata": {
                 "name": name, "namespace": self.namespace,
-                "uid": shadow.uid, "resourceVersion": shadow.resource_version,
+                "uid": shadow.uid, "resourceVersion": shadow.resource_version, "labels": labels,
             },
             "spec": spec,
         });

@@ -113,6 +113,12 @@ impl Driver {
                 match target {
                     Target::Shadow(node) => tracing::warn!(node, error, "a shadow could not be created or deleted"),
                     Target::Label(node) if !conflict => tracing::warn!(node, error, "a node could not be labelled"),
+                    Target::History if !conflict => {
+                        tracing::warn!(error, "the revisions of the policy could not be written");
+                    }
+                    Target::Revision(node) if !conflict => {
+                        tracing::warn!(node, error, "a shadow could not be labelled with its revision");
+                    }
                     Target::Operator if !conflict => {
                         tracing::warn!(error, "the operator's status could not be written");
                     }

@@ -18,6 +18,10 @@ pub(super) enum Target {
     Shadow(String),
     /// The label that puts a node under the operator.
     Label(String),
+    /// The revisions of the policy.
+    History,
+    /// The label of a node's shadow that names a revision.
+    Revision(String),
 }
 
 #[derive(Debug, Default)]

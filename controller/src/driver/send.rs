@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::watcher;
 use planner::plan::{Evictions, Plan, ShadowChange};
+use planner::revisions::RevisionAction;
 use planner::view::{ClusterView, InFlight, NodeFacts, Projection as _};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -39,7 +40,11 @@ impl Driver {
             if result.as_ref().is_err_and(ApplyError::is_unknown) {
                 match &target {
                     Target::Operator => applier.read_operator().await,
-                    Target::Node(node) | Target::Shadow(node) | Target::Label(node) => applier.read_node(node).await,
+                    Target::Node(node) | Target::Shadow(node) | Target::Label(node) | Target::Revision(node) => {
+                        applier.read_node(node).await;
+                    }
+                    // Read as part of the write.
+                    Target::History => {}
                 }
             }
             Ended::Write(target, result.map(|()| Learned::default()))
@@ -126,6 +131,43 @@ impl Driver {
         for node in self.writes.begin_some(Target::Label, wanted, writes::LABELS_AT_A_TIME) {
             let applier = self.applier.clone();
             self.write(Target::Label(node.name.clone()), async move { applier.label(&node).await });
+        }
+    }
+
+    /// Writes the policy's history, one plan of it at a time. Returns the time at which a renumbering that has to wait may
+    /// begin.
+    pub(super) fn write_history(&mut self, view: &ClusterView, actions: Vec<RevisionAction>) -> Option<Instant> {
+        let operator = view.operator.as_ref().filter(|_| !actions.is_empty());
+        let Some(uid) = operator.map(|operator| operator.uid.clone()) else {
+            self.writes.retain(|target| *target != Target::History);
+            return None;
+        };
+        if !self.writes.is_free(&Target::History) {
+            return None;
+        }
+        if actions.iter().any(|action| matches!(action, RevisionAction::Renumber { .. }))
+            && let Some(at) = self.renumberings.begin(Instant::now())
+        {
+            return Some(at);
+        }
+        self.writes.begin(Target::History, false);
+        let applier = self.applier.clone();
+        self.write(Target::History, async move { applier.write_history(&uid, actions).await });
+        None
+    }
+
+    /// Writes the labels of idle shadows. No action of a node waits for one: whichever write comes second is repeated.
+    pub(super) fn label_shadows(&mut self, view: &ClusterView, revisions: BTreeMap<String, String>) {
+        let wanted = |(name, revision): (String, String)| {
+            let node = view.nodes.get(&name)?.clone();
+            Some((name, (node, revision)))
+        };
+        let wanted = revisions.into_iter().filter_map(wanted).collect();
+        for (node, revision) in self.writes.begin_some(Target::Revision, wanted, writes::LABELS_AT_A_TIME) {
+            let applier = self.applier.clone();
+            self.write(Target::Revision(node.facts.name.clone()), async move {
+                applier.label_shadow(&node, revision).await
+            });
         }
     }
 

@@ -101,6 +101,9 @@ impl Driver {
         for (name, facts) in nodes {
             view.insert(facts, shadows.remove(&name));
         }
+        view.revisions_in_use = shadows.into_values().filter_map(|shadow| shadow.revision).collect();
+        let known = self.revisions_read.done().then(|| self.applier.revisions.items());
+        view.revisions = known.map(|revisions| revisions.into_values().collect());
         let mut nodes = std::mem::take(&mut view.nodes);
         for (name, node) in &mut nodes {
             if let Some(watch) = self.pods.get(name).filter(|w| w.cache.synced()) {

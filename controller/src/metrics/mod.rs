@@ -42,7 +42,7 @@ const UNKNOWN: &str = "unknown";
 const PROPERTIES: [&str; 10] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10"];
 
 /// Operations, as in `rejected_writes_total`.
-const KINDS: [&str; 13] = [
+const KINDS: [&str; 14] = [
     "shadow_create",
     "shadow_spec",
     "shadow_status",
@@ -55,6 +55,7 @@ const KINDS: [&str; 13] = [
     "node_lease",
     "node_get",
     "pod_list",
+    "policy_revision",
     "other",
 ];
 

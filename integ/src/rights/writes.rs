@@ -88,6 +88,14 @@ const OTHERS: &[ListedWrite] = &[
     ),
     listed_write("create", "leases", &[], "a race for it has one winner"),
     listed_write("update", "leases", &[VERSION], "so has this one"),
+    listed_write("create", "controllerrevisions", &[], "a race for a name has one winner"),
+    listed_write(
+        "patch",
+        "controllerrevisions",
+        &[UID, VERSION],
+        "number or owner alone: an apply would have to repeat the bytes of the content",
+    ),
+    listed_write("delete", "controllerrevisions", &["/preconditions/uid"], "this very revision"),
     // Their bodies are not logged, so their guards cannot be checked here.
     listed_write("create", "secrets", &[], "a race for it has one winner"),
     listed_write("update", "secrets", &[], "carries the version that was read"),
@@ -216,6 +224,8 @@ mod tests {
             request("patch", "", "nodes", "a", &json!({"requestObject": {"metadata": {"resourceVersion": "7"}}})),
             request("update", "", "leases", "a", &json!({"requestObject": {"metadata": {"resourceVersion": "7"}}})),
             request("create", "", "tokenreviews", "", &json!({})),
+            request("create", "apps", "controllerrevisions", "a", &json!({})),
+            request("patch", "apps", "controllerrevisions", "a", &json!({"requestObject": {"metadata": whole()}})),
             // Steps of a migration.
             request("patch", "", "bottlerocketshadows", "a", &json!({"requestObject": {"metadata": whole()}})),
             request("patch", "", "bottlerocketshadows", "a", &json!({"requestObject": reset_object()})),
@@ -301,6 +311,17 @@ mod tests {
                     &json!({"requestObject": {"metadata": {"resourceVersion": "7"}}}),
                 ),
             ),
+            (
+                UID,
+                request(
+                    "patch",
+                    "apps",
+                    "controllerrevisions",
+                    "a",
+                    &json!({"requestObject": {"metadata": {"resourceVersion": "7"}}}),
+                ),
+            ),
+            ("/preconditions/uid", request("delete", "apps", "controllerrevisions", "a", &json!({}))),
             ("/preconditions/uid", request("delete", "", "pods", "a", &json!({}))),
             ("/preconditions/uid", request("delete", "", "bottlerocketshadows", "a", &json!({"requestObject": {}}))),
             ("/deleteOptions/preconditions/uid", request("create", "", "pods/eviction", "a", &json!({}))),

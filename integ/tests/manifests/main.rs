@@ -8,6 +8,7 @@ mod migrator;
 mod network;
 mod pods;
 mod policy;
+mod revisions;
 mod rows;
 mod takeover;
 
@@ -43,6 +44,8 @@ async fn manifests_are_accepted_and_enforced_on_real_api_server() -> anyhow::Res
     policy::documented_policies_are_accepted(client.clone()).await?;
     policy::emptied_policy_fields_are_accepted_in_server_side_apply(&control_plane).await?;
     emptied_shadow_fields_are_accepted_in_server_side_apply(client.clone()).await?;
+    revisions::every_revision_of_policy_can_be_changed(client.clone()).await?;
+    revisions::revisions_are_deleted_with_operator_unless_orphaned(client.clone()).await?;
     admission::web_api_may_write_only_agent_status(&control_plane).await?;
     service_accounts_have_expected_permissions(client.clone()).await?;
     lists::lists_are_shared_or_owned_as_their_type_says(client).await?;

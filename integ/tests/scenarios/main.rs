@@ -22,6 +22,7 @@ mod migration;
 mod nodes;
 mod policy;
 mod requests;
+mod revisions;
 mod rights;
 mod rollout;
 mod rotation;

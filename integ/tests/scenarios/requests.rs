@@ -263,7 +263,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         let shadow = "bottlerocketshadows";
         let (slots, counts) = slot_writes(&records);
         let bounds = [
-            ("orders and the permit", count("controller", "patch", shadow), 4),
+            ("orders, the permit and the revision", count("controller", "patch", shadow), 5),
             ("the controller status", count("controller", "patch", &format!("{shadow}/status")), 5),
             ("the agent status", count("web API", "patch", &format!("{shadow}/status")), 5),
             ("slots", slots, 2),

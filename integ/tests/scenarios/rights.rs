@@ -23,7 +23,7 @@ use crate::support::{
     until_event,
 };
 use crate::tokens::{agents_token, url, web_api};
-use crate::{migration, rotation};
+use crate::{migration, revisions, rotation};
 
 /// Time after a permit at which a node with a silent agent is released: the permit's life and the longest shutdown, and
 /// some.
@@ -68,6 +68,7 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
         ctx.until("the silent node is updated", |world| is_updated(world, &silent)).await?;
 
         rotate_certificates_and_signing_key(ctx).await?;
+        revisions::change_and_trim(ctx).await?;
         ctx.kubectl(&["label", "node", other, &format!("{INTERFACE_LABEL}-")]).await?;
         ctx.until("its shadow goes", |world| shadow_of(world, other).is_none()).await?;
 

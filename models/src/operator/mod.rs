@@ -111,6 +111,11 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// migrates them, `Manual` waits for the annotation `brupop.bottlerocket.aws/migrate-storage`. Default Auto.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_migration: Option<StorageMigration>,
+    /// Number of earlier revisions of the policy to keep, besides those that the status or the label of a shadow names.
+    /// With 0 only these are kept. Default 10.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100), extend("format" = "int32"))]
+    pub revision_history_limit: Option<u32>,
 }
 
 /// Number of nodes by state.
@@ -316,6 +321,11 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub update_revision: Option<String>,
+    /// Number of times that the name of a new revision of the policy was taken by another object. It is part of the
+    /// names of further revisions, and never falls; absent before the first time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1), extend("format" = "int32"))]
+    pub collision_count: Option<i32>,
     /// Time at which the next window opens; absent while one is open, and without windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]

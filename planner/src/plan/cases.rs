@@ -353,6 +353,7 @@ fn current_revision_advances_when_all_nodes_follow_policy() {
     };
     let (mut view, _) = cluster(vec![current(), node("b")], &[]);
     let policy = with_policy(&mut view, serde_json::json!({}));
+    record_history(&mut view, &policy);
     let first = plan(&view, &policy, t(1)).status.unwrap();
     assert!(first.update_revision.is_some());
     assert_eq!(first.current_revision, None, "one node is not what the policy makes of it");
@@ -361,6 +362,7 @@ fn current_revision_advances_when_all_nodes_follow_policy() {
     assert_eq!(second.current_revision, first.update_revision);
     view.operator.as_mut().unwrap().status = second;
     let pinned = with_policy(&mut view, serde_json::json!({"version": {"target": NEW.to_string()}}));
+    record_history(&mut view, &pinned);
     let third = plan(&view, &pinned, t(3)).status.unwrap();
     assert_eq!(third.current_revision, first.update_revision, "the node is not there yet");
     assert_ne!(third.update_revision, first.update_revision);

@@ -21,9 +21,10 @@ use super::context::NodeContext;
 use super::slots::Budget;
 use super::survey::Survey;
 use super::{
-    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, gates, labels, order, report, shadows, slots,
+    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, gates, labels, order, report, shadows, slots,
 };
 use crate::policy::{Policy, WindowState};
+use crate::revisions::RevisionAction;
 use crate::view::{ClusterView, NodeView};
 use models::time::after;
 
@@ -201,7 +202,14 @@ impl<'a> Planner<'a> {
                     && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid))
             };
             let slots = slots.filter(|slots| !unchanged(slots));
-            let mut status = report::status(self.view, operator, &self.survey, &self.plan, self.now);
+            let history = follow::history(self.view, &self.survey, &self.plan);
+            let mut status = report::status(self.view, operator, &self.survey, &self.plan, history.as_ref(), self.now);
+            if let Some(history) = history {
+                self.plan.relabelled = follow::relabelled(self.view, &self.plan, &history);
+                // The count is part of the status.
+                let counts = |action: &RevisionAction| matches!(action, RevisionAction::RaiseCollisionCount(_));
+                self.plan.revisions = history.actions.into_iter().filter(|action| !counts(action)).collect();
+            }
             status.slots = slots.as_ref().unwrap_or(&operator.status.slots).clone();
             self.plan.slots = slots;
             self.plan.status = Some(status);

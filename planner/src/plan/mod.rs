@@ -32,6 +32,9 @@ mod evictions;
 #[cfg(test)]
 mod expression_cases;
 mod fleet;
+mod follow;
+#[cfg(test)]
+mod follow_cases;
 #[cfg(test)]
 mod forced_drain_cases;
 mod gates;
@@ -74,6 +77,7 @@ use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
 use crate::claims::ClaimFields;
+use crate::revisions::RevisionAction;
 use crate::rules::Rules;
 use crate::view::{Compared, NodeFacts, PodFacts};
 use crate::wait::Wait;
@@ -171,6 +175,11 @@ pub struct Plan {
     pub shadows: Vec<ShadowChange>,
     /// The nodes to label with `bottlerocket.aws/updater-interface-version`.
     pub labels: Vec<NodeFacts>,
+    /// The writes of the policy's history, in their order. Nothing waits for them.
+    pub revisions: Vec<RevisionAction>,
+    /// The idle nodes whose shadow gets the label of another revision of the policy, with its name. Nothing else about the
+    /// shadow changes.
+    pub relabelled: BTreeMap<String, String>,
     /// True if another replica has to lead when this plan is carried out: only the leader's own node is left to update.
     pub hand_over: bool,
     pub quarantine: Quarantine,

@@ -4,7 +4,6 @@
 //! are found here, with the field, and the last good policy stays in force.
 
 mod parse;
-pub mod revision;
 mod schedule;
 mod version;
 
@@ -191,6 +190,8 @@ pub struct Policy {
     pub leave_load_balancer: Option<Duration>,
     /// True if autoscalers have to leave a node alone while it is out of service.
     pub protect_from_autoscalers: bool,
+    /// Number of revisions of the policy that are kept although no node and no status needs them.
+    pub revision_history_limit: usize,
     /// The policy of nodes in no group.
     pub all: GroupPolicy,
     /// The groups, in their order.
@@ -223,6 +224,7 @@ impl Default for Policy {
             label_nodes: false,
             leave_load_balancer: None,
             protect_from_autoscalers: true,
+            revision_history_limit: 10,
             all: GroupPolicy::default(),
             groups: Vec::new(),
         }

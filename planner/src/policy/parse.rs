@@ -68,6 +68,9 @@ impl Policy {
                 .as_ref()
                 .and_then(|autoscaler| autoscaler.protect)
                 .unwrap_or(default.protect_from_autoscalers),
+            revision_history_limit: spec
+                .revision_history_limit
+                .map_or(default.revision_history_limit, |limit| limit as usize),
             all,
             groups,
             ..default

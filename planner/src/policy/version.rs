@@ -1,5 +1,6 @@
 //! Versions and ranges of `spec.version`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use semver::{Prerelease, Version, VersionReq};
@@ -77,7 +78,7 @@ pub enum Target {
 
 impl Target {
     /// Parses a version, which means exactly that one, or a range.
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text.strip_prefix('v').unwrap_or(text).parse() {
             Ok(version) => Ok(Self::Exact(version)),
             Err(_) => Range::parse(text).map(Self::Range),
@@ -105,10 +106,14 @@ impl Target {
         self.allows(version) || matches!(self, Self::Range(range) if range.matches(&release()))
     }
 
-    /// Returns the text in one spelling.
-    pub(super) fn normalized(&self) -> String {
+    /// Returns the text in one spelling: the order of a range's parts makes no difference.
+    pub(crate) fn normalized(&self) -> String {
         match self {
-            Self::Range(range) => range.request.to_string(),
+            Self::Range(range) => {
+                let parts: BTreeSet<String> = range.request.comparators.iter().map(ToString::to_string).collect();
+                // Backwards, a lower bound comes before an upper one. A range without comparators is any version.
+                if parts.is_empty() { "*".to_owned() } else { Vec::from_iter(parts.into_iter().rev()).join(", ") }
+            }
             Self::Latest | Self::Exact(_) => self.to_string(),
         }
     }

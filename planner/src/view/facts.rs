@@ -61,6 +61,9 @@ fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
 /// Length to which a request's value is cut: that of an acknowledgement's field.
 const REQUEST_LENGTH: usize = 64;
 
+/// Length to which the cause of a change is cut.
+const CAUSE_LENGTH: usize = 1024;
+
 impl Projection for NodeFacts {
     type Object = Node;
 
@@ -149,6 +152,7 @@ impl Projection for ShadowFacts {
             deleting: meta.deletion_timestamp.is_some(),
             retry: request(meta, names::RETRY_ANNOTATION),
             release: request(meta, names::RELEASE_ANNOTATION),
+            revision: meta.labels.as_ref().and_then(|labels| labels.get(names::REVISION_LABEL)).cloned(),
             shared_field: super::managers::shared_field(meta),
         })
     }
@@ -178,6 +182,7 @@ impl Projection for OperatorFacts {
             generation: meta.generation.unwrap_or_default(),
             spec: operator.spec.clone(),
             status: operator.status.clone().unwrap_or_default(),
+            change_cause: annotation(meta, names::CHANGE_CAUSE_ANNOTATION).map(|cause| cut(cause, CAUSE_LENGTH)),
             resume: request(meta, names::RESUME_ANNOTATION),
             approve_step: request(meta, names::APPROVE_STEP_ANNOTATION),
             rotate_certificates: request(meta, names::ROTATE_CERTIFICATES_ANNOTATION),

@@ -7,6 +7,7 @@ mod facts;
 mod managers;
 mod pods;
 mod projection;
+mod revision;
 mod standing;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +25,7 @@ pub use earlier::EarlierPod;
 pub use managers::SharedField;
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OwnerHealth, PodFacts};
 pub use projection::Projection;
+pub use revision::RevisionFacts;
 pub use standing::Standings;
 
 /// A Node, as far as decisions about updates go.
@@ -116,6 +118,8 @@ pub struct ShadowFacts {
     pub retry: Option<String>,
     /// The value of the annotation that requests the attempt's end.
     pub release: Option<String>,
+    /// The revision of the policy that its label names.
+    pub revision: Option<String>,
     /// A field of the operator that another field manager owns too.
     pub shared_field: Option<SharedField>,
 }
@@ -128,6 +132,8 @@ pub struct OperatorFacts {
     pub generation: i64,
     pub spec: BottlerocketUpdateOperatorSpec,
     pub status: BottlerocketUpdateOperatorStatus,
+    /// The value of the annotation that gives the cause of the last change, as kubectl users write it.
+    pub change_cause: Option<String>,
     /// The value of the annotation that requests to settle failures.
     pub resume: Option<String>,
     /// The value of the annotation that approves a canary step.
@@ -303,7 +309,12 @@ pub struct ClusterView {
     pub unmanaged: BTreeMap<String, NodeFacts>,
     /// Shadows that an earlier Node of the same name owned, by that name.
     pub orphaned_shadows: BTreeMap<String, ShadowFacts>,
+    /// The revisions that are named by shadows without a Node.
+    pub revisions_in_use: BTreeSet<String>,
     pub operator: Option<OperatorFacts>,
+    /// The ControllerRevisions in the operator's namespace; `None` until they are known. Nothing but the history waits for
+    /// them.
+    pub revisions: Option<Vec<RevisionFacts>>,
     /// The node that this controller runs on.
     pub own_node: Option<String>,
     /// Time since which this controller leads. A step that a new leader finds past its deadline gets a short grace.

@@ -5,7 +5,7 @@ use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
     APPROVAL, CERTIFICATES, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED,
-    Note, WEB_API,
+    Note, UNRECORDED, WEB_API,
 };
 use crate::wait::WaitReason;
 
@@ -19,6 +19,7 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     (DEGRADED, NOT_SERVED, "ShadowsServed", "the API server serves the shadows"),
     (DEGRADED, WEB_API, "WebApiReady", "a pod of the web API is Ready"),
     (DEGRADED, CONFLICT, "FieldManagersSeparate", "no other field manager owns fields of the operator"),
+    (DEGRADED, UNRECORDED, "PolicyRecorded", "the policy has a revision"),
     (DEGRADED, MISUNDERSTOOD, "RequestsUnderstood", "every annotation that is meant as a request is known"),
 ];
 

@@ -14,9 +14,10 @@ use models::shadow::{self, Step};
 
 use super::context::condition;
 use super::survey::Survey;
-use super::{Note, Plan, Wait, gates, requests};
+use super::{Note, Plan, Wait, follow, gates, requests};
 use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
+use crate::revisions::RevisionPlan;
 use crate::view::{ClusterView, NodeView, OperatorFacts, SharedField, TlsFacts};
 use crate::wait::WaitReason;
 
@@ -46,6 +47,9 @@ const MISUNDERSTOOD: &str = "UnknownRequest";
 /// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
 const CONFLICT: &str = "FieldManagerConflict";
 
+/// The policy has no revision.
+const UNRECORDED: &str = "PolicyNotRecorded";
+
 /// The operator needs a user's approval to continue.
 const APPROVAL: &str = "AwaitingApproval";
 
@@ -71,11 +75,7 @@ fn counts(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> Counts {
         let record = node.record();
         counts.updating += i64::from(node.past_staging());
         counts.staged += i64::from(step == Some(Step::Staged));
-        let current = match wait {
-            Some(wait) if wait.pauses() => survey.wanted(node) == Err(Wait::UpToDate),
-            wait => wait == Some(&Wait::UpToDate),
-        };
-        counts.current += i64::from(step.is_none() && current);
+        counts.current += i64::from(follow::is_current(node, survey, plan));
         counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
             Some(wait) => wait.blocks(),
             // While something is written about it, it keeps its previous state.
@@ -191,6 +191,11 @@ fn conflict(view: &ClusterView) -> Option<ConditionParts> {
     Some((true, CONFLICT, models::plain::cut(&message, 2000)))
 }
 
+/// Returns the reason for which the policy has no revision, if there is one.
+fn unrecorded(history: &RevisionPlan) -> Option<ConditionParts> {
+    Some((true, UNRECORDED, models::plain::cut(history.problem.as_ref()?, 2000)))
+}
+
 /// Returns what keeps all nodes waiting: the earlier operator, or an expression that is the same for all of them.
 /// Recorded here once, and on no node.
 fn blocked(
@@ -228,6 +233,7 @@ pub(super) fn status(
     operator: &OperatorFacts,
     survey: &Survey<'_>,
     plan: &Plan,
+    history: Option<&RevisionPlan>,
     now: Timestamp,
 ) -> BottlerocketUpdateOperatorStatus {
     let policy = survey.policy;
@@ -239,7 +245,7 @@ pub(super) fn status(
     let mut conditions = operator.status.conditions.clone();
     let blocked = blocked(view, survey, plan, find_condition(&conditions, BLOCKED));
     let degraded = match degraded(policy, &view.tls, survey.web_api_missing, &operator.misunderstood) {
-        (false, reason, message) => conflict(view).unwrap_or((false, reason, message)),
+        (false, reason, message) => conflict(view).or_else(|| unrecorded(history?)).unwrap_or((false, reason, message)),
         degraded => degraded,
     };
     let new = [
@@ -270,22 +276,17 @@ pub(super) fn status(
         operator.status.policy_in_force.clone()
     };
     let counts = counts(view, survey, plan);
-    let update_revision = (policy.present && !policy.unusable)
-        .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy));
-    // A host that has not refreshed in this boot is not known to be current.
-    let looked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some());
-    let all_current = counts.total > 0
-        && counts.current == counts.total
-        && view.nodes.values().filter(|node| node.facts.labelled).all(looked);
-    let current_revision = match &update_revision {
-        Some(revision) if all_current => Some(revision.clone()),
-        _ => operator.status.current_revision.clone(),
+    let recorded = &operator.status;
+    let (current_revision, update_revision) = match history {
+        Some(history) => (history.current.clone(), history.update.clone()),
+        None => (recorded.current_revision.clone(), recorded.update_revision.clone()),
     };
     BottlerocketUpdateOperatorStatus {
         observed_generation: Some(operator.generation),
         counts: Some(counts),
         current_revision,
         update_revision,
+        collision_count: history.and_then(follow::raised_count).or(recorded.collision_count),
         slots: Vec::new(),
         waiting: waiting(view, plan),
         versions,

@@ -3,7 +3,7 @@
 use models::shadow::{HostState, Step};
 
 use super::*;
-use crate::fixtures::{NEW, at, cluster, condition, node, t};
+use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t};
 use crate::policy::PolicyError;
 
 #[test]
@@ -249,7 +249,9 @@ fn status_keeps_last_valid_policy_and_last_followed_revision() {
         (view, policy)
     };
 
-    let (view, policy) = with_last(vec![current()]);
+    let (mut view, policy) = with_last(vec![current()]);
+    assert_eq!(reported(&view, &policy).current_revision.as_deref(), Some("last"), "the revisions are not known");
+    record_history(&mut view, &policy);
     let all = reported(&view, &policy);
     assert!(all.update_revision.is_some() && all.current_revision == all.update_revision, "{all:?}");
     assert_eq!(all.policy_in_force, serde_json::to_string(&view.operator.as_ref().unwrap().spec).ok());

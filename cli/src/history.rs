@@ -1,0 +1,303 @@
+//! `kubectl brupop history` and `undo`: the revisions of the policy, and the way back to one of them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::{Client, ResourceExt as _};
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::{BottlerocketShadow, UPDATED};
+use planner::policy::Policy;
+use planner::revisions::{NO_HISTORY, PolicyRevision, RevisionContent, Undo, history as own, undo as back};
+use planner::view::{OperatorFacts, Projection as _, RevisionFacts};
+use serde_json::{Value, json};
+
+use crate::call::{call, code, if_there, list};
+use crate::page::{Page, print_line, warn};
+
+/// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
+const MANAGER: &str = "kubectl-brupop-undo";
+
+/// Options of `history`.
+#[derive(Debug, Args)]
+pub(crate) struct HistoryOptions {
+    /// Show the content of this revision.
+    #[arg(long)]
+    revision: Option<i64>,
+    /// `json` for programs; docs/revisions.md describes it.
+    #[arg(long, short, value_parser = ["json"])]
+    output: Option<String>,
+}
+
+/// Options of `undo`.
+#[derive(Debug, Args)]
+pub(crate) struct UndoOptions {
+    /// Number of the revision to return to. Default: the one before the last.
+    #[arg(long)]
+    to_revision: Option<i64>,
+    /// Only print what would be written.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// The operator's resource and its revisions.
+struct Revisions {
+    resource: BottlerocketUpdateOperator,
+    operator: OperatorFacts,
+    all: Vec<PolicyRevision>,
+}
+
+impl Revisions {
+    async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
+        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
+        let right = format!("get bottlerocketupdateoperators in {namespace}");
+        let found = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)?;
+        let projected = found.and_then(|resource| OperatorFacts::project(&resource).map(|facts| (resource, facts)));
+        let (resource, operator) = projected.with_context(|| {
+            format!(
+                "there is no operator's resource {} in {namespace}: is the operator installed?",
+                names::OPERATOR_NAME
+            )
+        })?;
+        let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), namespace);
+        let right = format!("list controllerrevisions in {namespace}");
+        let all = list(&revisions, ListParams::default(), &right).await?;
+        Ok(Self {
+            resource,
+            operator,
+            all: all.iter().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect(),
+        })
+    }
+
+    fn history(&self) -> Vec<&PolicyRevision> {
+        own(&self.operator.uid, &self.all)
+    }
+
+    /// Returns the content of the policy, if the policy is valid.
+    fn present(&self) -> Option<RevisionContent> {
+        Policy::from_spec(&self.operator.spec).ok().map(|policy| RevisionContent::of(&policy))
+    }
+}
+
+/// Returns one revision as text: the fields of `spec.version` that it has.
+fn content(revision: &PolicyRevision) -> Value {
+    match &revision.content {
+        Ok(content) => content.version_patch(),
+        Err(cause) => json!({"unreadable": cause}),
+    }
+}
+
+/// Returns the revisions as a table, or one of them.
+fn table(history: &[&PolicyRevision], only: Option<i64>) -> anyhow::Result<Page> {
+    let mut page = Page::default();
+    if let Some(number) = only {
+        let found = history.iter().rev().find(|revision| revision.number == number);
+        let revision = found.context("unable to find the specified revision")?;
+        page.line(format_args!("revision {number} ({})", revision.name));
+        for (field, value) in content(revision).as_object().into_iter().flatten().filter(|(_, value)| !value.is_null())
+        {
+            page.line(format_args!("  {field}: {value}"));
+        }
+        return Ok(page);
+    }
+    if history.is_empty() {
+        page.line(NO_HISTORY);
+        return Ok(page);
+    }
+    let rows = history.iter().map(|revision| {
+        let target = match content(revision) {
+            Value::Object(fields) => fields.get("target").or(fields.get("unreadable")).cloned().unwrap_or_default(),
+            other => other,
+        };
+        let cause = revision.change_cause.clone().unwrap_or_else(|| "<none>".to_owned());
+        let target = target.as_str().unwrap_or_default().to_owned();
+        [revision.number.to_string(), revision.name.clone(), target, cause]
+    });
+    page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows, None);
+    Ok(page)
+}
+
+/// Shows the revisions of the policy.
+pub(crate) async fn history(client: &Client, namespace: &str, options: &HistoryOptions) -> anyhow::Result<Page> {
+    let revisions = Revisions::read(client, namespace).await?;
+    let history = revisions.history();
+    if options.output.is_none() {
+        return table(&history, options.revision);
+    }
+    let chosen = history.iter().filter(|revision| options.revision.is_none_or(|number| number == revision.number));
+    let rows: Vec<Value> = chosen
+        .map(|revision| {
+            json!({
+                "revision": revision.number, "name": revision.name, "changeCause": revision.change_cause,
+                "version": content(revision),
+            })
+        })
+        .collect();
+    let text = serde_json::to_string_pretty(&json!({"revisions": rows})).context("the history is no JSON")?;
+    let mut page = Page::default();
+    text.lines().for_each(|line| page.line(line));
+    Ok(page)
+}
+
+/// Returns the field managers that apply a field of `spec.version` that an undo writes, and so put it back.
+fn appliers(entries: &[ManagedFieldsEntry], patch: &Value) -> Vec<String> {
+    let written = patch.pointer("/spec/version").and_then(Value::as_object);
+    let owns = |entry: &ManagedFieldsEntry| {
+        let fields = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:spec/f:version"));
+        let has = |field: &String| fields.is_some_and(|fields| fields.get(format!("f:{field}")).is_some());
+        written.is_some_and(|written| written.keys().any(has))
+    };
+    let is_tool = |entry: &ManagedFieldsEntry| {
+        let manager = entry.manager.as_deref().unwrap_or_default();
+        entry.operation.as_deref() == Some("Apply")
+            || ["helm", "argocd", "flux", "kustomize"].iter().any(|tool| manager.contains(tool))
+    };
+    let managers = entries.iter().filter(|entry| is_tool(entry) && owns(entry));
+    managers.filter_map(|entry| entry.manager.clone()).filter(|manager| manager != MANAGER).collect()
+}
+
+/// Returns the version that most nodes ran before their last update, for a pin. `None` if none was updated.
+fn version_before(shadows: &[BottlerocketShadow]) -> Option<String> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for shadow in shadows {
+        let status = shadow.status.as_ref();
+        let last = status.and_then(|s| s.controller.record.as_ref()).and_then(|record| record.last.as_ref());
+        let runs = status.and_then(|s| s.agent.current_version.as_ref());
+        if let Some(last) = last.filter(|last| last.reason == UPDATED && Some(&last.version) == runs)
+            && let Some(from) = &last.from
+        {
+            *counts.entry(from.to_string()).or_default() += 1;
+        }
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count).map(|(version, _)| version)
+}
+
+/// Returns to an earlier revision of the policy.
+pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions) -> anyhow::Result<()> {
+    let revisions = Revisions::read(client, namespace).await?;
+    let undo = back(&revisions.history(), revisions.present().as_ref(), options.to_revision)
+        .context("nothing was written; kubectl brupop history lists the revisions")?;
+    let Undo::Write { number, patch, keeps_versions } = &undo else {
+        print_line(&undo);
+        return Ok(());
+    };
+    for manager in appliers(revisions.resource.managed_fields(), patch) {
+        warn(format_args!(
+            "the field manager {manager} applies spec.version: if it is a tool that applies its source again and again, it \
+             reverts this. Change the source too"
+        ));
+    }
+    if options.dry_run {
+        print_line(format_args!("would write to {}, as revision {number} has it: {patch}", names::OPERATOR_NAME));
+    } else {
+        let mut guarded = patch.clone();
+        guarded["metadata"] =
+            json!({"uid": revisions.operator.uid, "resourceVersion": revisions.operator.resource_version});
+        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
+        let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        let right = format!("patch bottlerocketupdateoperators in {namespace}");
+        let answer = call(&right, operators.patch(names::OPERATOR_NAME, &params, &Patch::Merge(guarded))).await;
+        match answer {
+            Err(error) if code(&error) == Some(409) => {
+                bail!(
+                    "the operator's resource was changed at the same time; nothing was written. Run the command again"
+                )
+            }
+            answer => answer.map(drop)?,
+        }
+        print_line(&undo);
+    }
+    if *keeps_versions {
+        let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
+        let right = format!("list bottlerocketshadows in {namespace}");
+        if let Some(version) = version_before(&list(&shadows, ListParams::default(), &right).await?) {
+            print_line(format_args!(
+                "most nodes ran {version} before; to move them back to it: kubectl patch bruo {} -n {namespace} --type merge -p \
+                 '{{\"spec\":{{\"version\":{{\"target\":\"{version}\"}}}}}}'",
+                names::OPERATOR_NAME
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn revision(number: i64, target: &str) -> PolicyRevision {
+        let data = json!({"form": 1, "target": target});
+        let object = json!({
+            "metadata": {"name": format!("default-{number}"), "uid": "u", "resourceVersion": "1",
+                "labels": {names::OPERATOR_LABEL: names::OPERATOR_NAME}, "annotations": {names::CHANGE_CAUSE_ANNOTATION: "ticket 7"}},
+            "revision": number, "data": data,
+        });
+        RevisionFacts::project(&serde_json::from_value(object).unwrap()).unwrap().into()
+    }
+
+    #[test]
+    fn revisions_are_listed_with_target_and_cause_and_shown_one_by_one() {
+        let (first, newer) = (revision(1, "latest"), revision(2, "ge 1.20, lt 1.23"));
+        let mut unreadable = revision(3, "latest");
+        unreadable.content = Err("its form 9 is not known".to_owned());
+        let all = [&first, &newer, &unreadable];
+        let text = table(&all, None).unwrap().to_string();
+        for part in ["REVISION", "default-1", "latest", "<1.23", "its form 9 is not known", "ticket 7"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let one = table(&all, Some(2)).unwrap().to_string();
+        assert!(one.contains("target:") && one.contains(">=1.20") && !one.contains("exclude"), "{one}");
+        assert_eq!(table(&all, Some(9)).unwrap_err().to_string(), "unable to find the specified revision");
+        assert!(table(&[], None).unwrap().to_string().contains(NO_HISTORY));
+    }
+
+    #[test]
+    fn tool_that_applies_a_written_field_is_named_and_no_other() {
+        let entry = |manager: &str, operation: &str, field: &str| -> ManagedFieldsEntry {
+            let fields = json!({"f:spec": {"f:version": {field: {}}}});
+            serde_json::from_value(json!({
+                "manager": manager, "operation": operation, "apiVersion": "x/v1", "fieldsType": "FieldsV1", "fieldsV1": fields,
+            }))
+            .unwrap()
+        };
+        let patch = json!({"spec": {"version": {"target": "latest", "exclude": null}}});
+        let all = [
+            entry("argocd-controller", "Apply", "f:target"),
+            entry("kubectl", "Apply", "f:exclude"),
+            entry("helm", "Update", "f:target"),
+            entry("kubectl-edit", "Update", "f:target"),
+            entry("kubectl", "Apply", "f:minimumAge"),
+            entry(MANAGER, "Update", "f:target"),
+        ];
+        assert_eq!(appliers(&all, &patch), ["argocd-controller", "kubectl", "helm"]);
+    }
+
+    #[test]
+    fn version_for_a_pin_is_that_of_most_nodes_before_their_update() {
+        let shadow = |from: &str, runs: &str, reason: &str| -> BottlerocketShadow {
+            let last = json!({
+                "attempt": 1, "from": from, "version": "1.21.0", "reason": reason, "message": "",
+                "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z",
+            });
+            serde_json::from_value(json!({
+                "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": "brs-a"},
+                "spec": {"state": "Idle", "attempt": 1},
+                "status": {"currentVersion": runs, "record": {"failures": 0, "last": last}},
+            }))
+            .unwrap()
+        };
+        let all = [
+            shadow("1.20.0", "1.21.0", UPDATED),
+            shadow("1.20.0", "1.21.0", UPDATED),
+            shadow("1.19.0", "1.21.0", UPDATED),
+            shadow("1.18.0", "1.21.0", "DrainTimeout"),
+            shadow("1.17.0", "1.17.0", UPDATED),
+        ];
+        assert_eq!(version_before(&all).as_deref(), Some("1.20.0"));
+        assert_eq!(version_before(&[]), None);
+    }
+}

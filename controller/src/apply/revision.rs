@@ -1,0 +1,197 @@
+//! Writes of the policy's history, and the label of a shadow that names a revision.
+
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use models::backoff::exponential;
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use planner::revisions::RevisionAction;
+use planner::view::{NodeView, RevisionFacts};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{Applier, ApplyError};
+
+/// Time between two renumberings, at first and at most: another client may undo them.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// The pace of renumberings.
+#[derive(Debug, Default)]
+pub struct Pace {
+    next: Option<Instant>,
+    repeated: u32,
+}
+
+impl Pace {
+    /// Begins a renumbering, or returns the time at which the next one may begin.
+    pub fn begin(&mut self, now: Instant) -> Option<Instant> {
+        match self.next {
+            Some(next) if now < next => return Some(next),
+            Some(next) if now > next + LONGEST_PAUSE => self.repeated = 0,
+            _ => {}
+        }
+        self.next = Some(now + exponential(FIRST_PAUSE, LONGEST_PAUSE, self.repeated));
+        self.repeated = self.repeated.saturating_add(1);
+        None
+    }
+}
+
+/// Returns the name of the revision that a write is about.
+fn name(action: &RevisionAction) -> &str {
+    match action {
+        RevisionAction::Adopt { name, .. }
+        | RevisionAction::Release { name, .. }
+        | RevisionAction::Renumber { name, .. }
+        | RevisionAction::Delete { name, .. } => name,
+        RevisionAction::Create(revision) => revision.metadata.name.as_deref().unwrap_or_default(),
+        RevisionAction::RaiseCollisionCount(_) => "",
+    }
+}
+
+/// Returns whether a revision is in the state to which a write leads.
+fn has_effect(action: &RevisionAction, found: &RevisionFacts) -> bool {
+    match action {
+        RevisionAction::Create(revision) => {
+            revision.metadata.owner_references.as_ref() == Some(&found.owners)
+                && revision.data.0 == found.data
+                && revision.revision == Some(found.number)
+        }
+        RevisionAction::Renumber { patch, .. } => patch["revision"] == found.number,
+        RevisionAction::Adopt { patch, .. } | RevisionAction::Release { patch, .. } => {
+            let owners = serde_json::to_value(&found.owners).unwrap_or_default();
+            patch["metadata"]["ownerReferences"] == owners
+        }
+        RevisionAction::RaiseCollisionCount(_) | RevisionAction::Delete { .. } => false,
+    }
+}
+
+fn log(action: &RevisionAction, number: Option<i64>) {
+    let text = match action {
+        RevisionAction::Adopt { .. } => "policy revision adopted",
+        RevisionAction::Release { .. } => "policy revision released",
+        RevisionAction::Renumber { .. } => "policy revision renumbered",
+        RevisionAction::Create(_) => "policy revision created",
+        RevisionAction::Delete { .. } => "policy revision deleted",
+        RevisionAction::RaiseCollisionCount(_) => return,
+    };
+    tracing::info!(revision = name(action), number, "{text}");
+}
+
+impl Applier {
+    fn revision_api(&self) -> Api<ControllerRevision> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Carries out the writes of a plan in their order, up to the first that fails.
+    pub async fn write_history(&self, operator_uid: &str, actions: Vec<RevisionAction>) -> Result<(), ApplyError> {
+        for action in &actions {
+            self.leadership.check()?;
+            let number = self.revisions.get(name(action)).map(|known| known.number);
+            let error = match self.write_revision(operator_uid, action).await {
+                Ok(true) => {
+                    let written = self.revisions.get(name(action)).map(|written| written.number);
+                    log(action, written.or(number));
+                    continue;
+                }
+                Ok(false) => continue,
+                Err(error) => error,
+            };
+            // Perhaps carried out, perhaps its name is taken: the next plan is made of what there is.
+            let conflict = error.code() == Some(409);
+            if error.is_unknown() || conflict {
+                self.read(self.revision_api(), name(action), |found| self.revisions.written(found)).await;
+            }
+            let found = self.revisions.get(name(action));
+            if let Some(found) = found.filter(|found| error.is_unknown() && has_effect(action, found)) {
+                log(action, Some(found.number));
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Carries out one write. Returns false if there was nothing to do.
+    async fn write_revision(&self, operator_uid: &str, action: &RevisionAction) -> Result<bool, ApplyError> {
+        match action {
+            // Part of the operator's status.
+            RevisionAction::RaiseCollisionCount(_) => Ok(false),
+            RevisionAction::Create(revision) => {
+                let manager = Some(names::CONTROLLER_MANAGER.to_owned());
+                let params = PostParams { field_manager: manager, ..PostParams::default() };
+                let created = self.revision_api().create(&params, revision).await;
+                self.revisions.written(&created.map_err(ApplyError::api("policy_revision"))?);
+                Ok(true)
+            }
+            RevisionAction::Renumber { name, patch } => self.patch_revision(name, patch).await.map(|()| true),
+            RevisionAction::Adopt { name, patch } => {
+                self.check_operator(operator_uid).await?;
+                self.patch_revision(name, patch).await.map(|()| true)
+            }
+            RevisionAction::Release { name, patch } => match self.patch_revision(name, patch).await {
+                Err(error) if matches!(error.code(), Some(404 | 422)) => Ok(false),
+                released => released.map(|()| true),
+            },
+            RevisionAction::Delete { name, uid } => {
+                let preconditions = Some(Preconditions { uid: Some(uid.clone()), resource_version: None });
+                let params = DeleteParams { preconditions, ..DeleteParams::default() };
+                match self.revision_api().delete(name, &params).await {
+                    Ok(_) => Ok(true),
+                    Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+                    Err(error) => Err(ApplyError::api("policy_revision")(error)),
+                }
+            }
+        }
+    }
+
+    async fn patch_revision(&self, name: &str, patch: &Value) -> Result<(), ApplyError> {
+        let manager = Some(names::CONTROLLER_MANAGER.to_owned());
+        let params = PatchParams { field_manager: manager, ..PatchParams::default() };
+        let patched = self.revision_api().patch(name, &params, &Patch::Merge(patch)).await;
+        self.revisions.written(&patched.map_err(ApplyError::api("policy_revision"))?);
+        Ok(())
+    }
+
+    /// Checks live that the operator's resource is the one of the decision, and not being deleted: what it adopts then
+    /// would be deleted with it.
+    async fn check_operator(&self, uid: &str) -> Result<(), ApplyError> {
+        let api: Api<BottlerocketUpdateOperator> = Api::namespaced(self.client.clone(), &self.namespace);
+        // RBAC permits reading it by its name alone.
+        let only = ListParams::default().fields(&format!("metadata.name={}", names::OPERATOR_NAME));
+        let found = api.list(&only).await.map_err(ApplyError::api("policy_revision"))?;
+        let mut metadata = found.items.iter().map(|operator| &operator.metadata);
+        let same = metadata.any(|meta| meta.uid.as_deref() == Some(uid) && meta.deletion_timestamp.is_none());
+        if same { Ok(()) } else { Err(ApplyError::Changed("the operator's resource")) }
+    }
+
+    /// Applies the spec of a shadow as it is, with the label of another revision.
+    pub async fn label_shadow(&self, node: &NodeView, revision: String) -> Result<(), ApplyError> {
+        self.leadership.check()?;
+        let Some(shadow) = &node.shadow else { return Ok(()) };
+        let labelled = planner::view::ShadowFacts { revision: Some(revision), ..shadow.clone() };
+        self.apply_spec(&labelled, &labelled.spec).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renumberings_that_another_client_undoes_become_rare() {
+        let start = Instant::now();
+        let (mut pace, mut now, mut pauses) = (Pace::default(), start, Vec::new());
+        for _ in 0..15 {
+            assert_eq!(pace.begin(now), None);
+            let next = pace.begin(now).unwrap();
+            pauses.push(next - now);
+            now = next;
+        }
+        assert!(pauses.is_sorted() && pauses[0] <= Duration::from_secs(1) && pauses[14] == LONGEST_PAUSE, "{pauses:?}");
+        now += LONGEST_PAUSE * 3;
+        assert_eq!(pace.begin(now), None);
+        assert_eq!(pace.begin(now), Some(now + pauses[0]), "after a calm time the first pause again");
+    }
+}

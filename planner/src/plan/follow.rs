@@ -1,0 +1,84 @@
+//! The nodes that follow the policy, the revision that each node has, and the history of revisions that is due.
+
+use std::collections::BTreeMap;
+
+use models::shadow::HostState;
+
+use super::survey::Survey;
+use super::{Plan, Wait};
+use crate::revisions::{self, LabelledShadow, PolicyRevision, RevisionAction, RevisionPlan, RevisionSnapshot};
+use crate::view::{ClusterView, NodeView, ShadowFacts};
+
+/// Returns whether a node has no attempt and is what the policy makes of it.
+pub(super) fn is_current(node: &NodeView, survey: &Survey<'_>, plan: &Plan) -> bool {
+    let current = match plan.waits.get(&node.facts.name) {
+        Some(wait) if wait.pauses() => survey.wanted(node) == Err(Wait::UpToDate),
+        wait => wait == Some(&Wait::UpToDate),
+    };
+    node.facts.labelled && node.step().is_none() && current
+}
+
+/// Returns whether a node is known to follow the policy: its host has looked for updates in this boot.
+fn follows(node: &NodeView, survey: &Survey<'_>, plan: &Plan) -> bool {
+    let looked = node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some());
+    looked && is_current(node, survey, plan)
+}
+
+/// Returns the history that is due, nothing but its state during a pause; `None` until the revisions are known, or without
+/// the operator's resource.
+pub(super) fn history(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> Option<RevisionPlan> {
+    let revisions: Vec<_> = view.revisions.as_ref()?.iter().cloned().map(PolicyRevision::from).collect();
+    let operator = view.operator.as_ref()?;
+    let of = |shadow: &ShadowFacts, follows| LabelledShadow {
+        node: shadow.node.clone(),
+        label: shadow.revision.clone(),
+        deleting: shadow.deleting,
+        follows,
+    };
+    let own = view.nodes.values().filter_map(|node| Some(of(node.shadow.as_ref()?, follows(node, survey, plan))));
+    let gone = view.revisions_in_use.iter().map(|revision| LabelledShadow {
+        label: Some(revision.clone()),
+        deleting: true,
+        ..LabelledShadow::default()
+    });
+    let orphans = view.orphaned_shadows.values().map(|shadow| of(shadow, false));
+    let shadows: Vec<_> = own.chain(orphans).chain(gone).collect();
+    let mut members = view.nodes.values().filter(|node| node.facts.labelled).peekable();
+    let all_follow = members.peek().is_some() && members.all(|node| follows(node, survey, plan));
+    let snapshot = RevisionSnapshot {
+        operator: Some(operator),
+        policy: survey.policy,
+        all_follow,
+        revisions: &revisions,
+        shadows: &shadows,
+    };
+    let mut plan = revisions::plan(&snapshot);
+    if survey.pause.wait.is_some() {
+        plan.actions.clear();
+        plan.labels.clear();
+    }
+    Some(plan)
+}
+
+/// Returns the collision count to record with the operator's status.
+pub(super) fn raised_count(history: &RevisionPlan) -> Option<i32> {
+    history.actions.iter().find_map(|action| match action {
+        RevisionAction::RaiseCollisionCount(count) => Some(*count),
+        _ => None,
+    })
+}
+
+/// Returns the idle nodes whose shadow gets the label of another revision, with its name. A node with a write under way, or
+/// with another one that is due, gets it later.
+pub(super) fn relabelled(view: &ClusterView, plan: &Plan, history: &RevisionPlan) -> BTreeMap<String, String> {
+    let is_due = |(name, revision): &(&String, &String)| {
+        let Some((node, shadow)) = view.nodes.get(*name).and_then(|node| Some((node, node.shadow.as_ref()?))) else {
+            return false;
+        };
+        let idle = node.step().is_none() && shadow.spec.state == HostState::Idle && !shadow.deleting;
+        idle && shadow.revision.as_ref() != Some(*revision)
+            && !view.busy.contains(*name)
+            && !plan.actions.contains_key(*name)
+    };
+    history.labels.iter().filter(is_due).map(|(name, revision)| (name.clone(), revision.clone())).collect()
+}
