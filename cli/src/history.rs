@@ -36,7 +36,7 @@ pub(crate) struct HistoryOptions {
 /// Options of `undo`.
 #[derive(Debug, Args)]
 pub(crate) struct UndoOptions {
-    /// Number of the revision to return to. Default: the one before the last.
+    /// Number of the revision to return to. Default: the last one that differs from the present policy.
     #[arg(long)]
     to_revision: Option<i64>,
     /// Only print what would be written.
@@ -154,7 +154,9 @@ fn appliers(entries: &[ManagedFieldsEntry], patch: &Value) -> Vec<String> {
     let is_tool = |entry: &ManagedFieldsEntry| {
         let manager = entry.manager.as_deref().unwrap_or_default();
         entry.operation.as_deref() == Some("Apply")
-            || ["helm", "argocd", "flux", "kustomize"].iter().any(|tool| manager.contains(tool))
+            || ["helm", "argocd", "flux", "kustomize", "kubectl-client-side-apply"]
+                .iter()
+                .any(|tool| manager.contains(tool))
     };
     let managers = entries.iter().filter(|entry| is_tool(entry) && owns(entry));
     managers.filter_map(|entry| entry.manager.clone()).filter(|manager| manager != MANAGER).collect()
@@ -269,11 +271,12 @@ mod tests {
             entry("argocd-controller", "Apply", "f:target"),
             entry("kubectl", "Apply", "f:exclude"),
             entry("helm", "Update", "f:target"),
+            entry("kubectl-client-side-apply", "Update", "f:target"),
             entry("kubectl-edit", "Update", "f:target"),
             entry("kubectl", "Apply", "f:minimumAge"),
             entry(MANAGER, "Update", "f:target"),
         ];
-        assert_eq!(appliers(&all, &patch), ["argocd-controller", "kubectl", "helm"]);
+        assert_eq!(appliers(&all, &patch), ["argocd-controller", "kubectl", "helm", "kubectl-client-side-apply"]);
     }
 
     #[test]

@@ -47,6 +47,9 @@ pub enum ApplyError {
     Lost(#[from] LostLease),
     #[error("{0} changed since the decision")]
     Changed(&'static str),
+    /// The API server accepted the write, and something that changes objects on their way undid a part of it.
+    #[error("{0} was written without effect: a mutating webhook or policy changes it")]
+    NoEffect(&'static str),
     #[error("no permit: {0}")]
     NoPermit(String),
     /// The check before a reboot permit and the write of the permit took too long.

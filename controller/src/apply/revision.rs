@@ -131,7 +131,7 @@ impl Applier {
                 self.patch_revision(name, patch).await.map(|()| true)
             }
             RevisionAction::Release { name, patch } => match self.patch_revision(name, patch).await {
-                Err(error) if matches!(error.code(), Some(404 | 422)) => Ok(false),
+                Err(error) if error.code() == Some(404) => Ok(false),
                 released => released.map(|()| true),
             },
             RevisionAction::Delete { name, uid } => {
@@ -171,7 +171,11 @@ impl Applier {
         self.leadership.check()?;
         let Some(shadow) = &node.shadow else { return Ok(()) };
         let labelled = planner::view::ShadowFacts { revision: Some(revision), ..shadow.clone() };
-        self.apply_spec(&labelled, &labelled.spec).await
+        self.apply_spec(&labelled, &labelled.spec).await?;
+        // Admission may change labels. Without an error the same write would be repeated without a pause.
+        let written = self.shadows.get(&labelled.node);
+        let kept = written.is_none_or(|written| written.uid != labelled.uid || written.revision == labelled.revision);
+        if kept { Ok(()) } else { Err(ApplyError::NoEffect("the label of the shadow")) }
     }
 }
 

@@ -101,7 +101,7 @@ pub enum RevisionAction {
     /// Adds the operator's resource to the owners. Only after a live read that finds it with the same uid and not being
     /// deleted.
     Adopt { name: String, patch: Value },
-    /// Removes the operator's resource from the owners, since the labels no longer match. Answers 404 and 422 mean that
+    /// Removes the operator's resource from the owners, since the labels no longer match. The answer 404 means that
     /// there is nothing to release.
     Release { name: String, patch: Value },
     /// Writes this count into the status, at the resourceVersion that it was read at. Only then is the new name used.

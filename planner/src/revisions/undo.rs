@@ -54,13 +54,14 @@ impl fmt::Display for Undo {
     }
 }
 
-/// Returns the revision before the last one. One that equals the last one, and is still to be deleted, is none.
-fn before_last<'a>(history: &[&'a PolicyRevision]) -> Option<&'a PolicyRevision> {
-    let (last, earlier) = history.split_last()?;
-    earlier.iter().rev().copied().find(|revision| revision.content.is_err() || revision.content != last.content)
+/// Returns the revision before the present content of the policy: the last one that differs from it. If the policy is
+/// invalid, that is the last one, which is still in force.
+fn before<'a>(history: &[&'a PolicyRevision], present: Option<&RevisionContent>) -> Option<&'a PolicyRevision> {
+    history.iter().rev().copied().find(|revision| revision.content.as_ref().ok() != present || present.is_none())
 }
 
-/// Returns how to return to the revision with the number `to`, or to the last but one if it is `None` or 0.
+/// Returns how to return to the revision with the number `to`, or to the last one that differs from the present
+/// policy if it is `None` or 0.
 ///
 /// `history` is in order ([`super::history`]), and `present` is the content of the policy in the resource, if that is valid.
 ///
@@ -72,7 +73,7 @@ pub fn undo(
     to: Option<i64>,
 ) -> Result<Undo, UndoError> {
     let revision = match to {
-        None | Some(0) => before_last(history).ok_or(UndoError::NoLast)?,
+        None | Some(0) => before(history, present).ok_or(UndoError::NoLast)?,
         Some(number) => history.iter().rev().copied().find(|r| r.number == number).ok_or(UndoError::NotFound)?,
     };
     let number = revision.number;

@@ -17,6 +17,7 @@ use super::survey::Survey;
 use super::{Note, Plan, Wait, follow, gates, requests};
 use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
+use crate::revisions::RevisionContent;
 use crate::revisions::RevisionPlan;
 use crate::view::{ClusterView, NodeView, OperatorFacts, SharedField, TlsFacts};
 use crate::wait::WaitReason;
@@ -227,6 +228,14 @@ fn blocked(
     Some((ConditionStatus::True, wait.as_str(), message.chars().take(2000).collect()))
 }
 
+/// Returns true if the policy makes the same of nodes as the one that was last recorded as in force: its revision is still
+/// the same.
+fn is_in_force(recorded: &BottlerocketUpdateOperatorStatus, policy: &Policy) -> bool {
+    let spec = recorded.policy_in_force.as_deref().and_then(|text| serde_json::from_str(text).ok());
+    let in_force = spec.and_then(|spec| Policy::from_spec(&spec).ok());
+    in_force.is_some_and(|in_force| RevisionContent::of(&in_force) == RevisionContent::of(policy))
+}
+
 /// The operator's status, without its slots.
 pub(super) fn status(
     view: &ClusterView,
@@ -279,7 +288,10 @@ pub(super) fn status(
     let recorded = &operator.status;
     let (current_revision, update_revision) = match history {
         Some(history) => (history.current.clone(), history.update.clone()),
-        None => (recorded.current_revision.clone(), recorded.update_revision.clone()),
+        None => (
+            recorded.current_revision.clone(),
+            recorded.update_revision.clone().filter(|_| is_in_force(recorded, policy)),
+        ),
     };
     BottlerocketUpdateOperatorStatus {
         observed_generation: Some(operator.generation),

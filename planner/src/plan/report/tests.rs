@@ -4,7 +4,7 @@ use models::shadow::{HostState, Step};
 
 use super::*;
 use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t};
-use crate::policy::PolicyError;
+use crate::policy::{PolicyError, Target};
 
 #[test]
 fn operator_status_counts_nodes_by_state() {
@@ -174,6 +174,20 @@ fn conflict_of_field_managers_is_reported_with_field_and_manager() {
     for part in ["spec.permit", "brs-b", "kubectl-edit", "delete the shadow"] {
         assert!(condition.message.contains(part), "{}", condition.message);
     }
+}
+
+#[test]
+fn recorded_revision_stands_for_another_target_never_while_revisions_are_unread() {
+    let (mut view, policy) = cluster(vec![node("a")], &[]);
+    let status = |view: &ClusterView, policy: &Policy| crate::plan::plan(view, policy, t(0)).status.expect("a status");
+    let mut recorded = status(&view, &policy);
+    recorded.update_revision = Some("default-a".into());
+    let operator = view.operator.as_mut().unwrap();
+    operator.status = recorded;
+    view.revisions = None;
+    assert_eq!(status(&view, &policy).update_revision.as_deref(), Some("default-a"));
+    let pinned = Policy { target: Target::parse("1.20").unwrap(), ..policy };
+    assert_eq!(status(&view, &pinned).update_revision, None, "nodes do not follow a policy that is not recorded yet");
 }
 
 #[test]

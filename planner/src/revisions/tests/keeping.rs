@@ -249,6 +249,9 @@ fn undo_finds_revision_as_kubectl_rollout_does() {
         ("the last but one", vec![(1, A), (2, B)], B, None, plain(1)),
         ("0 means the last but one", vec![(1, A), (2, B)], B, Some(0), plain(1)),
         ("an equal one is not the one before", vec![(1, A), (2, B), (3, B)], B, None, plain(1)),
+        ("a change that is not recorded yet", vec![(1, A), (2, B)], LATEST, None, plain(2)),
+        ("a return that is not renumbered yet", vec![(1, A), (2, B)], A, None, plain(2)),
+        ("an invalid policy", vec![(1, A), (2, B)], "?", None, plain(2)),
         ("a number", all.clone(), B, Some(2), plain(2)),
         ("only one", vec![(1, A)], A, None, "no last revision to roll back to".into()),
         ("only equal ones", vec![(1, A), (2, A)], A, None, "no last revision to roll back to".into()),
@@ -282,7 +285,8 @@ fn undo_finds_revision_as_kubectl_rollout_does() {
         }
         let revisions: Vec<_> =
             world.objects.values().filter_map(RevisionFacts::project).map(PolicyRevision::from).collect();
-        let made = undo(&history_of(&revisions), Some(&content_of(present)), to);
+        let present = (present != "?").then(|| content_of(present));
+        let made = undo(&history_of(&revisions), present.as_ref(), to);
         let message = made.map_or_else(|error| error.to_string(), |undo| undo.to_string());
         assert!(message.starts_with(&expected), "{sentence}: {message}");
     }
