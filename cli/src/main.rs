@@ -80,7 +80,10 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         }
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
-        Command::Uninstall(options) => uninstall::uninstall(client, &arguments.namespace, &options).await?,
+        Command::Uninstall(options) => {
+            swap::check_ended(&client).await?;
+            uninstall::uninstall(client, &arguments.namespace, &options).await?;
+        }
     }
     Ok(())
 }

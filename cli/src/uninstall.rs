@@ -62,12 +62,6 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
             names::SYSTEM_NAMESPACE
         );
     }
-    if crate::swap::is_under_way(&client).await? {
-        bail!(
-            "a takeover from the earlier operator is under way, and its record would be deleted with the namespace {namespace}: \
-             first finish it (kubectl brupop takeover swap), or put the earlier operator back (kubectl brupop takeover undo)"
-        );
-    }
     let objects = deploy::everything()?;
     if options.dry_run {
         for object in objects.iter().rev() {

@@ -104,6 +104,18 @@ pub(crate) async fn undo(client: Client, options: &Options) -> anyhow::Result<()
     Ok(())
 }
 
+/// Refuses an uninstallation while the record of the earlier operator is needed: it is in the namespace of this operator.
+pub(crate) async fn check_ended(client: &Client) -> anyhow::Result<()> {
+    if is_under_way(client).await? {
+        bail!(
+            "a takeover from the earlier operator is under way, and its record would be deleted with the namespace {}: first \
+             finish it (kubectl brupop takeover swap), or put the earlier operator back (kubectl brupop takeover undo)",
+            models::names::SYSTEM_NAMESPACE
+        );
+    }
+    Ok(())
+}
+
 /// Takes all steps and returns their number; `None` after a dry run.
 async fn run(
     client: &Client,
