@@ -23,8 +23,8 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
-use self::facts::{Memory, gather};
-pub(crate) use self::facts::{is_under_way, record};
+pub(crate) use self::facts::record;
+use self::facts::{Memory, gather, is_under_way};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};
 use crate::page::{confirm, print_line};
