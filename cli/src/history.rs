@@ -137,9 +137,8 @@ pub(crate) async fn history(client: &Client, namespace: &str, options: &HistoryO
             })
         })
         .collect();
-    let text = serde_json::to_string_pretty(&json!({"revisions": rows})).context("the history is no JSON")?;
     let mut page = Page::default();
-    text.lines().for_each(|line| page.line(line));
+    page.json(&json!({"revisions": rows}))?;
     Ok(page)
 }
 

@@ -6,8 +6,10 @@
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 
+use anyhow::Context as _;
 use comfy_table::{Table, presets};
 use models::plain::plain;
+use serde_json::Value;
 
 /// Lines and tables that are printed together. Whatever the input, a line is one line and a cell a part of one.
 #[derive(Debug, Default)]
@@ -18,6 +20,17 @@ impl Page {
     pub(crate) fn line(&mut self, text: impl fmt::Display) {
         self.0.push_str(&plain(&text.to_string()));
         self.0.push('\n');
+    }
+
+    /// Adds each line of a text.
+    pub(crate) fn text(&mut self, text: &str) {
+        text.lines().for_each(|line| self.line(line));
+    }
+
+    /// Adds an object as JSON, for programs.
+    pub(crate) fn json(&mut self, value: &Value) -> anyhow::Result<()> {
+        self.text(&serde_json::to_string_pretty(value).context("the output is no JSON")?);
+        Ok(())
     }
 
     /// Adds a table. A row that is wider than `width` is cut there, and ends with an ellipsis; returns true if one was.

@@ -12,8 +12,8 @@ use crate::uninstall::is_marked;
 /// Minor version of Kubernetes 1 from which tokens name their node.
 const MINOR: u32 = 32;
 
-/// The field manager of `kubectl apply --server-side`, with which the manifests are applied: what is written under it is
-/// what they own then.
+/// The field manager of `kubectl apply --server-side`, with which the manifests are applied. The manifests own what is
+/// written under it.
 pub(crate) const KUBECTL: &str = "kubectl";
 
 /// Returns the reason why a version of Kubernetes is too old, if it is.

@@ -151,8 +151,8 @@ impl EarlierShadow {
     }
 }
 
-/// Returns one of its shadows as an object to be written at `version`, without uid. One that was read at v1 becomes at v2
-/// what the conversion of the earlier operator makes of it.
+/// Returns one of its shadows as an object to be written at `version`, without uid. One that was read at v1 is converted to
+/// v2 as the earlier operator's webhook does it.
 pub fn at_version(shadow: &Value, version: &str) -> Value {
     let mut at = shadow.clone();
     at["apiVersion"] = format!("{}/{version}", crate::names::GROUP).into();

@@ -12,13 +12,13 @@ use kube::api::{Api, ApiResource, DynamicObject, ListParams, PostParams};
 use kube::{Client, Resource, ResourceExt as _};
 use models::earlier::{self, EarlierShadow};
 use models::names::{self, APPLICATION, APPLICATION_LABEL, GROUP, SHADOW_DEFINITION, SYSTEM_NAMESPACE};
-use models::shadow::{BottlerocketShadow, is_controller_condition};
+use models::shadow::BottlerocketShadow;
 use planner::view::{EarlierPod, NodeFacts, Projection as _};
 use serde_json::{Value, json};
 
 use super::record::{self, Record};
 use super::settle::{First, Report, unsettled};
-use super::steps::{Definition, Facts, Live, OwnShadow, Phase, ReadOnly};
+use super::steps::{Definition, Facts, Live, Phase, ReadOnly};
 use crate::call::{call, code, if_there, list};
 
 /// Time for which no shadow of the earlier operator is to be seen before the definition forgets its versions: an API
@@ -78,10 +78,10 @@ pub(super) async fn gather(
     let phase = definition.as_ref().map_or(Phase::Absent, Definition::phase);
     let (workloads, pods) = (workloads(client).await?, pods(client).await?);
     // Nothing is decided by nodes and shadows before that, and a wait reads all facts every second.
-    let (nodes, Shadows { earlier, own, rewritten }) = if ahead || (workloads.is_empty() && pods.is_empty()) {
+    let (nodes, (earlier, own)) = if ahead || (workloads.is_empty() && pods.is_empty()) {
         (nodes(client).await?, shadows(client, definition.as_ref(), phase).await?)
     } else {
-        (BTreeMap::new(), Shadows::default())
+        (BTreeMap::new(), (Ok(Vec::new()), None))
     };
     let unsettled = match &earlier {
         Ok(shadows) if (ahead || pods.is_empty()) && phase == Phase::Earlier => {
@@ -94,7 +94,7 @@ pub(super) async fn gather(
     let open = read_only.policy.is_none() && read_only.binding.is_none();
     let clear = match phase {
         Phase::Both => own.is_some() && earlier.as_ref().is_ok_and(Vec::is_empty),
-        Phase::Returning => own.is_some() && rewritten.is_empty() && open,
+        Phase::Returning => own.as_ref().is_some_and(Vec::is_empty) && open,
         Phase::Absent | Phase::Earlier | Phase::Ours | Phase::Other => false,
     };
     memory.clear_since = memory.clear_since.filter(|(of, _)| *of == phase).or(Some((phase, now))).filter(|_| clear);
@@ -112,7 +112,6 @@ pub(super) async fn gather(
         earlier,
         unsettled,
         own,
-        rewritten,
     })
 }
 
@@ -198,25 +197,14 @@ async fn pods(client: &Client) -> anyhow::Result<Vec<String>> {
     Ok(found.into_iter().collect())
 }
 
-/// All shadows.
-struct Shadows {
-    earlier: Result<Vec<Live>, String>,
-    own: Option<BTreeMap<String, OwnShadow>>,
-    rewritten: Vec<Live>,
-}
-
-impl Default for Shadows {
-    fn default() -> Self {
-        Self { earlier: Ok(Vec::new()), own: None, rewritten: Vec::new() }
-    }
-}
+/// The earlier operator's shadows, or the reason why they cannot be read; and this operator's.
+type Shadows = (Result<Vec<Live>, String>, Option<Vec<Live>>);
 
 async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase) -> anyhow::Result<Shadows> {
     let has_earlier = matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning);
-    let Some(definition) = definition.filter(|_| has_earlier) else { return Ok(Shadows::default()) };
-    let unreadable = |reason| Ok(Shadows { earlier: Err(reason), ..Shadows::default() });
+    let Some(definition) = definition.filter(|_| has_earlier) else { return Ok((Ok(Vec::new()), None)) };
     let Some(version) = &definition.readable else {
-        return unreadable("neither v1 nor v2 is served".to_owned());
+        return Ok((Err("neither v1 nor v2 is served".to_owned()), None));
     };
     let resource = shadow_resource(version);
     let right = format!("list bottlerocketshadows.{version}.{GROUP}");
@@ -224,38 +212,21 @@ async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase)
         Ok(objects) => objects.iter().map(|object| live(object, &resource)).collect::<anyhow::Result<Vec<_>>>()?,
         Err(error) if code(&error) == Some(403) => return Err(error),
         // With a dead webhook: 429 and 500.
-        Err(error) => return unreadable(format!("{error:#}")),
+        Err(error) => return Ok((Err(format!("{error:#}")), None)),
     };
     if phase == Phase::Earlier {
-        return Ok(Shadows { earlier: Ok(old), ..Shadows::default() });
+        return Ok((Ok(old), None));
     }
     let resource = shadow_resource("v3");
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let answer = list(&api, ListParams::default(), &format!("list bottlerocketshadows.v3.{GROUP}")).await;
-    let Some(all) = if_there(answer)? else { return Ok(Shadows::default()) };
+    let Some(all) = if_there(answer)? else { return Ok((Ok(Vec::new()), None)) };
     // Only a shadow of this operator has an attempt. One that is gone at v3 was deleted between the two lists.
     let (migrated, unmigrated): (Vec<_>, Vec<_>) =
         all.iter().partition(|object| object.data["spec"]["attempt"].is_i64());
     let unmigrated: BTreeSet<String> = unmigrated.into_iter().filter_map(kube::ResourceExt::uid).collect();
-    let in_own_namespace = |object: &&&DynamicObject| object.namespace().as_deref() == Some(SYSTEM_NAMESPACE);
-    let own = migrated.iter().filter(in_own_namespace).map(|object| {
-        let node = names::node_of_shadow(&object.name_any()).to_owned();
-        let version = object.resource_version().unwrap_or_default();
-        (node, OwnShadow { version, untouched: is_untouched(&object.data["status"]) })
-    });
-    Ok(Shadows {
-        earlier: Ok(old.into_iter().filter(|shadow| unmigrated.contains(&shadow.uid)).collect()),
-        own: Some(own.collect()),
-        rewritten: migrated.iter().map(|object| live(object, &resource)).collect::<anyhow::Result<_>>()?,
-    })
-}
-
-/// Returns true if the controller has written nothing to a status.
-fn is_untouched(status: &Value) -> bool {
-    let types =
-        status["conditions"].as_array().into_iter().flatten().filter_map(|condition| condition["type"].as_str());
-    ["record", "progress", "drain"].iter().all(|field| status[field].is_null())
-        && !types.into_iter().any(is_controller_condition)
+    let own = migrated.into_iter().map(|object| live(object, &resource)).collect::<anyhow::Result<_>>()?;
+    Ok((Ok(old.into_iter().filter(|shadow| unmigrated.contains(&shadow.uid)).collect()), Some(own)))
 }
 
 /// Reads what the kubelets report of the nodes whose hosts were asked to reboot.

@@ -2,7 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::steps::{Definition, Facts, Live, Next, OwnShadow, Step, Waiting};
+use models::names;
+use serde_json::{Value, json};
+
+use super::steps::{Definition, Facts, Live, Next, Step, Waiting};
+
+/// Returns the shadow of a node in this operator's namespace.
+pub(super) fn own_shadow(node: &str, status: &Value) -> Live {
+    let meta = json!({"name": names::shadow_name(node), "namespace": names::SYSTEM_NAMESPACE});
+    Live { kept: json!({"kind": "BottlerocketShadow", "metadata": meta, "status": status}), ..Live::default() }
+}
 
 /// Changes the facts as if the step had been carried out, or the wait had ended.
 pub(super) fn assume(facts: &mut Facts, next: &Next) {
@@ -32,12 +41,14 @@ pub(super) fn assume(facts: &mut Facts, next: &Next) {
             Step::CreateReadOnly(_) => facts.read_only.binding = Some(String::new()),
             Step::ServeAllVersions => facts.definition = Some(both()),
             Step::CreateShadows(nodes) => {
-                let fresh = OwnShadow { untouched: true, ..OwnShadow::default() };
-                own.extend(nodes.iter().map(|(node, _)| (node.clone(), fresh.clone())));
-                facts.rewritten.extend(nodes.iter().map(|_| Live::default()));
+                own.extend(nodes.iter().map(|(node, _)| own_shadow(node, &Value::Null)));
             }
             Step::WriteRecords(nodes) => {
-                own.extend(nodes.iter().map(|(node, ..)| (node.clone(), OwnShadow::default())));
+                for (node, ..) in nodes {
+                    let written = own_shadow(node, &json!({"record": {}}));
+                    own.retain(|shadow| shadow.id() != written.id());
+                    own.push(written);
+                }
             }
             Step::DeleteShadows(_) => facts.earlier = Ok(Vec::new()),
             Step::PruneStoredVersions(stored) => {
@@ -55,7 +66,7 @@ pub(super) fn assume(facts: &mut Facts, next: &Next) {
                 facts.read_only.binding = None;
                 facts.read_only.enforced = false;
             }
-            Step::DeleteOwnShadows(_) => facts.rewritten.clear(),
+            Step::DeleteOwnShadows(_) => own.clear(),
             Step::StoreEarlierVersion(versions) => {
                 let storage = versions.as_array().into_iter().flatten().find(|version| version["storage"] == true);
                 let storage = storage.and_then(|version| version["name"].as_str()).unwrap_or_default().to_owned();

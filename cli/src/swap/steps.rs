@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::earlier::{self, EarlierShadow};
 use models::names;
-use models::shadow::Record as ShadowRecord;
+use models::shadow::{Record as ShadowRecord, is_controller_condition};
 use planner::view::NodeFacts;
 use serde_json::{Value, json};
 
@@ -109,14 +109,6 @@ impl Definition {
     }
 }
 
-/// The shadow of a node in this operator's namespace.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct OwnShadow {
-    pub(super) version: String,
-    /// True if the controller has written nothing to its status.
-    pub(super) untouched: bool,
-}
-
 /// The policy that makes v1 and v2 read-only.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ReadOnly {
@@ -149,10 +141,8 @@ pub(super) struct Facts {
     pub(super) earlier: Result<Vec<Live>, String>,
     /// Nodes that may still reboot, each with the reason.
     pub(super) unsettled: Vec<String>,
-    /// The shadows of this operator by node; `None` while v3 is not served.
-    pub(super) own: Option<BTreeMap<String, OwnShadow>>,
-    /// All shadows with the content of this operator, in all namespaces.
-    pub(super) rewritten: Vec<Live>,
+    /// The shadows with the content of this operator, in all namespaces; `None` while v3 is not served.
+    pub(super) own: Option<Vec<Live>>,
     pub(super) read_only: ReadOnly,
     /// True if, for the fixed delay, no shadow was seen that is stored in another version than the definition's.
     pub(super) rechecked: bool,
@@ -309,9 +299,8 @@ fn obstacle(facts: &Facts) -> Option<String> {
              source has changed: do what kubectl brupop takeover preflight shows for {tool}, then run this command again"
         ));
     }
-    let in_own_namespace = |object: &Live| object.kept["metadata"]["namespace"] == names::SYSTEM_NAMESPACE;
     let shadows = facts.earlier.iter().flatten();
-    facts.workloads.iter().chain(shadows).any(in_own_namespace).then(|| {
+    facts.workloads.iter().chain(shadows).any(is_in_own_namespace).then(|| {
         format!(
             "the earlier operator is installed in {}, the namespace of this operator, where the shadows of both would have \
              the same names: move it to another namespace by its own means first",
@@ -395,12 +384,30 @@ pub(super) fn open(facts: &Facts) -> Option<Next> {
     delete(binding, &facts.read_only.binding).or_else(|| delete(policy, &facts.read_only.policy))
 }
 
+fn is_in_own_namespace(object: &Live) -> bool {
+    object.kept["metadata"]["namespace"] == names::SYSTEM_NAMESPACE
+}
+
+/// Returns a shadow with the name of its node.
+fn node_of(shadow: &Live) -> (&str, &Live) {
+    (names::node_of_shadow(shadow.kept["metadata"]["name"].as_str().unwrap_or_default()), shadow)
+}
+
+/// Returns true if the controller has written nothing to a status.
+fn is_untouched(status: &Value) -> bool {
+    let types =
+        status["conditions"].as_array().into_iter().flatten().filter_map(|condition| condition["type"].as_str());
+    ["record", "progress", "drain"].iter().all(|field| status[field].is_null())
+        && !types.into_iter().any(is_controller_condition)
+}
+
 /// Replaces the earlier operator's shadows by this operator's, and then the definition.
 fn swap_shadows(facts: &Facts) -> Next {
     if let Some(closing) = close(facts) {
         return closing;
     }
     let Some(own) = &facts.own else { return Next::Wait(Waiting::Served) };
+    let own: BTreeMap<&str, &Live> = own.iter().filter(|shadow| is_in_own_namespace(shadow)).map(node_of).collect();
     let earlier = match &facts.earlier {
         Ok(earlier) => earlier,
         Err(reason) => return unreadable(reason),
@@ -411,11 +418,11 @@ fn swap_shadows(facts: &Facts) -> Next {
     let (mut missing, mut records) = (Vec::new(), Vec::new());
     for (node, shadow) in facts.kept_shadows() {
         let Some(node) = facts.nodes.get(&node).filter(|node| node.labelled && !node.deleting) else { continue };
-        match own.get(&node.name) {
+        match own.get(node.name.as_str()) {
             None => missing.push((node.name.clone(), node.uid.clone())),
-            Some(OwnShadow { version, untouched: true }) => {
+            Some(found) if is_untouched(&found.kept["status"]) => {
                 let record = record::back_off(&shadow, facts.now);
-                records.extend(record.map(|record| (node.name.clone(), version.clone(), record)));
+                records.extend(record.map(|record| (node.name.clone(), found.version.clone(), record)));
             }
             Some(_) => {}
         }

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use super::super::preview::{all, assume};
+use super::super::preview::{all, assume, own_shadow};
 use super::super::undo;
 use super::*;
 
@@ -59,8 +59,8 @@ fn agent(name: &str) -> Live {
 }
 
 /// Shadows of this operator that the controller has written to.
-fn touched() -> BTreeMap<String, OwnShadow> {
-    ["a", "b"].map(|node| (node.to_owned(), OwnShadow::default())).into()
+fn touched() -> Vec<Live> {
+    ["a", "b"].map(|node| own_shadow(node, &json!({"record": {}}))).into()
 }
 
 fn webhook() -> Value {
@@ -90,7 +90,6 @@ fn running() -> Facts {
         unsettled: Vec::new(),
         installed: false,
         own: None,
-        rewritten: Vec::new(),
         read_only: ReadOnly::default(),
         rechecked: false,
     }
@@ -182,7 +181,7 @@ fn assert_restored(restored: &Facts, sentence: &str) {
         all.collect::<BTreeSet<_>>()
     };
     assert_eq!(shadows(restored), shadows(&original), "{sentence}");
-    assert!(restored.rewritten.is_empty() && restored.record.is_empty(), "{sentence}");
+    assert!(restored.own.iter().flatten().next().is_none() && restored.record.is_empty(), "{sentence}");
 }
 
 #[test]

@@ -56,11 +56,11 @@ fn from_v3(facts: &Facts) -> Next {
     if let Some(stop) = stop(facts) {
         return stop;
     }
-    if facts.own.is_none() {
+    let Some(own) = &facts.own else {
         return facts.earlier.as_ref().err().map_or(Next::Wait(Waiting::Served), |reason| unreadable(reason));
-    }
-    if !facts.rewritten.is_empty() {
-        return Next::Act(Step::DeleteOwnShadows(facts.rewritten.clone()));
+    };
+    if !own.is_empty() {
+        return Next::Act(Step::DeleteOwnShadows(own.clone()));
     }
     if facts.phase() == Phase::Both {
         return match deploy::takeover::versions_with_own(&kept["spec"]["versions"]) {

@@ -105,9 +105,8 @@ async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Resul
     let facts = survey::survey(client).await?;
     let findings = findings::findings(&facts);
     if options.output.is_some() {
-        let text = serde_json::to_string_pretty(&report::json(&facts, &findings)).context("the report is no JSON")?;
         let mut page = Page::default();
-        text.lines().for_each(|line| page.line(line));
+        page.json(&report::json(&facts, &findings))?;
         print(&page)?;
     } else {
         print(&report::page(&facts, &findings))?;
@@ -128,7 +127,7 @@ async fn settings(client: &Client, namespace: &str, options: &SettingsOptions) -
     let proposal = settings::propose(&settings, windows.as_deref(), namespace);
     settings::parse(&proposal.text)?;
     let mut page = Page::default();
-    proposal.text.lines().for_each(|line| page.line(line));
+    page.text(&proposal.text);
     print(&page)?;
     match proposal.question {
         Some(question) => bail!(

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use kube::Client;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
@@ -37,15 +38,15 @@ const SOCKET: &str = "etcd-second.sock";
 /// A second API server. Dropping it ends it.
 pub struct SecondApiServer {
     _process: Process,
-    url: String,
+    client: Client,
     held: watch::Sender<Behind>,
     _proxy: JoinSet<()>,
 }
 
 impl SecondApiServer {
-    /// Address, `https://127.0.0.1:PORT`. It accepts the same certificates and tokens as the first one.
-    pub fn url(&self) -> &str {
-        &self.url
+    /// A client with all rights.
+    pub fn client(&self) -> Client {
+        self.client.clone()
     }
 
     /// Keeps it behind, or ends that.
@@ -71,8 +72,10 @@ impl ControlPlane {
         let mut process = start_apiserver(&self.binaries, &arguments, &folder)?;
         let probes = super::Probes::new(self.dir(), &self.pki, ports)?;
         process.ready(PATIENCE, async || probes.apiserver().await).await?;
-        let url = format!("https://127.0.0.1:{}", ports.apiserver);
-        Ok(SecondApiServer { _process: process, url, held, _proxy: proxy })
+        // It accepts the same certificates and tokens as the first one.
+        let mut config = self.client_config();
+        config.cluster_url = format!("https://127.0.0.1:{}", ports.apiserver).parse()?;
+        Ok(SecondApiServer { _process: process, client: Client::try_from(config)?, held, _proxy: proxy })
     }
 }
 

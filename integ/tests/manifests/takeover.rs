@@ -99,9 +99,7 @@ async fn api_server_that_is_behind_refuses_writes_at_earlier_versions_and_return
     let control_plane = ControlPlane::start(Options::default()).await?;
     let client = control_plane.client();
     let second = control_plane.second_apiserver().await?;
-    let mut config = control_plane.client_config();
-    config.cluster_url = second.url().parse()?;
-    let behind = Client::try_from(config)?;
+    let behind = second.client();
 
     earlier_operator(&client).await?;
     settled("the second server serves the shadows", async || shadows(&behind, "v2").get("brs-idle").await.map(|_| ()))
@@ -138,9 +136,7 @@ async fn shadow_that_api_server_behind_stores_during_takeover_is_recorded_before
     let control_plane = ControlPlane::start(Options::default()).await?;
     let client = control_plane.client();
     let second = control_plane.second_apiserver().await?;
-    let mut config = control_plane.client_config();
-    config.cluster_url = second.url().parse()?;
-    let behind = Client::try_from(config)?;
+    let behind = second.client();
     earlier_operator(&client).await?;
     settled("the second server serves the shadows", async || shadows(&behind, "v2").get("brs-idle").await.map(|_| ()))
         .await?;

@@ -260,7 +260,7 @@ async fn old_contents(ctx: &ScenarioContext) -> anyhow::Result<Value> {
     let mut all = Vec::new();
     for (name, version) in [("brs-gone", "v1"), ("brs-node-1", "v2"), ("brs-node-2", "v2"), ("brs-node-3", "v2")] {
         let shadow = match old_shadows(ctx, "v2").get(name).await {
-            // Its webhook is dead.
+            // The conversion webhook is dead.
             Err(_) => old_shadows(ctx, version).get(name).await?,
             Ok(shadow) => shadow,
         };

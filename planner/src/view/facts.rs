@@ -62,7 +62,7 @@ fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
 const REQUEST_LENGTH: usize = 64;
 
 /// Length to which the cause of a change is cut.
-const CAUSE_LENGTH: usize = 1024;
+pub(super) const CAUSE_LENGTH: usize = 1024;
 
 impl Projection for NodeFacts {
     type Object = Node;

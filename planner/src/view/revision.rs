@@ -7,6 +7,7 @@ use models::plain::cut;
 use serde_json::Value;
 
 use super::Projection;
+use super::facts::CAUSE_LENGTH;
 
 /// A ControllerRevision in the operator's namespace, perhaps another owner's.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -49,7 +50,7 @@ impl Projection for RevisionFacts {
             labelled,
             owners: meta.owner_references.clone().unwrap_or_default(),
             data: if labelled { revision.data.0.clone() } else { Value::Null },
-            change_cause: cause.map(|cause| cut(cause, 1024)),
+            change_cause: cause.map(|cause| cut(cause, CAUSE_LENGTH)),
             deleting: meta.deletion_timestamp.is_some(),
         })
     }

@@ -172,7 +172,7 @@ fn taken_name_raises_collision_count_before_next_name_is_used() {
         let labels = second.metadata.labels.as_ref().unwrap();
         assert!(second.metadata.name.as_ref().unwrap().ends_with(&labels[names::HASH_LABEL]), "{sentence}");
 
-        // Its name is taken too.
+        // The name of that one is taken too.
         let again = if target == A { A } else { C };
         all(&changes, world.add_of(&second.metadata.name.clone().unwrap(), 1, again));
         assert_eq!(shorts(&world.plan()), ["count 2"], "{sentence}");
