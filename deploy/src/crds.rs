@@ -3,6 +3,7 @@
 use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
+use models::history::BottlerocketRolloutHistory;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use serde_json::{Map, Value, json};
@@ -14,7 +15,8 @@ use crate::object;
 /// # Errors
 /// If one cannot be written as JSON, which would be a defect.
 pub fn all() -> anyhow::Result<Vec<Value>> {
-    [BottlerocketShadow::crd(), BottlerocketUpdateOperator::crd()].into_iter().map(definition).collect()
+    let crds = [BottlerocketShadow::crd(), BottlerocketUpdateOperator::crd(), BottlerocketRolloutHistory::crd()];
+    crds.into_iter().map(definition).collect()
 }
 
 /// The definition of the resource `kind`.

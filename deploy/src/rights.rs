@@ -1,8 +1,8 @@
 //! RBAC rights. Every rule has its reason; there are no wildcards, and the agents have no rights at all.
 
 use models::names::{
-    AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, CONTROLLER, GROUP, OPERATOR_NAME, PERMIT_KEY_SECRET, SERVING_SECRET,
-    SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
+    AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, CONTROLLER, GROUP, HISTORY_KEY_SECRET, HISTORY_KEYS, OPERATOR_NAME,
+    PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
 };
 use serde_json::{Value, json};
 
@@ -127,6 +127,11 @@ fn controller_in_cluster() -> Vec<Rule> {
         ),
         rule("apps", "daemonsets", "get")
             .why("The DaemonSet that a pod names: an orphaned pod of one would not be created again."),
+        rule("apps", "replicasets", "get")
+            .why("The Deployment that owns a pod's ReplicaSet, for the history of rollouts."),
+        rule("batch", "jobs", "get").why("The CronJob that owns a pod's Job, for the history of rollouts."),
+        rule(CORE, "services", "list watch")
+            .why("The Services that select the pods of a drained node, for the history of rollouts."),
         rule(CORE, "pods/eviction", "create").why(
             "The drain. Pods are only ever evicted, so that budgets hold; nothing here may delete one \
              (brupop-controller-force may, where it is installed).",
@@ -166,6 +171,13 @@ fn controller_in_system() -> Vec<Rule> {
         rule("apps", "controllerrevisions", "list watch create patch delete").why(
             "The policy's history, as Kubernetes keeps that of a DaemonSet; deleted once it is longer than the limit.",
         ),
+        rule(GROUP, "bottlerocketrollouthistories", "list watch create delete")
+            .why("The history of rollouts: written once; deleted once it is longer than the limits."),
+        rule(GROUP, "bottlerocketrollouthistories/status", "patch")
+            .why("The course of a rollout, until it has ended."),
+        rule(CORE, "configmaps", "create list patch").named(&[HISTORY_KEYS]).why(
+            "The public keys that verify the records of ended rollouts. Made by an apply, which names it beforehand.",
+        ),
         rule(EVENTS, "events", "create patch")
             .why("Events about the policy; repetitions are counted on the first Event."),
         rule(LEASES, "leases", "create")
@@ -174,12 +186,13 @@ fn controller_in_system() -> Vec<Rule> {
             .named(&[CONTROLLER])
             .why("Leader election; the standby watches the Lease, so that it takes over at once."),
         rule(CORE, "secrets", "create").why(
-            "The CA, the web API's certificate and the key of the permits: made by the leader. A rule cannot name an object \
-             that is to be created.",
+            "The CA, the web API's certificate and the keys of the permits and of the history: made by the leader. A rule \
+             cannot name an object that is to be created.",
         ),
         rule(CORE, "secrets", "list watch update")
             .named(&[CA_SECRET, SERVING_SECRET, PERMIT_KEY_SECRET])
             .why("The CA, the web API's certificate and the key of the permits: watched and renewed by the leader."),
+        rule(CORE, "secrets", "list").named(&[HISTORY_KEY_SECRET]).why("The key that signs records of ended rollouts."),
     ]
 }
 

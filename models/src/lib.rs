@@ -14,6 +14,8 @@ pub mod backoff;
 pub mod condition;
 pub mod duration;
 pub mod earlier;
+#[cfg(feature = "crd")]
+pub mod history;
 pub mod listen;
 pub mod log;
 pub mod names;

@@ -91,6 +91,23 @@ pub const REVISION_LABEL: &str = "controller-revision-hash";
 /// Annotation on the operator's resource, and on the policy revisions made of it: the cause of a change (kubectl's own).
 pub const CHANGE_CAUSE_ANNOTATION: &str = "kubernetes.io/change-cause";
 
+/// Label of the objects of the rollout history: [`RECORD`] or [`PAGE`].
+pub const HISTORY_LABEL: &str = "brupop.bottlerocket.aws/history";
+/// Value of [`HISTORY_LABEL`] on the record of a rollout.
+pub const RECORD: &str = "record";
+/// Value of [`HISTORY_LABEL`] on a page.
+pub const PAGE: &str = "page";
+/// Label of the objects of the rollout history: the name of the record.
+pub const RECORD_LABEL: &str = "brupop.bottlerocket.aws/record";
+/// Annotation on a page of the rollout history: its size as JSON, in bytes.
+pub const BYTES_ANNOTATION: &str = "brupop.bottlerocket.aws/bytes";
+/// Largest size of an object of the rollout history, in bytes.
+pub const LARGEST_PAGE: i64 = 256 * 1024;
+/// Secret with the key that signs the records of ended rollouts.
+pub const HISTORY_KEY_SECRET: &str = "brupop-history-key";
+/// ConfigMap with the public keys of these records, by key id, each a JWK.
+pub const HISTORY_KEYS: &str = "brupop-history-keys";
+
 /// Name of the one operator's resource that counts.
 pub const OPERATOR_NAME: &str = "default";
 

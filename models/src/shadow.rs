@@ -2,6 +2,7 @@
 
 mod agent;
 mod controller;
+mod result;
 
 use semver::Version;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,7 @@ use crate::schema::VersionText;
 
 pub use agent::*;
 pub use controller::*;
+pub use result::*;
 
 /// Types of the conditions that the agent writes.
 pub const AGENT_CONDITIONS: &[&str] = &[HOST_REACHABLE];

@@ -246,6 +246,7 @@ mod tests {
                 namespace: "shop".into(),
                 name: "first".into(),
                 uid: "uid-first".into(),
+                ..models::shadow::DrainedPod::default()
             }],
             evicted_owners: vec!["rs".into()],
             ..DrainStatus::default()

@@ -19,6 +19,7 @@ fn at(step: Step) -> ControllerReport {
         permit_issued: false,
         soak_restarted: false,
         verifying_since: None,
+            rollout: None,
         disruptive: false,
     };
     ControllerReport { progress: Some(progress), ..ControllerReport::default() }
@@ -131,6 +132,8 @@ fn rollout_log_lines_name_variant_and_architecture() {
         step_done: None,
         approved: false,
         ended: None,
+        approved_step: None,
+        record: None,
     };
     let with = |rollouts: &[(&str, i64)]| BottlerocketUpdateOperatorStatus {
         active_rollouts: rollouts.iter().map(|(arch, passed)| rollout(arch, *passed)).collect(),
@@ -168,6 +171,8 @@ fn acknowledged_approval_logs_whether_it_had_an_effect() {
             step_done: None,
             approved,
             ended: None,
+        approved_step: None,
+        record: None,
         }],
         ..BottlerocketUpdateOperatorStatus::default()
     };

@@ -11,8 +11,9 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
+use crate::history::{RecordedRevision, RolloutPhase};
 use crate::reason::FailureReason;
-use crate::schema::VersionText;
+use crate::schema::{StatusWord, VersionText};
 
 pub use count::CountOrPercent;
 pub use policy::*;
@@ -31,6 +32,9 @@ pub const DEGRADED: &str = "Degraded";
 
 /// `StorageMigrated`: every shadow is stored in the storage version of its definition.
 pub const STORAGE_MIGRATED: &str = "StorageMigrated";
+
+/// `HistoryRecorded`: the history of rollouts is written.
+pub const HISTORY_RECORDED: &str = "HistoryRecorded";
 
 /// `Blocked`: an expression that is the same for all nodes keeps them waiting.
 pub const BLOCKED: &str = "Blocked";
@@ -116,6 +120,9 @@ pub struct BottlerocketUpdateOperatorSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100), extend("format" = "int32"))]
     pub revision_history_limit: Option<u32>,
+    /// Limits of the history of rollouts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout_history: Option<RolloutHistoryPolicy>,
 }
 
 /// Number of nodes by state.
@@ -203,6 +210,31 @@ pub struct KnownVersion {
     pub quarantined: Option<Quarantined>,
 }
 
+/// Place of a rollout in the history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutRecord {
+    /// Number of the rollout. It rises with each new one.
+    #[schemars(range(min = 1))]
+    pub number: i64,
+    /// Time at which it began.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub begun: Timestamp,
+    /// Number of the rollout that it continues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first: Option<i64>,
+    /// Revision of the policy under which it began.
+    pub revision: RecordedRevision,
+    /// `Running`, `Completed`, `Superseded` or `Stopped`.
+    #[serde(default)]
+    #[schemars(with = "StatusWord")]
+    pub phase: RolloutPhase,
+    /// Time at which it ended; absent while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    pub ended: Option<Timestamp>,
+}
+
 /// Rollout of a version to the nodes of one variant and architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -235,6 +267,12 @@ pub struct ActiveRollout {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub ended: Option<Timestamp>,
+    /// Number of the last canary step that a user approved, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approved_step: Option<i64>,
+    /// Record of the rollout in the history; absent until its number is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<RolloutRecord>,
 }
 
 /// One-shot requests that were carried out, each with the value of its annotation.
@@ -311,6 +349,9 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub active_rollouts: Vec<ActiveRollout>,
+    /// Number of the last rollout that was begun. It never falls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout_count: Option<i64>,
     /// Name of the revision of the policy that every node has followed. It equals `updateRevision` once all nodes are
     /// up to date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -341,7 +382,7 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub policy_in_force: Option<String>,
-    /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, `StorageMigrated`, and `Blocked` once an expression that is
+    /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, `StorageMigrated`, `HistoryRecorded`, and `Blocked` once an expression that is
     /// the same for all nodes, or the earlier operator, has kept them waiting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -155,6 +155,24 @@ pub enum AtDeadline {
     Force,
 }
 
+/// Limits of the history of rollouts. What exceeds one is removed, the oldest first; a running rollout keeps its record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutHistoryPolicy {
+    /// Maximum number of records of ended rollouts. Default 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1000), extend("format" = "int32"))]
+    pub records: Option<u32>,
+    /// Maximum time for which the pages of an ended rollout are kept. Default 4320h (180 days). Its record is kept for
+    /// longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_age: Option<Duration>,
+    /// Maximum size of all records and pages together, in MiB. Pages are removed first. Default 48.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024), extend("format" = "int32"))]
+    pub max_mebibytes: Option<u32>,
+}
+
 /// Start of a migration of stored shadows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(description = "")]

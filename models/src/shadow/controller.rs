@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 
 #[cfg(feature = "crd")]
 use super::MOST_ATTEMPTS;
+use super::result::{DrainedPod, RolloutPlace, RolloutResult};
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
 use crate::schema::{StatusWord, VersionText};
@@ -106,22 +107,9 @@ pub struct Progress {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub verifying_since: Option<Timestamp>,
-}
-
-/// A pod to evict from the node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct DrainedPod {
-    /// Namespace of the pod.
-    #[cfg_attr(feature = "crd", schemars(length(max = 63)))]
-    pub namespace: String,
-    /// Name of the pod.
-    #[cfg_attr(feature = "crd", schemars(length(max = 253)))]
-    pub name: String,
-    /// UID of the pod: a pod of the same name with another UID is another pod.
-    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
-    pub uid: String,
+    /// Place of the attempt in the rollout history.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutPlace>,
 }
 
 /// A pod that does not leave, and why.
@@ -296,6 +284,9 @@ pub struct Record {
     pub version_failures: Vec<VersionFailure>,
 }
 
+/// The most results of ended attempts that a shadow keeps for the rollout history.
+pub const MOST_RESULTS: usize = 8;
+
 /// The controller's part of a shadow's status, without its conditions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
@@ -310,4 +301,8 @@ pub struct ControllerReport {
     /// Record of earlier attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<Record>,
+    /// Results of ended attempts that no page of the rollout history holds yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = MOST_RESULTS), extend("x-kubernetes-list-type" = "atomic")))]
+    pub results: Vec<RolloutResult>,
 }

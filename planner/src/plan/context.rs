@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, set_condition};
 use models::reason::FailureReason;
-use models::shadow::{ControllerStatus, DrainStatus, HOST_REACHABLE, HostState, Progress, Step};
+use models::shadow::{ControllerStatus, DrainStatus, HOST_REACHABLE, HostState, Progress, RolloutPlace, Step};
 use models::time::after;
 use semver::Version;
 
@@ -154,8 +154,17 @@ impl<'a> NodeContext<'a> {
             permit_issued: false,
             soak_restarted: false,
             verifying_since: None,
+            rollout: Some(self.place(version)),
             disruptive: false,
         }
+    }
+
+    /// Returns the place in the history of an attempt to this version that begins now.
+    pub(super) fn place(&self, version: &Version) -> RolloutPlace {
+        let rollout = self.survey.rollouts.of(self.node, version);
+        let (rollout, step) = rollout.map_or((0, 0), |rollout| (rollout.number, rollout.step));
+        let boot_id = self.facts().boot_id.clone();
+        RolloutPlace { rollout, step, boot_id, drain_started: None, drain_ended: None }
     }
 
     /// Returns the version of the attempt under way, or of the one that policy would begin.

@@ -28,6 +28,7 @@ fn everything_is_due() -> (ClusterView, Policy) {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
         uid: pod.uid.clone(),
+        ..models::shadow::DrainedPod::default()
     };
     let pods = drained.pods.iter().flatten().map(listed).collect();
     status.drain = Some(models::shadow::DrainStatus { pods, ..models::shadow::DrainStatus::default() });

@@ -51,6 +51,7 @@ mod overdue_cases;
 #[cfg(test)]
 mod permit_cases;
 mod quarantine;
+mod records;
 #[cfg(test)]
 mod release_cases;
 mod report;

@@ -7,8 +7,8 @@ use models::operator::ActiveRollout;
 use models::shadow::{Step, UPDATED};
 use semver::Version;
 
-use super::Wait;
 use super::quarantine::Key;
+use super::{Wait, records};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 use models::time::after;
@@ -44,6 +44,8 @@ pub(super) struct Rollouts {
     pub(super) wake: Option<Timestamp>,
     /// True if the pending approval was applied, or had nothing to approve.
     pub(super) approval_taken: bool,
+    /// The highest number of a rollout, once it is known.
+    pub(super) count: Option<i64>,
 }
 
 impl Rollouts {
@@ -73,6 +75,10 @@ pub(super) struct Rollout {
     disrupted: usize,
     /// The reason why no more may start, if none may.
     pub(super) wait: Option<Wait>,
+    /// The number of its record in the history; 0 while that is not known.
+    pub(super) number: i64,
+    /// The number of the canary step due, from 1; 0 after the last one.
+    pub(super) step: i64,
 }
 
 impl Rollout {
@@ -142,6 +148,8 @@ pub(super) fn follow<'a>(
             step_done: None,
             approved: false,
             ended: None,
+            approved_step: None,
+            record: None,
         });
         let (rollout, wake) = step_on(view, policy, &mut active, &mut approval, now);
         rollouts.wake = [rollouts.wake, wake].into_iter().flatten().min();
@@ -158,6 +166,14 @@ pub(super) fn follow<'a>(
     });
     rollouts.active.extend(over.take(KEPT.saturating_sub(rollouts.by_key.len())));
     rollouts.active.truncate(MOST);
+    rollouts.count = records::keep(view, policy, &mut rollouts.active, &keys, now);
+    for active in rollouts.active.iter().filter(|active| active.ended.is_none()) {
+        if let Some(rollout) = rollouts.by_key.get_mut(&key_of(active)) {
+            rollout.number = active.record.as_ref().map_or(0, |record| record.number);
+            let due = usize::try_from(active.steps_passed).is_ok_and(|passed| passed < policy.canary.len());
+            rollout.step = if due { active.steps_passed.saturating_add(1) } else { 0 };
+        }
+    }
     rollouts
 }
 
@@ -205,6 +221,9 @@ fn step_on(
         if step.manual && !active.approved {
             // For this step, which soaks or waits for it, and for no other.
             active.approved = approval.take(&active.version, passed);
+            if active.approved {
+                active.approved_step = i64::try_from(passed + 1).ok();
+            }
         }
         if now < until {
             (rollout.left, rollout.wait) = (Some(0), waits(Some(until), false, Vec::new()));

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use models::operator::BottlerocketUpdateOperatorStatus;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -103,6 +104,14 @@ impl RevisionContent {
     pub fn leads_down(&self) -> bool {
         self.target != Target::Latest.normalized()
     }
+}
+
+/// Returns true if the policy makes the same of nodes as the one that was last recorded as in force: its revision is still
+/// the same.
+pub(crate) fn is_in_force(recorded: &BottlerocketUpdateOperatorStatus, policy: &Policy) -> bool {
+    let spec = recorded.policy_in_force.as_deref().and_then(|text| serde_json::from_str(text).ok());
+    let in_force = spec.and_then(|spec| Policy::from_spec(&spec).ok());
+    in_force.is_some_and(|in_force| RevisionContent::of(&in_force) == RevisionContent::of(policy))
 }
 
 #[cfg(test)]

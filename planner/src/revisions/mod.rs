@@ -23,6 +23,7 @@ use crate::policy::Policy;
 use crate::view::{OperatorFacts, RevisionFacts};
 
 pub use content::RevisionContent;
+pub(crate) use content::is_in_force;
 pub use undo::{NO_HISTORY, Undo, UndoError, undo};
 
 /// The longest `data` in bytes. The API server's store accepts somewhat more, and answers beyond that with an error of its

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, Toleration, Volume};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, Service, Toleration, Volume};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
@@ -17,7 +17,7 @@ use crate::annotations::{Place, misunderstood};
 use crate::claims;
 
 use super::projection::{Projection, key};
-use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
+use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, RequestManagers, ServiceFacts, ShadowFacts};
 
 /// Conditions of a Node that are bad when they are true, the most important first.
 const PRESSURE: &[&str] = &["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
@@ -189,6 +189,7 @@ impl Projection for OperatorFacts {
             misunderstood: misunderstood(Place::Operator, meta.annotations.iter().flat_map(BTreeMap::keys)),
             rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
             migrate_storage: request(meta, names::MIGRATE_STORAGE_ANNOTATION),
+            managers: RequestManagers::of(meta),
         })
     }
 
@@ -261,6 +262,8 @@ impl PodFacts {
             uid: text(meta.uid.as_ref()),
             resource_version: text(meta.resource_version.as_ref()),
             node: spec.and_then(|s| s.node_name.clone()).unwrap_or_default(),
+            ip: pod.status.as_ref().and_then(|s| s.pod_ip.clone()),
+            top_owner: None,
             finished: matches!(phase, Some("Succeeded" | "Failed")),
             terminating: meta.deletion_timestamp.is_some(),
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
@@ -333,6 +336,34 @@ impl Projection for BudgetFacts {
             expected: status.and_then(|s| s.expected_pods).unwrap_or(0),
             lets_unhealthy_go: spec.is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),
             selector: spec.and_then(|s| s.selector.clone()).and_then(|s| s.try_into().ok()),
+        })
+    }
+}
+
+impl Projection for ServiceFacts {
+    type Object = Service;
+
+    fn key(&self) -> String {
+        key(Some(&self.namespace), &self.name)
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    /// No decision waits for one.
+    fn matters(&self, _: &Self) -> bool {
+        false
+    }
+
+    /// One without a selector has endpoints that its users maintain: no pod can be told to be one of them.
+    fn project(service: &Service) -> Option<Self> {
+        let selector = service.spec.as_ref()?.selector.clone().filter(|selector| !selector.is_empty())?;
+        Some(Self {
+            namespace: text(service.metadata.namespace.as_ref()),
+            name: text(service.metadata.name.as_ref()),
+            resource_version: text(service.metadata.resource_version.as_ref()),
+            selector,
         })
     }
 }

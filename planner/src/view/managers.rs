@@ -2,7 +2,8 @@
 //! it: the operator could not withdraw a permit that another manager owns too.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use models::names::{AGENT_MANAGER, CONTROLLER_MANAGER};
+use models::names::{self, AGENT_MANAGER, CONTROLLER_MANAGER};
+use models::plain::cut;
 
 /// Manager under which the API server keeps the oldest entries once an object has more than ten of them; the operator's
 /// own creation of the shadow is the oldest.
@@ -15,6 +16,45 @@ pub struct SharedField {
     pub field: String,
     /// Field manager as the API server recorded it.
     pub manager: String,
+}
+
+/// Field managers of what users request in the operator's resource, as the API server recorded them: the names of clients,
+/// not of persons. The last writer's where several own a field.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestManagers {
+    /// Of `spec.enabled`.
+    pub enabled: Option<String>,
+    /// Of `spec.version`.
+    pub version: Option<String>,
+    /// Of the annotation that approves a canary step.
+    pub approve_step: Option<String>,
+    /// Of the annotation that requests to settle failures.
+    pub resume: Option<String>,
+}
+
+impl RequestManagers {
+    pub(super) fn of(meta: &ObjectMeta) -> Self {
+        let owner = |section: &str, group: Option<&str>, field: &str| {
+            let entries = meta.managed_fields.iter().flatten().filter(|entry| {
+                let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+                let section = fields.and_then(|fields| fields.get(format!("f:{section}")));
+                let group = match group {
+                    Some(group) => section.and_then(|section| section.get(format!("f:{group}"))),
+                    None => section,
+                };
+                group.is_some_and(|group| group.get(format!("f:{field}")).is_some())
+            });
+            let last = entries.max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?;
+            last.manager.as_deref().map(|manager| cut(manager, 128))
+        };
+        let annotation = |name| owner("metadata", Some("annotations"), name);
+        Self {
+            enabled: owner("spec", None, "enabled"),
+            version: owner("spec", None, "version"),
+            approve_step: annotation(names::APPROVE_STEP_ANNOTATION),
+            resume: annotation(names::RESUME_ANNOTATION),
+        }
+    }
 }
 
 /// Returns the first such field in `spec` or `status`.
@@ -38,6 +78,23 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn request_is_attributed_to_its_last_field_manager() {
+        let fields = |time: &str, manager: &str, fields: serde_json::Value| {
+            json!({"manager": manager, "time": time, "fieldsV1": fields})
+        };
+        let approve = json!({"f:metadata": {"f:annotations": {format!("f:{}", names::APPROVE_STEP_ANNOTATION): {}}}});
+        let meta = json!({"managedFields": [
+            fields("2026-01-02T00:00:00Z", "kubectl-edit", json!({"f:spec": {"f:version": {"f:target": {}}}})),
+            fields("2026-01-01T00:00:00Z", "helm", json!({"f:spec": {"f:version": {}, "f:enabled": {}}})),
+            fields("2026-01-01T00:00:00Z", "kubectl-annotate", approve),
+        ]});
+        let found = RequestManagers::of(&serde_json::from_value(meta).unwrap());
+        let expected = |name: &str| Some(name.to_owned());
+        assert_eq!((found.version, found.enabled), (expected("kubectl-edit"), expected("helm")));
+        assert_eq!((found.approve_step, found.resume), (expected("kubectl-annotate"), None));
+    }
 
     #[test]
     fn field_of_another_manager_is_found_and_fields_of_the_operator_are_not() {

@@ -4,6 +4,7 @@
 
 mod earlier;
 mod facts;
+mod history;
 mod managers;
 mod pods;
 mod projection;
@@ -22,8 +23,9 @@ use crate::claims::{ClaimField, ClaimFields};
 use crate::wait::Wait;
 
 pub use earlier::EarlierPod;
-pub use managers::SharedField;
-pub use pods::{BudgetFacts, Compared, DaemonSetIs, OwnerHealth, PodFacts};
+pub use history::{HistoryFacts, PageFacts, RecordFacts};
+pub use managers::{RequestManagers, SharedField};
+pub use pods::{BudgetFacts, Compared, DaemonSetIs, OwnerHealth, PodFacts, ServiceFacts};
 pub use projection::Projection;
 pub use revision::RevisionFacts;
 pub use standing::Standings;
@@ -144,6 +146,8 @@ pub struct OperatorFacts {
     pub rotate_signing_key: Option<String>,
     /// The value of the annotation that requests a migration of stored shadows.
     pub migrate_storage: Option<String>,
+    /// The field managers of what users request.
+    pub managers: RequestManagers,
     /// Annotations that are meant as requests and cannot be carried out, each as a sentence.
     pub misunderstood: Vec<String>,
 }
@@ -333,6 +337,8 @@ pub struct ClusterView {
     pub retracted: BTreeSet<String>,
     /// The budgets in the namespaces of the watched pods.
     pub budgets: Vec<BudgetFacts>,
+    /// The Services in these namespaces, as far as they are known. Only the history depends on them.
+    pub services: Vec<ServiceFacts>,
     /// The answers to the expressions that nodes wait for.
     pub expressions: BTreeMap<String, Answer>,
     /// True until every cache is known to be at least as new as this leadership: nothing is decided on such a view.
@@ -348,6 +354,8 @@ pub struct ClusterView {
     pub tls: TlsFacts,
     /// The known facts about the migration of stored shadows.
     pub migration: MigrationFacts,
+    /// The known facts about the history of rollouts.
+    pub history: HistoryFacts,
 }
 
 impl ClusterView {

@@ -13,6 +13,10 @@ pub struct PodFacts {
     pub resource_version: String,
     /// The node that it is bound to.
     pub node: String,
+    /// Its address, once it has one.
+    pub ip: Option<String>,
+    /// Kind and name of its top owner, such as `Deployment/web`, once that is known.
+    pub top_owner: Option<String>,
     /// True if it has ended (phase Succeeded or Failed).
     pub finished: bool,
     pub terminating: bool,
@@ -80,6 +84,24 @@ pub struct BudgetFacts {
     pub lets_unhealthy_go: bool,
     /// The selector of its pods; `None` if it cannot be read.
     pub selector: Option<kube::core::Selector>,
+}
+
+/// A Service with a selector.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceFacts {
+    pub namespace: String,
+    pub name: String,
+    pub resource_version: String,
+    /// The labels of its pods.
+    pub selector: BTreeMap<String, String>,
+}
+
+impl ServiceFacts {
+    /// Returns whether its selector matches this pod.
+    pub fn selects(&self, pod: &PodFacts) -> bool {
+        pod.namespace == self.namespace
+            && self.selector.iter().all(|(name, value)| pod.labels.get(name) == Some(value))
+    }
 }
 
 /// Number of restarts of a container from which on its pod counts as crash-looping. Each reboot of a node restarts once

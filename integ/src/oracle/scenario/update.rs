@@ -73,6 +73,7 @@ impl Scenario {
                 started: old.map_or(since, |old| old.started),
                 soak_restarted: false,
                 verifying_since: None,
+            rollout: None,
                 permit_issued: false,
                 disruptive: !matches!(step, Step::Staging | Step::Staged),
             });
@@ -124,7 +125,7 @@ impl Scenario {
         let pods: Vec<Arc<Pod>> = self.world.evictable_on(node).cloned().collect();
         let listed = pods
             .iter()
-            .map(|pod| DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() })
+            .map(|pod| DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone(), ..DrainedPod::default() })
             .collect();
         let drain = DrainStatus { pods: listed, ..DrainStatus::default() };
         self.controller(node, |shadow| shadow.status.controller.drain = Some(drain));

@@ -1,7 +1,7 @@
 //! The start of the disruption: the pods to evict are recorded, the node is claimed, and leaves its load balancers.
 
 use models::reason::FailureReason;
-use models::shadow::{CORDONED, DRAINED, DrainStatus, Progress, Step};
+use models::shadow::{CORDONED, DRAINED, DrainStatus, Progress, RolloutPlace, Step};
 
 use super::LISTED_PODS;
 use super::drain::{drained_pod, owners};
@@ -53,12 +53,14 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
         Some(refused) => return waiting_staged(ctx, progress, refused, true).watching_pods().querying(queries()),
     }
     let pods: Vec<_> =
-        sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(pod)).collect();
+        sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();
     let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(ctx.now) && !pod.finished && !pod.terminating);
     let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
     let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();
     let first = if ctx.policy.leave_load_balancer.is_some() { Step::LeavingLoadBalancer } else { Step::Draining };
-    let mut action = go_to(ctx, &Progress { disruptive: true, ..progress.clone() }, first, |status| {
+    let place = progress.rollout.clone().unwrap_or_else(|| ctx.place(&progress.version));
+    let rollout = Some(RolloutPlace { drain_started: Some(ctx.now), ..place });
+    let mut action = go_to(ctx, &Progress { disruptive: true, rollout, ..progress.clone() }, first, |status| {
         let message = format!("cordoned for the update to {}", progress.version);
         let set_by_others = ctx.facts().set_by_others.has(ClaimField::Cordon);
         let reason = if set_by_others { "CordonedBefore" } else { "Updating" };

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use models::operator::AtDeadline;
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, Blocker, DRAINED, DrainedPod, HostState, Progress, ReturnedOwner, Step};
+use models::shadow::{
+    ArmedPhase, Blocker, DRAINED, DrainedPod, HostState, PodMove, Progress, RECORDED_BUDGETS, RECORDED_SERVICES,
+    ReturnedOwner, RolloutPlace, Step,
+};
 
 use super::LISTED_PODS;
 use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed};
@@ -12,6 +15,7 @@ use super::claim::{claim_due, ended_during_drain};
 use super::fail::fail;
 use super::overdue::{delete_remaining, drain_timed_out};
 use super::permit::permit_request;
+use super::result::mark_moved;
 use super::status::go_to;
 use crate::drain::{self, Sorted};
 use models::time::after;
@@ -33,9 +37,20 @@ const RETURNS: i64 = 2;
 /// The number of pods that a message names.
 const NAMED_PODS: usize = 3;
 
-/// Returns a pod as a shadow lists it.
-pub(super) fn drained_pod(pod: &PodFacts) -> DrainedPod {
-    DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
+/// Returns a pod as a shadow lists it, with what is known of it only before its eviction.
+pub(super) fn drained_pod(ctx: &NodeContext<'_>, pod: &PodFacts) -> DrainedPod {
+    let budgets = ctx.view.budgets.iter().filter(|budget| budget.selects(pod)).map(|budget| budget.name.clone());
+    let services = ctx.view.services.iter().filter(|service| service.selects(pod)).map(|service| service.name.clone());
+    DrainedPod {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        uid: pod.uid.clone(),
+        ip: pod.ip.clone(),
+        owner: pod.top_owner.clone().or_else(|| pod.controller.as_ref().map(|owner| owner.replacen(' ', "/", 1))),
+        budgets: budgets.take(RECORDED_BUDGETS).collect(),
+        services: services.take(RECORDED_SERVICES).collect(),
+        moved: None,
+    }
 }
 
 /// Returns the owners of those pods that may come back to the cordoned node after their eviction.
@@ -168,7 +183,7 @@ pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<A
         return None;
     }
     drain.evicted_owners = evicted;
-    drain.pods.extend(new.iter().map(|pod| drained_pod(pod)));
+    drain.pods.extend(new.iter().map(|pod| drained_pod(ctx, pod)));
     let returned = new.iter().filter(|pod| !pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone());
     for uid in owners(returned, RETURNED_OWNERS) {
         if let Some(owner) = drain.returned_owners.iter_mut().find(|owner| owner.uid == uid) {
@@ -238,10 +253,13 @@ fn end_drain(ctx: &NodeContext<'_>, progress: &Progress, sorted: &Sorted<'_>) ->
         [] => ("Drained", "all pods to evict have left the node".to_owned()),
         _ => ("PodsLeft", left.join("; ")),
     };
-    let mut action = go_to(ctx, progress, Step::Rebooting, |status| {
+    let place = progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
+    let progress = Progress { rollout: place, ..progress.clone() };
+    let mut action = go_to(ctx, &progress, Step::Rebooting, |status| {
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {
             (drain.removed, drain.blockers) = (pods_gone(ctx), Vec::new());
+            mark_moved(ctx, &mut drain.pods, Some(PodMove::LeftToReboot));
         }
     });
     if let (Action::Status { note, .. }, Some(_)) = (&mut action, stuck) {

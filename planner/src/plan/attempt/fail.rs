@@ -6,6 +6,7 @@ use models::reason::{FailureClass, FailureReason};
 use models::shadow::{AttemptResult, HEALTHY, Progress, Record, Step, VersionFailure};
 
 use super::requests::acknowledge_release;
+use super::result::keep_result;
 use super::status::unblock;
 use models::time::after;
 
@@ -32,6 +33,7 @@ pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureRe
     }
     record.last = Some(attempt_result(ctx, progress, reason.as_str(), message));
     status.report.record = Some(record);
+    keep_result(ctx, &mut status, progress, reason.as_str(), message, Vec::new());
     // A permit is valid in the boot that its desired state names. In another one there is nothing left to wait for.
     let desired_boot = ctx.shadow.spec.boot_id.as_ref();
     let spent = desired_boot.is_some_and(|boot| *boot != ctx.facts().boot_id);

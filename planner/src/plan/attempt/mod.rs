@@ -2,7 +2,7 @@
 //!
 //! `idle` → `stage` → `claim` (the start of the disruption) → `drain` (with `blockers`, and `overdue` past the
 //! deadline) → `permit` (requested, checked, issued) → `returning` → `verify`; `fail` and `release` end an attempt in any
-//! of them. `desired` and `status` make the writes that several phases need.
+//! of them. `desired`, `result` and `status` make the writes that several phases need.
 
 mod blockers;
 mod claim;
@@ -14,6 +14,7 @@ mod overdue;
 mod permit;
 mod release;
 mod requests;
+mod result;
 mod returning;
 mod stage;
 mod status;

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{DrainStatus, Progress};
+use models::shadow::{DrainStatus, PodMove, Progress};
 
 use super::drain::{fail_for_returning_pod, record_new, returning_pod};
 use super::fail::fail;
+use super::result::mark_moved;
 use crate::drain::Sorted;
 use models::time::after;
 
@@ -41,7 +42,10 @@ pub(super) fn delete_remaining(
             names.join(", ")
         );
         let mut status = ctx.controller_status();
-        status.report.drain = Some(DrainStatus { forced_since: Some(ctx.now), ..drain });
+        let mut drain = DrainStatus { forced_since: Some(ctx.now), ..drain };
+        // Those that have left by now were evicted.
+        mark_moved(ctx, &mut drain.pods, Some(PodMove::Forced));
+        status.report.drain = Some(drain);
         let note = Some(Note { warning: true, reason: "DrainForced", message });
         return Decision::act(Action::Status { status: Box::new(status), note });
     };

@@ -8,6 +8,7 @@ use models::shadow::{HEALTHY, HostState, Progress, Step, UPDATED};
 
 use super::desired::withdraw;
 use super::fail::{attempt_result, fail};
+use super::result::{keep_result, running};
 use super::status::{go_to, unblock};
 use models::time::after;
 
@@ -135,6 +136,7 @@ fn record_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     };
     record.last = Some(attempt_result(ctx, progress, UPDATED, &message));
     status.report.record = Some(record);
+    keep_result(ctx, &mut status, progress, UPDATED, &message, running(ctx));
     status.report.progress = None;
     status.report.drain = None;
     unblock(&mut status);

@@ -5,20 +5,22 @@ mod events;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use models::history::RolloutPhase;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
 use models::operator::{
-    BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, STORAGE_MIGRATED,
-    WINDOW_OPEN, WaitingCount,
+    BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED, PROGRESSING,
+    STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
 };
 use models::shadow::{self, Step};
 
 use super::context::condition;
+use super::records::finish;
+use super::rollout::key_of;
 use super::survey::Survey;
 use super::{Note, Plan, Wait, follow, gates, requests};
 use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
-use crate::revisions::RevisionContent;
-use crate::revisions::RevisionPlan;
+use crate::revisions::{RevisionPlan, is_in_force};
 use crate::view::{ClusterView, NodeView, OperatorFacts, SharedField, TlsFacts};
 use crate::wait::WaitReason;
 
@@ -228,14 +230,6 @@ fn blocked(
     Some((ConditionStatus::True, wait.as_str(), message.chars().take(2000).collect()))
 }
 
-/// Returns true if the policy makes the same of nodes as the one that was last recorded as in force: its revision is still
-/// the same.
-fn is_in_force(recorded: &BottlerocketUpdateOperatorStatus, policy: &Policy) -> bool {
-    let spec = recorded.policy_in_force.as_deref().and_then(|text| serde_json::from_str(text).ok());
-    let in_force = spec.and_then(|spec| Policy::from_spec(&spec).ok());
-    in_force.is_some_and(|in_force| RevisionContent::of(&in_force) == RevisionContent::of(policy))
-}
-
 /// The operator's status, without its slots.
 pub(super) fn status(
     view: &ClusterView,
@@ -265,17 +259,23 @@ pub(super) fn status(
         (DEGRADED, degraded),
     ];
     let migrated = view.migration.state.clone().map(|state| (STORAGE_MIGRATED, state));
-    let new = new.into_iter().chain(migrated);
+    let history_recorded = view.history.state.clone().map(|state| (HISTORY_RECORDED, state));
+    let new = new.into_iter().chain(migrated).chain(history_recorded);
     let new = new.map(|(type_, (holds, reason, message))| (type_, (holds.into(), reason, message)));
     for (type_, (holds, reason, message)) in new.chain(blocked.map(|new| (BLOCKED, new))) {
         set_condition(&mut conditions, condition(now, type_, holds, reason, &message));
     }
 
+    let mut active_rollouts = survey.rollouts.active.clone();
     let mut versions = survey.known.clone();
     if resumed {
         for known in &mut versions {
             known.quarantined = None;
             known.failed.clear();
+        }
+        // A version that is tried again is another rollout.
+        for rollout in active_rollouts.iter_mut().filter(|r| survey.quarantine.spent.contains_key(&key_of(r))) {
+            finish(rollout, RolloutPhase::Stopped, now);
         }
     }
     let policy_in_force = if policy.errors.is_empty() {
@@ -302,7 +302,8 @@ pub(super) fn status(
         slots: Vec::new(),
         waiting: waiting(view, plan),
         versions,
-        active_rollouts: survey.rollouts.active.clone(),
+        active_rollouts,
+        rollout_count: survey.rollouts.count.filter(|count| *count > 0),
         next_window: match &survey.windows[0] {
             WindowState::Closed { opens, .. } => *opens,
             WindowState::Open { .. } => None,

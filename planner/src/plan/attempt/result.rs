@@ -1,0 +1,81 @@
+//! The result of an ended attempt, as the rollout history will hold it. It waits on the shadow until a page holds it, in the
+//! write that ends the attempt: no kill of this process can lose it.
+
+use std::collections::BTreeSet;
+
+use models::plain::cut;
+use models::shadow::{
+    ControllerStatus, DrainedPod, MOST_RESULTS, PodMove, Progress, RECORDED_RUNNING, RolloutPlace, RolloutResult, Step,
+};
+
+use crate::plan::context::NodeContext;
+
+/// The most pods in the results of one shadow. With more, the oldest results are dropped.
+const MOST_PODS: usize = 2048;
+
+/// The longest explanation.
+const MESSAGE: usize = 512;
+
+/// Marks the listed pods that are gone as evicted, and those that are still there as `left`. A pod that was marked before
+/// keeps its mark, except that one is forced only once it is gone.
+pub(super) fn mark_moved(ctx: &NodeContext<'_>, pods: &mut [DrainedPod], left: Option<PodMove>) {
+    let Some(on_node) = &ctx.node.pods else { return };
+    let there: BTreeSet<&str> = on_node.iter().map(|pod| pod.uid.as_str()).collect();
+    for pod in pods {
+        pod.moved = match (pod.moved, there.contains(pod.uid.as_str())) {
+            (None | Some(PodMove::Forced), true) => left,
+            (None, false) => Some(PodMove::Evicted),
+            (marked, _) => marked,
+        };
+    }
+}
+
+/// The pods that run on the node, without those that are there on every node.
+pub(super) fn running(ctx: &NodeContext<'_>) -> Vec<String> {
+    let pods = ctx.node.pods.iter().flatten();
+    let pods = pods.filter(|pod| !pod.finished && !pod.terminating && !pod.mirror && pod.daemon_set.is_none());
+    let names: BTreeSet<String> = pods.map(crate::view::PodFacts::title).collect();
+    names.into_iter().take(RECORDED_RUNNING).collect()
+}
+
+/// Adds the result of the attempt to a status that is about to be written, whose drain is still the attempt's.
+pub(super) fn keep_result(
+    ctx: &NodeContext<'_>,
+    status: &mut ControllerStatus,
+    progress: &Progress,
+    result: &str,
+    message: &str,
+    running: Vec<String>,
+) {
+    let RolloutPlace { rollout, step, boot_id, drain_started, drain_ended } =
+        progress.rollout.clone().unwrap_or_else(|| ctx.place(&progress.version));
+    let rollout = if rollout == 0 { ctx.place(&progress.version).rollout } else { rollout };
+    let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.clone()).unwrap_or_default();
+    if matches!(progress.step, Step::LeavingLoadBalancer | Step::Draining) {
+        mark_moved(ctx, &mut pods, None);
+    }
+    let results = &mut status.report.results;
+    results.push(RolloutResult {
+        rollout,
+        step,
+        attempt: progress.attempt,
+        from: progress.from.clone(),
+        to: progress.version.clone(),
+        result: result.to_owned(),
+        message: cut(message, MESSAGE),
+        started: progress.started,
+        drain_started,
+        drain_ended,
+        soak_started: progress.verifying_since,
+        ended: ctx.now,
+        boot_before: boot_id,
+        boot_after: ctx.facts().boot_id.clone(),
+        pods,
+        running,
+    });
+    while results.len() > MOST_RESULTS
+        || (results.len() > 1 && results.iter().map(|result| result.pods.len()).sum::<usize>() > MOST_PODS)
+    {
+        results.remove(0);
+    }
+}
