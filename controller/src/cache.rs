@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kube::Resource as _;
 use kube::api::Api;
-use kube::core::DeserializeGuard;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use planner::view::Projection;
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use watches::{Known, Sink};
 
@@ -102,6 +103,22 @@ impl<P: Projection> Cache<P> {
     ) -> impl Future<Output = ()> + Send + use<P> {
         let (cache, asked) = (self.clone(), self.asked.subscribe());
         async move { watches::run(api, config, asked, &cache).await }
+    }
+}
+
+impl<K, P> Cache<P>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static,
+    P: Projection<Object = PartialObjectMeta<K>>,
+{
+    /// Watches the metadata of objects, whose contents are never read.
+    pub fn run_metadata(
+        &self,
+        api: Api<PartialObjectMeta<K>>,
+        config: watcher::Config,
+    ) -> impl Future<Output = ()> + Send + use<K, P> {
+        let (cache, asked) = (self.clone(), self.asked.subscribe());
+        async move { watches::run_metadata(api, config, asked, &cache).await }
     }
 }
 

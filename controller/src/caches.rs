@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use planner::view::{BudgetFacts, NodeFacts, OperatorFacts, RevisionFacts, ShadowFacts};
+use planner::view::{BudgetFacts, HistoryObject, NodeFacts, OperatorFacts, RevisionFacts, ShadowFacts};
 use tokio::sync::watch;
 
 use crate::cache::{Cache, Reading};
@@ -16,6 +16,8 @@ pub struct Caches {
     pub budgets: Cache<BudgetFacts>,
     /// Nothing but the policy's history depends on it: no readiness and no turn waits for it.
     pub revisions: Cache<RevisionFacts>,
+    /// The objects of the rollout history. Nothing but that history depends on them.
+    pub history: Cache<HistoryObject>,
     /// Notified of each change.
     pub changed: Arc<watch::Sender<u64>>,
 }
@@ -29,6 +31,7 @@ impl Default for Caches {
             operator: Cache::new(changed.clone()),
             budgets: Cache::new(changed.clone()),
             revisions: Cache::new(changed.clone()),
+            history: Cache::new(changed.clone()),
             changed,
         }
     }

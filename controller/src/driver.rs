@@ -31,6 +31,7 @@ use crate::calls::{Calls, TURN_PERIOD};
 use crate::daemon_sets::DaemonSets;
 use crate::earlier::EarlierPods;
 use crate::expressions::Expressions;
+use crate::history::History;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
 use crate::migrate::Progress;
@@ -63,6 +64,8 @@ pub struct Options {
     pub expressions: Expressions,
     /// The state of the migration of stored shadows.
     pub migration: Progress,
+    /// The state of the history of rollouts.
+    pub history: History,
     /// The node that this replica runs on.
     pub own_node: Option<String>,
     /// The time at which the lead was taken.
@@ -82,6 +85,7 @@ pub struct Driver {
     renumberings: Pace,
     expressions: Expressions,
     migration: Progress,
+    history: History,
     changed: Arc<watch::Sender<u64>>,
     own_node: Option<String>,
     leader_since: Timestamp,
@@ -107,8 +111,18 @@ pub struct Driver {
 impl Driver {
     /// Returns a driver that has not had a turn yet.
     pub fn new(options: Options) -> Self {
-        let Options { applier, caches, peers, earlier, reading, expressions, migration, own_node, leader_since } =
-            options;
+        let Options {
+            applier,
+            caches,
+            peers,
+            earlier,
+            reading,
+            expressions,
+            migration,
+            history,
+            own_node,
+            leader_since,
+        } = options;
         let Caches { budgets, revisions, changed, .. } = caches;
         Self {
             daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
@@ -123,6 +137,7 @@ impl Driver {
             renumberings: Pace::default(),
             expressions,
             migration,
+            history,
             changed,
             own_node,
             leader_since,

@@ -23,6 +23,7 @@ pub mod eviction;
 pub mod expressions;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+pub mod history;
 pub mod http;
 pub mod leader;
 pub mod managed_fields;

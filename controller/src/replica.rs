@@ -10,8 +10,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::Api;
-use kube::core::DeserializeGuard;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher;
+use models::history::BottlerocketRolloutHistory;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
@@ -28,6 +29,7 @@ use crate::definitions::{Served, report_until_served, wait_until_served};
 use crate::driver::{Driver, End, Options};
 use crate::earlier::EarlierPods;
 use crate::expressions::Expressions;
+use crate::history::{Historian, History};
 use crate::leader::{self, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
 use crate::migrate::{Migrator, Progress};
@@ -101,6 +103,8 @@ impl Replica {
         tokio::spawn(definition.then(|()| watch_operator));
         let revisions = Api::<DeserializeGuard<ControllerRevision>>::namespaced(client.clone(), namespace);
         tokio::spawn(caches.revisions.run(revisions, everything()));
+        let history = Api::<PartialObjectMeta<BottlerocketRolloutHistory>>::namespaced(client.clone(), namespace);
+        tokio::spawn(caches.history.run_metadata(history, everything()));
         earlier.watch(client);
         let components = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
         let agents = format!("{}={}", names::COMPONENT_LABEL, names::AGENT);
@@ -217,6 +221,9 @@ impl Replica {
             _ = stop.wait_for(|stop| *stop) => {}
             () = report_until_served(&applier, self.served.clone(), earlier, &caches.changed) => {}
         }
+        let history = History::default();
+        let historian = Historian::new(applier.clone(), caches.clone(), history.clone(), reading.clone());
+        let historian = tokio::spawn(historian.run());
         let expressions =
             Expressions::start(caches.changed.clone(), metrics.clone(), config.prometheus_ca_file.clone());
         let driver = Driver::new(Options {
@@ -227,6 +234,7 @@ impl Replica {
             reading,
             expressions,
             migration: progress,
+            history,
             own_node: config.node_name.clone(),
             leader_since: clock::now(),
         });
@@ -235,6 +243,7 @@ impl Replica {
         metrics.lead(false);
         keys.abort();
         migration.abort();
+        historian.abort();
         end
     }
 

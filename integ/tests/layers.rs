@@ -10,16 +10,16 @@ const CRATES: [(&str, &str); 7] = [
     (
         "models",
         "backoff condition time duration listen log names earlier pem plain reason resource_version schema shadow wire permit \
-         operator agent_step",
+         history/operator agent_step",
     ),
     (
         "planner",
-        "annotations claims expressions rules signature wait view pause standby policy revisions drain plan lint",
+        "annotations claims expressions rules signature wait view pause standby policy revisions history drain plan lint",
     ),
     (
         "controller",
         "clock config cache caches earlier calls decisions eviction managed_fields writes metrics client http daemon_sets \
-         expressions leader tls migrate apply definitions driver replica fuzzing",
+         expressions leader tls migrate apply history definitions driver replica fuzzing",
     ),
     (
         "apiserver",

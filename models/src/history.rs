@@ -19,6 +19,9 @@ use crate::operator::CanaryStep;
 use crate::schema::{StatusWord, VersionText};
 use crate::shadow::RolloutResult;
 
+/// The largest size of an object of the history, in bytes.
+pub const LARGEST_OBJECT: i64 = 256 * 1024;
+
 /// The most pages of a record. With more results, the rollout goes on in a record that names this one.
 pub const MOST_PAGES: usize = 640;
 
@@ -399,6 +402,11 @@ pub fn record_name(rollout: &RecordedRollout) -> String {
 /// Returns the name of a page.
 pub fn page_name(record: &str, number: i64) -> String {
     format!("{record}-p{number:03}")
+}
+
+/// Returns the number of the rollout in the name of a record.
+pub fn record_number(name: &str) -> Option<i64> {
+    name.strip_prefix("rollout-")?.split_once('-')?.0.parse().ok()
 }
 
 /// Returns the number in the name of a page of this record.

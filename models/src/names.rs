@@ -101,8 +101,6 @@ pub const PAGE: &str = "page";
 pub const RECORD_LABEL: &str = "brupop.bottlerocket.aws/record";
 /// Annotation on a page of the rollout history: its size as JSON, in bytes.
 pub const BYTES_ANNOTATION: &str = "brupop.bottlerocket.aws/bytes";
-/// Largest size of an object of the rollout history, in bytes.
-pub const LARGEST_PAGE: i64 = 256 * 1024;
 /// Secret with the key that signs the records of ended rollouts.
 pub const HISTORY_KEY_SECRET: &str = "brupop-history-key";
 /// ConfigMap with the public keys of these records, by key id, each a JWK.

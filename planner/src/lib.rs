@@ -10,6 +10,7 @@ pub mod annotations;
 pub mod claims;
 pub mod drain;
 pub mod expressions;
+pub mod history;
 pub mod lint;
 pub mod pause;
 pub mod plan;

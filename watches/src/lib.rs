@@ -5,9 +5,9 @@ mod known;
 
 use std::time::Duration;
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use kube::api::Api;
-use kube::core::DeserializeGuard;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use models::backoff::equal_jitter;
 use serde::de::DeserializeOwned;
@@ -43,16 +43,44 @@ pub trait Sink<K>: Sync {
 pub async fn run<K>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
-    mut reads: watch::Receiver<u64>,
+    reads: watch::Receiver<u64>,
     sink: &impl Sink<K>,
 ) where
     K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    follow(|| watcher::watcher(api.clone(), config.clone()), reads, sink).await;
+}
+
+/// The same for the metadata of objects alone: their contents are never read.
+pub async fn run_metadata<K>(
+    api: Api<PartialObjectMeta<K>>,
+    config: watcher::Config,
+    reads: watch::Receiver<u64>,
+    sink: &impl Sink<PartialObjectMeta<K>>,
+) where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    let guarded = |event| match event {
+        Event::Apply(object) => Event::Apply(DeserializeGuard(Ok(object))),
+        Event::Delete(object) => Event::Delete(DeserializeGuard(Ok(object))),
+        Event::Init => Event::Init,
+        Event::InitApply(object) => Event::InitApply(DeserializeGuard(Ok(object))),
+        Event::InitDone => Event::InitDone,
+    };
+    follow(|| watcher::watcher(api.clone(), config.clone()).map_ok(guarded), reads, sink).await;
+}
+
+/// Feeds the events of the watches that `watch` opens.
+async fn follow<K, W>(watch: impl Fn() -> W, mut reads: watch::Receiver<u64>, sink: &impl Sink<K>)
+where
+    K: kube::Resource<DynamicType = ()> + Send + 'static,
+    W: Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send,
 {
     let kind = K::kind(&());
     let (mut failures, mut missing) = (0, false);
     loop {
         let read = *reads.borrow_and_update();
-        let mut events = watcher::watcher(api.clone(), config.clone()).boxed();
+        let mut events = watch().boxed();
         let mut listed = false;
         loop {
             let next = async {

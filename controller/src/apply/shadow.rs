@@ -1,5 +1,7 @@
 //! Writes to the operator's resources.
 
+use std::collections::BTreeSet;
+
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
@@ -8,6 +10,7 @@ use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, ControllerStatu
 use serde_json::json;
 
 use super::{Applier, ApplyError};
+use planner::history::RowId;
 use planner::view::{OperatorFacts, ShadowFacts};
 
 const SHADOW_API: &str = "brupop.bottlerocket.aws/v3";
@@ -55,6 +58,23 @@ impl Applier {
         let written = written.map_err(ApplyError::api("shadow_status"))?;
         self.shadows.written(&written);
         Ok(())
+    }
+
+    /// Removes results that a page of the history holds from the shadow of a node, unless it is another node's by now.
+    pub async fn clear_results(&self, node: &str, rows: &BTreeSet<RowId>) -> Result<(), ApplyError> {
+        self.leadership.check()?;
+        let Some(shadow) = self.shadows.get(node) else { return Ok(()) };
+        let uid = shadow.owner_uid.clone().unwrap_or_default();
+        let mut status = shadow.status.controller_status();
+        status.report.results.retain(|result| !rows.contains(&(uid.clone(), result.attempt)));
+        if status.report.results.len() == shadow.status.controller.results.len() {
+            return Ok(());
+        }
+        let written = self.write_status(&shadow, &status).await;
+        if written.as_ref().is_err_and(|error| error.is_unknown() || error.code() == Some(409)) {
+            self.read_node(node).await;
+        }
+        written
     }
 
     /// Signs the settings of a host, unless they are signed already.

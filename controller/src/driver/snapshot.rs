@@ -89,6 +89,7 @@ impl Driver {
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             tls: self.applier.signer.facts(),
             migration: self.migration.facts(),
+            history: self.history.facts(),
             ..ClusterView::default()
         };
         if !view.stale && !view.earlier_pods.is_empty() {

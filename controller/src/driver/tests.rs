@@ -59,6 +59,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         reading: Reading::default(),
         expressions,
         migration: crate::migrate::Progress::default(),
+        history: crate::history::History::default(),
         own_node: None,
         leader_since: crate::clock::now(),
     });

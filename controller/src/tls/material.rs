@@ -123,7 +123,7 @@ pub(super) fn issued(from: Timestamp) -> Timestamp {
 
 /// A key that signs permits and statements of settings.
 #[derive(Clone)]
-pub(super) struct PermitKey {
+pub(crate) struct PermitKey {
     pem: String,
     signing: EncodingKey,
     id: Id,
@@ -131,13 +131,13 @@ pub(super) struct PermitKey {
 
 impl PermitKey {
     /// Makes a key.
-    pub(super) fn make() -> Result<Self, MaterialError> {
+    pub(crate) fn make() -> Result<Self, MaterialError> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         Self::load(&pair.serialize_pem())
     }
 
     /// Loads an existing key.
-    pub(super) fn load(pem: &str) -> Result<Self, MaterialError> {
+    pub(crate) fn load(pem: &str) -> Result<Self, MaterialError> {
         let pair = KeyPair::from_pem(pem)?;
         // The id is a digest of the public key, so that a key is never taken for another one.
         let id = digest(pair.public_key_raw());
@@ -145,24 +145,24 @@ impl PermitKey {
     }
 
     /// Returns the key id in what it signs.
-    pub(super) fn id(&self) -> &Id {
+    pub(crate) fn id(&self) -> &Id {
         &self.id
     }
 
     /// Returns the key as in a Secret, PEM.
-    pub(super) fn pem(&self) -> &str {
+    pub(crate) fn pem(&self) -> &str {
         &self.pem
     }
 
     /// Returns the public key, as agents read it in the list of keys.
-    pub(super) fn jwk(&self) -> Result<serde_json::Value, MaterialError> {
+    pub(crate) fn jwk(&self) -> Result<serde_json::Value, MaterialError> {
         let mut key = Jwk::from_encoding_key(&self.signing, Algorithm::ES256)?;
         key.common.key_id = Some(self.id.clone());
         Ok(serde_json::to_value(key)?)
     }
 
     /// Signs claims.
-    pub(super) fn sign(&self, claims: &impl Serialize) -> Result<String, MaterialError> {
+    pub(crate) fn sign(&self, claims: &impl Serialize) -> Result<String, MaterialError> {
         let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
         Ok(jsonwebtoken::encode(&header, claims, &self.signing)?)
     }

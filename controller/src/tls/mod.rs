@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
-use material::PermitKey;
+pub(crate) use material::PermitKey;
 use planner::view::TlsFacts;
 
 pub use keeper::Keeper;

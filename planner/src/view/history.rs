@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use kube::core::PartialObjectMeta;
 use models::history::{
-    BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, RecordedRollout, RolloutPhase, page_number,
+    BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, LARGEST_OBJECT, RecordedRollout, RolloutPhase,
+    page_number,
 };
 use models::names;
 
@@ -33,33 +34,11 @@ pub struct RecordFacts {
     pub status: BottlerocketRolloutHistoryStatus,
     /// The size of the object as JSON, in bytes.
     pub bytes: i64,
-    pub deleting: bool,
 }
 
 impl RecordFacts {
-    /// Returns true while nodes are still to be updated.
-    pub fn runs(&self) -> bool {
-        self.status.phase == RolloutPhase::Running
-    }
-
-    /// Returns the number of its next page.
-    pub fn next_page(&self) -> i64 {
-        i64::try_from(self.status.pages.len()).unwrap_or(i64::MAX).saturating_add(1)
-    }
-}
-
-impl Projection for RecordFacts {
-    type Object = BottlerocketRolloutHistory;
-
-    fn key(&self) -> String {
-        self.name.clone()
-    }
-
-    fn resource_version(&self) -> &str {
-        &self.resource_version
-    }
-
-    fn project(object: &BottlerocketRolloutHistory) -> Option<Self> {
+    /// Returns the facts of a record; `None` for a page.
+    pub fn of(object: &BottlerocketRolloutHistory) -> Option<Self> {
         let meta = &object.metadata;
         let rollout = object.spec.rollout.clone()?;
         let mut status = object.status.clone().unwrap_or_default();
@@ -74,31 +53,38 @@ impl Projection for RecordFacts {
             rollout: RecordedRollout { policy: String::new(), ..rollout },
             status,
             bytes,
-            deleting: meta.deletion_timestamp.is_some(),
         })
     }
 
-    /// Returns the name alone: records are read in one namespace.
-    fn key_of(object: &BottlerocketRolloutHistory) -> String {
-        object.metadata.name.clone().unwrap_or_default()
+    /// Returns true while nodes are still to be updated.
+    pub fn runs(&self) -> bool {
+        self.status.phase == RolloutPhase::Running
+    }
+
+    /// Returns the number of its next page.
+    pub fn next_page(&self) -> i64 {
+        i64::try_from(self.status.pages.len()).unwrap_or(i64::MAX).saturating_add(1)
     }
 }
 
-/// A page, without its rows.
+/// An object of the history by its metadata: a record, or a page without its rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PageFacts {
+pub struct HistoryObject {
     pub name: String,
     pub uid: String,
     pub resource_version: String,
-    /// The name of its record.
+    /// The name of the record, its own or the one that a page belongs to.
     pub record: String,
-    pub number: i64,
-    /// The size of the page as JSON, in bytes, as the operator noted it.
+    /// The number of the page; `None`: a record.
+    pub page: Option<i64>,
+    /// The uid of the record that owns a page.
+    pub owner: Option<String>,
+    /// The size of a page as JSON, in bytes, as the operator noted it.
     pub bytes: i64,
     pub deleting: bool,
 }
 
-impl Projection for PageFacts {
+impl Projection for HistoryObject {
     type Object = PartialObjectMeta<BottlerocketRolloutHistory>;
 
     fn key(&self) -> String {
@@ -109,24 +95,28 @@ impl Projection for PageFacts {
         &self.resource_version
     }
 
+    /// The name tells what it is: the API server checks it, and labels can be changed.
     fn project(object: &Self::Object) -> Option<Self> {
         let meta = &object.metadata;
         let name = meta.name.clone()?;
-        let record = meta.labels.as_ref()?.get(names::RECORD_LABEL)?.clone();
-        let number = page_number(&record, &name)?;
-        let bytes = meta.annotations.as_ref().and_then(|all| all.get(names::BYTES_ANNOTATION)?.parse().ok());
+        let page =
+            name.rsplit_once("-p").and_then(|(record, _)| Some((record.to_owned(), page_number(record, &name)?)));
+        let (record, page) = page.map_or((name.clone(), None), |(record, number)| (record, Some(number)));
+        let noted = meta.annotations.as_ref().and_then(|all| all.get(names::BYTES_ANNOTATION)?.parse().ok());
         Some(Self {
             uid: meta.uid.clone().unwrap_or_default(),
             resource_version: meta.resource_version.clone().unwrap_or_default(),
+            owner: meta.owner_references.iter().flatten().map(|owner| owner.uid.clone()).next(),
             // One whose note is gone counts as a large one: the limit of the whole holds all the same.
-            bytes: bytes.filter(|bytes| *bytes > 0).unwrap_or(names::LARGEST_PAGE),
+            bytes: noted.filter(|bytes| (1..=LARGEST_OBJECT).contains(bytes)).unwrap_or(LARGEST_OBJECT),
             deleting: meta.deletion_timestamp.is_some(),
             name,
             record,
-            number,
+            page,
         })
     }
 
+    /// Returns the name alone: the history is read in one namespace.
     fn key_of(object: &Self::Object) -> String {
         object.metadata.name.clone().unwrap_or_default()
     }

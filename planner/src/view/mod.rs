@@ -23,7 +23,7 @@ use crate::claims::{ClaimField, ClaimFields};
 use crate::wait::Wait;
 
 pub use earlier::EarlierPod;
-pub use history::{HistoryFacts, PageFacts, RecordFacts};
+pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OwnerHealth, PodFacts, ServiceFacts};
 pub use projection::Projection;

@@ -1,0 +1,183 @@
+//! The calls about the objects of the history. Every write is guarded by the uid or the resourceVersion of what it was decided
+//! on, or creates an object under a name that follows from its content.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{ApiResource, DynamicObject, PartialObjectMeta, PartialObjectMetaExt as _};
+use kube::{Client, Resource as _, ResourceExt as _};
+use models::history::{
+    BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, BottlerocketRolloutHistoryStatus, HistoryPage,
+    RecordedRollout, page_digest, page_name,
+};
+use models::names;
+use planner::history::{OpenPage, row_id, summary};
+use planner::view::{HistoryObject, RecordFacts};
+use serde_json::{Value, json};
+
+use crate::apply::ApplyError;
+use crate::cache::Cache;
+use crate::leader::Leadership;
+
+/// The API of the history.
+#[derive(Clone)]
+pub(super) struct Objects {
+    pub(super) client: Client,
+    pub(super) namespace: String,
+    pub(super) leadership: Leadership,
+    pub(super) known: Cache<HistoryObject>,
+}
+
+/// An object as the API server returned it, with the fields that this version does not know.
+pub(super) struct Found {
+    pub(super) object: BottlerocketRolloutHistory,
+    pub(super) spec: Value,
+}
+
+/// Returns the calls to create one with these labels.
+fn metadata(name: &str, record: &str, kind: &str) -> ObjectMeta {
+    let labels = [
+        (names::APPLICATION_LABEL, names::APPLICATION),
+        (names::HISTORY_LABEL, kind),
+        (names::RECORD_LABEL, record),
+        (names::OPERATOR_LABEL, names::OPERATOR_NAME),
+    ];
+    let labels = labels.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() }
+}
+
+impl Objects {
+    fn api(&self) -> Api<BottlerocketRolloutHistory> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Takes what an own call returned into the cache, so that the next plan knows it.
+    fn learned(&self, object: &BottlerocketRolloutHistory) {
+        let meta: PartialObjectMeta<BottlerocketRolloutHistory> = object.metadata.clone().into_response_partial();
+        self.known.written(&meta);
+    }
+
+    /// Reads one object as a list of one, which RBAC permits.
+    pub(super) async fn read(&self, name: &str) -> Result<Option<Found>, ApplyError> {
+        let resource = ApiResource::erase::<BottlerocketRolloutHistory>(&());
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+        let only = ListParams::default().fields(&format!("metadata.name={name}"));
+        let found = api.list(&only).await.map_err(ApplyError::api("history_read"))?;
+        let Some(mut found) = found.items.into_iter().next() else { return Ok(None) };
+        found.types = Some(kube::core::TypeMeta::resource::<BottlerocketRolloutHistory>());
+        let spec = found.data.get("spec").cloned().unwrap_or_default();
+        let object: BottlerocketRolloutHistory = serde_json::to_value(&found)
+            .and_then(serde_json::from_value)
+            .map_err(|error| ApplyError::api("history_read")(kube::Error::SerdeError(error)))?;
+        self.learned(&object);
+        Ok(Some(Found { object, spec }))
+    }
+
+    /// Creates an object, or returns the one of that name.
+    async fn create(
+        &self,
+        metadata: ObjectMeta,
+        spec: BottlerocketRolloutHistorySpec,
+        what: &'static str,
+    ) -> Result<Found, ApplyError> {
+        self.leadership.check()?;
+        let object = BottlerocketRolloutHistory { metadata, spec, status: None };
+        let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
+        match self.api().create(&params, &object).await {
+            Ok(created) => {
+                self.learned(&created);
+                let spec = serde_json::to_value(&created.spec).unwrap_or_default();
+                Ok(Found { object: created, spec })
+            }
+            // The name follows from what it is: an earlier try, or another leader, was faster.
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                let found = self.read(&object.name_any()).await?;
+                let found = found.filter(|found| found.object.metadata.deletion_timestamp.is_none());
+                found.ok_or(ApplyError::Changed("an object of the history"))
+            }
+            Err(error) => Err(ApplyError::api(what)(error)),
+        }
+    }
+
+    /// Creates the record of a rollout.
+    pub(super) async fn begin(&self, name: &str, rollout: RecordedRollout) -> Result<RecordFacts, ApplyError> {
+        let spec = BottlerocketRolloutHistorySpec { record: name.to_owned(), rollout: Some(rollout), page: None };
+        let found = self.create(metadata(name, name, names::RECORD), spec, "history_record").await?;
+        RecordFacts::of(&found.object).ok_or(ApplyError::Changed("the record of a rollout"))
+    }
+
+    /// Creates a page of a record.
+    pub(super) async fn write_page(
+        &self,
+        record: &str,
+        owner: String,
+        page: HistoryPage,
+    ) -> Result<OpenPage, ApplyError> {
+        let mut metadata = metadata(&page_name(record, page.number), record, names::PAGE);
+        metadata.owner_references = Some(vec![OwnerReference {
+            api_version: BottlerocketRolloutHistory::api_version(&()).into_owned(),
+            kind: BottlerocketRolloutHistory::kind(&()).into_owned(),
+            name: record.to_owned(),
+            uid: owner,
+            ..OwnerReference::default()
+        }]);
+        let size = serde_json::to_vec(&page).map_or(0, |text| text.len());
+        metadata.annotations = Some(BTreeMap::from([(names::BYTES_ANNOTATION.to_owned(), size.to_string())]));
+        let spec = BottlerocketRolloutHistorySpec { record: record.to_owned(), rollout: None, page: Some(page) };
+        open(&self.create(metadata, spec, "history_page").await?)
+    }
+
+    /// Reads a page that its record does not name yet.
+    pub(super) async fn read_page(&self, record: &str, number: i64) -> Result<OpenPage, ApplyError> {
+        let found = self.read(&page_name(record, number)).await?;
+        open(&found.ok_or(ApplyError::Changed("a page of the history"))?)
+    }
+
+    /// Applies the course of a record at the version that it was decided on.
+    pub(super) async fn update(
+        &self,
+        record: &RecordFacts,
+        status: &BottlerocketRolloutHistoryStatus,
+    ) -> Result<RecordFacts, ApplyError> {
+        self.leadership.check()?;
+        let body = json!({
+            "apiVersion": BottlerocketRolloutHistory::api_version(&()), "kind": BottlerocketRolloutHistory::kind(&()),
+            "metadata": {
+                "name": record.name, "namespace": self.namespace, "resourceVersion": record.resource_version,
+            },
+            "status": status,
+        });
+        let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
+        let written = self.api().patch_status(&record.name, &params, &Patch::Apply(body)).await;
+        let written = written.map_err(ApplyError::api("history_status"))?;
+        self.learned(&written);
+        RecordFacts::of(&written).ok_or(ApplyError::Changed("the record of a rollout"))
+    }
+
+    /// Deletes this very object.
+    pub(super) async fn delete(&self, name: &str, uid: &str) -> Result<(), ApplyError> {
+        self.leadership.check()?;
+        let params = DeleteParams {
+            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            ..DeleteParams::background()
+        };
+        match self.api().delete(name, &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(ApplyError::api("history_delete")(error)),
+        }
+    }
+}
+
+/// Returns what the record of a page will name of it.
+fn open(found: &Found) -> Result<OpenPage, ApplyError> {
+    let page = found.object.spec.page.as_ref().ok_or(ApplyError::Changed("a page of the history"))?;
+    let failed = |error| ApplyError::api("history_page")(kube::Error::SerdeError(error));
+    let bytes = serde_json::to_vec(&found.spec).map_err(failed)?.len();
+    Ok(OpenPage {
+        number: page.number,
+        summary: summary(page, page_digest(&found.spec).map_err(failed)?, bytes),
+        rows: page.rows.iter().map(row_id).collect(),
+    })
+}

@@ -1,0 +1,310 @@
+//! The historian's loop: carries out the calls of [`planner::history`], and plans again after a change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::backoff::exponential;
+use models::history::{HistoryRow, RECORD_AUDIENCE, RecordClaims, record_digest};
+use models::names;
+use models::time::between;
+use planner::history::{HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, plan, row_id};
+use planner::signature::signed_by;
+use planner::view::{HistoryObject, RecordFacts, ShadowFacts};
+use tokio::sync::watch;
+
+use super::History;
+use super::keys::Keys;
+use super::objects::Objects;
+use crate::apply::{Applier, ApplyError};
+use crate::cache::Reading;
+use crate::caches::Caches;
+
+/// Time between two plans, after one without a call and after one with calls.
+const REST: Duration = Duration::from_millis(500);
+const SHORT_REST: Duration = Duration::from_millis(20);
+
+/// The longest time between two plans: ages pass without an event.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// Pause after a call that failed, at first and at most.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The condition while all is written, and the one while it cannot be.
+const RECORDED: &str = "Recorded";
+const REFUSED: &str = "WriteFailed";
+
+/// The historian of a leader.
+pub struct Historian {
+    applier: Applier,
+    caches: Caches,
+    history: History,
+    objects: Objects,
+    keys: Keys,
+    reading: Reading,
+    records: BTreeMap<String, RecordFacts>,
+    open: BTreeMap<String, OpenPage>,
+    /// The results on shadows at the last plan.
+    seen: BTreeMap<RowId, Waiting>,
+    /// Results whose shadow was deleted with its node before a page held them.
+    orphans: BTreeMap<RowId, Waiting>,
+    /// The last failure, for users.
+    failure: Option<String>,
+}
+
+/// The results that wait on a shadow.
+fn waiting(shadow: &ShadowFacts) -> impl Iterator<Item = Waiting> + '_ {
+    let agent = &shadow.status.agent;
+    let (variant, arch) = (agent.variant.clone().unwrap_or_default(), agent.arch.clone().unwrap_or_default());
+    let uid = shadow.owner_uid.clone().unwrap_or_default();
+    shadow.status.controller.results.iter().map(move |result| Waiting {
+        variant: variant.clone(),
+        arch: arch.clone(),
+        row: HistoryRow { node: shadow.node.clone(), uid: uid.clone(), result: result.clone() },
+        orphaned: false,
+    })
+}
+
+impl Historian {
+    /// Returns a historian that tells plans about the history by `history`. It writes nothing before the caches are known to
+    /// be as new as this leadership.
+    pub fn new(applier: Applier, caches: Caches, history: History, reading: Reading) -> Self {
+        let (client, namespace) = (applier.client.clone(), applier.namespace.clone());
+        let leadership = applier.leadership.clone();
+        let objects = Objects {
+            client: client.clone(),
+            namespace: namespace.clone(),
+            leadership: leadership.clone(),
+            known: caches.history.clone(),
+        };
+        Self {
+            keys: Keys { client, namespace, leadership },
+            reading: reading.of(&caches.history),
+            applier,
+            caches,
+            history,
+            objects,
+            records: BTreeMap::new(),
+            open: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            orphans: BTreeMap::new(),
+            failure: None,
+        }
+    }
+
+    /// Keeps the history until this process no longer leads.
+    pub async fn run(mut self) {
+        let changed: Arc<watch::Sender<u64>> = self.caches.changed.clone();
+        self.reading.wait(changed.subscribe()).await;
+        let mut changes = changed.subscribe();
+        let mut failures = 0;
+        while self.applier.leadership.check().is_ok() {
+            changes.mark_unchanged();
+            let now = crate::clock::now();
+            let plan = self.plan(now);
+            let wake = plan.wake.map_or(PERIOD, |at| between(now, at).min(PERIOD));
+            let acts = !plan.actions.is_empty();
+            let failed = self.carry_out(plan, &changed).await;
+            if failed {
+                tokio::time::sleep(exponential(PAUSE, LONGEST_PAUSE, failures)).await;
+                failures += 1;
+                continue;
+            }
+            failures = 0;
+            if acts {
+                tokio::time::sleep(SHORT_REST).await;
+                continue;
+            }
+            tokio::time::sleep(REST).await;
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = tokio::time::sleep(wake) => {}
+            }
+        }
+    }
+
+    /// Collects the results that wait, those of deleted shadows included.
+    fn collect(&mut self) -> Vec<Waiting> {
+        let present: BTreeMap<RowId, Waiting> = self.caches.shadows.read(|shadows| {
+            shadows.values().flat_map(waiting).map(|waiting| (row_id(&waiting.row), waiting)).collect()
+        });
+        for (id, before) in std::mem::take(&mut self.seen) {
+            let shadow = self.caches.shadows.get(&before.row.node);
+            let gone = shadow.is_none_or(|shadow| shadow.owner_uid.as_ref() != Some(&before.row.uid));
+            if gone && !present.contains_key(&id) {
+                self.orphans.insert(id, Waiting { orphaned: true, ..before });
+            }
+        }
+        self.seen = present;
+        self.seen.values().chain(self.orphans.values()).cloned().collect()
+    }
+
+    fn plan(&mut self, now: Timestamp) -> HistoryPlan {
+        let objects: BTreeMap<String, HistoryObject> = self.caches.history.items();
+        self.records.retain(|name, record| objects.get(name).is_some_and(|object| object.uid == record.uid));
+        let records = &self.records;
+        let named = |name: &String, open: &OpenPage| records.get(name).is_some_and(|r| r.next_page() > open.number);
+        for (name, open) in &self.open {
+            if named(name, open) {
+                self.orphans.retain(|id, _| !open.rows.contains(id));
+            }
+        }
+        self.open.retain(|name, open| records.contains_key(name) && !named(name, open));
+        let waiting = self.collect();
+        let (under_way, nodes) = self.caches.shadows.read(|shadows| {
+            let under_way: BTreeSet<i64> = shadows
+                .values()
+                .filter_map(|shadow| Some(shadow.status.controller.progress.as_ref()?.rollout.as_ref()?.rollout))
+                .collect();
+            let nodes = shadows.values().filter_map(|shadow| {
+                let agent = &shadow.status.agent;
+                Some((agent.variant.clone()?, agent.arch.clone()?, agent.current_version.clone()?))
+            });
+            (under_way, nodes.collect::<Vec<_>>())
+        });
+        let operator = self.caches.operator.get(names::OPERATOR_NAME);
+        plan(&HistorySnapshot {
+            namespace: &self.applier.namespace,
+            operator: operator.as_ref(),
+            objects: &objects,
+            records: &self.records,
+            open: &self.open,
+            waiting: &waiting,
+            under_way: &under_way,
+            nodes: &nodes,
+            now,
+        })
+    }
+
+    /// Carries out the calls, and tells plans the result. Returns true if one failed.
+    async fn carry_out(&mut self, plan: HistoryPlan, changed: &watch::Sender<u64>) -> bool {
+        let mut failure = None;
+        for action in plan.actions {
+            match self.act(action).await {
+                Ok(()) => {}
+                Err(ApplyError::Lost(_)) => return true,
+                Err(error) if error.code() == Some(409) || matches!(error, ApplyError::Changed(_)) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "history decided on an old state");
+                }
+                Err(error) => {
+                    self.applier.metrics.rejected(error.what(), error.code());
+                    failure = failure.or_else(|| Some(text(&error)));
+                }
+            }
+        }
+        if failure != self.failure {
+            match &failure {
+                Some(failure) => tracing::warn!(failure, "the history of rollouts cannot be written"),
+                None => tracing::info!("the history of rollouts is written again"),
+            }
+        }
+        let state = match &failure {
+            None => (true, RECORDED, String::new()),
+            Some(failure) => {
+                let waits = self.seen.len() + self.orphans.len();
+                let message = format!(
+                    "{failure}. Updates go on; {waits} results wait on the shadows, of which each keeps the last {}",
+                    models::shadow::MOST_RESULTS
+                );
+                (false, REFUSED, models::plain::cut(&message, 2000))
+            }
+        };
+        self.failure = failure;
+        let mut facts = plan.facts;
+        facts.state = Some(state);
+        if self.history.set(facts) {
+            changed.send_modify(|n| *n = n.wrapping_add(1));
+        }
+        self.failure.is_some()
+    }
+
+    async fn act(&mut self, action: HistoryAction) -> Result<(), ApplyError> {
+        match action {
+            HistoryAction::ReadRecord { name } => {
+                let found = self.objects.read(&name).await?;
+                if let Some(record) = found.and_then(|found| RecordFacts::of(&found.object)) {
+                    self.records.insert(name, record);
+                }
+            }
+            HistoryAction::ReadPage { record, number } => {
+                let page = self.objects.read_page(&record, number).await?;
+                self.open.insert(record, page);
+            }
+            HistoryAction::Begin { name, rollout } => {
+                tracing::info!(record = name, rollout = rollout.number, version = %rollout.version, "rollout recorded");
+                let record = self.objects.begin(&name, *rollout).await?;
+                self.records.insert(name, record);
+            }
+            HistoryAction::WritePage { record, owner, page } => {
+                let page = self.objects.write_page(&record, owner, page).await?;
+                self.open.insert(record, page);
+            }
+            HistoryAction::Clear { node, rows } => self.applier.clear_results(&node, &rows).await?,
+            HistoryAction::Drop { node, rows } => {
+                self.applier.clear_results(&node, &rows).await?;
+                tracing::warn!(node, "the result of an attempt belongs to no rollout that is recorded, and is dropped");
+            }
+            HistoryAction::Update { name, status } => {
+                let Some(record) = self.records.get(&name) else { return Ok(()) };
+                let written = self.objects.update(record, &status).await;
+                self.read_again(&name, written).await?;
+            }
+            HistoryAction::End { name, status } => {
+                let ended = self.end(&name, *status).await;
+                self.read_again(&name, ended).await?;
+                tracing::info!(record = name, "rollout ended, its record is signed");
+            }
+            HistoryAction::Delete { name, uid } => {
+                self.objects.delete(&name, &uid).await?;
+                tracing::info!(object = name, "history beyond its limits removed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in a written record; after a failure what the API server has is read again.
+    async fn read_again(&mut self, name: &str, written: Result<RecordFacts, ApplyError>) -> Result<(), ApplyError> {
+        match written {
+            Ok(record) => {
+                self.records.insert(name.to_owned(), record);
+                Ok(())
+            }
+            Err(error) => {
+                if error.is_unknown() || error.code() == Some(409) {
+                    let found = self.objects.read(name).await?;
+                    let record = found.and_then(|found| RecordFacts::of(&found.object));
+                    self.records.extend(record.map(|record| (name.to_owned(), record)));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Signs and writes the end of a record. The digest is over what the API server has, and over the course as it is
+    /// written.
+    async fn end(
+        &self,
+        name: &str,
+        mut status: models::history::BottlerocketRolloutHistoryStatus,
+    ) -> Result<RecordFacts, ApplyError> {
+        let known = self.records.get(name).ok_or(ApplyError::Changed("the record of a rollout"))?;
+        let found = self.objects.read(name).await?.ok_or(ApplyError::Changed("the record of a rollout"))?;
+        let live = RecordFacts::of(&found.object).filter(|live| live.resource_version == known.resource_version);
+        let live = live.ok_or(ApplyError::Changed("the record of a rollout"))?;
+        let named = self.records.values().filter_map(|record| signed_by(record.status.signature.as_deref()?)).collect();
+        let key = self.keys.signing(&named).await?;
+        let failed = |error: Box<dyn std::error::Error + Send + Sync>| ApplyError::Signing(error);
+        let digest = record_digest(&found.spec, &status).map_err(|error| failed(Box::new(error)))?;
+        let claims = RecordClaims { aud: RECORD_AUDIENCE.to_owned(), record: name.to_owned(), digest };
+        status.signature = Some(key.sign(&claims).map_err(|error| failed(Box::new(error)))?);
+        self.objects.update(&live, &status).await
+    }
+}
+
+/// Returns an error with its cause.
+fn text(error: &ApplyError) -> String {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

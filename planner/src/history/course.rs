@@ -1,0 +1,183 @@
+//! The course of a rollout: entries that follow from the operator's status. Each change is compared with the entries and
+//! conditions that the record has already, so that none is lost and none is there twice, whoever leads.
+
+use jiff::Timestamp;
+use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
+use models::history::{
+    BottlerocketRolloutHistoryStatus, EntryKind, FROZEN, HistoryEntry, MOST_ENTRIES, RecordedRollout, RolloutPhase,
+};
+use models::operator::{ActiveRollout, ENABLED, KnownVersion, WINDOW_OPEN};
+use models::plain::cut;
+
+use crate::view::OperatorFacts;
+
+/// The longest message of an entry.
+const MESSAGE: usize = 256;
+
+/// Conditions of a record besides `Frozen`, from which a change is told.
+const PAUSED: &str = "Paused";
+const QUARANTINED: &str = "Quarantined";
+const WINDOW_CLOSED: &str = "WindowClosed";
+
+/// A state of the operator that entries are about.
+struct State<'a> {
+    type_: &'static str,
+    holds: bool,
+    /// Time since which it is so.
+    since: Timestamp,
+    begins: EntryKind,
+    /// `None`: its end is no entry of its own.
+    ends: Option<EntryKind>,
+    manager: Option<&'a String>,
+    message: String,
+}
+
+fn entry(time: Timestamp, kind: EntryKind, message: &str) -> HistoryEntry {
+    HistoryEntry { time, kind, step: None, field_manager: None, message: cut(message, MESSAGE) }
+}
+
+/// The states of the operator that a record follows.
+fn states<'a>(operator: &'a OperatorFacts, rollout: &RecordedRollout, now: Timestamp) -> Vec<State<'a>> {
+    let conditions = &operator.status.conditions;
+    let of = |type_: &str, value: ConditionStatus| {
+        let found = find_condition(conditions, type_);
+        let since = found.map_or(now, |condition| condition.last_transition_time);
+        let message = found.map(|condition| condition.message.clone()).unwrap_or_default();
+        (found.is_some_and(|condition| condition.status == value), since, message)
+    };
+    let own = |known: &&KnownVersion| {
+        (&known.variant, &known.arch, &known.version) == (&rollout.variant, &rollout.arch, &rollout.version)
+    };
+    let quarantined = operator.status.versions.iter().find(own).and_then(|known| known.quarantined.as_ref());
+    let failed = quarantined.map(|quarantined| format!("{} on {}", quarantined.reason, quarantined.nodes.join(", ")));
+    let managers = &operator.managers;
+    let (paused, since, _) = of(ENABLED, ConditionStatus::False);
+    let pause = State {
+        type_: PAUSED,
+        holds: paused,
+        since,
+        begins: EntryKind::Paused,
+        ends: Some(EntryKind::Resumed),
+        manager: managers.enabled.as_ref(),
+        message: "updates were disabled".to_owned(),
+    };
+    let quarantine = State {
+        type_: QUARANTINED,
+        holds: quarantined.is_some(),
+        since: quarantined.map_or(now, |quarantined| quarantined.since),
+        begins: EntryKind::Quarantined,
+        ends: None,
+        manager: None,
+        message: failed.unwrap_or_default(),
+    };
+    let (frozen, since, message) = of(models::operator::FROZEN, ConditionStatus::True);
+    let freeze = State {
+        type_: FROZEN,
+        holds: frozen,
+        since,
+        begins: EntryKind::Frozen,
+        ends: Some(EntryKind::Resumed),
+        manager: managers.resume.as_ref().filter(|_| !frozen),
+        message,
+    };
+    let (closed, since, message) = of(WINDOW_OPEN, ConditionStatus::False);
+    let window = State {
+        type_: WINDOW_CLOSED,
+        holds: closed,
+        since,
+        begins: EntryKind::WindowClosed,
+        ends: Some(EntryKind::WindowOpened),
+        manager: None,
+        message,
+    };
+    vec![pause, quarantine, freeze, window]
+}
+
+fn follow(status: &mut BottlerocketRolloutHistoryStatus, begun: Timestamp, state: &State<'_>) {
+    let before = find_condition(&status.conditions, state.type_).map(|condition| condition.status);
+    let holds = ConditionStatus::from(state.holds);
+    if before == Some(holds) {
+        return;
+    }
+    let kind = if state.holds { Some(state.begins) } else { state.ends.filter(|_| before.is_some()) };
+    let message = if state.holds { cut(&state.message, MESSAGE) } else { String::new() };
+    if let Some(kind) = kind {
+        let field_manager = state.manager.cloned();
+        status.entries.push(HistoryEntry { field_manager, ..entry(state.since.max(begun), kind, &message) });
+    }
+    let condition = Condition {
+        type_: state.type_.to_owned(),
+        status: holds,
+        reason: kind.map_or("AsExpected", EntryKind::as_str).to_owned(),
+        message,
+        last_transition_time: state.since.max(begun),
+        observed_generation: None,
+    };
+    set_condition(&mut status.conditions, condition);
+}
+
+/// Removes entries beyond the limit: the oldest about windows first, and the first entry never.
+fn limit(entries: &mut Vec<HistoryEntry>) {
+    let window = |entry: &HistoryEntry| matches!(entry.kind, EntryKind::WindowOpened | EntryKind::WindowClosed);
+    // Room for the last entry, and for those of one turn.
+    while entries.len() > MOST_ENTRIES - 8 {
+        let oldest = entries.iter().position(window).unwrap_or(1);
+        entries.remove(oldest);
+    }
+}
+
+/// Returns the status of a running record with what has happened since it was written.
+pub(super) fn continued(
+    stored: &BottlerocketRolloutHistoryStatus,
+    rollout: &RecordedRollout,
+    active: &ActiveRollout,
+    operator: &OperatorFacts,
+    now: Timestamp,
+) -> BottlerocketRolloutHistoryStatus {
+    let mut status = stored.clone();
+    let managers = &operator.managers;
+    if status.entries.is_empty() {
+        let from: Vec<_> = rollout.from.iter().map(|from| format!("{} ({} nodes)", from.version, from.nodes)).collect();
+        let continues = rollout.first.map(|first| format!("; continues rollout {first}")).unwrap_or_default();
+        let message = format!("to {} from {}{continues}", rollout.version, from.join(", "));
+        let field_manager = managers.version.clone();
+        // Steps that were passed before are none of this record.
+        let step = Some(active.steps_passed).filter(|passed| *passed > 0);
+        status.entries.push(HistoryEntry { field_manager, step, ..entry(rollout.begun, EntryKind::Begun, &message) });
+    }
+    for state in states(operator, rollout, now) {
+        follow(&mut status, rollout.begun, &state);
+    }
+    let last = |entries: &[HistoryEntry], kinds: &[EntryKind]| {
+        entries.iter().filter(|entry| kinds.contains(&entry.kind)).filter_map(|entry| entry.step).max().unwrap_or(0)
+    };
+    let approved = last(&status.entries, &[EntryKind::Begun, EntryKind::Approved]);
+    if let Some(step) = active.approved_step.filter(|step| *step > approved) {
+        let field_manager = managers.approve_step.clone();
+        status.entries.push(HistoryEntry { field_manager, step: Some(step), ..entry(now, EntryKind::Approved, "") });
+    }
+    let passed = last(&status.entries, &[EntryKind::Begun, EntryKind::StepPassed]);
+    for step in (passed.saturating_add(1)..=active.steps_passed).take(MOST_ENTRIES) {
+        status.entries.push(HistoryEntry { step: Some(step), ..entry(now, EntryKind::StepPassed, "") });
+    }
+    limit(&mut status.entries);
+    status
+}
+
+/// Returns the status of a record that ends.
+pub(super) fn ended(
+    stored: &BottlerocketRolloutHistoryStatus,
+    phase: RolloutPhase,
+    at: Timestamp,
+    message: &str,
+) -> BottlerocketRolloutHistoryStatus {
+    let kind = match phase {
+        RolloutPhase::Completed => EntryKind::Completed,
+        RolloutPhase::Superseded => EntryKind::Superseded,
+        RolloutPhase::Stopped | RolloutPhase::Running | RolloutPhase::Unknown => EntryKind::Stopped,
+    };
+    let mut status = stored.clone();
+    status.entries.push(entry(at, kind, message));
+    (status.phase, status.ended) = (phase, Some(at));
+    status
+}

@@ -1,0 +1,93 @@
+//! The limits of the history: what is deleted, the oldest first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::operator::BottlerocketUpdateOperatorSpec;
+use models::time::after;
+
+use super::HistoryAction;
+use crate::view::{HistoryObject, RecordFacts};
+
+/// The number of objects that are deleted in one pass.
+const AT_A_TIME: usize = 16;
+
+/// The limits in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Number of records of ended rollouts.
+    pub records: usize,
+    /// Time for which the pages of an ended rollout are kept.
+    pub max_age: Duration,
+    /// Size of all objects together, in bytes.
+    pub bytes: i64,
+}
+
+impl Limits {
+    /// Returns the limits of a policy.
+    pub fn of(spec: &BottlerocketUpdateOperatorSpec) -> Self {
+        let limits = spec.rollout_history.clone().unwrap_or_default();
+        Self {
+            records: limits.records.unwrap_or(100) as usize,
+            max_age: limits.max_age.map_or(Duration::from_hours(4320), |age| age.0),
+            bytes: i64::from(limits.max_mebibytes.unwrap_or(48)) << 20,
+        }
+    }
+}
+
+/// Returns the deletions that are due. `records` are all records; without one of them nothing is known to be too much.
+pub(super) fn deletions(
+    limits: Limits,
+    records: &BTreeMap<String, RecordFacts>,
+    objects: &BTreeMap<String, HistoryObject>,
+    now: Timestamp,
+) -> Vec<HistoryAction> {
+    let mut oldest: Vec<&RecordFacts> = records.values().collect();
+    oldest.sort_by_key(|record| record.rollout.number);
+    let ended: Vec<&RecordFacts> = oldest.iter().copied().filter(|record| !record.runs()).collect();
+    let mut gone: BTreeSet<&str> =
+        ended.iter().take(ended.len().saturating_sub(limits.records)).map(|record| record.name.as_str()).collect();
+    let mut pages: Vec<(i64, &HistoryObject)> = Vec::new();
+    for object in objects.values().filter(|object| object.page.is_some() && !object.deleting) {
+        let record = records.get(&object.record);
+        let owned = record.is_some_and(|record| object.owner.as_deref().is_none_or(|owner| owner == record.uid));
+        let old = || record.and_then(|r| r.status.ended).is_some_and(|ended| after(ended, limits.max_age) <= now);
+        match record {
+            Some(record) if owned && !old() && !gone.contains(record.name.as_str()) => {
+                pages.push((record.rollout.number, object));
+            }
+            // Its record is gone, or is another one of the same name.
+            _ => _ = gone.insert(&object.name),
+        }
+    }
+    pages.sort_by_key(|(number, page)| (*number, page.page));
+    let kept = oldest.iter().filter(|record| !gone.contains(record.name.as_str()));
+    let mut bytes =
+        kept.map(|record| record.bytes).sum::<i64>() + pages.iter().map(|(_, page)| page.bytes).sum::<i64>();
+    // The last page of a running record may not be named in it yet.
+    let last = |page: &HistoryObject| {
+        let record = records.get(&page.record).filter(|record| record.runs());
+        record.is_some_and(|record| page.page.is_some_and(|number| number >= record.next_page()))
+    };
+    for (_, page) in pages.iter().filter(|(_, page)| !last(page)) {
+        if bytes <= limits.bytes {
+            break;
+        }
+        bytes -= page.bytes;
+        gone.insert(&page.name);
+    }
+    for record in ended {
+        if bytes <= limits.bytes {
+            break;
+        }
+        if gone.insert(&record.name) {
+            bytes -= record.bytes;
+        }
+    }
+    let found = gone.iter().filter_map(|name| objects.get(*name)).filter(|object| !object.deleting);
+    found
+        .take(AT_A_TIME)
+        .map(|object| HistoryAction::Delete { name: object.name.clone(), uid: object.uid.clone() })
+        .collect()
+}

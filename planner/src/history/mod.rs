@@ -1,0 +1,386 @@
+//! The history of rollouts (`docs/history.md`): the writes that are due, from a snapshot of the operator's status, the results
+//! that wait on the shadows, and the objects of the history.
+//!
+//! The order of the writes makes each of them safe to repeat after a kill: a page is created under a name that follows from
+//! its record, then its results are cleared from the shadows, then the record names it with its digest. A result is on a
+//! shadow or on a page at each moment. A record ends when no attempt of it is under way and no result waits.
+
+mod course;
+mod limits;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::history::{
+    BottlerocketRolloutHistoryStatus, HistoryPage, HistoryRow, LARGEST_OBJECT, MOST_PAGES, MOST_ROWS, PageSummary,
+    RecordedOperator, RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
+};
+use models::names;
+use models::operator::{ActiveRollout, RolloutRecord};
+use models::resource_version::newer;
+use models::time::after;
+use semver::Version;
+
+use crate::view::{HistoryFacts, HistoryObject, OperatorFacts, RecordFacts};
+
+pub use limits::Limits;
+
+/// The size at which a page is full, in bytes. Metadata come on top.
+const PAGE_BYTES: usize = 200 * 1024;
+
+/// The largest row, in bytes.
+const ROW_BYTES: usize = 240 * 1024;
+
+/// The time for which a result may wait for others on its page. It doubles with each 64 pages, so that the record of a slow
+/// rollout stays within its limit.
+const PAGE_WAIT: Duration = Duration::from_secs(10 * 60);
+
+/// The longest policy in a record.
+const POLICY: usize = 65_536;
+
+/// A result that no page holds yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Waiting {
+    pub variant: String,
+    pub arch: String,
+    pub row: HistoryRow,
+    /// True if its shadow is gone: only this process has it.
+    pub orphaned: bool,
+}
+
+/// What identifies the result of an attempt: the uid of the Node and the number of the attempt.
+pub type RowId = (String, i64);
+
+/// Returns what identifies a row.
+pub fn row_id(row: &HistoryRow) -> RowId {
+    (row.uid.clone(), row.result.attempt)
+}
+
+/// A page that is written, and that its record does not name yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenPage {
+    pub number: i64,
+    pub summary: PageSummary,
+    pub rows: BTreeSet<RowId>,
+}
+
+/// The input.
+pub struct HistorySnapshot<'a> {
+    pub namespace: &'a str,
+    pub operator: Option<&'a OperatorFacts>,
+    /// All objects of the history.
+    pub objects: &'a BTreeMap<String, HistoryObject>,
+    /// Its records, as far as they were read, by name.
+    pub records: &'a BTreeMap<String, RecordFacts>,
+    /// The written pages that their records (name) do not name yet, as far as they were read.
+    pub open: &'a BTreeMap<String, OpenPage>,
+    pub waiting: &'a [Waiting],
+    /// The numbers of the rollouts with attempts under way.
+    pub under_way: &'a BTreeSet<i64>,
+    /// Variant, architecture and version of each node, as its host reports them.
+    pub nodes: &'a [(String, String, Version)],
+    pub now: Timestamp,
+}
+
+/// One call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HistoryAction {
+    /// Reads a record that changed.
+    ReadRecord {
+        name: String,
+    },
+    /// Reads a page that its record does not name yet.
+    ReadPage {
+        record: String,
+        number: i64,
+    },
+    /// Creates the record of a rollout.
+    Begin {
+        name: String,
+        rollout: Box<RecordedRollout>,
+    },
+    /// Creates a page.
+    WritePage {
+        record: String,
+        owner: String,
+        page: HistoryPage,
+    },
+    /// Removes results that are on a page from the shadow of a node.
+    Clear {
+        node: String,
+        rows: BTreeSet<RowId>,
+    },
+    /// Removes results of which no record is known.
+    Drop {
+        node: String,
+        rows: BTreeSet<RowId>,
+    },
+    /// Writes the course of a running record.
+    Update {
+        name: String,
+        status: Box<BottlerocketRolloutHistoryStatus>,
+    },
+    /// Signs and writes the course of a record that ends.
+    End {
+        name: String,
+        status: Box<BottlerocketRolloutHistoryStatus>,
+    },
+    Delete {
+        name: String,
+        uid: String,
+    },
+}
+
+/// The calls that are due.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HistoryPlan {
+    /// Independent of each other; each leads to another plan.
+    pub actions: Vec<HistoryAction>,
+    /// The time to plan again even if nothing changes.
+    pub wake: Option<Timestamp>,
+    /// Facts for the plans of updates.
+    pub facts: HistoryFacts,
+}
+
+/// Returns the calls that are due.
+pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
+    let mut plan = HistoryPlan::default();
+    let records = snapshot.objects.values().filter(|object| object.page.is_none());
+    let number = |object: &HistoryObject| models::history::record_number(&object.name);
+    plan.facts.highest = Some(records.clone().filter_map(number).max().unwrap_or(0));
+    let known = |object: &&HistoryObject| {
+        let record = snapshot.records.get(&object.name).filter(|record| record.uid == object.uid);
+        record.is_some_and(|record| !newer(&object.resource_version, &record.resource_version))
+    };
+    let unread = records.filter(|object| !known(object) && !object.deleting);
+    plan.actions.extend(unread.map(|object| HistoryAction::ReadRecord { name: object.name.clone() }));
+    if !plan.actions.is_empty() {
+        return plan;
+    }
+    begin(snapshot, &mut plan);
+    for record in snapshot.records.values().filter(|record| record.runs()) {
+        if record.status.pages.len() >= MOST_PAGES - 8 {
+            plan.facts.full.insert(record.rollout.number);
+        }
+        go_on(snapshot, record, &mut plan);
+    }
+    drop_unknown(snapshot, &mut plan);
+    if let Some(operator) = snapshot.operator {
+        let limits = Limits::of(&operator.spec);
+        plan.actions.extend(limits::deletions(limits, snapshot.records, snapshot.objects, snapshot.now));
+    }
+    plan
+}
+
+/// The rollouts of the operator's resource that have a number.
+fn numbered(operator: &OperatorFacts) -> impl Iterator<Item = (&ActiveRollout, &RolloutRecord)> {
+    operator.status.active_rollouts.iter().filter_map(|rollout| Some((rollout, rollout.record.as_ref()?)))
+}
+
+/// Returns the rollout of a record in the operator's status.
+fn active<'a>(snapshot: &HistorySnapshot<'a>, record: &RecordFacts) -> Option<(&'a ActiveRollout, &'a RolloutRecord)> {
+    let operator = snapshot.operator.filter(|operator| operator.uid == record.rollout.operator.uid)?;
+    numbered(operator).find(|(_, place)| place.number == record.rollout.number)
+}
+
+/// Returns whether a result belongs to this rollout. One without a number was begun before its rollout had one.
+fn belongs(waiting: &Waiting, rollout: &RecordedRollout) -> bool {
+    let result = &waiting.row.result;
+    let same = (&waiting.variant, &waiting.arch, &result.to) == (&rollout.variant, &rollout.arch, &rollout.version);
+    result.rollout == rollout.number || (result.rollout == 0 && same)
+}
+
+/// Creates the records of rollouts that run, and of those that have ended while results of them wait.
+fn begin(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
+    let Some(operator) = snapshot.operator else { return };
+    for (active, place) in numbered(operator) {
+        let has =
+            |record: &RecordFacts| record.rollout.number == place.number && record.rollout.operator.uid == operator.uid;
+        let waits = || {
+            place.ended.is_none() || snapshot.waiting.iter().any(|waiting| waiting.row.result.rollout == place.number)
+        };
+        if snapshot.records.values().any(has) || !waits() {
+            continue;
+        }
+        let mut from: BTreeMap<&Version, i64> = BTreeMap::new();
+        for (_, _, version) in
+            snapshot.nodes.iter().filter(|(variant, arch, _)| (variant, arch) == (&active.variant, &active.arch))
+        {
+            *from.entry(version).or_default() += 1;
+        }
+        let strategy = operator.spec.strategy.clone().unwrap_or_default();
+        let policy = serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY);
+        let rollout = RecordedRollout {
+            number: place.number,
+            operator: RecordedOperator {
+                namespace: snapshot.namespace.to_owned(),
+                name: names::OPERATOR_NAME.to_owned(),
+                uid: operator.uid.clone(),
+            },
+            revision: place.revision.clone(),
+            variant: active.variant.clone(),
+            arch: active.arch.clone(),
+            version: active.version.clone(),
+            from: from.into_iter().map(|(version, nodes)| VersionCount { version: version.clone(), nodes }).collect(),
+            begun: place.begun,
+            first: place.first,
+            steps: strategy.canary,
+            policy: policy.unwrap_or_default(),
+        };
+        plan.actions.push(HistoryAction::Begin { name: record_name(&rollout), rollout: Box::new(rollout) });
+    }
+}
+
+/// Writes what is due of a running record: its course, a page, or its end.
+fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut HistoryPlan) {
+    let now = snapshot.now;
+    let active = active(snapshot, record);
+    let mut status = match (snapshot.operator, active) {
+        (Some(operator), Some((active, _))) => {
+            course::continued(&record.status, &record.rollout, active, operator, now)
+        }
+        _ => record.status.clone(),
+    };
+    let mut rows: Vec<&Waiting> = snapshot.waiting.iter().filter(|waiting| belongs(waiting, &record.rollout)).collect();
+    rows.sort_by(|a, b| (a.row.result.ended, &a.row.node).cmp(&(b.row.result.ended, &b.row.node)));
+    let number = record.next_page();
+    let over = active.is_none_or(|(_, place)| place.ended.is_some());
+    let busy = snapshot.under_way.contains(&record.rollout.number);
+    let exists = |object: &&HistoryObject| object.owner.as_deref().is_none_or(|owner| owner == record.uid);
+    let mut pending = true;
+    match snapshot.open.get(&record.name).filter(|open| open.number == number) {
+        Some(open) => {
+            let left: Vec<_> = rows.iter().filter(|waiting| open.rows.contains(&row_id(&waiting.row))).collect();
+            for waiting in left.iter().filter(|waiting| !waiting.orphaned) {
+                let rows = open.rows.iter().filter(|(uid, _)| *uid == waiting.row.uid).cloned().collect();
+                let clear = HistoryAction::Clear { node: waiting.row.node.clone(), rows };
+                if !plan.actions.contains(&clear) {
+                    plan.actions.push(clear);
+                }
+            }
+            if left.iter().all(|waiting| waiting.orphaned) {
+                status.nodes += open.summary.nodes;
+                status.pods += open.summary.pods;
+                status.pages.push(open.summary.clone());
+            }
+        }
+        None if snapshot.objects.get(&page_name(&record.name, number)).filter(exists).is_some() => {
+            plan.actions.push(HistoryAction::ReadPage { record: record.name.clone(), number });
+        }
+        None => {
+            let due = due(&rows, record, over && !busy, now);
+            if let Some(at) = due.filter(|at| *at > now) {
+                plan.wake = Some(plan.wake.map_or(at, |wake| wake.min(at)));
+            }
+            pending = !rows.is_empty();
+            if due.is_some_and(|at| at <= now) && record.status.pages.len() < MOST_PAGES {
+                let page = HistoryPage { number, rows: page(&rows) };
+                let owner = record.uid.clone();
+                plan.actions.push(HistoryAction::WritePage { record: record.name.clone(), owner, page });
+            }
+        }
+    }
+    if over && !busy && !pending {
+        let (phase, at, message) = match active.map(|(_, place)| (place.phase, place.ended.unwrap_or(now))) {
+            Some((phase @ RolloutPhase::Completed, at)) => (phase, at, "every node runs the version"),
+            Some((phase @ RolloutPhase::Superseded, at)) => (phase, at, "nodes update to another version"),
+            Some((_, at)) => (RolloutPhase::Stopped, at, stopped(plan, record)),
+            None => (RolloutPhase::Stopped, now, "the operator's resource was deleted, or no longer knows it"),
+        };
+        let status = Box::new(course::ended(&status, phase, at, message));
+        plan.actions.push(HistoryAction::End { name: record.name.clone(), status });
+    } else if status != record.status {
+        plan.actions.push(HistoryAction::Update { name: record.name.clone(), status: Box::new(status) });
+    }
+}
+
+/// Returns the reason for which a rollout was stopped.
+fn stopped(plan: &HistoryPlan, record: &RecordFacts) -> &'static str {
+    if plan.facts.full.contains(&record.rollout.number) {
+        "this record is full: another one continues it"
+    } else {
+        "the policy changed, failures were resolved, or no node is left"
+    }
+}
+
+/// Returns the time at which a page is due; `None` without results.
+fn due(rows: &[&Waiting], record: &RecordFacts, last: bool, now: Timestamp) -> Option<Timestamp> {
+    let first = rows.first()?;
+    let bytes: usize = rows.iter().map(|waiting| bytes(&waiting.row)).sum();
+    if last || rows.len() >= MOST_ROWS || bytes >= PAGE_BYTES || rows.iter().any(|waiting| waiting.orphaned) {
+        return Some(now);
+    }
+    let doublings = u32::try_from(record.status.pages.len() / 64).unwrap_or(0);
+    Some(after(first.row.result.ended, PAGE_WAIT.saturating_mul(1 << doublings.min(16))))
+}
+
+fn bytes(row: &HistoryRow) -> usize {
+    serde_json::to_vec(row).map_or(ROW_BYTES, |text| text.len())
+}
+
+/// Returns the rows of the next page: as many as fit.
+fn page(rows: &[&Waiting]) -> Vec<HistoryRow> {
+    let mut size = 0;
+    let mut page = Vec::new();
+    for row in rows.iter().take(MOST_ROWS).map(|waiting| fitting(&waiting.row)) {
+        size += bytes(&row);
+        if size > PAGE_BYTES && !page.is_empty() {
+            break;
+        }
+        page.push(row);
+    }
+    page
+}
+
+/// Returns a row that fits a page: of one that does not, the last pods are left out.
+fn fitting(row: &HistoryRow) -> HistoryRow {
+    let mut row = row.clone();
+    if bytes(&row) <= ROW_BYTES {
+        return row;
+    }
+    row.result.running.clear();
+    let pods = row.result.pods.len();
+    while bytes(&row) > ROW_BYTES && !row.result.pods.is_empty() {
+        let most = row.result.pods.len() * 9 / 10;
+        row.result.pods.truncate(most);
+    }
+    let message = format!("{} ({} pods are not listed)", row.result.message, pods - row.result.pods.len());
+    row.result.message = models::plain::cut(&message, 512);
+    row
+}
+
+/// Gives up results of which no rollout is known, or whose record has ended: their shadow would keep them for ever.
+fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
+    let expected = |waiting: &Waiting| {
+        let of = |number: i64| waiting.row.result.rollout == number;
+        let running = snapshot.records.values().any(|record| record.runs() && belongs(waiting, &record.rollout));
+        let begins = snapshot.operator.iter().flat_map(|operator| numbered(operator)).any(|(_, place)| {
+            of(place.number) && !snapshot.records.values().any(|record| record.rollout.number == place.number)
+        });
+        let unnumbered = snapshot.operator.iter().flat_map(|operator| &operator.status.active_rollouts).any(|active| {
+            (&active.variant, &active.arch, &active.version)
+                == (&waiting.variant, &waiting.arch, &waiting.row.result.to)
+                && of(0)
+                && active.record.as_ref().is_none_or(|place| place.ended.is_none())
+        });
+        running || begins || unnumbered
+    };
+    for waiting in snapshot.waiting.iter().filter(|waiting| !waiting.orphaned && !expected(waiting)) {
+        let rows = BTreeSet::from([row_id(&waiting.row)]);
+        plan.actions.push(HistoryAction::Drop { node: waiting.row.node.clone(), rows });
+    }
+}
+
+/// Returns what a record names of a page.
+pub fn summary(page: &HistoryPage, digest: String, bytes: usize) -> PageSummary {
+    let pods: usize = page.rows.iter().map(|row| row.result.pods.len()).sum();
+    PageSummary {
+        digest,
+        nodes: i64::try_from(page.rows.len()).unwrap_or(i64::MAX),
+        pods: i64::try_from(pods).unwrap_or(i64::MAX),
+        bytes: i64::try_from(bytes).unwrap_or(LARGEST_OBJECT),
+    }
+}
