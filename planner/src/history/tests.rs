@@ -1,1 +1,497 @@
+//! The historian over a model of the API server, which is killed between any two calls.
 
+use models::condition::{Condition, ConditionStatus};
+use models::history::{BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, EntryKind};
+use models::operator::{ENABLED, Quarantined, WINDOW_OPEN};
+use models::shadow::{DrainedPod, PodMove, RolloutResult, UPDATED};
+
+use super::*;
+use crate::fixtures::{NEW, OLD, rollout, t};
+
+const VARIANT: &str = "aws-k8s-1.37";
+const ARCH: &str = "x86_64";
+
+/// The API server with the objects of the history, the operator's status and the results on shadows.
+#[derive(Default)]
+struct Server {
+    operator: OperatorFacts,
+    objects: BTreeMap<String, BottlerocketRolloutHistory>,
+    shadows: BTreeMap<String, Vec<RolloutResult>>,
+    under_way: BTreeSet<i64>,
+    version: u64,
+    /// Every result that was ever on a shadow.
+    all: BTreeSet<RowId>,
+}
+
+/// The memory of a leader, which a kill empties.
+#[derive(Default)]
+struct Leader {
+    records: BTreeMap<String, RecordFacts>,
+    open: BTreeMap<String, OpenPage>,
+}
+
+fn place(number: i64) -> RolloutRecord {
+    RolloutRecord {
+        number,
+        begun: t(0),
+        first: None,
+        revision: models::history::RecordedRevision { name: "default-x".into(), number: 3 },
+        phase: RolloutPhase::Running,
+        ended: None,
+    }
+}
+
+fn result(number: i64, attempt: i64, ended: i64, pods: usize) -> RolloutResult {
+    let pod = |number: usize| DrainedPod {
+        namespace: "shop".into(),
+        name: format!("web-{number:03}"),
+        uid: format!("{number:036}"),
+        ip: Some("10.0.0.1".into()),
+        owner: Some("Deployment/web".into()),
+        budgets: vec!["web".into()],
+        services: vec!["web".into()],
+        moved: Some(PodMove::Evicted),
+    };
+    RolloutResult {
+        rollout: number,
+        step: 1,
+        attempt,
+        from: Some(OLD),
+        to: NEW,
+        result: UPDATED.into(),
+        message: String::new(),
+        started: t(0),
+        drain_started: Some(t(1)),
+        drain_ended: Some(t(2)),
+        soak_started: Some(t(3)),
+        ended: t(ended),
+        boot_before: "b1".into(),
+        boot_after: "b2".into(),
+        pods: (0..pods).map(pod).collect(),
+        running: vec!["shop/web-9".into()],
+    }
+}
+
+impl Server {
+    /// One rollout that runs.
+    fn new() -> Self {
+        let mut server = Self::default();
+        server.operator.uid = "op".into();
+        server.operator.status.active_rollouts = vec![ActiveRollout { record: Some(place(7)), ..rollout(NEW) }];
+        server
+    }
+
+    fn end(&mut self, phase: RolloutPhase, at: i64) {
+        let record = self.operator.status.active_rollouts[0].record.as_mut().unwrap();
+        (record.phase, record.ended) = (phase, Some(t(at)));
+    }
+
+    fn add(&mut self, node: &str, result: RolloutResult) {
+        self.all.insert((node.to_owned(), result.attempt));
+        self.shadows.entry(node.to_owned()).or_default().push(result);
+    }
+
+    fn put(&mut self, name: &str, object: BottlerocketRolloutHistory) {
+        self.version += 1;
+        let mut object = object;
+        object.metadata.name = Some(name.to_owned());
+        object.metadata.resource_version = Some(self.version.to_string());
+        object.metadata.uid = Some(format!("uid-of-{name}"));
+        self.objects.insert(name.to_owned(), object);
+    }
+
+    fn plan(&self, leader: &Leader, now: i64) -> HistoryPlan {
+        let facts = |(name, object): (&String, &BottlerocketRolloutHistory)| {
+            let page = object.spec.page.as_ref().map(|page| page.number);
+            let facts = HistoryObject {
+                name: name.clone(),
+                uid: object.metadata.uid.clone().unwrap(),
+                resource_version: object.metadata.resource_version.clone().unwrap(),
+                record: object.spec.record.clone(),
+                page,
+                owner: page.map(|_| format!("uid-of-{}", object.spec.record)),
+                bytes: i64::try_from(serde_json::to_vec(&object.spec).unwrap().len()).unwrap(),
+                deleting: false,
+            };
+            (name.clone(), facts)
+        };
+        let objects: BTreeMap<_, _> = self.objects.iter().map(facts).collect();
+        let waiting: Vec<_> = self
+            .shadows
+            .iter()
+            .flat_map(|(node, results)| results.iter().map(move |result| (node, result)))
+            .map(|(node, result)| Waiting {
+                variant: VARIANT.into(),
+                arch: ARCH.into(),
+                row: HistoryRow { node: node.clone(), uid: node.clone(), result: result.clone() },
+                orphaned: false,
+            })
+            .collect();
+        plan(&HistorySnapshot {
+            namespace: "ns",
+            operator: Some(&self.operator),
+            objects: &objects,
+            records: &leader.records,
+            open: &leader.open,
+            waiting: &waiting,
+            under_way: &self.under_way,
+            nodes: &[(VARIANT.into(), ARCH.into(), OLD), (VARIANT.into(), "aarch64".into(), NEW)],
+            now: t(now),
+        })
+    }
+
+    fn open_page(&self, record: &str, number: i64) -> OpenPage {
+        let object = &self.objects[&page_name(record, number)];
+        let page = object.spec.page.as_ref().unwrap();
+        let bytes = serde_json::to_vec(&object.spec).unwrap().len();
+        let digest = models::history::page_digest(&object.spec).unwrap();
+        OpenPage { number, summary: summary(page, digest, bytes), rows: page.rows.iter().map(row_id).collect() }
+    }
+
+    /// Carries out one call. Creations of what is there return what is there.
+    fn act(&mut self, leader: &mut Leader, action: HistoryAction) {
+        match action {
+            HistoryAction::ReadRecord { name } => {
+                let record = RecordFacts::of(&self.objects[&name]).unwrap();
+                leader.records.insert(name, record);
+            }
+            HistoryAction::ReadPage { record, number } => {
+                let open = self.open_page(&record, number);
+                leader.open.insert(record, open);
+            }
+            HistoryAction::Begin { name, rollout } => {
+                let spec = BottlerocketRolloutHistorySpec { record: name.clone(), rollout: Some(*rollout), page: None };
+                if !self.objects.contains_key(&name) {
+                    self.put(&name, BottlerocketRolloutHistory::new(&name, spec));
+                }
+                leader.records.insert(name.clone(), RecordFacts::of(&self.objects[&name]).unwrap());
+            }
+            HistoryAction::WritePage { record, page, .. } => {
+                let (name, number) = (page_name(&record, page.number), page.number);
+                let spec = BottlerocketRolloutHistorySpec { record: record.clone(), rollout: None, page: Some(page) };
+                if !self.objects.contains_key(&name) {
+                    self.put(&name, BottlerocketRolloutHistory::new(&name, spec));
+                }
+                let open = self.open_page(&record, number);
+                leader.open.insert(record, open);
+            }
+            HistoryAction::Clear { node, rows } | HistoryAction::Drop { node, rows } => {
+                let results = self.shadows.get_mut(&node).unwrap();
+                results.retain(|result| !rows.contains(&(node.clone(), result.attempt)));
+            }
+            HistoryAction::Update { name, status } | HistoryAction::End { name, status } => {
+                let mut object = self.objects[&name].clone();
+                assert_eq!(object.status.as_ref().map_or(RolloutPhase::Running, |s| s.phase), RolloutPhase::Running);
+                object.status = Some(*status);
+                self.put(&name, object);
+                let record = RecordFacts::of(&self.objects[&name]).unwrap();
+                if leader.open.get(&name).is_some_and(|open| record.next_page() > open.number) {
+                    leader.open.remove(&name);
+                }
+                leader.records.insert(name, record);
+            }
+            HistoryAction::Delete { name, .. } => {
+                self.objects.remove(&name);
+                leader.records.remove(&name);
+            }
+        }
+    }
+
+    /// Runs until nothing is due; a kill comes after every `kill`th call. Returns the number of calls.
+    fn settle(&mut self, leader: &mut Leader, now: i64, kill: usize) -> usize {
+        let mut calls = 0;
+        for _ in 0..10_000 {
+            let Some(action) = self.plan(leader, now).actions.into_iter().next() else { return calls };
+            self.act(leader, action);
+            calls += 1;
+            if kill > 0 && calls % kill == 0 {
+                *leader = Leader::default();
+            }
+            self.check();
+        }
+        panic!("no end: {:?}", self.plan(leader, now).actions.first());
+    }
+
+    fn rows(&self) -> Vec<RowId> {
+        let pages = self.objects.values().filter_map(|object| object.spec.page.as_ref());
+        pages.flat_map(|page| page.rows.iter().map(row_id)).collect()
+    }
+
+    /// Every result is on a page or on a shadow, and no result is on two pages.
+    fn check(&self) {
+        let rows = self.rows();
+        let paged: BTreeSet<RowId> = rows.iter().cloned().collect();
+        assert_eq!(rows.len(), paged.len(), "a result is on two pages");
+        let waits = |id: &RowId| self.shadows.get(&id.0).is_some_and(|r| r.iter().any(|r| r.attempt == id.1));
+        for id in &self.all {
+            assert!(paged.contains(id) || waits(id), "the result {id:?} is lost");
+        }
+    }
+
+    fn record(&self) -> &BottlerocketRolloutHistory {
+        self.objects.values().find(|object| object.spec.rollout.is_some()).unwrap()
+    }
+
+    fn status(&self) -> BottlerocketRolloutHistoryStatus {
+        self.record().status.clone().unwrap()
+    }
+
+    fn entries(&self) -> Vec<EntryKind> {
+        self.status().entries.iter().map(|entry| entry.kind).collect()
+    }
+}
+
+#[test]
+fn kill_between_any_two_calls_loses_and_duplicates_no_result() {
+    for kill in 1..12 {
+        let (mut server, mut leader) = (Server::new(), Leader::default());
+        server.under_way.insert(7);
+        for node in 0..3 {
+            server.add(&format!("n{node}"), result(7, 1, 10, 2));
+        }
+        server.settle(&mut leader, 10, kill);
+        assert!(server.rows().is_empty(), "results wait for others on their page");
+        server.add("n3", result(7, 1, 700, 2));
+        // Begun before the rollout had its number.
+        server.add("n4", result(0, 4, 701, 2));
+        server.settle(&mut leader, 2000, kill);
+        assert_eq!(server.rows().len(), 5, "after the wait");
+        server.end(RolloutPhase::Completed, 2100);
+        server.add("n5", result(7, 2, 2050, 2));
+        server.settle(&mut leader, 2100, kill);
+        assert_eq!(server.status().phase, RolloutPhase::Running, "an attempt is under way");
+        server.under_way.clear();
+        server.settle(&mut leader, 2200, kill);
+        let status = server.status();
+        assert_eq!((status.phase, status.ended), (RolloutPhase::Completed, Some(t(2100))), "kill {kill}");
+        assert_eq!((status.nodes, status.pods), (6, 12));
+        assert_eq!(server.shadows.values().map(Vec::len).sum::<usize>(), 0, "all are cleared");
+        let name = server.record().metadata.name.clone().unwrap();
+        for (number, page) in (1..).zip(&status.pages) {
+            assert_eq!(server.open_page(&name, number).summary, *page, "kill {kill}");
+        }
+    }
+}
+
+#[test]
+fn record_holds_policy_versions_and_identity_of_its_beginning() {
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    server.operator.spec.enabled = Some(true);
+    server.settle(&mut leader, 0, 0);
+    let rollout = server.record().spec.rollout.clone().unwrap();
+    assert_eq!((rollout.number, rollout.revision.number, rollout.version.clone()), (7, 3, NEW));
+    assert_eq!(rollout.from, [VersionCount { version: OLD, nodes: 1 }], "of its architecture");
+    assert_eq!(rollout.policy, r#"{"enabled":true}"#);
+    assert_eq!(server.record().spec.record, record_name(&rollout));
+    assert_eq!(server.entries(), [EntryKind::Begun]);
+    assert_eq!(server.plan(&leader, 0).facts.highest, Some(7));
+}
+
+#[test]
+fn entries_tell_each_change_once_whoever_leads() {
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    server.settle(&mut leader, 0, 1);
+    let set = |server: &mut Server, type_: &str, status: ConditionStatus, at: i64| {
+        let conditions = &mut server.operator.status.conditions;
+        conditions.retain(|condition| condition.type_ != type_);
+        conditions.push(Condition {
+            type_: type_.into(),
+            status,
+            reason: "x".into(),
+            message: "m".into(),
+            last_transition_time: t(at),
+            observed_generation: None,
+        });
+    };
+    server.operator.managers.enabled = Some("kubectl-edit".into());
+    server.operator.managers.approve_step = Some("kubectl-annotate".into());
+    let quarantined =
+        Quarantined { reason: models::reason::FailureReason::BootFellBack, nodes: vec!["n1".into()], since: t(40) };
+    type Change<'a> = Box<dyn Fn(&mut Server) + 'a>;
+    let steps: Vec<(Change<'_>, &[EntryKind])> = vec![
+        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 1)), &[]),
+        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::True, 1)), &[]),
+        (Box::new(|s| set(s, ENABLED, ConditionStatus::False, 10)), &[EntryKind::Paused]),
+        (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 20)), &[EntryKind::Resumed]),
+        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::False, 30)), &[EntryKind::WindowClosed]),
+        (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::True, 31)), &[EntryKind::WindowOpened]),
+        (
+            Box::new(|s| {
+                let active = &mut s.operator.status.active_rollouts[0];
+                (active.approved_step, active.steps_passed) = (Some(2), 2);
+            }),
+            &[EntryKind::Approved, EntryKind::StepPassed, EntryKind::StepPassed],
+        ),
+        (
+            Box::new(|s| {
+                set(s, models::operator::FROZEN, ConditionStatus::True, 40);
+                s.operator.status.versions = vec![models::operator::KnownVersion {
+                    version: NEW,
+                    variant: VARIANT.into(),
+                    arch: ARCH.into(),
+                    first_seen: t(0),
+                    failed: Vec::new(),
+                    quarantined: Some(quarantined.clone()),
+                }];
+            }),
+            &[EntryKind::Quarantined, EntryKind::Frozen],
+        ),
+        (Box::new(|s| set(s, models::operator::FROZEN, ConditionStatus::False, 50)), &[EntryKind::Resumed]),
+    ];
+    let mut expected = vec![EntryKind::Begun];
+    for (change, added) in steps {
+        change(&mut server);
+        server.settle(&mut leader, 100, 1);
+        server.settle(&mut leader, 101, 0);
+        expected.extend(added);
+        assert_eq!(server.entries(), expected);
+    }
+    let entries = server.status().entries;
+    let of = |kind: EntryKind| entries.iter().find(|entry| entry.kind == kind).unwrap();
+    assert_eq!(
+        (of(EntryKind::Paused).time, of(EntryKind::Paused).field_manager.as_deref()),
+        (t(10), Some("kubectl-edit"))
+    );
+    assert_eq!(of(EntryKind::Approved).field_manager.as_deref(), Some("kubectl-annotate"));
+    assert!(of(EntryKind::Quarantined).message.contains("n1"));
+}
+
+#[test]
+fn record_of_another_operators_resource_is_stopped_and_stays_apart() {
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    server.settle(&mut leader, 0, 0);
+    let first = server.record().metadata.name.clone().unwrap();
+    server.operator.uid = "op-2".into();
+    server.settle(&mut leader, 1, 0);
+    assert_eq!(server.objects[&first].status.as_ref().unwrap().phase, RolloutPhase::Stopped);
+    assert_eq!(server.objects.len(), 2, "the same number under another resource is another record");
+}
+
+#[test]
+fn result_without_known_rollout_is_given_up_and_one_with_it_never() {
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    server.settle(&mut leader, 0, 0);
+    server.shadows.insert("lost".into(), vec![result(3, 1, 0, 0)]);
+    server.add("kept", result(7, 1, 0, 0));
+    server.settle(&mut leader, 0, 0);
+    assert!(server.shadows["lost"].is_empty() && server.shadows["kept"].len() == 1);
+}
+
+#[test]
+fn page_and_record_of_5000_nodes_with_30_pods_stay_within_their_limits() {
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    for node in 0..5000 {
+        server.add(&format!("ip-10-0-{}-{}", node / 250, node % 250), result(7, 1, node, 30));
+        if node % 250 == 249 {
+            server.settle(&mut leader, node, 0);
+        }
+    }
+    server.end(RolloutPhase::Completed, 6000);
+    server.settle(&mut leader, 6000, 0);
+    assert_eq!(server.rows().len(), 5000);
+    let mut whole = 0;
+    for (name, object) in &server.objects {
+        let size = serde_json::to_vec(object).unwrap().len();
+        assert!(i64::try_from(size).unwrap() < LARGEST_OBJECT - 4096, "{name}: {size}");
+        whole += size;
+    }
+    let pages = server.status().pages.len();
+    assert!(pages <= 220 && whole < 48 << 20, "{pages} pages, {whole} bytes");
+}
+
+#[test]
+fn row_of_any_size_fits_a_page() {
+    let mut large = result(7, 1, 0, 1024);
+    large.running = (0..256).map(|number| format!("{}/{number:0253}", "n".repeat(63))).collect();
+    for pod in &mut large.pods {
+        pod.name = "p".repeat(253);
+        pod.services = vec!["s".repeat(63); 8];
+    }
+    let row = fitting(&HistoryRow { node: "n".into(), uid: "n".into(), result: large });
+    assert!(bytes(&row) <= ROW_BYTES && row.result.message.contains("not listed"));
+}
+
+#[test]
+fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
+    let object = |number: i64, page: Option<i64>, bytes: i64| HistoryObject {
+        name: page.map_or(format!("rollout-{number}-x"), |page| page_name(&format!("rollout-{number}-x"), page)),
+        uid: "u".into(),
+        resource_version: "1".into(),
+        record: format!("rollout-{number}-x"),
+        page,
+        owner: page.map(|_| format!("uid-{number}")),
+        bytes,
+        deleting: false,
+    };
+    let record = |number: i64, ended: Option<i64>| {
+        let mut rollout = RecordFacts {
+            name: format!("rollout-{number}-x"),
+            uid: format!("uid-{number}"),
+            resource_version: "1".into(),
+            rollout: Server::new().begun(),
+            status: BottlerocketRolloutHistoryStatus::default(),
+            bytes: 1000,
+        };
+        rollout.rollout.number = number;
+        if let Some(ended) = ended {
+            (rollout.status.phase, rollout.status.ended) = (RolloutPhase::Completed, Some(t(ended)));
+        } else {
+            rollout.status.pages = vec![PageSummary::default()];
+        }
+        (rollout.name.clone(), rollout)
+    };
+    let records: BTreeMap<_, _> = [record(8, Some(10)), record(9, Some(20)), record(10, None)].into();
+    let mut objects: Vec<HistoryObject> = (8..=10).map(|number| object(number, None, 0)).collect();
+    for number in 8..=10 {
+        objects.extend([object(number, Some(1), 5000), object(number, Some(2), 5000)]);
+    }
+    let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.name.clone(), object)).collect();
+    let all = Limits { records: 10, max_age: Duration::from_secs(1_000_000), bytes: 1 << 20 };
+    let deleted = |limits: Limits, now: i64| -> Vec<String> {
+        let actions = limits::deletions(limits, &records, &objects, t(now));
+        let name = |action: HistoryAction| match action {
+            HistoryAction::Delete { name, .. } => name.replace("rollout-", "").replace("-x", ""),
+            other => panic!("{other:?}"),
+        };
+        actions.into_iter().map(name).collect()
+    };
+    for (sentence, limits, now, expected) in [
+        ("all fits", all, 100, vec![]),
+        ("pages get old", Limits { max_age: Duration::from_secs(85), ..all }, 100, vec!["8-p001", "8-p002"]),
+        (
+            "records beyond the number go with their pages",
+            Limits { records: 1, ..all },
+            100,
+            vec!["8", "8-p001", "8-p002"],
+        ),
+        (
+            "none is kept but the running one",
+            Limits { records: 0, ..all },
+            100,
+            vec!["8", "8-p001", "8-p002", "9", "9-p001", "9-p002"],
+        ),
+        ("the oldest pages go first", Limits { bytes: 24_000, ..all }, 100, vec!["8-p001", "8-p002"]),
+        (
+            "also those of a running rollout",
+            Limits { bytes: 9_000, ..all },
+            100,
+            vec!["10-p001", "8-p001", "8-p002", "9-p001", "9-p002"],
+        ),
+        (
+            "then records, but neither a running one nor its last page",
+            Limits { bytes: 1, ..all },
+            100,
+            vec!["10-p001", "8", "8-p001", "8-p002", "9", "9-p001", "9-p002"],
+        ),
+    ] {
+        assert_eq!(deleted(limits, now), expected, "{sentence}");
+    }
+}
+
+impl Server {
+    /// The rollout of its record.
+    fn begun(mut self) -> RecordedRollout {
+        self.settle(&mut Leader::default(), 0, 0);
+        self.record().spec.rollout.clone().unwrap()
+    }
+}
