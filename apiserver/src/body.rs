@@ -17,7 +17,7 @@ pub(crate) const LIMIT: usize = 64 * 1024;
 const WRAPPER: &[&str] = &["apiVersion", "kind", "metadata", "spec", "status"];
 
 /// The controller status, except its conditions.
-const CONTROLLER_FIELDS: &[&str] = &["progress", "drain", "record"];
+const CONTROLLER_FIELDS: &[&str] = &["progress", "drain", "record", "results"];
 
 /// A report as it may be applied.
 #[derive(Clone, Debug, PartialEq)]
@@ -228,9 +228,16 @@ mod tests {
             ),
             drain: Some(serde_json::from_value(json!({})).unwrap()),
             record: Some(serde_json::from_value(json!({})).unwrap()),
+            results: vec![
+                serde_json::from_value(json!({
+                    "rollout": 1, "step": 0, "attempt": 1, "to": "1.20.5", "result": "Updated",
+                    "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"
+                }))
+                .unwrap(),
+            ],
         };
         // Destructured, so that a new field does not compile until it is added here.
-        let ControllerReport { progress: _, drain: _, record: _ } = &report;
+        let ControllerReport { progress: _, drain: _, record: _, results: _ } = &report;
         let value = serde_json::to_value(&report).unwrap();
         let fields: HashSet<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(fields, CONTROLLER_FIELDS.iter().copied().collect());

@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use models::time::between;
 use planner::plan::plan;
 use planner::policy::Policy;
-use planner::view::{BudgetFacts, Standings};
+use planner::view::{BudgetFacts, ServiceFacts, Standings};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -28,12 +28,12 @@ use crate::apply::{Applier, Pace};
 use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
-use crate::daemon_sets::DaemonSets;
 use crate::earlier::EarlierPods;
 use crate::expressions::Expressions;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
 use crate::migrate::Progress;
+use crate::owners::Owners;
 
 /// Time for which changes are collected after a turn, at least and at most.
 const SHORTEST_REST: Duration = Duration::from_millis(5);
@@ -73,6 +73,7 @@ pub struct Options {
 pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
+    services: Cache<ServiceFacts>,
     peers: Peers,
     earlier: EarlierPods,
     earlier_seen: Option<Timestamp>,
@@ -92,7 +93,7 @@ pub struct Driver {
     memory: HashMap<String, NodeMemory>,
     standings: Standings,
     pods: HashMap<String, PodWatch>,
-    daemon_sets: DaemonSets,
+    owners: Owners,
     writes: WriteStates,
     retracting: Option<Retracting>,
     operator_written: Option<Instant>,
@@ -109,12 +110,13 @@ impl Driver {
     pub fn new(options: Options) -> Self {
         let Options { applier, caches, peers, earlier, reading, expressions, migration, own_node, leader_since } =
             options;
-        let Caches { budgets, revisions, changed, .. } = caches;
+        let Caches { budgets, revisions, services, changed, .. } = caches;
         Self {
-            daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
+            owners: Owners::new(applier.client.clone(), changed.clone()),
             handed_over: applier.leadership.handed_over(),
             applier,
             budgets,
+            services,
             peers,
             earlier,
             earlier_seen: None,
