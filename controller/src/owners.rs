@@ -183,7 +183,7 @@ impl Owners {
 mod tests {
     use http::{Request, Response};
     use kube::client::Body;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -215,21 +215,24 @@ mod tests {
         (Owners::new(Client::new(service, "default"), Arc::new(changed)), changes, server)
     }
 
-    /// Answers the next read, and returns its path. Status 200 is an object with the uid `now` and this controller.
-    async fn answer(server: &mut Server, status: u16, controller: Option<(&str, &str)>) -> String {
-        let (request, send) = server.next_request().await.unwrap();
-        let owners: Vec<Value> = controller
-            .iter()
-            .map(|(kind, name)| json!({"apiVersion": "any/v1", "kind": kind, "name": name, "uid": "top", "controller": true}))
-            .collect();
+    /// An answer. Status 200 is an object with the uid `now` and this controller.
+    fn response(status: u16, controller: Option<(&str, &str)>) -> Response<Body> {
+        let owners = controller.map(|(kind, name)| {
+            json!([{"apiVersion": "any/v1", "kind": kind, "name": name, "uid": "top", "controller": true}])
+        });
         let body = match status {
             200 => json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
                 "metadata": {"name": "any", "uid": "now", "ownerReferences": owners}}),
             404 => json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "no"}),
             _ => json!({"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"}),
         };
-        let body = Body::from(body.to_string().into_bytes());
-        send.send_response(Response::builder().status(status).body(body).unwrap());
+        Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap()
+    }
+
+    /// Answers the next read, and returns its path.
+    async fn answer(server: &mut Server, status: u16, controller: Option<(&str, &str)>) -> String {
+        let (request, send) = server.next_request().await.unwrap();
+        send.send_response(response(status, controller));
         request.uri().path().to_owned()
     }
 
@@ -318,8 +321,7 @@ mod tests {
         for _ in 0..2 {
             let (request, send) = server.next_request().await.unwrap();
             let status = if request.uri().path().contains("/jobs/") { 404 } else { 403 };
-            let body = json!({"kind": "Status", "status": "Failure", "code": status, "message": "no"}).to_string();
-            send.send_response(Response::builder().status(status).body(Body::from(body.into_bytes())).unwrap());
+            send.send_response(response(status, None));
         }
         let repeated = tokio::spawn(async move { answer(&mut server, 200, Some(("Deployment", "web"))).await });
         while pods[0].top_owner.is_none() {

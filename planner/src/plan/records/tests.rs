@@ -275,7 +275,8 @@ fn variants_have_numbers_of_their_own() {
     offer(fleet.view.nodes.get_mut("b").unwrap(), None);
     let phases = |fleet: &Fleet| {
         let rollouts = &fleet.view.operator.as_ref().unwrap().status.active_rollouts;
-        let mut phases: Vec<_> = rollouts.iter().map(|r| (r.variant.clone(), r.record.as_ref().unwrap().phase)).collect();
+        let mut phases: Vec<_> =
+            rollouts.iter().map(|r| (r.variant.clone(), r.record.as_ref().unwrap().phase)).collect();
         phases.sort();
         phases
     };
