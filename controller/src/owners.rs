@@ -324,10 +324,14 @@ mod tests {
             send.send_response(response(status, None));
         }
         let repeated = tokio::spawn(async move { answer(&mut server, 200, Some(("Deployment", "web"))).await });
-        while pods[0].top_owner.is_none() {
-            answers.changed().await.unwrap();
-            owners.mark(&mut pods);
-        }
+        // By the paused clock: without another read this ends at once.
+        let read = async {
+            while pods[0].top_owner.is_none() {
+                answers.changed().await.unwrap();
+                owners.mark(&mut pods);
+            }
+        };
+        tokio::time::timeout(Duration::from_hours(1), read).await.unwrap();
         assert_eq!(repeated.await.unwrap(), "/apis/apps/v1/namespaces/shop/replicasets/web-1");
         assert_eq!(pods.map(|pod| pod.top_owner), [Some("Deployment/web".into()), None]);
         let known = owners.known.lock();

@@ -49,12 +49,7 @@ fn end(
     }
     let own = key_of(rollout);
     let members = view.nodes.values().filter(|node| node.facts.labelled && key(node, &rollout.version) == own);
-    // Of a node with an attempt under way, none.
-    let running = members.map(|node| {
-        let running = node.shadow.as_ref()?.status.agent.current_version.as_ref();
-        running.filter(|_| node.progress().is_none())
-    });
-    let running: Vec<_> = running.collect();
+    let running: Vec<_> = members.map(|node| node.shadow.as_ref()?.status.agent.current_version.as_ref()).collect();
     if running.iter().all(|running| running.is_some_and(|running| *running >= rollout.version)) {
         // Without a node that runs it, they had it behind them, as before a downgrade, or are gone.
         let any = running.contains(&Some(&rollout.version));

@@ -19,11 +19,7 @@ const MESSAGE: usize = 512;
 
 /// Marks the listed pods that are gone as evicted, unless they were marked to be deleted by force, and those that are still
 /// there as `left` returns.
-pub(super) fn mark_moved(
-    ctx: &NodeContext<'_>,
-    pods: &mut [DrainedPod],
-    left: impl Fn(&PodFacts) -> Option<PodMove>,
-) {
+pub(super) fn mark_moved(ctx: &NodeContext<'_>, pods: &mut [DrainedPod], left: impl Fn(&PodFacts) -> Option<PodMove>) {
     let Some(on_node) = &ctx.node.pods else { return };
     let there: BTreeMap<&str, &PodFacts> = on_node.iter().map(|pod| (pod.uid.as_str(), pod)).collect();
     for pod in pods {
