@@ -1,7 +1,7 @@
 //! The owners of pods that are read from the API server: DaemonSets, for their existence, and the ReplicaSets and Jobs
 //! between a pod and its top owner.
 //!
-//! Each is read once while watched pods name it: a pod is younger than its owner, so an answer "there is none" is final,
+//! Each is read once and kept while watched pods name it: a pod is younger than its owner, so an answer "there is none" is final,
 //! and when one that was there is deleted, the garbage collector deletes its pods or orphans them.
 
 use std::collections::HashMap;
@@ -14,6 +14,7 @@ use kube::Client;
 use kube::api::Api;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use planner::view::{DaemonSetIs, PodFacts};
 
@@ -52,14 +53,17 @@ impl Kind {
     }
 }
 
+/// The time for which an owner that no watched pod names is kept: nodes are drained one after the other, and pods of the same
+/// owners are on the next one.
+const KEPT: Duration = Duration::from_mins(30);
+
 /// Kind, namespace, name and uid. The same uid in pods of another namespace proves nothing.
 type OwnerKey = (Kind, String, String, String);
 
 /// The answer of the API server about an owner.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 enum Answer {
     /// None so far.
-    #[default]
     Pending,
     /// It exists; kind and name of its own controller, such as `Deployment/web`.
     Found(Option<String>),
@@ -69,11 +73,11 @@ enum Answer {
 }
 
 /// An owner that pods name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Owner {
     answer: Answer,
-    /// True if a pod has named it since [`Owners::forget_unnamed`].
-    named: bool,
+    /// The last time at which a watched pod named it.
+    named: Instant,
 }
 
 /// The owners that pods name.
@@ -127,7 +131,7 @@ impl Owners {
         for pod in pods {
             let Some(key) = owner_to_read(pod) else { continue };
             let known = self.known.lock().get_mut(&key).map(|owner| {
-                owner.named = true;
+                owner.named = Instant::now();
                 owner.answer.clone()
             });
             match (key.0, known) {
@@ -148,13 +152,13 @@ impl Owners {
         }
     }
 
-    /// Forgets the owners that no pod has named since the last call.
+    /// Forgets the owners that no pod has named for long.
     pub fn forget_unnamed(&self) {
-        self.known.lock().retain(|_, owner| std::mem::take(&mut owner.named));
+        self.known.lock().retain(|_, owner| owner.named.elapsed() < KEPT);
     }
 
     fn read(&self, key: OwnerKey) {
-        self.known.lock().insert(key.clone(), Owner { named: true, ..Owner::default() });
+        self.known.lock().insert(key.clone(), Owner { answer: Answer::Pending, named: Instant::now() });
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.1, &key.0.resource());
         let (known, changed) = (self.known.clone(), Arc::clone(&self.changed));
         tokio::spawn(async move {
@@ -338,14 +342,18 @@ mod tests {
         assert!(known.iter().any(|(key, owner)| key.0 == Kind::Job && matches!(owner.answer, Answer::Missing)));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn owner_that_no_pod_names_is_forgotten() {
         let (owners, mut answers, mut server) = owners();
         let known = || owners.known.lock().len();
         let mut pods = [pod_of("ReplicaSet web-1")];
         owners.mark(&mut pods);
+        tokio::time::advance(KEPT / 2).await;
+        owners.mark(&mut pods);
+        tokio::time::advance(KEPT / 2).await;
         owners.forget_unnamed();
-        assert_eq!(known(), 1, "a pod names it");
+        assert_eq!(known(), 1, "a pod has named it");
+        tokio::time::advance(KEPT / 2).await;
         owners.forget_unnamed();
         assert_eq!(known(), 0);
         answer(&mut server, 200, None).await;

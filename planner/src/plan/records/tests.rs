@@ -60,7 +60,7 @@ impl Fleet {
     }
 
     /// Sets the version that every node is offered.
-    fn offer(&mut self, version: Version) {
+    fn offer(&mut self, version: &Version) {
         for node in self.view.nodes.values_mut() {
             offer(node, Some(version.clone()));
         }
@@ -91,9 +91,9 @@ fn rollout_back_and_forth_between_versions_gets_three_numbers() {
     let mut fleet = Fleet::of(vec![node("a"), node("b")]);
     assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
     assert_eq!(fleet.settle(), [(NEW, 1, Running)], "it keeps its number");
-    fleet.offer(NEWER);
+    fleet.offer(&NEWER);
     assert_eq!(fleet.settle(), [(NEW, 1, Superseded), (NEWER, 2, Running)]);
-    fleet.offer(NEW);
+    fleet.offer(&NEW);
     assert_eq!(fleet.settle(), [(NEWER, 2, Superseded), (NEW, 3, Running)]);
     assert_eq!(fleet.newest(), (3, None), "it continues neither of them");
     assert_eq!(fleet.status().rollout_count, Some(3));
@@ -237,7 +237,7 @@ fn rollout_goes_on_while_hosts_offer_nothing_or_revisions_are_unknown() {
 fn downgrade_that_no_node_ran_ends_as_stopped() {
     let mut fleet = Fleet::of(vec![node("a")]);
     fleet.run(&NEWER);
-    fleet.offer(NEW);
+    fleet.offer(&NEW);
     fleet.policy = with_policy(&mut fleet.view, serde_json::json!({"version": {"target": NEW.to_string()}}));
     assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
     fleet.policy = with_policy(&mut fleet.view, serde_json::json!({}));
