@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kube::Resource as _;
 use kube::api::Api;
@@ -13,6 +14,9 @@ use planner::view::Projection;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use watches::{Known, Sink};
+
+/// The longest pause after failures in a row of a watch that no decision depends on.
+const LONGEST_PAUSE: Duration = Duration::from_mins(2);
 
 struct State<P> {
     known: Known<P>,
@@ -123,6 +127,10 @@ where
 }
 
 impl<P: Projection> Sink<P::Object> for Cache<P> {
+    fn longest_pause(&self) -> Duration {
+        if P::DECISIVE { watches::LONGEST_PAUSE } else { LONGEST_PAUSE }
+    }
+
     fn take(&self, read: u64, event: Event<DeserializeGuard<P::Object>>) {
         self.change(|state| match event {
             Event::Init => {

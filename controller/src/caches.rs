@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use planner::view::{BudgetFacts, HistoryObject, NodeFacts, OperatorFacts, RevisionFacts, ShadowFacts};
+use planner::view::{BudgetFacts, HistoryObject, NodeFacts, OperatorFacts, RevisionFacts, ServiceFacts, ShadowFacts};
 use tokio::sync::watch;
 
 use crate::cache::{Cache, Reading};
@@ -18,6 +18,8 @@ pub struct Caches {
     pub revisions: Cache<RevisionFacts>,
     /// The objects of the rollout history. Nothing but that history depends on them.
     pub history: Cache<HistoryObject>,
+    /// Nothing but the history of rollouts depends on it: no readiness and no turn waits for it.
+    pub services: Cache<ServiceFacts>,
     /// Notified of each change.
     pub changed: Arc<watch::Sender<u64>>,
 }
@@ -32,6 +34,7 @@ impl Default for Caches {
             budgets: Cache::new(changed.clone()),
             revisions: Cache::new(changed.clone()),
             history: Cache::new(changed.clone()),
+            services: Cache::new(changed.clone()),
             changed,
         }
     }
@@ -46,5 +49,36 @@ impl Caches {
     /// Requests a read of each of these that begins from now on.
     pub fn read_again(&self) -> Reading {
         Reading::default().of(&self.nodes).of(&self.shadows).of(&self.operator).of(&self.budgets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::watcher::Event;
+    use planner::view::Projection;
+    use watches::Sink as _;
+
+    use super::*;
+
+    fn list<P: Projection>(cache: &Cache<P>) {
+        cache.take(0, Event::Init);
+        cache.take(0, Event::InitDone);
+    }
+
+    #[test]
+    fn readiness_waits_for_neither_revisions_nor_services() {
+        let caches = Caches::default();
+        list(&caches.nodes);
+        list(&caches.shadows);
+        list(&caches.operator);
+        assert!(!caches.synced(), "decisions depend on budgets");
+        list(&caches.budgets);
+        assert!(caches.synced() && !caches.services.synced() && !caches.revisions.synced());
+    }
+
+    #[test]
+    fn failed_watch_of_services_is_retried_less_often_than_others() {
+        let caches = Caches::default();
+        assert!(caches.services.longest_pause() > 10 * caches.budgets.longest_pause());
     }
 }

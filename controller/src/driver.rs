@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use models::time::between;
 use planner::plan::plan;
 use planner::policy::Policy;
-use planner::view::{BudgetFacts, Standings};
+use planner::view::{BudgetFacts, ServiceFacts, Standings};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -28,13 +28,13 @@ use crate::apply::{Applier, Pace};
 use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
-use crate::daemon_sets::DaemonSets;
 use crate::earlier::EarlierPods;
 use crate::expressions::Expressions;
 use crate::history::History;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
 use crate::migrate::Progress;
+use crate::owners::Owners;
 
 /// Time for which changes are collected after a turn, at least and at most.
 const SHORTEST_REST: Duration = Duration::from_millis(5);
@@ -76,6 +76,7 @@ pub struct Options {
 pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
+    services: Cache<ServiceFacts>,
     peers: Peers,
     earlier: EarlierPods,
     earlier_seen: Option<Timestamp>,
@@ -96,7 +97,7 @@ pub struct Driver {
     memory: HashMap<String, NodeMemory>,
     standings: Standings,
     pods: HashMap<String, PodWatch>,
-    daemon_sets: DaemonSets,
+    owners: Owners,
     writes: WriteStates,
     retracting: Option<Retracting>,
     operator_written: Option<Instant>,
@@ -123,12 +124,13 @@ impl Driver {
             own_node,
             leader_since,
         } = options;
-        let Caches { budgets, revisions, changed, .. } = caches;
+        let Caches { budgets, revisions, services, changed, .. } = caches;
         Self {
-            daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
+            owners: Owners::new(applier.client.clone(), changed.clone()),
             handed_over: applier.leadership.handed_over(),
             applier,
             budgets,
+            services,
             peers,
             earlier,
             earlier_seen: None,

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use futures::FutureExt as _;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::Api;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
@@ -105,6 +105,7 @@ impl Replica {
         tokio::spawn(caches.revisions.run(revisions, everything()));
         let history = Api::<PartialObjectMeta<BottlerocketRolloutHistory>>::namespaced(client.clone(), namespace);
         tokio::spawn(caches.history.run_metadata(history, everything()));
+        tokio::spawn(caches.services.run(Api::<DeserializeGuard<Service>>::all(client.clone()), everything()));
         earlier.watch(client);
         let components = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
         let agents = format!("{}={}", names::COMPONENT_LABEL, names::AGENT);

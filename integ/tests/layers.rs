@@ -18,7 +18,7 @@ const CRATES: [(&str, &str); 7] = [
     ),
     (
         "controller",
-        "clock config cache caches earlier calls decisions eviction managed_fields writes metrics client http daemon_sets \
+        "clock config cache caches earlier calls decisions eviction managed_fields writes metrics client http owners \
          expressions leader tls migrate apply history definitions driver replica fuzzing",
     ),
     (

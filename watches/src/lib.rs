@@ -19,20 +19,31 @@ pub use known::Known;
 /// Deadline for a page of a list.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
 
-/// The first and the longest pause after a failure: a watch is back within seconds after an outage, however long that
-/// was.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
+/// The first pause after a failure.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+
+/// The longest one: a watch is back within seconds after an outage, however long that was.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
 /// Returns the pause after this many failures in a row. A part of it is random, so that not all watches of all
 /// processes come back at once.
 pub fn retry_pause(failures: u32) -> Duration {
-    equal_jitter(PAUSES.0, PAUSES.1, failures, rand::random())
+    pause_after(failures, LONGEST_PAUSE)
+}
+
+fn pause_after(failures: u32, longest: Duration) -> Duration {
+    equal_jitter(FIRST_PAUSE, longest, failures, rand::random())
 }
 
 /// A receiver of the events of a watch.
 pub trait Sink<K>: Sync {
     /// Handles an event. `read` is the number that `reads` had when this watch was begun.
     fn take(&self, read: u64, event: Event<DeserializeGuard<K>>);
+
+    /// The longest pause after failures in a row.
+    fn longest_pause(&self) -> Duration {
+        LONGEST_PAUSE
+    }
 
     /// Counts a failure, which [`run`] logs.
     fn failed(&self) {}
@@ -104,7 +115,7 @@ where
                     }
                     Ok(Some(Err(error))) => {
                         sink.failed();
-                        let pause = retry_pause(failures);
+                        let pause = pause_after(failures, sink.longest_pause());
                         failures = failures.saturating_add(1);
                         let was_missing = std::mem::replace(&mut missing, is_not_served(&error));
                         if !missing {

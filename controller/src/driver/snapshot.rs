@@ -109,13 +109,14 @@ impl Driver {
         for (name, node) in &mut nodes {
             if let Some(watch) = self.pods.get(name).filter(|w| w.cache.synced()) {
                 let mut pods: Vec<PodFacts> = watch.cache.items().into_values().collect();
-                self.daemon_sets.mark(&mut pods);
+                self.owners.mark(&mut pods);
                 node.pods = Some(pods);
             }
             let has_agent = with_agent.as_ref().map(|nodes| nodes.contains(name));
             self.recall(&mut view, node, has_agent, now);
         }
         view.nodes = nodes;
+        self.owners.forget_unnamed();
         if let Some(operator) = view.operator.as_ref().filter(|_| !view.stale) {
             let version = &operator.resource_version;
             let first = || Retracting::with(None, version, planner::plan::not_begun(&view));
@@ -128,6 +129,7 @@ impl Driver {
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
         view.expressions = self.expressions.answers(now);
         view.budgets = self.budgets.select(|budget| namespaces.contains(budget.namespace.as_str()));
+        view.services = self.services.select(|service| namespaces.contains(service.namespace.as_str()));
         view
     }
 

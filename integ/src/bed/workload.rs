@@ -1,4 +1,4 @@
-//! Workloads besides the operator: Deployments of pods without dependencies, and their budgets.
+//! Workloads besides the operator: Deployments and Jobs of pods without dependencies, their budgets and Services.
 
 use std::collections::BTreeMap;
 
@@ -51,6 +51,28 @@ pub fn budget(namespace: &str, name: &str, limit: Value) -> Value {
         spec.extend(limit);
     }
     budget
+}
+
+/// A Service of the pods with the label `app: <name>`.
+pub fn service(namespace: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"selector": {"app": name}, "ports": [{"port": 80}]},
+    })
+}
+
+/// A Job `name` of one pod that does not end.
+pub fn job(namespace: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"template": {"spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 5,
+            "containers": [{"name": "app", "image": "example.invalid/app:1"}],
+        }}},
+    })
 }
 
 /// Applies objects in order.

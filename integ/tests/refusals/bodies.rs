@@ -55,7 +55,7 @@ async fn report_with_spec_is_refused(refusal_test: &RefusalTest) -> anyhow::Resu
 }
 
 async fn report_with_controller_status_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
-    let bodies = ["progress", "drain", "record"].map(|field| json!({"state": "Idle", field: {}})).to_vec();
+    let bodies = ["progress", "drain", "record", "results"].map(|field| json!({"state": "Idle", field: {}})).to_vec();
     all_invalid(refusal_test, bodies).await
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use integ::bed::TestClusterOptions;
+use integ::bed::{TestClusterOptions, workload};
 use integ::oracle::{ClusterState, Expectations};
 use models::condition::ConditionStatus;
 use models::shadow::{BLOCKED, Step};
@@ -26,6 +26,7 @@ async fn blocking_pdb_is_reported_while_other_node_updates() -> anyhow::Result<(
     let mut blocked_node = String::new();
     let ending = run_expecting(options, expectations, async |ctx| {
         ctx.guarded_shop(1).await?;
+        workload::apply(&ctx.bed.client, vec![workload::service(SHOP, "web")]).await?;
         ctx.install().await?;
         let home = home(&ctx.bed.recorder.so_far()?.end());
         let other = other(&home);
@@ -45,6 +46,13 @@ async fn blocking_pdb_is_reported_while_other_node_updates() -> anyhow::Result<(
         let drain = shadow_of(&world, &home).unwrap().status.controller.drain.clone().unwrap();
         assert_eq!(drain.blockers.len(), 1);
         assert_eq!((&drain.blockers[0].pod, drain.blockers[0].budget.as_deref()), (&pod, Some("shop/web")));
+        // What is known of the pod only before its eviction.
+        let listed = drain.pods.iter().find(|listed| pod == format!("{}/{}", listed.namespace, listed.name)).unwrap();
+        let address = ctx.kubectl(&["-n", SHOP, "get", "pod", &listed.name, "-o", "jsonpath={.status.podIP}"]).await?;
+        assert_eq!(listed.ip.as_deref().unwrap_or_default(), address);
+        assert_eq!(listed.owner.as_deref(), Some("Deployment/web"));
+        assert_eq!((&listed.budgets[..], &listed.services[..]), (&["web".to_owned()][..], &["web".to_owned()][..]));
+        assert_eq!(listed.moved, None);
         let condition = condition_of(&world, &home, BLOCKED).unwrap();
         assert_eq!(condition.reason, "DrainBlocked");
         assert!(condition.message.contains(&pod) && condition.message.contains("shop/web"), "{condition:?}");

@@ -284,8 +284,10 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
             ("counts of the fleet", counts, usize::try_from(took.as_secs())? + 1),
             ("reads after a conflict", count("web API", "get", shadow), refused.len()),
             ("the lease", count("controller", "update", "leases"), usize::MAX),
-            // Once for each DaemonSet, however many nodes: here the agents' own.
+            // Once for each DaemonSet: here the agents' own.
             ("reads of DaemonSets", count("controller", "get", "daemonsets"), 1),
+            // The workload's own, and those of the operator's Deployments.
+            ("reads of ReplicaSets", count("controller", "get", "replicasets"), 3),
         ];
         for (what, made, allowed) in aside {
             assert!(made <= allowed, "{what}: {made} requests, {allowed} allowed\n{whole:#?}");

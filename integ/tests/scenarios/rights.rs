@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use integ::bed::workload;
 use integ::oracle::{Expectations, settled_audit};
 use integ::rights;
 use models::condition::ConditionStatus;
@@ -42,6 +43,12 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
         migration::takeover_is_due(ctx).await?;
         let silent = blocked_drain(ctx).await?;
         let other = other(&silent);
+        // Its pod is put on the other node, since this one is cordoned.
+        workload::apply(&ctx.bed.client, vec![workload::job(SHOP, "report")]).await?;
+        ctx.until("the Job's pod is Ready", |world| {
+            world.pods.values().any(|pod| pod.name.starts_with("report-") && pod.ready)
+        })
+        .await?;
         let force = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/force.yaml");
         ctx.kubectl(&["apply", "--server-side", "-f", force]).await?;
         // A permit is issued and its desired state withdrawn, and the agent is silent: its node's own Lease decides.

@@ -58,6 +58,8 @@ mod report;
 #[cfg(test)]
 mod request_cases;
 mod requests;
+#[cfg(test)]
+mod result_cases;
 mod rollout;
 mod shadows;
 #[cfg(test)]

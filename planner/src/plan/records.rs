@@ -13,7 +13,7 @@ use super::quarantine::Key;
 use super::rollout::{key, key_of};
 use crate::policy::Policy;
 use crate::revisions::is_in_force;
-use crate::view::{ClusterView, NodeView};
+use crate::view::ClusterView;
 
 /// Returns the highest number that was given to a rollout; `None` until that is known.
 fn highest(view: &ClusterView) -> Option<i64> {
@@ -48,19 +48,15 @@ fn end(
         return Some(RolloutPhase::Superseded);
     }
     let own = key_of(rollout);
-    let mut members = view.nodes.values().filter(|node| node.facts.labelled && key(node, &rollout.version) == own);
-    let mut any = false;
-    let there = |node: &NodeView| {
-        let running = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.as_ref());
-        node.progress().is_none() && running.is_some_and(|running| *running >= rollout.version)
-    };
-    if members.all(|node| {
-        any = true;
-        there(node)
-    }) {
+    let members = view.nodes.values().filter(|node| node.facts.labelled && key(node, &rollout.version) == own);
+    let running: Vec<_> = members.map(|node| node.shadow.as_ref()?.status.agent.current_version.as_ref()).collect();
+    if running.iter().all(|running| running.is_some_and(|running| *running >= rollout.version)) {
+        // Without a node that runs it, they had it behind them, as before a downgrade, or are gone.
+        let any = running.contains(&Some(&rollout.version));
         return Some(if any { RolloutPhase::Completed } else { RolloutPhase::Stopped });
     }
-    (record.revision != *now).then_some(RolloutPhase::Stopped)
+    // While the revisions are not known, no change of the policy is.
+    (view.revisions.is_some() && record.revision != *now).then_some(RolloutPhase::Stopped)
 }
 
 /// Gives each rollout with nodes to update (`wanted`) a record that runs, and ends those of the others that are over.
@@ -108,3 +104,6 @@ pub(super) fn finish(rollout: &mut ActiveRollout, phase: RolloutPhase, now: Time
         (record.phase, record.ended) = (phase, Some(now));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, Service, Toleration, Volume};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::plain::{cut, plain};
@@ -248,6 +248,11 @@ fn trouble(pod: &Pod) -> Option<String> {
     Some(cut(&plain(&text), 128))
 }
 
+/// Returns whether an owner of a pod usually has an owner itself: a ReplicaSet of a Deployment, a Job of a CronJob.
+fn may_have_owner(owner: &OwnerReference) -> bool {
+    matches!((owner.api_version.as_str(), owner.kind.as_str()), ("apps/v1", "ReplicaSet") | ("batch/v1", "Job"))
+}
+
 impl PodFacts {
     /// Makes the facts of a pod.
     pub fn of(pod: &Pod) -> Self {
@@ -263,7 +268,7 @@ impl PodFacts {
             resource_version: text(meta.resource_version.as_ref()),
             node: spec.and_then(|s| s.node_name.clone()).unwrap_or_default(),
             ip: pod.status.as_ref().and_then(|s| s.pod_ip.clone()),
-            top_owner: None,
+            top_owner: owner.filter(|owner| !may_have_owner(owner)).map(|o| format!("{}/{}", o.kind, o.name)),
             finished: matches!(phase, Some("Succeeded" | "Failed")),
             terminating: meta.deletion_timestamp.is_some(),
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
@@ -341,6 +346,7 @@ impl Projection for BudgetFacts {
 }
 
 impl Projection for ServiceFacts {
+    const DECISIVE: bool = false;
     type Object = Service;
 
     fn key(&self) -> String {
@@ -396,6 +402,7 @@ mod tests {
         check::<NodeFacts>(&json!({"name": "a"}), &json!({}));
         check::<PodFacts>(&namespaced("a"), &json!({"containers": []}));
         check::<BudgetFacts>(&namespaced("a"), &json!({}));
+        check::<ServiceFacts>(&namespaced("a"), &json!({"selector": {"app": "web"}}));
         check::<ShadowFacts>(&namespaced(&names::shadow_name("a")), &json!({"state": "Idle", "attempt": 0}));
         check::<OperatorFacts>(&namespaced(names::OPERATOR_NAME), &json!({}));
     }

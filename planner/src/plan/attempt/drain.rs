@@ -183,7 +183,8 @@ pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<A
         return None;
     }
     drain.evicted_owners = evicted;
-    drain.pods.extend(new.iter().map(|pod| drained_pod(ctx, pod)));
+    let moved = drain.forced_since.map(|_| PodMove::Forced);
+    drain.pods.extend(new.iter().map(|pod| DrainedPod { moved, ..drained_pod(ctx, pod) }));
     let returned = new.iter().filter(|pod| !pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone());
     for uid in owners(returned, RETURNED_OWNERS) {
         if let Some(owner) = drain.returned_owners.iter_mut().find(|owner| owner.uid == uid) {
@@ -259,7 +260,7 @@ fn end_drain(ctx: &NodeContext<'_>, progress: &Progress, sorted: &Sorted<'_>) ->
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {
             (drain.removed, drain.blockers) = (pods_gone(ctx), Vec::new());
-            mark_moved(ctx, &mut drain.pods, Some(PodMove::LeftToReboot));
+            mark_moved(ctx, &mut drain.pods, |_| Some(PodMove::LeftToReboot));
         }
     });
     if let (Action::Status { note, .. }, Some(_)) = (&mut action, stuck) {

@@ -43,8 +43,9 @@ pub(super) fn delete_remaining(
         );
         let mut status = ctx.controller_status();
         let mut drain = DrainStatus { forced_since: Some(ctx.now), ..drain };
-        // Those that have left by now were evicted.
-        mark_moved(ctx, &mut drain.pods, Some(PodMove::Forced));
+        // Those that have left by now were evicted, and so were those whose grace period goes on.
+        let ends = |pod: &PodFacts| pod.ends_by.is_some_and(|by| by > ctx.now);
+        mark_moved(ctx, &mut drain.pods, |pod| (!ends(pod)).then_some(PodMove::Forced));
         status.report.drain = Some(drain);
         let note = Some(Note { warning: true, reason: "DrainForced", message });
         return Decision::act(Action::Status { status: Box::new(status), note });

@@ -1,7 +1,7 @@
 //! The result of an ended attempt, as the rollout history will hold it. It waits on the shadow until a page holds it, in the
 //! write that ends the attempt: no kill of this process can lose it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use models::plain::cut;
 use models::shadow::{
@@ -9,6 +9,7 @@ use models::shadow::{
 };
 
 use crate::plan::context::NodeContext;
+use crate::view::PodFacts;
 
 /// The most pods in the results of one shadow. With more, the oldest results are dropped.
 const MOST_PODS: usize = 2048;
@@ -16,16 +17,15 @@ const MOST_PODS: usize = 2048;
 /// The longest explanation.
 const MESSAGE: usize = 512;
 
-/// Marks the listed pods that are gone as evicted, and those that are still there as `left`. A pod that was marked before
-/// keeps its mark, except that one is forced only once it is gone.
-pub(super) fn mark_moved(ctx: &NodeContext<'_>, pods: &mut [DrainedPod], left: Option<PodMove>) {
+/// Marks the listed pods that are gone as evicted, unless they were marked to be deleted by force, and those that are still
+/// there as `left` returns.
+pub(super) fn mark_moved(ctx: &NodeContext<'_>, pods: &mut [DrainedPod], left: impl Fn(&PodFacts) -> Option<PodMove>) {
     let Some(on_node) = &ctx.node.pods else { return };
-    let there: BTreeSet<&str> = on_node.iter().map(|pod| pod.uid.as_str()).collect();
+    let there: BTreeMap<&str, &PodFacts> = on_node.iter().map(|pod| (pod.uid.as_str(), pod)).collect();
     for pod in pods {
-        pod.moved = match (pod.moved, there.contains(pod.uid.as_str())) {
-            (None | Some(PodMove::Forced), true) => left,
-            (None, false) => Some(PodMove::Evicted),
-            (marked, _) => marked,
+        pod.moved = match there.get(pod.uid.as_str()) {
+            Some(found) => left(found),
+            None => pod.moved.filter(|moved| *moved == PodMove::Forced).or(Some(PodMove::Evicted)),
         };
     }
 }
@@ -34,7 +34,7 @@ pub(super) fn mark_moved(ctx: &NodeContext<'_>, pods: &mut [DrainedPod], left: O
 pub(super) fn running(ctx: &NodeContext<'_>) -> Vec<String> {
     let pods = ctx.node.pods.iter().flatten();
     let pods = pods.filter(|pod| !pod.finished && !pod.terminating && !pod.mirror && pod.daemon_set.is_none());
-    let names: BTreeSet<String> = pods.map(crate::view::PodFacts::title).collect();
+    let names: BTreeSet<String> = pods.map(PodFacts::title).collect();
     names.into_iter().take(RECORDED_RUNNING).collect()
 }
 
@@ -52,7 +52,7 @@ pub(super) fn keep_result(
     let rollout = if rollout == 0 { ctx.place(&progress.version).rollout } else { rollout };
     let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.clone()).unwrap_or_default();
     if matches!(progress.step, Step::LeavingLoadBalancer | Step::Draining) {
-        mark_moved(ctx, &mut pods, None);
+        mark_moved(ctx, &mut pods, |_| None);
     }
     let results = &mut status.report.results;
     results.push(RolloutResult {

@@ -1,0 +1,368 @@
+//! The owners of pods that are read from the API server: DaemonSets, for their existence, and the ReplicaSets and Jobs
+//! between a pod and its top owner.
+//!
+//! Each is read once and kept while watched pods name it: a pod is younger than its owner, so an answer "there is none" is final,
+//! and when one that was there is deleted, the garbage collector deletes its pods or orphans them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::{DaemonSet, ReplicaSet};
+use k8s_openapi::api::batch::v1::Job;
+use kube::Client;
+use kube::api::Api;
+use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use planner::view::{DaemonSetIs, PodFacts};
+
+/// The kind of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    DaemonSet,
+    ReplicaSet,
+    Job,
+}
+
+impl Kind {
+    fn resource(self) -> ApiResource {
+        match self {
+            Self::DaemonSet => ApiResource::erase::<DaemonSet>(&()),
+            Self::ReplicaSet => ApiResource::erase::<ReplicaSet>(&()),
+            Self::Job => ApiResource::erase::<Job>(&()),
+        }
+    }
+
+    /// The time after a failure until the next read. Drains wait for DaemonSets.
+    fn retry(self) -> Duration {
+        match self {
+            Self::DaemonSet => Duration::from_secs(30),
+            Self::ReplicaSet | Self::Job => Duration::from_mins(5),
+        }
+    }
+
+    /// The consequence of a failure.
+    fn failure(self) -> &'static str {
+        match self {
+            Self::DaemonSet => "a DaemonSet cannot be read; nodes with pods of it are not drained",
+            Self::ReplicaSet => "a ReplicaSet cannot be read; the rollout history names it instead of its owner",
+            Self::Job => "a Job cannot be read; the rollout history names it instead of its owner",
+        }
+    }
+}
+
+/// The time for which an owner that no watched pod names is kept: nodes are drained one after the other, and pods of the same
+/// owners are on the next one.
+const KEPT: Duration = Duration::from_mins(30);
+
+/// Kind, namespace, name and uid. The same uid in pods of another namespace proves nothing.
+type OwnerKey = (Kind, String, String, String);
+
+/// The answer of the API server about an owner.
+#[derive(Clone, Debug)]
+enum Answer {
+    /// None so far.
+    Pending,
+    /// It exists; kind and name of its own controller, such as `Deployment/web`.
+    Found(Option<String>),
+    /// There is none with this uid.
+    Missing,
+    Failed,
+}
+
+/// An owner that pods name.
+#[derive(Debug)]
+struct Owner {
+    answer: Answer,
+    /// The last time at which a watched pod named it.
+    named: Instant,
+}
+
+/// The owners that pods name.
+pub struct Owners {
+    client: Client,
+    changed: Arc<watch::Sender<u64>>,
+    known: Known,
+}
+
+#[derive(Clone, Default)]
+struct Known(Arc<Mutex<HashMap<OwnerKey, Owner>>>);
+
+impl Known {
+    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerKey, Owner>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records an answer, unless no pod names the owner any more.
+    fn answered(&self, key: &OwnerKey, answer: Answer) {
+        if let Some(owner) = self.lock().get_mut(key) {
+            owner.answer = answer;
+        }
+    }
+}
+
+/// Returns the owner of a pod that has to be read: its DaemonSet, or what is between it and its top owner.
+fn owner_to_read(pod: &PodFacts) -> Option<OwnerKey> {
+    let (kind, name) = match (&pod.daemon_set, &pod.top_owner, pod.controller.as_deref()?.split_once(' ')?) {
+        (Some(name), ..) => (Kind::DaemonSet, name.as_str()),
+        (None, None, ("ReplicaSet", name)) => (Kind::ReplicaSet, name),
+        (None, None, ("Job", name)) => (Kind::Job, name),
+        _ => return None,
+    };
+    Some((kind, pod.namespace.clone(), name.to_owned(), pod.controller_uid.clone()?))
+}
+
+/// Returns kind and name of an object's controller.
+fn controller(object: &PartialObjectMeta<DynamicObject>) -> Option<String> {
+    let owner = object.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
+    Some(format!("{}/{}", owner.kind, owner.name))
+}
+
+impl Owners {
+    /// Creates an empty cache. `changed` is notified of each answer.
+    pub fn new(client: Client, changed: Arc<watch::Sender<u64>>) -> Self {
+        Self { client, changed, known: Known::default() }
+    }
+
+    /// Marks each pod with what is known of its owner, and reads the owners that are not known.
+    pub fn mark(&self, pods: &mut [PodFacts]) {
+        for pod in pods {
+            let Some(key) = owner_to_read(pod) else { continue };
+            let known = self.known.lock().get_mut(&key).map(|owner| {
+                owner.named = Instant::now();
+                owner.answer.clone()
+            });
+            match (key.0, known) {
+                (_, None) => self.read(key),
+                (Kind::DaemonSet, Some(answer)) => {
+                    pod.daemon_set_is = match answer {
+                        Answer::Pending => DaemonSetIs::Unknown,
+                        Answer::Found(_) => DaemonSetIs::There,
+                        Answer::Missing => DaemonSetIs::Gone,
+                        Answer::Failed => DaemonSetIs::Unreadable,
+                    }
+                }
+                (_, Some(Answer::Found(top))) => {
+                    pod.top_owner = top.or_else(|| Some(pod.controller.as_ref()?.replacen(' ', "/", 1)));
+                }
+                (_, Some(_)) => {}
+            }
+        }
+    }
+
+    /// Forgets the owners that no pod has named for long.
+    pub fn forget_unnamed(&self) {
+        self.known.lock().retain(|_, owner| owner.named.elapsed() < KEPT);
+    }
+
+    fn read(&self, key: OwnerKey) {
+        self.known.lock().insert(key.clone(), Owner { answer: Answer::Pending, named: Instant::now() });
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.1, &key.0.resource());
+        let (known, changed) = (self.known.clone(), Arc::clone(&self.changed));
+        tokio::spawn(async move {
+            let answer = match api.get_metadata_opt(&key.2).await {
+                Ok(Some(found)) if found.metadata.uid.as_ref() == Some(&key.3) => Answer::Found(controller(&found)),
+                Ok(_) => Answer::Missing,
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(namespace = key.1, name = key.2, error, "{}", key.0.failure());
+                    Answer::Failed
+                }
+            };
+            let failed = matches!(answer, Answer::Failed);
+            known.answered(&key, answer);
+            changed.send_modify(|n| *n = n.wrapping_add(1));
+            if failed {
+                tokio::time::sleep(key.0.retry()).await;
+                known.lock().remove(&key);
+                changed.send_modify(|n| *n = n.wrapping_add(1));
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    type Server = tower_test::mock::Handle<Request<Body>, Response<Body>>;
+
+    fn pod(uid: &str) -> PodFacts {
+        PodFacts {
+            namespace: "logs".into(),
+            name: format!("log-{uid}"),
+            controller: Some("DaemonSet log".into()),
+            daemon_set: Some("log".into()),
+            controller_uid: Some(uid.into()),
+            ..PodFacts::default()
+        }
+    }
+
+    fn pod_of(controller: &str) -> PodFacts {
+        PodFacts {
+            namespace: "shop".into(),
+            controller: Some(controller.into()),
+            controller_uid: Some("now".into()),
+            ..PodFacts::default()
+        }
+    }
+
+    fn owners() -> (Owners, watch::Receiver<u64>, Server) {
+        let (service, server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let (changed, changes) = watch::channel(0);
+        (Owners::new(Client::new(service, "default"), Arc::new(changed)), changes, server)
+    }
+
+    /// An answer. Status 200 is an object with the uid `now` and this controller.
+    fn response(status: u16, controller: Option<(&str, &str)>) -> Response<Body> {
+        let owners = controller.map(|(kind, name)| {
+            json!([{"apiVersion": "any/v1", "kind": kind, "name": name, "uid": "top", "controller": true}])
+        });
+        let body = match status {
+            200 => json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                "metadata": {"name": "any", "uid": "now", "ownerReferences": owners}}),
+            404 => json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "no"}),
+            _ => json!({"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"}),
+        };
+        Response::builder().status(status).body(Body::from(body.to_string().into_bytes())).unwrap()
+    }
+
+    /// Answers the next read, and returns its path.
+    async fn answer(server: &mut Server, status: u16, controller: Option<(&str, &str)>) -> String {
+        let (request, send) = server.next_request().await.unwrap();
+        send.send_response(response(status, controller));
+        request.uri().path().to_owned()
+    }
+
+    /// Answers the read of the one owner of a pod, and returns its path and the pod's top owner.
+    async fn read(controller: &str, status: u16, owner: Option<(&str, &str)>) -> (String, Option<String>) {
+        let (owners, mut answers, mut server) = owners();
+        let mut pods = [pod_of(controller)];
+        owners.mark(&mut pods);
+        assert_eq!(pods[0].top_owner, None, "nothing is known yet");
+        let path = answer(&mut server, status, owner).await;
+        answers.changed().await.unwrap();
+        owners.mark(&mut pods);
+        let [pod] = pods;
+        (path, pod.top_owner)
+    }
+
+    #[tokio::test]
+    async fn pod_without_matching_daemon_set_is_orphaned() {
+        let (sets, mut answers, mut server) = owners();
+        let mut pods = [pod("now"), pod("before"), pod("hidden"), PodFacts::default()];
+        sets.mark(&mut pods);
+        sets.mark(&mut pods);
+        assert!(pods.iter().all(|pod| pod.daemon_set_is == DaemonSetIs::Unknown), "nothing is known yet");
+        for status in [200, 200, 403] {
+            let path = answer(&mut server, status, None).await;
+            assert_eq!(path, "/apis/apps/v1/namespaces/logs/daemonsets/log", "and nothing is asked twice");
+        }
+        while pods[..3].iter().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
+            answers.changed().await.unwrap();
+            sets.mark(&mut pods);
+        }
+        assert!(pods.iter().all(|pod| pod.top_owner.is_none()), "that of a DaemonSet's pod is known without a read");
+        let known = pods.map(|pod| pod.daemon_set_is);
+        assert_eq!(known, [DaemonSetIs::There, DaemonSetIs::Gone, DaemonSetIs::Unreadable, DaemonSetIs::Unknown]);
+    }
+
+    #[tokio::test]
+    async fn top_owner_is_controller_of_replica_set_or_job() {
+        for (direct, status, owner, top) in [
+            ("ReplicaSet web-1", 200, Some(("Deployment", "web")), Some("Deployment/web")),
+            ("ReplicaSet web-1", 200, Some(("Rollout", "web")), Some("Rollout/web")),
+            ("ReplicaSet web-1", 200, None, Some("ReplicaSet/web-1")),
+            ("Job report-1", 200, Some(("CronJob", "report")), Some("CronJob/report")),
+            ("Job report-1", 200, None, Some("Job/report-1")),
+            ("ReplicaSet web-1", 404, None, None),
+            ("ReplicaSet web-1", 403, None, None),
+        ] {
+            let (path, found) = read(direct, status, owner).await;
+            assert_eq!(found.as_deref(), top, "{direct}, {status}");
+            let expected = match direct {
+                "Job report-1" => "/apis/batch/v1/namespaces/shop/jobs/report-1",
+                _ => "/apis/apps/v1/namespaces/shop/replicasets/web-1",
+            };
+            assert_eq!(path, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn only_replica_sets_and_jobs_of_kubernetes_are_read_for_top_owner() {
+        let pod = |api_version: &str, kind: &str| {
+            let owner = json!({"apiVersion": api_version, "kind": kind, "name": "a", "uid": "now", "controller": true});
+            let pod = json!({"metadata": {"name": "a-1", "namespace": "shop", "ownerReferences": [owner]}});
+            PodFacts::of(&serde_json::from_value(pod).unwrap())
+        };
+        for (api_version, kind, read) in [
+            ("apps/v1", "ReplicaSet", Some(Kind::ReplicaSet)),
+            ("batch/v1", "Job", Some(Kind::Job)),
+            ("apps/v1", "DaemonSet", Some(Kind::DaemonSet)),
+            ("apps/v1", "StatefulSet", None),
+            ("batch.volcano.sh/v1alpha1", "Job", None),
+            ("example.com/v1", "ReplicaSet", None),
+        ] {
+            let pod = pod(api_version, kind);
+            assert_eq!(owner_to_read(&pod).map(|key| key.0), read, "{kind} of {api_version}");
+            let own = !matches!(read, Some(Kind::ReplicaSet | Kind::Job));
+            assert_eq!(pod.top_owner, own.then(|| format!("{kind}/a")), "{kind} of {api_version}");
+        }
+        assert!(owner_to_read(&PodFacts::default()).is_none(), "a bare pod has none");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_read_of_owner_is_repeated_and_missing_owner_is_not() {
+        let (owners, mut answers, mut server) = owners();
+        let mut pods = [pod_of("ReplicaSet web-1"), pod_of("Job report-1")];
+        owners.mark(&mut pods);
+        for _ in 0..2 {
+            let (request, send) = server.next_request().await.unwrap();
+            let status = if request.uri().path().contains("/jobs/") { 404 } else { 403 };
+            send.send_response(response(status, None));
+        }
+        let repeated = tokio::spawn(async move { answer(&mut server, 200, Some(("Deployment", "web"))).await });
+        // By the paused clock: without another read this ends at once.
+        let read = async {
+            while pods[0].top_owner.is_none() {
+                answers.changed().await.unwrap();
+                owners.mark(&mut pods);
+            }
+        };
+        tokio::time::timeout(Duration::from_hours(1), read).await.unwrap();
+        assert_eq!(repeated.await.unwrap(), "/apis/apps/v1/namespaces/shop/replicasets/web-1");
+        assert_eq!(pods.map(|pod| pod.top_owner), [Some("Deployment/web".into()), None]);
+        let known = owners.known.lock();
+        assert!(known.iter().any(|(key, owner)| key.0 == Kind::Job && matches!(owner.answer, Answer::Missing)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn owner_that_no_pod_names_is_forgotten() {
+        let (owners, mut answers, mut server) = owners();
+        let known = || owners.known.lock().len();
+        let mut pods = [pod_of("ReplicaSet web-1")];
+        owners.mark(&mut pods);
+        tokio::time::advance(KEPT / 2).await;
+        owners.mark(&mut pods);
+        tokio::time::advance(KEPT / 2).await;
+        owners.forget_unnamed();
+        assert_eq!(known(), 1, "a pod has named it");
+        tokio::time::advance(KEPT / 2).await;
+        owners.forget_unnamed();
+        assert_eq!(known(), 0);
+        answer(&mut server, 200, None).await;
+        answers.changed().await.unwrap();
+        assert_eq!(known(), 0, "its late answer does not bring it back");
+        owners.mark(&mut pods);
+        answer(&mut server, 200, None).await;
+        answers.changed().await.unwrap();
+        owners.mark(&mut pods);
+        assert_eq!(pods[0].top_owner.as_deref(), Some("ReplicaSet/web-1"), "it is read again for the next pod");
+    }
+}

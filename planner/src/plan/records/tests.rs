@@ -1,0 +1,285 @@
+//! Cases of the numbers that rollouts get in the history, and of their ends.
+
+use models::operator::{BottlerocketUpdateOperatorStatus, RolloutRecord};
+use models::shadow::{HostState, OfferedUpdates, RolloutPlace, Step};
+use semver::Version;
+
+use super::*;
+use crate::fixtures::{NEW, OLD, at, cluster, node, progress, record_history, rollout, t, with_policy};
+use crate::plan::plan;
+use crate::view::NodeView;
+
+/// A version after [`NEW`].
+const NEWER: Version = Version::new(1, 21, 0);
+
+/// A fleet whose status is written as each plan requires. Its nodes begin nothing.
+struct Fleet {
+    view: ClusterView,
+    policy: Policy,
+    second: i64,
+}
+
+impl Fleet {
+    /// A fleet of these nodes, which want [`NEW`]. Nothing is recorded.
+    fn of(nodes: Vec<NodeView>) -> Self {
+        let (mut view, policy) = cluster(nodes, &[]);
+        view.history.highest = Some(0);
+        Self { view, policy, second: 0 }
+    }
+
+    fn status(&mut self) -> &mut BottlerocketUpdateOperatorStatus {
+        &mut self.view.operator.as_mut().unwrap().status
+    }
+
+    /// Writes the status until it changes no more, and returns the records: version, number and phase.
+    fn settle(&mut self) -> Vec<(Version, i64, RolloutPhase)> {
+        for _ in 0..8 {
+            self.second += 1;
+            if self.view.revisions.is_some() {
+                record_history(&mut self.view, &self.policy);
+            }
+            if let Some(mut status) = plan(&self.view, &self.policy, t(self.second)).status {
+                status.slots.clear();
+                *self.status() = status;
+            }
+        }
+        let mut found: Vec<_> = self.records().map(|(v, record)| (v.clone(), record.number, record.phase)).collect();
+        found.sort_by_key(|(_, number, _)| *number);
+        found
+    }
+
+    fn records(&self) -> impl Iterator<Item = (&Version, &RolloutRecord)> {
+        let rollouts = &self.view.operator.as_ref().unwrap().status.active_rollouts;
+        rollouts.iter().filter_map(|rollout| Some((&rollout.version, rollout.record.as_ref()?)))
+    }
+
+    /// The newest record: its number and the one that it continues.
+    fn newest(&self) -> (i64, Option<i64>) {
+        let newest = self.records().map(|(_, record)| record).max_by_key(|record| record.number).unwrap();
+        (newest.number, newest.first)
+    }
+
+    /// Sets the version that every node is offered.
+    fn offer(&mut self, version: &Version) {
+        for node in self.view.nodes.values_mut() {
+            offer(node, Some(version.clone()));
+        }
+    }
+
+    /// Lets every node run this version, and want none.
+    fn run(&mut self, version: &Version) {
+        for node in self.view.nodes.values_mut() {
+            offer(node, None);
+            node.shadow.as_mut().unwrap().status.agent.current_version = Some(version.clone());
+        }
+    }
+
+    fn add(&mut self, node: NodeView) {
+        self.view.nodes.insert(node.facts.name.clone(), node);
+    }
+}
+
+fn offer(node: &mut NodeView, version: Option<Version>) {
+    let updates = OfferedUpdates { chosen_version: version, ..OfferedUpdates::default() };
+    node.shadow.as_mut().unwrap().status.agent.updates = Some(updates);
+}
+
+use RolloutPhase::{Completed, Running, Stopped, Superseded};
+
+#[test]
+fn rollout_back_and_forth_between_versions_gets_three_numbers() {
+    let mut fleet = Fleet::of(vec![node("a"), node("b")]);
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)], "it keeps its number");
+    fleet.offer(&NEWER);
+    assert_eq!(fleet.settle(), [(NEW, 1, Superseded), (NEWER, 2, Running)]);
+    fleet.offer(&NEW);
+    assert_eq!(fleet.settle(), [(NEWER, 2, Superseded), (NEW, 3, Running)]);
+    assert_eq!(fleet.newest(), (3, None), "it continues neither of them");
+    assert_eq!(fleet.status().rollout_count, Some(3));
+}
+
+#[test]
+fn number_is_above_every_one_that_is_known() {
+    type Change = fn(&mut Fleet);
+    let cases: [(&str, Change); 5] = [
+        ("the status", |fleet| fleet.status().rollout_count = Some(7)),
+        ("the history", |fleet| fleet.view.history.highest = Some(7)),
+        ("the record of another rollout", |fleet| {
+            let record = RolloutRecord {
+                number: 7,
+                begun: t(0),
+                first: None,
+                revision: RecordedRevision::default(),
+                phase: Completed,
+                ended: Some(t(0)),
+            };
+            fleet.status().active_rollouts = vec![ActiveRollout { record: Some(record), ..rollout(OLD) }];
+        }),
+        ("an attempt under way", |fleet| {
+            let place = RolloutPlace { rollout: 7, ..RolloutPlace::default() };
+            let mut node = at("b", Step::Staging, 0, HostState::StagedUpdate);
+            let shadow = node.shadow.as_mut().unwrap();
+            shadow.status.controller.progress.as_mut().unwrap().rollout = Some(place);
+            fleet.add(node);
+        }),
+        ("the result of an attempt", |fleet| {
+            let result = serde_json::json!({
+                "rollout": 7, "step": 0, "attempt": 1, "to": NEW, "result": "Updated", "started": t(0), "ended": t(1)
+            });
+            let mut node = node("b");
+            let shadow = node.shadow.as_mut().unwrap();
+            shadow.status.controller.results = vec![serde_json::from_value(result).unwrap()];
+            fleet.add(node);
+        }),
+    ];
+    for (sentence, change) in cases {
+        // The operator's status was lost.
+        let mut fleet = Fleet::of(vec![node("a")]);
+        change(&mut fleet);
+        fleet.settle();
+        assert_eq!(fleet.newest(), (8, None), "{sentence}");
+        assert_eq!(fleet.status().rollout_count, Some(8), "{sentence}");
+    }
+}
+
+#[test]
+fn rollout_has_no_number_until_status_or_history_is_known() {
+    let mut fleet = Fleet::of(vec![at("a", Step::Staging, 0, HostState::StagedUpdate)]);
+    let place = RolloutPlace { rollout: 7, ..RolloutPlace::default() };
+    let numbered = models::shadow::Progress { rollout: Some(place), ..progress(Step::Staging, 0) };
+    let shadow = fleet.view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+    shadow.status.controller.progress = Some(numbered);
+    fleet.view.history.highest = None;
+    assert_eq!(fleet.settle(), [], "the shadows alone may not know the highest");
+    assert_eq!(fleet.status().rollout_count, None);
+    fleet.status().rollout_count = Some(3);
+    assert_eq!(fleet.settle(), [(NEW, 8, Running)]);
+}
+
+#[test]
+fn retry_after_lifted_quarantine_is_another_rollout() {
+    let mut fleet = Fleet::of(vec![node("a"), node("b")]);
+    fleet.settle();
+    let failures = |fleet: &mut Fleet, resolved_by: Option<&str>| {
+        let record = fleet.view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+        let failure = models::shadow::VersionFailure {
+            resolved_by: resolved_by.map(str::to_owned),
+            ..crate::fixtures::failure(NEW)
+        };
+        record.status.controller.record.get_or_insert_default().version_failures = vec![failure];
+    };
+    failures(&mut fleet, None);
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)], "a quarantine may be lifted");
+    failures(&mut fleet, Some("again"));
+    fleet.view.operator.as_mut().unwrap().resume = Some("again".into());
+    let ended = plan(&fleet.view, &fleet.policy, t(100)).status.unwrap().active_rollouts;
+    let record = ended[0].record.as_ref().unwrap();
+    assert_eq!((record.number, record.phase, record.ended), (1, Stopped, Some(t(100))));
+    assert_eq!(fleet.settle(), [(NEW, 2, Running)]);
+    assert_eq!(fleet.newest(), (2, None));
+}
+
+#[test]
+fn late_node_gets_rollout_that_names_first_one() {
+    let mut fleet = Fleet::of(vec![node("a")]);
+    fleet.settle();
+    for (number, late) in [(2, "b"), (3, "c")] {
+        fleet.run(&NEW);
+        assert_eq!(fleet.settle(), [(NEW, number - 1, Completed)]);
+        fleet.add(node(late));
+        assert_eq!(fleet.settle(), [(NEW, number, Running)]);
+        assert_eq!(fleet.newest(), (number, Some(1)));
+    }
+}
+
+#[test]
+fn rollout_whose_record_is_full_continues_in_another_one() {
+    let mut fleet = Fleet::of(vec![node("a")]);
+    fleet.settle();
+    for number in [2, 3] {
+        fleet.view.history.full = [number - 1].into();
+        assert_eq!(fleet.settle(), [(NEW, number, Running)]);
+        assert_eq!(fleet.newest(), (number, Some(1)));
+    }
+}
+
+/// A fleet of one node with recorded revisions, whose rollout has begun.
+fn recorded() -> Fleet {
+    let mut fleet = Fleet::of(vec![node("a")]);
+    fleet.view.revisions = Some(Vec::new());
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    let revision = fleet.records().next().unwrap().1.revision.clone();
+    assert!(revision.number == 1 && !revision.name.is_empty(), "{revision:?}");
+    fleet
+}
+
+#[test]
+fn rollout_ends_as_stopped_when_policy_no_longer_requires_version() {
+    let mut fleet = recorded();
+    fleet.policy = with_policy(&mut fleet.view, serde_json::json!({"maxUnavailable": 2, "drain": {"timeout": "1m"}}));
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)], "another policy requires it too");
+    fleet.policy = with_policy(&mut fleet.view, serde_json::json!({"version": {"target": OLD.to_string()}}));
+    assert_eq!(fleet.settle(), [(NEW, 1, Stopped)]);
+}
+
+#[test]
+fn rollout_goes_on_while_hosts_offer_nothing_or_revisions_are_unknown() {
+    let mut fleet = recorded();
+    offer(fleet.view.nodes.get_mut("a").unwrap(), None);
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    // As under a new leader.
+    fleet.view.revisions = None;
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+}
+
+#[test]
+fn downgrade_that_no_node_ran_ends_as_stopped() {
+    let mut fleet = Fleet::of(vec![node("a")]);
+    fleet.run(&NEWER);
+    fleet.offer(&NEW);
+    fleet.policy = with_policy(&mut fleet.view, serde_json::json!({"version": {"target": NEW.to_string()}}));
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    fleet.policy = with_policy(&mut fleet.view, serde_json::json!({}));
+    fleet.run(&NEWER);
+    assert_eq!(fleet.settle(), [(NEW, 1, Stopped)]);
+}
+
+#[test]
+fn rollout_ends_when_last_node_has_ended_its_attempt_or_is_gone() {
+    let mut fleet = Fleet::of(vec![node("a"), node("b")]);
+    fleet.settle();
+    fleet.run(&NEW);
+    let shadow = fleet.view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();
+    shadow.status.controller.progress = Some(progress(Step::Verifying, 0));
+    assert_eq!(fleet.settle(), [(NEW, 1, Running)]);
+    let shadow = fleet.view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();
+    shadow.status.controller.progress = None;
+    assert_eq!(fleet.settle(), [(NEW, 1, Completed)]);
+
+    let mut fleet = Fleet::of(vec![node("a")]);
+    fleet.settle();
+    fleet.view.nodes.clear();
+    assert_eq!(fleet.settle(), [(NEW, 1, Stopped)]);
+}
+
+#[test]
+fn variants_have_numbers_of_their_own() {
+    let mut other = node("b");
+    other.shadow.as_mut().unwrap().status.agent.variant = Some("aws-k8s-1.38".into());
+    let mut fleet = Fleet::of(vec![node("a"), other]);
+    assert_eq!(fleet.settle(), [(NEW, 1, Running), (NEW, 2, Running)]);
+    // One of them ends alone.
+    let shadow = fleet.view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();
+    shadow.status.agent.current_version = Some(NEW);
+    offer(fleet.view.nodes.get_mut("b").unwrap(), None);
+    let phases = |fleet: &Fleet| {
+        let rollouts = &fleet.view.operator.as_ref().unwrap().status.active_rollouts;
+        let mut phases: Vec<_> =
+            rollouts.iter().map(|r| (r.variant.clone(), r.record.as_ref().unwrap().phase)).collect();
+        phases.sort();
+        phases
+    };
+    fleet.settle();
+    assert_eq!(phases(&fleet), [("aws-k8s-1.37".to_owned(), Running), ("aws-k8s-1.38".to_owned(), Completed)]);
+}
