@@ -57,6 +57,7 @@ const APPLIES: &[ListedWrite] = &[
         &[VERSION],
         "slots: the client that wins this write has the budget",
     ),
+    listed_write("patch", "bottlerocketrollouthistories/status", &[VERSION], "the course of a rollout, by one leader"),
     listed_write("patch", "configmaps", &[VERSION], "what agents trust: two leaders would undo each other's"),
 ];
 
@@ -96,6 +97,8 @@ const OTHERS: &[ListedWrite] = &[
         "number or owner alone: an apply would have to repeat the bytes of the content",
     ),
     listed_write("delete", "controllerrevisions", &["/preconditions/uid"], "this very revision"),
+    listed_write("create", "bottlerocketrollouthistories", &[], "a race for a name has one winner"),
+    listed_write("delete", "bottlerocketrollouthistories", &["/preconditions/uid"], "this very record or page"),
     // Their bodies are not logged, so their guards cannot be checked here.
     listed_write("create", "secrets", &[], "a race for it has one winner"),
     listed_write("update", "secrets", &[], "carries the version that was read"),

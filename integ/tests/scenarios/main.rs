@@ -11,6 +11,7 @@ mod drains;
 mod earlier;
 mod failures;
 mod health;
+mod history;
 mod hostile;
 mod interfere;
 mod kubectl;

@@ -186,11 +186,18 @@ fn active<'a>(snapshot: &HistorySnapshot<'a>, record: &RecordFacts) -> Option<(&
     numbered(operator).find(|(_, place)| place.number == record.rollout.number)
 }
 
-/// Returns whether a result belongs to this rollout. One without a number was begun before its rollout had one.
-fn belongs(waiting: &Waiting, rollout: &RecordedRollout) -> bool {
+/// Returns whether a result belongs to this rollout. One whose number was never recorded was begun before its rollout had
+/// one.
+fn belongs(snapshot: &HistorySnapshot<'_>, waiting: &Waiting, rollout: &RecordedRollout) -> bool {
     let result = &waiting.row.result;
     let same = (&waiting.variant, &waiting.arch, &result.to) == (&rollout.variant, &rollout.arch, &rollout.version);
-    result.rollout == rollout.number || (result.rollout == 0 && same)
+    result.rollout == rollout.number || (same && !is_known(snapshot, result.rollout))
+}
+
+/// Returns whether a rollout of this number is recorded, or will be.
+fn is_known(snapshot: &HistorySnapshot<'_>, number: i64) -> bool {
+    snapshot.records.values().any(|record| record.rollout.number == number)
+        || snapshot.operator.is_some_and(|operator| numbered(operator).any(|(_, place)| place.number == number))
 }
 
 /// Creates the records of rollouts that run, and of those that have ended while results of them wait.
@@ -244,7 +251,8 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
         }
         _ => record.status.clone(),
     };
-    let mut rows: Vec<&Waiting> = snapshot.waiting.iter().filter(|waiting| belongs(waiting, &record.rollout)).collect();
+    let mut rows: Vec<&Waiting> =
+        snapshot.waiting.iter().filter(|waiting| belongs(snapshot, waiting, &record.rollout)).collect();
     rows.sort_by(|a, b| (a.row.result.ended, &a.row.node).cmp(&(b.row.result.ended, &b.row.node)));
     let number = record.next_page();
     let over = active.is_none_or(|(_, place)| place.ended.is_some());
@@ -355,15 +363,16 @@ fn fitting(row: &HistoryRow) -> HistoryRow {
 /// Gives up results of which no rollout is known, or whose record has ended: their shadow would keep them for ever.
 fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
     let expected = |waiting: &Waiting| {
-        let of = |number: i64| waiting.row.result.rollout == number;
-        let running = snapshot.records.values().any(|record| record.runs() && belongs(waiting, &record.rollout));
+        let number = waiting.row.result.rollout;
+        let running =
+            snapshot.records.values().any(|record| record.runs() && belongs(snapshot, waiting, &record.rollout));
         let begins = snapshot.operator.iter().flat_map(|operator| numbered(operator)).any(|(_, place)| {
-            of(place.number) && !snapshot.records.values().any(|record| record.rollout.number == place.number)
+            number == place.number && !snapshot.records.values().any(|record| record.rollout.number == number)
         });
         let unnumbered = snapshot.operator.iter().flat_map(|operator| &operator.status.active_rollouts).any(|active| {
             (&active.variant, &active.arch, &active.version)
                 == (&waiting.variant, &waiting.arch, &waiting.row.result.to)
-                && of(0)
+                && !is_known(snapshot, number)
                 && active.record.as_ref().is_none_or(|place| place.ended.is_none())
         });
         running || begins || unnumbered

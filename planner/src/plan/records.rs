@@ -28,6 +28,22 @@ fn highest(view: &ClusterView) -> Option<i64> {
     used.chain(recorded).max().map(|used| used.max(known)).or(Some(known))
 }
 
+/// Returns the number under which attempts of this rollout were begun although no record of it was written: the write of the
+/// status failed, or its leader was killed. A number that the history has is another rollout's.
+fn begun_as(view: &ClusterView, own: &Key) -> Option<i64> {
+    let operator = view.operator.as_ref()?;
+    let recorded = operator.status.active_rollouts.iter().filter_map(|rollout| Some(rollout.record.as_ref()?.number));
+    let taken: BTreeSet<i64> = recorded.collect();
+    let nodes = view.nodes.values().filter_map(|node| Some((node, &node.shadow.as_ref()?.status.controller)));
+    let named = nodes.flat_map(|(node, report)| {
+        let under_way = report.progress.iter().filter_map(|at| Some((&at.version, at.rollout.as_ref()?.rollout)));
+        let ended = report.results.iter().map(|result| (&result.to, result.rollout));
+        under_way.chain(ended).filter(move |(version, _)| key(node, version) == *own).map(|(_, number)| number)
+    });
+    let above = view.history.highest.unwrap_or(0);
+    named.filter(|number| *number > above && !taken.contains(number)).max()
+}
+
 /// Returns the revision of the policy in force; `None` while its record is behind the policy.
 fn revision(view: &ClusterView, policy: &Policy) -> Option<RecordedRevision> {
     let status = &view.operator.as_ref()?.status;
@@ -80,9 +96,10 @@ pub(super) fn keep(
             let before = rollout.record.take();
             let continues = |record: &RolloutRecord| full || record.phase == RolloutPhase::Completed;
             let first = before.filter(continues).map(|record| record.first.unwrap_or(record.number));
-            count = count.saturating_add(1);
+            let number = begun_as(view, &key_of(rollout)).unwrap_or_else(|| count.saturating_add(1));
+            count = count.max(number);
             rollout.record = Some(RolloutRecord {
-                number: count,
+                number,
                 begun: now,
                 first,
                 revision: revision.clone(),

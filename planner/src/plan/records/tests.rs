@@ -84,6 +84,39 @@ fn offer(node: &mut NodeView, version: Option<Version>) {
     node.shadow.as_mut().unwrap().status.agent.updates = Some(updates);
 }
 
+/// A node with an attempt to this version that was begun in a rollout of this number.
+fn under_way_in(number: i64, version: Version) -> NodeView {
+    let mut node = at("b", Step::Staging, 0, HostState::StagedUpdate);
+    let progress = node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
+    progress.rollout = Some(RolloutPlace { rollout: number, ..RolloutPlace::default() });
+    progress.version = version;
+    node
+}
+
+/// A node with the result of such an attempt.
+fn ended_in(number: i64, version: Version) -> NodeView {
+    let result = serde_json::json!({
+        "rollout": number, "step": 0, "attempt": 1, "to": version, "result": "Updated", "started": t(0), "ended": t(1)
+    });
+    let mut node = node("b");
+    node.shadow.as_mut().unwrap().status.controller.results = vec![serde_json::from_value(result).unwrap()];
+    node
+}
+
+#[test]
+fn number_of_attempt_whose_rollout_was_never_recorded_is_taken_again() {
+    for (sentence, node_of, recorded, expected) in [
+        ("under way", under_way_in(7, NEW), 0, 7),
+        ("ended", ended_in(7, NEW), 0, 7),
+        ("the history has it: it is another rollout's", ended_in(7, NEW), 7, 8),
+    ] {
+        let mut fleet = Fleet::of(vec![node("a"), node_of]);
+        fleet.view.history.highest = Some(recorded);
+        fleet.settle();
+        assert_eq!(fleet.newest(), (expected, None), "{sentence}");
+    }
+}
+
 use RolloutPhase::{Completed, Running, Stopped, Superseded};
 
 #[test]
@@ -117,20 +150,10 @@ fn number_is_above_every_one_that_is_known() {
             fleet.status().active_rollouts = vec![ActiveRollout { record: Some(record), ..rollout(OLD) }];
         }),
         ("an attempt under way", |fleet| {
-            let place = RolloutPlace { rollout: 7, ..RolloutPlace::default() };
-            let mut node = at("b", Step::Staging, 0, HostState::StagedUpdate);
-            let shadow = node.shadow.as_mut().unwrap();
-            shadow.status.controller.progress.as_mut().unwrap().rollout = Some(place);
-            fleet.add(node);
+            fleet.add(under_way_in(7, OLD));
         }),
         ("the result of an attempt", |fleet| {
-            let result = serde_json::json!({
-                "rollout": 7, "step": 0, "attempt": 1, "to": NEW, "result": "Updated", "started": t(0), "ended": t(1)
-            });
-            let mut node = node("b");
-            let shadow = node.shadow.as_mut().unwrap();
-            shadow.status.controller.results = vec![serde_json::from_value(result).unwrap()];
-            fleet.add(node);
+            fleet.add(ended_in(7, OLD));
         }),
     ];
     for (sentence, change) in cases {

@@ -159,6 +159,7 @@ fn revision_changes_with_documented_fields_and_no_others() {
         ("labelNodes", json!(true)),
         ("storageMigration", json!("Manual")),
         ("revisionHistoryLimit", json!(0)),
+        ("rolloutHistory", json!({"records": 0})),
     ];
     let default = content(json!({}));
     let changes = examples.map(|(field, value)| {
