@@ -264,7 +264,8 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         let (slots, counts) = slot_writes(&records);
         let bounds = [
             ("orders, the permit and the revision", count("controller", "patch", shadow), 5),
-            ("the controller status", count("controller", "patch", &format!("{shadow}/status")), 5),
+            // The last one clears the result once a page of the history holds it.
+            ("the controller status", count("controller", "patch", &format!("{shadow}/status")), 6),
             ("the agent status", count("web API", "patch", &format!("{shadow}/status")), 5),
             ("slots", slots, 2),
             ("claim and release", count("controller", "patch", "nodes"), 2),
@@ -280,6 +281,10 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         }
         let known: usize = bounds.iter().map(|(_, made, _)| made).sum();
         assert!(known <= 30, "{known} requests");
+        let about_history =
+            |what: &str| what.starts_with("bottlerocketrollouthistories") || matches!(what, "secrets" | "configmaps");
+        let history = whole.iter().filter(|((part, _, what), _)| *part == "controller" && about_history(what));
+        let history: usize = history.map(|(_, made)| made).sum();
         let aside = [
             ("counts of the fleet", counts, usize::try_from(took.as_secs())? + 1),
             ("reads after a conflict", count("web API", "get", shadow), refused.len()),
@@ -288,6 +293,8 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
             ("reads of DaemonSets", count("controller", "get", "daemonsets"), 1),
             // The workload's own, and those of the operator's Deployments.
             ("reads of ReplicaSets", count("controller", "get", "replicasets"), 3),
+            // Of a whole rollout: its record and a page, the course, the key of the signature.
+            ("the history", history, 16),
         ];
         for (what, made, allowed) in aside {
             assert!(made <= allowed, "{what}: {made} requests, {allowed} allowed\n{whole:#?}");

@@ -24,7 +24,7 @@ use crate::support::{
     until_event,
 };
 use crate::tokens::{agents_token, url, web_api};
-use crate::{migration, revisions, rotation};
+use crate::{history, migration, revisions, rotation};
 
 /// Time after a permit at which a node with a silent agent is released: the permit's life and the longest shutdown, and
 /// some.
@@ -76,6 +76,7 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
 
         rotate_certificates_and_signing_key(ctx).await?;
         revisions::change_and_trim(ctx).await?;
+        history::remove_ended(ctx).await?;
         ctx.kubectl(&["label", "node", other, &format!("{INTERFACE_LABEL}-")]).await?;
         ctx.until("its shadow goes", |world| shadow_of(world, other).is_none()).await?;
 
