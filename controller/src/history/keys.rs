@@ -42,8 +42,8 @@ fn load(secret: &Secret) -> Result<PermitKey, ApplyError> {
 
 impl Keys {
     /// Returns the key, which is made where there is none, with its public part published. Those that no record names
-    /// (`named`) are withdrawn.
-    pub(super) async fn signing(&self, named: &BTreeSet<String>) -> Result<PermitKey, ApplyError> {
+    /// (`named`) are withdrawn; `None`: it is not known which are named.
+    pub(super) async fn signing(&self, named: Option<&BTreeSet<String>>) -> Result<PermitKey, ApplyError> {
         let key = self.secret().await?;
         self.publish(&key, named).await?;
         Ok(key)
@@ -78,14 +78,15 @@ impl Keys {
         }
     }
 
-    async fn publish(&self, key: &PermitKey, named: &BTreeSet<String>) -> Result<(), ApplyError> {
+    async fn publish(&self, key: &PermitKey, named: Option<&BTreeSet<String>>) -> Result<(), ApplyError> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = maps.list(&by_name(names::HISTORY_KEYS)).await.map_err(ApplyError::api("history_keys"))?;
         let found = found.items.into_iter().next();
         let version = found.as_ref().and_then(|map| map.metadata.resource_version.clone());
         let published = found.and_then(|map| map.data).unwrap_or_default();
         let jwk = key.jwk().map_err(unusable)?.to_string();
-        let mut wanted: BTreeMap<_, _> = published.clone().into_iter().filter(|(id, _)| named.contains(id)).collect();
+        let kept = |id: &String| named.is_none_or(|named| named.contains(id));
+        let mut wanted: BTreeMap<_, _> = published.clone().into_iter().filter(|(id, _)| kept(id)).collect();
         wanted.insert(key.id().clone(), jwk);
         if wanted == published {
             return Ok(());

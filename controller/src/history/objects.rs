@@ -31,8 +31,10 @@ pub(super) struct Objects {
 
 /// An object as the API server returned it, with the fields that this version does not know.
 pub(super) struct Found {
-    pub(super) object: BottlerocketRolloutHistory,
+    /// The object, or the reason for which this version cannot read it.
+    pub(super) object: Result<BottlerocketRolloutHistory, serde_json::Error>,
     pub(super) spec: Value,
+    pub(super) version: String,
 }
 
 /// Returns the calls to create one with these labels.
@@ -67,11 +69,10 @@ impl Objects {
         let Some(mut found) = found.items.into_iter().next() else { return Ok(None) };
         found.types = Some(kube::core::TypeMeta::resource::<BottlerocketRolloutHistory>());
         let spec = found.data.get("spec").cloned().unwrap_or_default();
-        let object: BottlerocketRolloutHistory = serde_json::to_value(&found)
-            .and_then(serde_json::from_value)
-            .map_err(|error| ApplyError::api("history_read")(kube::Error::SerdeError(error)))?;
-        self.learned(&object);
-        Ok(Some(Found { object, spec }))
+        let version = found.metadata.resource_version.clone().unwrap_or_default();
+        let object = serde_json::to_value(&found).and_then(serde_json::from_value);
+        object.iter().for_each(|object| self.learned(object));
+        Ok(Some(Found { object, spec, version }))
     }
 
     /// Creates an object, or returns the one of that name.
@@ -88,12 +89,14 @@ impl Objects {
             Ok(created) => {
                 self.learned(&created);
                 let spec = serde_json::to_value(&created.spec).unwrap_or_default();
-                Ok(Found { object: created, spec })
+                let version = created.metadata.resource_version.clone().unwrap_or_default();
+                Ok(Found { object: Ok(created), spec, version })
             }
             // The name follows from what it is: an earlier try, or another leader, was faster.
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 let found = self.read(&object.name_any()).await?;
-                let found = found.filter(|found| found.object.metadata.deletion_timestamp.is_none());
+                let alive = |found: &BottlerocketRolloutHistory| found.metadata.deletion_timestamp.is_none();
+                let found = found.filter(|found| found.object.as_ref().is_ok_and(alive));
                 found.ok_or(ApplyError::Changed("an object of the history"))
             }
             Err(error) => Err(ApplyError::api(what)(error)),
@@ -104,7 +107,7 @@ impl Objects {
     pub(super) async fn begin(&self, name: &str, rollout: RecordedRollout) -> Result<RecordFacts, ApplyError> {
         let spec = BottlerocketRolloutHistorySpec { record: name.to_owned(), rollout: Some(rollout), page: None };
         let found = self.create(metadata(name, name, names::RECORD), spec, "history_record").await?;
-        RecordFacts::of(&found.object).ok_or(ApplyError::Changed("the record of a rollout"))
+        found.object.ok().as_ref().and_then(RecordFacts::of).ok_or(ApplyError::Changed("the record of a rollout"))
     }
 
     /// Creates a page of a record.
@@ -172,7 +175,9 @@ impl Objects {
 
 /// Returns what the record of a page will name of it.
 fn open(found: &Found) -> Result<OpenPage, ApplyError> {
-    let page = found.object.spec.page.as_ref().ok_or(ApplyError::Changed("a page of the history"))?;
+    let object = found.object.as_ref().ok();
+    let page =
+        object.and_then(|object| object.spec.page.as_ref()).ok_or(ApplyError::Changed("a page of the history"))?;
     let failed = |error| ApplyError::api("history_page")(kube::Error::SerdeError(error));
     let bytes = serde_json::to_vec(&found.spec).map_err(failed)?.len();
     Ok(OpenPage {

@@ -11,8 +11,9 @@ use models::names;
 use models::time::between;
 use planner::history::{HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, plan, row_id};
 use planner::signature::signed_by;
-use planner::view::{HistoryObject, RecordFacts, ShadowFacts};
+use planner::view::{HistoryFacts, HistoryObject, RecordFacts, ShadowFacts};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use super::History;
 use super::keys::Keys;
@@ -32,8 +33,12 @@ const PERIOD: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The condition while all is written, and the one while it cannot be.
+/// Time for the first list of the objects before their absence is told.
+const LIST_LIMIT: Duration = Duration::from_secs(60);
+
+/// The condition while all is written, and those while it cannot be.
 const RECORDED: &str = "Recorded";
+const UNREADABLE: &str = "Unreadable";
 const REFUSED: &str = "WriteFailed";
 
 /// The historian of a leader.
@@ -45,6 +50,8 @@ pub struct Historian {
     keys: Keys,
     reading: Reading,
     records: BTreeMap<String, RecordFacts>,
+    /// The records that this version cannot read, each with its resourceVersion.
+    unreadable: BTreeMap<String, String>,
     open: BTreeMap<String, OpenPage>,
     /// The results on shadows at the last plan.
     seen: BTreeMap<RowId, Waiting>,
@@ -87,6 +94,7 @@ impl Historian {
             history,
             objects,
             records: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
             open: BTreeMap::new(),
             seen: BTreeMap::new(),
             orphans: BTreeMap::new(),
@@ -97,7 +105,11 @@ impl Historian {
     /// Keeps the history until this process no longer leads.
     pub async fn run(mut self) {
         let changed: Arc<watch::Sender<u64>> = self.caches.changed.clone();
-        self.reading.wait(changed.subscribe()).await;
+        while timeout(LIST_LIMIT, self.reading.wait(changed.subscribe())).await.is_err() {
+            let message = "the objects of the history cannot be listed: their definition (crds.yaml), or a right of the \
+                           controller, is missing. Updates go on; their results wait on the shadows";
+            self.tell(HistoryFacts { state: Some((false, UNREADABLE, message.to_owned())), ..HistoryFacts::default() });
+        }
         let mut changes = changed.subscribe();
         let mut failures = 0;
         while self.applier.leadership.check().is_ok() {
@@ -106,7 +118,7 @@ impl Historian {
             let plan = self.plan(now);
             let wake = plan.wake.map_or(PERIOD, |at| between(now, at).min(PERIOD));
             let acts = !plan.actions.is_empty();
-            let failed = self.carry_out(plan, &changed).await;
+            let failed = self.carry_out(plan).await;
             if failed {
                 tokio::time::sleep(exponential(PAUSE, LONGEST_PAUSE, failures)).await;
                 failures += 1;
@@ -144,6 +156,7 @@ impl Historian {
     fn plan(&mut self, now: Timestamp) -> HistoryPlan {
         let objects: BTreeMap<String, HistoryObject> = self.caches.history.items();
         self.records.retain(|name, record| objects.get(name).is_some_and(|object| object.uid == record.uid));
+        self.unreadable.retain(|name, version| objects.get(name).is_some_and(|o| o.resource_version == *version));
         let records = &self.records;
         let named = |name: &String, open: &OpenPage| records.get(name).is_some_and(|r| r.next_page() > open.number);
         for (name, open) in &self.open {
@@ -170,6 +183,7 @@ impl Historian {
             operator: operator.as_ref(),
             objects: &objects,
             records: &self.records,
+            unreadable: &self.unreadable,
             open: &self.open,
             waiting: &waiting,
             under_way: &under_way,
@@ -179,7 +193,7 @@ impl Historian {
     }
 
     /// Carries out the calls, and tells plans the result. Returns true if one failed.
-    async fn carry_out(&mut self, plan: HistoryPlan, changed: &watch::Sender<u64>) -> bool {
+    async fn carry_out(&mut self, plan: HistoryPlan) -> bool {
         let mut failure = None;
         for action in plan.actions {
             match self.act(action).await {
@@ -214,18 +228,33 @@ impl Historian {
         self.failure = failure;
         let mut facts = plan.facts;
         facts.state = Some(state);
-        if self.history.set(facts) {
-            changed.send_modify(|n| *n = n.wrapping_add(1));
-        }
+        self.tell(facts);
         self.failure.is_some()
+    }
+
+    /// Tells plans what is known.
+    fn tell(&self, facts: HistoryFacts) {
+        if self.history.set(facts) {
+            self.caches.changed.send_modify(|n| *n = n.wrapping_add(1));
+        }
     }
 
     async fn act(&mut self, action: HistoryAction) -> Result<(), ApplyError> {
         match action {
             HistoryAction::ReadRecord { name } => {
                 let found = self.objects.read(&name).await?;
-                if let Some(record) = found.and_then(|found| RecordFacts::of(&found.object)) {
-                    self.records.insert(name, record);
+                match found.as_ref().map(|found| (&found.version, found.object.as_ref().map(RecordFacts::of))) {
+                    Some((_, Ok(Some(record)))) => _ = self.records.insert(name, record),
+                    Some((version, unreadable)) => {
+                        let error = unreadable.err().map_or_else(|| "it is no record".to_owned(), ToString::to_string);
+                        tracing::warn!(
+                            object = name,
+                            error,
+                            "an object of the history cannot be read and is left alone"
+                        );
+                        self.unreadable.insert(name, version.clone());
+                    }
+                    None => {}
                 }
             }
             HistoryAction::ReadPage { record, number } => {
@@ -274,7 +303,7 @@ impl Historian {
             Err(error) => {
                 if error.is_unknown() || error.code() == Some(409) {
                     let found = self.objects.read(name).await?;
-                    let record = found.and_then(|found| RecordFacts::of(&found.object));
+                    let record = found.and_then(|found| RecordFacts::of(found.object.as_ref().ok()?));
                     self.records.extend(record.map(|record| (name.to_owned(), record)));
                 }
                 Err(error)
@@ -291,10 +320,13 @@ impl Historian {
     ) -> Result<RecordFacts, ApplyError> {
         let known = self.records.get(name).ok_or(ApplyError::Changed("the record of a rollout"))?;
         let found = self.objects.read(name).await?.ok_or(ApplyError::Changed("the record of a rollout"))?;
-        let live = RecordFacts::of(&found.object).filter(|live| live.resource_version == known.resource_version);
+        let live = found.object.as_ref().ok().and_then(RecordFacts::of);
+        let live = live.filter(|live| live.resource_version == known.resource_version);
         let live = live.ok_or(ApplyError::Changed("the record of a rollout"))?;
-        let named = self.records.values().filter_map(|record| signed_by(record.status.signature.as_deref()?)).collect();
-        let key = self.keys.signing(&named).await?;
+        let named: BTreeSet<String> =
+            self.records.values().filter_map(|record| signed_by(record.status.signature.as_deref()?)).collect();
+        // Which key a record names that cannot be read is not known.
+        let key = self.keys.signing(Some(&named).filter(|_| self.unreadable.is_empty())).await?;
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| ApplyError::Signing(error);
         let digest = record_digest(&found.spec, &status).map_err(|error| failed(Box::new(error)))?;
         let claims = RecordClaims { aud: RECORD_AUDIENCE.to_owned(), record: name.to_owned(), digest };

@@ -1,13 +1,12 @@
 //! The limits of the history: what is deleted, the oldest first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use models::operator::BottlerocketUpdateOperatorSpec;
 use models::time::after;
 
-use super::HistoryAction;
+use super::{HistoryAction, HistorySnapshot};
 use crate::view::{HistoryObject, RecordFacts};
 
 /// The number of objects that are deleted in one pass.
@@ -36,20 +35,17 @@ impl Limits {
     }
 }
 
-/// Returns the deletions that are due. `records` are all records; without one of them nothing is known to be too much.
-pub(super) fn deletions(
-    limits: Limits,
-    records: &BTreeMap<String, RecordFacts>,
-    objects: &BTreeMap<String, HistoryObject>,
-    now: Timestamp,
-) -> Vec<HistoryAction> {
+/// Returns the deletions that are due, once every record was read.
+pub(super) fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>) -> Vec<HistoryAction> {
+    let HistorySnapshot { records, objects, unreadable, now, .. } = *snapshot;
     let mut oldest: Vec<&RecordFacts> = records.values().collect();
     oldest.sort_by_key(|record| record.rollout.number);
     let ended: Vec<&RecordFacts> = oldest.iter().copied().filter(|record| !record.runs()).collect();
     let mut gone: BTreeSet<&str> =
         ended.iter().take(ended.len().saturating_sub(limits.records)).map(|record| record.name.as_str()).collect();
     let mut pages: Vec<(i64, &HistoryObject)> = Vec::new();
-    for object in objects.values().filter(|object| object.page.is_some() && !object.deleting) {
+    let readable = |object: &&HistoryObject| !unreadable.contains_key(&object.record);
+    for object in objects.values().filter(|o| o.page.is_some() && !o.deleting).filter(readable) {
         let record = records.get(&object.record);
         let owned = record.is_some_and(|record| object.owner.as_deref().is_none_or(|owner| owner == record.uid));
         let old = || record.and_then(|r| r.status.ended).is_some_and(|ended| after(ended, limits.max_age) <= now);

@@ -75,6 +75,8 @@ pub struct HistorySnapshot<'a> {
     pub objects: &'a BTreeMap<String, HistoryObject>,
     /// Its records, as far as they were read, by name.
     pub records: &'a BTreeMap<String, RecordFacts>,
+    /// The records that this version cannot read, each with its resourceVersion. They and their pages are left alone.
+    pub unreadable: &'a BTreeMap<String, String>,
     /// The written pages that their records (name) do not name yet, as far as they were read.
     pub open: &'a BTreeMap<String, OpenPage>,
     pub waiting: &'a [Waiting],
@@ -155,7 +157,8 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
         let record = snapshot.records.get(&object.name).filter(|record| record.uid == object.uid);
         record.is_some_and(|record| !newer(&object.resource_version, &record.resource_version))
     };
-    let unread = records.filter(|object| !known(object) && !object.deleting);
+    let tried = |object: &HistoryObject| snapshot.unreadable.get(&object.name) == Some(&object.resource_version);
+    let unread = records.filter(|object| !known(object) && !object.deleting && !tried(object));
     plan.actions.extend(unread.map(|object| HistoryAction::ReadRecord { name: object.name.clone() }));
     if !plan.actions.is_empty() {
         return plan;
@@ -170,7 +173,7 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
     drop_unknown(snapshot, &mut plan);
     if let Some(operator) = snapshot.operator {
         let limits = Limits::of(&operator.spec);
-        plan.actions.extend(limits::deletions(limits, snapshot.records, snapshot.objects, snapshot.now));
+        plan.actions.extend(limits::deletions(limits, snapshot));
     }
     plan
 }

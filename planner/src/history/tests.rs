@@ -128,6 +128,7 @@ impl Server {
             })
             .collect();
         plan(&HistorySnapshot {
+            unreadable: &BTreeMap::new(),
             namespace: "ns",
             operator: Some(&self.operator),
             objects: &objects,
@@ -457,10 +458,24 @@ fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
     for number in 8..=10 {
         objects.extend([object(number, Some(1), 5000), object(number, Some(2), 5000)]);
     }
+    // A page of a record that another version wrote.
+    objects.push(object(5, Some(1), 0));
     let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.name.clone(), object)).collect();
     let all = Limits { records: 10, max_age: Duration::from_secs(1_000_000), bytes: 1 << 20 };
     let deleted = |limits: Limits, now: i64| -> Vec<String> {
-        let actions = limits::deletions(limits, &records, &objects, t(now));
+        let snapshot = HistorySnapshot {
+            namespace: "ns",
+            operator: None,
+            objects: &objects,
+            records: &records,
+            unreadable: &BTreeMap::from([("rollout-5-x".to_owned(), "1".to_owned())]),
+            open: &BTreeMap::new(),
+            waiting: &[],
+            under_way: &BTreeSet::new(),
+            nodes: &[],
+            now: t(now),
+        };
+        let actions = limits::deletions(limits, &snapshot);
         let name = |action: HistoryAction| match action {
             HistoryAction::Delete { name, .. } => name.replace("rollout-", "").replace("-x", ""),
             other => panic!("{other:?}"),
