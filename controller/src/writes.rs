@@ -89,7 +89,7 @@ mod tests {
                 permit_issued: false,
                 soak_restarted: false,
                 verifying_since: None,
-            rollout: None,
+                rollout: None,
                 disruptive,
             });
             let mut node = NodeView { shadow: Some(shadow), ..NodeView::default() };

@@ -86,7 +86,7 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         permit_issued: false,
         soak_restarted: false,
         verifying_since: None,
-            rollout: None,
+        rollout: None,
         disruptive: !matches!(step, Step::Staging | Step::Staged),
     }
 }
@@ -183,8 +183,12 @@ pub(crate) fn armed(phase: ArmedPhase) -> Armed {
 /// A node that is drained, with the policy of `spec`. The record of its drain lists its pods.
 pub(crate) fn draining(spec: serde_json::Value, pods: Vec<PodFacts>) -> (ClusterView, Policy) {
     let mut node = at("a", Step::Draining, 0, HostState::StagedUpdate);
-    let listed =
-        |pod: &PodFacts| DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone(), ..DrainedPod::default() };
+    let listed = |pod: &PodFacts| DrainedPod {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        uid: pod.uid.clone(),
+        ..DrainedPod::default()
+    };
     let pods_listed = pods.iter().map(listed).collect();
     node.shadow.as_mut().unwrap().status.controller.drain =
         Some(DrainStatus { pods: pods_listed, ..DrainStatus::default() });

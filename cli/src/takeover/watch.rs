@@ -236,7 +236,7 @@ fn stage(shadow: &mut ShadowFacts, version: &Version, boot: &str, now: Timestamp
         soak_restarted: false,
         disruptive: false,
         verifying_since: None,
-            rollout: None,
+        rollout: None,
     });
 }
 

@@ -19,7 +19,7 @@ fn at(step: Step) -> ControllerReport {
         permit_issued: false,
         soak_restarted: false,
         verifying_since: None,
-            rollout: None,
+        rollout: None,
         disruptive: false,
     };
     ControllerReport { progress: Some(progress), ..ControllerReport::default() }
@@ -171,8 +171,8 @@ fn acknowledged_approval_logs_whether_it_had_an_effect() {
             step_done: None,
             approved,
             ended: None,
-        approved_step: None,
-        record: None,
+            approved_step: None,
+            record: None,
         }],
         ..BottlerocketUpdateOperatorStatus::default()
     };

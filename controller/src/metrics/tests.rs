@@ -30,7 +30,7 @@ fn at(step: Step, since: i64) -> ControllerReport {
         soak_restarted: false,
         disruptive: false,
         verifying_since: None,
-            rollout: None,
+        rollout: None,
     };
     ControllerReport { progress: Some(progress), ..ControllerReport::default() }
 }

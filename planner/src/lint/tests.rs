@@ -30,7 +30,8 @@ fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
         addon("addon-2", "one"),
         addon("addon-3", "two"),
     ]);
-    let listed = |uid: &str| DrainedPod { namespace: "shop".into(), name: uid.into(), uid: uid.into(), ..DrainedPod::default() };
+    let listed =
+        |uid: &str| DrainedPod { namespace: "shop".into(), name: uid.into(), uid: uid.into(), ..DrainedPod::default() };
     drained.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus {
         pods: vec![listed("p-b"), listed("addon-1")],
         evicted_owners: vec!["one".into()],
@@ -96,12 +97,12 @@ fn reboot(node: &str, boot: &str) -> Plan {
 }
 
 fn evicts(node: &str, uid: &str) -> Plan {
-    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into(), ..DrainedPod::default() };
+    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
     removes(node, Evictions { pods: vec![pod], grace: None, delete: false })
 }
 
 fn deletes(node: &str, uid: &str) -> Plan {
-    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into(), ..DrainedPod::default() };
+    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
     removes(node, Evictions { pods: vec![pod], grace: None, delete: true })
 }
 

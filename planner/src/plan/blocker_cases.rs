@@ -60,8 +60,12 @@ fn drain_status_limits_listed_pods_and_owners() {
     for (listed, expected) in [(most - 1, Some(most)), (most, None)] {
         let (mut view, policy) = draining(serde_json::json!({}), vec![pod("new", false)]);
         let drain = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.drain.as_mut().unwrap();
-        let known =
-            |number| DrainedPod { namespace: "shop".into(), name: format!("{number}"), uid: format!("{number}"), ..DrainedPod::default() };
+        let known = |number| DrainedPod {
+            namespace: "shop".into(),
+            name: format!("{number}"),
+            uid: format!("{number}"),
+            ..DrainedPod::default()
+        };
         drain.pods = (0..listed).map(known).collect();
         let made = plan(&view, &policy, t(1));
         let recorded = made.actions.get("a").map(|_| recorded(&made).pods.len());

@@ -290,7 +290,12 @@ fn end_of_drain_names_remaining_pods() {
     let stuck = || PodFacts { terminating: true, ends_by: Some(t(10)), ..pod("a", false) };
     let spec = serde_json::json!({"drain": {"skipTerminatingAfter": "30s"}});
     let (mut view, policy) = draining(spec, vec![stuck()]);
-    let listed = models::shadow::DrainedPod { namespace: "shop".into(), name: "p-a".into(), uid: "p-a".into(), ..models::shadow::DrainedPod::default() };
+    let listed = models::shadow::DrainedPod {
+        namespace: "shop".into(),
+        name: "p-a".into(),
+        uid: "p-a".into(),
+        ..models::shadow::DrainedPod::default()
+    };
     let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
     status.controller.drain = Some(models::shadow::DrainStatus { pods: vec![listed], ..Default::default() });
     let waits = plan(&view, &policy, t(39));

@@ -110,7 +110,12 @@ fn reboot_before_desired_reboot_ends_attempt_at_once() {
 #[test]
 fn end_of_drain_records_number_of_removed_pods() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![]);
-    let known = |number| DrainedPod { namespace: "shop".into(), name: format!("{number}"), uid: format!("{number}"), ..DrainedPod::default() };
+    let known = |number| DrainedPod {
+        namespace: "shop".into(),
+        name: format!("{number}"),
+        uid: format!("{number}"),
+        ..DrainedPod::default()
+    };
     shadow(&mut view).status.controller.drain.as_mut().unwrap().pods = (0..3).map(known).collect();
     let made = plan(&view, &policy, t(1));
     let Some(Action::Status { status, note: None }) = made.actions.get("a") else { panic!("{made:?}") };

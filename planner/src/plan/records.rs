@@ -38,7 +38,12 @@ fn revision(view: &ClusterView, policy: &Policy) -> Option<RecordedRevision> {
 }
 
 /// Returns the phase in which a rollout that no node waits for any more ends; `None` if it goes on.
-fn end(view: &ClusterView, rollout: &ActiveRollout, record: &RolloutRecord, now: &RecordedRevision) -> Option<RolloutPhase> {
+fn end(
+    view: &ClusterView,
+    rollout: &ActiveRollout,
+    record: &RolloutRecord,
+    now: &RecordedRevision,
+) -> Option<RolloutPhase> {
     if rollout.ended.is_some() {
         return Some(RolloutPhase::Superseded);
     }

@@ -81,9 +81,7 @@ mod tests {
 
     #[test]
     fn request_is_attributed_to_its_last_field_manager() {
-        let fields = |time: &str, manager: &str, fields: serde_json::Value| {
-            json!({"manager": manager, "time": time, "fieldsV1": fields})
-        };
+        let fields = |time: &str, manager: &str, fields: serde_json::Value| json!({"manager": manager, "time": time, "fieldsV1": fields});
         let approve = json!({"f:metadata": {"f:annotations": {format!("f:{}", names::APPROVE_STEP_ANNOTATION): {}}}});
         let meta = json!({"managedFields": [
             fields("2026-01-02T00:00:00Z", "kubectl-edit", json!({"f:spec": {"f:version": {"f:target": {}}}})),

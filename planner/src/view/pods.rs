@@ -99,8 +99,7 @@ pub struct ServiceFacts {
 impl ServiceFacts {
     /// Returns whether its selector matches this pod.
     pub fn selects(&self, pod: &PodFacts) -> bool {
-        pod.namespace == self.namespace
-            && self.selector.iter().all(|(name, value)| pod.labels.get(name) == Some(value))
+        pod.namespace == self.namespace && self.selector.iter().all(|(name, value)| pod.labels.get(name) == Some(value))
     }
 }
 

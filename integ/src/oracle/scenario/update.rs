@@ -73,7 +73,7 @@ impl Scenario {
                 started: old.map_or(since, |old| old.started),
                 soak_restarted: false,
                 verifying_since: None,
-            rollout: None,
+                rollout: None,
                 permit_issued: false,
                 disruptive: !matches!(step, Step::Staging | Step::Staged),
             });
@@ -125,7 +125,12 @@ impl Scenario {
         let pods: Vec<Arc<Pod>> = self.world.evictable_on(node).cloned().collect();
         let listed = pods
             .iter()
-            .map(|pod| DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone(), ..DrainedPod::default() })
+            .map(|pod| DrainedPod {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                uid: pod.uid.clone(),
+                ..DrainedPod::default()
+            })
             .collect();
         let drain = DrainStatus { pods: listed, ..DrainStatus::default() };
         self.controller(node, |shadow| shadow.status.controller.drain = Some(drain));

@@ -5,8 +5,8 @@ mod events;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use models::history::RolloutPhase;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
+use models::history::RolloutPhase;
 use models::operator::{
     BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED, PROGRESSING,
     STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
