@@ -14,6 +14,7 @@ use models::history::{
     BottlerocketRolloutHistory, RECORD_AUDIENCE, RecordClaims, page_digest, page_name, record_digest, record_name,
 };
 use models::names::{HISTORY_KEYS, HISTORY_LABEL, PAGE, RECORD, RECORD_LABEL, SYSTEM_NAMESPACE};
+use planner::revisions::NO_HISTORY;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -216,13 +217,13 @@ pub(super) async fn plugin_lists_shows_and_verifies_rollouts(control_plane: &Con
         contains(&text, parts)?;
         Ok(text)
     };
-    run(&[], true, &["REVISION", "No rollouts are recorded."]).await?;
+    run(&[], true, &[NO_HISTORY, "No rollouts are recorded."]).await?;
     let signer = Signer::new()?;
     signer.publish(&client).await?;
     let ended = signer.record(&client, 7, &["a", "b", "c"], true).await?;
     let running = signer.record(&client, 8, &["a"], false).await?;
 
-    run(&[], true, &["REVISION", "ROLLOUT", "aws-k8s-1.37/x86_64", "Completed", "Running"]).await?;
+    run(&[], true, &[NO_HISTORY, "ROLLOUT", "aws-k8s-1.37/x86_64", "Completed", "Running"]).await?;
     run(&["--revision", "1"], false, &["unable to find the specified revision"]).await?;
     run(&["9"], false, &["there is no rollout 9", &ended, &running]).await?;
     run(&["7"], true, &[&ended, "kubectl-edit", "Deployment/web", "shop/web-c", "Canary step 1"]).await?;

@@ -61,8 +61,8 @@
     if (open[kind] !== undefined) bands.push({ kind, from: open[kind], to: time });
     delete open[kind];
   };
-  const window = data.entries.find((entry) => entry.kind.startsWith("Window"));
-  if (window?.kind === "WindowOpened") begin("closed", first);
+  const firstWindow = data.entries.find((entry) => entry.kind.startsWith("Window"));
+  if (firstWindow?.kind === "WindowOpened") begin("closed", first);
   for (const entry of data.entries) {
     if (entry.kind === "Frozen") begin("frozen", entry.time);
     if (entry.kind === "Paused") begin("paused", entry.time);
@@ -136,6 +136,9 @@
       ticks.push(mark(make("span", "", step < 86400 ? label.slice(5, 16) : label.slice(0, 10)), time));
     }
     $("axis").replaceChildren(...ticks);
+    // The lanes have a scroll bar, and the rows above them do not.
+    const gutter = $("lanes").offsetWidth - $("lanes").clientWidth;
+    for (const row of document.querySelectorAll(".overview, .axis")) row.style.paddingRight = `${gutter}px`;
     $("bands").replaceChildren(
       ...bands.map((band) => mark(make("span", `band ${band.kind}`), band.from, band.to)),
       ...lines.map((line) => mark(make("span", "line"), line.time)),
@@ -180,8 +183,9 @@
       th.scope = "col";
       head.append(th);
     }
-    element.append(Object.assign(make("thead"), {}));
-    element.lastChild.append(head);
+    const top = make("thead");
+    top.append(head);
+    element.append(top);
     for (const cells of rows) {
       const row = make("tr");
       for (const cell of cells) row.append(make("td", "", cell));
