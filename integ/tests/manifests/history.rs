@@ -212,7 +212,7 @@ pub(super) async fn plugin_lists_shows_and_verifies_rollouts(control_plane: &Con
     let client = control_plane.client();
     let kubeconfig = control_plane.kubeconfig();
     let run = async |arguments: &[&str], succeeds: bool, parts: &[&str]| -> anyhow::Result<String> {
-        let (success, text) = plugin(Some(kubeconfig.as_ref()), arguments).await?;
+        let (success, text) = plugin(Some(kubeconfig), arguments).await?;
         ensure!(success == succeeds, "{arguments:?}: {text}");
         contains(&text, parts)?;
         Ok(text)
