@@ -113,6 +113,17 @@ test-takeover: tools control-plane build ## Run the tests of moving in over the 
 	$(CARGO) test --workspace --locked --test manifests -- --include-ignored takeover:: rows:: migration:: manifests_are_accepted
 	$(CARGO) test --workspace --locked --test scenarios -- takeover:: takeover_preflight:: migration:: earlier:: uninstall::
 
+# The browser and its driver are packages of npm; they are installed once, into the build folder.
+PAGE_TEST := $(TARGET)/history-html
+.PHONY: test-history-html
+test-history-html: tools build ## Test the page of `kubectl brupop history --html` in a headless browser, and write its screenshots
+	@command -v npm >/dev/null || { echo "make: Node.js 20 or later with npm is needed for the browser test (https://nodejs.org)" >&2; exit 1; }
+	@mkdir -p "$(PAGE_TEST)"
+	@cmp -s integ/browser/package.json "$(PAGE_TEST)/installed.json" || { cp integ/browser/package.json "$(PAGE_TEST)/package.json" \
+		&& npm install --prefix "$(PAGE_TEST)" --no-audit --no-fund --loglevel=error >&2 && cp integ/browser/package.json "$(PAGE_TEST)/installed.json"; } \
+		|| { echo "make: the headless browser cannot be installed from the npm registry: see the error above" >&2; exit 1; }
+	@node integ/browser/page.test.mjs "$(TARGET)/debug/kubectl-brupop" "$(PAGE_TEST)" docs/images
+
 .PHONY: test-corrections
 test-corrections: tools control-plane build ## Run selected tests of planner, drain, connections and of what users see
 	$(CARGO) test --workspace --locked --lib --bins -- calls:: client:: decisions:: status:: page:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::

@@ -40,7 +40,7 @@ enum Command {
     Preflight,
     /// Show the rollout and each node: the step of its update, and the reason why it waits.
     Status(status::Options),
-    /// Show the revisions of the policy: each change of the versions that nodes update to.
+    /// Show the revisions of the policy and the rollouts, one rollout with its nodes and pods, or verify the records.
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
     Undo(history::UndoOptions),
@@ -63,6 +63,11 @@ async fn main() -> ExitCode {
 }
 
 async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    if let Command::History(options) = &arguments.command
+        && options.is_offline()
+    {
+        return history::history(None, &arguments.namespace, options).await;
+    }
     let options = kube::config::KubeConfigOptions { context: arguments.context, ..Default::default() };
     let config = kube::Config::from_kubeconfig(&options)
         .await
@@ -74,10 +79,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
             let page = status::status(client, &arguments.namespace, &options).await?;
             page.print().context("the standard output cannot be written")?;
         }
-        Command::History(options) => {
-            let page = history::history(&client, &arguments.namespace, &options).await?;
-            page.print().context("the standard output cannot be written")?;
-        }
+        Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => {

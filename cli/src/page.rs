@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use anyhow::Context as _;
 use comfy_table::{Table, presets};
-use models::plain::plain;
+use models::plain::{plain, shown};
 use serde_json::Value;
 
 /// Lines and tables that are printed together. Whatever the input, a line is one line and a cell a part of one.
@@ -27,9 +27,19 @@ impl Page {
         text.lines().for_each(|line| self.line(line));
     }
 
-    /// Adds an object as JSON, for programs.
+    /// Adds an object as JSON, for programs: what a terminal would obey is escaped, so that the value stays the same.
     pub(crate) fn json(&mut self, value: &Value) -> anyhow::Result<()> {
-        self.text(&serde_json::to_string_pretty(value).context("the output is no JSON")?);
+        let text = serde_json::to_string_pretty(value).context("the output is no JSON")?;
+        let escaped = |c: char| -> String {
+            let mut units = [0; 2];
+            c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")).collect()
+        };
+        self.text(
+            &text
+                .chars()
+                .map(|c| if c == '\n' || shown(c) == c { c.to_string() } else { escaped(c) })
+                .collect::<String>(),
+        );
         Ok(())
     }
 
@@ -129,6 +139,16 @@ mod tests {
         let text = page.to_string();
         assert_eq!(text.lines().count(), 3, "{text:?}");
         assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
+    }
+
+    #[test]
+    fn json_keeps_its_value_and_contains_no_control_characters() {
+        let value = serde_json::json!({HOSTILE: [HOSTILE, "\u{e0041}"]});
+        let mut page = Page::default();
+        page.json(&value).unwrap();
+        let text = page.to_string();
+        assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! its rules refuse what they have to refuse, and its rights are sufficient and minimal.
 
 mod admission;
+mod history;
 mod lists;
 mod migration;
 mod migrator;
@@ -46,6 +47,8 @@ async fn manifests_are_accepted_and_enforced_on_real_api_server() -> anyhow::Res
     emptied_shadow_fields_are_accepted_in_server_side_apply(client.clone()).await?;
     revisions::every_revision_of_policy_can_be_changed(client.clone()).await?;
     revisions::revisions_are_deleted_with_operator_unless_orphaned(client.clone()).await?;
+    history::records_and_pages_never_change(client.clone()).await?;
+    history::plugin_lists_shows_and_verifies_rollouts(&control_plane).await?;
     admission::web_api_may_write_only_agent_status(&control_plane).await?;
     service_accounts_have_expected_permissions(client.clone()).await?;
     lists::lists_are_shared_or_owned_as_their_type_says(client).await?;

@@ -1,4 +1,4 @@
-//! `kubectl brupop history` and `undo`: the revisions of the policy, and the way back to one of them.
+//! The revisions of the policy, and the way back to one of them (`undo`).
 
 use std::collections::BTreeMap;
 
@@ -21,17 +21,6 @@ use crate::page::{Page, print_line, warn};
 
 /// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
 const MANAGER: &str = "kubectl-brupop-undo";
-
-/// Options of `history`.
-#[derive(Debug, Args)]
-pub(crate) struct HistoryOptions {
-    /// Show the content of this revision.
-    #[arg(long)]
-    revision: Option<i64>,
-    /// `json` for programs; docs/revisions.md describes it.
-    #[arg(long, short, value_parser = ["json"])]
-    output: Option<String>,
-}
 
 /// Options of `undo`.
 #[derive(Debug, Args)]
@@ -121,25 +110,19 @@ fn table(history: &[&PolicyRevision], only: Option<i64>) -> anyhow::Result<Page>
     Ok(page)
 }
 
-/// Shows the revisions of the policy.
-pub(crate) async fn history(client: &Client, namespace: &str, options: &HistoryOptions) -> anyhow::Result<Page> {
+/// Returns the revisions of the policy for users, and for programs.
+pub(super) async fn read(client: &Client, namespace: &str, only: Option<i64>) -> anyhow::Result<(Page, Value)> {
     let revisions = Revisions::read(client, namespace).await?;
     let history = revisions.history();
-    if options.output.is_none() {
-        return table(&history, options.revision);
-    }
-    let chosen = history.iter().filter(|revision| options.revision.is_none_or(|number| number == revision.number));
-    let rows: Vec<Value> = chosen
-        .map(|revision| {
-            json!({
-                "revision": revision.number, "name": revision.name, "changeCause": revision.change_cause,
-                "version": content(revision),
-            })
+    let chosen = history.iter().filter(|revision| only.is_none_or(|number| number == revision.number));
+    let rows = chosen.map(|revision| {
+        json!({
+            "revision": revision.number, "name": revision.name, "changeCause": revision.change_cause,
+            "version": content(revision),
         })
-        .collect();
-    let mut page = Page::default();
-    page.json(&json!({"revisions": rows}))?;
-    Ok(page)
+    });
+    let rows = rows.collect();
+    Ok((table(&history, only)?, rows))
 }
 
 /// Returns the field managers that apply a field of `spec.version` that an undo writes, and so put it back.

@@ -1,0 +1,249 @@
+//! `history ID --html`: one rollout as a page for browsers, complete in itself.
+//!
+//! All text from the cluster is either escaped HTML or JSON without `<`, which the script of the page puts into text nodes
+//! only. A content security policy lets no other script or style run, and lets the page load nothing.
+
+use std::collections::HashMap;
+
+use anyhow::Context as _;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use jiff::Timestamp;
+use models::history::HistoryRow;
+use models::plain::plain;
+use models::shadow::{DrainedPod, PodMove};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::rollouts::Rollout;
+use super::show::{head, moved, span, title};
+
+const TEMPLATE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/page.css");
+const SCRIPT: &str = include_str!("page/page.js");
+
+/// Returns a text as HTML.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in plain(text).chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// Returns a value as JSON that may be inside a `script` element.
+fn embedded(value: &Value) -> anyhow::Result<String> {
+    let text = serde_json::to_string(value).context("the data of the page is no JSON")?;
+    // Outside of strings, JSON has none of these.
+    Ok(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))
+}
+
+/// Replaces each `{{name}}` of the template. What is put in is not looked at again.
+fn fill(template: &str, parts: &HashMap<&str, String>) -> anyhow::Result<String> {
+    let mut filled = String::new();
+    let mut pieces = template.split("{{");
+    filled.push_str(pieces.next().unwrap_or_default());
+    for piece in pieces {
+        let (name, rest) = piece.split_once("}}").context("the template has a name without an end")?;
+        filled.push_str(parts.get(name).with_context(|| format!("the template names {name}, which is unknown"))?);
+        filled.push_str(rest);
+    }
+    Ok(filled)
+}
+
+/// Returns a table: its head, and rows of cells.
+fn table(caption: &str, header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let cells = |cells: &[String], tag: &str| -> String {
+        cells.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect()
+    };
+    let header: String = header.iter().map(|cell| format!("<th scope=\"col\">{}</th>", escape(cell))).collect();
+    let rows: String = rows.map(|row| format!("<tr>{}</tr>\n", cells(&row, "td"))).collect();
+    format!(
+        "<table><caption>{}</caption><thead><tr>{header}</tr></thead><tbody>\n{rows}</tbody></table>",
+        escape(caption)
+    )
+}
+
+/// Texts that occur often, each stored once.
+#[derive(Default)]
+struct Texts {
+    all: Vec<String>,
+    places: HashMap<String, usize>,
+}
+
+impl Texts {
+    fn place(&mut self, text: &str) -> usize {
+        let text = plain(text);
+        *self.places.entry(text.clone()).or_insert_with(|| {
+            self.all.push(text);
+            self.all.len() - 1
+        })
+    }
+}
+
+fn pod(pod: &DrainedPod, texts: &mut Texts) -> Value {
+    json!([
+        texts.place(&pod.namespace),
+        plain(&pod.name),
+        texts.place(pod.owner.as_deref().unwrap_or_default()),
+        texts.place(&pod.budgets.join(", ")),
+        texts.place(&pod.services.join(", ")),
+        texts.place(pod.moved.map_or("Stayed", PodMove::as_str)),
+    ])
+}
+
+/// Returns a row as an array: the script has the same order.
+fn row(row: &HistoryRow, texts: &mut Texts) -> Value {
+    let result = &row.result;
+    let at = |time: Option<Timestamp>| time.map(Timestamp::as_second);
+    json!([
+        plain(&row.node),
+        result.attempt,
+        result.step,
+        texts.place(&result.from.as_ref().map_or("?".to_owned(), ToString::to_string)),
+        texts.place(&result.to.to_string()),
+        texts.place(&result.result),
+        plain(&result.message),
+        result.started.as_second(),
+        at(result.drain_started),
+        at(result.drain_ended),
+        at(result.soak_started),
+        result.ended.as_second(),
+        plain(&result.boot_before),
+        plain(&result.boot_after),
+        result.pods.iter().map(|of| pod(of, texts)).collect::<Vec<_>>(),
+        result.running.iter().map(|running| plain(running)).collect::<Vec<_>>(),
+    ])
+}
+
+fn data(rollout: &Rollout) -> Value {
+    let mut texts = Texts::default();
+    let rows: Vec<Value> = rollout.rows.iter().map(|of| row(of, &mut texts)).collect();
+    let entries = rollout.status.entries.iter().map(|entry| {
+        json!({
+            "time": entry.time.as_second(), "kind": entry.kind.as_str(), "step": entry.step,
+            "by": entry.field_manager.as_deref().map(plain), "message": plain(&entry.message),
+        })
+    });
+    json!({
+        "begun": rollout.head.begun.as_second(), "ended": rollout.status.ended.map(Timestamp::as_second),
+        "entries": entries.collect::<Vec<_>>(), "texts": texts.all, "rows": rows,
+    })
+}
+
+/// Returns one rollout as HTML.
+pub(super) fn page(rollout: &Rollout) -> anyhow::Result<String> {
+    let fields: String = head(rollout)
+        .iter()
+        .map(|(name, value)| format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(value)))
+        .collect();
+    let entries = rollout.status.entries.iter().map(|entry| {
+        vec![
+            entry.time.to_string(),
+            entry.kind.as_str().to_owned(),
+            entry.step.map(|step| step.to_string()).unwrap_or_default(),
+            entry.field_manager.clone().unwrap_or_default(),
+            entry.message.clone(),
+        ]
+    });
+    let nodes = rollout.rows.iter().map(|row| {
+        let result = &row.result;
+        vec![
+            row.node.clone(),
+            result.attempt.to_string(),
+            title(rollout, result.step),
+            result.started.to_string(),
+            span(result.started, result.ended),
+            result.result.clone(),
+            result.message.clone(),
+            moved(row, PodMove::Evicted).to_string(),
+            moved(row, PodMove::Forced).to_string(),
+            moved(row, PodMove::LeftToReboot).to_string(),
+        ]
+    });
+    let hash = |text: &str| format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(text.as_bytes())));
+    let name = format!("Rollout {}: {} on {}", rollout.head.number, rollout.head.version, rollout.head.variant);
+    let parts = HashMap::from([
+        ("policy", format!("default-src 'none'; style-src {}; script-src {}", hash(STYLE), hash(SCRIPT))),
+        ("title", escape(&name)),
+        ("style", STYLE.to_owned()),
+        ("script", SCRIPT.to_owned()),
+        ("fields", fields),
+        ("data", embedded(&data(rollout))?),
+        ("entries", table("Events", &["Time", "Event", "Step", "Field manager", "Message"], entries)),
+        (
+            "nodes",
+            table(
+                "Attempts",
+                &[
+                    "Node",
+                    "Attempt",
+                    "Step",
+                    "Started",
+                    "Took",
+                    "Result",
+                    "Message",
+                    "Evicted",
+                    "Forced",
+                    "Left to reboot",
+                ],
+                nodes,
+            ),
+        ),
+    ]);
+    fill(TEMPLATE, &parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::testing::{page as history_page, record, rollout, row as history_row};
+    use super::*;
+
+    const HOSTILE: &str = "</script><img src=x onerror=alert(1)>\u{202e}'\"&{{script}}";
+
+    #[test]
+    fn hostile_names_are_escaped_everywhere() {
+        let mut row = history_row(HOSTILE, HOSTILE);
+        row["message"] = json!(HOSTILE);
+        row["running"] = json!([HOSTILE]);
+        for field in ["namespace", "name", "owner"] {
+            row["pods"][0][field] = json!(HOSTILE);
+        }
+        row["pods"][0]["services"] = json!([HOSTILE]);
+        row["bootBefore"] = json!(HOSTILE);
+        let mut head = rollout(7, "1.21.0");
+        head.variant = HOSTILE.to_owned();
+        head.revision.name = HOSTILE.to_owned();
+        let page = history_page("r", 1, &[row]);
+        let mut record = record(&head, std::slice::from_ref(&page));
+        record["status"]["entries"][0]["message"] = json!(HOSTILE);
+        record["status"]["entries"][0]["fieldManager"] = json!(HOSTILE);
+        let rollout = Rollout::parse(&record, &BTreeMap::from([(1, page)])).unwrap();
+        let html = super::page(&rollout).unwrap();
+        assert!(!html.contains("<img") && !html.contains('\u{202e}'), "a name is markup");
+        assert_eq!(html.matches("</script>").count(), TEMPLATE.matches("</script>").count());
+        assert_eq!(html.matches(SCRIPT).count(), 1, "what is put in is not filled in turn");
+        assert!(html.contains("&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;"));
+        let start = html.find("id=\"data\">").unwrap() + "id=\"data\">".len();
+        let text = &html[start..start + html[start..].find("</script>").unwrap()];
+        let value: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(value["rows"][0][0], json!(plain(HOSTILE)), "the name itself is not lost");
+    }
+
+    #[test]
+    fn page_names_no_other_address() {
+        for text in [TEMPLATE, STYLE, SCRIPT] {
+            assert!(!text.replace("http://www.w3.org/2000/svg", "").contains("://"));
+            assert!(!text.contains("innerHTML") && !text.contains("@import"));
+        }
+    }
+}

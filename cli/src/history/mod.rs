@@ -1,0 +1,170 @@
+//! `kubectl brupop history` and `undo`: the revisions of the policy, and the record of each rollout.
+
+mod html;
+mod read;
+mod revisions;
+mod rollouts;
+mod show;
+#[cfg(test)]
+mod testing;
+mod verify;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use kube::Client;
+use serde_json::{Value, json};
+
+use crate::page::{Page, print_line, warn};
+use read::{Bundle, Source};
+pub(crate) use revisions::{UndoOptions, undo};
+
+/// Options of `history`.
+#[derive(Debug, Args)]
+pub(crate) struct HistoryOptions {
+    /// Rollout to show: its number, or the name of its record. Default: revisions and rollouts are listed.
+    rollout: Option<String>,
+    /// Show the content of this revision of the policy.
+    #[arg(long, conflicts_with_all = ["rollout", "verify", "export", "bundle"])]
+    revision: Option<i64>,
+    /// `json` or `yaml` for programs: the revisions and rollouts, or the record and the pages of one rollout as a List.
+    #[arg(long, short, value_parser = ["json", "yaml"], conflicts_with_all = ["verify", "export", "html"])]
+    output: Option<String>,
+    /// Verify the signatures of all records, or of one, and the digests of their pages. Exits with 0 only if all is well.
+    /// What is verified is compared with published keys: their thumbprints are printed, to be compared with those that you
+    /// keep elsewhere, or use --keys.
+    #[arg(long, conflicts_with = "html")]
+    verify: bool,
+    /// File with the public keys to verify with, instead of those in the cluster or in the bundle: a JWKS, the ConfigMap
+    /// brupop-history-keys as JSON, or a bundle.
+    #[arg(long, value_name = "FILE", requires = "verify")]
+    keys: Option<PathBuf>,
+    /// Write all records, or one, with their pages and the public keys into this file.
+    #[arg(long, value_name = "FILE", conflicts_with = "verify")]
+    export: Option<PathBuf>,
+    /// Read this bundle (see --export) and no cluster. The keys in a bundle prove only that it is consistent, since its
+    /// author can put any key in: compare their thumbprints, or use --keys.
+    #[arg(long, value_name = "FILE")]
+    bundle: Option<PathBuf>,
+    /// Write one rollout as a page for browsers into this file. The page needs no network.
+    #[arg(long, value_name = "FILE", requires = "rollout")]
+    html: Option<PathBuf>,
+}
+
+impl HistoryOptions {
+    /// Returns true if no cluster is needed.
+    pub(crate) fn is_offline(&self) -> bool {
+        self.bundle.is_some()
+    }
+}
+
+fn read_json(path: &Path) -> anyhow::Result<Value> {
+    let text = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
+    serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+}
+
+fn print(page: &Page) -> anyhow::Result<()> {
+    page.print().context("the standard output cannot be written")
+}
+
+fn formatted(value: &Value, format: &str) -> anyhow::Result<Page> {
+    let mut page = Page::default();
+    match format {
+        "yaml" => page.text(&serde_saphyr::to_string(value).context("the output is no YAML")?),
+        _ => page.json(value)?,
+    }
+    Ok(page)
+}
+
+/// Lists the revisions of the policy, and below them the rollouts.
+async fn list(source: &Source<'_>, options: &HistoryOptions) -> anyhow::Result<Page> {
+    let revisions = match source {
+        Source::Cluster { client, namespace } => Some(revisions::read(client, namespace, options.revision).await?),
+        Source::Bundle(_) => None,
+    };
+    let records = match options.revision {
+        Some(_) => None,
+        None => match source.records().await {
+            Err(error) if revisions.is_some() => {
+                warn(format_args!("rollouts are not listed: {error:#}"));
+                None
+            }
+            records => Some(records?),
+        },
+    };
+    if let Some(format) = &options.output {
+        let mut value = json!({});
+        if let Some((_, revisions)) = revisions {
+            value["revisions"] = revisions;
+        }
+        if let Some(records) = records {
+            value["rollouts"] = rollouts::for_programs(&records);
+        }
+        return formatted(&value, format);
+    }
+    let mut page = Page::default();
+    if let Some((text, _)) = revisions {
+        page.text(&text.to_string());
+        if records.is_some() {
+            page.line("");
+        }
+    }
+    if let Some(records) = records {
+        rollouts::table(&mut page, &records);
+    }
+    Ok(page)
+}
+
+/// Carries out `history`. `client` is not needed for a bundle.
+pub(crate) async fn history(client: Option<&Client>, namespace: &str, options: &HistoryOptions) -> anyhow::Result<()> {
+    let source = match (&options.bundle, client) {
+        (Some(path), _) => Source::Bundle(Bundle::parse(read_json(path)?)?),
+        (None, Some(client)) => Source::Cluster { client, namespace },
+        (None, None) => bail!("there is neither a cluster nor a bundle"),
+    };
+    let only = options.rollout.as_deref();
+    if options.verify {
+        let keys = match &options.keys {
+            Some(path) => read::keys_in(&read_json(path)?),
+            None => source.keys().await?,
+        };
+        let report = verify::verify(&source, only, &keys).await?;
+        print(&report.page)?;
+        ensure!(report.findings == 0, "the history does not verify; findings: {}", report.findings);
+        return Ok(());
+    }
+    if let Some(path) = &options.export {
+        let bundle = source.export(only).await?;
+        write(path, &serde_json::to_string(&bundle).context("the bundle is no JSON")?)?;
+        print_line(format_args!(
+            "{}: records: {}, pages: {}, keys: {}",
+            path.display(),
+            bundle.records.len(),
+            bundle.pages.len(),
+            bundle.keys.len()
+        ));
+        return Ok(());
+    }
+    let Some(id) = only else { return print(&list(&source, options).await?) };
+    let records = source.records().await?;
+    let record = rollouts::find(&records, id)?;
+    let pages = source.pages(record).await?;
+    if let Some(format) = &options.output {
+        let items: Vec<&Value> = std::iter::once(record).chain(pages.values()).collect();
+        return print(&formatted(&json!({"apiVersion": "v1", "kind": "List", "items": items}), format)?);
+    }
+    let rollout = rollouts::Rollout::parse(record, &pages)?;
+    match &options.html {
+        Some(path) => {
+            write(path, &html::page(&rollout)?)?;
+            print_line(format_args!("{}: rollout {}, attempts: {}", path.display(), id, rollout.rows.len()));
+            Ok(())
+        }
+        None => print(&show::text(&rollout)),
+    }
+}

@@ -1,0 +1,230 @@
+//! `history ID`: one rollout as text.
+
+use jiff::Timestamp;
+use models::history::{HistoryRow, RecordedRollout};
+use models::operator::{CanaryStep, CountOrPercent, StepApproval};
+use models::shadow::{DrainedPod, PodMove, UPDATED};
+use models::time::between;
+
+use super::rollouts::{Rollout, steps};
+use crate::page::Page;
+
+/// Returns a span as `1h02m03s`, without its leading zeros.
+pub(super) fn span(from: Timestamp, to: Timestamp) -> String {
+    let seconds = between(from, to).as_secs();
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m{s:02}s"),
+        (h, m, s) => format!("{h}h{m:02}m{s:02}s"),
+    }
+}
+
+/// Returns the versions that nodes ran before, with their numbers.
+pub(super) fn origin(head: &RecordedRollout) -> String {
+    let from: Vec<String> = head.from.iter().map(|from| format!("{} (nodes: {})", from.version, from.nodes)).collect();
+    if from.is_empty() { "unknown".to_owned() } else { from.join(", ") }
+}
+
+/// Returns a canary step as text.
+pub(super) fn step(step: &CanaryStep) -> String {
+    let nodes = match &step.nodes {
+        CountOrPercent::Count(count) => count.to_string(),
+        CountOrPercent::Percent(percent) => percent.clone(),
+    };
+    let soak = step.soak.map(|soak| format!(", soak {soak}")).unwrap_or_default();
+    let approval = if step.approval == Some(StepApproval::Manual) { ", manual approval" } else { "" };
+    format!("nodes: {nodes}{soak}{approval}")
+}
+
+/// Returns the title of the nodes of a canary step.
+pub(super) fn title(rollout: &Rollout, number: i64) -> String {
+    let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+    match index.and_then(|index| rollout.head.steps.get(index)) {
+        Some(canary) => format!("Canary step {number} ({})", step(canary)),
+        None if number > 0 => format!("Canary step {number}"),
+        None if rollout.head.steps.is_empty() => "Nodes".to_owned(),
+        None => "After the last canary step".to_owned(),
+    }
+}
+
+/// Returns the numbers of the removed pages, as ranges.
+pub(super) fn removed(numbers: &[i64]) -> String {
+    let mut ranges: Vec<(i64, i64)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *number => *last = *number,
+            _ => ranges.push((*number, *number)),
+        }
+    }
+    let text = |(first, last): (i64, i64)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    ranges.into_iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the number of the pods of a row that left the node in this way.
+pub(super) fn moved(row: &HistoryRow, how: PodMove) -> usize {
+    row.result.pods.iter().filter(|pod| pod.moved == Some(how)).count()
+}
+
+/// Returns the fields of the record's head, each with its name.
+pub(super) fn head(rollout: &Rollout) -> Vec<(&'static str, String)> {
+    let Rollout { head, status, .. } = rollout;
+    let continued = head.first.map(|first| format!(", continues rollout {first}")).unwrap_or_default();
+    let ended = match status.ended {
+        Some(ended) => format!(", ended {ended} after {}", span(head.begun, ended)),
+        None => String::new(),
+    };
+    let revision = match head.revision.number {
+        0 => "not known".to_owned(),
+        number => format!("{number} ({})", head.revision.name),
+    };
+    let failed = rollout.rows.iter().filter(|row| row.result.result != UPDATED).count();
+    let mut fields = vec![
+        ("Rollout", format!("{}{continued}", head.number)),
+        ("Record", rollout.name.clone()),
+        ("Nodes of", format!("{}/{}", head.variant, head.arch)),
+        ("Version", format!("{}, from {}", head.version, origin(head))),
+        ("Policy revision", revision),
+        ("Operator", format!("{}/{} (uid {})", head.operator.namespace, head.operator.name, head.operator.uid)),
+        ("Phase", format!("{}, begun {}{ended}", rollout.phase(), head.begun)),
+        ("Attempts", format!("{} (failed: {failed}), pods moved: {}", status.nodes, status.pods)),
+    ];
+    if !rollout.removed.is_empty() {
+        let pages = removed(&rollout.removed);
+        fields.push((
+            "Removed pages",
+            format!("{pages} of {}: their nodes and pods are not shown, nor counted as failed", status.pages.len()),
+        ));
+    }
+    for (number, canary) in (1..).zip(&head.steps) {
+        fields.push(("Canary step", format!("{number}: {}", step(canary))));
+    }
+    fields
+}
+
+fn pod(row: &HistoryRow, pod: &DrainedPod) -> [String; 6] {
+    [
+        row.node.clone(),
+        format!("{}/{}", pod.namespace, pod.name),
+        pod.owner.clone().unwrap_or_default(),
+        pod.budgets.join(","),
+        pod.services.join(","),
+        pod.moved.map_or("Stayed", PodMove::as_str).to_owned(),
+    ]
+}
+
+fn node(row: &HistoryRow) -> [String; 11] {
+    let result = &row.result;
+    // Enough to distinguish boots; -o json has them in full.
+    let boot = |id: &str| if id.is_empty() { "-".to_owned() } else { id.chars().take(8).collect() };
+    let message = if result.message.is_empty() { String::new() } else { format!(": {}", result.message) };
+    [
+        row.node.clone(),
+        result.attempt.to_string(),
+        format!("{}→{}", result.from.as_ref().map_or("?".to_owned(), ToString::to_string), result.to),
+        result.started.to_string(),
+        span(result.started, result.ended),
+        moved(row, PodMove::Evicted).to_string(),
+        moved(row, PodMove::Forced).to_string(),
+        moved(row, PodMove::LeftToReboot).to_string(),
+        result.running.len().to_string(),
+        format!("{}→{}", boot(&result.boot_before), boot(&result.boot_after)),
+        format!("{}{message}", result.result),
+    ]
+}
+
+/// Returns one rollout as text.
+pub(super) fn text(rollout: &Rollout) -> Page {
+    let mut page = Page::default();
+    for (name, value) in head(rollout) {
+        page.line(format_args!("{:<16} {value}", format!("{name}:")));
+    }
+    page.line("");
+    let entries = rollout.status.entries.iter().map(|entry| {
+        [
+            entry.time.to_string(),
+            entry.kind.as_str().to_owned(),
+            entry.step.map(|step| step.to_string()).unwrap_or_default(),
+            entry.field_manager.clone().unwrap_or_default(),
+            entry.message.clone(),
+        ]
+    });
+    page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries, None);
+    for number in steps(&rollout.rows) {
+        let rows: Vec<&HistoryRow> = rollout.rows.iter().filter(|row| row.result.step == number).collect();
+        page.line("");
+        page.line(title(rollout, number));
+        page.table(
+            [
+                "NODE",
+                "ATTEMPT",
+                "VERSION",
+                "STARTED",
+                "TOOK",
+                "EVICTED",
+                "FORCED",
+                "LEFT TO REBOOT",
+                "RUNNING AFTER",
+                "BOOT",
+                "RESULT",
+            ],
+            rows.iter().map(|row| node(row)),
+            None,
+        );
+        if rows.iter().any(|row| !row.result.pods.is_empty()) {
+            page.line("");
+            let pods = rows.iter().flat_map(|row| row.result.pods.iter().map(|of| pod(row, of)));
+            page.table(["NODE", "POD", "OWNER", "BUDGETS", "SERVICES", "MOVED"], pods, None);
+        }
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::testing::{page, record, rollout, row};
+    use super::*;
+
+    #[test]
+    fn rollout_is_shown_with_its_entries_nodes_and_pods() {
+        let pages = [page("r", 1, &[row("a", "Updated")]), page("r", 2, &[row("b", "DrainTimeout")])];
+        let record = record(&rollout(7, "1.21.0"), &pages);
+        // The first page was removed.
+        let rollout = Rollout::parse(&record, &BTreeMap::from([(2, pages[1].clone())])).unwrap();
+        let text = text(&rollout).to_string();
+        for part in [
+            "Rollout:         7",
+            "1.21.0, from 1.20.0 (nodes: 2)",
+            "3 (default-x)",
+            "1: nodes: 1, soak 10m, manual approval",
+            "2: nodes: 10%",
+            "Removed pages:   1 of 2",
+            "Attempts:        2 (failed: 1), pods moved: 4",
+            "FIELD MANAGER",
+            "Approved",
+            "kubectl-edit",
+            "Canary step 1 (nodes: 1, soak 10m, manual approval)",
+            "1.20.0→1.21.0",
+            "6m05s",
+            "0b5f1111→7c331111",
+            "DrainTimeout: a message",
+            "shop/web-b",
+            "Deployment/web",
+            "web,web-internal",
+            "LeftToReboot",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("web-a"), "{text}");
+    }
+
+    #[test]
+    fn numbers_of_removed_pages_and_spans_are_short() {
+        assert_eq!(removed(&[1, 2, 3, 7, 9, 10]), "1-3, 7, 9-10");
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (seconds, expected) in [(0, "0s"), (59, "59s"), (61, "1m01s"), (3661, "1h01m01s"), (90_000, "25h00m00s")] {
+            assert_eq!(span(at(1000), at(1000 + seconds)), expected);
+        }
+    }
+}
