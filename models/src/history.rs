@@ -176,7 +176,7 @@ pub struct HistoryRow {
     /// UID of the Node.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// Its attempt.
+    /// The attempt.
     #[serde(flatten)]
     pub result: RolloutResult,
 }
@@ -211,7 +211,7 @@ impl RolloutPhase {
     }
 }
 
-/// What an entry of a record is about.
+/// Kind of an entry of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EntryKind {
     /// The rollout began.

@@ -32,7 +32,7 @@ pub(crate) struct HistoryOptions {
     #[arg(long, short, value_parser = ["json", "yaml"], conflicts_with_all = ["verify", "export", "html"])]
     output: Option<String>,
     /// Verify the signatures of all records, or of one, and the digests of their pages. Exits with 0 only if all is well.
-    /// What is verified is compared with published keys: their thumbprints are printed, to be compared with those that you
+    /// Verification compares with published keys: their thumbprints are printed, to be compared with those that you
     /// keep elsewhere, or use --keys.
     #[arg(long, conflicts_with = "html")]
     verify: bool,

@@ -67,6 +67,8 @@ async fn check(
     Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &object).await?;
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &ApiResource::from_gvk(kind));
     let in_status = list.path[0] == "status";
+    // A page of the history is named after its record.
+    let name = if list.path.contains(&"page") { "default-p001" } else { names::OPERATOR_NAME };
     let apply = async |manager: &str, with: Option<usize>| {
         let params = PatchParams::apply(manager);
         let mut body = match with {
@@ -78,18 +80,22 @@ async fn check(
         };
         body["apiVersion"] = kind.api_version().into();
         body["kind"] = kind.kind.clone().into();
-        body["metadata"] = json!({"name": names::OPERATOR_NAME});
+        body["metadata"] = json!({"name": name});
         if in_status {
-            return api.patch_status(names::OPERATOR_NAME, &params, &Patch::Apply(body)).await;
+            return api.patch_status(name, &params, &Patch::Apply(body)).await;
         }
-        api.patch(names::OPERATOR_NAME, &params, &Patch::Apply(body)).await
+        api.patch(name, &params, &Patch::Apply(body)).await
     };
     if in_status {
-        let spec = sample(&schema["properties"]["spec"], "", 0);
+        let mut spec = sample(&schema["properties"]["spec"], "", 0);
+        let rollout = &schema["properties"]["spec"]["properties"]["rollout"];
+        if rollout.is_object() {
+            spec["rollout"] = sample(rollout, "", 0);
+        }
         let body = json!({
-            "apiVersion": kind.api_version(), "kind": kind.kind, "metadata": {"name": names::OPERATOR_NAME}, "spec": spec,
+            "apiVersion": kind.api_version(), "kind": kind.kind, "metadata": {"name": name}, "spec": spec,
         });
-        api.patch(names::OPERATOR_NAME, &PatchParams::apply("creator"), &Patch::Apply(body)).await?;
+        api.patch(name, &PatchParams::apply("creator"), &Patch::Apply(body)).await?;
     }
     apply(MANAGERS[0], Some(0)).await.context("the first manager")?;
     let second = apply(MANAGERS[1], Some(1)).await;
@@ -145,6 +151,8 @@ fn sample(schema: &Value, name: &str, seed: usize) -> Value {
             "query" => "up".into(),
             "from" => format!("2026-01-0{}", seed + 1).into(),
             "reason" => "Reason".into(),
+            "record" => names::OPERATOR_NAME.into(),
+            _ if schema["pattern"] == "^[A-Z][A-Za-z]*$" => "Word".into(),
             "name" | "key" => format!("name-{seed}").into(),
             _ if schema["pattern"].is_string() => format!("1.20.{seed}").into(),
             _ => format!("name-{seed}").into(),

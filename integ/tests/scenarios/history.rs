@@ -95,7 +95,7 @@ async fn until_phases(ctx: &ScenarioContext, what: &str, phases: &[RolloutPhase]
     .await
 }
 
-/// What the oracle and the history both know of an attempt.
+/// Facts about an attempt that both the oracle and the history know.
 type Compared = (String, i64, Option<Version>, Version, Option<String>, usize);
 
 /// Asserts that the rows are the attempts that the oracle saw, each with its boots and its pods.

@@ -43,7 +43,7 @@ pub struct RolloutPlace {
     pub drain_ended: Option<Timestamp>,
 }
 
-/// How a pod left a node that was drained.
+/// Way in which a pod left a node that was drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PodMove {
     /// It left during the drain, in which pods are evicted.

@@ -1,5 +1,5 @@
 //! The course of a rollout: entries that follow from the operator's status. Each change is compared with the entries and
-//! conditions that the record has already, so that none is lost and none is there twice, whoever leads.
+//! conditions that the record has already, so that none is lost and none is there twice under any leader.
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition};

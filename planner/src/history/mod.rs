@@ -51,7 +51,7 @@ pub struct Waiting {
     pub orphaned: bool,
 }
 
-/// What identifies the result of an attempt: the uid of the Node and the number of the attempt.
+/// Identity of the result of an attempt: the uid of the Node and the number of the attempt.
 pub type RowId = (String, i64);
 
 /// Returns what identifies a row.
@@ -73,7 +73,7 @@ pub struct HistorySnapshot<'a> {
     pub operator: Option<&'a OperatorFacts>,
     /// All objects of the history.
     pub objects: &'a BTreeMap<String, HistoryObject>,
-    /// Its records, as far as they were read, by name.
+    /// The records, as far as they were read, by name.
     pub records: &'a BTreeMap<String, RecordFacts>,
     /// The records that this version cannot read, each with its resourceVersion. They and their pages are left alone.
     pub unreadable: &'a BTreeMap<String, String>,

@@ -296,7 +296,7 @@ fn record_holds_policy_versions_and_identity_of_its_beginning() {
 }
 
 #[test]
-fn entries_tell_each_change_once_whoever_leads() {
+fn entries_tell_each_change_once_under_every_leader() {
     let (mut server, mut leader) = (Server::new(), Leader::default());
     server.settle(&mut leader, 0, 1);
     let set = |server: &mut Server, type_: &str, status: ConditionStatus, at: i64| {

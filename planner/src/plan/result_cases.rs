@@ -1,4 +1,4 @@
-//! What a shadow keeps of its attempts for the history of rollouts: the pods of a drain, and results.
+//! Facts that a shadow keeps of its attempts for the history of rollouts: the pods of a drain, and results.
 
 use kube::core::Selector;
 use models::reason::FailureReason;
@@ -40,7 +40,7 @@ fn result(view: &ClusterView, policy: &Policy, second: i64) -> RolloutResult {
     report.results.remove(0)
 }
 
-/// How each pod of a drain left the node.
+/// The way in which each pod of a drain left the node.
 fn moves(pods: &[DrainedPod]) -> Vec<(&str, Option<PodMove>)> {
     pods.iter().map(|pod| (pod.name.as_str(), pod.moved)).collect()
 }

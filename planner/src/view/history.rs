@@ -30,7 +30,7 @@ pub struct RecordFacts {
     pub resource_version: String,
     /// The rollout, without its policy.
     pub rollout: RecordedRollout,
-    /// Its course. Of one that has ended, without entries and pages.
+    /// The course. Of one that has ended, without entries and pages.
     pub status: BottlerocketRolloutHistoryStatus,
     /// The size of the object as JSON, in bytes.
     pub bytes: i64,

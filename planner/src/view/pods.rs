@@ -13,7 +13,7 @@ pub struct PodFacts {
     pub resource_version: String,
     /// The node that it is bound to.
     pub node: String,
-    /// Its address, once it has one.
+    /// The address, once it has one.
     pub ip: Option<String>,
     /// Kind and name of its top owner, such as `Deployment/web`, once that is known.
     pub top_owner: Option<String>,
