@@ -74,7 +74,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     if !options.yes {
         confirm(
             "this removes the operator from the cluster: use --yes, or --dry-run to see what would be removed",
-            "This ends all updates, releases every node and removes the operator with its records. Continue? [y/N]",
+            "This ends all updates, releases every node and removes the operator with its records and the history of rollouts (kubectl brupop history --export FILE keeps it). Continue? [y/N]",
         )?;
     }
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);

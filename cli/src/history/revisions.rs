@@ -8,6 +8,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
+use models::history::BottlerocketRolloutHistorySpec;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BottlerocketShadow, UPDATED};
@@ -16,6 +17,7 @@ use planner::revisions::{NO_HISTORY, PolicyRevision, RevisionContent, Undo, hist
 use planner::view::{OperatorFacts, Projection as _, RevisionFacts};
 use serde_json::{Value, json};
 
+use super::read::Source;
 use crate::call::{call, code, if_there, list};
 use crate::page::{Page, print_line, warn};
 
@@ -144,7 +146,16 @@ fn appliers(entries: &[ManagedFieldsEntry], patch: &Value) -> Vec<String> {
     managers.filter_map(|entry| entry.manager.clone()).filter(|manager| manager != MANAGER).collect()
 }
 
-/// Returns the version that most nodes ran before their last update, for a pin. `None` if none was updated.
+/// Returns the version that most nodes ran when the last rollout began, for a pin. `None` without one.
+fn version_before_rollout(records: &[Value]) -> Option<String> {
+    let spec = records.last()?.get("spec")?;
+    let spec: BottlerocketRolloutHistorySpec = serde_json::from_value(spec.clone()).ok()?;
+    let rollout = spec.rollout?;
+    let from = rollout.from.into_iter().filter(|from| from.version != rollout.version);
+    from.max_by_key(|from| from.nodes).map(|from| from.version.to_string())
+}
+
+/// Returns the version that most nodes ran before their last update, where no rollout is recorded. `None` if none was updated.
 fn version_before(shadows: &[BottlerocketShadow]) -> Option<String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for shadow in shadows {
@@ -196,9 +207,17 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         print_line(&undo);
     }
     if *keeps_versions {
-        let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
-        let right = format!("list bottlerocketshadows in {namespace}");
-        if let Some(version) = version_before(&list(&shadows, ListParams::default(), &right).await?) {
+        // Without the right to read the history, the shadows tell as much.
+        let records = Source::Cluster { client, namespace }.records().await.unwrap_or_default();
+        let version = match version_before_rollout(&records) {
+            Some(version) => Some(version),
+            None => {
+                let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
+                let right = format!("list bottlerocketshadows in {namespace}");
+                version_before(&list(&shadows, ListParams::default(), &right).await?)
+            }
+        };
+        if let Some(version) = version {
             print_line(format_args!(
                 "most nodes ran {version} before; to move them back to it: kubectl patch bruo {} -n {namespace} --type merge -p \
                  '{{\"spec\":{{\"version\":{{\"target\":\"{version}\"}}}}}}'",
@@ -259,6 +278,22 @@ mod tests {
             entry(MANAGER, "Update", "f:target"),
         ];
         assert_eq!(appliers(&all, &patch), ["argocd-controller", "kubectl", "helm", "kubectl-client-side-apply"]);
+    }
+
+    #[test]
+    fn version_for_a_pin_is_that_of_most_nodes_when_last_rollout_began() {
+        let record = |from: Value| {
+            json!({"spec": {"record": "r", "rollout": {
+                "number": 1, "operator": {"namespace": "n", "name": "default", "uid": "u"}, "revision": {}, "variant": "v",
+                "arch": "a", "version": "1.21.0", "begun": "2026-01-01T00:00:00Z", "policy": "", "from": from,
+            }}})
+        };
+        let from = |version: &str, nodes: i64| json!({"version": version, "nodes": nodes});
+        let first = record(json!([from("1.18.0", 90)]));
+        let last = record(json!([from("1.19.0", 2), from("1.20.0", 3), from("1.21.0", 50)]));
+        assert_eq!(version_before_rollout(&[first.clone(), last]).as_deref(), Some("1.20.0"));
+        assert_eq!(version_before_rollout(&[first, json!({"spec": {}})]), None);
+        assert_eq!(version_before_rollout(&[]), None);
     }
 
     #[test]

@@ -137,7 +137,7 @@ fn required(schema: &Value, seed: usize) -> Map<String, Value> {
 
 /// A valid value, another one for each seed.
 fn sample(schema: &Value, name: &str, seed: usize) -> Value {
-    if name == "operator" {
+    if name == "operator" && schema["type"] == "string" {
         return "Exists".into();
     }
     if let Some(words) = schema["enum"].as_array() {

@@ -1,5 +1,7 @@
 //! The historian over a model of the API server, which is killed between any two calls.
 
+mod limits;
+
 use models::condition::{Condition, ConditionStatus};
 use models::history::{BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, EntryKind};
 use models::operator::{ENABLED, Quarantined, WINDOW_OPEN};
@@ -422,97 +424,6 @@ fn row_of_any_size_fits_a_page() {
     }
     let row = fitting(&HistoryRow { node: "n".into(), uid: "n".into(), result: large });
     assert!(bytes(&row) <= ROW_BYTES && row.result.message.contains("not listed"));
-}
-
-#[test]
-fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
-    let object = |number: i64, page: Option<i64>, bytes: i64| HistoryObject {
-        name: page.map_or(format!("rollout-{number}-x"), |page| page_name(&format!("rollout-{number}-x"), page)),
-        uid: "u".into(),
-        resource_version: "1".into(),
-        record: format!("rollout-{number}-x"),
-        page,
-        owner: page.map(|_| format!("uid-{number}")),
-        bytes,
-        deleting: false,
-    };
-    let record = |number: i64, ended: Option<i64>| {
-        let mut rollout = RecordFacts {
-            name: format!("rollout-{number}-x"),
-            uid: format!("uid-{number}"),
-            resource_version: "1".into(),
-            rollout: Server::new().begun(),
-            status: BottlerocketRolloutHistoryStatus::default(),
-            bytes: 1000,
-        };
-        rollout.rollout.number = number;
-        if let Some(ended) = ended {
-            (rollout.status.phase, rollout.status.ended) = (RolloutPhase::Completed, Some(t(ended)));
-        } else {
-            rollout.status.pages = vec![PageSummary::default()];
-        }
-        (rollout.name.clone(), rollout)
-    };
-    let records: BTreeMap<_, _> = [record(8, Some(10)), record(9, Some(20)), record(10, None)].into();
-    let mut objects: Vec<HistoryObject> = (8..=10).map(|number| object(number, None, 0)).collect();
-    for number in 8..=10 {
-        objects.extend([object(number, Some(1), 5000), object(number, Some(2), 5000)]);
-    }
-    // A page of a record that another version wrote.
-    objects.push(object(5, Some(1), 0));
-    let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.name.clone(), object)).collect();
-    let all = Limits { records: 10, max_age: Duration::from_secs(1_000_000), bytes: 1 << 20 };
-    let deleted = |limits: Limits, now: i64| -> Vec<String> {
-        let snapshot = HistorySnapshot {
-            namespace: "ns",
-            operator: None,
-            objects: &objects,
-            records: &records,
-            unreadable: &BTreeMap::from([("rollout-5-x".to_owned(), "1".to_owned())]),
-            open: &BTreeMap::new(),
-            waiting: &[],
-            under_way: &BTreeSet::new(),
-            nodes: &[],
-            now: t(now),
-        };
-        let actions = limits::deletions(limits, &snapshot);
-        let name = |action: HistoryAction| match action {
-            HistoryAction::Delete { name, .. } => name.replace("rollout-", "").replace("-x", ""),
-            other => panic!("{other:?}"),
-        };
-        actions.into_iter().map(name).collect()
-    };
-    for (sentence, limits, now, expected) in [
-        ("all fits", all, 100, vec![]),
-        ("pages get old", Limits { max_age: Duration::from_secs(85), ..all }, 100, vec!["8-p001", "8-p002"]),
-        (
-            "records beyond the number go with their pages",
-            Limits { records: 1, ..all },
-            100,
-            vec!["8", "8-p001", "8-p002"],
-        ),
-        (
-            "none is kept but the running one",
-            Limits { records: 0, ..all },
-            100,
-            vec!["8", "8-p001", "8-p002", "9", "9-p001", "9-p002"],
-        ),
-        ("the oldest pages go first", Limits { bytes: 24_000, ..all }, 100, vec!["8-p001", "8-p002"]),
-        (
-            "also those of a running rollout",
-            Limits { bytes: 9_000, ..all },
-            100,
-            vec!["10-p001", "8-p001", "8-p002", "9-p001", "9-p002"],
-        ),
-        (
-            "then records, but neither a running one nor its last page",
-            Limits { bytes: 1, ..all },
-            100,
-            vec!["10-p001", "8", "8-p001", "8-p002", "9", "9-p001", "9-p002"],
-        ),
-    ] {
-        assert_eq!(deleted(limits, now), expected, "{sentence}");
-    }
 }
 
 impl Server {
