@@ -16,7 +16,7 @@ use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use planner::view::{DaemonSetIs, PodFacts};
+use planner::view::{DaemonSetIs, OWNER_WAIT, PodFacts};
 
 /// The kind of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +76,8 @@ enum Answer {
 #[derive(Debug)]
 struct Owner {
     answer: Answer,
+    /// Time of the read.
+    asked: Instant,
     /// The last time at which a watched pod named it.
     named: Instant,
 }
@@ -132,9 +134,11 @@ impl Owners {
             let Some(key) = owner_to_read(pod) else { continue };
             let known = self.known.lock().get_mut(&key).map(|owner| {
                 owner.named = Instant::now();
-                owner.answer.clone()
+                (owner.answer.clone(), owner.asked.elapsed() < OWNER_WAIT)
             });
-            match (key.0, known) {
+            pod.owner_pending = key.0 != Kind::DaemonSet
+                && known.as_ref().is_none_or(|(answer, recent)| *recent && matches!(answer, Answer::Pending));
+            match (key.0, known.map(|(answer, _)| answer)) {
                 (_, None) => self.read(key),
                 (Kind::DaemonSet, Some(answer)) => {
                     pod.daemon_set_is = match answer {
@@ -158,7 +162,9 @@ impl Owners {
     }
 
     fn read(&self, key: OwnerKey) {
-        self.known.lock().insert(key.clone(), Owner { answer: Answer::Pending, named: Instant::now() });
+        self.known
+            .lock()
+            .insert(key.clone(), Owner { answer: Answer::Pending, asked: Instant::now(), named: Instant::now() });
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &key.1, &key.0.resource());
         let (known, changed) = (self.known.clone(), Arc::clone(&self.changed));
         tokio::spawn(async move {

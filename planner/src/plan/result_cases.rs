@@ -305,3 +305,15 @@ fn oldest_results_are_dropped_beyond_limit() {
         assert_eq!(kept, left, "{before} with {} pods each", pods.len());
     }
 }
+
+#[test]
+fn drain_begins_once_owners_of_its_pods_are_read_or_given_up() {
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![PodFacts { owner_pending: true, ..pod("a", false) }]);
+    let (mut view, policy) = cluster(vec![staged], &["a"]);
+    let waiting = plan(&view, &policy, t(10));
+    assert_eq!(waiting.waits.get("a"), Some(&crate::wait::Wait::ReadingPods));
+    assert!(waiting.wake.is_some_and(|at| at <= t(13)), "{:?}", waiting.wake);
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0].owner_pending = false;
+    assert!(next(&view, &policy, 11).drain.is_some());
+}

@@ -269,6 +269,7 @@ impl PodFacts {
             node: spec.and_then(|s| s.node_name.clone()).unwrap_or_default(),
             ip: pod.status.as_ref().and_then(|s| s.pod_ip.clone()),
             top_owner: owner.filter(|owner| !may_have_owner(owner)).map(|o| format!("{}/{}", o.kind, o.name)),
+            owner_pending: false,
             finished: matches!(phase, Some("Succeeded" | "Failed")),
             terminating: meta.deletion_timestamp.is_some(),
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),

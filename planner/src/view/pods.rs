@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
+/// Time for which a drain waits for the reads of its pods' top owners, which the history names.
+pub const OWNER_WAIT: std::time::Duration = std::time::Duration::from_secs(3);
+
 /// A pod on a node whose pods are watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
@@ -17,6 +20,8 @@ pub struct PodFacts {
     pub ip: Option<String>,
     /// Kind and name of its top owner, such as `Deployment/web`, once that is known.
     pub top_owner: Option<String>,
+    /// True while its top owner is being read, for [`OWNER_WAIT`] at most.
+    pub owner_pending: bool,
     /// True if it has ended (phase Succeeded or Failed).
     pub finished: bool,
     pub terminating: bool,

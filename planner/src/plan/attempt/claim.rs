@@ -14,6 +14,7 @@ use models::time::after;
 use crate::plan::context::NodeContext;
 use crate::plan::{Action, Decision, Note, Wait, gates};
 use crate::policy::Policy;
+use crate::view::OWNER_WAIT;
 
 /// The number of owners of unhealthy pods that a shadow lists.
 const UNHEALTHY_OWNERS: usize = 256;
@@ -51,6 +52,10 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
             return Decision::wait(Wait::ReadingPods).watching_pods().querying(queries());
         }
         Some(refused) => return waiting_staged(ctx, progress, refused, true).watching_pods().querying(queries()),
+    }
+    // Its answer is as good as known. One that does not come keeps no node waiting.
+    if sorted.evictable.iter().any(|pod| pod.owner_pending) {
+        return Decision::wait(Wait::ReadingPods).watching_pods().waking_at(after(ctx.now, OWNER_WAIT));
     }
     let pods: Vec<_> =
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();
