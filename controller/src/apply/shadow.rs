@@ -70,11 +70,38 @@ impl Applier {
         if status.report.results.len() == shadow.status.controller.results.len() {
             return Ok(());
         }
-        let written = self.write_status(&shadow, &status).await;
+        let mut written = self.write_status(&shadow, &status).await;
+        if written.is_ok() && self.has_results(node, &uid, rows) {
+            // Another client owns the list too, so that leaving it out removed nothing.
+            written = self.overwrite_results(node, &status).await;
+            if written.is_ok() && self.has_results(node, &uid, rows) {
+                written = Err(ApplyError::NoEffect("the list of results of a shadow"));
+            }
+        }
         if written.as_ref().is_err_and(|error| error.is_unknown() || error.code() == Some(409)) {
             self.read_node(node).await;
         }
         written
+    }
+
+    fn has_results(&self, node: &str, uid: &str, rows: &BTreeSet<RowId>) -> bool {
+        self.shadows.get(node).is_some_and(|shadow| {
+            let mut results = shadow.status.controller.results.iter();
+            shadow.owner_uid.as_deref() == Some(uid) && results.any(|r| rows.contains(&(uid.to_owned(), r.attempt)))
+        })
+    }
+
+    /// Writes the list of results whoever owns it.
+    async fn overwrite_results(&self, node: &str, status: &ControllerStatus) -> Result<(), ApplyError> {
+        let Some(shadow) = self.shadows.get(node) else { return Ok(()) };
+        let results = Some(&status.report.results).filter(|results| !results.is_empty());
+        let body = json!({"metadata": {"resourceVersion": shadow.resource_version}, "status": {"results": results}});
+        let params =
+            PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
+        let name = names::shadow_name(node);
+        let patched = self.shadow_api().patch_status(&name, &params, &Patch::Merge(body)).await;
+        self.shadows.written(&patched.map_err(ApplyError::api("shadow_status"))?);
+        Ok(())
     }
 
     /// Signs the settings of a host, unless they are signed already.

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::backoff::exponential;
-use models::history::{HistoryRow, RECORD_AUDIENCE, RecordClaims, record_digest};
+use models::history::{RECORD_AUDIENCE, RecordClaims, record_digest};
 use models::names;
 use models::time::between;
-use planner::history::{HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, plan, row_id};
+use planner::history::{HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, plan};
 use planner::signature::signed_by;
 use planner::view::{HistoryFacts, HistoryObject, RecordFacts, ShadowFacts};
 use tokio::sync::watch;
@@ -36,10 +36,25 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Time for the first list of the objects before their absence is told.
 const LIST_LIMIT: Duration = Duration::from_secs(60);
 
+/// The first pause after a call that was decided on an old state.
+const OUTDATED_PAUSE: Duration = Duration::from_millis(50);
+
+/// The most results of deleted nodes that wait in memory.
+const MOST_ORPHANS: usize = 512;
+
 /// The condition while all is written, and those while it cannot be.
 const RECORDED: &str = "Recorded";
 const UNREADABLE: &str = "Unreadable";
 const REFUSED: &str = "WriteFailed";
+
+/// The end of one pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Passed {
+    Well,
+    /// A call was decided on an old state.
+    Outdated,
+    Failed,
+}
 
 /// The historian of a leader.
 pub struct Historian {
@@ -62,14 +77,17 @@ pub struct Historian {
 }
 
 /// The results that wait on a shadow.
-fn waiting(shadow: &ShadowFacts) -> impl Iterator<Item = Waiting> + '_ {
+fn waiting(shadow: &ShadowFacts) -> impl Iterator<Item = Waiting> {
     let agent = &shadow.status.agent;
     let (variant, arch) = (agent.variant.clone().unwrap_or_default(), agent.arch.clone().unwrap_or_default());
     let uid = shadow.owner_uid.clone().unwrap_or_default();
     shadow.status.controller.results.iter().map(move |result| Waiting {
+        node: shadow.node.clone(),
+        uid: uid.clone(),
         variant: variant.clone(),
         arch: arch.clone(),
-        row: HistoryRow { node: shadow.node.clone(), uid: uid.clone(), result: result.clone() },
+        result: result.clone(),
+        bytes: 0,
         orphaned: false,
     })
 }
@@ -118,9 +136,10 @@ impl Historian {
             let plan = self.plan(now);
             let wake = plan.wake.map_or(PERIOD, |at| between(now, at).min(PERIOD));
             let acts = !plan.actions.is_empty();
-            let failed = self.carry_out(plan).await;
-            if failed {
-                tokio::time::sleep(exponential(PAUSE, LONGEST_PAUSE, failures)).await;
+            let ended = self.carry_out(plan).await;
+            if ended != Passed::Well {
+                let pause = if ended == Passed::Outdated { OUTDATED_PAUSE } else { PAUSE };
+                tokio::time::sleep(exponential(pause, LONGEST_PAUSE, failures)).await;
                 failures += 1;
                 continue;
             }
@@ -139,14 +158,30 @@ impl Historian {
 
     /// Collects the results that wait, those of deleted shadows included.
     fn collect(&mut self) -> Vec<Waiting> {
-        let present: BTreeMap<RowId, Waiting> = self.caches.shadows.read(|shadows| {
-            shadows.values().flat_map(waiting).map(|waiting| (row_id(&waiting.row), waiting)).collect()
-        });
+        let mut present: BTreeMap<RowId, Waiting> = self
+            .caches
+            .shadows
+            .read(|shadows| shadows.values().flat_map(waiting).map(|waiting| (waiting.id(), waiting)).collect());
+        for (id, waiting) in &mut present {
+            let known = self.seen.get(id).map(|before| before.bytes);
+            let size = || serde_json::to_vec(&waiting.result).map_or(0, |text| text.len());
+            waiting.bytes = known.unwrap_or_else(size);
+        }
         for (id, before) in std::mem::take(&mut self.seen) {
-            let shadow = self.caches.shadows.get(&before.row.node);
-            let gone = shadow.is_none_or(|shadow| shadow.owner_uid.as_ref() != Some(&before.row.uid));
-            if gone && !present.contains_key(&id) {
+            if present.contains_key(&id) {
+                continue;
+            }
+            let shadow = self.caches.shadows.get(&before.node);
+            if shadow.is_none_or(|shadow| shadow.owner_uid.as_ref() != Some(&before.uid)) {
                 self.orphans.insert(id, Waiting { orphaned: true, ..before });
+            }
+        }
+        while self.orphans.len() > MOST_ORPHANS {
+            if let Some((_, dropped)) = self.orphans.pop_first() {
+                tracing::warn!(
+                    node = dropped.node,
+                    "the result of an attempt on a deleted node is dropped: too many wait"
+                );
             }
         }
         self.seen = present;
@@ -192,15 +227,16 @@ impl Historian {
         })
     }
 
-    /// Carries out the calls, and tells plans the result. Returns true if one failed.
-    async fn carry_out(&mut self, plan: HistoryPlan) -> bool {
-        let mut failure = None;
+    /// Carries out the calls, and tells plans the result.
+    async fn carry_out(&mut self, plan: HistoryPlan) -> Passed {
+        let (mut failure, mut outdated) = (None, false);
         for action in plan.actions {
             match self.act(action).await {
                 Ok(()) => {}
-                Err(ApplyError::Lost(_)) => return true,
+                Err(ApplyError::Lost(_)) => return Passed::Outdated,
                 Err(error) if error.code() == Some(409) || matches!(error, ApplyError::Changed(_)) => {
                     tracing::debug!(error = &error as &dyn std::error::Error, "history decided on an old state");
+                    outdated = true;
                 }
                 Err(error) => {
                     self.applier.metrics.rejected(error.what(), error.code());
@@ -217,10 +253,11 @@ impl Historian {
         let state = match &failure {
             None => (true, RECORDED, String::new()),
             Some(failure) => {
-                let waits = self.seen.len() + self.orphans.len();
                 let message = format!(
-                    "{failure}. Updates go on; {waits} results wait on the shadows, of which each keeps the last {}",
-                    models::shadow::MOST_RESULTS
+                    "{failure}. Updates go on; {} results wait on the shadows, of which each keeps that of its last attempt, and \
+                     {} of deleted nodes in memory",
+                    self.seen.len(),
+                    self.orphans.len()
                 );
                 (false, REFUSED, models::plain::cut(&message, 2000))
             }
@@ -229,7 +266,11 @@ impl Historian {
         let mut facts = plan.facts;
         facts.state = Some(state);
         self.tell(facts);
-        self.failure.is_some()
+        match (&self.failure, outdated) {
+            (Some(_), _) => Passed::Failed,
+            (None, true) => Passed::Outdated,
+            (None, false) => Passed::Well,
+        }
     }
 
     /// Tells plans what is known.
@@ -272,6 +313,7 @@ impl Historian {
             }
             HistoryAction::Clear { node, rows } => self.applier.clear_results(&node, &rows).await?,
             HistoryAction::Drop { node, rows } => {
+                self.orphans.retain(|id, _| !rows.contains(id));
                 self.applier.clear_results(&node, &rows).await?;
                 tracing::warn!(node, "the result of an attempt belongs to no rollout that is recorded, and is dropped");
             }

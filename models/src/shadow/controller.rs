@@ -1,5 +1,7 @@
 //! The controller's part of a shadow's status.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use semver::Version;
 use serde::{Deserialize, Serialize};
@@ -304,5 +306,5 @@ pub struct ControllerReport {
     /// Results of ended attempts that no page of the rollout history holds yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = MOST_RESULTS), extend("x-kubernetes-list-type" = "atomic")))]
-    pub results: Vec<RolloutResult>,
+    pub results: Vec<Arc<RolloutResult>>,
 }

@@ -11,6 +11,7 @@ mod limits;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,8 +20,9 @@ use models::history::{
     RecordedOperator, RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
 };
 use models::names;
-use models::operator::{ActiveRollout, RolloutRecord};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord};
 use models::resource_version::newer;
+use models::shadow::RolloutResult;
 use models::time::after;
 use semver::Version;
 
@@ -34,6 +36,9 @@ const PAGE_BYTES: usize = 200 * 1024;
 /// The largest row, in bytes.
 const ROW_BYTES: usize = 240 * 1024;
 
+/// The size of a node's name and uid in a row, about.
+const OF_NODE: usize = 160;
+
 /// The time for which a result may wait for others on its page. It doubles with each 64 pages, so that the record of a slow
 /// rollout stays within its limit.
 const PAGE_WAIT: Duration = Duration::from_secs(10 * 60);
@@ -44,15 +49,31 @@ const POLICY: usize = 65_536;
 /// A result that no page holds yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Waiting {
+    /// Name and uid of its node.
+    pub node: String,
+    pub uid: String,
     pub variant: String,
     pub arch: String,
-    pub row: HistoryRow,
+    pub result: Arc<RolloutResult>,
+    /// Its size as JSON, in bytes.
+    pub bytes: usize,
     /// True if its shadow is gone: only this process has it.
     pub orphaned: bool,
 }
 
 /// Identity of the result of an attempt: the uid of the Node and the number of the attempt.
 pub type RowId = (String, i64);
+
+impl Waiting {
+    /// Returns what identifies it.
+    pub fn id(&self) -> RowId {
+        (self.uid.clone(), self.result.attempt)
+    }
+
+    fn row(&self) -> HistoryRow {
+        HistoryRow { node: self.node.clone(), uid: self.uid.clone(), result: RolloutResult::clone(&self.result) }
+    }
+}
 
 /// Returns what identifies a row.
 pub fn row_id(row: &HistoryRow) -> RowId {
@@ -165,6 +186,7 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
     }
     begin(snapshot, &mut plan);
     for record in snapshot.records.values().filter(|record| record.runs()) {
+        plan.facts.running.insert(record.rollout.number);
         if record.status.pages.len() >= MOST_PAGES - 8 {
             plan.facts.full.insert(record.rollout.number);
         }
@@ -192,9 +214,15 @@ fn active<'a>(snapshot: &HistorySnapshot<'a>, record: &RecordFacts) -> Option<(&
 /// Returns whether a result belongs to this rollout. One whose number was never recorded was begun before its rollout had
 /// one.
 fn belongs(snapshot: &HistorySnapshot<'_>, waiting: &Waiting, rollout: &RecordedRollout) -> bool {
-    let result = &waiting.row.result;
+    let result = &waiting.result;
     let same = (&waiting.variant, &waiting.arch, &result.to) == (&rollout.variant, &rollout.arch, &rollout.version);
     result.rollout == rollout.number || (same && !is_known(snapshot, result.rollout))
+}
+
+/// Returns the running record that a result goes to: the newest of those that it belongs to.
+fn record_of<'a>(snapshot: &HistorySnapshot<'a>, waiting: &Waiting) -> Option<&'a RecordFacts> {
+    let running = snapshot.records.values().filter(|record| record.runs());
+    running.filter(|record| belongs(snapshot, waiting, &record.rollout)).max_by_key(|record| record.rollout.number)
 }
 
 /// Returns whether a rollout of this number is recorded, or will be.
@@ -209,9 +237,13 @@ fn begin(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
     for (active, place) in numbered(operator) {
         let has =
             |record: &RecordFacts| record.rollout.number == place.number && record.rollout.operator.uid == operator.uid;
-        let waits = || {
-            place.ended.is_none() || snapshot.waiting.iter().any(|waiting| waiting.row.result.rollout == place.number)
+        let own = |waiting: &&Waiting| {
+            let result = &waiting.result;
+            let same =
+                (&waiting.variant, &waiting.arch, &result.to) == (&active.variant, &active.arch, &active.version);
+            result.rollout == place.number || (same && !is_known(snapshot, result.rollout))
         };
+        let waits = || place.ended.is_none() || snapshot.waiting.iter().any(|waiting| own(&waiting));
         if snapshot.records.values().any(has) || !waits() {
             continue;
         }
@@ -221,8 +253,12 @@ fn begin(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
         {
             *from.entry(version).or_default() += 1;
         }
-        let strategy = operator.spec.strategy.clone().unwrap_or_default();
-        let policy = serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY);
+        // An invalid one is not what the rollout began under.
+        let in_force = operator.status.policy_in_force.clone();
+        let policy =
+            in_force.or_else(|| serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY));
+        let policy = policy.unwrap_or_default();
+        let spec: BottlerocketUpdateOperatorSpec = serde_json::from_str(&policy).unwrap_or_default();
         let rollout = RecordedRollout {
             number: place.number,
             operator: RecordedOperator {
@@ -237,10 +273,14 @@ fn begin(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
             from: from.into_iter().map(|(version, nodes)| VersionCount { version: version.clone(), nodes }).collect(),
             begun: place.begun,
             first: place.first,
-            steps: strategy.canary,
-            policy: policy.unwrap_or_default(),
+            steps: spec.strategy.unwrap_or_default().canary,
+            policy,
         };
-        plan.actions.push(HistoryAction::Begin { name: record_name(&rollout), rollout: Box::new(rollout) });
+        // One that is being deleted, or cannot be read, keeps its name until it is gone.
+        let name = record_name(&rollout);
+        if !snapshot.objects.contains_key(&name) {
+            plan.actions.push(HistoryAction::Begin { name, rollout: Box::new(rollout) });
+        }
     }
 }
 
@@ -254,9 +294,9 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
         }
         _ => record.status.clone(),
     };
-    let mut rows: Vec<&Waiting> =
-        snapshot.waiting.iter().filter(|waiting| belongs(snapshot, waiting, &record.rollout)).collect();
-    rows.sort_by(|a, b| (a.row.result.ended, &a.row.node).cmp(&(b.row.result.ended, &b.row.node)));
+    let goes_to = |waiting: &Waiting| record_of(snapshot, waiting).is_some_and(|of| of.name == record.name);
+    let mut rows: Vec<&Waiting> = snapshot.waiting.iter().filter(|waiting| goes_to(waiting)).collect();
+    rows.sort_by(|a, b| (a.result.ended, &a.node).cmp(&(b.result.ended, &b.node)));
     let number = record.next_page();
     let over = active.is_none_or(|(_, place)| place.ended.is_some());
     let busy = snapshot.under_way.contains(&record.rollout.number);
@@ -264,10 +304,10 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
     let mut pending = true;
     match snapshot.open.get(&record.name).filter(|open| open.number == number) {
         Some(open) => {
-            let left: Vec<_> = rows.iter().filter(|waiting| open.rows.contains(&row_id(&waiting.row))).collect();
+            let left: Vec<_> = rows.iter().filter(|waiting| open.rows.contains(&waiting.id())).collect();
             for waiting in left.iter().filter(|waiting| !waiting.orphaned) {
-                let rows = open.rows.iter().filter(|(uid, _)| *uid == waiting.row.uid).cloned().collect();
-                let clear = HistoryAction::Clear { node: waiting.row.node.clone(), rows };
+                let rows = open.rows.iter().filter(|(uid, _)| *uid == waiting.uid).cloned().collect();
+                let clear = HistoryAction::Clear { node: waiting.node.clone(), rows };
                 if !plan.actions.contains(&clear) {
                     plan.actions.push(clear);
                 }
@@ -286,7 +326,7 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
             if let Some(at) = due.filter(|at| *at > now) {
                 plan.wake = Some(plan.wake.map_or(at, |wake| wake.min(at)));
             }
-            pending = !rows.is_empty();
+            pending = !rows.is_empty() && record.status.pages.len() < MOST_PAGES;
             if due.is_some_and(|at| at <= now) && record.status.pages.len() < MOST_PAGES {
                 let page = HistoryPage { number, rows: page(&rows) };
                 let owner = record.uid.clone();
@@ -320,12 +360,12 @@ fn stopped(plan: &HistoryPlan, record: &RecordFacts) -> &'static str {
 /// Returns the time at which a page is due; `None` without results.
 fn due(rows: &[&Waiting], record: &RecordFacts, last: bool, now: Timestamp) -> Option<Timestamp> {
     let first = rows.first()?;
-    let bytes: usize = rows.iter().map(|waiting| bytes(&waiting.row)).sum();
+    let bytes: usize = rows.iter().map(|waiting| waiting.bytes + OF_NODE).sum();
     if last || rows.len() >= MOST_ROWS || bytes >= PAGE_BYTES || rows.iter().any(|waiting| waiting.orphaned) {
         return Some(now);
     }
     let doublings = u32::try_from(record.status.pages.len() / 64).unwrap_or(0);
-    Some(after(first.row.result.ended, PAGE_WAIT.saturating_mul(1 << doublings.min(16))))
+    Some(after(first.result.ended, PAGE_WAIT.saturating_mul(1 << doublings.min(16))))
 }
 
 fn bytes(row: &HistoryRow) -> usize {
@@ -336,7 +376,7 @@ fn bytes(row: &HistoryRow) -> usize {
 fn page(rows: &[&Waiting]) -> Vec<HistoryRow> {
     let mut size = 0;
     let mut page = Vec::new();
-    for row in rows.iter().take(MOST_ROWS).map(|waiting| fitting(&waiting.row)) {
+    for row in rows.iter().take(MOST_ROWS).map(|waiting| fitting(waiting.row())) {
         size += bytes(&row);
         if size > PAGE_BYTES && !page.is_empty() {
             break;
@@ -347,8 +387,7 @@ fn page(rows: &[&Waiting]) -> Vec<HistoryRow> {
 }
 
 /// Returns a row that fits a page: of one that does not, the last pods are left out.
-fn fitting(row: &HistoryRow) -> HistoryRow {
-    let mut row = row.clone();
+fn fitting(mut row: HistoryRow) -> HistoryRow {
     if bytes(&row) <= ROW_BYTES {
         return row;
     }
@@ -366,23 +405,21 @@ fn fitting(row: &HistoryRow) -> HistoryRow {
 /// Gives up results of which no rollout is known, or whose record has ended: their shadow would keep them for ever.
 fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
     let expected = |waiting: &Waiting| {
-        let number = waiting.row.result.rollout;
-        let running =
-            snapshot.records.values().any(|record| record.runs() && belongs(snapshot, waiting, &record.rollout));
+        let number = waiting.result.rollout;
+        let running = record_of(snapshot, waiting).is_some();
         let begins = snapshot.operator.iter().flat_map(|operator| numbered(operator)).any(|(_, place)| {
             number == place.number && !snapshot.records.values().any(|record| record.rollout.number == number)
         });
         let unnumbered = snapshot.operator.iter().flat_map(|operator| &operator.status.active_rollouts).any(|active| {
-            (&active.variant, &active.arch, &active.version)
-                == (&waiting.variant, &waiting.arch, &waiting.row.result.to)
+            (&active.variant, &active.arch, &active.version) == (&waiting.variant, &waiting.arch, &waiting.result.to)
                 && !is_known(snapshot, number)
                 && active.record.as_ref().is_none_or(|place| place.ended.is_none())
         });
         running || begins || unnumbered
     };
-    for waiting in snapshot.waiting.iter().filter(|waiting| !waiting.orphaned && !expected(waiting)) {
-        let rows = BTreeSet::from([row_id(&waiting.row)]);
-        plan.actions.push(HistoryAction::Drop { node: waiting.row.node.clone(), rows });
+    for waiting in snapshot.waiting.iter().filter(|waiting| !expected(waiting)) {
+        let rows = BTreeSet::from([waiting.id()]);
+        plan.actions.push(HistoryAction::Drop { node: waiting.node.clone(), rows });
     }
 }
 

@@ -123,9 +123,12 @@ impl Server {
             .iter()
             .flat_map(|(node, results)| results.iter().map(move |result| (node, result)))
             .map(|(node, result)| Waiting {
+                node: node.clone(),
+                uid: node.clone(),
                 variant: VARIANT.into(),
                 arch: ARCH.into(),
-                row: HistoryRow { node: node.clone(), uid: node.clone(), result: result.clone() },
+                result: Arc::new(result.clone()),
+                bytes: serde_json::to_vec(result).unwrap().len(),
                 orphaned: false,
             })
             .collect();
@@ -422,7 +425,7 @@ fn row_of_any_size_fits_a_page() {
         pod.name = "p".repeat(253);
         pod.services = vec!["s".repeat(63); 8];
     }
-    let row = fitting(&HistoryRow { node: "n".into(), uid: "n".into(), result: large });
+    let row = fitting(HistoryRow { node: "n".into(), uid: "n".into(), result: large });
     assert!(bytes(&row) <= ROW_BYTES && row.result.message.contains("not listed"));
 }
 

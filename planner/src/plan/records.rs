@@ -6,10 +6,12 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use models::condition::true_condition;
 use models::history::{RecordedRevision, RolloutPhase};
-use models::operator::{ActiveRollout, RolloutRecord};
+use models::operator::{ActiveRollout, DEGRADED, RolloutRecord};
 
 use super::quarantine::Key;
+use super::report::UNRECORDED;
 use super::rollout::{key, key_of};
 use crate::policy::Policy;
 use crate::revisions::is_in_force;
@@ -30,7 +32,7 @@ fn highest(view: &ClusterView) -> Option<i64> {
 
 /// Returns the number under which attempts of this rollout were begun although no record of it was written: the write of the
 /// status failed, or its leader was killed. A number that the history has is another rollout's.
-fn begun_as(view: &ClusterView, own: &Key) -> Option<i64> {
+fn begun_as(view: &ClusterView, own: &Key, above: i64) -> Option<i64> {
     let operator = view.operator.as_ref()?;
     let recorded = operator.status.active_rollouts.iter().filter_map(|rollout| Some(rollout.record.as_ref()?.number));
     let taken: BTreeSet<i64> = recorded.collect();
@@ -40,7 +42,6 @@ fn begun_as(view: &ClusterView, own: &Key) -> Option<i64> {
         let ended = report.results.iter().map(|result| (&result.to, result.rollout));
         under_way.chain(ended).filter(move |(version, _)| key(node, version) == *own).map(|(_, number)| number)
     });
-    let above = view.history.highest.unwrap_or(0);
     named.filter(|number| *number > above && !taken.contains(number)).max()
 }
 
@@ -48,6 +49,11 @@ fn begun_as(view: &ClusterView, own: &Key) -> Option<i64> {
 fn revision(view: &ClusterView, policy: &Policy) -> Option<RecordedRevision> {
     let status = &view.operator.as_ref()?.status;
     let Some(revisions) = &view.revisions else { return Some(RecordedRevision::default()) };
+    let degraded = true_condition(&status.conditions, DEGRADED);
+    if degraded.is_some_and(|condition| condition.reason == UNRECORDED) {
+        // The policy has no revision, and may not get one for long.
+        return Some(RecordedRevision::default());
+    }
     let name = status.update_revision.clone().filter(|_| is_in_force(status, policy))?;
     let number = revisions.iter().find(|revision| revision.name == name)?.number;
     Some(RecordedRevision { name, number })
@@ -72,7 +78,8 @@ fn end(
         return Some(if any { RolloutPhase::Completed } else { RolloutPhase::Stopped });
     }
     // While the revisions are not known, no change of the policy is.
-    (view.revisions.is_some() && record.revision != *now).then_some(RolloutPhase::Stopped)
+    let known = view.revisions.is_some() && record.revision.number > 0;
+    (known && record.revision != *now).then_some(RolloutPhase::Stopped)
 }
 
 /// Gives each rollout with nodes to update (`wanted`) a record that runs, and ends those of the others that are over.
@@ -88,7 +95,9 @@ pub(super) fn keep(
     let Some(revision) = revision(view, policy) else { return Some(count) };
     for rollout in rollouts {
         let runs = rollout.record.as_ref().is_some_and(|record| record.ended.is_none());
-        if rollout.ended.is_none() && wanted.contains(&key_of(rollout)) {
+        let own = key_of(rollout);
+        let unrecorded = rollout.record.is_none() && begun_as(view, &own, -1).is_some();
+        if (rollout.ended.is_none() && wanted.contains(&own)) || unrecorded {
             let full = rollout.record.as_ref().is_some_and(|record| view.history.full.contains(&record.number));
             if runs && !full {
                 continue;
@@ -96,7 +105,8 @@ pub(super) fn keep(
             let before = rollout.record.take();
             let continues = |record: &RolloutRecord| full || record.phase == RolloutPhase::Completed;
             let first = before.filter(continues).map(|record| record.first.unwrap_or(record.number));
-            let number = begun_as(view, &key_of(rollout)).unwrap_or_else(|| count.saturating_add(1));
+            let number =
+                begun_as(view, &own, view.history.highest.unwrap_or(0)).unwrap_or_else(|| count.saturating_add(1));
             count = count.max(number);
             rollout.record = Some(RolloutRecord {
                 number,

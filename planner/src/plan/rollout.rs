@@ -164,9 +164,20 @@ pub(super) fn follow<'a>(
         let ended = stored.ended.or_else(|| followed(stored).then_some(now));
         ActiveRollout { ended, ..stored.clone() }
     });
-    rollouts.active.extend(over.take(KEPT.saturating_sub(rollouts.by_key.len())));
-    rollouts.active.truncate(MOST);
+    rollouts.active.extend(over);
     rollouts.count = records::keep(view, policy, &mut rollouts.active, &keys, now);
+    // One whose record runs is kept until the record has its end.
+    let mut room = KEPT.saturating_sub(rollouts.by_key.len());
+    rollouts.active.retain(|active| {
+        let number = active.record.as_ref().map(|record| record.number);
+        let runs = active.record.as_ref().is_some_and(|record| record.ended.is_none());
+        let needed = runs || number.is_some_and(|number| view.history.running.contains(&number));
+        let under_way = active.ended.is_none() && keys.contains(&key_of(active));
+        let kept = needed || under_way || room > 0;
+        room = room.saturating_sub(usize::from(!needed && !under_way));
+        kept
+    });
+    rollouts.active.truncate(MOST);
     for active in rollouts.active.iter().filter(|active| active.ended.is_none()) {
         if let Some(rollout) = rollouts.by_key.get_mut(&key_of(active)) {
             rollout.number = active.record.as_ref().map_or(0, |record| record.number);

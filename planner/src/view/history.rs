@@ -16,7 +16,9 @@ use super::Projection;
 pub struct HistoryFacts {
     /// The highest number of a recorded rollout, 0 without one; `None` until the records are known.
     pub highest: Option<i64>,
-    /// The running records (number) that hold as many pages as one may.
+    /// The numbers of the running records.
+    pub running: BTreeSet<i64>,
+    /// Those of them that hold as many pages as one may.
     pub full: BTreeSet<i64>,
     /// The condition `HistoryRecorded`: its truth, its reason and its message; `None` until it is known.
     pub state: Option<(bool, &'static str, String)>,

@@ -6,6 +6,7 @@ use models::shadow::{CORDONED, DRAINED, DrainStatus, Progress, RolloutPlace, Ste
 use super::LISTED_PODS;
 use super::drain::{drained_pod, owners};
 use super::fail::{ended_from_outside, fail};
+use super::result::bounded;
 use super::stage::waiting_staged;
 use super::status::go_to;
 use crate::claims::{ClaimField, ClaimFields};
@@ -59,6 +60,7 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
     }
     let pods: Vec<_> =
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();
+    let pods = bounded(pods);
     let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(ctx.now) && !pod.finished && !pod.terminating);
     let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
     let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();

@@ -15,7 +15,7 @@ use super::claim::{claim_due, ended_during_drain};
 use super::fail::fail;
 use super::overdue::{delete_remaining, drain_timed_out};
 use super::permit::permit_request;
-use super::result::mark_moved;
+use super::result::{bounded, mark_moved};
 use super::status::go_to;
 use crate::drain::{self, Sorted};
 use models::time::after;
@@ -185,6 +185,7 @@ pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<A
     drain.evicted_owners = evicted;
     let moved = drain.forced_since.map(|_| PodMove::Forced);
     drain.pods.extend(new.iter().map(|pod| DrainedPod { moved, ..drained_pod(ctx, pod) }));
+    drain.pods = bounded(drain.pods);
     let returned = new.iter().filter(|pod| !pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone());
     for uid in owners(returned, RETURNED_OWNERS) {
         if let Some(owner) = drain.returned_owners.iter_mut().find(|owner| owner.uid == uid) {

@@ -2,6 +2,7 @@
 //! write that ends the attempt: no kill of this process can lose it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use models::plain::cut;
 use models::shadow::{
@@ -11,8 +12,9 @@ use models::shadow::{
 use crate::plan::context::NodeContext;
 use crate::view::PodFacts;
 
-/// The most pods in the results of one shadow. With more, the oldest results are dropped.
-const MOST_PODS: usize = 2048;
+/// The largest size of the results of one shadow, and of the pods that its drain lists, as JSON. With more, the oldest results
+/// are dropped. The API server stores no object of more than 1.5 MiB.
+const MOST_BYTES: usize = 320 * 1024;
 
 /// The longest explanation.
 const MESSAGE: usize = 512;
@@ -47,15 +49,17 @@ pub(super) fn keep_result(
     message: &str,
     running: Vec<String>,
 ) {
+    // Without a place, the boot in which it began is not known.
+    let unknown = || RolloutPlace { boot_id: String::new(), ..ctx.place(&progress.version) };
     let RolloutPlace { rollout, step, boot_id, drain_started, drain_ended } =
-        progress.rollout.clone().unwrap_or_else(|| ctx.place(&progress.version));
+        progress.rollout.clone().unwrap_or_else(unknown);
     let rollout = if rollout == 0 { ctx.place(&progress.version).rollout } else { rollout };
     let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.clone()).unwrap_or_default();
     if matches!(progress.step, Step::LeavingLoadBalancer | Step::Draining) {
         mark_moved(ctx, &mut pods, |_| None);
     }
     let results = &mut status.report.results;
-    results.push(RolloutResult {
+    results.push(Arc::new(RolloutResult {
         rollout,
         step,
         attempt: progress.attempt,
@@ -72,10 +76,29 @@ pub(super) fn keep_result(
         boot_after: ctx.facts().boot_id.clone(),
         pods,
         running,
-    });
-    while results.len() > MOST_RESULTS
-        || (results.len() > 1 && results.iter().map(|result| result.pods.len()).sum::<usize>() > MOST_PODS)
-    {
+    }));
+    let refused = ctx.view.history.state.as_ref().is_some_and(|(recorded, ..)| !recorded);
+    let most = if refused { 1 } else { MOST_RESULTS };
+    let size = |result: &Arc<RolloutResult>| serde_json::to_vec(result).map_or(0, |text| text.len());
+    while results.len() > most || (results.len() > 1 && results.iter().map(size).sum::<usize>() > MOST_BYTES) {
         results.remove(0);
     }
+}
+
+/// Returns the pods of a drain with no more facts than the shadow has room for: those beyond keep what identifies them.
+pub(super) fn bounded(mut pods: Vec<DrainedPod>) -> Vec<DrainedPod> {
+    let mut size = 0;
+    for pod in &mut pods {
+        size += serde_json::to_vec(pod).map_or(0, |text| text.len());
+        if size > MOST_BYTES {
+            *pod = DrainedPod {
+                namespace: std::mem::take(&mut pod.namespace),
+                name: std::mem::take(&mut pod.name),
+                uid: std::mem::take(&mut pod.uid),
+                moved: pod.moved,
+                ..DrainedPod::default()
+            };
+        }
+    }
+    pods
 }

@@ -94,12 +94,13 @@ fn under_way_in(number: i64, version: Version) -> NodeView {
 }
 
 /// A node with the result of such an attempt.
-fn ended_in(number: i64, version: Version) -> NodeView {
+fn ended_in(number: i64, version: &Version) -> NodeView {
     let result = serde_json::json!({
         "rollout": number, "step": 0, "attempt": 1, "to": version, "result": "Updated", "started": t(0), "ended": t(1)
     });
     let mut node = node("b");
-    node.shadow.as_mut().unwrap().status.controller.results = vec![serde_json::from_value(result).unwrap()];
+    node.shadow.as_mut().unwrap().status.controller.results =
+        vec![std::sync::Arc::new(serde_json::from_value(result).unwrap())];
     node
 }
 
@@ -107,8 +108,8 @@ fn ended_in(number: i64, version: Version) -> NodeView {
 fn number_of_attempt_whose_rollout_was_never_recorded_is_taken_again() {
     for (sentence, node_of, recorded, expected) in [
         ("under way", under_way_in(7, NEW), 0, 7),
-        ("ended", ended_in(7, NEW), 0, 7),
-        ("the history has it: it is another rollout's", ended_in(7, NEW), 7, 8),
+        ("ended", ended_in(7, &NEW), 0, 7),
+        ("the history has it: it is another rollout's", ended_in(7, &NEW), 7, 8),
     ] {
         let mut fleet = Fleet::of(vec![node("a"), node_of]);
         fleet.view.history.highest = Some(recorded);
@@ -153,7 +154,7 @@ fn number_is_above_every_one_that_is_known() {
             fleet.add(under_way_in(7, OLD));
         }),
         ("the result of an attempt", |fleet| {
-            fleet.add(ended_in(7, OLD));
+            fleet.add(ended_in(7, &OLD));
         }),
     ];
     for (sentence, change) in cases {

@@ -51,7 +51,7 @@ const MISUNDERSTOOD: &str = "UnknownRequest";
 const CONFLICT: &str = "FieldManagerConflict";
 
 /// The policy has no revision.
-const UNRECORDED: &str = "PolicyNotRecorded";
+pub(super) const UNRECORDED: &str = "PolicyNotRecorded";
 
 /// The operator needs a user's approval to continue.
 const APPROVAL: &str = "AwaitingApproval";
@@ -303,7 +303,7 @@ pub(super) fn status(
         waiting: waiting(view, plan),
         versions,
         active_rollouts,
-        rollout_count: survey.rollouts.count.filter(|count| *count > 0),
+        rollout_count: survey.rollouts.count.filter(|count| *count > 0).or(recorded.rollout_count),
         next_window: match &survey.windows[0] {
             WindowState::Closed { opens, .. } => *opens,
             WindowState::Open { .. } => None,
