@@ -2,6 +2,8 @@
 //! its rules refuse what they have to refuse, and its rights are sufficient and minimal.
 
 mod admission;
+mod historian;
+mod leaders;
 mod lists;
 mod migration;
 mod migrator;

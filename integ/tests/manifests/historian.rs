@@ -1,0 +1,319 @@
+//! Leaders that keep the history of rollouts alone on a real API server.
+
+mod fleet;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use futures::{StreamExt as _, TryStreamExt as _};
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Client, ResourceExt as _};
+use models::history::{
+    BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, LARGEST_OBJECT, RolloutPhase, page_name,
+};
+use models::names::HISTORY_KEY_SECRET;
+use serde_json::json;
+
+use self::fleet::{Fleet, Id, Leader, ago, control_plane, result, uid};
+use crate::until;
+
+/// Puts one result on each of these nodes, and on the first of them one more.
+async fn updated(fleet: &Fleet, rollout: i64, nodes: &[&str], minutes: i64) -> anyhow::Result<Vec<Id>> {
+    let mut ids = Vec::new();
+    for (index, node) in nodes.iter().enumerate() {
+        fleet.node(node).await?;
+        let last = if index == 0 { 2 } else { 1 };
+        let results: Vec<_> = (1..=last).map(|attempt| result(rollout, attempt, minutes, 2)).collect();
+        fleet.results(node, &results).await?;
+        ids.extend((1..=last).map(|attempt| (uid(node), attempt)));
+    }
+    Ok(ids)
+}
+
+/// Checks the whole history of the rollout 1, of which these are the results.
+async fn history_is_complete(fleet: &Fleet, mut expected: Vec<Id>) -> anyhow::Result<()> {
+    expected.sort();
+    let verified = fleet.verify(1, RolloutPhase::Completed).await?;
+    ensure!(verified.rows == expected, "{:?} for {expected:?}", verified.rows);
+    ensure!(fleet.waiting().await? == 0, "results are left on shadows");
+    let secrets: Vec<_> = fleet.api::<Secret>().list(&ListParams::default()).await?.items;
+    ensure!(secrets.iter().map(|secret| secret.name_any()).eq([HISTORY_KEY_SECRET]), "{secrets:?}");
+    ensure!(fleet.keys().await?.len() == 1, "one public key");
+    let answers: BTreeSet<_> = fleet.written().iter().filter_map(|write| write.code).collect();
+    ensure!(answers.is_subset(&[200, 201, 409].into()), "{:?}", fleet.written());
+    Ok(())
+}
+
+/// Has leaders record a rollout whose first page is due while it runs, each ended after so many writes. Returns how many of
+/// them it took.
+async fn record_under_kills(client: &Client, writes: usize) -> anyhow::Result<usize> {
+    let mut fleet = Fleet::new(client, &format!("kills-{writes}")).await?;
+    fleet.rollout(1, RolloutPhase::Running).await?;
+    let mut expected = updated(&fleet, 1, &["a", "b"], 30).await?;
+    let first = fleet
+        .led_until(writes, async |fleet| {
+            let record = fleet.record(1).await?.and_then(|record| record.status);
+            Ok(record.is_some_and(|status| status.pages.len() == 1))
+        })
+        .await?;
+    expected.extend(updated(&fleet, 1, &["c", "d"], 0).await?);
+    fleet.rollout(1, RolloutPhase::Completed).await?;
+    let second = fleet.led_until(writes, async |fleet| fleet.has_ended(1).await).await?;
+    history_is_complete(&fleet, expected).await.with_context(|| format!("{writes} writes: {:?}", fleet.written()))?;
+    Ok(first + second)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn historian_killed_after_any_write_loses_and_duplicates_no_result() -> anyhow::Result<()> {
+    let control_plane = control_plane().await?;
+    let mut writes = 1;
+    let mut leaders = Vec::new();
+    while leaders.last() != Some(&2) {
+        leaders.push(record_under_kills(&control_plane.client(), writes).await?);
+        writes += 1;
+    }
+    // The record, its beginning, two pages with two shadows each, which it names, the key, its public part, and the end.
+    ensure!(leaders[0] == 12 && leaders.len() == 7, "{leaders:?}");
+    control_plane.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_leaders_at_once_make_one_history() -> anyhow::Result<()> {
+    let control_plane = control_plane().await?;
+    let client = control_plane.client();
+    for round in 0..5 {
+        let mut fleet = Fleet::new(&client, &format!("two-{round}")).await?;
+        let leaders = [fleet.lead(usize::MAX).await?, fleet.lead(usize::MAX).await?];
+        let known = async |leader: &Leader, results: usize| {
+            let count = || {
+                leader.caches.shadows.read(|shadows| {
+                    shadows.values().map(|shadow| shadow.status.controller.results.len()).sum::<usize>()
+                })
+            };
+            until("the leader knows the results", async || Ok(count() == results)).await
+        };
+        fleet.rollout(1, RolloutPhase::Running).await?;
+        let mut expected = updated(&fleet, 1, &["a", "b", "c", "d"], 30).await?;
+        until("the first results are on pages", async || Ok(fleet.waiting().await? == 0)).await?;
+        let late = updated(&fleet, 1, &["e", "f", "g", "h"], 0).await?;
+        for leader in &leaders {
+            known(leader, late.len()).await?;
+        }
+        expected.extend(late);
+        fleet.rollout(1, RolloutPhase::Completed).await?;
+        fleet.until_ended(1).await?;
+        history_is_complete(&fleet, expected).await.with_context(|| format!("{:?}", fleet.written()))?;
+    }
+    control_plane.stop().await
+}
+
+/// Runs a rollout with one result to its end.
+async fn rollout(fleet: &Fleet, number: i64) -> anyhow::Result<()> {
+    let node = format!("node-{number}");
+    fleet.rollout(number, RolloutPhase::Running).await?;
+    fleet.node(&node).await?;
+    fleet.results(&node, &[result(number, 1, 30, 1)]).await?;
+    until("it is on a page", async || Ok(fleet.waiting().await? == 0)).await?;
+    fleet.rollout(number, RolloutPhase::Completed).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn public_keys_are_kept_for_records_and_broken_key_is_reported_and_kept() -> anyhow::Result<()> {
+    let control_plane = control_plane().await?;
+    let mut fleet = Fleet::new(&control_plane.client(), "keys").await?;
+    let leader = fleet.lead(usize::MAX).await?;
+    let secrets = fleet.api::<Secret>();
+    let published = async |fleet: &Fleet| anyhow::Ok(fleet.keys().await?.into_keys().collect::<BTreeSet<_>>());
+
+    rollout(&fleet, 1).await?;
+    fleet.until_ended(1).await?;
+    secrets.delete(HISTORY_KEY_SECRET, &DeleteParams::default()).await?;
+    rollout(&fleet, 2).await?;
+    fleet.until_ended(2).await?;
+    let first = fleet.verify(1, RolloutPhase::Completed).await?.key;
+    let second = fleet.verify(2, RolloutPhase::Completed).await?.key;
+    ensure!(first != second, "a new key");
+    ensure!(published(&fleet).await? == [first.clone(), second.clone()].into(), "both are published");
+
+    fleet.limits(json!({"records": 1})).await?;
+    until("the first record is removed", async || Ok(fleet.record(1).await?.is_none())).await?;
+    ensure!(published(&fleet).await?.contains(&first), "keys are withdrawn at the end of a rollout");
+    rollout(&fleet, 3).await?;
+    fleet.until_ended(3).await?;
+    fleet.verify(3, RolloutPhase::Completed).await?;
+    ensure!(published(&fleet).await? == [second].into(), "the first one is withdrawn");
+
+    let broken = json!({"data": {"key.pem": ByteString(b"broken".to_vec())}});
+    secrets.patch(HISTORY_KEY_SECRET, &PatchParams::default(), &Patch::Merge(broken)).await?;
+    let before = fleet.secret().await?;
+    rollout(&fleet, 4).await?;
+    until("the broken key is reported", async || {
+        let state = leader.history.facts().state;
+        Ok(state.is_some_and(|(recorded, reason, _)| !recorded && reason == "WriteFailed"))
+    })
+    .await?;
+    ensure!(fleet.secret().await? == before, "it is not overwritten");
+    ensure!(!fleet.has_ended(4).await?, "it is not signed");
+    secrets.delete(HISTORY_KEY_SECRET, &DeleteParams::default()).await?;
+    fleet.until_ended(4).await?;
+    fleet.verify(4, RolloutPhase::Completed).await?;
+    until("the history is written again", async || {
+        Ok(leader.history.facts().state.is_some_and(|(recorded, ..)| recorded))
+    })
+    .await?;
+    control_plane.stop().await
+}
+
+fn ended(at: Timestamp) -> BottlerocketRolloutHistoryStatus {
+    BottlerocketRolloutHistoryStatus { phase: RolloutPhase::Completed, ended: Some(at), ..Default::default() }
+}
+
+/// Waits until there are exactly these objects.
+async fn left(fleet: &Fleet, what: &str, expected: &[String]) -> anyhow::Result<()> {
+    let expected: BTreeSet<_> = expected.iter().cloned().collect();
+    until(what, async || Ok(fleet.objects().await? == expected)).await.with_context(|| format!("not {expected:?}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn oldest_history_is_removed_beyond_each_limit() -> anyhow::Result<()> {
+    let control_plane = control_plane().await?;
+    let client = control_plane.client();
+    let page = |record: &String, number: i64| page_name(record, number);
+
+    let mut fleet = Fleet::new(&client, "by-number").await?;
+    let mut records = Vec::new();
+    for number in 9..=11 {
+        records.push(fleet.recorded(number, &fleet.operator, ended(ago(30)), 2, 1).await?);
+    }
+    fleet.limits(json!({"records": 2})).await?;
+    let leader = fleet.lead(usize::MAX).await?;
+    let mut expected: Vec<_> = records[1..].iter().flat_map(|r| [r.clone(), page(r, 1), page(r, 2)]).collect();
+    left(&fleet, "the oldest record is removed with its pages", &expected).await?;
+    fleet.limits(json!({"records": 0})).await?;
+    left(&fleet, "all are removed", &[]).await?;
+    drop(leader);
+
+    let mut fleet = Fleet::new(&client, "by-age").await?;
+    let day = 24 * 60;
+    let old = fleet.recorded(1, &fleet.operator, ended(ago(181 * day)), 2, 1).await?;
+    let young = fleet.recorded(2, &fleet.operator, ended(ago(179 * day)), 1, 1).await?;
+    let before = fleet.record(1).await?;
+    let leader = fleet.lead(usize::MAX).await?;
+    left(&fleet, "old pages are removed", &[old.clone(), young.clone(), page(&young, 1)]).await?;
+    ensure!(fleet.record(1).await? == before, "the record stays, with the digests of its pages");
+    fleet.limits(json!({"maxAge": "1h"})).await?;
+    left(&fleet, "another limit holds at once", &[old, young]).await?;
+    drop(leader);
+
+    let mut fleet = Fleet::new(&client, "by-size").await?;
+    let first = fleet.recorded(1, &fleet.operator, ended(ago(30)), 4, 400).await?;
+    let second = fleet.recorded(2, &fleet.operator, ended(ago(30)), 3, 400).await?;
+    let sizes: Vec<_> = fleet.record(1).await?.and_then(|r| r.status).context("a status")?.pages;
+    ensure!(sizes.iter().all(|page| (200_000..LARGEST_OBJECT).contains(&page.bytes)), "{sizes:?}");
+    let before = fleet.record(1).await?;
+    fleet.limits(json!({"maxMebibytes": 1})).await?;
+    let _leader = fleet.lead(usize::MAX).await?;
+    let kept = usize::try_from((1 << 20) / sizes[0].bytes)?;
+    expected = vec![first.clone(), second.clone()];
+    let pages = (1..=4).map(|number| page(&first, number)).chain((1..=3).map(|number| page(&second, number)));
+    expected.extend(pages.skip(7 - kept));
+    left(&fleet, "the oldest pages are removed", &expected).await?;
+    ensure!(fleet.record(1).await? == before, "the record stays, with the digests of its pages");
+    control_plane.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn running_record_of_other_operator_is_ended_as_stopped() -> anyhow::Result<()> {
+    let control_plane = control_plane().await?;
+    let mut fleet = Fleet::new(&control_plane.client(), "foreign").await?;
+    let running = BottlerocketRolloutHistoryStatus::default();
+    fleet.recorded(1, "b0f0c0de-0000-4000-8000-000000000000", running, 1, 1).await?;
+    fleet.rollout(2, RolloutPhase::Running).await?;
+    let _leader = fleet.lead(usize::MAX).await?;
+    fleet.until_ended(1).await?;
+    let verified = fleet.verify(1, RolloutPhase::Stopped).await?;
+    ensure!(verified.status.pages.len() == 1, "{:?}", verified.status);
+    until("the operator's own record begins", async || Ok(fleet.record(2).await?.is_some())).await?;
+    ensure!(!fleet.has_ended(2).await?);
+    control_plane.stop().await
+}
+
+/// Number of nodes of a large cluster, and of those that end their attempts before the first of them are recorded.
+const MANY: usize = 5_000;
+const AT_ONCE: usize = 100;
+
+/// Returns the number, the largest and the whole size of the objects, as they are stored.
+async fn sizes(fleet: &Fleet) -> anyhow::Result<(usize, usize, usize)> {
+    let (mut count, mut largest, mut whole) = (0, 0, 0);
+    for name in fleet.objects().await? {
+        let object = fleet.api::<BottlerocketRolloutHistory>().get(&name).await?;
+        let size = serde_json::to_vec(&object)?.len();
+        (count, largest, whole) = (count + 1, largest.max(size), whole + size);
+    }
+    Ok((count, largest, whole))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes: make test-history runs it"]
+async fn history_of_5000_nodes_with_30_pods_is_complete_and_keeps_its_limits() -> anyhow::Result<()> {
+    let control_plane = control_plane().await?;
+    let mut fleet = Fleet::new(&control_plane.client(), "large").await?;
+    fleet.limits(json!({"maxMebibytes": 1024})).await?;
+    fleet.rollout(1, RolloutPhase::Running).await?;
+    let leader = fleet.lead(usize::MAX).await?;
+    let names: Vec<_> = (0..MANY).map(|n| format!("i-{n:017x}.eu-central-1.compute.internal")).collect();
+    let begun = std::time::Instant::now();
+    for (index, batch) in names.chunks(AT_ONCE).enumerate() {
+        let fleet = &fleet;
+        futures::stream::iter(batch)
+            .map(async |node| {
+                fleet.node(node).await?;
+                fleet.results(node, &[result(1, 1, 0, 30)]).await
+            })
+            .buffer_unordered(16)
+            .try_collect::<()>()
+            .await?;
+        // Some results are left for the next page, which is full before it is due.
+        let most = if (index + 1) * AT_ONCE == MANY { usize::MAX } else { 20 };
+        until("most of them are on pages", async || {
+            Ok(leader.caches.shadows.read(|shadows| {
+                let known = shadows.len() == (index + 1) * AT_ONCE;
+                known && shadows.values().filter(|shadow| !shadow.status.controller.results.is_empty()).count() <= most
+            }))
+        })
+        .await?;
+    }
+    fleet.rollout(1, RolloutPhase::Completed).await?;
+    fleet.until_ended(1).await?;
+    let took = begun.elapsed();
+    let mut expected: Vec<Id> = names.iter().map(|node| (uid(node), 1)).collect();
+    expected.sort();
+    let verified = fleet.verify(1, RolloutPhase::Completed).await?;
+    ensure!(verified.rows == expected, "{} rows", verified.rows.len());
+    ensure!(verified.status.pods == 30 * 5_000 && fleet.waiting().await? == 0);
+    let (objects, largest, whole) = sizes(&fleet).await?;
+    println!(
+        "{MANY} nodes with 30 pods: {objects} objects, the largest {largest} bytes, {whole} bytes in all, {took:?}"
+    );
+    ensure!(i64::try_from(largest)? < LARGEST_OBJECT, "{largest} bytes");
+
+    let record = fleet.record(1).await?;
+    fleet.limits(json!(null)).await?;
+    let limit = 48 << 20;
+    let mut last = usize::MAX;
+    until("nothing more is removed", async || {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let now = fleet.objects().await?.len();
+        Ok(now < objects && std::mem::replace(&mut last, now) == now)
+    })
+    .await?;
+    let (objects, largest, whole) = sizes(&fleet).await?;
+    println!("default limit: {objects} objects, {whole} bytes in all");
+    ensure!(whole <= limit && whole + 2 * largest > limit, "{whole} bytes");
+    ensure!(fleet.record(1).await? == record, "the record stays");
+    control_plane.stop().await
+}
