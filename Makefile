@@ -113,6 +113,12 @@ test-takeover: tools control-plane build ## Run the tests of moving in over the 
 	$(CARGO) test --workspace --locked --test manifests -- --include-ignored takeover:: rows:: migration:: manifests_are_accepted
 	$(CARGO) test --workspace --locked --test scenarios -- takeover:: takeover_preflight:: migration:: earlier:: uninstall::
 
+.PHONY: test-history
+test-history: tools control-plane build ## Run the tests of the rollout history and of the revisions of the policy, each by name, one with 5,000 nodes
+	$(CARGO) test --workspace --locked --lib --bins -- history:: records:: result_cases revisions::
+	$(CARGO) test --workspace --locked --test manifests -- --include-ignored history:: historian:: revisions::
+	$(CARGO) test --workspace --locked --test scenarios -- history:: revisions::
+
 .PHONY: test-corrections
 test-corrections: tools control-plane build ## Run selected tests of planner, drain, connections and of what users see
 	$(CARGO) test --workspace --locked --lib --bins -- calls:: client:: decisions:: status:: page:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::

@@ -25,7 +25,7 @@ use models::history::{
 };
 use models::names::{self, OPERATOR_NAME};
 use models::operator::{BottlerocketUpdateOperator, RolloutRecord};
-use models::shadow::{BottlerocketShadow, DrainedPod, PodMove, RolloutResult, UPDATED};
+use models::shadow::{BottlerocketShadow, DrainedPod, PodMove, RECORDED_RUNNING, RolloutResult, UPDATED};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use planner::signature::signed_by;
@@ -102,7 +102,7 @@ pub(super) fn result(rollout: i64, attempt: i64, minutes: i64, pods: usize) -> R
         boot_before: "1b6f0a0e-62d8-4e0a-a7f5-7d1d7f0d8d11".into(),
         boot_after: "c3f9d0aa-7f0e-4a3b-8f7f-3f0f6a1f2b22".into(),
         pods: (0..pods).map(pod).collect(),
-        running: (pods..2 * pods).map(pod).map(running).collect(),
+        running: (pods..2 * pods).take(RECORDED_RUNNING).map(pod).map(running).collect(),
     }
 }
 
