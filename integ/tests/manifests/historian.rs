@@ -37,7 +37,7 @@ async fn updated(fleet: &Fleet, rollout: i64, nodes: &[&str], minutes: i64) -> a
 /// Checks the whole history of the rollout 1, of which these are the results.
 async fn history_is_complete(fleet: &Fleet, mut expected: Vec<Id>) -> anyhow::Result<()> {
     expected.sort();
-    let verified = fleet.verify(1, RolloutPhase::Completed).await?;
+    let verified = fleet.completed(1).await?;
     ensure!(verified.rows == expected, "{:?} for {expected:?}", verified.rows);
     ensure!(fleet.waiting().await? == 0, "results are left on shadows");
     let secrets: Vec<_> = fleet.api::<Secret>().list(&ListParams::default()).await?.items;
@@ -134,8 +134,8 @@ async fn public_keys_are_kept_for_records_and_broken_key_is_reported_and_kept() 
     secrets.delete(HISTORY_KEY_SECRET, &DeleteParams::default()).await?;
     rollout(&fleet, 2).await?;
     fleet.until_ended(2).await?;
-    let first = fleet.verify(1, RolloutPhase::Completed).await?.key;
-    let second = fleet.verify(2, RolloutPhase::Completed).await?.key;
+    let first = fleet.completed(1).await?.key;
+    let second = fleet.completed(2).await?.key;
     ensure!(first != second, "a new key");
     ensure!(published(&fleet).await? == [first.clone(), second.clone()].into(), "both are published");
 
@@ -144,7 +144,7 @@ async fn public_keys_are_kept_for_records_and_broken_key_is_reported_and_kept() 
     ensure!(published(&fleet).await?.contains(&first), "keys are withdrawn at the end of a rollout");
     rollout(&fleet, 3).await?;
     fleet.until_ended(3).await?;
-    fleet.verify(3, RolloutPhase::Completed).await?;
+    fleet.completed(3).await?;
     ensure!(published(&fleet).await? == [second].into(), "the first one is withdrawn");
 
     let broken = json!({"data": {"key.pem": ByteString(b"broken".to_vec())}});
@@ -160,7 +160,7 @@ async fn public_keys_are_kept_for_records_and_broken_key_is_reported_and_kept() 
     ensure!(!fleet.has_ended(4).await?, "it is not signed");
     secrets.delete(HISTORY_KEY_SECRET, &DeleteParams::default()).await?;
     fleet.until_ended(4).await?;
-    fleet.verify(4, RolloutPhase::Completed).await?;
+    fleet.completed(4).await?;
     until("the history is written again", async || {
         Ok(leader.history.facts().state.is_some_and(|(recorded, ..)| recorded))
     })
@@ -210,11 +210,12 @@ async fn oldest_history_is_removed_beyond_each_limit() -> anyhow::Result<()> {
     drop(leader);
 
     let mut fleet = Fleet::new(&client, "by-size").await?;
-    let first = fleet.recorded(1, &fleet.operator, ended(ago(30)), 4, 600).await?;
-    let second = fleet.recorded(2, &fleet.operator, ended(ago(30)), 3, 600).await?;
-    let sizes: Vec<_> = fleet.record(1).await?.and_then(|r| r.status).context("a status")?.pages;
+    // By their names, 10 comes before 9.
+    let first = fleet.recorded(9, &fleet.operator, ended(ago(30)), 4, 600).await?;
+    let second = fleet.recorded(10, &fleet.operator, ended(ago(30)), 3, 600).await?;
+    let sizes: Vec<_> = fleet.record(9).await?.and_then(|r| r.status).context("a status")?.pages;
     ensure!(sizes.iter().all(|page| (200_000..LARGEST_OBJECT).contains(&page.bytes)), "{sizes:?}");
-    let before = fleet.record(1).await?;
+    let before = fleet.record(9).await?;
     fleet.limits(json!({"maxMebibytes": 1})).await?;
     let _leader = fleet.lead(usize::MAX).await?;
     let kept = usize::try_from((1 << 20) / sizes[0].bytes)?;
@@ -222,7 +223,7 @@ async fn oldest_history_is_removed_beyond_each_limit() -> anyhow::Result<()> {
     let pages = (1..=4).map(|number| page(&first, number)).chain((1..=3).map(|number| page(&second, number)));
     expected.extend(pages.skip(7 - kept));
     left(&fleet, "the oldest pages are removed", &expected).await?;
-    ensure!(fleet.record(1).await? == before, "the record stays, with the digests of its pages");
+    ensure!(fleet.record(9).await? == before, "the record stays, with the digests of its pages");
     control_plane.stop().await
 }
 
@@ -231,14 +232,19 @@ async fn running_record_of_other_operator_is_ended_as_stopped() -> anyhow::Resul
     let control_plane = control_plane().await?;
     let mut fleet = Fleet::new(&control_plane.client(), "foreign").await?;
     let running = BottlerocketRolloutHistoryStatus::default();
-    fleet.recorded(1, "b0f0c0de-0000-4000-8000-000000000000", running, 1, 1).await?;
-    fleet.rollout(2, RolloutPhase::Running).await?;
+    let name = fleet.recorded(1, "b0f0c0de-0000-4000-8000-000000000000", running, 1, 1).await?;
+    // A rollout of the same number.
+    fleet.rollout(1, RolloutPhase::Running).await?;
     let _leader = fleet.lead(usize::MAX).await?;
-    fleet.until_ended(1).await?;
-    let verified = fleet.verify(1, RolloutPhase::Stopped).await?;
+    until("the record of the other operator has ended", async || {
+        let status = fleet.api::<BottlerocketRolloutHistory>().get(&name).await?.status;
+        Ok(status.is_some_and(|status| status.phase != RolloutPhase::Running))
+    })
+    .await?;
+    let verified = fleet.verify(&name, RolloutPhase::Stopped).await?;
     ensure!(verified.status.pages.len() == 1, "{:?}", verified.status);
-    until("the operator's own record begins", async || Ok(fleet.record(2).await?.is_some())).await?;
-    ensure!(!fleet.has_ended(2).await?);
+    until("the operator's own record begins", async || Ok(fleet.record(1).await?.is_some())).await?;
+    ensure!(!fleet.has_ended(1).await?);
     control_plane.stop().await
 }
 
@@ -292,7 +298,7 @@ async fn history_of_5000_nodes_with_30_pods_is_complete_and_keeps_its_limits() -
     let took = begun.elapsed();
     let mut expected: Vec<Id> = names.iter().map(|node| (uid(node), 1)).collect();
     expected.sort();
-    let verified = fleet.verify(1, RolloutPhase::Completed).await?;
+    let verified = fleet.completed(1).await?;
     ensure!(verified.rows == expected, "{} rows", verified.rows.len());
     ensure!(verified.status.pods == 30 * 5_000 && fleet.waiting().await? == 0);
     let (objects, largest, whole) = sizes(&fleet).await?;

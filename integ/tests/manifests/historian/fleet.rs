@@ -259,11 +259,12 @@ impl Fleet {
         Ok(found.is_some_and(|status| status.phase != RolloutPhase::Running))
     }
 
-    /// Returns the record of this number.
+    /// Returns the record of the operator's rollout of this number.
     pub(super) async fn record(&self, number: i64) -> anyhow::Result<Option<BottlerocketRolloutHistory>> {
         let only = ListParams::default().labels(&format!("{}={}", names::HISTORY_LABEL, names::RECORD));
         let records = self.api::<BottlerocketRolloutHistory>().list(&only).await?.items;
-        Ok(records.into_iter().find(|record| record.spec.rollout.as_ref().is_some_and(|r| r.number == number)))
+        let own = |rollout: &RecordedRollout| rollout.number == number && rollout.operator.uid == self.operator;
+        Ok(records.into_iter().find(|record| record.spec.rollout.as_ref().is_some_and(own)))
     }
 
     /// Returns the names of all objects of the history.
@@ -283,12 +284,17 @@ impl Fleet {
         Ok(self.api::<Secret>().get(names::HISTORY_KEY_SECRET).await?)
     }
 
+    /// Checks the record of this number, which is completed.
+    pub(super) async fn completed(&self, number: i64) -> anyhow::Result<Verified> {
+        let record = self.record(number).await?.context("no record")?;
+        self.verify(&record.name_any(), RolloutPhase::Completed).await
+    }
+
     /// Checks an ended record and its pages as a reader does that has the public keys.
-    pub(super) async fn verify(&self, number: i64, phase: RolloutPhase) -> anyhow::Result<Verified> {
-        let name = self.record(number).await?.context("no record")?.name_any();
+    pub(super) async fn verify(&self, name: &str, phase: RolloutPhase) -> anyhow::Result<Verified> {
         let resource = ApiResource::erase::<BottlerocketRolloutHistory>(&());
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
-        let record = api.get(&name).await?.data;
+        let record = api.get(name).await?.data;
         let status: BottlerocketRolloutHistoryStatus = serde_json::from_value(record["status"].clone())?;
         ensure!(status.phase == phase && status.ended.is_some(), "{status:?}");
 
@@ -303,7 +309,7 @@ impl Fleet {
         let claims =
             jsonwebtoken::decode::<RecordClaims>(signature, &DecodingKey::from_jwk(&jwk)?, &validation)?.claims;
         let digest = record_digest(&record["spec"], &record["status"])?;
-        ensure!((claims.record, claims.digest) == (name.clone(), digest), "the signature is another record's");
+        ensure!((claims.record, claims.digest) == (name.to_owned(), digest), "the signature is another record's");
 
         let of_record = ListParams::default().labels(&format!(
             "{}={name},{}={}",
@@ -315,7 +321,7 @@ impl Fleet {
         ensure!(found == status.pages.len(), "{found} pages for {}", status.pages.len());
         let (mut rows, mut pods) = (Vec::new(), 0);
         for (number, summary) in (1..).zip(&status.pages) {
-            let spec = api.get(&page_name(&name, number)).await?.data["spec"].take();
+            let spec = api.get(&page_name(name, number)).await?.data["spec"].take();
             ensure!(page_digest(&spec)? == summary.digest, "the digest of page {number}");
             let page: HistoryPage = serde_json::from_value(spec["page"].clone())?;
             let counted = page.rows.iter().map(|row| row.result.pods.len()).sum::<usize>();
