@@ -43,6 +43,7 @@ async fn history_is_complete(fleet: &Fleet, mut expected: Vec<Id>) -> anyhow::Re
     let secrets: Vec<_> = fleet.api::<Secret>().list(&ListParams::default()).await?.items;
     ensure!(secrets.iter().map(|secret| secret.name_any()).eq([HISTORY_KEY_SECRET]), "{secrets:?}");
     ensure!(fleet.keys().await?.len() == 1, "one public key");
+    fleet.sizes().await?;
     let answers: BTreeSet<_> = fleet.written().iter().filter_map(|write| write.code).collect();
     ensure!(answers.is_subset(&[200, 201, 409].into()), "{:?}", fleet.written());
     Ok(())
@@ -248,20 +249,9 @@ async fn running_record_of_other_operator_is_ended_as_stopped() -> anyhow::Resul
     control_plane.stop().await
 }
 
-/// Number of nodes of a large cluster, and of those that end their attempts before the first of them are recorded.
+/// Number of nodes of a large cluster, and of the results that wait at once.
 const MANY: usize = 5_000;
 const AT_ONCE: usize = 100;
-
-/// Returns the number, the largest and the whole size of the objects, as they are stored.
-async fn sizes(fleet: &Fleet) -> anyhow::Result<(usize, usize, usize)> {
-    let (mut count, mut largest, mut whole) = (0, 0, 0);
-    for name in fleet.objects().await? {
-        let object = fleet.api::<BottlerocketRolloutHistory>().get(&name).await?;
-        let size = serde_json::to_vec(&object)?.len();
-        (count, largest, whole) = (count + 1, largest.max(size), whole + size);
-    }
-    Ok((count, largest, whole))
-}
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes: make test-history runs it"]
@@ -273,7 +263,11 @@ async fn history_of_5000_nodes_with_30_pods_is_complete_and_keeps_its_limits() -
     let leader = fleet.lead(usize::MAX).await?;
     let names: Vec<_> = (0..MANY).map(|n| format!("i-{n:017x}.eu-central-1.compute.internal")).collect();
     let begun = std::time::Instant::now();
-    for (index, batch) in names.chunks(AT_ONCE).enumerate() {
+    let waiting = || {
+        let waits = |shadow: &&planner::view::ShadowFacts| !shadow.status.controller.results.is_empty();
+        leader.caches.shadows.read(|shadows| shadows.values().filter(waits).count())
+    };
+    for batch in names.chunks(AT_ONCE / 2) {
         let fleet = &fleet;
         futures::stream::iter(batch)
             .map(async |node| {
@@ -283,16 +277,10 @@ async fn history_of_5000_nodes_with_30_pods_is_complete_and_keeps_its_limits() -
             .buffer_unordered(16)
             .try_collect::<()>()
             .await?;
-        // Some results are left for the next page, which is full before it is due.
-        let most = if (index + 1) * AT_ONCE == MANY { usize::MAX } else { 20 };
-        until("most of them are on pages", async || {
-            Ok(leader.caches.shadows.read(|shadows| {
-                let known = shadows.len() == (index + 1) * AT_ONCE;
-                known && shadows.values().filter(|shadow| !shadow.status.controller.results.is_empty()).count() <= most
-            }))
-        })
-        .await?;
+        until("most of them are on pages", async || Ok(waiting() <= AT_ONCE / 2)).await?;
     }
+    // Too few for a page.
+    until("the leader knows the last results", async || Ok(waiting() == fleet.waiting().await?)).await?;
     fleet.rollout(1, RolloutPhase::Completed).await?;
     fleet.until_ended(1).await?;
     let took = begun.elapsed();
@@ -301,7 +289,7 @@ async fn history_of_5000_nodes_with_30_pods_is_complete_and_keeps_its_limits() -
     let verified = fleet.completed(1).await?;
     ensure!(verified.rows == expected, "{} rows", verified.rows.len());
     ensure!(verified.status.pods == 30 * 5_000 && fleet.waiting().await? == 0);
-    let (objects, largest, whole) = sizes(&fleet).await?;
+    let (objects, largest, whole) = fleet.sizes().await?;
     println!(
         "{MANY} nodes with 30 pods: {objects} objects, the largest {largest} bytes, {whole} bytes in all, {took:?}"
     );
@@ -317,7 +305,7 @@ async fn history_of_5000_nodes_with_30_pods_is_complete_and_keeps_its_limits() -
         Ok(now < objects && std::mem::replace(&mut last, now) == now)
     })
     .await?;
-    let (objects, largest, whole) = sizes(&fleet).await?;
+    let (objects, _, whole) = fleet.sizes().await?;
     println!("default limit: {objects} objects, {whole} bytes in all");
     ensure!(whole <= limit && whole + 2 * largest > limit, "{whole} bytes");
     ensure!(fleet.record(1).await? == record, "the record stays");

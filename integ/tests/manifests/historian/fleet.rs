@@ -273,6 +273,21 @@ impl Fleet {
         Ok(all.iter().map(|object| object.name_any()).collect())
     }
 
+    /// Returns the number, the largest and the whole size of the objects of the history, as they are stored. No page is larger
+    /// than its annotation says.
+    pub(super) async fn sizes(&self) -> anyhow::Result<(usize, usize, usize)> {
+        let (mut count, mut largest, mut whole) = (0, 0, 0);
+        for name in self.objects().await? {
+            let object = self.api::<BottlerocketRolloutHistory>().get(&name).await?;
+            let size = serde_json::to_vec(&object)?.len();
+            let noted =
+                object.annotations().get(names::BYTES_ANNOTATION).map_or(Ok(usize::MAX), |noted| noted.parse())?;
+            ensure!(size <= noted, "{name} has {size} bytes, not {noted}");
+            (count, largest, whole) = (count + 1, largest.max(size), whole + size);
+        }
+        Ok((count, largest, whole))
+    }
+
     /// Returns the public keys by their ids.
     pub(super) async fn keys(&self) -> anyhow::Result<std::collections::BTreeMap<String, String>> {
         let map = self.api::<ConfigMap>().get_opt(names::HISTORY_KEYS).await?;
