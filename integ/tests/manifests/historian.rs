@@ -82,6 +82,44 @@ async fn historian_killed_after_any_write_loses_and_duplicates_no_result() -> an
     control_plane.stop().await
 }
 
+/// Has a leader end at this write, which arrives when the next leader has recorded the rollout. Returns false if there are
+/// fewer.
+async fn record_before_late_write(client: &Client, number: usize) -> anyhow::Result<bool> {
+    let mut fleet = Fleet::new(client, &format!("late-{number}")).await?;
+    let expected = updated(&fleet, 1, &["a", "b"], 30).await?;
+    fleet.rollout(1, RolloutPhase::Completed).await?;
+    let arrive = fleet.leaders.hold();
+    let mut leader = fleet.lead(number).await?;
+    until("the leader ends", async || Ok(*leader.lead.killed.borrow_and_update() || fleet.has_ended(1).await?)).await?;
+    drop(leader);
+    if fleet.written().len() < number {
+        return Ok(false);
+    }
+    fleet.led_until(usize::MAX, async |fleet| fleet.has_ended(1).await).await?;
+    let state = async || -> anyhow::Result<Vec<_>> {
+        let objects = fleet.api::<BottlerocketRolloutHistory>().list(&ListParams::default()).await?.items;
+        Ok(objects.into_iter().map(|object| (object.name_any(), object.resource_version())).collect())
+    };
+    let before = state().await?;
+    arrive.send_replace(true);
+    until("the late write is answered", async || Ok(fleet.written()[number - 1].code.is_some())).await?;
+    let write = &fleet.written()[number - 1];
+    ensure!(state().await? == before, "the history is changed by {write:?}");
+    history_is_complete(&fleet, expected).await.with_context(|| format!("{write:?}"))?;
+    Ok(true)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn late_write_of_earlier_leader_changes_no_history() -> anyhow::Result<()> {
+    let control_plane = control_plane().await?;
+    let mut number = 1;
+    while record_before_late_write(&control_plane.client(), number).await? {
+        number += 1;
+    }
+    ensure!(number > 7, "the page, two shadows, the key, its public part, and the record three times: {number}");
+    control_plane.stop().await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn two_leaders_at_once_make_one_history() -> anyhow::Result<()> {
     let control_plane = control_plane().await?;

@@ -24,6 +24,8 @@ pub(super) struct Leaders {
     /// The writes of all leaders, in order.
     writes: Arc<Mutex<Vec<Write>>>,
     started: usize,
+    /// Turns true when the last write of each leader arrives. `None`: at once.
+    arrival: Option<watch::Receiver<bool>>,
 }
 
 /// The lead of one of them. It ends when it is dropped.
@@ -39,7 +41,20 @@ pub(super) struct Lead {
 impl Leaders {
     /// Returns replicas with their leases in this namespace.
     pub(super) fn new(client: &Client, namespace: &str) -> Self {
-        Self { client: client.clone(), namespace: namespace.to_owned(), writes: Arc::default(), started: 0 }
+        Self {
+            client: client.clone(),
+            namespace: namespace.to_owned(),
+            writes: Arc::default(),
+            started: 0,
+            arrival: None,
+        }
+    }
+
+    /// Holds the last write of each further leader back until this turns true.
+    pub(super) fn hold(&mut self) -> watch::Sender<bool> {
+        let (arrive, arrival) = watch::channel(false);
+        self.arrival = Some(arrival);
+        arrive
     }
 
     /// Starts the next leader. After so many writes it gets no answer any more, not even that of the last one.
@@ -47,7 +62,7 @@ impl Leaders {
         self.started += 1;
         let (kill, killed) = watch::channel(false);
         let until = self.written().len().saturating_add(writes);
-        let client = observed(self.client.clone(), self.writes.clone(), until, kill);
+        let client = observed(self.client.clone(), self.writes.clone(), until, kill, self.arrival.clone());
         // The end of a lease is not what is tested: each leader has one of its own.
         let leases = Api::namespaced(self.client.clone(), &self.namespace);
         let (release, stop) = watch::channel(None);
@@ -68,10 +83,16 @@ impl Leaders {
 }
 
 /// Returns the same client, which records writes. From the one with the number `until` on it answers none.
-fn observed(client: Client, writes: Arc<Mutex<Vec<Write>>>, until: usize, kill: watch::Sender<bool>) -> Client {
+fn observed(
+    client: Client,
+    writes: Arc<Mutex<Vec<Write>>>,
+    until: usize,
+    kill: watch::Sender<bool>,
+    arrival: Option<watch::Receiver<bool>>,
+) -> Client {
     let kill = Arc::new(kill);
     let service = tower::service_fn(move |request: hyper::Request<kube::client::Body>| {
-        let (client, writes, kill) = (client.clone(), writes.clone(), kill.clone());
+        let (client, writes, kill, arrival) = (client.clone(), writes.clone(), kill.clone(), arrival.clone());
         async move {
             let dry_run = request.uri().query().is_some_and(|query| query.contains("dryRun"));
             if request.method() == hyper::Method::GET || dry_run {
@@ -84,16 +105,30 @@ fn observed(client: Client, writes: Arc<Mutex<Vec<Write>>>, until: usize, kill: 
                 }
                 usize::MAX
             });
-            if number < until {
+            let answered = async move {
                 let answer = client.send(request).await?;
                 if let Some(write) = writes.lock().ok().as_mut().and_then(|writes| writes.get_mut(number - 1)) {
                     write.code = Some(answer.status().as_u16());
                 }
-                return Ok(answer);
+                Ok(answer)
+            };
+            if number < until {
+                return answered.await;
             }
-            if number == until {
-                let _carried_out = client.send(request).await;
-                kill.send_replace(true);
+            match arrival {
+                Some(mut arrival) if number == until => {
+                    // It outlives its leader.
+                    tokio::spawn(async move {
+                        let _arrives = arrival.wait_for(|arrives| *arrives).await.is_ok();
+                        answered.await
+                    });
+                    kill.send_replace(true);
+                }
+                None if number == until => {
+                    let _carried_out = answered.await;
+                    kill.send_replace(true);
+                }
+                _ => {}
             }
             std::future::pending().await
         }

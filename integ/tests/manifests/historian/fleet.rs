@@ -112,7 +112,7 @@ pub(super) struct Fleet {
     pub(super) namespace: String,
     /// The uid of the operator's resource.
     pub(super) operator: String,
-    leaders: Leaders,
+    pub(super) leaders: Leaders,
 }
 
 /// A leader with caches of its own. It ends when it is dropped.
