@@ -124,6 +124,12 @@ test-history-html: tools build ## Test the page of `kubectl brupop history --htm
 		|| { echo "make: the headless browser cannot be installed from the npm registry: see the error above" >&2; exit 1; }
 	@node integ/browser/page.test.mjs "$(TARGET)/debug/kubectl-brupop" "$(PAGE_TEST)" docs/images
 
+.PHONY: test-history
+test-history: tools control-plane build ## Run the tests of the rollout history and of the revisions of the policy, each by name, one with 5,000 nodes
+	$(CARGO) test --workspace --locked --lib --bins -- history:: records:: result_cases revisions::
+	$(CARGO) test --workspace --locked --test manifests -- --include-ignored history:: historian:: revisions::
+	$(CARGO) test --workspace --locked --test scenarios -- history:: revisions::
+
 .PHONY: test-corrections
 test-corrections: tools control-plane build ## Run selected tests of planner, drain, connections and of what users see
 	$(CARGO) test --workspace --locked --lib --bins -- calls:: client:: decisions:: status:: page:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::

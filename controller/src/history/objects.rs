@@ -20,6 +20,9 @@ use crate::apply::ApplyError;
 use crate::cache::Cache;
 use crate::leader::Leadership;
 
+/// The most that the metadata of a page take as JSON, in bytes.
+const METADATA: usize = 2048;
+
 /// The API of the history.
 #[derive(Clone)]
 pub(super) struct Objects {
@@ -125,7 +128,7 @@ impl Objects {
             uid: owner,
             ..OwnerReference::default()
         }]);
-        let size = serde_json::to_vec(&page).map_or(0, |text| text.len());
+        let size = METADATA + serde_json::to_vec(&page).map_or(0, |text| text.len());
         metadata.annotations = Some(BTreeMap::from([(names::BYTES_ANNOTATION.to_owned(), size.to_string())]));
         let spec = BottlerocketRolloutHistorySpec { record: record.to_owned(), rollout: None, page: Some(page) };
         open(&self.create(metadata, spec, "history_page").await?)

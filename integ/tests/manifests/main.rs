@@ -3,6 +3,8 @@
 
 mod admission;
 mod history;
+mod historian;
+mod leaders;
 mod lists;
 mod migration;
 mod migrator;

@@ -1,0 +1,137 @@
+//! Leaders in this process. The calls of each pass through a service that records its writes, and ends the leader after one
+//! of them.
+
+use std::sync::{Arc, Mutex};
+
+use anyhow::ensure;
+use controller::leader::{Leadership, Parameters, Release, campaign};
+use kube::{Api, Client};
+use models::names::SYSTEM_NAMESPACE;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// A write: the path of the object, and the status code of the answer, if one has come.
+#[derive(Clone, Debug)]
+pub(super) struct Write {
+    pub(super) path: String,
+    pub(super) code: Option<u16>,
+}
+
+/// The replicas of a controller, which lead one after the other, or at once.
+pub(super) struct Leaders {
+    client: Client,
+    namespace: String,
+    /// The writes of all leaders, in order.
+    writes: Arc<Mutex<Vec<Write>>>,
+    started: usize,
+    /// Turns true when the last write of each leader arrives. `None`: at once.
+    arrival: Option<watch::Receiver<bool>>,
+}
+
+/// The lead of one of them. It ends when it is dropped.
+pub(super) struct Lead {
+    pub(super) client: Client,
+    pub(super) leadership: Leadership,
+    /// True once the last permitted write is carried out.
+    pub(super) killed: watch::Receiver<bool>,
+    pub(super) tasks: JoinSet<()>,
+    _release: watch::Sender<Option<Release>>,
+}
+
+impl Leaders {
+    /// Returns replicas with their leases in this namespace.
+    pub(super) fn new(client: &Client, namespace: &str) -> Self {
+        Self {
+            client: client.clone(),
+            namespace: namespace.to_owned(),
+            writes: Arc::default(),
+            started: 0,
+            arrival: None,
+        }
+    }
+
+    /// Holds the last write of each further leader back until this turns true.
+    pub(super) fn hold(&mut self) -> watch::Sender<bool> {
+        let (arrive, arrival) = watch::channel(false);
+        self.arrival = Some(arrival);
+        arrive
+    }
+
+    /// Starts the next leader. After so many writes it gets no answer any more, not even that of the last one.
+    pub(super) async fn lead(&mut self, writes: usize) -> anyhow::Result<Lead> {
+        self.started += 1;
+        let (kill, killed) = watch::channel(false);
+        let until = self.written().len().saturating_add(writes);
+        let client = observed(self.client.clone(), self.writes.clone(), until, kill, self.arrival.clone());
+        // The end of a lease is not what is tested: each leader has one of its own.
+        let leases = Api::namespaced(self.client.clone(), &self.namespace);
+        let (release, stop) = watch::channel(None);
+        let name = format!("leader-{}", self.started);
+        let (leadership, election) = campaign(leases, name.clone(), name, Parameters::default(), None, stop);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async {
+            let _ended = election.await;
+        });
+        ensure!(leadership.acquired().await, "the lease is not acquired");
+        Ok(Lead { client, leadership, killed, tasks, _release: release })
+    }
+
+    /// Returns the writes so far.
+    pub(super) fn written(&self) -> Vec<Write> {
+        self.writes.lock().map(|writes| writes.clone()).unwrap_or_default()
+    }
+}
+
+/// Returns the same client, which records writes. From the one with the number `until` on it answers none.
+fn observed(
+    client: Client,
+    writes: Arc<Mutex<Vec<Write>>>,
+    until: usize,
+    kill: watch::Sender<bool>,
+    arrival: Option<watch::Receiver<bool>>,
+) -> Client {
+    let kill = Arc::new(kill);
+    let service = tower::service_fn(move |request: hyper::Request<kube::client::Body>| {
+        let (client, writes, kill, arrival) = (client.clone(), writes.clone(), kill.clone(), arrival.clone());
+        async move {
+            let dry_run = request.uri().query().is_some_and(|query| query.contains("dryRun"));
+            if request.method() == hyper::Method::GET || dry_run {
+                return client.send(request).await;
+            }
+            let number = writes.lock().map_or(usize::MAX, |mut writes| {
+                if writes.len() < until {
+                    writes.push(Write { path: request.uri().path().to_owned(), code: None });
+                    return writes.len();
+                }
+                usize::MAX
+            });
+            let answered = async move {
+                let answer = client.send(request).await?;
+                if let Some(write) = writes.lock().ok().as_mut().and_then(|writes| writes.get_mut(number - 1)) {
+                    write.code = Some(answer.status().as_u16());
+                }
+                Ok(answer)
+            };
+            if number < until {
+                return answered.await;
+            }
+            match arrival {
+                Some(mut arrival) if number == until => {
+                    // It outlives its leader.
+                    tokio::spawn(async move {
+                        let _arrives = arrival.wait_for(|arrives| *arrives).await.is_ok();
+                        answered.await
+                    });
+                    kill.send_replace(true);
+                }
+                None if number == until => {
+                    let _carried_out = answered.await;
+                    kill.send_replace(true);
+                }
+                _ => {}
+            }
+            std::future::pending().await
+        }
+    });
+    Client::new(service, SYSTEM_NAMESPACE)
+}
