@@ -270,7 +270,7 @@ impl Fleet {
     /// Returns the names of all objects of the history.
     pub(super) async fn objects(&self) -> anyhow::Result<BTreeSet<String>> {
         let all = self.api::<BottlerocketRolloutHistory>().list_metadata(&ListParams::default()).await?.items;
-        Ok(all.iter().map(|object| object.name_any()).collect())
+        Ok(all.iter().map(ResourceExt::name_any).collect())
     }
 
     /// Returns the number, the largest and the whole size of the objects of the history, as they are stored. No page is larger
