@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
-use kube::{Client, ResourceExt as _};
+use kube::{Client, ResourceExt};
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, LARGEST_OBJECT, RolloutPhase, page_name,
 };

@@ -18,7 +18,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::api::{DynamicObject, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client, ResourceExt};
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, HistoryPage, HistoryRow, RECORD_AUDIENCE,
     RecordClaims, RecordedRevision, RecordedRollout, RolloutPhase, page_digest, page_name, record_digest, record_name,
