@@ -40,7 +40,7 @@ pub(super) const ARCH: &str = "x86_64";
 const OLD: Version = Version::new(1, 20, 4);
 pub(super) const NEW: Version = Version::new(1, 20, 5);
 
-/// What identifies a result: the uid of the Node and the number of the attempt.
+/// Identity of a result: the uid of the Node and the number of the attempt.
 pub(super) type Id = (String, i64);
 
 /// Starts a control plane that serves the operator's kinds. Its garbage collector is stopped: the nodes of the shadows do not
