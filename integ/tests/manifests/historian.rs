@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
-use kube::{Client, ResourceExt as _};
+use kube::{Client, ResourceExt};
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, LARGEST_OBJECT, RolloutPhase, page_name,
 };
@@ -41,7 +41,7 @@ async fn history_is_complete(fleet: &Fleet, mut expected: Vec<Id>) -> anyhow::Re
     ensure!(verified.rows == expected, "{:?} for {expected:?}", verified.rows);
     ensure!(fleet.waiting().await? == 0, "results are left on shadows");
     let secrets: Vec<_> = fleet.api::<Secret>().list(&ListParams::default()).await?.items;
-    ensure!(secrets.iter().map(|secret| secret.name_any()).eq([HISTORY_KEY_SECRET]), "{secrets:?}");
+    ensure!(secrets.iter().map(ResourceExt::name_any).eq([HISTORY_KEY_SECRET]), "{secrets:?}");
     ensure!(fleet.keys().await?.len() == 1, "one public key");
     fleet.sizes().await?;
     let answers: BTreeSet<_> = fleet.written().iter().filter_map(|write| write.code).collect();

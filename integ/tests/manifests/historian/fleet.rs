@@ -18,7 +18,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::api::{DynamicObject, ListParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use kube::runtime::watcher;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client, ResourceExt};
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, HistoryPage, HistoryRow, RECORD_AUDIENCE,
     RecordClaims, RecordedRevision, RecordedRollout, RolloutPhase, page_digest, page_name, record_digest, record_name,
@@ -40,7 +40,7 @@ pub(super) const ARCH: &str = "x86_64";
 const OLD: Version = Version::new(1, 20, 4);
 pub(super) const NEW: Version = Version::new(1, 20, 5);
 
-/// What identifies a result: the uid of the Node and the number of the attempt.
+/// Identity of a result: the uid of the Node and the number of the attempt.
 pub(super) type Id = (String, i64);
 
 /// Starts a control plane that serves the operator's kinds. Its garbage collector is stopped: the nodes of the shadows do not
@@ -270,7 +270,7 @@ impl Fleet {
     /// Returns the names of all objects of the history.
     pub(super) async fn objects(&self) -> anyhow::Result<BTreeSet<String>> {
         let all = self.api::<BottlerocketRolloutHistory>().list_metadata(&ListParams::default()).await?.items;
-        Ok(all.iter().map(|object| object.name_any()).collect())
+        Ok(all.iter().map(ResourceExt::name_any).collect())
     }
 
     /// Returns the number, the largest and the whole size of the objects of the history, as they are stored. No page is larger
