@@ -2,8 +2,8 @@
 //! its rules refuse what they have to refuse, and its rights are sufficient and minimal.
 
 mod admission;
-mod history;
 mod historian;
+mod history;
 mod leaders;
 mod lists;
 mod migration;

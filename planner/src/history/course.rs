@@ -14,6 +14,10 @@ use crate::view::OperatorFacts;
 /// The longest message of an entry.
 const MESSAGE: usize = 256;
 
+/// The messages of the two entries `Resumed`, by which readers tell them apart.
+const ENABLED_AGAIN: &str = "updates were enabled again";
+const THAWED: &str = "failures no longer stop updates";
+
 /// Conditions of a record besides `Frozen`, from which a change is told.
 const PAUSED: &str = "Paused";
 const QUARANTINED: &str = "Quarantined";
@@ -26,8 +30,8 @@ struct State<'a> {
     /// Time since which it is so.
     since: Timestamp,
     begins: EntryKind,
-    /// `None`: its end is no entry of its own.
-    ends: Option<EntryKind>,
+    /// The entry of its end, with a message; `None`: its end is no entry of its own.
+    ends: Option<(EntryKind, &'static str)>,
     manager: Option<&'a String>,
     message: String,
 }
@@ -57,7 +61,7 @@ fn states<'a>(operator: &'a OperatorFacts, rollout: &RecordedRollout, now: Times
         holds: paused,
         since,
         begins: EntryKind::Paused,
-        ends: Some(EntryKind::Resumed),
+        ends: Some((EntryKind::Resumed, ENABLED_AGAIN)),
         manager: managers.enabled.as_ref(),
         message: "updates were disabled".to_owned(),
     };
@@ -76,7 +80,7 @@ fn states<'a>(operator: &'a OperatorFacts, rollout: &RecordedRollout, now: Times
         holds: frozen,
         since,
         begins: EntryKind::Frozen,
-        ends: Some(EntryKind::Resumed),
+        ends: Some((EntryKind::Resumed, THAWED)),
         manager: managers.resume.as_ref().filter(|_| !frozen),
         message,
     };
@@ -86,7 +90,7 @@ fn states<'a>(operator: &'a OperatorFacts, rollout: &RecordedRollout, now: Times
         holds: closed,
         since,
         begins: EntryKind::WindowClosed,
-        ends: Some(EntryKind::WindowOpened),
+        ends: Some((EntryKind::WindowOpened, "")),
         manager: None,
         message,
     };
@@ -99,8 +103,10 @@ fn follow(status: &mut BottlerocketRolloutHistoryStatus, begun: Timestamp, state
     if before == Some(holds) {
         return;
     }
-    let kind = if state.holds { Some(state.begins) } else { state.ends.filter(|_| before.is_some()) };
-    let message = if state.holds { cut(&state.message, MESSAGE) } else { String::new() };
+    let ends = state.ends.filter(|_| before.is_some());
+    let kind = if state.holds { Some(state.begins) } else { ends.map(|(kind, _)| kind) };
+    let message =
+        if state.holds { cut(&state.message, MESSAGE) } else { ends.map_or("", |(_, message)| message).to_owned() };
     if let Some(kind) = kind {
         let field_manager = state.manager.cloned();
         status.entries.push(HistoryEntry { field_manager, ..entry(state.since.max(begun), kind, &message) });

@@ -322,3 +322,20 @@ fn drain_begins_once_owners_of_its_pods_are_read_or_given_up() {
     view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0].owner_pending = false;
     assert!(next(&view, &policy, 11).drain.is_some());
 }
+
+#[test]
+fn pods_of_a_drain_beyond_the_size_of_a_shadow_keep_what_identifies_them() {
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    let large = |number: usize| PodFacts {
+        name: format!("{number}-{}", "p".repeat(240)),
+        uid: format!("uid-{number}"),
+        top_owner: Some(format!("Deployment/{}", "o".repeat(240))),
+        ..pod("a", false)
+    };
+    staged.pods = Some((0..1024).map(large).collect());
+    let (view, policy) = cluster(vec![staged], &["a"]);
+    let pods = next(&view, &policy, 5).drain.unwrap().pods;
+    let size = serde_json::to_vec(&pods).unwrap().len();
+    assert!(pods.len() == 1024 && size < 512 * 1024, "{size}");
+    assert!(pods[0].owner.is_some() && pods[1023].owner.is_none() && pods.iter().all(|pod| !pod.uid.is_empty()));
+}
