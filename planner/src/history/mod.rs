@@ -55,7 +55,7 @@ pub struct Waiting {
     pub variant: String,
     pub arch: String,
     pub result: Arc<RolloutResult>,
-    /// Its size as JSON, in bytes.
+    /// The size of the result as JSON, in bytes.
     pub bytes: usize,
     /// True if its shadow is gone: only this process has it.
     pub orphaned: bool,
