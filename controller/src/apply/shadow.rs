@@ -91,7 +91,7 @@ impl Applier {
         })
     }
 
-    /// Writes the list of results whoever owns it.
+    /// Writes the list of results, also where other clients own it.
     async fn overwrite_results(&self, node: &str, status: &ControllerStatus) -> Result<(), ApplyError> {
         let Some(shadow) = self.shadows.get(node) else { return Ok(()) };
         let results = Some(&status.report.results).filter(|results| !results.is_empty());
