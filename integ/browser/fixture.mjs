@@ -62,7 +62,7 @@ export function bundle(nodes, pods, hostile) {
     const ended = attempt(name(index), index, 1, from, index === failing);
     if (index === failing) {
       entries.push({ time: time(ended), kind: "Frozen", message: "1 of 1 failures: BootFailed" });
-      entries.push({ time: time(ended + 5400), kind: "Resumed", fieldManager: "kubectl-annotate", message: "retry of the failed node" });
+      entries.push({ time: time(ended + 5400), kind: "Resumed", fieldManager: "kubectl-annotate", message: "failures no longer stop updates" });
       frozen = ended;
       attempt(name(index), index, 2, ended + 5400, false);
       from = ended + 5400;

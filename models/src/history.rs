@@ -329,7 +329,7 @@ pub struct BottlerocketRolloutHistoryStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MOST_PAGES), extend("x-kubernetes-list-type" = "atomic"))]
     pub pages: Vec<PageSummary>,
-    /// `Frozen`.
+    /// `Frozen`, and `Quarantined`, `Paused` and `WindowClosed`, from which entries are told.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

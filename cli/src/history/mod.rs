@@ -41,7 +41,7 @@ pub(crate) struct HistoryOptions {
     #[arg(long, value_name = "FILE", requires = "verify")]
     keys: Option<PathBuf>,
     /// Write all records, or one, with their pages and the public keys into this file.
-    #[arg(long, value_name = "FILE", conflicts_with = "verify")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["verify", "html"])]
     export: Option<PathBuf>,
     /// Read this bundle (see --export) and no cluster. The keys in a bundle prove only that it is consistent, since its
     /// author can put any key in: compare their thumbprints, or use --keys.
@@ -84,27 +84,34 @@ fn formatted(value: &Value, format: &str) -> anyhow::Result<Page> {
 /// Lists the revisions of the policy, and below them the rollouts.
 async fn list(source: &Source<'_>, options: &HistoryOptions) -> anyhow::Result<Page> {
     let revisions = match source {
-        Source::Cluster { client, namespace } => Some(revisions::read(client, namespace, options.revision).await?),
+        Source::Cluster { client, namespace } => Some(revisions::read(client, namespace, options.revision).await),
         Source::Bundle(_) => None,
     };
     let records = match options.revision {
         Some(_) => None,
-        None => match source.records().await {
-            Err(error) if revisions.is_some() => {
-                warn(format_args!("rollouts are not listed: {error:#}"));
-                None
-            }
-            records => Some(records?),
-        },
+        None => Some(source.records().await),
+    };
+    // Rollouts outlive the operator's resource, and each half may be readable to somebody who may not read the other.
+    let (revisions, records) = match (revisions, records) {
+        (Some(Err(error)), Some(Ok(records))) => {
+            warn(format_args!("revisions are not listed: {error:#}"));
+            (None, Some(records))
+        }
+        (Some(Ok(revisions)), Some(Err(error))) => {
+            warn(format_args!("rollouts are not listed: {error:#}"));
+            (Some(revisions), None)
+        }
+        (revisions, records) => (revisions.transpose()?, records.transpose()?),
     };
     if let Some(format) = &options.output {
-        let mut value = json!({});
-        if let Some((_, revisions)) = revisions {
-            value["revisions"] = revisions;
+        if options.revision.is_some() {
+            return formatted(&json!({"revisions": revisions.map(|(_, revisions)| revisions)}), format);
         }
-        if let Some(records) = records {
-            value["rollouts"] = rollouts::for_programs(&records);
-        }
+        // Null: not readable.
+        let value = json!({
+            "revisions": revisions.map(|(_, revisions)| revisions),
+            "rollouts": records.map(|records| rollouts::for_programs(&records)),
+        });
         return formatted(&value, format);
     }
     let mut page = Page::default();
@@ -130,12 +137,21 @@ pub(crate) async fn history(client: Option<&Client>, namespace: &str, options: &
     let only = options.rollout.as_deref();
     if options.verify {
         let keys = match &options.keys {
-            Some(path) => read::keys_in(&read_json(path)?),
+            Some(path) => {
+                let keys = read::keys_in(&read_json(path)?);
+                ensure!(
+                    keys.values().any(|key| key["kty"].is_string()),
+                    "{} has no keys: a JWKS, the ConfigMap brupop-history-keys as JSON, or a bundle is needed",
+                    path.display()
+                );
+                keys
+            }
             None => source.keys().await?,
         };
         let report = verify::verify(&source, only, &keys).await?;
         print(&report.page)?;
         ensure!(report.findings == 0, "the history does not verify; findings: {}", report.findings);
+        ensure!(report.records > 0, "nothing was verified: there is no record");
         return Ok(());
     }
     if let Some(path) = &options.export {

@@ -148,9 +148,12 @@ fn appliers(entries: &[ManagedFieldsEntry], patch: &Value) -> Vec<String> {
 
 /// Returns the version that most nodes ran when the last rollout began, for a pin. `None` without one.
 fn version_before_rollout(records: &[Value]) -> Option<String> {
-    let spec = records.last()?.get("spec")?;
-    let spec: BottlerocketRolloutHistorySpec = serde_json::from_value(spec.clone()).ok()?;
-    let rollout = spec.rollout?;
+    let rollout = |record: &Value| {
+        let spec: BottlerocketRolloutHistorySpec = serde_json::from_value(record.get("spec")?.clone()).ok()?;
+        spec.rollout
+    };
+    // A follow-up is about nodes that came late.
+    let rollout = records.iter().rev().filter_map(rollout).find(|rollout| rollout.first.is_none())?;
     let from = rollout.from.into_iter().filter(|from| from.version != rollout.version);
     from.max_by_key(|from| from.nodes).map(|from| from.version.to_string())
 }
@@ -291,8 +294,11 @@ mod tests {
         let from = |version: &str, nodes: i64| json!({"version": version, "nodes": nodes});
         let first = record(json!([from("1.18.0", 90)]));
         let last = record(json!([from("1.19.0", 2), from("1.20.0", 3), from("1.21.0", 50)]));
-        assert_eq!(version_before_rollout(&[first.clone(), last]).as_deref(), Some("1.20.0"));
-        assert_eq!(version_before_rollout(&[first, json!({"spec": {}})]), None);
+        let mut follow_up = record(json!([from("1.17.0", 1)]));
+        follow_up["spec"]["rollout"]["first"] = json!(1);
+        let all = [first, last, follow_up.clone(), json!({"spec": {}})];
+        assert_eq!(version_before_rollout(&all).as_deref(), Some("1.20.0"));
+        assert_eq!(version_before_rollout(&[follow_up]), None);
         assert_eq!(version_before_rollout(&[]), None);
     }
 

@@ -86,7 +86,7 @@ pub(super) fn head(rollout: &Rollout) -> Vec<(&'static str, String)> {
         ("Policy revision", revision),
         ("Operator", format!("{}/{} (uid {})", head.operator.namespace, head.operator.name, head.operator.uid)),
         ("Phase", format!("{}, begun {}{ended}", rollout.phase(), head.begun)),
-        ("Attempts", format!("{} (failed: {failed}), pods moved: {}", status.nodes, status.pods)),
+        ("Attempts", format!("{} (failed: {failed}), pods to move: {}", status.nodes, status.pods)),
     ];
     if !rollout.removed.is_empty() {
         let pages = removed(&rollout.removed);

@@ -24,6 +24,10 @@ use crate::page::Page;
 pub(super) struct Report {
     pub(super) page: Page,
     pub(super) findings: usize,
+    /// Number of running records, which are not signed.
+    unsigned: usize,
+    /// Number of records.
+    pub(super) records: usize,
 }
 
 impl Report {
@@ -148,9 +152,31 @@ fn check_page(record: &Value, number: i64, summary: &Value, page: &Value) -> Vec
     if spec["page"]["number"].as_i64() != Some(number) {
         wrong.push(format!("spec.page.number is {}: it is another page", spec["page"]["number"]));
     }
-    let rows = spec["page"]["rows"].as_array().map_or(0, Vec::len);
-    if summary["nodes"].as_u64() != u64::try_from(rows).ok() {
-        wrong.push(format!("it has {rows} rows, and its record has {}", summary["nodes"]));
+    let rows = spec["page"]["rows"].as_array();
+    let pods = rows.into_iter().flatten().map(|row| row["pods"].as_array().map_or(0, Vec::len)).sum();
+    for (field, found) in [("nodes", rows.map_or(0, Vec::len)), ("pods", pods)] {
+        if summary[field].as_u64() != u64::try_from(found).ok() {
+            wrong.push(format!("it has {found} {field}, and its record has {}", summary[field]));
+        }
+    }
+    wrong
+}
+
+/// Returns what is wrong with a record that is presented as running: one that has ended is signed, and could be presented so
+/// without its signature.
+fn check_running(record: &Value) -> Vec<String> {
+    let status = &record["status"];
+    let mut wrong = Vec::new();
+    if status.get("phase").is_some_and(|phase| !phase.is_string()) {
+        wrong.push(format!("status.phase is {}, which is no phase", status["phase"]));
+    }
+    let last = |entry: &&Value| {
+        let kind = entry["kind"].as_str().unwrap_or_default();
+        matches!(kind, "Completed" | "Superseded" | "Stopped")
+    };
+    let ended = status["entries"].as_array().is_some_and(|entries| entries.iter().any(|entry| last(&entry)));
+    if ended || !status["ended"].is_null() {
+        wrong.push("it is running and has an end: it had ended, and its phase and signature were removed".to_owned());
     }
     wrong
 }
@@ -177,7 +203,13 @@ async fn check_record(
     let phase = record["status"]["phase"].as_str().unwrap_or("Running");
     let signature = record["status"]["signature"].as_str();
     let signed = match (phase, signature) {
-        ("Running", None) => "not signed yet (running)".to_owned(),
+        ("Running", None) => {
+            for wrong in check_running(record) {
+                report.finding(own, wrong);
+            }
+            report.unsigned += 1;
+            "not signed yet (running)".to_owned()
+        }
         ("Running", Some(_)) => {
             report.finding(own, "it is running and has a signature: only ended records are signed");
             "not verified".to_owned()
@@ -213,7 +245,13 @@ async fn check_record(
             }
         }
     }
-    if let Some(number) = gap(&removed, pages_named(record).count()) {
+    let pages = pages_named(record).count();
+    if gap(&removed, pages).is_some() {
+        // The limits may have removed pages since they were listed.
+        let now: BTreeSet<String> = source.listed().await?.into_iter().map(|listed| listed.name).collect();
+        removed.extend(pages_named(record).map(|(number, _)| number).filter(|n| !now.contains(&page_name(own, *n))));
+    }
+    if let Some(number) = gap(&removed, pages) {
         report.finding(
             &page_name(own, number),
             "it is missing although an earlier page is there: the limits of the history remove the first pages first, so \
@@ -227,7 +265,11 @@ async fn check_record(
             report.finding(own, format_args!("status.{field} is {}, and its pages have {sum}", count(field)));
         }
     }
-    let verdict = if report.findings == before { "ok" } else { "NOT OK" };
+    let verdict = match (report.findings == before, phase) {
+        (false, _) => "NOT OK",
+        (true, "Running") => "unsigned",
+        (true, _) => "ok",
+    };
     report.page.line(format_args!(
         "{verdict} {own} ({phase}): {signed}; pages checked: {checked}, removed: {}",
         removed.len()
@@ -297,7 +339,15 @@ pub(super) async fn verify(
     for record in &records {
         check_record(source, record, &existing, &mut keys, &mut report).await?;
     }
+    let mut names = BTreeSet::new();
+    for twice in records.iter().map(name).filter(|record| !names.insert(*record)) {
+        report.finding(twice, "there are two records of this name: one of them was added");
+    }
     for other in others.iter().filter(|other| !named.contains(&other.name)) {
+        // The limits may have removed it, after its record, since it was read.
+        if source.object(&other.name).await?.is_none() {
+            continue;
+        }
         if let Err(wrong) = check_other(&other.name, other.label.as_deref(), &states) {
             report.finding(&other.name, wrong);
         }
@@ -310,8 +360,12 @@ pub(super) async fn verify(
             report.finding(&page, "it is a page without the label of one");
         }
     }
+    report.records = records.len();
     if records.is_empty() {
         report.page.line(NO_ROLLOUTS);
+    }
+    if report.unsigned > 0 {
+        report.page.line(format_args!("not signed: {} (running); nothing proves who wrote them", report.unsigned));
     }
     for (id, key) in &keys {
         report.page.line(format_args!(

@@ -232,7 +232,7 @@ pub(super) async fn plugin_lists_shows_and_verifies_rollouts(control_plane: &Con
     run(&["7", "-o", "yaml"], true, &["kind: List", "digest:"]).await?;
 
     let signed = format!("ok {ended} (Completed): signed with the key {}; pages checked: 3, removed: 0", signer.id);
-    let unsigned = format!("ok {running} (Running): not signed yet (running); pages checked: 1, removed: 0");
+    let unsigned = format!("unsigned {running} (Running): not signed yet (running); pages checked: 1, removed: 0");
     run(&["--verify"], true, &[&signed, &unsigned]).await?;
     run(&["7", "--verify"], true, &[&signed]).await?;
 

@@ -68,7 +68,8 @@
     if (entry.kind === "Paused") begin("paused", entry.time);
     if (entry.kind === "WindowClosed") begin("closed", entry.time);
     if (entry.kind === "WindowOpened") end("closed", entry.time);
-    if (entry.kind === "Resumed") { end("frozen", entry.time); end("paused", entry.time); }
+    // The message tells which of the two is over.
+    if (entry.kind === "Resumed") end(entry.message === "updates were enabled again" ? "paused" : "frozen", entry.time);
     if (entry.kind === "StepPassed" || entry.kind === "Approved") lines.push(entry);
   }
   for (const kind of Object.keys(open)) end(kind, last);
