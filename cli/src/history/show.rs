@@ -200,7 +200,7 @@ mod tests {
             "1: nodes: 1, soak 10m, manual approval",
             "2: nodes: 10%",
             "Removed pages:   1 of 2",
-            "Attempts:        2 (failed: 1), pods moved: 4",
+            "Attempts:        2 (failed: 1), pods to move: 4",
             "FIELD MANAGER",
             "Approved",
             "kubectl-edit",

@@ -202,3 +202,22 @@ async fn name_that_does_not_follow_from_the_rollout_is_found() {
     assert_finds(counts, &["status.nodes is 9, and its pages have 3"]).await;
     assert!(Bundle::parse(json!({"form": 2})).unwrap_err().to_string().contains("this version reads the form 1"));
 }
+
+#[tokio::test]
+async fn ended_record_that_is_presented_as_running_or_stands_twice_is_found() {
+    let signer = Signer::new();
+    let mut forged = bundle(&signer);
+    let status = forged.records[0]["status"].as_object_mut().unwrap();
+    status.insert("phase".to_owned(), json!("Running"));
+    status.remove("signature");
+    assert_finds(forged, &["it is running and has an end"]).await;
+    let mut odd = bundle(&signer);
+    odd.records[1]["status"]["phase"] = json!(7);
+    assert_finds(odd, &["status.phase is 7"]).await;
+    let mut twice = bundle(&signer);
+    let again = twice.records[0].clone();
+    twice.records.push(again);
+    assert_finds(twice, &["there are two records of this name"]).await;
+    let text = report(bundle(&signer)).await.page.to_string();
+    assert!(text.contains("not signed: 1 (running)"), "{text}");
+}
