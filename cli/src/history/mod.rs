@@ -91,7 +91,7 @@ async fn list(source: &Source<'_>, options: &HistoryOptions) -> anyhow::Result<P
         Some(_) => None,
         None => Some(source.records().await),
     };
-    // Rollouts outlive the operator's resource, and each half may be readable to somebody who may not read the other.
+    // Rollouts outlive the operator's resource, and some users may read one half alone.
     let (revisions, records) = match (revisions, records) {
         (Some(Err(error)), Some(Ok(records))) => {
             warn(format_args!("revisions are not listed: {error:#}"));
