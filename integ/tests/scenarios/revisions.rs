@@ -88,7 +88,9 @@ async fn printed(ctx: &ScenarioContext, arguments: &[&str]) -> anyhow::Result<St
 /// Lists revisions 2 (`old`) and 3, and returns to the one before the last.
 async fn history_and_undo(ctx: &ScenarioContext, old: &str) -> anyhow::Result<Vec<Kept>> {
     let listed = printed(ctx, &["history"]).await?;
-    let rows: Vec<Vec<&str>> = listed.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    // The rollouts follow after an empty line.
+    let lines = listed.lines().skip(1).take_while(|line| !line.trim().is_empty());
+    let rows: Vec<Vec<&str>> = lines.map(|line| line.split_whitespace().collect()).collect();
     assert!(matches!(&rows[..], [two, three] if two[0] == "2" && two[2] == old && three[0] == "3"), "{listed}");
     let one = printed(ctx, &["history", "--revision", "3"]).await?;
     assert!(one.starts_with("revision 3 ") && !one.contains(old), "{one}");
