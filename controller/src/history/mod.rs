@@ -4,8 +4,6 @@
 mod keys;
 mod objects;
 mod run;
-#[cfg(test)]
-mod tests;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

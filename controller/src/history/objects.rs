@@ -40,7 +40,7 @@ pub(super) struct Found {
     pub(super) version: String,
 }
 
-/// Returns the calls to create one with these labels.
+/// Returns the metadata of a new object.
 fn metadata(name: &str, record: &str, kind: &str) -> ObjectMeta {
     let labels = [
         (names::APPLICATION_LABEL, names::APPLICATION),

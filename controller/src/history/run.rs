@@ -367,7 +367,7 @@ impl Historian {
         let live = live.ok_or(ApplyError::Changed("the record of a rollout"))?;
         let named: BTreeSet<String> =
             self.records.values().filter_map(|record| signed_by(record.status.signature.as_deref()?)).collect();
-        // Which key a record names that cannot be read is not known.
+        // A record that cannot be read may name any of them.
         let key = self.keys.signing(Some(&named).filter(|_| self.unreadable.is_empty())).await?;
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| ApplyError::Signing(error);
         let digest = record_digest(&found.spec, &status).map_err(|error| failed(Box::new(error)))?;

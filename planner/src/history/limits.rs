@@ -56,7 +56,7 @@ pub(super) fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>) -> Vec<H
             Some(record) if owned && !old() && !gone.contains(record.name.as_str()) => {
                 pages.push((record.rollout.number, object));
             }
-            // Its record is gone, or is another one of the same name.
+            // The record of this page is gone, or is another one of the same name.
             _ => _ = gone.insert(&object.name),
         }
     }

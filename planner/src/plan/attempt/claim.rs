@@ -54,7 +54,7 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
         }
         Some(refused) => return waiting_staged(ctx, progress, refused, true).watching_pods().querying(queries()),
     }
-    // Its answer is as good as known. One that does not come keeps no node waiting.
+    // The API server is about to name the owners. If it does not, the node waits no longer than this.
     if sorted.evictable.iter().any(|pod| pod.owner_pending) {
         return Decision::wait(Wait::ReadingPods).watching_pods().waking_at(after(ctx.now, OWNER_WAIT));
     }
