@@ -180,13 +180,16 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
     };
     let tried = |object: &HistoryObject| snapshot.unreadable.get(&object.name) == Some(&object.resource_version);
     let unread = records.filter(|object| !known(object) && !object.deleting && !tried(object));
+    // One that was not read may run.
+    plan.facts.running.extend(unread.clone().filter_map(number));
+    let running = snapshot.records.values().filter(|record| record.runs());
+    plan.facts.running.extend(running.map(|record| record.rollout.number));
     plan.actions.extend(unread.map(|object| HistoryAction::ReadRecord { name: object.name.clone() }));
     if !plan.actions.is_empty() {
         return plan;
     }
     begin(snapshot, &mut plan);
     for record in snapshot.records.values().filter(|record| record.runs()) {
-        plan.facts.running.insert(record.rollout.number);
         if record.status.pages.len() >= MOST_PAGES - 8 {
             plan.facts.full.insert(record.rollout.number);
         }

@@ -171,7 +171,9 @@ pub(super) fn follow<'a>(
     rollouts.active.retain(|active| {
         let number = active.record.as_ref().map(|record| record.number);
         let runs = active.record.as_ref().is_some_and(|record| record.ended.is_none());
-        let needed = runs || number.is_some_and(|number| view.history.running.contains(&number));
+        let needed = runs
+            || view.history.highest.is_none()
+            || number.is_some_and(|number| view.history.running.contains(&number));
         let under_way = active.ended.is_none() && keys.contains(&key_of(active));
         let kept = needed || under_way || room > 0;
         room = room.saturating_sub(usize::from(!needed && !under_way));
