@@ -263,23 +263,27 @@ async fn rollouts_are_told_apart_and_late_node_belongs_to_a_follow_up() -> anyho
         ctx.bed.releases.publish(next.clone());
         ctx.bed.wait_updated(&next, PATIENCE).await?;
         let three = [RolloutPhase::Completed; 3];
-        all = until_phases(ctx, "the history outlives the operator's resource", &three).await?;
+        let records = until_phases(ctx, "the history outlives the operator's resource", &three).await?;
         anyhow::ensure!(status(&ctx.bed.recorder.now()?).rollout_count == Some(3));
-        refuses_changes(ctx, &all[0].name).await?;
+        refuses_changes(ctx, &records[0].name).await?;
+        undo_names_version_before_and_it_moves_nodes_back(ctx).await?;
+        let four = [RolloutPhase::Completed; 4];
+        all = until_phases(ctx, "the way back is a rollout too", &four).await?;
 
         ctx.policy(&json!({"rolloutHistory": {"records": 1}})).await?;
         poll("the oldest ones are removed, with their pages", async || {
             let objects = api(ctx).list(&ListParams::default()).await?.items;
-            let newest = all[2].name.as_str();
+            let newest = all[3].name.as_str();
             Ok(objects.iter().all(|object| object.spec.record == newest).then_some(()))
         })
         .await
     })
     .await?;
-    ending.assert_updates(6);
-    let [first, second, third] = &all[..] else { panic!("{all:?}") };
-    let numbers = [first, second, third].map(|record| (record.rollout.number, record.rollout.first));
-    assert_eq!(numbers, [(1, None), (2, Some(1)), (3, None)]);
+    ending.assert_updates(9);
+    let [first, second, third, back] = &all[..] else { panic!("{all:?}") };
+    let numbers = [first, second, third, back].map(|record| (record.rollout.number, record.rollout.first));
+    assert_eq!(numbers, [(1, None), (2, Some(1)), (3, None), (4, None)]);
+    assert_eq!((&back.rollout.version, back.rows.len()), (&NEW, 3), "all nodes moved back");
     let steps: Vec<_> = first.rows.iter().map(|row| row.result.step).collect();
     assert_eq!(steps, [1, 0], "the second node came after the last step");
     assert_eq!(second.rows.iter().map(|row| row.node.as_str()).collect::<Vec<_>>(), [late]);
@@ -296,6 +300,23 @@ async fn rollouts_are_told_apart_and_late_node_belongs_to_a_follow_up() -> anyho
     assert_eq!(first.manager(EntryKind::Approved), Some("kubectl-annotate"));
     assert!(first.rollout.policy.contains("canary") && first.rollout.steps.len() == 1, "{:?}", first.rollout);
     assert_ne!(first.rollout.operator.uid, third.rollout.operator.uid);
+    Ok(())
+}
+
+/// Returns to a revision that moves no node, and then to the version that `undo` names for that.
+async fn undo_names_version_before_and_it_moves_nodes_back(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    ctx.policy(&json!({"version": {"exclude": ["9.9.9"]}})).await?;
+    for arguments in [&["undo", "--dry-run"][..], &["undo"]] {
+        let printed = poll("the policy has a revision before the last", async || {
+            let text = output_text(&plugin(ctx, arguments).await?);
+            Ok((!text.contains("no last revision")).then_some(text))
+        })
+        .await?;
+        let pin = format!(r#"most nodes ran {NEW} before; to move them back to it: kubectl patch bruo"#);
+        anyhow::ensure!(printed.contains(&pin), "{printed}");
+    }
+    ctx.policy(&json!({"version": {"target": NEW.to_string()}})).await?;
+    ctx.bed.wait_updated(&NEW, PATIENCE).await?;
     Ok(())
 }
 
