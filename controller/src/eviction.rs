@@ -2,18 +2,7 @@
 
 use std::time::Duration;
 
-/// The pause before a pod whose eviction a budget refuses is retried, unless the budget changes before or the server
-/// sends another value: `kubectl drain`'s own value.
-pub const BLOCKED_RETRY: Duration = Duration::from_secs(5);
-
-/// The longest pause between two requests for the eviction of one pod.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-
-/// Returns the pause after a refusal, for a pod that has been refused for `refused` and whose answer alone would have
-/// it retried after `retry`: the longer it lasts, the longer the pauses.
-pub fn pause(retry: Duration, refused: Duration) -> Duration {
-    retry.max((refused / 2).min(LONGEST_PAUSE))
-}
+use planner::drain::BLOCKED_RETRY;
 
 /// The meaning of an answer for the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,18 +61,6 @@ pub fn meaning(code: u16, retry_after: Option<Duration>, message: &str, causes: 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn eviction_retry_interval_grows_with_refusal_time() {
-        let s = Duration::from_secs;
-        let mut asked = vec![0];
-        while asked.last() < Some(&300) {
-            let last = asked[asked.len() - 1];
-            asked.push(last + pause(BLOCKED_RETRY, s(last)).as_secs());
-        }
-        assert_eq!(asked, [0, 5, 10, 15, 22, 33, 49, 73, 109, 163, 223, 283, 343]);
-        assert_eq!(pause(s(120), s(300)), s(120), "the server asks for more");
-    }
 
     #[test]
     fn eviction_responses_map_to_expected_outcomes() {

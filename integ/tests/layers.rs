@@ -14,7 +14,7 @@ const CRATES: [(&str, &str); 7] = [
     ),
     (
         "planner",
-        "annotations claims expressions rules signature wait view pause standby policy revisions history drain plan lint",
+        "annotations claims expressions rules signature wait view pause standby policy revisions history drain plan lint simulation",
     ),
     (
         "controller",

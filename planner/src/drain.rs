@@ -4,6 +4,8 @@
 //! drain` in two ways: pods that have ended stay, since they block nothing, and pods that are being deleted are waited
 //! for, of whatever kind.
 
+use std::time::Duration;
+
 use jiff::SignedDuration;
 use models::operator::PodsAtRisk;
 use models::shadow::DrainStatus;
@@ -15,6 +17,19 @@ use crate::view::{DaemonSetIs, PodFacts};
 /// The time that the object of a pod that has ended may outlive its grace period. A kubelet that is done with a pod
 /// ends its grace period, and the object is deleted a moment later.
 pub const ENDED: SignedDuration = SignedDuration::from_secs(2);
+
+/// The pause before a pod whose eviction a budget refuses is retried, unless the budget changes before or the server
+/// sends another value: `kubectl drain`'s own value.
+pub const BLOCKED_RETRY: Duration = Duration::from_secs(5);
+
+/// The longest pause between two requests for the eviction of one pod.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Returns the pause after a refusal, for a pod that has been refused for `refused` and whose answer alone would have
+/// it retried after `retry`: the longer it lasts, the longer the pauses.
+pub fn eviction_pause(retry: Duration, refused: Duration) -> Duration {
+    retry.max((refused / 2).min(LONGEST_PAUSE))
+}
 
 /// The treatment of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +151,18 @@ mod tests {
             controller_uid: Some("rs".into()),
             ..PodFacts::default()
         }
+    }
+
+    #[test]
+    fn eviction_retry_interval_grows_with_refusal_time() {
+        let s = Duration::from_secs;
+        let mut asked = vec![0];
+        while asked.last() < Some(&300) {
+            let last = asked[asked.len() - 1];
+            asked.push(last + eviction_pause(BLOCKED_RETRY, s(last)).as_secs());
+        }
+        assert_eq!(asked, [0, 5, 10, 15, 22, 33, 49, 73, 109, 163, 223, 283, 343]);
+        assert_eq!(eviction_pause(s(120), s(300)), s(120), "the server asks for more");
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod policy;
 pub mod revisions;
 pub mod rules;
 pub mod signature;
+pub mod simulation;
 pub mod standby;
 pub mod view;
 pub mod wait;

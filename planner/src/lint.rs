@@ -130,7 +130,7 @@ fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
 /// S1: slots are given only up to the budget.
 fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     let slots = plan.slots.as_ref()?;
-    let total = view.nodes.values().filter(|n| n.facts.labelled).count();
+    let total = view.unlisted.total() + view.nodes.values().filter(|n| n.facts.labelled).count();
     let budget = policy.max_unavailable.of(total).unwrap_or(1);
     let text = || format!("{} slots, {} of them new, over a budget of {budget}", slots.len(), new.len());
     (!new.is_empty() && slots.len() > budget).then(|| ("S1", text()))
@@ -149,7 +149,7 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
         let members = |nodes: &mut dyn Iterator<Item = &NodeView>| {
             nodes.filter(|n| policy.group_of(&n.facts) == Some(index)).count()
         };
-        let total = members(&mut view.nodes.values().filter(|n| n.facts.labelled));
+        let total = view.unlisted.in_group(index) + members(&mut view.nodes.values().filter(|n| n.facts.labelled));
         let Some(limit) = group.max_unavailable.as_ref().map(|limit| limit.of(total).unwrap_or(1)) else { continue };
         let taken = members(&mut out.iter().copied());
         if taken > limit {

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use models::backoff::exponential;
 use models::resource_version::newer;
 use models::time::{after, between};
+use planner::drain::eviction_pause;
 use planner::view::{Blocked, ClusterView, LeaseObservations, Refused};
 use planner::wait::Wait;
 use tokio::time::Instant;
@@ -15,7 +16,7 @@ use super::Driver;
 use super::memory::RefusedCheck;
 use super::retry::Target;
 use crate::apply::{ApplyError, Evicted, Learned};
-use crate::eviction::{Meaning, pause};
+use crate::eviction::Meaning;
 
 /// Time for an accepted eviction to show in the watch before it is requested again.
 const ACCEPTED: Duration = Duration::from_secs(30);
@@ -86,7 +87,7 @@ impl Driver {
         }
         let alike = memory.blocked.get(&evicted.uid).filter(|old| old.accepted == accepted);
         let since = alike.map_or(sent.what.since, |old| old.since);
-        let retry = if accepted { retry } else { pause(retry, between(since, now)) };
+        let retry = if accepted { retry } else { eviction_pause(retry, between(since, now)) };
         let retry_at = after(now, retry);
         let (message, deleted) = (evicted.message, sent.what.deletes);
         let answer = Blocked { budget, message, since, retry_at, fatal, accepted, deleted };

@@ -63,8 +63,6 @@ mod result_cases;
 mod rollout;
 mod shadows;
 #[cfg(test)]
-mod simulation;
-#[cfg(test)]
 mod slot_cases;
 mod slots;
 #[cfg(test)]
@@ -88,6 +86,7 @@ use crate::wait::Wait;
 pub use attempt::LISTED_PODS;
 pub(crate) use fleet::begins_disruption;
 pub use fleet::plan;
+pub use order::order_key;
 pub use quarantine::Quarantine;
 pub use report::{NOT_SERVED, news};
 pub use requests::{pending_migration, pending_rotations};

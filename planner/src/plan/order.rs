@@ -8,19 +8,21 @@ use crate::view::{ClusterView, NodeView};
 /// Returns the key that nodes are ordered by: the leader's own node last; then a higher priority label; then the groups
 /// in their order, nodes in none last; then zone by zone; then the fewest failures; then those whose last attempt was
 /// released at a user's request after the others; then by name. It does not depend on the order of the input.
-fn key<'a>(
-    view: &ClusterView,
-    survey: &Survey<'_>,
+///
+/// `name` is the node's.
+pub fn order_key<'a>(
+    own_node: Option<&str>,
+    group: Option<usize>,
+    name: &'a str,
     node: &'a NodeView,
-) -> (bool, std::cmp::Reverse<i64>, usize, &'a str, (i64, bool), &'a str) {
-    let name = node.facts.name.as_str();
+) -> impl Ord + use<'a> {
     let record = node.record();
     let last = record.and_then(|record| record.last.as_ref());
     let released = last.is_some_and(|last| last.reason == FailureReason::ReleaseRequested.as_str());
     (
-        view.own_node.as_deref() == Some(name),
+        own_node == Some(name),
         std::cmp::Reverse(node.facts.priority()),
-        survey.groups.get(name).copied().unwrap_or(usize::MAX),
+        group.unwrap_or(usize::MAX),
         node.facts.zone(),
         (record.map_or(0, |r| r.failures), released),
         name,
@@ -29,7 +31,11 @@ fn key<'a>(
 
 /// Sorts nodes in the order in which they are updated.
 pub(super) fn rank<'a, T>(view: &ClusterView, survey: &Survey<'_>, all: &mut [T], node: impl Fn(&T) -> &'a NodeView) {
-    all.sort_by_cached_key(|one| key(view, survey, node(one)));
+    let group = |node: &NodeView| survey.groups.get(node.facts.name.as_str()).copied();
+    all.sort_by_cached_key(|one| {
+        let node = node(one);
+        order_key(view.own_node.as_deref(), group(node), &node.facts.name, node)
+    });
 }
 
 #[cfg(test)]

@@ -200,8 +200,10 @@ fn step_on(
 ) -> (Rollout, Option<Timestamp>) {
     let own = key_of(active);
     let kind: Vec<&NodeView> = view.nodes.values().filter(|node| key(node, &active.version) == own).collect();
-    let total = kind.iter().filter(|node| node.facts.labelled).count();
-    let finished = kind.iter().filter(|node| node.facts.labelled && done(node, active)).count();
+    let unlisted = view.unlisted.kinds.get(&(active.variant.clone(), active.arch.clone())).copied().unwrap_or(0);
+    let total = unlisted + kind.iter().filter(|node| node.facts.labelled).count();
+    let unlisted = view.unlisted.updated.get(&own).copied().unwrap_or(0);
+    let finished = unlisted + kind.iter().filter(|node| node.facts.labelled && done(node, active)).count();
     // A node with a slot is about to be taken out of service.
     let slots: BTreeSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
     let mut rollout = Rollout::default();

@@ -30,6 +30,9 @@ fn of_groups<'a>(
     out: impl Fn(&'a NodeView) -> bool,
 ) -> Vec<(usize, usize)> {
     let mut counts = vec![(0, 0); policy.groups.len() + 1];
+    for (index, count) in counts.iter_mut().skip(1).enumerate() {
+        count.0 = view.unlisted.in_group(index);
+    }
     for (name, node) in &view.nodes {
         let own = groups.get(name.as_str()).map(|group| group + 1);
         for index in std::iter::once(0).chain(own) {

@@ -41,7 +41,7 @@ impl<'a> Survey<'a> {
         let known = versions::known(view, &quarantine, now);
         let mut wants = BTreeMap::new();
         let mut groups = BTreeMap::new();
-        let (mut total, mut unhealthy) = (0, 0);
+        let (mut total, mut unhealthy) = (view.unlisted.total(), 0);
         for (name, node) in &view.nodes {
             if let Some(group) = policy.group_of(&node.facts) {
                 groups.insert(name.as_str(), group);

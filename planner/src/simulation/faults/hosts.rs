@@ -17,96 +17,23 @@ impl World {
             }
             return;
         }
-        let fresh = host.asked.is_some_and(|at| now.duration_since(at).as_secs() < 30);
-        if host.cleared {
+        let fresh = host.host.request_is_fresh(now);
+        if host.host.cleared {
             if fresh && stalls {
                 return;
             }
-            host.cleared = false;
+            host.host.cleared = false;
             if fresh {
                 host.going_down = Some(now + SignedDuration::from_secs(queued));
                 host.lingers = queued > 60;
                 return;
             }
         }
-        let shadow = node.shadow.as_mut().unwrap();
-        let spec = &shadow.spec;
-        let agent: &mut AgentReport = &mut shadow.status.agent;
-        let boot = node.facts.boot_id.clone();
-        let same_boot = spec.boot_id.as_deref() == Some(boot.as_str());
-        let failed = agent.failure.as_ref().is_some_and(|f| f.attempt == spec.attempt);
-        let runs = host.runs.clone().unwrap();
-        let before = agent.current_version.clone();
-        let lock = spec.host.as_ref().and_then(|host| host.version_lock.clone());
-        let lets_in = |version: &Version| lock.as_ref().is_none_or(|lock| *lock == version.to_string());
-        agent.boot_id = Some(boot.clone());
-        agent.current_version = Some(runs.clone());
-        agent.variant = Some("aws-k8s-1.37".into());
-        agent.arch = Some("x86_64".into());
-        agent.updates = Some(OfferedUpdates {
-            chosen_version: releases.iter().find(|version| **version > runs && lets_in(version)).cloned(),
-            available_versions: releases.clone(),
-            ..OfferedUpdates::default()
-        });
-        agent.observed_generation = Some(shadow.generation);
-        let fail = |agent: &mut AgentReport, reason| {
-            let (attempt, step, message) = (spec.attempt, spec.state, String::new());
-            agent.failure = Some(Failure { attempt, step, reason, message, time: now });
-            agent.state = Some(HostState::Idle);
-        };
-        match spec.state {
-            HostState::Idle | HostState::Unknown => {
-                host.armed = false;
-                agent.armed = None;
-                agent.state = Some(HostState::Idle);
-            }
-            _ if failed => {}
-            HostState::StagedUpdate => {
-                if host.next_stage_fails {
-                    host.next_stage_fails = false;
-                    fail(agent, FailureReason::PrepareFailed);
-                } else if host.staged != spec.version && agent.updates.as_ref().unwrap().chosen_version != spec.version
-                {
-                    fail(agent, FailureReason::VersionNotOffered);
-                } else {
-                    host.staged.clone_from(&spec.version);
-                    agent.state = Some(HostState::StagedUpdate);
-                }
-            }
-            HostState::RebootedIntoUpdate if !same_boot => {
-                let activated =
-                    agent.armed.as_ref().is_some_and(|a| a.attempt == spec.attempt && a.phase == ArmedPhase::Activated);
-                if Some(&runs) == spec.version.as_ref() {
-                    agent.state = Some(HostState::RebootedIntoUpdate);
-                } else if activated && before.as_ref() == Some(&runs) {
-                    fail(agent, FailureReason::BootFellBack);
-                } else {
-                    fail(agent, FailureReason::RebootedByOther);
-                }
-                agent.armed = None;
-            }
-            HostState::RebootedIntoUpdate if host.staged != spec.version => fail(agent, FailureReason::NotStaged),
-            HostState::RebootedIntoUpdate => {
-                let armed = agent.armed.clone().filter(|a| a.attempt == spec.attempt && a.boot_id == boot);
-                let answered =
-                    armed.as_ref().is_some_and(|a| fresh && spec.permit.as_ref().is_some_and(|g| g.nonce == a.nonce));
-                match armed {
-                    Some(armed) if answered && armed.phase == ArmedPhase::Arming => {
-                        host.armed = true;
-                        agent.armed = Some(Armed { phase: ArmedPhase::Activated, ..armed });
-                    }
-                    Some(_) if answered => host.cleared = true,
-                    _ if fresh => {}
-                    _ => {
-                        host.nonces += 1;
-                        host.asked = Some(now);
-                        let nonce = format!("{boot}-{}", host.nonces);
-                        let (attempt, version) = (spec.attempt, spec.version.clone().unwrap());
-                        agent.armed = Some(Armed { attempt, boot_id: boot, version, phase: ArmedPhase::Arming, nonce });
-                    }
-                }
-            }
-        }
+        let downloads = !std::mem::take(&mut host.next_stage_fails);
+        let stages = node.shadow.as_ref().is_some_and(|shadow| shadow.spec.state == HostState::StagedUpdate);
+        host.host.agent_step(node, &releases, downloads, now);
+        // The failure is for the next download.
+        host.next_stage_fails = !downloads && !stages;
     }
 
     /// Carries out the reboot that the agent requested: never of a released node, never over pods that had to leave.
@@ -124,16 +51,11 @@ impl World {
     pub(super) fn reboot(&mut self, name: &str) {
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
-        host.boots += 1;
         host.slow_until = Some(self.now + SLOW);
-        node.facts.boot_id = format!("boot-{}", host.boots);
-        if host.armed && !host.next_boot_fails {
-            host.runs = host.staged.take();
-        }
-        host.next_boot_fails &= !host.armed;
-        (host.armed, host.staged, host.asked) = (false, None, None);
-        (host.cleared, host.going_down, host.restarted, host.lingers) = (false, None, false, false);
-        node.facts.os_image = format!("Bottlerocket OS {} (aws-k8s-1.37)", host.runs.as_ref().unwrap());
+        let (armed, boots) = (host.host.armed, !host.next_boot_fails);
+        host.host.boot(node, boots);
+        host.next_boot_fails &= !armed;
+        (host.going_down, host.restarted, host.lingers) = (None, false, false);
     }
 
     /// Removes the last pod of the earlier operator, if there is one.
@@ -156,7 +78,7 @@ impl World {
         }
         if matches!(kind, 5 | 6) {
             self.late = self.sent.take().or(self.late.take());
-            self.view.retracted = crate::plan::not_begun(&self.view);
+            self.view.retracted = not_begun(&self.view);
         }
         // The answer to the write of the operator's status is lost; the write may still arrive.
         if kind == 20 {
@@ -221,7 +143,7 @@ impl World {
             }
             11 => {
                 host.restarted = host.going_down.is_some();
-                (host.asked, host.cleared) = (None, false);
+                (host.host.asked, host.host.cleared) = (None, false);
             }
             12 => self.view.operator.as_mut().unwrap().resume = request,
             13 => node.shadow.as_mut().unwrap().retry = request,

@@ -137,7 +137,7 @@ impl World {
             return;
         }
         let (now, seed) = (self.clock(), self.seed);
-        let frozen = crate::plan::Quarantine::of(&self.view, 1).frozen_by().is_some();
+        let frozen = Quarantine::of(&self.view, 1).frozen_by().is_some();
         let skips = skips(&self.policy, &self.view.nodes[name]);
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
@@ -146,7 +146,25 @@ impl World {
             node.in_flight.clear();
         }
         match action {
-            Action::Status { status, .. } => {
+            Action::Permit { nonce, rules } => return write::permit(node, nonce, rules),
+            Action::ReadOwner { owner, nodes, .. } => {
+                let mut health = OwnerHealth::default();
+                for (other, compared) in &nodes {
+                    let pods = self.view.nodes[other].pods.iter().flatten();
+                    for pod in pods.filter(|pod| pod.controller_uid.as_ref() == Some(&owner)) {
+                        health.count(pod, Some(*compared), now);
+                    }
+                }
+                self.view.nodes.get_mut(name).unwrap().owners.insert(owner, health);
+                return;
+            }
+            Action::ReadLease => {
+                // A host that is going down renews nothing, except one whose kubelet is the last to end.
+                let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers;
+                return write::read_lease(node, !down, now);
+            }
+            Action::Spec { ref spec } => assert!(spec.attempt >= shadow.spec.attempt, "seed {seed}: attempt fell"),
+            Action::Status { ref status, .. } => {
                 let starts =
                     status.report.progress.as_ref().is_some_and(|p| p.step == Step::Draining && p.since == now);
                 assert!(!(frozen && starts), "seed {seed}: {name} starts although the rollout is frozen");
@@ -166,49 +184,9 @@ impl World {
                 if shadow.status.controller.drain.is_none() {
                     host.pinned_left = 0;
                 }
-                shadow.status.controller = status.report;
-                let agents = shadow.status.agent_status().conditions;
-                shadow.status.conditions = agents.into_iter().chain(status.conditions).collect();
             }
-            Action::Spec { spec } => {
-                assert!(spec.attempt >= shadow.spec.attempt, "seed {seed}: attempt fell");
-                shadow.spec = *spec;
-                shadow.generation += 1;
-            }
-            Action::Claim { fields, .. } => {
-                node.facts.claims = fields;
-                node.facts.unschedulable = true;
-            }
-            Action::Release => {
-                node.facts.claims = ClaimFields::default();
-                node.facts.unschedulable = host.person_cordoned;
-            }
-            Action::Permit { nonce, rules } => {
-                // The executor's own last check.
-                let drain = shadow.status.controller.drain.clone();
-                let pods = node.pods.clone().unwrap_or_default();
-                let empty = drain::sort(&pods, rules, drain.as_ref()).empty();
-                if empty && node.facts.claimed() && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
-                    shadow.spec.permit = Some(Permit { nonce, jws: String::new() });
-                    shadow.generation += 1;
-                }
-            }
-            Action::ReadOwner { owner, nodes, .. } => {
-                let mut health = OwnerHealth::default();
-                for (other, compared) in &nodes {
-                    let pods = self.view.nodes[other].pods.iter().flatten();
-                    for pod in pods.filter(|pod| pod.controller_uid.as_ref() == Some(&owner)) {
-                        health.count(pod, Some(*compared), now);
-                    }
-                }
-                self.view.nodes.get_mut(name).unwrap().owners.insert(owner, health);
-            }
-            Action::ReadLease => {
-                // A host that is going down renews nothing, except one whose kubelet is the last to end.
-                let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers;
-                let renewed = if down { Timestamp::UNIX_EPOCH } else { now };
-                node.lease = Some(LeaseObservations::add(node.lease, Some(renewed), now));
-            }
+            Action::Claim { .. } | Action::Release => {}
         }
+        write::write(node, action, host.person_cordoned);
     }
 }

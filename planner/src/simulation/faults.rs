@@ -14,42 +14,35 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CordonedNodes};
-use models::reason::FailureReason;
-use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, HostState, OfferedUpdates, Permit, Step};
+use models::shadow::{HostState, Step};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use semver::Version;
 use serde_json::{Value, json};
 use std::time::Instant;
 
+pub(super) use self::objects::some_policy;
 use self::objects::*;
-use super::{Action, Evictions, Plan, Wait, plan};
-use crate::claims::ClaimFields;
+use super::host::Host as SimulatedHost;
+use super::write;
 use crate::drain;
 use crate::lint::lint;
+use crate::plan::{Action, Evictions, Plan, Quarantine, not_begun, plan};
 use crate::policy::Policy;
 use crate::rules::Rules;
 use crate::view::{
-    Blocked, ClusterView, DaemonSetIs, InFlight, LeaseObservations, NodeFacts, NodeView, OperatorFacts, OwnerHealth,
-    PodFacts, Refused, ShadowFacts, Standings,
+    Blocked, ClusterView, DaemonSetIs, InFlight, NodeFacts, NodeView, OperatorFacts, OwnerHealth, PodFacts, Refused,
+    ShadowFacts, Standings,
 };
+use crate::wait::Wait;
 
 const OLD: Version = Version::new(1, 20, 0);
 const NEW: Version = Version::new(1, 20, 5);
 const NEWER: Version = Version::new(1, 20, 6);
 
-#[derive(Default)]
 struct Host {
-    boots: u32,
-    runs: Option<Version>,
-    staged: Option<Version>,
-    armed: bool,
+    host: SimulatedHost,
     person_cordoned: bool,
-    nonces: u32,
-    /// A permit is valid for 30 s after the nonce was sent.
-    asked: Option<Timestamp>,
-    /// The agent has its acknowledgement and will reboot, whatever happens to the desired state meanwhile.
-    cleared: bool,
     /// The host goes down from this time on, which takes some time. Before it the call waits in the host's API server,
     /// whatever happens to its client.
     going_down: Option<Timestamp>,
@@ -66,6 +59,24 @@ struct Host {
     slow_until: Option<Timestamp>,
     next_boot_fails: bool,
     next_stage_fails: bool,
+}
+
+impl Host {
+    fn new(pinned: bool) -> Self {
+        Self {
+            host: SimulatedHost::new(OLD),
+            person_cordoned: false,
+            going_down: None,
+            lingers: false,
+            restarted: false,
+            pods_made: 10,
+            pinned,
+            pinned_left: 0,
+            slow_until: None,
+            next_boot_fails: false,
+            next_stage_fails: false,
+        }
+    }
 }
 
 struct World {
@@ -136,13 +147,15 @@ impl World {
                 labels: Arc::new(some_labels(&mut rng)),
                 ..NodeFacts::default()
             };
-            let shadow = ShadowFacts {
+            let mut shadow = ShadowFacts {
                 node: name.clone(),
                 uid: format!("shadow-{number}"),
                 generation: 1,
                 owner_uid: Some(facts.uid.clone()),
                 ..ShadowFacts::default()
             };
+            let agent = &mut shadow.status.agent;
+            (agent.variant, agent.arch) = (Some("aws-k8s-1.37".into()), Some("x86_64".into()));
             let addons = rng.random_range(0..3);
             let pods = (0..rng.random_range(0..3)).map(|n| if n < addons { addon(&name, n) } else { pod(&name, n) });
             let bound = rng.random_bool(0.2);
@@ -151,7 +164,7 @@ impl World {
                 name.clone(),
                 NodeView { facts, shadow: Some(shadow), pods: Some(pods), ..NodeView::default() },
             );
-            hosts.insert(name, Host { runs: Some(OLD), pods_made: 10, pinned: bound, ..Host::default() });
+            hosts.insert(name, Host::new(bound));
         }
         let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
         let (ahead, standings, began) = (SignedDuration::ZERO, Standings::default(), (now, Instant::now()));
@@ -202,7 +215,7 @@ impl World {
         let mut homeless = std::mem::take(&mut self.homeless);
         for (name, node) in &mut self.view.nodes {
             let host = &self.hosts[name];
-            let updated = host.runs == Some(NEW);
+            let updated = host.host.runs == NEW;
             if !node.facts.unschedulable
                 && let Some(pod) = homeless.pop()
             {
@@ -252,7 +265,7 @@ impl World {
         if let Some(old) = &behind.operator {
             seen.operator.clone_from(&old.operator);
         }
-        seen.retracted = super::not_begun(&seen);
+        seen.retracted = not_begun(&seen);
         seen
     }
 
@@ -366,7 +379,7 @@ fn run(seed: u64, trouble: bool) {
     world.arrives();
 
     let plan = world.plan();
-    let frozen = super::Quarantine::of(&world.view, 1).frozen_by().is_some();
+    let frozen = Quarantine::of(&world.view, 1).frozen_by().is_some();
     for (name, node) in &world.view.nodes {
         let wait = plan.waits.get(name);
         let context = format!("seed {seed}: {name} ends waiting for {wait:?}: {node:#?}");
@@ -374,12 +387,11 @@ fn run(seed: u64, trouble: bool) {
         let progress = node.shadow.as_ref().unwrap().status.controller.progress.as_ref();
         assert!(progress.is_none_or(|p| matches!(p.step, Step::Staged)), "still under way; {context}");
         assert!(wait.is_some(), "neither an action nor a reason; {context}");
-        let newest = world.releases.first();
-        if world.hosts[name].person_cordoned && skips(&world.policy, node) && world.hosts[name].runs.as_ref() != newest
-        {
+        let (newest, runs) = (&world.releases[0], &world.hosts[name].host.runs);
+        if world.hosts[name].person_cordoned && skips(&world.policy, node) && runs != newest {
             assert!(frozen || wait == Some(&Wait::Cordoned), "a user's node; {context}");
         } else if !frozen {
-            assert_eq!(world.hosts[name].runs.as_ref(), newest, "{context}");
+            assert_eq!(runs, newest, "{context}");
         }
     }
     assert!(world.view.operator.unwrap().status.slots.is_empty(), "seed {seed}: slots are left");
@@ -393,7 +405,7 @@ fn run_with_sick_pods(seed: u64, nodes: usize, breaks_driver: bool) -> (World, b
     world.add_sick_pods();
     world.breaks_driver = breaks_driver;
     world.settle(budget as usize);
-    let frozen = super::Quarantine::of(&world.view, 1).frozen_by().is_some();
+    let frozen = Quarantine::of(&world.view, 1).frozen_by().is_some();
     (world, frozen)
 }
 
@@ -403,7 +415,7 @@ fn unrelated_unhealthy_pods_do_not_freeze_rollout() {
         let (world, frozen) = run_with_sick_pods(seed, 1 + seed as usize % 5, false);
         assert!(!frozen, "seed {seed}: {:#?}", world.view.nodes.values().map(NodeView::record).collect::<Vec<_>>());
         for (name, node) in &world.view.nodes {
-            assert_eq!(world.hosts[name].runs, Some(NEW), "seed {seed}: {name}");
+            assert_eq!(world.hosts[name].host.runs, NEW, "seed {seed}: {name}");
             let record = node.record().unwrap();
             let last = record.last.as_ref().unwrap();
             assert!(last.reason == models::shadow::UPDATED && record.failures == 0, "seed {seed}: {name}: {last:?}");
@@ -415,7 +427,7 @@ fn unrelated_unhealthy_pods_do_not_freeze_rollout() {
 fn version_that_breaks_pods_freezes_rollout() {
     for seed in 0..10 {
         let (world, frozen) = run_with_sick_pods(seed, 6, true);
-        let updated = world.hosts.values().filter(|host| host.runs == Some(NEW)).count();
+        let updated = world.hosts.values().filter(|host| host.host.runs == NEW).count();
         assert!(frozen && updated < 6, "seed {seed}: {updated} nodes run it");
         let records = world.view.nodes.values().filter_map(NodeView::record);
         let failed = records.filter(|record| !record.version_failures.is_empty());

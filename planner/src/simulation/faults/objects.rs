@@ -68,7 +68,7 @@ pub(super) fn some_labels(rng: &mut StdRng) -> BTreeMap<String, String> {
 }
 
 /// A policy with a random choice of its parts. It never keeps a node from its update for good.
-pub(super) fn some_policy(rng: &mut StdRng, budget: u32) -> BottlerocketUpdateOperatorSpec {
+pub(in crate::simulation) fn some_policy(rng: &mut StdRng, budget: u32) -> BottlerocketUpdateOperatorSpec {
     let mut spec = json!({"maxUnavailable": budget});
     let parts = [
         json!({"nodeGroups": [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": 1, "health": {"after": {"soak": "30s"}}}]}),

@@ -1,0 +1,147 @@
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fixtures::{NEW, OLD, node, t};
+use crate::policy::Policy;
+use crate::view::{BudgetFacts, NodeView, OperatorFacts, PodFacts};
+
+/// A fleet of nodes in two zones, each with pods of a Deployment that a budget guards.
+fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
+    let operator = OperatorFacts {
+        uid: "op".into(),
+        spec: serde_json::from_value(spec.clone()).unwrap(),
+        ..OperatorFacts::default()
+    };
+    let policy = Policy::from_spec(&operator.spec).unwrap();
+    let kinds: Vec<Arc<NodeView>> = ["a", "b"]
+        .into_iter()
+        .map(|zone| {
+            let mut node = node("template");
+            let tier = if zone == "a" { "db" } else { "web" };
+            let labels = [(models::names::ZONE_LABEL, zone), ("tier", tier)];
+            node.facts.labels = Arc::new(labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+            Arc::new(node)
+        })
+        .collect();
+    let offered: Arc<[semver::Version]> = [NEW, OLD].into();
+    let member = |number: usize| Member {
+        node: kinds[number % 2].clone(),
+        name: Some(format!("node-{number:06}")),
+        host: Host::new(OLD),
+        offered: offered.clone(),
+        pods: vec![0; pods],
+    };
+    let web = PodTemplate {
+        facts: PodFacts {
+            namespace: "shop".into(),
+            name: "web".into(),
+            uid: "web".into(),
+            controller_uid: Some("rs".into()),
+            labels: [("app".to_owned(), "web".to_owned())].into(),
+            ready: true,
+            ..PodFacts::default()
+        },
+        leaves: Span::seconds(1, 20),
+        replaced: Some(Span::seconds(2, 30)),
+    };
+    let all = i32::try_from(nodes * pods).unwrap();
+    let unavailable = (all / 4).max(1);
+    let budget = BudgetFacts {
+        namespace: "shop".into(),
+        name: "web".into(),
+        allowed: unavailable,
+        desired: all - unavailable,
+        expected: all,
+        selector: Some(kube::core::Selector::from_iter([kube::core::Expression::Equal("app".into(), "web".into())])),
+        ..BudgetFacts::default()
+    };
+    Scenario {
+        operator,
+        policy,
+        start: t(0),
+        horizon: SignedDuration::from_hours(24 * 60),
+        members: (0..nodes).map(member).collect(),
+        pods: vec![web],
+        budgets: vec![budget],
+        times: Times::default(),
+        faults: Vec::new(),
+        own_node: None,
+        exhaustive: false,
+    }
+}
+
+#[test]
+fn simulated_fleet_is_updated_within_its_budget_in_planned_order() {
+    let scenario = fleet(30, 4, &json!({"maxUnavailable": 3}));
+    let course = simulate(&scenario, 1);
+    assert_eq!(course.findings, []);
+    assert_eq!((course.updated(), course.behind), (30, 0), "{:?}", course.waits);
+    assert_eq!(course.peak, 3);
+    assert_eq!(course.order.len(), 30);
+    let zone = |index: &u32| index % 2;
+    assert!(course.order.iter().map(zone).is_sorted(), "zone by zone: {:?}", course.order);
+    assert!(course.evictions >= 120, "{}", course.evictions);
+    for node in &course.nodes {
+        let times = [node.began, node.drained_from, node.drained, node.back, node.ended];
+        assert!(times.iter().all(Option::is_some) && times.is_sorted(), "{node:?}");
+    }
+    assert_eq!(simulate(&scenario, 1).nodes, course.nodes, "the same seed gives the same course");
+}
+
+#[test]
+fn bad_version_freezes_simulated_rollout() {
+    for effect in [FaultEffect::DoesNotBoot, FaultEffect::NeverReady, FaultEffect::PodsNotReady] {
+        let mut scenario = fleet(20, 4, &json!({"maxUnavailable": 2}));
+        scenario.faults = vec![Fault { version: Some(NEW), effect, rate: 1.0 }];
+        // Otherwise no pod is left on a drained node that could show it.
+        let set = PodFacts {
+            daemon_set: Some("driver".into()),
+            daemon_set_is: crate::view::DaemonSetIs::There,
+            controller_uid: Some("driver".into()),
+            name: "driver".into(),
+            uid: "driver".into(),
+            labels: [].into(),
+            ..scenario.pods[0].facts.clone()
+        };
+        scenario.pods.push(PodTemplate { facts: set, leaves: Span::seconds(1, 1), replaced: None });
+        scenario.members.iter_mut().for_each(|member| member.pods.push(1));
+        let course = simulate(&scenario, 3);
+        assert_eq!(course.findings, [], "{effect:?}");
+        let freeze = course.freeze.as_ref().unwrap_or_else(|| panic!("{effect:?}: {course:?}"));
+        assert_eq!(freeze.version, NEW, "{effect:?}");
+        assert!(course.order.len() < 20, "{effect:?}: {:?}", course.order);
+    }
+}
+
+#[test]
+fn nodes_asleep_change_nothing_about_course() {
+    let mut rng = StdRng::seed_from_u64(7);
+    for seed in 0..12 {
+        let budget = rng.random_range(1..5);
+        let spec = serde_json::to_value(super::faults::some_policy(&mut rng, budget)).unwrap();
+        let mut scenario = fleet(rng.random_range(2..60), 3, &spec);
+        // A second more or less decides whether a pod is Ready, and so which node comes first.
+        scenario.policy.all.before.pods_ready = false;
+        scenario.policy.groups.iter_mut().for_each(|group| group.policy.before.pods_ready = false);
+        let course = simulate(&scenario, seed);
+        scenario.exhaustive = true;
+        let exhaustive = simulate(&scenario, seed);
+        assert_eq!(course.findings, [], "{spec}");
+        assert!(course.order == exhaustive.order, "{spec}");
+        // A refused eviction is tried again a few seconds earlier or later, since turns are made at other moments.
+        let near = |a: Option<u32>, b: Option<u32>| a.zip(b).map_or(a == b, |(a, b)| a.abs_diff(b) <= 30 + a / 50);
+        let alike = |a: &NodeCourse, b: &NodeCourse| {
+            near(a.began, b.began)
+                && near(a.drained_from, b.drained_from)
+                && near(a.ended, b.ended)
+                && a.updated == b.updated
+        };
+        let differs = course.nodes.iter().zip(&exhaustive.nodes).find(|(one, other)| !alike(one, other));
+        assert_eq!(differs, None, "{spec}");
+    }
+}

@@ -1,0 +1,55 @@
+//! Actions as the API server and the controller carry them out.
+
+use jiff::Timestamp;
+use models::shadow::Permit;
+
+use crate::claims::ClaimFields;
+use crate::drain;
+use crate::plan::Action;
+use crate::rules::Rules;
+use crate::view::{LeaseObservations, NodeView};
+
+/// Applies a write to a node and its shadow. Returns any other action, which is not a write.
+///
+/// `cordoned` is true if a user has cordoned the node as well, so that it stays cordoned after its release.
+pub(super) fn write(node: &mut NodeView, action: Action, cordoned: bool) -> Option<Action> {
+    match (action, &mut node.shadow) {
+        (Action::Status { status, .. }, Some(shadow)) => {
+            shadow.status.controller = status.report;
+            let agents = shadow.status.agent_status().conditions;
+            shadow.status.conditions = agents.into_iter().chain(status.conditions).collect();
+        }
+        (Action::Spec { spec }, Some(shadow)) => {
+            shadow.spec = *spec;
+            shadow.generation += 1;
+        }
+        (Action::Claim { fields, .. }, _) => {
+            node.facts.claims = fields;
+            node.facts.unschedulable = true;
+        }
+        (Action::Release, _) => {
+            node.facts.claims = ClaimFields::default();
+            node.facts.unschedulable = cordoned;
+        }
+        (action, _) => return Some(action),
+    }
+    None
+}
+
+/// Issues a permit, unless the last check finds a pod on the node that has to leave, or the node in another boot.
+pub(super) fn permit(node: &mut NodeView, nonce: String, rules: Rules) {
+    let Some(shadow) = &mut node.shadow else { return };
+    let drain = shadow.status.controller.drain.as_ref();
+    let empty = drain::sort(node.pods.as_deref().unwrap_or_default(), rules, drain).empty();
+    let claimed = !node.facts.claims.is_empty();
+    if empty && claimed && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
+        shadow.spec.permit = Some(Permit { nonce, jws: String::new() });
+        shadow.generation += 1;
+    }
+}
+
+/// Observes the node's Lease, which its kubelet renews while it runs.
+pub(super) fn read_lease(node: &mut NodeView, kubelet_runs: bool, now: Timestamp) {
+    let renewed = if kubelet_runs { now } else { Timestamp::UNIX_EPOCH };
+    node.lease = Some(LeaseObservations::add(node.lease, Some(renewed), now));
+}
