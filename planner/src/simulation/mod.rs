@@ -4,6 +4,7 @@
 //! planner under faults (`faults`) use the same hosts and the same writes.
 
 mod course;
+mod description;
 mod host;
 mod pods;
 mod run;
@@ -16,6 +17,7 @@ mod faults;
 mod tests;
 
 pub use course::{Course, Freeze, NodeCourse};
+pub use description::{Description, DescriptionError};
 pub use host::Host;
 pub use scenario::{Fault, FaultEffect, Member, PodTemplate, Scenario, Span, Times};
 

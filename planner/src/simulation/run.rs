@@ -25,12 +25,9 @@ use crate::plan::{Action, Plan, Quarantine, order_key, plan};
 use crate::view::{Answer, ClusterView, NodeView};
 use crate::wait::Wait;
 
-/// The number of awake nodes up to which each turn plans all of them.
-const SMALL: usize = 400;
-
-/// The shortest times between two turns, and between two plans of all awake nodes, in seconds: of a small fleet, and of a
-/// large one.
-const PAUSES: [(i64, i64); 2] = [(1, 1), (10, 30)];
+/// The shortest times between two turns, and between two plans of all awake nodes, in seconds, by the number of nodes up to
+/// which they hold. The larger the fleet, the less a few seconds count.
+const PAUSES: [(usize, i64, i64); 3] = [(250, 1, 1), (2000, 5, 5), (usize::MAX, 10, 30)];
 
 /// The number of nodes of a class that are woken at first.
 const AHEAD: usize = 16;
@@ -206,20 +203,15 @@ impl<'a> Run<'a> {
     /// Simulates until nothing is left to do, or to the horizon.
     pub(super) fn finish(mut self) -> Course {
         let limit = self.now + self.scenario.horizon;
-        loop {
-            let all = self.planned.is_none_or(|last| self.now.duration_since(last) >= self.pause(1));
-            self.turn(all);
-            if self.is_over() {
-                break;
-            }
-            let events = self.events.peek().map(|Reverse((at, ..))| *at);
-            let planned = self.planned.unwrap_or(self.now) + self.pause(1);
+        self.turn(true);
+        while !self.is_over() {
+            let (turn, all) = self.pauses();
+            let planned = self.planned.unwrap_or(self.now) + all;
             // What changed in between is planned with all others, at the latest.
-            let due =
-                if self.touched.is_empty() { self.wake } else { Some(self.wake.map_or(planned, |at| at.min(planned))) };
-            let due = due.map(|due| due.max(planned));
-            let Some(next) = [events, due].into_iter().flatten().min() else { break };
-            let next = next.max(self.now + self.pause(0));
+            let changed = (!self.touched.is_empty()).then_some(planned);
+            let due = [self.wake, changed].into_iter().flatten().min().map(|due| due.max(planned));
+            let event = self.events.peek().map(|Reverse((at, ..))| (*at).max(self.now + turn));
+            let Some(next) = [event, due].into_iter().flatten().min() else { break };
             if next > limit {
                 self.course.cut = true;
                 break;
@@ -233,20 +225,28 @@ impl<'a> Run<'a> {
                 }
             }
             self.now = next;
+            let refused = self.budgets_changed && self.view.nodes.values().any(|node| !node.blocked.is_empty());
+            if due.is_some_and(|due| due <= next) || planned <= next && !self.touched.is_empty() || refused {
+                self.turn(true);
+            } else if !self.touched.is_empty() {
+                self.turn(false);
+            }
         }
         let asleep: usize = self.classes.iter().map(|class| class.waiting.len()).sum();
         self.course.behind = asleep;
         self.course
     }
 
-    fn is_small(&self) -> bool {
-        self.scenario.exhaustive || self.view.nodes.len() <= SMALL
+    /// Returns the shortest times between two turns, and between two plans of all awake nodes.
+    fn pauses(&self) -> (SignedDuration, SignedDuration) {
+        let fits = PAUSES.iter().find(|(most, ..)| self.states.len() <= *most);
+        let (_, turn, all) = fits.copied().unwrap_or((0, 1, 1));
+        (SignedDuration::from_secs(turn), SignedDuration::from_secs(all))
     }
 
-    /// Returns the shortest time between two turns (0), or between two plans of all awake nodes (1).
-    fn pause(&self, of: usize) -> SignedDuration {
-        let (turn, all) = PAUSES[usize::from(!self.is_small())];
-        SignedDuration::from_secs([turn, all][of])
+    /// Returns whether each turn plans all awake nodes until nothing is left to do.
+    fn is_exact(&self) -> bool {
+        self.scenario.exhaustive || self.states.len() <= PAUSES[0].0
     }
 
     /// Returns whether no node is left that may still be updated.
@@ -414,25 +414,24 @@ impl<'a> Run<'a> {
 
     /// Plans and carries out until nothing is left to do now.
     fn turn(&mut self, all: bool) {
-        let small = self.is_small();
-        if !all && !small {
+        if all {
+            let exact = self.is_exact();
+            for _ in 0..ROUNDS {
+                self.show_budgets();
+                let plan = self.plan_all();
+                self.planned = Some(self.now);
+                if !self.carry_out(plan, true) {
+                    break;
+                }
+                if !exact {
+                    self.plan_changed();
+                    break;
+                }
+            }
+            self.fall_asleep();
+        } else {
             self.plan_changed();
-            return;
         }
-        for round in 0..ROUNDS {
-            if round > 0 && !small {
-                self.plan_changed();
-                break;
-            }
-            self.show_budgets();
-            let plan = self.plan_all();
-            self.planned = Some(self.now);
-            let changed = self.carry_out(plan, true);
-            if !changed {
-                break;
-            }
-        }
-        self.fall_asleep();
     }
 
     /// Shows the budgets as they are now. The controller tries again at once where one has changed.

@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use rand::Rng as _;
 use rand::rngs::StdRng;
 use semver::Version;
+use serde::Deserialize;
 
 use super::host::Host;
 use crate::policy::Policy;
@@ -67,7 +68,7 @@ impl Default for Times {
 }
 
 /// The effect of a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum FaultEffect {
     /// The image cannot be downloaded.
     DownloadFails,
@@ -110,7 +111,7 @@ pub struct Member {
     pub host: Host,
     /// The versions that the host may have, newest first.
     pub offered: Arc<[Version]>,
-    /// Its pods: indices of [`Scenario::pods`].
+    /// The pods on it: indices of [`Scenario::pods`].
     pub pods: Vec<u32>,
 }
 
