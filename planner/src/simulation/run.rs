@@ -20,6 +20,7 @@ use super::course::{Course, Freeze};
 use super::host::Host;
 use super::pods::Pods;
 use super::scenario::{Fault, FaultEffect, Scenario};
+use crate::drain;
 use crate::lint::lint;
 use crate::plan::{Action, Plan, Quarantine, order_key, plan};
 use crate::view::{Answer, ClusterView, NodeView};
@@ -27,7 +28,7 @@ use crate::wait::Wait;
 
 /// The shortest times between two turns, and between two plans of all awake nodes, in seconds, by the number of nodes up to
 /// which they hold. The larger the fleet, the less a few seconds count.
-const PAUSES: [(usize, i64, i64); 3] = [(250, 1, 1), (2000, 5, 5), (usize::MAX, 10, 30)];
+const PAUSES: [(usize, i64, i64); 4] = [(250, 1, 1), (2000, 2, 2), (20_000, 5, 10), (usize::MAX, 10, 30)];
 
 /// The number of nodes of a class that are woken at first.
 const AHEAD: usize = 16;
@@ -102,6 +103,8 @@ pub(super) struct Run<'a> {
     sent: u64,
     /// Nodes that have changed since they were planned.
     touched: BTreeSet<usize>,
+    /// Nodes about which something was written, until they fall asleep.
+    acted: BTreeSet<usize>,
     /// Nodes with a failure that counts.
     failed: BTreeSet<usize>,
     wake: Option<Timestamp>,
@@ -185,6 +188,7 @@ impl<'a> Run<'a> {
             events: BinaryHeap::new(),
             sent: 0,
             touched: awake,
+            acted: BTreeSet::new(),
             failed: BTreeSet::new(),
             wake: None,
             planned: None,
@@ -232,6 +236,7 @@ impl<'a> Run<'a> {
                 self.turn(false);
             }
         }
+        self.course.waits.retain(|_, wait| !matches!(wait, Wait::UpToDate));
         let asleep: usize = self.classes.iter().map(|class| class.waiting.len()).sum();
         self.course.behind = asleep;
         self.course
@@ -425,6 +430,8 @@ impl<'a> Run<'a> {
                 }
                 if !exact {
                     self.plan_changed();
+                    // More may be left to do.
+                    self.wake = Some(self.now);
                     break;
                 }
             }
@@ -449,10 +456,9 @@ impl<'a> Run<'a> {
     fn plan_all(&mut self) -> Plan {
         loop {
             self.wake_ahead();
-            let made = self.make();
+            let mut made = self.make();
             if !self.wake_more(&made) {
-                self.course.waits.clone_from(&made.waits);
-                self.course.waits.retain(|_, wait| !matches!(wait, Wait::UpToDate));
+                self.course.waits = std::mem::take(&mut made.waits);
                 self.touched.clear();
                 self.wake = made.wake;
                 return made;
@@ -583,37 +589,32 @@ impl<'a> Run<'a> {
         if self.scenario.exhaustive {
             return;
         }
-        let mut awake: BTreeMap<(String, String), usize> = BTreeMap::new();
-        for node in self.view.nodes.values() {
-            *awake.entry(kind(node)).or_default() += 1;
-        }
-        let rests = |node: &NodeView| {
-            // It shows that the version breaks pods.
-            if self.states[self.index[node.facts.name.as_str()]].sick {
-                return false;
-            }
-            let caught_up = node.shadow.as_ref().is_some_and(|shadow| {
-                let agent = &shadow.status.agent;
-                agent.observed_generation == Some(shadow.generation) && agent.state == Some(HostState::Idle)
-            });
-            is_updated(node) && caught_up && node.progress().is_none() && !node.facts.claimed() && node.facts.ready
+        let rests = |index: &usize| {
+            // One with sick pods shows that the version breaks them.
+            let node = self.view.nodes.get(self.scenario.members[*index].name()).filter(|_| !self.states[*index].sick);
+            node.is_some_and(|node| {
+                let caught_up = node.shadow.as_ref().is_some_and(|shadow| {
+                    let agent = &shadow.status.agent;
+                    agent.observed_generation == Some(shadow.generation) && agent.state == Some(HostState::Idle)
+                });
+                is_updated(node) && caught_up && node.progress().is_none() && !node.facts.claimed() && node.facts.ready
+            })
         };
-        let resting: Vec<String> =
-            self.view.nodes.iter().filter(|(_, node)| rests(node)).map(|(name, _)| name.clone()).collect();
-        for name in resting {
-            let index = self.index[name.as_str()];
-            let Some(count) = self.view.nodes.get(&name).and_then(|node| awake.get_mut(&kind(node))) else { continue };
+        let resting: Vec<usize> = self.acted.iter().copied().filter(rests).collect();
+        self.acted.retain(|index| !resting.contains(index) && self.states[*index].awake);
+        for index in resting {
+            let kind = &self.classes[self.states[index].class].kind;
             // One of each kind shows what is offered.
-            if *count <= 1 {
+            let of_kind = |state: &&State| state.awake && self.classes[state.class].kind == *kind;
+            if self.states.iter().filter(of_kind).nth(1).is_none() {
                 continue;
             }
-            *count -= 1;
-            if let Some(node) = self.view.nodes.remove(&name) {
-                let (variant, arch) = kind(&node);
-                self.unlist(index, 1, Some((variant, arch, self.states[index].host.runs.clone())));
-                self.states[index].awake = false;
-                self.course.waits.remove(&name);
-            }
+            let (variant, arch) = kind.clone();
+            let name = self.scenario.members[index].name();
+            self.view.nodes.remove(name);
+            self.course.waits.remove(name);
+            self.unlist(index, 1, Some((variant, arch, self.states[index].host.runs.clone())));
+            self.states[index].awake = false;
         }
     }
 
@@ -628,6 +629,13 @@ impl<'a> Run<'a> {
         if let (true, Some(status), Some(operator)) = (all, made.status, &mut self.view.operator)
             && operator.status != status
         {
+            self.touched.extend(
+                status
+                    .slots
+                    .iter()
+                    .filter(|slot| !operator.status.slots.contains(slot))
+                    .filter_map(|slot| self.index.get(slot.node.as_str())),
+            );
             operator.status = status;
             changed = true;
         }
@@ -687,11 +695,21 @@ impl<'a> Run<'a> {
         changed
     }
 
+    /// Evicts pods. The planner sends the requests about one budget one after the other; each is answered within the same
+    /// second, so that all that are due follow here at once.
     fn evict(&mut self, name: &str, evictions: &crate::plan::Evictions) {
         let index = self.index[name];
-        for eviction in &evictions.pods {
+        let mut uids: Vec<String> = evictions.pods.iter().map(|pod| pod.uid.clone()).collect();
+        if let Some(node) = self.view.nodes.get(name).filter(|_| !evictions.delete) {
+            let rules = self.scenario.policy.for_node(&node.facts).drain.rules_at(self.now);
+            let drain = node.shadow.as_ref().and_then(|shadow| shadow.status.controller.drain.as_ref());
+            let sorted = drain::sort(node.pods.as_deref().unwrap_or_default(), rules, drain);
+            let due = |uid: &String| node.blocked.get(uid).is_none_or(|blocked| blocked.retry_at <= self.now);
+            uids.extend(sorted.first_to_go().map(|pod| pod.uid.clone()).filter(due));
+        }
+        for uid in uids {
             let node = self.view.nodes.get(name);
-            let place = node.and_then(|node| node.pods.as_ref()?.iter().position(|pod| pod.uid == eviction.uid));
+            let place = node.and_then(|node| node.pods.as_ref()?.iter().position(|pod| pod.uid == uid));
             let Some(place) = place else { continue };
             let pod = self.pods.on(index)[place];
             let ends = self.now + self.pods.template(pod).leaves.draw(&mut self.rng(index, Draw::Pod));
@@ -723,7 +741,7 @@ impl<'a> Run<'a> {
                 *self.course.refusals.entry(title.clone()).or_default() += 1;
                 let since = node.blocked.get(&facts.uid).map_or(now, |before| before.since);
                 let refused = models::time::between(since, now);
-                let pause = crate::drain::eviction_pause(crate::drain::BLOCKED_RETRY, refused);
+                let pause = drain::eviction_pause(drain::BLOCKED_RETRY, refused);
                 let answer = crate::view::Blocked {
                     budget: Some(title),
                     message: String::new(),
@@ -745,6 +763,7 @@ impl<'a> Run<'a> {
         let before = node.step();
         let cordoned = self.scenario.members[index].node.facts.cordoned_by_others();
         self.touched.insert(index);
+        self.acted.insert(index);
         match super::write::write(node, action, cordoned) {
             Some(Action::Permit { nonce, rules }) => super::write::permit(node, nonce, rules),
             Some(Action::ReadLease) => super::write::read_lease(node, self.states[index].up, self.now),
