@@ -4,14 +4,17 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod call;
+mod forecast;
 mod history;
 mod marks;
 mod page;
 mod preflight;
 mod rights;
+mod simulate;
 mod status;
 mod swap;
 mod takeover;
+mod timeline;
 mod uninstall;
 
 use std::process::ExitCode;
@@ -44,6 +47,8 @@ enum Command {
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
     Undo(history::UndoOptions),
+    /// Simulate the rollout of a described fleet in virtual time; needs no cluster.
+    Simulate(simulate::SimulateOptions),
     /// Move from the earlier bottlerocket-update-operator to this one.
     #[command(subcommand)]
     Takeover(takeover::Command),
@@ -68,6 +73,9 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     {
         return history::history(None, &arguments.namespace, options).await;
     }
+    if let Command::Simulate(options) = &arguments.command {
+        return simulate::run(options)?.print().context("the standard output cannot be written");
+    }
     let options = kube::config::KubeConfigOptions { context: arguments.context, ..Default::default() };
     let config = kube::Config::from_kubeconfig(&options)
         .await
@@ -81,6 +89,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         }
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
+        Command::Simulate(_) => {}
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => {
             swap::check_ended(&client).await?;

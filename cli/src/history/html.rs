@@ -1,75 +1,16 @@
-//! `history ID --html`: one rollout as a page for browsers, complete in itself.
-//!
-//! All text from the cluster is either escaped HTML or JSON without `<`, which the script of the page puts into text nodes
-//! only. A content security policy lets no other script or style run, and lets the page load nothing.
+//! `history ID --html`: one rollout as a page for browsers.
 
 use std::collections::HashMap;
 
-use anyhow::Context as _;
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
 use jiff::Timestamp;
 use models::history::HistoryRow;
 use models::plain::plain;
 use models::shadow::{DrainedPod, PodMove};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
 use super::rollouts::Rollout;
 use super::show::{head, moved, span, title};
-
-const TEMPLATE: &str = include_str!("page/page.html");
-const STYLE: &str = include_str!("page/page.css");
-const SCRIPT: &str = include_str!("page/page.js");
-
-/// Returns a text as HTML.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in plain(text).chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            c => escaped.push(c),
-        }
-    }
-    escaped
-}
-
-/// Returns a value as JSON that may be inside a `script` element.
-fn embedded(value: &Value) -> anyhow::Result<String> {
-    let text = serde_json::to_string(value).context("the data of the page is no JSON")?;
-    // Outside of strings, JSON has none of these.
-    Ok(text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"))
-}
-
-/// Replaces each `{{name}}` of the template. What is put in is not looked at again.
-fn fill(template: &str, parts: &HashMap<&str, String>) -> anyhow::Result<String> {
-    let mut filled = String::new();
-    let mut pieces = template.split("{{");
-    filled.push_str(pieces.next().unwrap_or_default());
-    for piece in pieces {
-        let (name, rest) = piece.split_once("}}").context("the template has a name without an end")?;
-        filled.push_str(parts.get(name).with_context(|| format!("the template names {name}, which is unknown"))?);
-        filled.push_str(rest);
-    }
-    Ok(filled)
-}
-
-/// Returns a table: its head, and rows of cells.
-fn table(caption: &str, header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let cells = |cells: &[String], tag: &str| -> String {
-        cells.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect()
-    };
-    let header: String = header.iter().map(|cell| format!("<th scope=\"col\">{}</th>", escape(cell))).collect();
-    let rows: String = rows.map(|row| format!("<tr>{}</tr>\n", cells(&row, "td"))).collect();
-    format!(
-        "<table><caption>{}</caption><thead><tr>{header}</tr></thead><tbody>\n{rows}</tbody></table>",
-        escape(caption)
-    )
-}
+use crate::timeline::{self, table};
 
 /// Texts that occur often, each stored once.
 #[derive(Default)]
@@ -140,10 +81,6 @@ fn data(rollout: &Rollout) -> Value {
 
 /// Returns one rollout as HTML.
 pub(super) fn page(rollout: &Rollout) -> anyhow::Result<String> {
-    let fields: String = head(rollout)
-        .iter()
-        .map(|(name, value)| format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(value)))
-        .collect();
     let entries = rollout.status.entries.iter().map(|entry| {
         vec![
             entry.time.to_string(),
@@ -168,37 +105,18 @@ pub(super) fn page(rollout: &Rollout) -> anyhow::Result<String> {
             moved(row, PodMove::LeftToReboot).to_string(),
         ]
     });
-    let hash = |text: &str| format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(text.as_bytes())));
     let name = format!("Rollout {}: {} on {}", rollout.head.number, rollout.head.version, rollout.head.variant);
-    let parts = HashMap::from([
-        ("policy", format!("default-src 'none'; style-src {}; script-src {}", hash(STYLE), hash(SCRIPT))),
-        ("title", escape(&name)),
-        ("style", STYLE.to_owned()),
-        ("script", SCRIPT.to_owned()),
-        ("fields", fields),
-        ("data", embedded(&data(rollout))?),
-        ("entries", table("Events", &["Time", "Event", "Step", "Field manager", "Message"], entries)),
-        (
-            "nodes",
-            table(
-                "Attempts",
-                &[
-                    "Node",
-                    "Attempt",
-                    "Step",
-                    "Started",
-                    "Took",
-                    "Result",
-                    "Message",
-                    "Evicted",
-                    "Forced",
-                    "Left to reboot",
-                ],
-                nodes,
-            ),
-        ),
-    ]);
-    fill(TEMPLATE, &parts)
+    let header = ["Time", "Event", "Step", "Field manager", "Message"];
+    let attempts =
+        ["Node", "Attempt", "Step", "Started", "Took", "Result", "Message", "Evicted", "Forced", "Left to reboot"];
+    timeline::render(&timeline::Sheet {
+        title: name,
+        fields: head(rollout),
+        data: data(rollout),
+        tables: vec![table("Events", &header, entries), table("Attempts", &attempts, nodes)],
+        footer: "All times are UTC. This page is a copy and proves nothing: kubectl brupop history --verify verifies the records."
+            .to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -207,6 +125,7 @@ mod tests {
 
     use super::super::testing::{page as history_page, record, rollout, row as history_row};
     use super::*;
+    use crate::timeline::{SCRIPT, TEMPLATE};
 
     const HOSTILE: &str = "</script><img src=x onerror=alert(1)>\u{202e}'\"&{{script}}";
 
@@ -237,13 +156,5 @@ mod tests {
         let text = &html[start..start + html[start..].find("</script>").unwrap()];
         let value: Value = serde_json::from_str(text).unwrap();
         assert_eq!(value["rows"][0][0], json!(plain(HOSTILE)), "the name itself is not lost");
-    }
-
-    #[test]
-    fn page_names_no_other_address() {
-        for text in [TEMPLATE, STYLE, SCRIPT] {
-            assert!(!text.replace("http://www.w3.org/2000/svg", "").contains("://"));
-            assert!(!text.contains("innerHTML") && !text.contains("@import"));
-        }
     }
 }

@@ -23,10 +23,10 @@
 
   // The attempts, and a lane for each node, in the order of its first attempt.
   const attempts = data.rows.map((row) => {
-    const [node, attempt, step, from, to, result, message, started, drain, drained, soak, ended, before, after, pods, running] = row;
+    const [node, attempt, step, from, to, result, message, started, drain, drained, soak, ended, before, after, pods, running, moved] = row;
     return {
       node, attempt, step, from: texts[from], to: texts[to], result: texts[result], message, started, drain, drained, soak, ended,
-      before, after, pods, running, failed: texts[result] !== "Updated",
+      before, after, pods, running, moved, failed: texts[result] !== "Updated",
     };
   }).sort((a, b) => a.started - b.started);
   const byNode = new Map();
@@ -34,7 +34,8 @@
     if (!byNode.has(attempt.node)) byNode.set(attempt.node, { node: attempt.node, attempts: [], moved: 0, failed: false });
     const lane = byNode.get(attempt.node);
     lane.attempts.push(attempt);
-    lane.moved += attempt.pods.filter((pod) => texts[pod[5]] !== "Stayed").length;
+    // A simulation counts them only.
+    lane.moved += attempt.moved ?? attempt.pods.filter((pod) => texts[pod[5]] !== "Stayed").length;
     lane.failed ||= attempt.failed;
   }
   const lanes = [...byNode.values()];
@@ -167,6 +168,21 @@
       column = Math.floor(x(time));
       path += `H${column}V${58 - ((index + 1) / lanes.length) * 54}`;
     });
+    const steps = attempts.filter((attempt) => attempt.drain !== null).flatMap((attempt) => [[attempt.drain, 1], [attempt.ended, -1]]);
+    steps.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+    // The highest number in each column, so that a short one is not lost.
+    const out = new Array(OVERVIEW + 1).fill(0);
+    let level = 0, at = 0, most = 1;
+    for (const [time, change] of steps) {
+      const next = Math.floor(x(time));
+      for (; at < next; at += 1) out[at + 1] = level;
+      level += change;
+      out[at] = Math.max(out[at], level);
+      most = Math.max(most, level);
+    }
+    let area = "M0 60";
+    out.forEach((number, place) => { if (number !== out[place - 1]) area += `H${place}V${60 - (number / most) * 24}`; });
+    add("path", { class: "out", d: `${area}H${OVERVIEW}V60Z` }, `at most ${most} nodes out of service at a time`);
     add("path", { class: "count", d: `${path}H${OVERVIEW}` });
     const misses = new Set(attempts.filter((attempt) => attempt.failed).map((attempt) => Math.floor(x(attempt.ended))));
     for (const miss of misses) add("line", { class: "miss", x1: miss, x2: miss, y1: 48, y2: 60 });

@@ -1,0 +1,62 @@
+//! Simulated courses of a rollout, for `simulate` and `plan`.
+
+pub(crate) mod html;
+pub(crate) mod report;
+pub(crate) mod summary;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use planner::simulation::{Course, Scenario, simulate};
+
+use crate::page::progress;
+
+/// The time after which the progress is shown, and again.
+const PROGRESS: Duration = Duration::from_secs(2);
+
+/// Simulates a scenario with so many seeds from the first one on, on all processors.
+pub(crate) fn courses(scenario: &Scenario, first: u64, number: u64) -> anyhow::Result<Vec<Course>> {
+    let next = AtomicU64::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(usize::try_from(number)?);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= number {
+                return done;
+            }
+            done.push((index, simulate(scenario, first.wrapping_add(index))));
+        }
+    };
+    let began = Instant::now();
+    let mut all = Vec::new();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let mut shown = began;
+        while !workers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(20));
+            if shown.elapsed() > PROGRESS {
+                shown = Instant::now();
+                let running = next.load(Ordering::Relaxed).min(number);
+                progress(format_args!("simulating course {running} of {number} …"));
+            }
+        }
+        for worker in workers {
+            match worker.join() {
+                Ok(done) => all.extend(done),
+                Err(_) => return,
+            }
+        }
+    });
+    if all.len() as u64 != number {
+        bail!("a simulation has failed: this is an error of the plugin; please report it with the error above");
+    }
+    all.sort_by_key(|(index, _)| *index);
+    let courses: Vec<Course> = all.into_iter().map(|(_, course)| course).collect();
+    if let Some(finding) = courses.iter().flat_map(|course| &course.findings).next() {
+        let node = finding.node.as_deref().unwrap_or("the fleet");
+        bail!("the planner broke its own rule {}: {}, {node}; please report it", finding.property, finding.text);
+    }
+    Ok(courses)
+}

@@ -1,0 +1,100 @@
+//! The figures as text.
+
+use std::time::Duration;
+
+use super::summary::{Spread, Summary};
+use crate::page::Page;
+
+/// Returns a duration in the two largest of its units, such as `1d 4h`.
+pub(crate) fn duration(seconds: u64) -> String {
+    let units = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
+    let mut rest = seconds;
+    let parts = units.into_iter().filter_map(|(size, unit)| {
+        let number = rest / size;
+        rest %= size;
+        (number > 0).then(|| format!("{number}{unit}"))
+    });
+    let parts: Vec<String> = parts.take(2).collect();
+    if parts.is_empty() { "0s".to_owned() } else { parts.join(" ") }
+}
+
+/// Returns a spread as text: `5`, or `5 (4 to 7)`.
+fn spread(spread: Spread, text: impl Fn(u64) -> String) -> String {
+    if spread.p10 == spread.p90 {
+        return text(spread.p50);
+    }
+    format!("{} ({} to {})", text(spread.p50), text(spread.p10), text(spread.p90))
+}
+
+/// Returns the figures of a simulation, each with its name.
+pub(crate) fn facts(summary: &Summary) -> Vec<(&'static str, String)> {
+    let number = |value: u64| value.to_string();
+    let all =
+        if usize::try_from(summary.updated.p10).is_ok_and(|updated| updated == summary.nodes) { " (all)" } else { "" };
+    let end = models::time::after(summary.start, Duration::from_secs(summary.makespan_seconds.p50));
+    let mut facts = vec![
+        ("Updated", format!("{} of {} nodes{all}", spread(summary.updated, number), summary.nodes)),
+        ("Takes", spread(summary.makespan_seconds, duration)),
+        ("Ends", format!("{end:.0} if it begins at {:.0}", summary.start)),
+        ("At a time", format!("at most {} nodes out of service", spread(summary.peak, number))),
+        ("Evictions", spread(summary.evictions, number)),
+    ];
+    if summary.failures.p90 > 0 {
+        facts.push(("Failures", format!("{} attempts", spread(summary.failures, number))));
+    }
+    facts.extend(summary.freezes.iter().map(|freeze| {
+        let text = format!(
+            "by {} in {} of {} courses, with {} nodes on it and {} taken out of service",
+            freeze.version,
+            freeze.courses,
+            summary.courses,
+            spread(freeze.updated, number),
+            spread(freeze.disrupted, number)
+        );
+        ("Frozen", text)
+    }));
+    if summary.cut > 0 {
+        facts.push(("Not ended", format!("{} courses at the end of the simulated time", summary.cut)));
+    }
+    facts
+}
+
+/// Adds the figures of a simulation.
+pub(crate) fn add(page: &mut Page, summary: &Summary) {
+    let number = |value: u64| value.to_string();
+    if summary.courses > 1 {
+        page.line(format_args!(
+            "{} simulated courses. Each figure is the median; in brackets are the tenth and the ninetieth percentile.",
+            summary.courses
+        ));
+    }
+    for (name, value) in facts(summary) {
+        page.line(format_args!("{:<12} {value}", format!("{name}:")));
+    }
+    if !summary.refusals.is_empty() {
+        page.line("");
+        let rows = summary.refusals.iter().take(10).map(|(budget, times)| [budget.clone(), spread(*times, number)]);
+        page.table(["BUDGET", "REFUSED EVICTIONS"], rows, None);
+    }
+    if !summary.windows.is_empty() {
+        page.line("");
+        let rows = summary.windows.iter().map(|window| {
+            let closes = window.closes.map(|at| format!("{at:.0}")).unwrap_or_default();
+            [format!("{:.0}", window.opens), closes, window.updated.to_string()]
+        });
+        page.table(["WINDOW OPENS", "CLOSES", "NODES UPDATED"], rows, None);
+    }
+    if !summary.behind.is_empty() {
+        page.line("");
+        let rows = summary.behind.iter().map(|behind| {
+            let more = if behind.nodes > behind.names.len() && !behind.names.is_empty() { ", …" } else { "" };
+            [
+                behind.nodes.to_string(),
+                behind.reason.clone(),
+                format!("{}{more}", behind.names.join(", ")),
+                behind.message.clone(),
+            ]
+        });
+        page.table(["NODES", "NOT UPDATED FOR", "NAMES", "MESSAGE OF THE FIRST"], rows, None);
+    }
+}
