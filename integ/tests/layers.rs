@@ -14,7 +14,7 @@ const CRATES: [(&str, &str); 7] = [
     ),
     (
         "planner",
-        "annotations claims expressions rules signature wait view pause standby policy revisions history drain plan lint",
+        "annotations hold claims expressions rules signature wait view pause standby policy revisions history drain plan lint",
     ),
     (
         "controller",
@@ -38,7 +38,7 @@ const CRATES: [(&str, &str); 7] = [
         "options object budget pod controller apiserver agent network namespaces crds reference admission policy \
          rights takeover openapi waiting yaml installation files",
     ),
-    ("cli", "page call history rights marks status uninstall preflight swap takeover"),
+    ("cli", "connect page call write history rights marks status uninstall preflight swap takeover requests"),
 ];
 
 fn files(folder: &Path) -> Vec<PathBuf> {
