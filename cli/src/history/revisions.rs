@@ -189,9 +189,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         };
         if let Some(version) = version {
             print_line(format_args!(
-                "most nodes ran {version} before; to move them back to it: kubectl patch bruo {} -n {namespace} --type merge -p \
-                 '{{\"spec\":{{\"version\":{{\"target\":\"{version}\"}}}}}}'",
-                names::OPERATOR_NAME
+                "most nodes ran {version} before; to move them back to it: kubectl brupop pin {version} -n {namespace}"
             ));
         }
     }

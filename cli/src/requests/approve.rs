@@ -28,7 +28,7 @@ pub(crate) struct Options {
 #[derive(Clone, Debug, PartialEq)]
 struct NextStep<'a> {
     rollout: &'a ActiveRollout,
-    /// Its number, from 1.
+    /// Number of the step, from 1.
     number: usize,
     step: &'a CanaryStep,
 }

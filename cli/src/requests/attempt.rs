@@ -23,6 +23,11 @@ fn record(shadow: &BottlerocketShadow) -> Option<&Record> {
     shadow.status.as_ref()?.controller.record.as_ref()
 }
 
+/// Returns true if the attempt of this number is under way.
+fn is_under_way(shadow: &BottlerocketShadow, attempt: Option<i64>) -> bool {
+    progress(shadow).is_some_and(|progress| Some(progress.attempt) == attempt)
+}
+
 /// Returns true if a permit for the node's reboot may have been issued.
 pub(super) fn is_permitted(shadow: &BottlerocketShadow) -> bool {
     shadow.spec.permit.is_some() || progress(shadow).is_some_and(|progress| progress.permit_issued)
@@ -75,13 +80,13 @@ fn decide_release(shadow: &BottlerocketShadow, nonce: &str) -> Decision {
     }
 }
 
-/// Returns what came of `release`. `node` is known once its shadow has no attempt any more.
-fn released(shadow: &BottlerocketShadow, nonce: &str, node: Option<&NodeFacts>) -> State {
+/// Returns what came of the `release` of an attempt. `node` is known once that has ended.
+fn released(shadow: &BottlerocketShadow, nonce: &str, attempt: Option<i64>, node: Option<&NodeFacts>) -> State {
     let requests = record(shadow).and_then(|record| record.requests.as_ref());
     if requests.and_then(|requests| requests.release.as_deref()) != Some(nonce) {
         return State::Pending("for the controller to end its update".to_owned());
     }
-    if progress(shadow).is_some() {
+    if is_under_way(shadow, attempt) {
         return State::Pending(if is_permitted(shadow) {
             "its reboot was permitted; it is released when it is certain that its host does not reboot any more"
                 .to_owned()
@@ -90,6 +95,9 @@ fn released(shadow: &BottlerocketShadow, nonce: &str, node: Option<&NodeFacts>) 
         });
     }
     State::Done(match node {
+        _ if progress(shadow).is_some() => {
+            "released; its next update has begun already. To keep it as it is: kubectl brupop hold".to_owned()
+        }
         Some(node) if node.held() => "its update has ended; it is held and stays as it is".to_owned(),
         Some(node) if node.unschedulable => "released; it stays cordoned by another client".to_owned(),
         _ => "released; it is back in service. It is updated when its turn comes; to prevent that: kubectl brupop hold"
@@ -97,13 +105,14 @@ fn released(shadow: &BottlerocketShadow, nonce: &str, node: Option<&NodeFacts>) 
     })
 }
 
-/// Writes a request for each node, and waits until `check` says what came of it.
+/// Writes a request for each node, and waits until `check` says what came of it, from the shadow as it was written and as it
+/// is now.
 async fn request(
     client: &Client,
     namespace: &str,
     options: &NodesOptions,
     decide: impl Fn(&BottlerocketShadow) -> Decision,
-    check: impl AsyncFn(&BottlerocketShadow) -> anyhow::Result<State>,
+    check: impl AsyncFn(&BottlerocketShadow, &BottlerocketShadow) -> anyhow::Result<State>,
 ) -> anyhow::Result<()> {
     let found = find(client, namespace, &options.nodes).await?;
     let not_managed: Vec<String> = found
@@ -120,9 +129,9 @@ async fn request(
         let outcome = object.write(shadow, options.write.dry_run(), |shadow| Ok(decide(shadow))).await;
         outcomes.push(NodeOutcome { name: node.name, object, outcome });
     }
-    let read = async |name: &str, _: &BottlerocketShadow| {
+    let read = async |name: &str, written: &BottlerocketShadow| {
         let shadow = Object::shadow(client, namespace, name).read().await?;
-        check(&shadow.context("its shadow is gone")?).await
+        check(written, &shadow.context("its shadow is gone")?).await
     };
     report(&options.write, outcomes, read).await
 }
@@ -132,17 +141,18 @@ pub(super) async fn retry(client: &Client, namespace: &str, options: &NodesOptio
     let now = Timestamp::now();
     let nonce = nonce(now);
     let decide = |shadow: &BottlerocketShadow| decide_retry(shadow, &nonce, now);
-    request(client, namespace, options, decide, async |shadow| Ok(retried(shadow, &nonce))).await
+    request(client, namespace, options, decide, async |_, shadow| Ok(retried(shadow, &nonce))).await
 }
 
 /// Ends the attempts of nodes.
 pub(super) async fn release(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
     let nonce = nonce(Timestamp::now());
-    let check = async |shadow: &BottlerocketShadow| {
-        let ended = progress(shadow).is_none();
+    let check = async |written: &BottlerocketShadow, shadow: &BottlerocketShadow| {
+        let attempt = progress(written).map(|progress| progress.attempt);
+        let ended = !is_under_way(shadow, attempt);
         let node = if ended { Object::node(client, &node_of(shadow)).read().await? } else { None };
         let node = node.as_ref().and_then(NodeFacts::project).map(|node| node.at(Timestamp::now()));
-        Ok(released(shadow, &nonce, node.as_ref()))
+        Ok(released(shadow, &nonce, attempt, node.as_ref()))
     };
     request(client, namespace, options, |shadow| decide_release(shadow, &nonce), check).await
 }
@@ -242,6 +252,9 @@ mod tests {
             NodeFacts { hold, unschedulable, ..NodeFacts::default() }
         };
         let ended = shadow(&json!({"record": acknowledged}));
+        let mut next = at("Staging");
+        next["attempt"] = json!(2);
+        let again = shadow(&json!({"progress": next, "record": acknowledged}));
         for (sentence, shadow, node, part) in [
             (
                 "not acknowledged",
@@ -251,11 +264,12 @@ mod tests {
             ),
             ("without a permit", releasing(false), None, "pending: for the controller to release"),
             ("with a permit", releasing(true), None, "pending: its reboot was permitted"),
+            ("updated again", again, None, "released; its next update has begun already"),
             ("in service", ended.clone(), Some(node(false, false)), "released; it is back in service"),
             ("cordoned", ended.clone(), Some(node(false, true)), "cordoned by another client"),
             ("held", ended, Some(node(true, true)), "it is held and stays as it is"),
         ] {
-            let text = text(released(&shadow, "nonce", node.as_ref()));
+            let text = text(released(&shadow, "nonce", Some(1), node.as_ref()));
             assert!(text.contains(part), "{sentence}: {text}");
         }
     }

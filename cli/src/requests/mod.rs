@@ -1,4 +1,4 @@
-//! What users do to a rollout and to single nodes: approve, pause and resume, hold, retry and release, quarantine and pin.
+//! Requests of users about a rollout and about single nodes: approve, pause and resume, hold, retry and release, quarantine and pin.
 //! Each command reads one kind of object, decides with a pure function what is to be written, and waits for what comes of it.
 
 mod approve;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
@@ -10,7 +10,6 @@ use models::names;
 use models::shadow::BottlerocketShadow;
 use planner::view::{NodeFacts, Projection as _};
 
-use super::some;
 use crate::call::list;
 use crate::write::{Change, Object, Outcome, State, Unacknowledged, WriteOptions, all};
 
@@ -154,29 +153,16 @@ pub(super) async fn report<K>(
     together(total, failed)
 }
 
-/// Returns the errors of several nodes as one.
+/// Returns the errors of the nodes as one, each with the name of its node.
 fn together(total: usize, failed: Vec<(String, anyhow::Error)>) -> anyhow::Result<()> {
-    if let [(name, _)] = &failed[..]
-        && total == 1
-    {
-        let name = name.clone();
-        return failed
-            .into_iter()
-            .next()
-            .map_or(Ok(()), |(_, error)| Err(error).with_context(|| format!("{name} failed")));
-    }
-    if failed.is_empty() {
-        return Ok(());
-    }
-    let names: Vec<String> = failed.iter().map(|(name, _)| name.clone()).collect();
-    let mut text = format!("{} of {total} nodes failed ({}):", failed.len(), some(&names));
-    for (name, error) in &failed {
-        let _ = write!(text, "\n  {name}: {error:#}");
-    }
-    if failed.iter().all(|(_, error)| error.is::<Unacknowledged>()) {
-        return Err(Unacknowledged(text).into());
-    }
-    Err(anyhow!(text))
+    let late = failed.iter().all(|(_, error)| error.is::<Unacknowledged>());
+    let mut errors: Vec<String> = failed.into_iter().map(|(name, error)| format!("{name}: {error:#}")).collect();
+    let text = match errors.len() {
+        0 => return Ok(()),
+        1 if total == 1 => errors.remove(0),
+        several => format!("{several} of {total} nodes failed:\n  {}", errors.join("\n  ")),
+    };
+    Err(if late { Unacknowledged(text).into() } else { anyhow!(text) })
 }
 
 /// Returns the name of a node that a shadow is for.
@@ -246,11 +232,11 @@ mod tests {
         let late = || anyhow::Error::new(Unacknowledged("too late".to_owned()));
         assert!(together(2, vec![]).is_ok());
         let one = together(1, vec![failed("a", late())]).unwrap_err();
-        assert!(one.is::<Unacknowledged>() && format!("{one:#}") == "a failed: too late", "{one:#}");
+        assert!(one.is::<Unacknowledged>() && format!("{one:#}") == "a: too late", "{one:#}");
         let all_late = together(2, vec![failed("a", late()), failed("b", late())]).unwrap_err();
         assert!(all_late.is::<Unacknowledged>(), "{all_late}");
         let mixed = together(3, vec![failed("a", late()), failed("b", anyhow!("no"))]).unwrap_err();
-        assert_eq!(mixed.to_string(), "2 of 3 nodes failed (a, b):\n  a: too late\n  b: no");
+        assert_eq!(mixed.to_string(), "2 of 3 nodes failed:\n  a: too late\n  b: no");
         assert!(!mixed.is::<Unacknowledged>());
     }
 }

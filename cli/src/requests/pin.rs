@@ -53,7 +53,7 @@ impl Moves {
         let mut moves = Self::default();
         for (name, target) in targets {
             let to = match target {
-                Ok(version) | Err(Wait::Pinning { version } | Wait::WaveNotCome { version }) => version,
+                Ok(version) | Err(Wait::Pinning { version }) => version,
                 Err(Wait::UpToDate) => {
                     moves.stay.push(name.clone());
                     continue;
@@ -264,14 +264,18 @@ mod tests {
             up: vec!["b (1.20.1 to 1.20.4)".to_owned()],
             down: vec!["a (1.20.5 to 1.20.4)".to_owned()],
             stay: vec!["c".to_owned()],
-            not_offered: vec!["d".to_owned()],
-            refused: BTreeMap::new(),
+            not_offered: vec![],
+            refused: BTreeMap::from([(
+                Wait::WaveNotCome { version: "1.20.4".parse().unwrap() }.to_string(),
+                vec!["d".to_owned()],
+            )]),
         };
         assert_eq!(found, expected);
         let warnings = found.warnings("1.20.4").join("\n");
-        for part in
-            ["1 node(s) move to an earlier version: a (1.20.5 to 1.20.4)", "1 node(s) are offered no version for it: d"]
-        {
+        for part in [
+            "1 node(s) move to an earlier version: a (1.20.5 to 1.20.4)",
+            "1 node(s) wait, since other nodes are offered 1.20.4; this node's wave has not come: d",
+        ] {
             assert!(warnings.contains(part), "{part}: {warnings}");
         }
         let summary =

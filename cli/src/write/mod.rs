@@ -85,7 +85,7 @@ pub(crate) struct WriteOptions {
     #[arg(long, default_value = "60s")]
     timeout: Duration,
     /// Print the names of the objects alone.
-    #[arg(long, short, value_enum)]
+    #[arg(long, short, value_enum, value_name = "name", hide_possible_values = true)]
     output: Option<Output>,
 }
 

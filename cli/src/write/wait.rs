@@ -21,7 +21,7 @@ const UNKNOWN: &str = "it was written, and what came of it is not known";
 pub(crate) enum State {
     /// The next thing to happen.
     Pending(String),
-    /// What came of it.
+    /// The result, as a sentence.
     Done(String),
     /// It came to nothing, for this reason.
     Failed(String),
