@@ -120,29 +120,50 @@ where
         dry_run: DryRun,
         decide: impl Fn(&K) -> anyhow::Result<Decision>,
     ) -> anyhow::Result<Outcome<K>> {
-        let mut read = read;
-        for _ in 0..TRIES {
-            let change = match decide(&read)? {
-                Decision::Nothing(reason) => return Ok(Outcome::Nothing(reason)),
-                Decision::Write(change) => change,
-            };
-            let right = format!("patch {}", self.resource);
-            if let Some(object) = guarded(&self.api, &right, MANAGER, &read, &change.patch, dry_run).await? {
+        let right = format!("patch {}", self.resource);
+        let send = async |read: &K, patch: &Value| guarded(&self.api, &right, MANAGER, read, patch, dry_run).await;
+        let (outcome, read) = settle(&self.title, read, decide, send, async || self.read().await).await?;
+        Ok(match outcome {
+            Settled::Nothing(reason) => Outcome::Nothing(reason),
+            Settled::Sent(change, object) => {
                 warn_of_appliers(&read, &change.patch);
-                return Ok(if dry_run == DryRun::None {
-                    Outcome::Written(change, object)
-                } else {
-                    Outcome::Dry(change)
-                });
+                if dry_run == DryRun::None { Outcome::Written(change, object) } else { Outcome::Dry(change) }
             }
-            let now = self.read().await?.with_context(|| format!("{} is gone; nothing was written", self.title))?;
-            if let Some(conflict) = conflict(&self.title, &read, &now, &change.patch)? {
-                bail!("{conflict}; nothing was written. Run the command again to decide about the object as it is now");
-            }
-            read = now;
-        }
-        bail!("{} changes all the time; nothing was written. Run the command again", self.title)
+        })
     }
+}
+
+/// The outcome of sending a patch.
+enum Settled<K> {
+    Nothing(String),
+    Sent(Change, K),
+}
+
+/// Decides about an object and sends the patch, until it is sent or nothing is to be written. `send` returns `None` if the
+/// object is no longer the one that was read; then it is read and decided about again, as long as no field of the patch has
+/// changed. Returns the outcome with the object that it was decided on.
+async fn settle<K: Resource<DynamicType = ()> + Serialize>(
+    title: &str,
+    mut read: K,
+    decide: impl Fn(&K) -> anyhow::Result<Decision>,
+    send: impl AsyncFn(&K, &Value) -> anyhow::Result<Option<K>>,
+    read_again: impl AsyncFn() -> anyhow::Result<Option<K>>,
+) -> anyhow::Result<(Settled<K>, K)> {
+    for _ in 0..TRIES {
+        let change = match decide(&read)? {
+            Decision::Nothing(reason) => return Ok((Settled::Nothing(reason), read)),
+            Decision::Write(change) => change,
+        };
+        if let Some(object) = send(&read, &change.patch).await? {
+            return Ok((Settled::Sent(change, object), read));
+        }
+        let now = read_again().await?.with_context(|| format!("{title} is gone; nothing was written"))?;
+        if let Some(conflict) = conflict(title, &read, &now, &change.patch)? {
+            bail!("{conflict}; nothing was written. Run the command again to decide about the object as it is now");
+        }
+        read = now;
+    }
+    bail!("{title} changes all the time; nothing was written. Run the command again")
 }
 
 /// Sends a merge patch at the uid and resourceVersion of the object that was read, unless it is a dry run of the client.
@@ -266,6 +287,47 @@ mod tests {
         let mut again = before.clone();
         again.metadata.uid = Some("another".to_owned());
         assert!(text(&again).unwrap().contains("created again"));
+    }
+
+    /// Pauses an operator's resource that is at version 1, while the API server has `now`; returns the versions of the patches.
+    async fn pause_beside(now: Option<BottlerocketUpdateOperator>) -> (anyhow::Result<String>, Vec<String>) {
+        let decide = |operator: &BottlerocketUpdateOperator| {
+            Ok(match operator.spec.enabled {
+                Some(false) => Decision::Nothing("paused already".to_owned()),
+                _ => Decision::write(json!({"spec": {"enabled": false}}), "paused"),
+            })
+        };
+        let sent = std::cell::RefCell::new(Vec::new());
+        let stored = now.as_ref().and_then(kube::ResourceExt::resource_version);
+        let send = async |read: &BottlerocketUpdateOperator, _: &Value| {
+            sent.borrow_mut().push(read.resource_version().unwrap());
+            Ok((read.resource_version() == stored).then(|| read.clone()))
+        };
+        let read = operator("1", &json!({"enabled": true}), "kubectl");
+        let settled = settle("bruo default", read, decide, send, async || Ok(now.clone())).await;
+        let text = settled.map(|(settled, read)| match settled {
+            Settled::Nothing(reason) => reason,
+            Settled::Sent(change, _) => format!("{} at {}", change.what, read.resource_version().unwrap()),
+        });
+        (text, sent.into_inner())
+    }
+
+    #[tokio::test]
+    async fn write_is_decided_again_unless_its_own_field_has_changed() {
+        let (enabled, paused) = (json!({"enabled": true}), json!({"enabled": false}));
+        let (text, sent) = pause_beside(Some(operator("1", &enabled, "kubectl"))).await;
+        assert_eq!((text.unwrap().as_str(), sent), ("paused at 1", vec!["1".to_owned()]));
+        let other = json!({"enabled": true, "labelNodes": true});
+        let (text, sent) = pause_beside(Some(operator("2", &other, "kubectl"))).await;
+        assert_eq!((text.unwrap().as_str(), sent.len()), ("paused at 2", 2), "another field has changed");
+        let (text, sent) = pause_beside(Some(operator("2", &paused, "argocd"))).await;
+        let error = text.unwrap_err().to_string();
+        for part in ["spec.enabled of bruo default", "field manager argocd: it is false now", "nothing was written"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert_eq!(sent, ["1"], "nothing is sent on top of it");
+        let (text, _) = pause_beside(None).await;
+        assert!(text.unwrap_err().to_string().contains("gone; nothing was written"));
     }
 
     #[test]

@@ -102,6 +102,8 @@ async fn plugin_pauses_resumes_approves_and_pins() -> anyhow::Result<()> {
             let right = "you need the right to patch bottlerocketupdateoperators in brupop-system";
             brupop(ctx, line, FAILED, &[right]).await?;
         }
+        brupop(ctx, "status --as viewer", OK, &["node-1", "node-2"]).await?;
+        brupop(ctx, "history --as viewer", OK, &["REVISION"]).await?;
         brupop(ctx, "hold node-1 --as viewer", FAILED, &["you need the right to patch nodes"]).await?;
         ensure!(written(ctx).await? == before, "something was written: {before:?}");
 
