@@ -40,6 +40,11 @@ async fn brupop(ctx: &ScenarioContext, line: &str, code: i32, parts: &[&str]) ->
     Ok(text)
 }
 
+/// The same as the user with the documented roles.
+async fn operate(ctx: &ScenarioContext, line: &str, code: i32, parts: &[&str]) -> anyhow::Result<String> {
+    brupop(ctx, &format!("{line} --as operator@example.com"), code, parts).await
+}
+
 /// The operator's resource.
 async fn resource(ctx: &ScenarioContext) -> anyhow::Result<Value> {
     let text = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "bruo", OPERATOR_NAME, "-o", "json"]).await?;
@@ -108,8 +113,7 @@ async fn plugin_pauses_resumes_approves_and_pins() -> anyhow::Result<()> {
         ensure!(written(ctx).await? == before, "something was written: {before:?}");
 
         // The documented role is enough for all that follows.
-        brupop(ctx, "pause --as operator@example.com", OK, &["paused: no update starts, and none is under way"])
-            .await?;
+        operate(ctx, "pause", OK, &["paused: no update starts, and none is under way"]).await?;
         brupop(ctx, "pause", OK, &["paused already"]).await?;
         ctx.bed.releases.publish(BETWEEN);
         ctx.release();
@@ -123,12 +127,12 @@ async fn plugin_pauses_resumes_approves_and_pins() -> anyhow::Result<()> {
         let path = file.path().display().to_string();
         ctx.kubectl(&["apply", "--server-side", "--field-manager=argocd-controller", "-f", &path]).await?;
         let tool = "the field manager argocd-controller applies spec.enabled";
-        brupop(ctx, "resume --as operator@example.com", OK, &["resumed: updates start", tool]).await?;
+        operate(ctx, "resume", OK, &["resumed: updates start", tool]).await?;
 
         until_step_waits(ctx, &NEW).await?;
         brupop(ctx, "approve 2", FAILED, &["step 2 does not wait for approval, canary step 1 of 1.20.5 does"]).await?;
         let approved = "canary step 1 of 1.20.5 is approved and passed: the rollout continues";
-        brupop(ctx, "approve 1 --as operator@example.com", OK, &[approved]).await?;
+        operate(ctx, "approve 1", OK, &[approved]).await?;
         brupop(ctx, "approve", OK, &["no canary step waits for approval"]).await?;
         ctx.updated().await?;
 
@@ -138,8 +142,7 @@ async fn plugin_pauses_resumes_approves_and_pins() -> anyhow::Result<()> {
         })
         .await?;
         let down = "2 node(s) move to an earlier version: node-1 (1.20.5 to 1.20.1), node-2 (1.20.5 to 1.20.1)";
-        brupop(ctx, "pin 1.20.1 --as operator@example.com", OK, &[down, "the target is 1.20.1: 2 node(s) move"])
-            .await?;
+        operate(ctx, "pin 1.20.1", OK, &[down, "the target is 1.20.1: 2 node(s) move"]).await?;
         until_step_waits(ctx, &BETWEEN).await?;
         let named = brupop(ctx, "approve -o name", OK, &[]).await?;
         ensure!(named.trim() == "bottlerocketupdateoperator.brupop.bottlerocket.aws/default", "{named}");
@@ -162,11 +165,12 @@ async fn plugin_releases_and_holds_nodes_and_hold_ends_at_its_time() -> anyhow::
     let (mut first, mut held) = (String::new(), String::new());
     let ending = run(options, async |ctx| {
         first = blocked_drain(ctx).await?;
+        grant_documented_rights(ctx).await?;
         let unknown = "there is no node nod-1; did you mean node-1 or node-2?";
-        brupop(ctx, &format!("release {first} nod-1"), FAILED, &[unknown, "nothing was written"]).await?;
+        operate(ctx, &format!("release {first} nod-1"), FAILED, &[unknown, "nothing was written"]).await?;
         ensure!(step_of(&ctx.bed.recorder.so_far()?.end(), &first) == Some(Step::Draining), "it was released");
 
-        brupop(ctx, &format!("release node/{first}"), OK, &[&format!("{first}: released; ")]).await?;
+        operate(ctx, &format!("release node/{first}"), OK, &[&format!("{first}: released; ")]).await?;
         let world = ctx.bed.recorder.so_far()?.end();
         ensure!(last_reason(&world, &first).as_deref() == Some("ReleaseRequested"), "{:?}", record(&world, &first));
         // Its turn comes again, or first that of the other one.
@@ -181,7 +185,7 @@ async fn plugin_releases_and_holds_nodes_and_hold_ends_at_its_time() -> anyhow::
         // A node that is held during its drain keeps its cordon.
         let line = format!("hold {held} --for 1h --reason audit");
         let kept = "its update has ended, and it stays cordoned";
-        brupop(ctx, &line, OK, &[&format!("{held}: held until "), "(audit)", kept]).await?;
+        operate(ctx, &line, OK, &[&format!("{held}: held until "), "(audit)", kept]).await?;
         let world = ctx.until("it waits for its hold", |world| wait_for(world, "Held", 1)).await?;
         ensure!(world.nodes[&held].claimed() && last_reason(&world, &held).as_deref() == Some("Held"), "not held");
         let shown = output_text(&plugin(ctx, &["status", "--wide"]).await?);
@@ -191,22 +195,22 @@ async fn plugin_releases_and_holds_nodes_and_hold_ends_at_its_time() -> anyhow::
         ctx.kubectl(&["annotate", "node", free, &format!("{HOLD_ANNOTATION}=mine")]).await?;
         let by = format!("the annotation {HOLD_ANNOTATION} was set by the field manager kubectl-annotate");
         let line = format!("hold {free} {held} --for 2h");
-        brupop(ctx, &line, FAILED, &["2 of 2 nodes failed", &by, "held until the hold is removed (mine)"]).await?;
+        operate(ctx, &line, FAILED, &["2 of 2 nodes failed", &by, "held until the hold is removed (mine)"]).await?;
         ctx.until("both wait", |world| wait_for(world, "Held", 2)).await?;
-        brupop(ctx, &format!("retry {free}"), OK, &["it is not in back-off"]).await?;
+        operate(ctx, &format!("retry {free}"), OK, &["it is not in back-off"]).await?;
 
         unblock(ctx).await?;
         let ended = format!("{free}: not held any more; it is updated when its turn comes");
-        brupop(ctx, &format!("unhold {free}"), OK, &[&ended]).await?;
+        operate(ctx, &format!("unhold {free}"), OK, &[&ended]).await?;
         ctx.until("it is updated", |world| is_updated(world, free)).await?;
         ensure!(wait_for(&ctx.bed.recorder.so_far()?.end(), "Held", 1), "the other one waits");
 
         // The hold ends by itself, and its annotation stays until it is removed.
         let line = format!("hold {held} --for 1s --reason audit --overwrite --wait=false");
-        brupop(ctx, &line, OK, &[&format!("node/{held} held until ")]).await?;
+        operate(ctx, &line, OK, &[&format!("node/{held} held until ")]).await?;
         ctx.updated().await?;
-        brupop(ctx, &format!("unhold {held}"), OK, &["not held any more"]).await?;
-        brupop(ctx, &format!("unhold {held}"), OK, &["it is not held"]).await?;
+        operate(ctx, &format!("unhold {held}"), OK, &["not held any more"]).await?;
+        operate(ctx, &format!("unhold {held}"), OK, &["it is not held"]).await?;
         Ok(())
     })
     .await?;
@@ -223,6 +227,7 @@ async fn plugin_quarantines_failed_version_and_settles_its_failures_by_name() ->
     options.policy["failurePolicy"] = json!({"backOff": "1h"});
     let ending = run(options, async |ctx| {
         ctx.install().await?;
+        grant_documented_rights(ctx).await?;
         ctx.bed.member("node-1")?.host.script(Fault::boot(BootFault::NewImageFails));
         ctx.release();
         ctx.until("the rollout is frozen and the node is released", |world| {
@@ -234,26 +239,26 @@ async fn plugin_quarantines_failed_version_and_settles_its_failures_by_name() ->
 
         let before = written(ctx).await?;
         let failed = "1.20.5 (BootFellBack on node-1)";
-        brupop(ctx, "resume", FAILED, &[failed, "kubectl brupop resume --failures 1.20.5"]).await?;
-        brupop(ctx, "resume --failures 1.20.4", FAILED, &["1.20.4 has no failures to settle", failed]).await?;
+        operate(ctx, "resume", FAILED, &[failed, "kubectl brupop resume --failures 1.20.5"]).await?;
+        operate(ctx, "resume --failures 1.20.4", FAILED, &["1.20.4 has no failures to settle", failed]).await?;
         ensure!(written(ctx).await? == before, "something was written: {before:?}");
 
-        brupop(ctx, "quarantine 1.20.5", OK, &["1.20.5 is excluded: no node takes it"]).await?;
-        brupop(ctx, "quarantine v1.20.5", OK, &["1.20.5 is excluded already"]).await?;
+        operate(ctx, "quarantine 1.20.5", OK, &["1.20.5 is excluded: no node takes it"]).await?;
+        operate(ctx, "quarantine v1.20.5", OK, &["1.20.5 is excluded already"]).await?;
         let skipped = "the failures of 1.20.5 are settled: no node takes 1.20.5, since the policy excludes it";
-        brupop(ctx, "resume --failures 1.20.5", OK, &[skipped]).await?;
+        operate(ctx, "resume --failures 1.20.5", OK, &[skipped]).await?;
         ctx.until_operator(FROZEN, ConditionStatus::False).await?;
         ctx.until("the node waits for another version", |world| wait_for(world, "Excluded", 1)).await?;
 
-        brupop(ctx, "quarantine 1.20 --lift", OK, &["1.20 is no entry", "its entries are '1.20.5'"]).await?;
-        brupop(ctx, "quarantine 1.20.5 --lift", OK, &["1.20.5 is not excluded any more"]).await?;
+        operate(ctx, "quarantine 1.20 --lift", OK, &["1.20 is no entry", "its entries are '1.20.5'"]).await?;
+        operate(ctx, "quarantine 1.20.5 --lift", OK, &["1.20.5 is not excluded any more"]).await?;
         ensure!(resource(ctx).await?["spec"]["version"]["exclude"].is_null(), "the entry is still there");
         ctx.until("the node waits for its back-off", |world| wait_for(world, "BackOff", 1)).await?;
 
         // Without a controller, it is written and not acknowledged.
         signal(&ctx.bed.processes_of(Component::Controller), Signal::SIGSTOP);
         let late = ["waiting: node-1: for the controller to end its back-off", "after 2 s it still waits"];
-        brupop(ctx, "retry node-1 --timeout 2s", UNACKNOWLEDGED, &late).await?;
+        operate(ctx, "retry node-1 --timeout 2s", UNACKNOWLEDGED, &late).await?;
         resume_controllers(ctx);
         ctx.updated().await?;
         Ok(())
