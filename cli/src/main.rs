@@ -1,14 +1,17 @@
-//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, shows and
-//! undoes changes of the policy, takes over from the earlier operator, and uninstalls. Installed on the PATH, kubectl runs it as `kubectl brupop`.
+//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, carries out requests about
+//! the rollout and about nodes, shows and undoes changes of the policy, takes over from the earlier operator, and uninstalls.
+//! Installed on the PATH, kubectl runs it as `kubectl brupop`.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod call;
+mod connect;
 mod forecast;
 mod history;
 mod marks;
 mod page;
 mod preflight;
+mod requests;
 mod rights;
 mod simulate;
 mod status;
@@ -16,6 +19,7 @@ mod swap;
 mod takeover;
 mod timeline;
 mod uninstall;
+mod write;
 
 use std::process::ExitCode;
 
@@ -23,16 +27,27 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use models::names;
 
-/// Command line of the Bottlerocket update operator: preflight check, status, uninstall.
+/// Exit codes, for `--help` and docs/plugin.md.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  the command did what it says, or nothing had to be done
+  1  it failed: the error says why, and what was written
+  2  the command line is not understood
+  3  it was written, and it is not known that the operator has acknowledged it (--timeout)";
+
+/// Exit code of a write that the operator has not acknowledged.
+const UNACKNOWLEDGED: u8 = 3;
+
+/// Command line of the Bottlerocket update operator: status, history, requests about the rollout and about nodes, install and
+/// uninstall.
 #[derive(Debug, Parser)]
-#[command(name = "kubectl-brupop", bin_name = "kubectl brupop", version)]
+#[command(name = "kubectl-brupop", bin_name = "kubectl brupop", version, after_help = EXIT_CODES)]
 struct Arguments {
     /// Namespace of the operator.
     #[arg(long, short, env = "BRUPOP_NAMESPACE", default_value = names::SYSTEM_NAMESPACE, global = true)]
     namespace: String,
-    /// Context of the kubeconfig to use instead of the current one.
-    #[arg(long, global = true)]
-    context: Option<String>,
+    #[command(flatten)]
+    connect: connect::ConnectOptions,
     #[command(subcommand)]
     command: Command,
 }
@@ -49,6 +64,8 @@ enum Command {
     Undo(history::UndoOptions),
     /// Simulate the rollout of a described fleet in virtual time; needs no cluster.
     Simulate(simulate::SimulateOptions),
+    #[command(flatten)]
+    Request(requests::Command),
     /// Move from the earlier bottlerocket-update-operator to this one.
     #[command(subcommand)]
     Takeover(takeover::Command),
@@ -62,7 +79,7 @@ async fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             page::complain(&error);
-            ExitCode::FAILURE
+            if error.is::<write::Unacknowledged>() { ExitCode::from(UNACKNOWLEDGED) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -76,11 +93,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     if let Command::Simulate(options) = &arguments.command {
         return simulate::run(options)?.print().context("the standard output cannot be written");
     }
-    let options = kube::config::KubeConfigOptions { context: arguments.context, ..Default::default() };
-    let config = kube::Config::from_kubeconfig(&options)
-        .await
-        .context("no usable kubeconfig: set KUBECONFIG, or check `kubectl config view`")?;
-    let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
+    let client = arguments.connect.client().await?;
     match arguments.command {
         Command::Preflight => preflight::preflight(client).await?,
         Command::Status(options) => {
@@ -90,6 +103,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
         Command::Simulate(_) => {}
+        Command::Request(command) => requests::run(&client, &arguments.namespace, &command).await?,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => {
             swap::check_ended(&client).await?;

@@ -136,7 +136,7 @@ impl Cluster {
         };
         for facts in self.nodes.iter().filter_map(NodeFacts::project) {
             let shadow = shadows.remove(&facts.name);
-            view.insert(facts, shadow);
+            view.insert(facts, shadow, now);
         }
         for (name, node) in &mut view.nodes {
             node.pods = self.pods.get(name).cloned();

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
@@ -116,7 +117,8 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     let mut shown = Vec::new();
     loop {
         let nodes = nodes.list(&ListParams::default()).await.context("the nodes cannot be read")?;
-        let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).collect();
+        let now = Timestamp::now();
+        let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).map(|node| node.at(now)).collect();
         let shadows = match shadows.list(&ListParams::default()).await {
             Ok(list) => list.items,
             Err(error) if is_gone(&error) => Vec::new(),
@@ -177,7 +179,7 @@ fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String
         }
     }
     for node in nodes {
-        if node.claimed() && !node.held {
+        if node.claimed() && !node.held() {
             left.push(format!("{} is not released yet", node.name));
         }
     }
@@ -194,9 +196,8 @@ fn is_labelled_by_us(meta: &ObjectMeta) -> bool {
 async fn sweep(client: &Client) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     for node in nodes.list(&ListParams::default()).await.context("the nodes cannot be read")? {
-        let Some(NodeFacts { name, uid, held, unschedulable, claims, .. }) = NodeFacts::project(&node) else {
-            continue;
-        };
+        let facts = NodeFacts::project(&node).map(|node| node.at(Timestamp::now()));
+        let Some(NodeFacts { name, uid, hold, unschedulable, claims, .. }) = facts else { continue };
         let mut managers = Vec::new();
         if is_labelled_by_us(&node.metadata) {
             managers.push(names::LABEL_MANAGER);
@@ -209,7 +210,7 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
             let mut kept = json!({
                 "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": uid},
             });
-            if manager == names::CONTROLLER_MANAGER && held && unschedulable {
+            if manager == names::CONTROLLER_MANAGER && hold.is_some() && unschedulable {
                 kept["spec"] = json!({"unschedulable": true});
                 print_line(format_args!(
                     "{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}"

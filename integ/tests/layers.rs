@@ -14,7 +14,7 @@ const CRATES: [(&str, &str); 7] = [
     ),
     (
         "planner",
-        "annotations claims expressions rules signature wait view pause standby policy revisions history drain plan lint simulation",
+        "annotations hold claims expressions rules signature wait view pause standby policy revisions history drain plan lint simulation",
     ),
     (
         "controller",
@@ -38,7 +38,10 @@ const CRATES: [(&str, &str); 7] = [
         "options object budget pod controller apiserver agent network namespaces crds reference admission policy \
          rights takeover openapi waiting yaml installation files",
     ),
-    ("cli", "page call timeline forecast simulate history rights marks status uninstall preflight swap takeover"),
+    (
+        "cli",
+        "connect page call write timeline forecast simulate history rights marks status uninstall preflight swap takeover requests",
+    ),
 ];
 
 fn files(folder: &Path) -> Vec<PathBuf> {

@@ -11,6 +11,7 @@ pub mod claims;
 pub mod drain;
 pub mod expressions;
 pub mod history;
+pub mod hold;
 pub mod lint;
 pub mod pause;
 pub mod plan;

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use kube::api::{Api, ListParams, Patch, PatchParams};
-use kube::{Client, ResourceExt as _};
+use kube::Client;
+use kube::api::{Api, ListParams};
 use models::history::BottlerocketRolloutHistorySpec;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
@@ -18,8 +17,9 @@ use planner::view::{OperatorFacts, Projection as _, RevisionFacts};
 use serde_json::{Value, json};
 
 use super::read::Source;
-use crate::call::{call, code, if_there, list};
-use crate::page::{Page, print_line, warn};
+use crate::call::{call, if_there, list};
+use crate::page::{Page, print_line};
+use crate::write::{DryRun, DryRunOption, guarded, warn_of_appliers};
 
 /// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
 const MANAGER: &str = "kubectl-brupop-undo";
@@ -30,9 +30,8 @@ pub(crate) struct UndoOptions {
     /// Number of the revision to return to. Default: the last one that differs from the present policy.
     #[arg(long)]
     to_revision: Option<i64>,
-    /// Only print what would be written.
-    #[arg(long)]
-    dry_run: bool,
+    #[command(flatten)]
+    dry: DryRunOption,
 }
 
 /// The operator's resource and its revisions.
@@ -127,25 +126,6 @@ pub(super) async fn read(client: &Client, namespace: &str, only: Option<i64>) ->
     Ok((table(&history, only)?, rows))
 }
 
-/// Returns the field managers that apply a field of `spec.version` that an undo writes, and so put it back.
-fn appliers(entries: &[ManagedFieldsEntry], patch: &Value) -> Vec<String> {
-    let written = patch.pointer("/spec/version").and_then(Value::as_object);
-    let owns = |entry: &ManagedFieldsEntry| {
-        let fields = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:spec/f:version"));
-        let has = |field: &String| fields.is_some_and(|fields| fields.get(format!("f:{field}")).is_some());
-        written.is_some_and(|written| written.keys().any(has))
-    };
-    let is_tool = |entry: &ManagedFieldsEntry| {
-        let manager = entry.manager.as_deref().unwrap_or_default();
-        entry.operation.as_deref() == Some("Apply")
-            || ["helm", "argocd", "flux", "kustomize", "kubectl-client-side-apply"]
-                .iter()
-                .any(|tool| manager.contains(tool))
-    };
-    let managers = entries.iter().filter(|entry| is_tool(entry) && owns(entry));
-    managers.filter_map(|entry| entry.manager.clone()).filter(|manager| manager != MANAGER).collect()
-}
-
 /// Returns the version that most nodes ran when the last rollout began, for a pin. `None` without one.
 fn version_before_rollout(records: &[Value]) -> Option<String> {
     let rollout = |record: &Value| {
@@ -183,31 +163,18 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         print_line(&undo);
         return Ok(());
     };
-    for manager in appliers(revisions.resource.managed_fields(), patch) {
-        warn(format_args!(
-            "the field manager {manager} applies spec.version: if it is a tool that applies its source again and again, it \
-             reverts this. Change the source too"
-        ));
+    let dry_run = options.dry.dry_run;
+    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
+    let right = format!("patch bottlerocketupdateoperators in {namespace}");
+    if guarded(&operators, &right, MANAGER, &revisions.resource, patch, dry_run).await?.is_none() {
+        bail!("the operator's resource was changed at the same time; nothing was written. Run the command again");
     }
-    if options.dry_run {
-        print_line(format_args!("would write to {}, as revision {number} has it: {patch}", names::OPERATOR_NAME));
-    } else {
-        let mut guarded = patch.clone();
-        guarded["metadata"] =
-            json!({"uid": revisions.operator.uid, "resourceVersion": revisions.operator.resource_version});
-        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
-        let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-        let right = format!("patch bottlerocketupdateoperators in {namespace}");
-        let answer = call(&right, operators.patch(names::OPERATOR_NAME, &params, &Patch::Merge(guarded))).await;
-        match answer {
-            Err(error) if code(&error) == Some(409) => {
-                bail!(
-                    "the operator's resource was changed at the same time; nothing was written. Run the command again"
-                )
-            }
-            answer => answer.map(drop)?,
-        }
+    warn_of_appliers(&revisions.resource, patch);
+    if dry_run == DryRun::None {
         print_line(&undo);
+    } else {
+        let name = names::OPERATOR_NAME;
+        print_line(format_args!("would write to {name}, as revision {number} has it{}: {patch}", dry_run.note()));
     }
     if *keeps_versions {
         // Without the right to read the history, the shadows tell as much.
@@ -222,9 +189,7 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
         };
         if let Some(version) = version {
             print_line(format_args!(
-                "most nodes ran {version} before; to move them back to it: kubectl patch bruo {} -n {namespace} --type merge -p \
-                 '{{\"spec\":{{\"version\":{{\"target\":\"{version}\"}}}}}}'",
-                names::OPERATOR_NAME
+                "most nodes ran {version} before; to move them back to it: kubectl brupop pin {version} -n {namespace}"
             ));
         }
     }
@@ -259,28 +224,6 @@ mod tests {
         assert!(one.contains("target:") && one.contains(">=1.20") && !one.contains("exclude"), "{one}");
         assert_eq!(table(&all, Some(9)).unwrap_err().to_string(), "unable to find the specified revision");
         assert!(table(&[], None).unwrap().to_string().contains(NO_HISTORY));
-    }
-
-    #[test]
-    fn tool_that_applies_a_written_field_is_named_and_no_other() {
-        let entry = |manager: &str, operation: &str, field: &str| -> ManagedFieldsEntry {
-            let fields = json!({"f:spec": {"f:version": {field: {}}}});
-            serde_json::from_value(json!({
-                "manager": manager, "operation": operation, "apiVersion": "x/v1", "fieldsType": "FieldsV1", "fieldsV1": fields,
-            }))
-            .unwrap()
-        };
-        let patch = json!({"spec": {"version": {"target": "latest", "exclude": null}}});
-        let all = [
-            entry("argocd-controller", "Apply", "f:target"),
-            entry("kubectl", "Apply", "f:exclude"),
-            entry("helm", "Update", "f:target"),
-            entry("kubectl-client-side-apply", "Update", "f:target"),
-            entry("kubectl-edit", "Update", "f:target"),
-            entry("kubectl", "Apply", "f:minimumAge"),
-            entry(MANAGER, "Update", "f:target"),
-        ];
-        assert_eq!(appliers(&all, &patch), ["argocd-controller", "kubectl", "helm", "kubectl-client-side-apply"]);
     }
 
     #[test]

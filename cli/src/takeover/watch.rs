@@ -161,7 +161,7 @@ fn view(snapshot: &Snapshot, trial: &Trial, now: Timestamp) -> ClusterView {
         let state = NodeState::of(node);
         let shadow = snapshot.shadows.iter().find(|shadow| shadow.belongs_to(&state));
         let shadow = shadow.map(|shadow| as_ours(shadow, &facts, &trial.policy, now));
-        view.insert(facts, shadow);
+        view.insert(facts, shadow, now);
     }
     for (name, node) in &mut view.nodes {
         node.pods = snapshot.pods.get(name).cloned();

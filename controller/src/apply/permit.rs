@@ -1,6 +1,7 @@
 //! The permit of a reboot, from the agent's request to the desired state that holds it: checked live, signed, written.
 //! For the check the Node and its pods are read from the API server and not from a cache.
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
 use models::permit::PermitClaims;
@@ -46,12 +47,13 @@ impl Applier {
         let (node, pods) = futures::join!(nodes.get(name), pods.list(&on_node));
         let node = node.map_err(ApplyError::api("node_get"))?;
         let pods = pods.map_err(ApplyError::api("pod_list"))?;
-        let live = NodeFacts::project(&node).ok_or(ApplyError::Changed("the node"))?;
+        let live =
+            NodeFacts::project(&node).map(|live| live.at(Timestamp::now())).ok_or(ApplyError::Changed("the node"))?;
         if live.uid != decided_on.uid || live.boot_id != boot_id {
             return Err(ApplyError::Changed("the node"));
         }
         // The caches of nodes and shadows are not in step: a hold may precede the agent's request.
-        if live.held || !live.labelled || live.deleting {
+        if live.held() || !live.labelled || live.deleting {
             return Err(ApplyError::NoPermit("the node is held, leaving, or no longer under the operator".to_owned()));
         }
         if !live.unschedulable || !live.claims.has(ClaimField::Cordon) {

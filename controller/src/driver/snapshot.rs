@@ -100,7 +100,7 @@ impl Driver {
         view.web_api_missing = self.web_api_missing;
         let with_agent = self.peers.nodes_with_agent();
         for (name, facts) in nodes {
-            view.insert(facts, shadows.remove(&name));
+            view.insert(facts, shadows.remove(&name), now);
         }
         view.revisions_in_use = shadows.into_values().filter_map(|shadow| shadow.revision).collect();
         let known = self.revisions_read.done().then(|| self.applier.revisions.items());

@@ -312,7 +312,9 @@ async fn undo_names_version_before_and_it_moves_nodes_back(ctx: &ScenarioContext
             Ok((!text.contains("no last revision")).then_some(text))
         })
         .await?;
-        let pin = format!(r#"most nodes ran {NEW} before; to move them back to it: kubectl patch bruo"#);
+        let pin = format!(
+            "most nodes ran {NEW} before; to move them back to it: kubectl brupop pin {NEW} -n {SYSTEM_NAMESPACE}"
+        );
         anyhow::ensure!(printed.contains(&pin), "{printed}");
     }
     ctx.policy(&json!({"version": {"target": NEW.to_string()}})).await?;

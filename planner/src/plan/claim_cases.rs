@@ -7,6 +7,7 @@ use models::shadow::{HostState, Step};
 use super::{Action, ShadowChange, plan};
 use crate::claims::ClaimFields;
 use crate::fixtures::*;
+use crate::hold::Hold;
 
 /// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
 #[test]
@@ -105,7 +106,7 @@ fn claim_field_set_by_other_field_manager_does_not_block_drain() {
 #[test]
 fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
     let mut held = at("a", Step::Draining, 0, HostState::StagedUpdate);
-    held.facts.held = true;
+    held.facts.hold = Some(Hold::default());
     let (mut view, policy) = cluster(vec![held], &["a"]);
     for second in 1..10 {
         let Some(action) = plan(&view, &policy, t(second)).actions.remove("a") else { break };
@@ -122,7 +123,7 @@ fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
     let made = plan(&view, &policy, t(20));
     assert_eq!(made.slots, Some(vec![]), "it has no slot any more");
     assert!(view.nodes["a"].facts.claimed());
-    view.nodes.get_mut("a").unwrap().facts.held = false;
+    view.nodes.get_mut("a").unwrap().facts.hold = None;
     assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));
 }
 
@@ -133,13 +134,13 @@ fn held_node_stays_cordoned_after_reboot() {
         let mut back = at("a", step, 0, HostState::RebootedIntoUpdate);
         back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
         back.facts.boot_id = "b2".into();
-        back.facts.held = true;
+        back.facts.hold = Some(Hold::default());
         if step == Step::Verifying {
             back.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
         }
         let (mut view, policy) = cluster(vec![back], &["a"]);
         assert_ne!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
-        view.nodes.get_mut("a").unwrap().facts.held = false;
+        view.nodes.get_mut("a").unwrap().facts.hold = None;
         assert_eq!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
     }
 }

@@ -118,7 +118,7 @@ impl<'a> NodeContext<'a> {
     /// managedFields, fields that the record names and no client owns. A held node stays as it is.
     pub(super) fn needs_release(&self) -> bool {
         let left = self.facts().unowned.and(crate::claims::recorded(&self.shadow.status));
-        !self.facts().held && (self.facts().claimed() || !left.is_empty())
+        !self.facts().held() && (self.facts().claimed() || !left.is_empty())
     }
 
     /// Returns whether another client armed an image on the host.

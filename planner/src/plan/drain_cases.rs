@@ -8,6 +8,7 @@ use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
 use super::{Action, Evictions, Plan, Wait, plan};
 use crate::claims::ClaimFields;
 use crate::fixtures::*;
+use crate::hold::Hold;
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
 
@@ -350,7 +351,7 @@ fn hold_and_deadline_end_drain_with_evictions_in_flight() {
         assert!(made.evictions.is_empty() && Plan::ends_drain(&made.actions["a"]));
     };
     ended(&view, t(60));
-    view.nodes.get_mut("a").unwrap().facts.held = true;
+    view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default());
     ended(&view, t(3));
 }
 

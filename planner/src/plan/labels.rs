@@ -59,7 +59,7 @@ mod tests {
             let claimed = NodeFacts { claims: ClaimFields::CORDON, ..node.clone() };
             for facts in [node, claimed] {
                 let mut view = ClusterView::default();
-                view.insert(facts.clone(), None);
+                view.insert(facts.clone(), None, t(0));
                 let labels = plan(&view, &policy, t(0)).labels;
                 assert_eq!(labels, if expected { vec![facts] } else { vec![] }, "{sentence}");
             }

@@ -8,6 +8,7 @@ use models::shadow::{AttemptResult, CORDONED, DrainStatus, HostState, Record, St
 use super::{Action, plan};
 use crate::claims::ClaimFields;
 use crate::fixtures::*;
+use crate::hold::Hold;
 use crate::policy::Policy;
 use crate::view::{LeaseObservations, NodeView};
 
@@ -135,10 +136,10 @@ fn formerly_held_node_is_released_after_longest_shutdown() {
     for (observed_for, released) in [(1, false), (span(), true)] {
         let mut node = withdrawn();
         node.shadow.as_mut().unwrap().status.controller.progress = None;
-        (node.facts.held, node.observed_for) = (true, Duration::from_secs(observed_for));
+        (node.facts.hold, node.observed_for) = (Some(Hold::default()), Duration::from_secs(observed_for));
         let (action, _) = decide(node.clone(), 1);
         assert_eq!(action, None, "a node that a user holds is not released");
-        node.facts.held = false;
+        node.facts.hold = None;
         let (action, wake) = decide(node, 1);
         assert_eq!(action == Some(Action::Release), released, "after {observed_for} s: {action:?}");
         assert!(released || wake == Some((span() - observed_for).cast_signed()), "{wake:?}");
@@ -191,7 +192,7 @@ fn claim_record_is_kept_while_held_node_is_claimed() {
         ("held, and not claimed any more", true, false, false),
     ] {
         let mut node = at("a", Step::Releasing, 0, HostState::Idle);
-        (node.facts.held, node.facts.unschedulable) = (held, claimed);
+        (node.facts.hold, node.facts.unschedulable) = (held.then(Hold::default), claimed);
         node.facts.claims = if claimed { ClaimFields::USUAL } else { ClaimFields::default() };
         node.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus::default());
         let (view, policy) = cluster(vec![node], &["a"]);

@@ -5,7 +5,9 @@ use models::shadow::{HostState, Record, Step, VersionFailure};
 
 use super::{Action, plan};
 use crate::fixtures::{NEW, at, cluster, failure, node, shadow, t, written};
-use crate::view::ClusterView;
+use crate::hold::Hold;
+use crate::view::{ClusterView, ShadowFacts};
+use crate::wait::Wait;
 
 /// The acknowledged `retry` and `release` of node `a`.
 fn acknowledged(view: &mut ClusterView) -> (Option<String>, Option<String>) {
@@ -49,6 +51,32 @@ fn retry_ends_back_off_once_and_is_acknowledged() {
     assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "it is carried out once");
     shadow(&mut view).retry = Some("again".into());
     assert!(plan(&view, &policy, t(3)).actions.contains_key("a"), "another value is another request");
+}
+
+#[test]
+fn hold_ends_at_its_time_for_which_the_planner_wakes() {
+    let hold = Hold { until: Some(t(60)), reason: Some("audit".into()) };
+    let wait = Wait::Held { until: hold.until, reason: hold.reason.clone() };
+    for (sentence, hold, now, expected) in [
+        ("before its end", hold.clone(), 59, Some((wait, Some(t(60))))),
+        ("at its end", hold, 60, None),
+        ("without an end", Hold::default(), 60, Some((Wait::Held { until: None, reason: None }, None))),
+    ] {
+        let mut held = node("a");
+        held.facts.hold = Some(hold);
+        let (mut view, policy) = cluster(vec![], &[]);
+        let shadow = held.shadow.take().map(|shadow| ShadowFacts { owner_uid: Some(held.facts.uid.clone()), ..shadow });
+        view.insert(held.facts, shadow, t(now));
+        let begins = plan(&view, &policy, t(now)).actions["a"].next_step() == Some(Step::Staging);
+        assert_eq!(begins, expected.is_none(), "{sentence}");
+        if let Some(expected) = expected {
+            // The reason is recorded first.
+            let action = plan(&view, &policy, t(now)).actions["a"].clone();
+            written(&mut view, &action);
+            let made = plan(&view, &policy, t(now));
+            assert_eq!((made.waits["a"].clone(), made.wake), expected, "{sentence}");
+        }
+    }
 }
 
 #[test]

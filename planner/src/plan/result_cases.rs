@@ -11,6 +11,7 @@ use models::shadow::{
 use super::{Action, plan};
 use crate::claims::ClaimFields;
 use crate::fixtures::*;
+use crate::hold::Hold;
 use crate::policy::Policy;
 use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeView, PodFacts, ServiceFacts};
 
@@ -243,7 +244,7 @@ fn result_of_attempt_that_ends_before_drain_has_neither_pods_nor_drain_times() {
             "PrepareFailed",
         ),
         (Step::Staged, |node| node.facts.labelled = false, "LabelRemoved"),
-        (Step::Staged, |node| node.facts.held = true, "Held"),
+        (Step::Staged, |node| node.facts.hold = Some(Hold::default()), "Held"),
     ];
     for (step, change, reason) in cases {
         let mut node = at("a", step, 0, HostState::StagedUpdate);
@@ -268,7 +269,7 @@ fn result_of_attempt_without_number_gets_that_of_its_rollout() {
         let (step, boot) = place.as_ref().map_or((1, String::new()), |place| (place.step, place.boot_id.clone()));
         let mut node = at("a", Step::Staged, 0, HostState::StagedUpdate);
         node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().rollout = place;
-        node.facts.held = true;
+        node.facts.hold = Some(Hold::default());
         let (mut view, _) = cluster(vec![node], &[]);
         let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": [{"nodes": 1}]}}));
         view.operator.as_mut().unwrap().status.rollout_count = Some(6);
@@ -292,7 +293,7 @@ fn oldest_results_are_dropped_beyond_limit() {
     for (before, pods, left) in cases {
         let mut node = at("a", Step::Staged, 0, HostState::StagedUpdate);
         in_history(&mut node, place());
-        node.facts.held = true;
+        node.facts.hold = Some(Hold::default());
         let (mut view, policy) = cluster(vec![node], &[]);
         let ended = result(&view, &policy, 5);
         let pods = vec![listed("p", None); pods];

@@ -98,7 +98,7 @@ mod tests {
         change: impl FnOnce(&mut ClusterView),
     ) -> Vec<ShadowChange> {
         let mut view = ClusterView::default();
-        view.insert(facts, shadow);
+        view.insert(facts, shadow, crate::fixtures::t(0));
         change(&mut view);
         plan(&view, &Policy::default(), crate::fixtures::t(0)).shadows
     }

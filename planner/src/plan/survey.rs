@@ -35,6 +35,14 @@ pub(super) struct Survey<'a> {
     pub(super) pause: Pause,
 }
 
+/// Returns the version that policy leads each node of the operator to, or the reason why there is none. Everything else that
+/// a node may wait for is left out.
+pub fn targets(view: &ClusterView, policy: &Policy, now: Timestamp) -> BTreeMap<String, Result<Version, Wait>> {
+    let wants = Survey::of(view, policy, now).wants;
+    let labelled = |name: &&str| view.nodes.get(*name).is_some_and(|node| node.facts.labelled);
+    wants.into_iter().filter(|(name, _)| labelled(name)).map(|(name, want)| (name.to_owned(), want.version)).collect()
+}
+
 impl<'a> Survey<'a> {
     pub(super) fn of(view: &'a ClusterView, policy: &'a Policy, now: Timestamp) -> Self {
         let quarantine = Quarantine::of(view, policy.max_failures);

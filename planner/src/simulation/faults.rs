@@ -311,7 +311,7 @@ impl World {
     /// Runs without faults until nothing changes any more, however long that takes.
     fn settle(&mut self, budget: usize) {
         for node in self.view.nodes.values_mut() {
-            (node.facts.held, node.facts.ready, node.facts.labelled) = (false, true, true);
+            (node.facts.hold, node.facts.ready, node.facts.labelled) = (None, true, true);
             // Some users uncordon their nodes, and others do not.
             let host = self.hosts.get_mut(&node.facts.name).unwrap();
             host.person_cordoned &= self.rng.random_bool(0.5);

@@ -826,7 +826,7 @@ fn is_plain(node: &NodeView) -> bool {
     let Some(shadow) = &node.shadow else { return false };
     let agent = &shadow.status.agent;
     let rests = node.progress().is_none() && !facts.claimed() && shadow.spec.state == HostState::Idle;
-    let usual = facts.labelled && facts.ready && !facts.unschedulable && !facts.held && !facts.deleting;
+    let usual = facts.labelled && facts.ready && !facts.unschedulable && !facts.held() && !facts.deleting;
     let reported = agent.boot_id.as_deref() == Some(facts.boot_id.as_str())
         && agent.state == Some(HostState::Idle)
         && agent.updates.as_ref().is_some_and(|updates| updates.refresh_failure.is_none());

@@ -15,6 +15,7 @@ use models::time::after;
 
 use crate::annotations::{Place, misunderstood};
 use crate::claims;
+use crate::hold::Hold;
 
 use super::projection::{Projection, key};
 use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, RequestManagers, ServiceFacts, ShadowFacts};
@@ -98,7 +99,7 @@ impl Projection for NodeFacts {
             boot_id: info.map(|i| i.boot_id.clone()).unwrap_or_default(),
             os_image: info.map(|i| i.os_image.clone()).unwrap_or_default(),
             unschedulable,
-            held: annotation(&node.metadata, names::HOLD_ANNOTATION).is_some(),
+            hold: annotation(&node.metadata, names::HOLD_ANNOTATION).map(|value| Hold::parse(value)),
             claims: claims::owned(&node.metadata),
             claimed_since: claims::since(&node.metadata),
             set_by_others: claims::set_by_others(&node.metadata, unschedulable),

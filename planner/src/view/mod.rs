@@ -20,6 +20,7 @@ use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperato
 use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, Step};
 
 use crate::claims::{ClaimField, ClaimFields};
+use crate::hold::Hold;
 use crate::wait::Wait;
 
 pub use earlier::EarlierPod;
@@ -51,8 +52,8 @@ pub struct NodeFacts {
     /// The kubelet's name of the operating system, with the version in it.
     pub os_image: String,
     pub unschedulable: bool,
-    /// True if a user has set a hold.
-    pub held: bool,
+    /// The hold that a user has set. In a view, one whose time is over is none.
+    pub hold: Option<Hold>,
     /// The claims of the operator by field ownership, perhaps shared with others.
     pub claims: ClaimFields,
     /// Time at which they were claimed, or last changed, by the API server's clock.
@@ -72,6 +73,17 @@ impl NodeFacts {
     /// Returns whether the operator claims anything of it.
     pub fn claimed(&self) -> bool {
         !self.claims.is_empty()
+    }
+
+    /// Returns whether a user holds it.
+    pub fn held(&self) -> bool {
+        self.hold.is_some()
+    }
+
+    /// Returns the facts at this time: without a hold whose time is over.
+    #[must_use]
+    pub fn at(self, now: Timestamp) -> Self {
+        Self { hold: self.hold.filter(|hold| !hold.is_over(now)), ..self }
     }
 
     /// Returns whether it is cordoned, and not by the operator.
@@ -273,7 +285,7 @@ impl NodeView {
         let withdrawn = || self.shadow.as_ref().is_none_or(|shadow| shadow.spec.state == HostState::Idle);
         match self.progress() {
             Some(progress) => progress.disruptive || self.facts.claimed(),
-            None => self.facts.claimed() && !(self.facts.held && withdrawn()),
+            None => self.facts.claimed() && !(self.facts.held() && withdrawn()),
         }
     }
 }
@@ -361,8 +373,9 @@ pub struct ClusterView {
 }
 
 impl ClusterView {
-    /// Inserts a node, and the shadow that is named after it.
-    pub fn insert(&mut self, facts: NodeFacts, shadow: Option<ShadowFacts>) {
+    /// Inserts a node, as it is now, and the shadow that is named after it.
+    pub fn insert(&mut self, facts: NodeFacts, shadow: Option<ShadowFacts>, now: Timestamp) {
+        let facts = facts.at(now);
         let name = facts.name.clone();
         let (own, orphan) = match shadow {
             Some(shadow) if shadow.owner_uid.as_deref() == Some(facts.uid.as_str()) => (Some(shadow), None),

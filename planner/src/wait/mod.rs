@@ -46,8 +46,13 @@ pub enum Wait {
     Frozen { version: Version },
     #[error("{version} has failed too often")]
     Quarantined { version: Version },
-    #[error("the node carries the annotation {}", names::HOLD_ANNOTATION)]
-    Held,
+    #[error("{}", text::held(*.until, .reason.as_deref()))]
+    Held {
+        /// The time at which the hold ends; `None`: when its annotation is removed.
+        until: Option<Timestamp>,
+        /// The reason that the user gave.
+        reason: Option<String>,
+    },
     #[error("another user or controller has cordoned the node; uncordon it, or set spec.drain.cordonedNodes to Update")]
     Cordoned,
     #[error("the node lacks the label {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
@@ -305,7 +310,7 @@ impl Wait {
             | Self::EarlierOperatorGone { until } => Some(*until),
             Self::WindowClosed { opens } => *opens,
             Self::Blackout { ends } => *ends,
-            Self::TooYoung { until, .. } | Self::CanaryStep { until, .. } => *until,
+            Self::Held { until, .. } | Self::TooYoung { until, .. } | Self::CanaryStep { until, .. } => *until,
             _ => None,
         }
     }
@@ -322,7 +327,21 @@ mod tests {
         assert_eq!(closed.ends_at(), Some(at));
         assert_eq!(closed.to_string(), "no window is open; the next one opens at 2027-01-15T08:00:00Z");
         assert_eq!(Wait::WindowClosed { opens: None }.to_string(), "no window is open");
-        assert_eq!(Wait::Held.ends_at(), None);
+    }
+
+    #[test]
+    fn hold_reports_its_end_and_the_reason_of_its_user() {
+        let at = Timestamp::from_second(1_800_000_000).unwrap();
+        let annotation = "the node carries the annotation brupop.bottlerocket.aws/hold";
+        for (until, reason, text) in [
+            (None, None, annotation.to_owned()),
+            (None, Some("audit"), format!("{annotation} (audit)")),
+            (Some(at), None, format!("{annotation}; it ends at 2027-01-15T08:00:00Z")),
+            (Some(at), Some("audit"), format!("{annotation} (audit); it ends at 2027-01-15T08:00:00Z")),
+        ] {
+            let wait = Wait::Held { until, reason: reason.map(str::to_owned) };
+            assert_eq!((wait.ends_at(), wait.to_string()), (until, text));
+        }
     }
 
     #[test]

@@ -61,7 +61,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (Disabled, User, "Set `spec.enabled` to true."),
     (Frozen, User, "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests)."),
     (Quarantined, User, "As for `Frozen`. To skip the version, exclude it before you resume."),
-    (Held, User, "Remove the annotation `brupop.bottlerocket.aws/hold` from the node."),
+    (Held, User, "The end of the hold, if it has one, or [unhold](plugin.md#hold-and-unhold): remove the annotation."),
     (Cordoned, User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
     (
         NotLabelled,

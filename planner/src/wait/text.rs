@@ -1,7 +1,7 @@
 //! The parts of a reason's message that depend on its facts.
 
 use jiff::Timestamp;
-use models::names::APPROVE_STEP_ANNOTATION;
+use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION};
 use semver::Version;
 
 use crate::rules::Refusal;
@@ -9,6 +9,11 @@ use crate::rules::Refusal;
 /// `; <what> <time>`, or nothing.
 pub(super) fn at(what: &str, time: Option<Timestamp>) -> String {
     time.map_or_else(String::new, |time| format!("; {what} {time}"))
+}
+
+pub(super) fn held(until: Option<Timestamp>, reason: Option<&str>) -> String {
+    let reason = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
+    format!("the node carries the annotation {HOLD_ANNOTATION}{reason}{}", at("it ends at", until))
 }
 
 pub(super) fn earlier_operator(pods: &[String], count: usize) -> String {

@@ -83,11 +83,14 @@ async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result
 #[tokio::test]
 async fn drained_node_gets_permit_for_its_boot_attempt_and_nonce() {
     let signer = Signer::with_a_new_key();
+    // A hold whose time is over is none.
+    let mut held_before = node();
+    held_before["metadata"]["annotations"] = json!({HOLD_ANNOTATION: "until=2026-01-01T00:00:00Z"});
     // A static pod goes with the node.
     let mut of_the_node = pod();
     of_the_node["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
-    for left_there in [vec![], vec![of_the_node]] {
-        let (result, written) = issue_permit(node(), left_there, &signer).await;
+    for (node, left_there) in [(node(), vec![]), (node(), vec![of_the_node]), (held_before, vec![])] {
+        let (result, written) = issue_permit(node, left_there, &signer).await;
         result.unwrap();
         assert_eq!(written.len(), 1, "{written:#?}");
         assert_eq!(written[0]["metadata"]["uid"], "shadow-uid");
@@ -115,6 +118,8 @@ async fn no_permit_is_issued_when_live_check_fails() {
     };
     let mut held = node();
     held["metadata"]["annotations"] = json!({HOLD_ANNOTATION: "mine"});
+    let mut held_for_long = node();
+    held_for_long["metadata"]["annotations"] = json!({HOLD_ANNOTATION: "until=9999-01-01T00:00:00Z reason=audit"});
     let mut leaving = node();
     leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     for (sentence, (node, pods)) in [
@@ -126,6 +131,7 @@ async fn no_permit_is_issued_when_live_check_fails() {
         ("the cordon is another client's", with("/metadata/managedFields/0/manager", json!("kubectl-cordon"))),
         ("it has left the operator", with("/metadata/labels", json!({}))),
         ("another client holds it", (held, vec![])),
+        ("another client holds it for some time", (held_for_long, vec![])),
         ("it is being deleted", (leaving, vec![])),
     ] {
         let (result, written) = issue_permit(node, pods, &signer).await;

@@ -66,7 +66,7 @@ pub(super) fn ended_from_outside(ctx: &NodeContext<'_>, progress: &Progress) -> 
     if !ctx.facts().labelled {
         return fail(FailureReason::LabelRemoved, "the node lost the label that puts it under the operator");
     }
-    if ctx.facts().held {
+    if ctx.facts().held() {
         return fail(FailureReason::Held, "the node is held");
     }
     if ctx.facts().deleting {

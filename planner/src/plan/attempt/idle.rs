@@ -28,12 +28,14 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
         };
         return fail(ctx, &progress, FailureReason::ProgressLost, "the record of this attempt is gone");
     }
-    if ctx.facts().claimed() && ctx.facts().held {
+    if ctx.facts().claimed()
+        && let Some(wait) = gates::held(ctx)
+    {
         // A held node stays out of service until the user removes the hold; its host's settings are restored.
         if !has_host_settings(ctx) {
             return Decision::act(withdraw(ctx));
         }
-        return with_blocked_condition(ctx, Decision::wait(Wait::Held));
+        return with_blocked_condition(ctx, Decision::wait(wait));
     }
     if ctx.facts().claimed() {
         // A claim without an attempt, for example from a shadow that was deleted or whose record a client removed,

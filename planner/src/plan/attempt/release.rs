@@ -42,7 +42,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     let mut status = ctx.controller_status();
     status.report.progress = None;
     // A user who holds the node keeps it as it is: the claim stays, and so does the record of it.
-    if !(ctx.facts().held && ctx.facts().claimed()) {
+    if !(ctx.facts().held() && ctx.facts().claimed()) {
         forget_claim(ctx, &mut status);
     }
     unblock(&mut status);

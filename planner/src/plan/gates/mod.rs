@@ -85,6 +85,11 @@ pub(super) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
     first_refusal(&[New, Disrupt], ctx)
 }
 
+/// Returns the wait of a held node.
+pub(super) fn held(ctx: &NodeContext<'_>) -> Option<Wait> {
+    node::is_not_held(ctx)
+}
+
 /// Checks the pods, budgets and expressions of a node that may be taken out of service.
 pub(super) fn before_drain(ctx: &NodeContext<'_>) -> Option<Wait> {
     first_refusal(&[Drain], ctx)

@@ -15,7 +15,8 @@ pub(super) fn is_not_deleted(ctx: &NodeContext<'_>) -> Option<Wait> {
 }
 
 pub(super) fn is_not_held(ctx: &NodeContext<'_>) -> Option<Wait> {
-    ctx.node.facts.held.then_some(Wait::Held)
+    let hold = ctx.facts().hold.clone()?;
+    Some(Wait::Held { until: hold.until, reason: hold.reason })
 }
 
 /// A node that another user or controller has cordoned waits, unless policy updates it.
@@ -55,12 +56,16 @@ mod tests {
     use super::*;
     use crate::claims::ClaimFields;
     use crate::fixtures::t;
+    use crate::hold::Hold;
 
     #[test]
     fn only_held_node_waits() {
-        for (held, expected) in [("a", Some(Wait::Held)), ("b", None)] {
+        let hold = Hold { until: Some(t(60)), reason: Some("audit".into()) };
+        let wait = Wait::Held { until: hold.until, reason: hold.reason.clone() };
+        for (held, expected) in [("a", Some(wait)), ("b", None)] {
+            let hold = Some(hold.clone());
             assert_eq!(
-                refusal_of(is_not_held, |view, _| view.nodes.get_mut(held).unwrap().facts.held = true),
+                refusal_of(is_not_held, |view, _| view.nodes.get_mut(held).unwrap().facts.hold = hold),
                 expected
             );
         }

@@ -4,6 +4,7 @@ use models::shadow::{HostState, Step};
 
 use super::*;
 use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t};
+use crate::hold::Hold;
 use crate::policy::{PolicyError, Target};
 
 #[test]
@@ -32,7 +33,7 @@ fn operator_status_counts_nodes_by_state() {
         at("staged-1", Step::Staged, 0, HostState::StagedUpdate),
         at("staged-2", Step::Staged, 0, HostState::StagedUpdate),
         on("held", &|node| {
-            node.facts.held = true;
+            node.facts.hold = Some(Hold::default());
             record(node, 1);
         }),
         on("failed", &|node| record(node, 2)),
@@ -41,7 +42,8 @@ fn operator_status_counts_nodes_by_state() {
     let (mut view, policy) = cluster(nodes, &["drained"]);
     // The conditions are written already.
     let held = &mut view.nodes.get_mut("held").unwrap().shadow.as_mut().unwrap().status.conditions;
-    held.push(condition(shadow::BLOCKED, Wait::Held.as_str(), &Wait::Held.to_string()));
+    let wait = Wait::Held { until: None, reason: None };
+    held.push(condition(shadow::BLOCKED, wait.as_str(), &wait.to_string()));
     let made = crate::plan::plan(&view, &policy, t(1));
     let counts = counts(&view, &Survey::of(&view, &policy, t(1)), &made);
     let found = (counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed);
@@ -194,8 +196,12 @@ fn recorded_revision_stands_for_another_target_never_while_revisions_are_unread(
 fn waiting_reasons_are_listed_by_node_count() {
     let (view, _) = cluster(["a", "b", "c", "d"].map(node).to_vec(), &[]);
     let mut plan = Plan::default();
-    for (name, wait) in [("a", Wait::Held), ("b", Wait::NodeNotReady), ("c", Wait::NodeNotReady), ("d", Wait::UpToDate)]
-    {
+    for (name, wait) in [
+        ("a", Wait::Held { until: None, reason: None }),
+        ("b", Wait::NodeNotReady),
+        ("c", Wait::NodeNotReady),
+        ("d", Wait::UpToDate),
+    ] {
         plan.waits.insert(name.to_owned(), wait);
     }
     let counted: Vec<_> = waiting(&view, &plan).into_iter().map(|row| (row.reason, row.nodes)).collect();
@@ -243,7 +249,7 @@ fn changed_expression_value_does_not_change_recorded_message() {
     let wait = |series: &str| Wait::ExpressionFires { name: "errors".into(), series: series.into(), shared: true };
     assert!(wait("{} 8").is_recorded(&wait("{} 7").to_string()), "another value is the same message");
     assert!(!wait("{} 8").is_recorded("the expression latency returned {} 7"));
-    assert!(!Wait::Held.is_recorded(&wait("{} 7").to_string()));
+    assert!(!Wait::NodeNotReady.is_recorded(&wait("{} 7").to_string()));
 }
 
 #[test]

@@ -19,7 +19,7 @@ impl World {
                 self.left.insert(name.clone(), self.now);
             }
             let slots = self.view.operator.iter().flat_map(|operator| &operator.status.slots);
-            let rests = !node.facts.held && !node.facts.claimed() && node.progress().is_none();
+            let rests = !node.facts.held() && !node.facts.claimed() && node.progress().is_none();
             if rests && !slots.chain(self.sent.iter().flat_map(|sent| &sent.slots)).any(|slot| slot.node == *name) {
                 self.held.remove(name);
             }

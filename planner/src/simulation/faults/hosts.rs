@@ -2,6 +2,7 @@
 
 use super::objects::*;
 use super::*;
+use crate::hold::Hold;
 
 impl World {
     /// Runs one step of one agent, with its reports in the real order but without their cost.
@@ -107,7 +108,7 @@ impl World {
             1 => host.next_stage_fails = true,
             2 => host.next_boot_fails = true,
             3 => {
-                node.facts.held = !node.facts.held;
+                node.facts.hold = if node.facts.held() { None } else { Some(Hold::default()) };
                 self.held.insert(name);
             }
             4 => {

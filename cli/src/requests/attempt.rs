@@ -1,0 +1,276 @@
+//! `kubectl brupop retry` and `release`: the requests about the attempts of nodes, which the operator acknowledges in the
+//! record of the node's shadow.
+
+use anyhow::{Context as _, bail};
+use jiff::Timestamp;
+use kube::Client;
+use models::condition::{find_condition, true_condition};
+use models::names::{RELEASE_ANNOTATION, RETRY_ANNOTATION};
+use models::shadow::{BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, Progress, Record, Step};
+use planner::view::{NodeFacts, Projection as _};
+use serde_json::json;
+
+use super::nodes::{NodeOutcome, find, node_of, report};
+use super::{NodesOptions, nonce};
+use crate::write::{Decision, Object, State};
+
+/// Returns the attempt under way on a node.
+pub(super) fn progress(shadow: &BottlerocketShadow) -> Option<&Progress> {
+    shadow.status.as_ref()?.controller.progress.as_ref()
+}
+
+fn record(shadow: &BottlerocketShadow) -> Option<&Record> {
+    shadow.status.as_ref()?.controller.record.as_ref()
+}
+
+/// Returns true if the attempt of this number is under way.
+fn is_under_way(shadow: &BottlerocketShadow, attempt: Option<i64>) -> bool {
+    progress(shadow).is_some_and(|progress| Some(progress.attempt) == attempt)
+}
+
+/// Returns true if a permit for the node's reboot may have been issued.
+pub(super) fn is_permitted(shadow: &BottlerocketShadow) -> bool {
+    shadow.spec.permit.is_some() || progress(shadow).is_some_and(|progress| progress.permit_issued)
+}
+
+/// Decides about `retry`.
+fn decide_retry(shadow: &BottlerocketShadow, nonce: &str, now: Timestamp) -> Decision {
+    let write = |what| Decision::write(json!({"metadata": {"annotations": {RETRY_ANNOTATION: nonce}}}), what);
+    let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    if find_condition(conditions, HOST_REACHABLE).is_some_and(|c| c.reason == HOST_ARMED_BY_OTHER) {
+        return write("asked to disarm what another client armed on its host");
+    }
+    if record(shadow).and_then(|record| record.not_before).is_some_and(|until| until > now) {
+        return write("asked to end its back-off");
+    }
+    let why = true_condition(conditions, BLOCKED);
+    let why = why.map_or_else(String::new, |blocked| format!("; it waits for another reason: {}", blocked.message));
+    Decision::Nothing(format!("it is not in back-off, so that there is nothing to retry{why}"))
+}
+
+/// Returns what came of `retry`.
+fn retried(shadow: &BottlerocketShadow, nonce: &str) -> State {
+    let Some(record) = record(shadow)
+        .filter(|record| record.requests.as_ref().and_then(|requests| requests.retry.as_deref()) == Some(nonce))
+    else {
+        return State::Pending("for the controller to end its back-off".to_owned());
+    };
+    let mut failed = record.version_failures.iter().filter(|failure| failure.resolved_by.is_none());
+    State::Done(match failed.next() {
+        None => "its back-off is over; it is updated when its turn comes".to_owned(),
+        Some(failure) => format!(
+            "its back-off is over, but its failure on {0} counts against that version until it is settled: kubectl brupop \
+             resume --failures {0}",
+            failure.version
+        ),
+    })
+}
+
+/// Decides about `release`.
+fn decide_release(shadow: &BottlerocketShadow, nonce: &str) -> Decision {
+    match progress(shadow) {
+        None => Decision::Nothing("no update of it is under way, so that there is nothing to release".to_owned()),
+        Some(progress) if progress.step == Step::Releasing => {
+            Decision::Nothing("it is being released already".to_owned())
+        }
+        Some(progress) => {
+            let what = format!("asked to end its update to {} and to be released", progress.version);
+            Decision::write(json!({"metadata": {"annotations": {RELEASE_ANNOTATION: nonce}}}), what)
+        }
+    }
+}
+
+/// Returns what came of the `release` of an attempt. `node` is known once that has ended.
+fn released(shadow: &BottlerocketShadow, nonce: &str, attempt: Option<i64>, node: Option<&NodeFacts>) -> State {
+    let requests = record(shadow).and_then(|record| record.requests.as_ref());
+    if requests.and_then(|requests| requests.release.as_deref()) != Some(nonce) {
+        return State::Pending("for the controller to end its update".to_owned());
+    }
+    if is_under_way(shadow, attempt) {
+        return State::Pending(if is_permitted(shadow) {
+            "its reboot was permitted; it is released when it is certain that its host does not reboot any more"
+                .to_owned()
+        } else {
+            "for the controller to release it".to_owned()
+        });
+    }
+    State::Done(match node {
+        _ if progress(shadow).is_some() => {
+            "released; its next update has begun already. To keep it as it is: kubectl brupop hold".to_owned()
+        }
+        Some(node) if node.held() => "its update has ended; it is held and stays as it is".to_owned(),
+        Some(node) if node.unschedulable => "released; it stays cordoned by another client".to_owned(),
+        _ => "released; it is back in service. It is updated when its turn comes; to prevent that: kubectl brupop hold"
+            .to_owned(),
+    })
+}
+
+/// Writes a request for each node, and waits until `check` says what came of it, from the shadow as it was written and as it
+/// is now.
+async fn request(
+    client: &Client,
+    namespace: &str,
+    options: &NodesOptions,
+    decide: impl Fn(&BottlerocketShadow) -> Decision,
+    check: impl AsyncFn(&BottlerocketShadow, &BottlerocketShadow) -> anyhow::Result<State>,
+) -> anyhow::Result<()> {
+    let found = find(client, namespace, &options.nodes).await?;
+    let not_managed: Vec<String> = found
+        .iter()
+        .filter_map(|node| Some(format!("{} is not under the operator: {}", node.name, node.not_managed()?)))
+        .collect();
+    if !not_managed.is_empty() {
+        bail!("nothing was written: {}", not_managed.join("; "));
+    }
+    let mut outcomes = Vec::new();
+    for node in found {
+        let Some(shadow) = node.shadow else { continue };
+        let object = Object::shadow(client, namespace, &node.name);
+        let outcome = object.write(shadow, options.write.dry_run(), |shadow| Ok(decide(shadow))).await;
+        outcomes.push(NodeOutcome { name: node.name, object, outcome });
+    }
+    let read = async |name: &str, written: &BottlerocketShadow| {
+        let shadow = Object::shadow(client, namespace, name).read().await?;
+        check(written, &shadow.context("its shadow is gone")?).await
+    };
+    report(&options.write, outcomes, read).await
+}
+
+/// Ends the back-off of nodes.
+pub(super) async fn retry(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
+    let now = Timestamp::now();
+    let nonce = nonce(now);
+    let decide = |shadow: &BottlerocketShadow| decide_retry(shadow, &nonce, now);
+    request(client, namespace, options, decide, async |_, shadow| Ok(retried(shadow, &nonce))).await
+}
+
+/// Ends the attempts of nodes.
+pub(super) async fn release(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
+    let nonce = nonce(Timestamp::now());
+    let check = async |written: &BottlerocketShadow, shadow: &BottlerocketShadow| {
+        let attempt = progress(written).map(|progress| progress.attempt);
+        let ended = !is_under_way(shadow, attempt);
+        let node = if ended { Object::node(client, &node_of(shadow)).read().await? } else { None };
+        let node = node.as_ref().and_then(NodeFacts::project).map(|node| node.at(Timestamp::now()));
+        Ok(released(shadow, &nonce, attempt, node.as_ref()))
+    };
+    request(client, namespace, options, |shadow| decide_release(shadow, &nonce), check).await
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Returns the shadow of node `a` with this status.
+    pub(in crate::requests) fn shadow(status: &Value) -> BottlerocketShadow {
+        serde_json::from_value(json!({
+            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": "brs-a"},
+            "spec": {"state": "Idle", "attempt": 1}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    /// Returns an attempt in this step.
+    pub(in crate::requests) fn at(step: &str) -> Value {
+        json!({
+            "step": step, "since": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5",
+            "started": "2026-01-01T00:00:00Z",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::SignedDuration;
+    use serde_json::Value;
+
+    use super::super::operator::testing::{condition, nothing, patch};
+    use super::testing::{at, shadow};
+    use super::*;
+
+    fn text(state: State) -> String {
+        match state {
+            State::Done(text) => text,
+            State::Pending(text) => format!("pending: {text}"),
+            State::Failed(text) => format!("failed: {text}"),
+        }
+    }
+
+    #[test]
+    fn retry_is_written_in_back_off_or_if_another_client_armed_the_host() {
+        let now = Timestamp::now();
+        let not_before = |seconds: i64| {
+            let until = now + SignedDuration::from_secs(seconds);
+            shadow(&json!({"record": {"failures": 1, "notBefore": until.to_string()}}))
+        };
+        let expected = json!({"metadata": {"annotations": {RETRY_ANNOTATION: "nonce"}}});
+        assert_eq!(patch(decide_retry(&not_before(60), "nonce", now)), expected);
+        assert!(nothing(decide_retry(&not_before(-60), "nonce", now)).contains("not in back-off"));
+        let armed = shadow(&json!({"conditions": [condition(HOST_REACHABLE, HOST_ARMED_BY_OTHER, "")]}));
+        assert_eq!(patch(decide_retry(&armed, "nonce", now)), expected);
+        let held = shadow(&json!({"conditions": [condition(BLOCKED, "Held", "the node is held")]}));
+        assert!(nothing(decide_retry(&held, "nonce", now)).contains("another reason: the node is held"));
+    }
+
+    #[test]
+    fn retry_waits_for_its_acknowledgement_and_names_a_failure_that_is_not_settled() {
+        let with = |acknowledged: &str, failures: Value| {
+            shadow(&json!({"record": {
+                "failures": 1, "requests": {"retry": acknowledged}, "versionFailures": failures,
+            }}))
+        };
+        assert!(text(retried(&shadow(&json!({})), "nonce")).starts_with("pending"));
+        assert!(text(retried(&with("earlier", json!([])), "nonce")).starts_with("pending"));
+        assert!(text(retried(&with("nonce", json!([])), "nonce")).contains("when its turn comes"));
+        let failure = json!([{
+            "version": "1.20.5", "variant": "v", "arch": "a", "reason": "BootFellBack", "time": "2026-01-01T00:00:00Z",
+        }]);
+        assert!(text(retried(&with("nonce", failure), "nonce")).contains("resume --failures 1.20.5"));
+    }
+
+    #[test]
+    fn release_is_written_only_for_an_attempt_under_way() {
+        let expected = json!({"metadata": {"annotations": {RELEASE_ANNOTATION: "nonce"}}});
+        assert_eq!(patch(decide_release(&shadow(&json!({"progress": at("Draining")})), "nonce")), expected);
+        assert!(nothing(decide_release(&shadow(&json!({})), "nonce")).contains("nothing to release"));
+        let releasing = shadow(&json!({"progress": at("Releasing")}));
+        assert!(nothing(decide_release(&releasing, "nonce")).contains("being released already"));
+    }
+
+    #[test]
+    fn release_waits_until_node_is_released_and_says_how_it_is_left() {
+        let acknowledged = json!({"failures": 0, "requests": {"release": "nonce"}});
+        let releasing = |permitted: bool| {
+            let mut progress = at("Releasing");
+            progress["permitIssued"] = json!(permitted);
+            shadow(&json!({"progress": progress, "record": acknowledged}))
+        };
+        let node = |held: bool, unschedulable: bool| {
+            let hold = held.then(planner::hold::Hold::default);
+            NodeFacts { hold, unschedulable, ..NodeFacts::default() }
+        };
+        let ended = shadow(&json!({"record": acknowledged}));
+        let mut next = at("Staging");
+        next["attempt"] = json!(2);
+        let again = shadow(&json!({"progress": next, "record": acknowledged}));
+        for (sentence, shadow, node, part) in [
+            (
+                "not acknowledged",
+                shadow(&json!({"progress": at("Draining")})),
+                None,
+                "pending: for the controller to end",
+            ),
+            ("without a permit", releasing(false), None, "pending: for the controller to release"),
+            ("with a permit", releasing(true), None, "pending: its reboot was permitted"),
+            ("updated again", again, None, "released; its next update has begun already"),
+            ("in service", ended.clone(), Some(node(false, false)), "released; it is back in service"),
+            ("cordoned", ended.clone(), Some(node(false, true)), "cordoned by another client"),
+            ("held", ended, Some(node(true, true)), "it is held and stays as it is"),
+        ] {
+            let text = text(released(&shadow, "nonce", Some(1), node.as_ref()));
+            assert!(text.contains(part), "{sentence}: {text}");
+        }
+    }
+}

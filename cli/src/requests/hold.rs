@@ -1,0 +1,294 @@
+//! `kubectl brupop hold` and `unhold`: the annotation on a Node that keeps it out of updates.
+
+use anyhow::bail;
+use clap::Args;
+use jiff::{SignedDuration, Timestamp, Unit};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Client, ResourceExt as _};
+use models::duration::Duration;
+use models::names::HOLD_ANNOTATION;
+use models::shadow::{BottlerocketShadow, Step};
+use models::time::after;
+use planner::hold::Hold;
+use planner::view::{NodeFacts, Projection as _};
+use serde_json::json;
+
+use super::NodesOptions;
+use super::attempt::{is_permitted, progress};
+use super::nodes::{NodeOutcome, find, report};
+use crate::page::warn;
+use crate::write::{Decision, Object, State, annotated_by};
+
+/// Maximum length of a reason: the operator shows no more of it.
+const REASON_LENGTH: usize = 256;
+
+/// Options of `hold`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    nodes: NodesOptions,
+    /// Time after which the hold ends by itself, e.g. 2h or 90m. Default: when it is removed.
+    #[arg(long = "for", value_name = "DURATION")]
+    duration: Option<Duration>,
+    /// Reason for the hold, which the operator shows.
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// Replace another hold of the node.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+impl Options {
+    /// Returns the hold that the options describe, with a whole second as its end.
+    fn hold(&self, now: Timestamp) -> anyhow::Result<Hold> {
+        let until = match self.duration {
+            Some(duration) if duration < Duration::from_secs(1) => {
+                bail!("--for {duration} is too short: a hold lasts at least 1s")
+            }
+            // The API server's clock may be another one: not earlier than meant.
+            Some(duration) => {
+                Some(after(after(now, duration.0), SignedDuration::from_millis(999)).round(Unit::Second)?)
+            }
+            None => None,
+        };
+        let reason = self.reason.as_deref().map(models::plain::plain).map(|text| text.trim().to_owned());
+        if reason.as_ref().is_some_and(|reason| reason.chars().count() > REASON_LENGTH) {
+            bail!("--reason is too long: write at most {REASON_LENGTH} characters");
+        }
+        Ok(Hold { until, reason: reason.filter(|reason| !reason.is_empty()) })
+    }
+}
+
+/// Returns the hold that a Node has, also one that is over.
+fn hold_of(node: &Node) -> Option<Hold> {
+    node.annotations().get(HOLD_ANNOTATION).map(|value| Hold::parse(value))
+}
+
+/// Returns a hold in words.
+fn describe(hold: &Hold) -> String {
+    let reason = hold.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+    match hold.until {
+        Some(until) => format!("held until {until}{reason}"),
+        None => format!("held until the hold is removed{reason}"),
+    }
+}
+
+/// Decides about `hold`: another hold that is in force is replaced only on request.
+fn decide_hold(node: &Node, hold: &Hold, overwrite: bool, now: Timestamp) -> anyhow::Result<Decision> {
+    let write =
+        || Decision::write(json!({"metadata": {"annotations": {HOLD_ANNOTATION: hold.to_string()}}}), describe(hold));
+    match hold_of(node).filter(|present| !present.is_over(now)) {
+        Some(present) if present == *hold => Ok(Decision::Nothing(format!("it is {} already", describe(hold)))),
+        Some(present) if !overwrite => {
+            let manager = annotated_by(node, HOLD_ANNOTATION);
+            let by = manager.map_or_else(String::new, |manager| format!(" by the field manager {manager}"));
+            bail!(
+                "it is {} already: the annotation {HOLD_ANNOTATION} was set{by}. Nothing was written; --overwrite replaces \
+                 that hold",
+                describe(&present)
+            )
+        }
+        _ => Ok(write()),
+    }
+}
+
+/// Decides about `unhold`.
+fn decide_unhold(node: &Node) -> Decision {
+    match hold_of(node) {
+        None => Decision::Nothing("it is not held".to_owned()),
+        Some(_) => Decision::write(json!({"metadata": {"annotations": {HOLD_ANNOTATION: null}}}), "not held any more"),
+    }
+}
+
+/// Returns what came of `hold`.
+fn held(hold: &Hold, shadow: Option<&BottlerocketShadow>, node: &NodeFacts) -> State {
+    let text = describe(hold);
+    let Some(shadow) = shadow else {
+        return State::Done(text);
+    };
+    match progress(shadow) {
+        Some(progress) if matches!(progress.step, Step::Returning | Step::Verifying) || is_permitted(shadow) => {
+            State::Done(format!("{text}; the update under way has gone too far to end: it is finished first"))
+        }
+        Some(progress) => State::Pending(format!(
+            "for the controller to end its update to {} ({})",
+            progress.version,
+            progress.step.as_str()
+        )),
+        None if node.claimed() => State::Done(format!("{text}; its update has ended, and it stays cordoned")),
+        None => State::Done(text),
+    }
+}
+
+/// Returns what came of `unhold`.
+fn unheld(shadow: Option<&BottlerocketShadow>, node: &NodeFacts) -> State {
+    let under_way = shadow.and_then(progress).is_some();
+    if node.claimed() && !under_way {
+        return State::Pending(
+            "for the controller to release its cordon, once it is certain that its host does not reboot".to_owned(),
+        );
+    }
+    let again = "not held any more; it is updated when its turn comes";
+    let cordoned = if node.unschedulable && !under_way { ", but another client has cordoned it" } else { "" };
+    State::Done(format!("{again}{cordoned}"))
+}
+
+/// Writes the annotation of each node, and waits for what comes of it.
+async fn write(
+    client: &Client,
+    namespace: &str,
+    options: &NodesOptions,
+    decide: impl Fn(&Node) -> anyhow::Result<Decision>,
+    outcome: impl Fn(Option<&BottlerocketShadow>, &NodeFacts) -> State,
+) -> anyhow::Result<()> {
+    let mut outcomes = Vec::new();
+    for found in find(client, namespace, &options.nodes).await? {
+        if let Some(reason) = found.not_managed() {
+            warn(format_args!("{} is not under the operator: {reason}", found.name));
+        }
+        let object = Object::node(client, &found.name);
+        let outcome = object.write(found.node, options.write.dry_run(), &decide).await;
+        outcomes.push(NodeOutcome { name: found.name, object, outcome });
+    }
+    let check = async |name: &str, _: &Node| {
+        // The shadow first: an update that has ended has left its traces on the node before.
+        let shadow = Object::shadow(client, namespace, name).read().await?;
+        let Some(node) = Object::node(client, name).read().await? else {
+            return Ok(State::Failed("the node is gone".to_owned()));
+        };
+        let facts = NodeFacts::project(&node).unwrap_or_default();
+        Ok(outcome(shadow.as_ref(), &facts))
+    };
+    report(&options.write, outcomes, check).await
+}
+
+/// Holds nodes.
+pub(super) async fn hold(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+    let now = Timestamp::now();
+    let hold = options.hold(now)?;
+    let decide = |node: &Node| decide_hold(node, &hold, options.overwrite, now);
+    write(client, namespace, &options.nodes, decide, |shadow, node| held(&hold, shadow, node)).await
+}
+
+/// Ends the hold of nodes.
+pub(super) async fn unhold(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
+    write(client, namespace, options, |node| Ok(decide_unhold(node)), unheld).await
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use planner::claims::ClaimFields;
+
+    use super::super::attempt::testing::{at, shadow};
+    use super::super::operator::testing::{nothing, patch};
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(arguments: &[&str]) -> Options {
+        Line::try_parse_from([&["hold", "a"], arguments].concat()).unwrap().options
+    }
+
+    fn node(value: Option<&str>) -> Node {
+        let mut node = json!({"metadata": {
+            "name": "a",
+            "managedFields": [{
+                "manager": "kubectl-annotate", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:metadata": {"f:annotations": {format!("f:{HOLD_ANNOTATION}"): {}}}},
+            }],
+        }});
+        if let Some(value) = value {
+            node["metadata"]["annotations"] = json!({HOLD_ANNOTATION: value});
+        }
+        serde_json::from_value(node).unwrap()
+    }
+
+    fn now() -> Timestamp {
+        "2026-01-01T00:00:00.5Z".parse().unwrap()
+    }
+
+    #[test]
+    fn hold_is_written_with_its_end_and_reason() {
+        for (arguments, value) in [
+            (vec![], "reason="),
+            (vec!["--for", "2h"], "until=2026-01-01T02:00:01Z"),
+            (vec!["--reason", " disk\nswap "], "reason=disk swap"),
+            (vec!["--for", "90m", "--reason", "audit"], "until=2026-01-01T01:30:01Z reason=audit"),
+        ] {
+            let hold = options(&arguments).hold(now()).unwrap();
+            let written = patch(decide_hold(&node(None), &hold, false, now()).unwrap());
+            assert_eq!(written, json!({"metadata": {"annotations": {HOLD_ANNOTATION: value}}}));
+            assert_eq!(Hold::parse(value), hold, "the operator reads what was meant");
+        }
+        assert!(options(&["--for", "0s"]).hold(now()).is_err());
+        assert!(options(&["--reason", &"x".repeat(257)]).hold(now()).is_err());
+    }
+
+    #[test]
+    fn hold_of_another_client_is_named_and_replaced_only_on_request() {
+        let hold = options(&["--for", "1h"]).hold(now()).unwrap();
+        for value in ["the auditors are here", "until=2026-01-01T08:00:00Z", "until=tomorrow"] {
+            let error = decide_hold(&node(Some(value)), &hold, false, now()).unwrap_err().to_string();
+            for part in ["kubectl-annotate", HOLD_ANNOTATION, "--overwrite"] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+            patch(decide_hold(&node(Some(value)), &hold, true, now()).unwrap());
+        }
+        // One that is over keeps nothing.
+        patch(decide_hold(&node(Some("until=2025-12-31T23:00:00Z")), &hold, false, now()).unwrap());
+        let same = decide_hold(&node(Some(&hold.to_string())), &hold, false, now()).unwrap();
+        assert!(nothing(same).contains("held until 2026-01-01T01:00:01Z already"));
+    }
+
+    #[test]
+    fn unhold_removes_the_annotation_whatever_its_value() {
+        let expected = json!({"metadata": {"annotations": {HOLD_ANNOTATION: null}}});
+        for value in ["mine", "until=2025-12-31T23:00:00Z"] {
+            assert_eq!(patch(decide_unhold(&node(Some(value)))), expected, "{value}");
+        }
+        assert!(nothing(decide_unhold(&node(None))).contains("not held"));
+    }
+
+    #[test]
+    fn hold_waits_for_the_end_of_an_update_that_can_end() {
+        let hold = Hold::default();
+        let with = |step: &str| shadow(&json!({"progress": at(step)}));
+        let mut permitted = with("Rebooting");
+        permitted.spec.permit = Some(models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
+        let claimed = NodeFacts { claims: ClaimFields::CORDON, ..NodeFacts::default() };
+        for (sentence, shadow, node, done, part) in [
+            ("not under the operator", None, NodeFacts::default(), true, "held until"),
+            ("in service", Some(shadow(&json!({}))), NodeFacts::default(), true, "held until"),
+            ("draining", Some(with("Draining")), claimed.clone(), false, "1.20.5 (Draining)"),
+            ("before its permit", Some(with("Rebooting")), claimed.clone(), false, "Rebooting"),
+            ("after its permit", Some(permitted), claimed.clone(), true, "finished first"),
+            ("after its reboot", Some(with("Verifying")), NodeFacts::default(), true, "finished first"),
+            ("ended", Some(shadow(&json!({}))), claimed, true, "stays cordoned"),
+        ] {
+            let (is_done, text) = match held(&hold, shadow.as_ref(), &node) {
+                State::Done(text) => (true, text),
+                State::Pending(text) | State::Failed(text) => (false, text),
+            };
+            assert!(is_done == done && text.contains(part), "{sentence}: {text}");
+        }
+    }
+
+    #[test]
+    fn unhold_waits_until_the_cordon_that_the_hold_has_kept_is_released() {
+        let idle = shadow(&json!({}));
+        let claimed = NodeFacts { claims: ClaimFields::CORDON, unschedulable: true, ..NodeFacts::default() };
+        assert!(matches!(unheld(Some(&idle), &claimed), State::Pending(_)));
+        assert!(
+            matches!(unheld(Some(&idle), &NodeFacts::default()), State::Done(text) if text.ends_with("turn comes"))
+        );
+        let cordoned = NodeFacts { unschedulable: true, ..NodeFacts::default() };
+        assert!(matches!(unheld(None, &cordoned), State::Done(text) if text.contains("another client")));
+        // A new update has begun already.
+        assert!(matches!(unheld(Some(&shadow(&json!({"progress": at("Draining")}))), &claimed), State::Done(_)));
+    }
+}

@@ -1,0 +1,242 @@
+//! Commands about nodes: the nodes are looked up before anything is written, and each is written and waited for by itself.
+
+use std::fmt::Write as _;
+
+use anyhow::anyhow;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, ListParams};
+use kube::{Client, ResourceExt as _};
+use models::names;
+use models::shadow::BottlerocketShadow;
+use planner::view::{NodeFacts, Projection as _};
+
+use crate::call::list;
+use crate::write::{Change, Object, Outcome, State, Unacknowledged, WriteOptions, all};
+
+/// A node with its shadow.
+pub(super) struct Found {
+    pub(super) name: String,
+    pub(super) node: Node,
+    pub(super) shadow: Option<BottlerocketShadow>,
+}
+
+impl Found {
+    /// Returns the reason why the operator does not update the node; `None` if it does.
+    pub(super) fn not_managed(&self) -> Option<String> {
+        let labelled = NodeFacts::project(&self.node).is_some_and(|facts| facts.labelled);
+        match (labelled, &self.shadow) {
+            (_, Some(_)) => None,
+            (true, None) => Some("it has no shadow yet: does the controller run?".to_owned()),
+            (false, None) => {
+                Some(format!("it lacks the label {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION))
+            }
+        }
+    }
+}
+
+/// Reads nodes and their shadows.
+///
+/// # Errors
+/// A node does not exist: then the error names near names.
+pub(super) async fn find(client: &Client, namespace: &str, wanted: &[String]) -> anyhow::Result<Vec<Found>> {
+    let (mut found, mut unknown) = (Vec::<Found>::new(), Vec::new());
+    for name in wanted {
+        // As kubectl prints names.
+        let name = name.strip_prefix("node/").unwrap_or(name);
+        if found.iter().any(|node| node.name == name) {
+            continue;
+        }
+        match Object::node(client, name).read().await? {
+            Some(node) => {
+                let shadow = Object::shadow(client, namespace, name).read().await?;
+                found.push(Found { name: name.to_owned(), node, shadow });
+            }
+            None => unknown.push(name),
+        }
+    }
+    if unknown.is_empty() {
+        return Ok(found);
+    }
+    // Without the right to list nodes, the error names no others.
+    let nodes: Api<Node> = Api::all(client.clone());
+    let nodes = list(&nodes, ListParams::default(), "list nodes").await.unwrap_or_default();
+    Err(anyhow!(unknown_nodes(&unknown, &nodes)))
+}
+
+/// Returns the error for names that no node has.
+fn unknown_nodes(unknown: &[&str], nodes: &[Node]) -> String {
+    let mut text = "nothing was written:".to_owned();
+    for name in unknown {
+        let _ = write!(text, "\n  there is no node {name}");
+        let near = near(name, nodes);
+        if !near.is_empty() {
+            let _ = write!(text, "; did you mean {}?", near.join(" or "));
+        }
+    }
+    text
+}
+
+/// Returns the names that are most like one, each with a note if the node is not under the operator.
+fn near(name: &str, nodes: &[Node]) -> Vec<String> {
+    const NAMED: usize = 3;
+    let limit = 2.max(name.chars().count() / 4);
+    let facts = nodes.iter().filter_map(NodeFacts::project);
+    let mut near: Vec<(usize, NodeFacts)> = facts
+        .filter_map(|node| {
+            let part = !name.is_empty() && node.name.contains(name);
+            let distance = distance(name, &node.name);
+            (part || distance <= limit).then_some((if part { 0 } else { distance }, node))
+        })
+        .collect();
+    near.sort_by(|a, b| (a.0, &a.1.name).cmp(&(b.0, &b.1.name)));
+    let note = |node: &NodeFacts| if node.labelled { "" } else { " (not under the operator)" };
+    near.iter().take(NAMED).map(|(_, node)| format!("{}{}", node.name, note(node))).collect()
+}
+
+/// Returns the number of characters to insert, remove or replace between two names.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (line, of_a) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
+        for (column, of_b) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(of_a != *of_b);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// The write of one node, or of its shadow.
+pub(super) struct NodeOutcome<K> {
+    pub(super) name: String,
+    pub(super) object: Object<K>,
+    pub(super) outcome: anyhow::Result<Outcome<K>>,
+}
+
+/// Prints the outcome for each node, and waits for those that were written until `check` says what came of it.
+///
+/// # Errors
+/// Those of all nodes together.
+pub(super) async fn report<K>(
+    options: &WriteOptions,
+    outcomes: Vec<NodeOutcome<K>>,
+    check: impl AsyncFn(&str, &K) -> anyhow::Result<State>,
+) -> anyhow::Result<()> {
+    let total = outcomes.len();
+    let (mut written, mut failed) = (Vec::new(), Vec::new());
+    for NodeOutcome { name, object, outcome } in outcomes {
+        match outcome {
+            Ok(Outcome::Nothing(reason)) => options.print(&object.id, format_args!("{name}: {reason}")),
+            Ok(Outcome::Dry(Change { patch, what })) => {
+                options.print(&object.id, format_args!("{} {what}{}: {patch}", object.id, options.dry_run().note()));
+            }
+            Ok(Outcome::Written(change, after)) => match options.timeout() {
+                Some(_) => written.push((name, object, after)),
+                None => options.print(&object.id, format_args!("{} {}", object.id, change.what)),
+            },
+            Err(error) => failed.push((name, error)),
+        }
+    }
+    let waited = async |(name, _, after): &(String, Object<K>, K)| {
+        Ok(match check(name, after).await? {
+            State::Pending(next) => State::Pending(format!("{name}: {next}")),
+            state => state,
+        })
+    };
+    let done = |(name, object, _): &(String, Object<K>, K), sentence: String| {
+        options.print(&object.id, format_args!("{name}: {sentence}"));
+    };
+    let late = all(options.timeout().unwrap_or_default(), written, waited, done).await;
+    failed.extend(late.into_iter().map(|((name, ..), error)| (name, error)));
+    together(total, failed)
+}
+
+/// Returns the errors of the nodes as one, each with the name of its node.
+fn together(total: usize, failed: Vec<(String, anyhow::Error)>) -> anyhow::Result<()> {
+    let late = failed.iter().all(|(_, error)| error.is::<Unacknowledged>());
+    let mut errors: Vec<String> = failed.into_iter().map(|(name, error)| format!("{name}: {error:#}")).collect();
+    let text = match errors.len() {
+        0 => return Ok(()),
+        1 if total == 1 => errors.remove(0),
+        several => format!("{several} of {total} nodes failed:\n  {}", errors.join("\n  ")),
+    };
+    Err(if late { Unacknowledged(text).into() } else { anyhow!(text) })
+}
+
+/// Returns the name of a node that a shadow is for.
+pub(super) fn node_of(shadow: &BottlerocketShadow) -> String {
+    names::node_of_shadow(&shadow.name_any()).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(name: &str, labelled: bool) -> Node {
+        let labels = if labelled { json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION}) } else { json!({}) };
+        serde_json::from_value(json!({"metadata": {"name": name, "labels": labels}})).unwrap()
+    }
+
+    #[test]
+    fn unknown_node_error_names_near_names_and_says_which_are_not_updated() {
+        let nodes = [node("ip-10-0-0-1", true), node("ip-10-0-0-2", false), node("worker", true), node("other", true)];
+        for (name, expected) in [
+            (
+                "ip-10-0-0-3",
+                "there is no node ip-10-0-0-3; did you mean ip-10-0-0-1 or ip-10-0-0-2 (not under the operator)?",
+            ),
+            ("0-0-2", "there is no node 0-0-2; did you mean ip-10-0-0-2 (not under the operator)?"),
+            ("wroker", "there is no node wroker; did you mean worker?"),
+            ("database", "there is no node database"),
+        ] {
+            let error = unknown_nodes(&[name], &nodes);
+            assert_eq!(error, format!("nothing was written:\n  {expected}"));
+        }
+    }
+
+    #[test]
+    fn distance_of_names_counts_edits() {
+        for (a, b, expected) in [
+            ("", "", 0),
+            ("abc", "abc", 0),
+            ("abc", "abd", 1),
+            ("abc", "ab", 1),
+            ("", "ab", 2),
+            ("kitten", "sitting", 3),
+        ] {
+            assert_eq!((distance(a, b), distance(b, a)), (expected, expected), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn node_is_under_the_operator_if_it_has_a_shadow() {
+        let shadow: BottlerocketShadow = serde_json::from_value(json!({
+            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": "brs-a"},
+            "spec": {"state": "Idle", "attempt": 0},
+        }))
+        .unwrap();
+        assert_eq!(node_of(&shadow), "a");
+        let found = |labelled, shadow| Found { name: "a".to_owned(), node: node("a", labelled), shadow }.not_managed();
+        assert_eq!(found(true, Some(shadow)), None);
+        assert!(found(true, None).unwrap().contains("no shadow yet"));
+        assert!(found(false, None).unwrap().contains(names::INTERFACE_LABEL));
+    }
+
+    #[test]
+    fn errors_of_several_nodes_are_reported_together() {
+        let failed = |name: &str, error: anyhow::Error| (name.to_owned(), error);
+        let late = || anyhow::Error::new(Unacknowledged("too late".to_owned()));
+        assert!(together(2, vec![]).is_ok());
+        let one = together(1, vec![failed("a", late())]).unwrap_err();
+        assert!(one.is::<Unacknowledged>() && format!("{one:#}") == "a: too late", "{one:#}");
+        let all_late = together(2, vec![failed("a", late()), failed("b", late())]).unwrap_err();
+        assert!(all_late.is::<Unacknowledged>(), "{all_late}");
+        let mixed = together(3, vec![failed("a", late()), failed("b", anyhow!("no"))]).unwrap_err();
+        assert_eq!(mixed.to_string(), "2 of 3 nodes failed:\n  a: too late\n  b: no");
+        assert!(!mixed.is::<Unacknowledged>());
+    }
+}

@@ -1,0 +1,144 @@
+//! Commands about the operator's resource.
+
+use kube::{Client, Resource as _};
+use models::condition::true_condition;
+use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, DEGRADED};
+use planner::policy::{Policy, PolicyError};
+use planner::view::{OperatorFacts, Projection as _};
+
+use crate::write::{Change, Decision, Object, Outcome, State, WriteOptions, all, reverted};
+
+/// Reads the operator's resource, writes what `decide` makes of it, and waits until `acknowledged` says what came of it.
+pub(super) async fn carry_out(
+    client: &Client,
+    namespace: &str,
+    options: &WriteOptions,
+    decide: impl Fn(&BottlerocketUpdateOperator) -> anyhow::Result<Decision>,
+    acknowledged: impl AsyncFn(&Change, &BottlerocketUpdateOperator) -> anyhow::Result<State>,
+) -> anyhow::Result<()> {
+    let object = Object::operator(client, namespace);
+    let (change, after) = match object.write(object.existing().await?, options.dry_run(), decide).await? {
+        Outcome::Nothing(reason) => {
+            options.print(&object.id, reason);
+            return Ok(());
+        }
+        Outcome::Dry(Change { patch, what }) => {
+            options.print(&object.id, format_args!("{} {what}{}: {patch}", object.id, options.dry_run().note()));
+            return Ok(());
+        }
+        Outcome::Written(change, after) => (change, after),
+    };
+    let Some(timeout) = options.timeout() else {
+        options.print(&object.id, format_args!("{} {}", object.id, change.what));
+        return Ok(());
+    };
+    let check = async |(): &()| {
+        let now = object.existing().await?;
+        if let Some(reverted) = reverted(&change, &now)? {
+            return Ok(State::Failed(format!("it was written without effect: {reverted}")));
+        }
+        let observed = status(&now).observed_generation;
+        if observed < after.meta().generation {
+            return Ok(State::Pending("for the controller to read the operator's resource".to_owned()));
+        }
+        acknowledged(&change, &now).await
+    };
+    let failed = all(timeout, vec![()], check, |(), sentence| options.print(&object.id, sentence)).await;
+    failed.into_iter().next().map_or(Ok(()), |((), error)| Err(error))
+}
+
+/// Returns the status of the operator's resource; an empty one if it has none.
+pub(super) fn status(operator: &BottlerocketUpdateOperator) -> BottlerocketUpdateOperatorStatus {
+    operator.status.clone().unwrap_or_default()
+}
+
+/// Returns the policy in force.
+pub(super) fn policy(operator: &BottlerocketUpdateOperator) -> Policy {
+    Policy::in_force(OperatorFacts::project(operator).as_ref())
+}
+
+/// Returns the errors that a changed policy has and the present one does not.
+pub(super) fn new_errors(
+    present: &BottlerocketUpdateOperator,
+    changed: &BottlerocketUpdateOperator,
+) -> Vec<PolicyError> {
+    let errors = |operator: &BottlerocketUpdateOperator| Policy::from_spec(&operator.spec).err().unwrap_or_default();
+    let before = errors(present);
+    errors(changed).into_iter().filter(|error| !before.contains(error)).collect()
+}
+
+/// Returns the sentence to add if the policy in force is not the one in the resource.
+pub(super) fn not_in_force(status: &BottlerocketUpdateOperatorStatus) -> String {
+    let invalid = true_condition(&status.conditions, DEGRADED).filter(|condition| condition.reason == "InvalidPolicy");
+    invalid.map_or_else(String::new, |condition| {
+        format!(". The policy is invalid and not in force until it is corrected: {}", condition.message)
+    })
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Returns an operator's resource with this spec and status.
+    pub(in crate::requests) fn operator(spec: &Value, status: &Value) -> BottlerocketUpdateOperator {
+        serde_json::from_value(json!({
+            "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
+            "metadata": {"name": "default", "generation": 2}, "spec": spec, "status": status,
+        }))
+        .unwrap()
+    }
+
+    /// Returns a condition that is true.
+    pub(in crate::requests) fn condition(type_: &str, reason: &str, message: &str) -> Value {
+        json!({
+            "type": type_, "status": "True", "reason": reason, "message": message,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    }
+
+    /// Returns the patch of a decision.
+    pub(in crate::requests) fn patch(decision: Decision) -> Value {
+        match decision {
+            Decision::Write(change) => change.patch,
+            Decision::Nothing(reason) => panic!("nothing is written: {reason}"),
+        }
+    }
+
+    /// Returns the reason for which nothing is written.
+    pub(in crate::requests) fn nothing(decision: Decision) -> String {
+        match decision {
+            Decision::Nothing(reason) => reason,
+            Decision::Write(change) => panic!("{}: {}", change.what, change.patch),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::testing::{condition, operator};
+    use super::*;
+
+    #[test]
+    fn only_errors_that_the_change_makes_are_its_own() {
+        let present = operator(&json!({"schedule": {"blackouts": [{"from": "2026-02-30"}]}}), &json!({}));
+        let mut changed = present.clone();
+        assert_eq!(new_errors(&present, &changed), []);
+        changed.spec.version.get_or_insert_default().target = Some("newest".to_owned());
+        let errors = new_errors(&present, &changed);
+        assert!(errors.len() == 1 && errors[0].field == "spec.version.target", "{errors:?}");
+    }
+
+    #[test]
+    fn invalid_policy_is_said_not_to_be_in_force() {
+        for (reason, parts) in [("InvalidPolicy", vec!["not in force", "spec.x: no"]), ("CertificatesInvalid", vec![])]
+        {
+            let degraded = json!({"conditions": [condition(DEGRADED, reason, "spec.x: no")]});
+            let text = not_in_force(&status(&operator(&json!({}), &degraded)));
+            assert!(parts.iter().all(|part| text.contains(part)) && text.is_empty() == parts.is_empty(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! `kubectl brupop quarantine`: the versions that no node takes, `spec.version.exclude`.
+
+use anyhow::bail;
+use clap::Args;
+use kube::Client;
+use models::names;
+use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
+use models::shadow::BottlerocketShadow;
+use planner::policy::{Policy, Target};
+use serde_json::json;
+
+use super::operator::{carry_out, new_errors, not_in_force, policy, status};
+use super::some;
+use super::switch::unsettled;
+use crate::call::list;
+use crate::write::{Decision, State, WriteOptions};
+
+/// Options of `quarantine`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Version such as 1.20.5, all versions that begin alike such as 1.20, or a range such as '>=1.20, <1.23'.
+    version: String,
+    /// Remove this entry from the excluded versions.
+    #[arg(long)]
+    lift: bool,
+    #[command(flatten)]
+    write: WriteOptions,
+}
+
+/// Returns the entries of `spec.version.exclude`.
+fn entries(operator: &BottlerocketUpdateOperator) -> Vec<String> {
+    operator.spec.version.as_ref().map(|version| version.exclude.clone()).unwrap_or_default()
+}
+
+/// Returns the operator's resource with other entries.
+fn with_entries(operator: &BottlerocketUpdateOperator, entries: &[String]) -> BottlerocketUpdateOperator {
+    let mut changed = operator.clone();
+    changed.spec.version.get_or_insert_default().exclude = entries.to_vec();
+    changed
+}
+
+/// Returns what one entry excludes, if it is valid.
+fn meaning(entry: &str) -> Option<Target> {
+    let mut operator = BottlerocketUpdateOperator::new(names::OPERATOR_NAME, BottlerocketUpdateOperatorSpec::default());
+    operator.spec.version.get_or_insert_default().exclude = vec![entry.to_owned()];
+    Policy::from_spec(&operator.spec).ok()?.exclude.pop()
+}
+
+fn write(entries: &[String], what: String) -> Decision {
+    let exclude = if entries.is_empty() { serde_json::Value::Null } else { json!(entries) };
+    Decision::write(json!({"spec": {"version": {"exclude": exclude}}}), what)
+}
+
+/// Decides about `quarantine`.
+fn decide_add(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::Result<Decision> {
+    let version = version.trim();
+    let mut entries = entries(operator);
+    let wanted = meaning(version);
+    let same = |entry: &&String| **entry == version || wanted.is_some() && meaning(entry) == wanted;
+    if let Some(entry) = entries.iter().find(same) {
+        return Ok(Decision::Nothing(format!(
+            "{version} is excluded already (entry '{entry}' of spec.version.exclude)"
+        )));
+    }
+    if let Some(Target::Exact(exact)) = &wanted
+        && let Some(entry) = entries.iter().find(|entry| meaning(entry).is_some_and(|of| of.covers(exact)))
+    {
+        return Ok(Decision::Nothing(format!(
+            "{version} is excluded already by the entry '{entry}' of spec.version.exclude"
+        )));
+    }
+    entries.push(version.to_owned());
+    let errors = new_errors(operator, &with_entries(operator, &entries));
+    if let Some(error) = errors.first() {
+        bail!("{}; nothing was written", error.message);
+    }
+    Ok(write(&entries, format!("{version} excluded from updates")))
+}
+
+/// Decides about `quarantine --lift`: the entry itself is removed, and no version is taken out of another one.
+fn decide_lift(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::Result<Decision> {
+    let version = version.trim();
+    let mut entries = entries(operator);
+    let wanted = meaning(version);
+    let Some(at) = entries.iter().position(|entry| entry == version || wanted.is_some() && meaning(entry) == wanted)
+    else {
+        if let Some(Target::Exact(exact)) = &wanted
+            && let Some(entry) = entries.iter().find(|entry| meaning(entry).is_some_and(|of| of.covers(exact)))
+        {
+            bail!(
+                "{version} is excluded by the entry '{entry}' of spec.version.exclude, which excludes others too; nothing was \
+                 written. To remove that entry: kubectl brupop quarantine '{entry}' --lift"
+            );
+        }
+        let others = if entries.is_empty() {
+            "it is empty".to_owned()
+        } else {
+            format!("its entries are '{}'", entries.join("', '"))
+        };
+        return Ok(Decision::Nothing(format!(
+            "{version} is no entry of spec.version.exclude ({others}){}",
+            failures(operator, wanted.as_ref())
+        )));
+    };
+    let entry = entries.remove(at);
+    Ok(write(&entries, format!("{entry} not excluded any more")))
+}
+
+/// Returns the sentence about failures of the versions of an entry, which the entry has nothing to do with.
+fn failures(operator: &BottlerocketUpdateOperator, wanted: Option<&Target>) -> String {
+    let status = status(operator);
+    let failed = unsettled(&status);
+    let concerned: Vec<String> =
+        failed.keys().filter(|version| wanted.is_some_and(|of| of.covers(version))).map(ToString::to_string).collect();
+    if concerned.is_empty() {
+        return String::new();
+    }
+    let all: Vec<String> = failed.keys().map(ToString::to_string).collect();
+    format!(
+        ". Its failures are another matter: {} failed on nodes and is not tried again until that is settled: kubectl brupop \
+         resume --failures {}",
+        concerned.join(", "),
+        all.join(",")
+    )
+}
+
+/// Returns what came of `quarantine`.
+fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[BottlerocketShadow]) -> String {
+    let wanted = meaning(version);
+    let excluded = |shadow: &&BottlerocketShadow| {
+        let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
+        runs.is_some_and(|runs| wanted.as_ref().is_some_and(|of| of.covers(runs)))
+    };
+    let running: Vec<String> = shadows.iter().filter(excluded).map(super::nodes::node_of).collect();
+    let running = match running.len() {
+        0 => String::new(),
+        count => format!(
+            "; {count} node(s) run it and stay on it ({}): kubectl brupop pin moves them to another version",
+            some(&running)
+        ),
+    };
+    let target = policy(operator).target;
+    let pinned = match (&target, &wanted) {
+        (Target::Exact(pinned), Some(of)) if of.covers(pinned) => {
+            format!(". spec.version.target is {pinned}, so that no node is updated until that is changed")
+        }
+        _ => String::new(),
+    };
+    format!("{version} is excluded: no node takes it{running}{pinned}{}", not_in_force(&status(operator)))
+}
+
+/// Returns what came of `quarantine --lift`.
+fn lifted(operator: &BottlerocketUpdateOperator, version: &str) -> String {
+    let failures = failures(operator, meaning(version).as_ref());
+    format!("{version} is not excluded any more{failures}{}", not_in_force(&status(operator)))
+}
+
+/// Excludes a version, or lifts that.
+pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+    let version = options.version.trim();
+    if options.lift {
+        let decide = |operator: &BottlerocketUpdateOperator| decide_lift(operator, version);
+        let done = async |_: &_, now: &_| Ok(State::Done(lifted(now, version)));
+        return carry_out(client, namespace, &options.write, decide, done).await;
+    }
+    let decide = |operator: &BottlerocketUpdateOperator| decide_add(operator, version);
+    let done = async |_: &_, now: &_| {
+        let shadows = kube::Api::<BottlerocketShadow>::namespaced(client.clone(), namespace);
+        let right = format!("list bottlerocketshadows in {namespace}");
+        // Which nodes run it is only added.
+        let shadows = list(&shadows, kube::api::ListParams::default(), &right).await.unwrap_or_default();
+        Ok(State::Done(added(now, version, &shadows)))
+    };
+    carry_out(client, namespace, &options.write, decide, done).await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::attempt::testing::shadow;
+    use super::super::operator::testing::{nothing, operator, patch};
+    use super::*;
+
+    fn with(exclude: &[&str]) -> BottlerocketUpdateOperator {
+        operator(&json!({"version": {"exclude": exclude}}), &json!({}))
+    }
+
+    fn exclude(entries: &Value) -> Value {
+        json!({"spec": {"version": {"exclude": entries}}})
+    }
+
+    #[test]
+    fn quarantine_adds_one_entry_behind_the_others() {
+        let add = |present: &[&str], version: &str| patch(decide_add(&with(present), version).unwrap());
+        assert_eq!(add(&[], "1.20.5"), exclude(&json!(["1.20.5"])));
+        assert_eq!(add(&["1.19"], " 1.20.5 "), exclude(&json!(["1.19", "1.20.5"])));
+        assert_eq!(add(&["1.20.5"], ">=1.20, <1.23"), exclude(&json!(["1.20.5", ">=1.20, <1.23"])));
+        assert_eq!(patch(decide_add(&operator(&json!({}), &json!({})), "1.20").unwrap()), exclude(&json!(["1.20"])));
+    }
+
+    #[test]
+    fn version_that_is_excluded_already_is_not_written_again() {
+        for (present, version, part) in [
+            ("1.20.5", "1.20.5", "entry '1.20.5'"),
+            ("1.20.5", "v1.20.5", "entry '1.20.5'"),
+            ("1.20", "1.20.5", "by the entry '1.20'"),
+        ] {
+            let reason = nothing(decide_add(&with(&["1.1", present]), version).unwrap());
+            assert!(reason.contains("excluded already") && reason.contains(part), "{part}: {reason}");
+        }
+    }
+
+    #[test]
+    fn version_that_policy_does_not_understand_is_refused_with_the_cause() {
+        for version in ["latest", "newest", "", "1.20.5.1"] {
+            let error = decide_add(&with(&[]), version).unwrap_err().to_string();
+            assert!(error.contains("such as 1.20.5") && error.contains("nothing was written"), "{version}: {error}");
+        }
+    }
+
+    #[test]
+    fn lift_removes_exactly_the_entry() {
+        let lift = |present: &[&str], version: &str| patch(decide_lift(&with(present), version).unwrap());
+        assert_eq!(lift(&["1.19", "1.20.5", "1.20"], "1.20.5"), exclude(&json!(["1.19", "1.20"])));
+        assert_eq!(lift(&["1.20.5"], "v1.20.5"), exclude(&Value::Null));
+        assert_eq!(lift(&["not valid"], "not valid"), exclude(&Value::Null));
+        let error = decide_lift(&with(&["1.20"]), "1.20.5").unwrap_err().to_string();
+        assert!(error.contains("quarantine '1.20' --lift"), "{error}");
+        let reason = nothing(decide_lift(&with(&["1.19"]), "1.20.5").unwrap());
+        assert!(reason.contains("no entry") && reason.contains("'1.19'"), "{reason}");
+    }
+
+    #[test]
+    fn lift_says_how_failures_of_the_version_are_settled() {
+        let failed = json!({"versions": [{
+            "version": "1.20.5", "variant": "v", "arch": "a", "firstSeen": "2026-01-01T00:00:00Z", "failed": ["node-1"],
+        }]});
+        let operator = operator(&json!({}), &failed);
+        for version in ["1.20.5", "1.20"] {
+            let text = lifted(&operator, version);
+            assert!(text.contains("resume --failures 1.20.5"), "{version}: {text}");
+        }
+        assert_eq!(lifted(&operator, "1.19"), "1.19 is not excluded any more");
+        assert!(nothing(decide_lift(&operator, "1.20.5").unwrap()).contains("resume --failures 1.20.5"));
+    }
+
+    #[test]
+    fn outcome_names_nodes_that_run_the_version_and_a_target_that_is_excluded() {
+        let runs = [shadow(&json!({"currentVersion": "1.20.5"})), shadow(&json!({"currentVersion": "1.20.4"}))];
+        let text = added(&with(&["1.20.5"]), "1.20.5", &runs);
+        assert!(text.contains("1 node(s) run it and stay on it (a)"), "{text}");
+        assert_eq!(added(&with(&["1.19"]), "1.19", &runs), "1.19 is excluded: no node takes it");
+        let pinned = operator(&json!({"version": {"target": "1.20.5", "exclude": ["1.20"]}}), &json!({}));
+        assert!(added(&pinned, "1.20", &[]).contains("spec.version.target is 1.20.5"));
+    }
+}

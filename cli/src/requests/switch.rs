@@ -1,0 +1,321 @@
+//! `kubectl brupop pause` and `resume`: the switch `spec.enabled`, and the failures that have frozen the rollout.
+//!
+//! The two are apart: to let updates start again does not settle failures, and to settle failures does not let updates start.
+//! A version that has failed is tried again only if its name is given.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::bail;
+use clap::Args;
+use jiff::Timestamp;
+use kube::Client;
+use models::condition::{ConditionStatus, find_condition};
+use models::names::RESUME_ANNOTATION;
+use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, ENABLED, WINDOW_OPEN};
+use models::reason::FailureReason;
+use semver::Version;
+use serde_json::json;
+
+use super::operator::{carry_out, not_in_force, policy, status};
+use super::{nonce, some};
+use crate::write::{Decision, State, WriteOptions};
+
+/// Options of `resume`.
+#[derive(Debug, Args)]
+pub(crate) struct ResumeOptions {
+    /// Settle the failures of this version instead, so that it is tried again; to be repeated, or separated by commas, for
+    /// each version that has failed. To skip a version, quarantine it first.
+    #[arg(long, value_name = "VERSION", value_delimiter = ',')]
+    failures: Vec<Version>,
+    #[command(flatten)]
+    write: WriteOptions,
+}
+
+/// Failures of a version that no user has settled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Unsettled {
+    /// True if they have frozen the rollout.
+    frozen: bool,
+    reason: Option<FailureReason>,
+    nodes: BTreeSet<String>,
+}
+
+/// Returns the versions with failures that no user has settled.
+pub(super) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unsettled> {
+    let mut all: BTreeMap<Version, Unsettled> = BTreeMap::new();
+    for known in status.versions.iter().filter(|known| known.quarantined.is_some() || !known.failed.is_empty()) {
+        let failed = all.entry(known.version.clone()).or_default();
+        failed.nodes.extend(known.failed.iter().cloned());
+        if let Some(quarantined) = &known.quarantined {
+            failed.frozen = true;
+            failed.reason = Some(quarantined.reason);
+            failed.nodes.extend(quarantined.nodes.iter().cloned());
+        }
+    }
+    all
+}
+
+/// Returns a version with its failures in words.
+fn describe(version: &Version, failed: &Unsettled) -> String {
+    let nodes = some(&failed.nodes.iter().cloned().collect::<Vec<_>>());
+    let reason = failed.reason.map_or_else(String::new, |reason| format!("{reason} "));
+    let frozen = if failed.frozen { "" } else { ", which has not frozen the rollout" };
+    format!("{version} ({reason}on {nodes}{frozen})")
+}
+
+/// Returns the versions that have frozen the rollout with what a user can do, as sentences; `None` if none has.
+fn frozen(status: &BottlerocketUpdateOperatorStatus) -> Option<String> {
+    let unsettled = unsettled(status);
+    let of: Vec<(&Version, &Unsettled)> = unsettled.iter().filter(|(_, failed)| failed.frozen).collect();
+    let first = of.first()?.0;
+    let frozen: Vec<String> = of.iter().map(|(version, failed)| describe(version, failed)).collect();
+    Some(format!(
+        "the rollout is frozen by failures of {}. To try again: kubectl brupop resume --failures {}; to skip a version, first: \
+         kubectl brupop quarantine {first}",
+        frozen.join(", "),
+        list(unsettled.keys()),
+    ))
+}
+
+fn list<'a>(versions: impl Iterator<Item = &'a Version>) -> String {
+    versions.map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Decides about `pause`.
+fn decide_pause(operator: &BottlerocketUpdateOperator) -> Decision {
+    if operator.spec.enabled == Some(false) {
+        return Decision::Nothing("updates are paused already (spec.enabled is false)".to_owned());
+    }
+    Decision::write(json!({"spec": {"enabled": false}}), "paused")
+}
+
+/// Decides about `resume` without versions.
+fn decide_resume(operator: &BottlerocketUpdateOperator) -> anyhow::Result<Decision> {
+    if operator.spec.enabled == Some(false) {
+        return Ok(Decision::write(json!({"spec": {"enabled": true}}), "resumed"));
+    }
+    if let Some(frozen) = frozen(&status(operator)) {
+        bail!("updates are not paused, but {frozen}");
+    }
+    Ok(Decision::Nothing("updates are not paused, and no failure has frozen the rollout".to_owned()))
+}
+
+/// Decides about `resume` with versions: the operator settles all failures at once, so that each has to be named.
+fn decide_failures(operator: &BottlerocketUpdateOperator, named: &[Version], nonce: &str) -> anyhow::Result<Decision> {
+    let unsettled = unsettled(&status(operator));
+    let describe_all = |of: Vec<(&Version, &Unsettled)>| {
+        of.into_iter().map(|(version, failed)| describe(version, failed)).collect::<Vec<_>>().join(", ")
+    };
+    if let Some(unknown) = named.iter().find(|version| !unsettled.contains_key(version)) {
+        let others = if unsettled.is_empty() {
+            "no version has any".to_owned()
+        } else {
+            format!("there are failures of {}", describe_all(unsettled.iter().collect()))
+        };
+        bail!("{unknown} has no failures to settle; {others}. Nothing was written");
+    }
+    let left: Vec<_> = unsettled.iter().filter(|(version, _)| !named.contains(version)).collect();
+    if !left.is_empty() {
+        bail!(
+            "the failures of all versions are settled at once, and there are some of {} too. Nothing was written; if those are \
+             to be settled as well: kubectl brupop resume --failures {}",
+            describe_all(left),
+            list(unsettled.keys()),
+        );
+    }
+    let patch = json!({"metadata": {"annotations": {RESUME_ANNOTATION: nonce}}});
+    Ok(Decision::write(patch, format!("failures of {} settled", list(unsettled.keys()))))
+}
+
+/// Returns what came of `pause`.
+fn paused(status: &BottlerocketUpdateOperatorStatus) -> String {
+    let updating = status.counts.as_ref().map_or(0, |counts| counts.updating);
+    let rest = match updating {
+        0 => "none is under way".to_owned(),
+        1 => "the one under way is finished".to_owned(),
+        more => format!("the {more} under way are finished"),
+    };
+    format!("paused: no update starts, and {rest}. To continue: kubectl brupop resume")
+}
+
+/// Returns what came of `resume`.
+fn resumed(status: &BottlerocketUpdateOperatorStatus) -> String {
+    let is_false = |type_| {
+        let condition = find_condition(&status.conditions, type_);
+        condition.filter(|condition| condition.status == ConditionStatus::False)
+    };
+    if is_false(ENABLED).is_some() {
+        return format!("spec.enabled is true now, but updates stay paused{}", not_in_force(status));
+    }
+    if let Some(frozen) = frozen(status) {
+        return format!("resumed, but {frozen}");
+    }
+    match is_false(WINDOW_OPEN) {
+        Some(window) if window.message.is_empty() => "resumed: updates start when a window opens".to_owned(),
+        Some(window) => format!("resumed: updates start when a window opens; {}", window.message),
+        None => "resumed: updates start".to_owned(),
+    }
+}
+
+/// Returns what came of `resume` with versions.
+fn settled(operator: &BottlerocketUpdateOperator, named: &[Version]) -> String {
+    let policy = policy(operator);
+    let (skipped, tried): (Vec<_>, Vec<_>) =
+        named.iter().partition(|version| policy.exclude.iter().any(|exclusion| exclusion.covers(version)));
+    let tries = match (tried.is_empty(), skipped.is_empty()) {
+        (false, true) => format!("nodes try {} again", list(tried.into_iter())),
+        (true, _) => format!("no node takes {}, since the policy excludes it", list(skipped.into_iter())),
+        (false, false) => format!(
+            "nodes try {} again, and no node takes {}, since the policy excludes it",
+            list(tried.into_iter()),
+            list(skipped.into_iter())
+        ),
+    };
+    let paused = if policy.enabled { "" } else { ". Updates are paused, however: kubectl brupop resume" };
+    format!("the failures of {} are settled: {tries}{paused}", list(named.iter()))
+}
+
+/// Stops new updates.
+pub(super) async fn pause(client: &Client, namespace: &str, options: &WriteOptions) -> anyhow::Result<()> {
+    let decide = |operator: &BottlerocketUpdateOperator| Ok(decide_pause(operator));
+    carry_out(client, namespace, options, decide, async |_, now| Ok(State::Done(paused(&status(now))))).await
+}
+
+/// Lets updates start again, or settles failures.
+pub(super) async fn resume(client: &Client, namespace: &str, options: &ResumeOptions) -> anyhow::Result<()> {
+    let named = &options.failures;
+    if named.is_empty() {
+        let done = async |_: &_, now: &_| Ok(State::Done(resumed(&status(now))));
+        return carry_out(client, namespace, &options.write, decide_resume, done).await;
+    }
+    let nonce = nonce(Timestamp::now());
+    let decide = |operator: &BottlerocketUpdateOperator| decide_failures(operator, named, &nonce);
+    let acknowledged = async |_: &_, now: &BottlerocketUpdateOperator| {
+        let done = status(now).requests.and_then(|requests| requests.resume);
+        Ok(if done.as_ref() == Some(&nonce) {
+            State::Done(settled(now, named))
+        } else {
+            State::Pending("for the controller to settle the failures".to_owned())
+        })
+    };
+    carry_out(client, namespace, &options.write, decide, acknowledged).await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::operator::testing::{condition, nothing, operator, patch};
+    use super::*;
+
+    fn v(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    fn known(version: &str, failed: &[&str], frozen: bool) -> Value {
+        let mut known = json!({
+            "version": version, "variant": "aws-k8s-1.37", "arch": "x86_64", "firstSeen": "2026-01-01T00:00:00Z",
+            "failed": failed,
+        });
+        if frozen {
+            known["quarantined"] = json!({"reason": "BootFellBack", "nodes": failed, "since": "2026-01-01T00:00:00Z"});
+        }
+        known
+    }
+
+    fn with(enabled: bool, versions: &[Value]) -> BottlerocketUpdateOperator {
+        operator(&json!({"enabled": enabled}), &json!({"versions": versions}))
+    }
+
+    #[test]
+    fn pause_and_resume_write_the_switch_alone_and_only_if_it_changes() {
+        assert_eq!(patch(decide_pause(&with(true, &[]))), json!({"spec": {"enabled": false}}));
+        assert_eq!(patch(decide_pause(&operator(&json!({}), &json!({})))), json!({"spec": {"enabled": false}}));
+        assert!(nothing(decide_pause(&with(false, &[]))).contains("paused already"));
+        assert_eq!(patch(decide_resume(&with(false, &[])).unwrap()), json!({"spec": {"enabled": true}}));
+        assert!(nothing(decide_resume(&with(true, &[])).unwrap()).contains("not paused"));
+    }
+
+    #[test]
+    fn resume_of_frozen_rollout_writes_nothing_and_names_what_failed() {
+        let versions = [known("1.20.5", &["node-1"], true), known("1.20.6", &["node-2"], false)];
+        let error = decide_resume(&with(true, &versions)).unwrap_err().to_string();
+        for part in ["1.20.5 (BootFellBack on node-1)", "resume --failures 1.20.5,1.20.6", "quarantine 1.20.5"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert!(!error.contains("1.20.6 ("), "it has not frozen anything: {error}");
+        let paused = with(false, &versions);
+        assert_eq!(patch(decide_resume(&paused).unwrap()), json!({"spec": {"enabled": true}}), "the switch alone");
+        assert!(resumed(&status(&paused)).starts_with("resumed, but the rollout is frozen"), "and it says so");
+    }
+
+    #[test]
+    fn failures_are_settled_only_if_each_version_that_failed_is_named() {
+        let versions = [known("1.20.5", &["node-1"], true), known("1.20.6", &["node-2"], false)];
+        let decide = |named: &[&str]| {
+            let named: Vec<Version> = named.iter().map(|text| v(text)).collect();
+            decide_failures(&with(true, &versions), &named, "nonce")
+        };
+        for (named, parts) in [
+            (vec!["1.20.5"], vec!["1.20.6 (on node-2, which has not frozen the rollout)", "--failures 1.20.5,1.20.6"]),
+            (vec!["1.20.6"], vec!["1.20.5 (BootFellBack on node-1)"]),
+            (vec!["1.20.5", "1.20.6", "1.20.7"], vec!["1.20.7 has no failures", "1.20.5 ("]),
+        ] {
+            let error = decide(&named).unwrap_err().to_string();
+            for part in parts.into_iter().chain(["othing was written"]) {
+                assert!(error.contains(part), "{named:?}, {part}: {error}");
+            }
+        }
+        let expected = json!({"metadata": {"annotations": {RESUME_ANNOTATION: "nonce"}}});
+        assert_eq!(patch(decide(&["1.20.6", "1.20.5"]).unwrap()), expected);
+        let error = decide_failures(&with(true, &[]), &[v("1.20.5")], "nonce").unwrap_err().to_string();
+        assert!(error.contains("no version has any"), "{error}");
+    }
+
+    #[test]
+    fn outcome_of_pause_counts_updates_under_way() {
+        for (updating, part) in [(0, "none is under way"), (1, "the one under way"), (3, "the 3 under way")] {
+            let counts =
+                json!({"total": 3, "current": 0, "staged": 0, "updating": updating, "blocked": 0, "failed": 0});
+            let text = paused(&status(&operator(&json!({}), &json!({"counts": counts}))));
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn outcome_of_resume_says_what_still_stops_updates() {
+        let off = |type_: &str, message: &str| {
+            let mut condition = condition(type_, "X", message);
+            condition["status"] = json!("False");
+            condition
+        };
+        for (conditions, text) in [
+            (json!([]), "resumed: updates start"),
+            (
+                json!([off(WINDOW_OPEN, "the next one opens at noon")]),
+                "resumed: updates start when a window opens; the next one opens at noon",
+            ),
+            (
+                json!([off(ENABLED, ""), condition("Degraded", "InvalidPolicy", "spec.x: no")]),
+                "spec.enabled is true now, but updates stay paused. The policy is invalid and not in force until it is \
+                 corrected: spec.x: no",
+            ),
+        ] {
+            assert_eq!(resumed(&status(&operator(&json!({}), &json!({"conditions": conditions})))), text);
+        }
+    }
+
+    #[test]
+    fn outcome_of_settled_failures_says_which_versions_are_skipped() {
+        let all = [v("1.20.5"), v("1.20.6")];
+        for (exclude, enabled, text) in [
+            (json!([]), true, "nodes try 1.20.5,1.20.6 again"),
+            (json!(["1.20.5"]), true, "nodes try 1.20.6 again, and no node takes 1.20.5, since the policy excludes it"),
+            (json!(["1.20"]), true, "no node takes 1.20.5,1.20.6, since the policy excludes it"),
+            (json!([]), false, "nodes try 1.20.5,1.20.6 again. Updates are paused, however: kubectl brupop resume"),
+        ] {
+            let operator = operator(&json!({"enabled": enabled, "version": {"exclude": exclude}}), &json!({}));
+            assert_eq!(settled(&operator, &all), format!("the failures of 1.20.5,1.20.6 are settled: {text}"));
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Writes of users: each a merge patch of what was read, guarded by its uid and resourceVersion, so that nothing is written
+//! on top of a change that was not seen. Of the fields that it writes, their field managers are named.
+
+mod object;
+mod owners;
+mod wait;
+
+use std::fmt;
+
+use clap::{Args, ValueEnum};
+use models::duration::Duration;
+use serde_json::Value;
+
+pub(crate) use object::{Object, Outcome, annotated_by, guarded, reverted, warn_of_appliers};
+pub(crate) use wait::{State, Unacknowledged, all};
+
+/// Field manager of these writes: it owns the fields that it has changed until another client applies them.
+pub(crate) const MANAGER: &str = "kubectl-brupop";
+
+/// Extent of a write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DryRun {
+    /// Writes.
+    #[default]
+    None,
+    /// Only prints what would be written.
+    Client,
+    /// Sends the write without storing it, and prints what would be written.
+    Server,
+}
+
+impl DryRun {
+    /// Returns the note behind what is printed, as kubectl has it.
+    pub(crate) const fn note(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Client => " (dry run)",
+            Self::Server => " (server dry run)",
+        }
+    }
+}
+
+/// The option of commands that write.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct DryRunOption {
+    /// Write nothing: client only prints what would be written, server also sends it to the API server, which checks it
+    /// and does not store it. Without a value: client.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "none|client|server",
+        hide_possible_values = true,
+        default_value = "none",
+        default_missing_value = "client",
+        num_args = 0..=1,
+        require_equals = true
+    )]
+    pub(crate) dry_run: DryRun,
+}
+
+/// Form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// The objects alone, as kubectl names them.
+    Name,
+}
+
+/// The options of commands that write and wait for what comes of it.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct WriteOptions {
+    #[command(flatten)]
+    dry: DryRunOption,
+    /// Wait until the operator has acknowledged it, and print what came of it.
+    #[arg(
+        long,
+        value_name = "true|false",
+        hide_possible_values = true,
+        default_value = "true",
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true
+    )]
+    wait: bool,
+    /// Time to wait for that, e.g. 90s or 5m.
+    #[arg(long, default_value = "60s")]
+    timeout: Duration,
+    /// Print the names of the objects alone.
+    #[arg(long, short, value_enum, value_name = "name", hide_possible_values = true)]
+    output: Option<Output>,
+}
+
+impl WriteOptions {
+    /// Returns the extent of the write.
+    pub(crate) const fn dry_run(&self) -> DryRun {
+        self.dry.dry_run
+    }
+
+    /// Returns the time to wait; `None`: the command does not wait.
+    pub(crate) fn timeout(&self) -> Option<std::time::Duration> {
+        self.wait.then_some(self.timeout.0)
+    }
+
+    /// Prints the outcome for one object: the sentence, or the object's name.
+    pub(crate) fn print(&self, id: &str, sentence: impl fmt::Display) {
+        match self.output {
+            Some(Output::Name) => crate::page::print_line(id),
+            None => crate::page::print_line(sentence),
+        }
+    }
+}
+
+/// A change of an object.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Change {
+    /// Merge patch, without the object's uid and resourceVersion.
+    pub(crate) patch: Value,
+    /// The change as a participle, such as `held until 12:00`.
+    pub(crate) what: String,
+}
+
+/// The decision of a command about an object that it has read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Decision {
+    /// Nothing would change, for this reason.
+    Nothing(String),
+    Write(Change),
+}
+
+impl Decision {
+    /// Returns the decision to write a patch.
+    pub(crate) fn write(patch: Value, what: impl Into<String>) -> Self {
+        Self::Write(Change { patch, what: what.into() })
+    }
+}

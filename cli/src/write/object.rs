@@ -1,0 +1,344 @@
+//! One object that is read, decided about, and written.
+
+use std::fmt::Debug;
+
+use anyhow::{Context as _, bail};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, Resource, ResourceExt as _};
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::owners::{self, Path};
+use super::{Change, Decision, DryRun, MANAGER};
+use crate::call::{call, code, if_there};
+use crate::page::warn;
+
+/// Number of tries of a write while other fields of the object change.
+const TRIES: usize = 8;
+
+/// An object in the cluster.
+#[derive(Clone)]
+pub(crate) struct Object<K> {
+    api: Api<K>,
+    name: String,
+    /// The resource, and where it is, as in a right: `nodes`.
+    resource: String,
+    /// The object as kubectl prints its name: `node/node-1`.
+    pub(crate) id: String,
+    /// The object as users of kubectl write it: `node node-1`.
+    pub(crate) title: String,
+}
+
+/// The outcome of a write.
+pub(crate) enum Outcome<K> {
+    /// Nothing was written, for this reason.
+    Nothing(String),
+    /// Nothing was written, since it was a dry run.
+    Dry(Change),
+    /// The object after the write.
+    Written(Change, K),
+}
+
+impl Object<Node> {
+    /// Returns the Node of this name.
+    pub(crate) fn node(client: &Client, name: &str) -> Self {
+        Self {
+            api: Api::all(client.clone()),
+            name: name.to_owned(),
+            resource: "nodes".to_owned(),
+            id: format!("node/{name}"),
+            title: format!("node {name}"),
+        }
+    }
+}
+
+impl Object<BottlerocketShadow> {
+    /// Returns the shadow of a node.
+    pub(crate) fn shadow(client: &Client, namespace: &str, node: &str) -> Self {
+        let name = names::shadow_name(node);
+        Self::namespaced(client, namespace, name, "bottlerocketshadow", "brs")
+    }
+}
+
+impl Object<BottlerocketUpdateOperator> {
+    /// Returns the operator's resource.
+    pub(crate) fn operator(client: &Client, namespace: &str) -> Self {
+        let name = names::OPERATOR_NAME.to_owned();
+        Self::namespaced(client, namespace, name, "bottlerocketupdateoperator", "bruo")
+    }
+
+    /// Reads the operator's resource.
+    pub(crate) async fn existing(&self) -> anyhow::Result<BottlerocketUpdateOperator> {
+        self.read().await?.with_context(|| {
+            let namespace = self.api.namespace().unwrap_or_default();
+            format!(
+                "there is no {} in {namespace}: is the operator installed, and is it in this --namespace?",
+                self.title
+            )
+        })
+    }
+}
+
+impl<K> Object<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    fn namespaced(client: &Client, namespace: &str, name: String, kind: &str, short: &str) -> Self {
+        Self {
+            api: Api::namespaced(client.clone(), namespace),
+            id: format!("{kind}.{}/{name}", names::GROUP),
+            title: format!("{short} {name}"),
+            name,
+            resource: format!("{kind}s in {namespace}"),
+        }
+    }
+}
+
+impl<K> Object<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + Debug,
+{
+    /// Reads the object; `None` if it does not exist.
+    pub(crate) async fn read(&self) -> anyhow::Result<Option<K>> {
+        if_there(call(&format!("get {}", self.resource), self.api.get(&self.name)).await)
+    }
+
+    /// Writes what `decide` makes of the object, which `read` is. While other fields of it change, it is read and decided
+    /// about again.
+    ///
+    /// # Errors
+    /// A field that is written has changed in the meantime, besides the errors of `decide` and of the API server.
+    pub(crate) async fn write(
+        &self,
+        read: K,
+        dry_run: DryRun,
+        decide: impl Fn(&K) -> anyhow::Result<Decision>,
+    ) -> anyhow::Result<Outcome<K>> {
+        let right = format!("patch {}", self.resource);
+        let send = async |read: &K, patch: &Value| guarded(&self.api, &right, MANAGER, read, patch, dry_run).await;
+        let (outcome, read) = settle(&self.title, read, decide, send, async || self.read().await).await?;
+        Ok(match outcome {
+            Settled::Nothing(reason) => Outcome::Nothing(reason),
+            Settled::Sent(change, object) => {
+                warn_of_appliers(&read, &change.patch);
+                if dry_run == DryRun::None { Outcome::Written(change, object) } else { Outcome::Dry(change) }
+            }
+        })
+    }
+}
+
+/// The outcome of sending a patch.
+enum Settled<K> {
+    Nothing(String),
+    Sent(Change, K),
+}
+
+/// Decides about an object and sends the patch, until it is sent or nothing is to be written. `send` returns `None` if the
+/// object is no longer the one that was read; then it is read and decided about again, as long as no field of the patch has
+/// changed. Returns the outcome with the object that it was decided on.
+async fn settle<K: Resource<DynamicType = ()> + Serialize>(
+    title: &str,
+    mut read: K,
+    decide: impl Fn(&K) -> anyhow::Result<Decision>,
+    send: impl AsyncFn(&K, &Value) -> anyhow::Result<Option<K>>,
+    read_again: impl AsyncFn() -> anyhow::Result<Option<K>>,
+) -> anyhow::Result<(Settled<K>, K)> {
+    for _ in 0..TRIES {
+        let change = match decide(&read)? {
+            Decision::Nothing(reason) => return Ok((Settled::Nothing(reason), read)),
+            Decision::Write(change) => change,
+        };
+        if let Some(object) = send(&read, &change.patch).await? {
+            return Ok((Settled::Sent(change, object), read));
+        }
+        let now = read_again().await?.with_context(|| format!("{title} is gone; nothing was written"))?;
+        if let Some(conflict) = conflict(title, &read, &now, &change.patch)? {
+            bail!("{conflict}; nothing was written. Run the command again to decide about the object as it is now");
+        }
+        read = now;
+    }
+    bail!("{title} changes all the time; nothing was written. Run the command again")
+}
+
+/// Sends a merge patch at the uid and resourceVersion of the object that was read, unless it is a dry run of the client.
+/// Returns the object after it; `None` if the object is no longer the one that was read.
+pub(crate) async fn guarded<K>(
+    api: &Api<K>,
+    right: &str,
+    manager: &str,
+    read: &K,
+    patch: &Value,
+    dry_run: DryRun,
+) -> anyhow::Result<Option<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    if dry_run == DryRun::Client {
+        return Ok(Some(read.clone()));
+    }
+    let mut guarded = patch.clone();
+    guarded["metadata"]["uid"] = json!(read.meta().uid);
+    guarded["metadata"]["resourceVersion"] = json!(read.meta().resource_version);
+    let params = PatchParams {
+        field_manager: Some(manager.to_owned()),
+        dry_run: dry_run == DryRun::Server,
+        ..PatchParams::default()
+    };
+    match call(right, api.patch(&read.name_any(), &params, &Patch::Merge(guarded))).await {
+        Err(error) if code(&error) == Some(409) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+/// Warns of the field managers that put back what a patch writes.
+pub(crate) fn warn_of_appliers<K: Resource>(read: &K, patch: &Value) {
+    for (manager, field) in owners::appliers(read.managed_fields(), patch) {
+        warn(format_args!(
+            "the field manager {manager} applies {}: if it is a tool that applies its source again and again, it reverts \
+             this. Change the source too",
+            owners::name(&field)
+        ));
+    }
+}
+
+/// Returns the field of a patch that has changed since the object was read, as a sentence with its field manager.
+fn conflict<K: Resource + Serialize>(title: &str, read: &K, now: &K, patch: &Value) -> anyhow::Result<Option<String>> {
+    if read.meta().uid != now.meta().uid {
+        return Ok(Some(format!("{title} was deleted and created again at the same time")));
+    }
+    let (before, after) = (serde_json::to_value(read)?, serde_json::to_value(now)?);
+    let changed = |path: &Path| owners::value(&before, path) != owners::value(&after, path);
+    let Some(path) = owners::fields(patch).into_iter().find(changed) else { return Ok(None) };
+    let value = match owners::value(&after, &path) {
+        Value::Null => "it is not set now".to_owned(),
+        value => format!("it is {value} now"),
+    };
+    Ok(Some(format!(
+        "{} of {title} was changed at the same time by {}: {value}",
+        owners::name(&path),
+        manager(now.managed_fields(), &path)
+    )))
+}
+
+/// Returns the field manager of a field, in words.
+fn manager(entries: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry], path: &[String]) -> String {
+    let owner = owners::owner(entries, path);
+    owner.map_or_else(|| "a client that has removed it".to_owned(), |manager| format!("the field manager {manager}"))
+}
+
+/// Returns the field of a change that has another value in the object as it is now, as a sentence with its field manager.
+pub(crate) fn reverted<K: Resource + Serialize>(change: &Change, now: &K) -> anyhow::Result<Option<String>> {
+    let object = serde_json::to_value(now)?;
+    let differs = |path: &Path| owners::value(&object, path) != owners::value(&change.patch, path);
+    let found = owners::fields(&change.patch).into_iter().find(differs);
+    Ok(found.map(|path| {
+        let manager = manager(now.managed_fields(), &path);
+        format!("{} was changed again by {manager}: it is {} now", owners::name(&path), owners::value(&object, &path))
+    }))
+}
+
+/// Returns the field manager that wrote an annotation last.
+pub(crate) fn annotated_by(object: &impl Resource, annotation: &str) -> Option<String> {
+    owners::owner(object.managed_fields(), &["metadata".to_owned(), "annotations".to_owned(), annotation.to_owned()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operator(version: &str, spec: &Value, manager: &str) -> BottlerocketUpdateOperator {
+        serde_json::from_value(json!({
+            "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
+            "metadata": {
+                "name": "default", "uid": "u", "resourceVersion": version,
+                "managedFields": [{
+                    "manager": manager, "operation": "Update", "apiVersion": "brupop.bottlerocket.aws/v1",
+                    "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:enabled": {}, "f:version": {"f:target": {}}}},
+                }],
+            },
+            "spec": spec,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn conflict_names_changed_field_its_value_and_its_manager() {
+        let patch = json!({"spec": {"version": {"target": "1.20.5"}}});
+        let before = operator("1", &json!({"version": {"target": "latest"}}), "kubectl");
+        let text = |now: &BottlerocketUpdateOperator| conflict("bruo default", &before, now, &patch).unwrap();
+        let other = operator("2", &json!({"enabled": false, "version": {"target": "latest"}}), "argocd");
+        assert_eq!(text(&other), None, "another field was changed");
+        for (spec, value) in
+            [(json!({"version": {"target": "1.21"}}), "it is \"1.21\" now"), (json!({}), "it is not set now")]
+        {
+            assert_eq!(
+                text(&operator("2", &spec, "argocd")),
+                Some(format!(
+                    "spec.version.target of bruo default was changed at the same time by the field manager argocd: {value}"
+                ))
+            );
+        }
+        let mut again = before.clone();
+        again.metadata.uid = Some("another".to_owned());
+        assert!(text(&again).unwrap().contains("created again"));
+    }
+
+    /// Pauses an operator's resource that is at version 1, while the API server has `now`; returns the versions of the patches.
+    async fn pause_beside(now: Option<BottlerocketUpdateOperator>) -> (anyhow::Result<String>, Vec<String>) {
+        let decide = |operator: &BottlerocketUpdateOperator| {
+            Ok(match operator.spec.enabled {
+                Some(false) => Decision::Nothing("paused already".to_owned()),
+                _ => Decision::write(json!({"spec": {"enabled": false}}), "paused"),
+            })
+        };
+        let sent = std::cell::RefCell::new(Vec::new());
+        let stored = now.as_ref().and_then(kube::ResourceExt::resource_version);
+        let send = async |read: &BottlerocketUpdateOperator, _: &Value| {
+            sent.borrow_mut().push(read.resource_version().unwrap());
+            Ok((read.resource_version() == stored).then(|| read.clone()))
+        };
+        let read = operator("1", &json!({"enabled": true}), "kubectl");
+        let settled = settle("bruo default", read, decide, send, async || Ok(now.clone())).await;
+        let text = settled.map(|(settled, read)| match settled {
+            Settled::Nothing(reason) => reason,
+            Settled::Sent(change, _) => format!("{} at {}", change.what, read.resource_version().unwrap()),
+        });
+        (text, sent.into_inner())
+    }
+
+    #[tokio::test]
+    async fn write_is_decided_again_unless_its_own_field_has_changed() {
+        let (enabled, paused) = (json!({"enabled": true}), json!({"enabled": false}));
+        let (text, sent) = pause_beside(Some(operator("1", &enabled, "kubectl"))).await;
+        assert_eq!((text.unwrap().as_str(), sent), ("paused at 1", vec!["1".to_owned()]));
+        let other = json!({"enabled": true, "labelNodes": true});
+        let (text, sent) = pause_beside(Some(operator("2", &other, "kubectl"))).await;
+        assert_eq!((text.unwrap().as_str(), sent.len()), ("paused at 2", 2), "another field has changed");
+        let (text, sent) = pause_beside(Some(operator("2", &paused, "argocd"))).await;
+        let error = text.unwrap_err().to_string();
+        for part in ["spec.enabled of bruo default", "field manager argocd: it is false now", "nothing was written"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert_eq!(sent, ["1"], "nothing is sent on top of it");
+        let (text, _) = pause_beside(None).await;
+        assert!(text.unwrap_err().to_string().contains("gone; nothing was written"));
+    }
+
+    #[test]
+    fn change_that_another_manager_reverts_is_reported() {
+        let change = Change { patch: json!({"spec": {"enabled": false}}), what: "paused".to_owned() };
+        let text = |enabled: bool| {
+            let now = operator("2", &json!({"enabled": enabled}), "argocd");
+            reverted(&change, &now).unwrap()
+        };
+        assert_eq!(text(false), None);
+        let reverted = "spec.enabled was changed again by the field manager argocd: it is true now";
+        assert_eq!(text(true).as_deref(), Some(reverted));
+    }
+}

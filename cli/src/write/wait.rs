@@ -1,0 +1,113 @@
+//! The wait for what comes of a write.
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::page::progress;
+
+/// Interval of reading.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// Time after which the progress is shown.
+const SHOWN_AFTER: Duration = Duration::from_secs(1);
+
+/// The error if what came of a write cannot be read.
+const UNKNOWN: &str = "it was written, and what came of it is not known";
+
+/// State of what is waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// The next thing to happen.
+    Pending(String),
+    /// The result, as a sentence.
+    Done(String),
+    /// It came to nothing, for this reason.
+    Failed(String),
+}
+
+/// Something was written, and it is not known that the operator has acknowledged it: exit code 3.
+#[derive(Debug)]
+pub(crate) struct Unacknowledged(pub(crate) String);
+
+impl fmt::Display for Unacknowledged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unacknowledged {}
+
+/// Waits for each of these until `check` says that it is done, and passes what came of it to `done`. Returns the errors.
+pub(crate) async fn all<T>(
+    timeout: Duration,
+    mut waiting: Vec<T>,
+    check: impl AsyncFn(&T) -> anyhow::Result<State>,
+    done: impl Fn(&T, String),
+) -> Vec<(T, anyhow::Error)> {
+    let (begun, mut shown, mut failed) = (Instant::now(), Vec::new(), Vec::new());
+    loop {
+        let mut left = Vec::new();
+        for item in waiting {
+            match check(&item).await {
+                Ok(State::Done(sentence)) => done(&item, sentence),
+                Ok(State::Pending(next)) => left.push((item, next)),
+                Ok(State::Failed(reason)) => failed.push((item, anyhow::Error::msg(reason))),
+                Err(error) => failed.push((item, error.context(Unacknowledged(UNKNOWN.to_owned())))),
+            }
+        }
+        if begun.elapsed() >= timeout {
+            let late = |next: String| {
+                anyhow::Error::new(Unacknowledged(format!(
+                    "it was written, and after {} s it still waits: {next}. See kubectl brupop status, and that the \
+                     controller runs (kubectl get pods -A -l {}={})",
+                    timeout.as_secs(),
+                    models::names::COMPONENT_LABEL,
+                    models::names::CONTROLLER,
+                )))
+            };
+            failed.extend(left.into_iter().map(|(item, next)| (item, late(next))));
+            return failed;
+        }
+        if left.is_empty() {
+            return failed;
+        }
+        if begun.elapsed() >= SHOWN_AFTER {
+            let now: Vec<String> = left.iter().map(|(_, next)| next.clone()).collect();
+            now.iter().filter(|next| !shown.contains(*next)).for_each(|next| progress(format_args!("waiting: {next}")));
+            shown = now;
+        }
+        waiting = left.into_iter().map(|(item, _)| item).collect();
+        tokio::time::sleep(PERIOD.min(timeout)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_is_waited_for_until_it_is_done_or_the_time_is_over() {
+        let begun = Instant::now();
+        let check = async |seconds: &u64| {
+            anyhow::ensure!(*seconds != 99, "no answer");
+            if *seconds == 98 {
+                return Ok(State::Failed("another client".to_owned()));
+            }
+            let left = Duration::from_secs(*seconds).saturating_sub(begun.elapsed());
+            Ok(if left.is_zero() { State::Done("ok".to_owned()) } else { State::Pending("the operator".to_owned()) })
+        };
+        let done = RefCell::new(Vec::new());
+        let failed = all(Duration::from_secs(10), vec![0, 4, 30, 98, 99], check, |seconds, _| {
+            done.borrow_mut().push(*seconds);
+        })
+        .await;
+        assert_eq!(done.into_inner(), [0, 4]);
+        let late: Vec<_> = failed.iter().map(|(seconds, error)| (*seconds, error.is::<Unacknowledged>())).collect();
+        assert_eq!(late, [(98, false), (99, true), (30, true)]);
+        assert!(failed[2].1.to_string().contains("still waits: the operator"), "{}", failed[2].1);
+    }
+}
