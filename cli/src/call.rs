@@ -55,18 +55,33 @@ pub(crate) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>
     }
 }
 
-/// Lists all objects, page by page.
+/// Lists all objects.
 pub(crate) async fn list<K>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>>
 where
     K: Clone + k8s_openapi::serde::de::DeserializeOwned + std::fmt::Debug,
 {
-    let (mut all, mut params) = (Vec::new(), params.limit(PAGE));
+    let mut all = Vec::new();
+    list_each(api, params, right, |object| all.push(object)).await?;
+    Ok(all)
+}
+
+/// Lists all objects, and passes on each: of thousands of large ones only a page is in memory.
+pub(crate) async fn list_each<K>(
+    api: &Api<K>,
+    params: ListParams,
+    right: &str,
+    mut each: impl FnMut(K),
+) -> anyhow::Result<()>
+where
+    K: Clone + k8s_openapi::serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let mut params = params.limit(PAGE);
     loop {
         let page = call(right, api.list(&params)).await?;
-        all.extend(page.items);
+        page.items.into_iter().for_each(&mut each);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
-            None => return Ok(all),
+            None => return Ok(()),
         }
     }
 }

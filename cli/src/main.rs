@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod call;
+mod cluster;
 mod history;
 mod marks;
 mod page;
@@ -76,7 +77,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     match arguments.command {
         Command::Preflight => preflight::preflight(client).await?,
         Command::Status(options) => {
-            let page = status::status(client, &arguments.namespace, &options).await?;
+            let page = status::status(&client, &arguments.namespace, &options).await?;
             page.print().context("the standard output cannot be written")?;
         }
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,

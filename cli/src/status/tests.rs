@@ -1,69 +1,10 @@
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
-
-fn now() -> Timestamp {
-    "2026-01-01T00:10:00Z".parse().unwrap()
-}
-
-fn cluster(operator: Option<Value>, shadows: Vec<Value>, nodes: Vec<Value>) -> Cluster {
-    Cluster {
-        namespace: "brupop-system".to_owned(),
-        operator: operator.map(|operator| serde_json::from_value(operator).unwrap()),
-        shadows: shadows.into_iter().map(|shadow| serde_json::from_value(shadow).unwrap()).collect(),
-        nodes: nodes.into_iter().map(|node| serde_json::from_value(node).unwrap()).collect(),
-        ..Cluster::default()
-    }
-}
+use crate::cluster::testing::{cluster, idle, node, now, operator, shadow};
 
 fn shown(cluster: &Cluster, width: Option<usize>) -> String {
     render(cluster, width, now()).to_string()
-}
-
-fn node(name: &str, annotations: &Value) -> Value {
-    json!({
-        "metadata": {
-            "name": name, "uid": format!("uid of {name}"), "resourceVersion": "5", "annotations": annotations,
-            "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION},
-        },
-        "status": {
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "nodeInfo": {
-                "bootID": "b", "osImage": "Bottlerocket OS 1.20.0 (aws-k8s-1.37)", "architecture": "amd64",
-                "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "",
-                "machineID": "", "operatingSystem": "", "systemUUID": "",
-            },
-        },
-    })
-}
-
-fn shadow(name: &str, status: Value) -> Value {
-    let mut shadow = json!({
-        "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
-        "metadata": {
-            "name": format!("brs-{name}"), "uid": "s", "resourceVersion": "5", "generation": 1,
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": format!("uid of {name}")}],
-        },
-        "spec": {"state": "Idle", "attempt": 0, "host": {"refreshInterval": "1h"}},
-    });
-    shadow["status"] = status;
-    shadow
-}
-
-fn idle() -> Value {
-    json!({
-        "state": "Idle", "observedGeneration": 1, "currentVersion": "1.20.0", "variant": "aws-k8s-1.37", "arch": "x86_64",
-        "bootId": "b",
-        "updates": {"chosenVersion": "1.20.5", "availableVersions": ["1.20.5"], "lastRefresh": "2026-01-01T00:00:00Z"},
-    })
-}
-
-fn operator(spec: &Value, status: &Value) -> Value {
-    json!({
-        "metadata": {"name": "default", "uid": "o", "resourceVersion": "5", "generation": 1,
-            "annotations": {"brupop.bottlerocket.aws/resum": "1"}},
-        "spec": spec, "status": status,
-    })
 }
 
 #[test]
@@ -86,7 +27,7 @@ fn status_shows_reason_of_every_waiting_node() {
         "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": "PrepareFailed",
             "message": "no space", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
     });
-    let disabled = operator(
+    let mut disabled = operator(
         &json!({"enabled": false, "version": {"target": "1.20.5"}}),
         &json!({
             "observedGeneration": 1,
@@ -101,6 +42,7 @@ fn status_shows_reason_of_every_waiting_node() {
             ],
         }),
     );
+    disabled["metadata"]["annotations"] = json!({"brupop.bottlerocket.aws/resum": "1"});
     let pinned = |name, status| {
         let mut shadow = shadow(name, status);
         shadow["spec"]["host"]["versionLock"] = json!("1.20.5");
@@ -204,7 +146,7 @@ fn status_output_contains_no_reported_control_characters() {
         },
     });
     let frozen = json!({
-        "metadata": {"name": "brupop"}, "spec": {},
+        "metadata": {"name": "default"}, "spec": {},
         "status": {
             "conditions": [{"type": "Frozen", "status": "True", "reason": "R", "message": HOSTILE,
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}],
@@ -247,7 +189,7 @@ fn status_shows_earlier_operator_and_pauses_every_node() {
     let text = shown(&cluster, None);
     let line = text.lines().find(|line| line.starts_with("Paused: ")).unwrap();
     assert!(line.contains("waiting until") && line.contains("hosts that it told to reboot"), "{text}");
-    let condition = &mut cluster.operator.as_mut().unwrap().status.as_mut().unwrap().conditions[0];
+    let condition = &mut cluster.operator.as_mut().unwrap().status.conditions[0];
     condition.reason = "EarlierOperatorGone".to_owned();
     condition.status = models::condition::ConditionStatus::False;
     assert!(!shown(&cluster, None).contains("Paused"));

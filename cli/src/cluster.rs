@@ -1,0 +1,216 @@
+//! The cluster as a plan needs it, read with the rights of the caller: `status`, `explain` and `watch` make the
+//! controller's own plan of it.
+//!
+//! The operator's resource and the shadows are required. All else is optional: a part that the caller may not read is
+//! missing in the view, and named in [`Cluster::unread`].
+
+mod read;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Node;
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::{BottlerocketShadow, Step};
+use models::time::between;
+use planner::annotations::{Place, misunderstood};
+use planner::plan::{Plan, plan};
+use planner::policy::Policy;
+use planner::standby::standby;
+use planner::view::{
+    BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts, Standby,
+};
+
+#[expect(unused_imports, reason = "for plans that look ahead")]
+pub(crate) use read::PodsOf;
+
+/// Time for which everything is taken to have been as it is, where no object has the time.
+const LONG: SignedDuration = SignedDuration::from_hours(1);
+
+/// A part of the cluster that is read as far as the caller may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Nodes,
+    /// The pods of the earlier operator, in any namespace.
+    EarlierPods,
+    /// The pods of controller and web API, and the Lease of the controller.
+    OwnPods,
+    /// The agents' pods.
+    AgentPods,
+    /// The pods on the nodes.
+    Pods,
+    Budgets,
+}
+
+/// A part that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unread {
+    pub(crate) part: Part,
+    /// The missing right, or another reason, as a sentence without a full stop.
+    pub(crate) reason: String,
+}
+
+/// The operator's own pods and its leader.
+#[derive(Debug, Default)]
+pub(crate) struct OwnPods {
+    /// The pods of controller and web API, by name.
+    pub(crate) pods: BTreeMap<String, PodFacts>,
+    /// The pod of the controller that has the Lease.
+    pub(crate) leader: Option<String>,
+}
+
+/// An agent's pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AgentPod {
+    pub(crate) name: String,
+    pub(crate) node: String,
+    /// True if it is Ready and not terminating.
+    pub(crate) serves: bool,
+    /// Time since which it has been Ready, or not Ready.
+    pub(crate) since: Option<Timestamp>,
+    /// The reason why it is not Ready.
+    pub(crate) trouble: Option<String>,
+}
+
+/// Objects read from the cluster.
+#[derive(Debug, Default)]
+pub(crate) struct Cluster {
+    /// The operator's namespace.
+    pub(crate) namespace: String,
+    pub(crate) operator: Option<OperatorFacts>,
+    /// The shadows, by node.
+    pub(crate) shadows: BTreeMap<String, ShadowFacts>,
+    /// All nodes, by name; `None` if they could not be read.
+    pub(crate) nodes: Option<BTreeMap<String, NodeFacts>>,
+    /// The pods of the earlier operator.
+    pub(crate) earlier_pods: Vec<String>,
+    /// The operator's own pods; `None` if they could not be read.
+    pub(crate) own: Option<OwnPods>,
+    /// The agents' pods; `None` if they could not be read.
+    pub(crate) agents: Option<Vec<AgentPod>>,
+    /// The pods of those nodes whose pods were read.
+    pub(crate) pods: BTreeMap<String, Vec<PodFacts>>,
+    pub(crate) budgets: Vec<BudgetFacts>,
+    /// Annotations that are meant as requests and have no effect, each as a sentence with its object.
+    pub(crate) misplaced: Vec<String>,
+    /// The parts that could not be read.
+    pub(crate) unread: Vec<Unread>,
+}
+
+impl Cluster {
+    /// Takes in the operator's resource.
+    fn add_operator(&mut self, operator: &BottlerocketUpdateOperator) {
+        self.operator = OperatorFacts::project(operator);
+        self.check_requests("bruo", Place::Operator, operator);
+    }
+
+    /// Takes in a shadow.
+    fn add_shadow(&mut self, shadow: &BottlerocketShadow) {
+        if let Some(facts) = ShadowFacts::project(shadow) {
+            self.shadows.insert(facts.node.clone(), facts);
+        }
+        self.check_requests("brs", Place::Shadow, shadow);
+    }
+
+    /// Takes in a Node.
+    fn add_node(&mut self, node: &Node) {
+        if let Some(facts) = NodeFacts::project(node) {
+            self.nodes.get_or_insert_default().insert(facts.name.clone(), facts);
+        }
+        self.check_requests("node", Place::Node, node);
+    }
+
+    fn check_requests(&mut self, kind: &str, place: Place, object: &impl kube::ResourceExt) {
+        let found = misunderstood(place, object.annotations().keys());
+        self.misplaced.extend(found.into_iter().map(|sentence| format!("{kind} {}: {sentence}", object.name_any())));
+    }
+
+    /// Returns the policy in force.
+    pub(crate) fn policy(&self) -> Policy {
+        Policy::in_force(self.operator.as_ref())
+    }
+
+    /// Returns the input of the controller's plan. What only the controller's memory has is left out: refused
+    /// evictions, results of expressions.
+    pub(crate) fn view(&self, now: Timestamp) -> ClusterView {
+        let before = now.saturating_sub(LONG).unwrap_or(now);
+        let mut shadows = self.shadows.clone();
+        let own_node = self.leader_pod().map(|pod| pod.node.clone());
+        let mut view = ClusterView {
+            operator: self.operator.clone(),
+            earlier_pods: self.earlier_pods.clone(),
+            budgets: self.budgets.clone(),
+            leader_since: before,
+            standby: self.standby(own_node.as_deref()),
+            own_node,
+            web_api_missing: self.own.as_ref().filter(|own| !own.web_api_is_ready()).map(|_| before),
+            ..ClusterView::default()
+        };
+        for facts in self.nodes.iter().flat_map(BTreeMap::values) {
+            let shadow = shadows.remove(&facts.name);
+            view.insert(facts.clone(), shadow);
+        }
+        view.revisions_in_use = shadows.into_values().filter_map(|shadow| shadow.revision).collect();
+        let agents = self.agents.is_some().then(|| self.agents_by_node());
+        for (name, node) in &mut view.nodes {
+            node.pods = self.pods.get(name).cloned();
+            node.agent_missing = agents.as_ref().and_then(|agents| match agents.get(name.as_str()) {
+                Some(agent) if agent.serves => None,
+                agent => Some(agent.and_then(|agent| agent.since).unwrap_or(before)),
+            });
+            let releasing = node.progress().filter(|progress| progress.step == Step::Releasing);
+            let since = releasing.map(|progress| progress.since).or(node.facts.claimed_since);
+            node.observed_for = since.map_or_else(Default::default, |since| between(since, now));
+        }
+        view
+    }
+
+    /// Plans for this cluster by the controller's own rules.
+    pub(crate) fn plan(&self, now: Timestamp) -> Plan {
+        plan(&self.view(now), &self.policy(), now)
+    }
+
+    fn leader_pod(&self) -> Option<&PodFacts> {
+        let own = self.own.as_ref()?;
+        own.pods.get(own.leader.as_ref()?)
+    }
+
+    fn standby(&self, own_node: Option<&str>) -> Standby {
+        let (Some(own), Some(nodes)) = (&self.own, &self.nodes) else { return Standby::None };
+        let controllers = own.pods.iter().filter(|(_, pod)| is_of(pod, names::CONTROLLER));
+        let controllers = controllers.map(|(name, pod)| (name.clone(), pod.clone())).collect();
+        standby(own.leader.as_deref().unwrap_or_default(), own_node, &controllers, nodes)
+    }
+
+    /// Returns the agent's pod of each node: the one that is Ready, where there are several.
+    pub(crate) fn agents_by_node(&self) -> BTreeMap<&str, &AgentPod> {
+        let mut agents: Vec<&AgentPod> = self.agents.iter().flatten().collect();
+        agents.sort_by_key(|agent| agent.serves);
+        agents.into_iter().map(|agent| (agent.node.as_str(), agent)).collect()
+    }
+
+    /// Fills the placeholders of a text.
+    pub(crate) fn filled(&self, text: &str, node: &str) -> String {
+        text.replace("<namespace>", &self.namespace).replace("<node>", node)
+    }
+}
+
+impl OwnPods {
+    /// Returns whether a pod of the web API is Ready.
+    pub(crate) fn web_api_is_ready(&self) -> bool {
+        self.pods.values().any(|pod| is_of(pod, names::APISERVER) && serves(pod))
+    }
+}
+
+/// Returns whether a pod is Ready and stays.
+fn serves(pod: &PodFacts) -> bool {
+    pod.ready && !pod.terminating && !pod.finished
+}
+
+/// Returns whether a pod is one of this component.
+pub(crate) fn is_of(pod: &PodFacts, component: &str) -> bool {
+    pod.labels.get(names::COMPONENT_LABEL).is_some_and(|label| label == component)
+}
