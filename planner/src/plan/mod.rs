@@ -21,6 +21,7 @@ mod blocker_cases;
 mod canary_cases;
 #[cfg(test)]
 mod cases;
+mod checks;
 #[cfg(test)]
 mod claim_cases;
 mod context;
@@ -69,6 +70,7 @@ mod slot_cases;
 mod slots;
 #[cfg(test)]
 mod stage_cases;
+mod states;
 mod survey;
 mod versions;
 mod want;
@@ -86,6 +88,7 @@ use crate::view::{Compared, NodeFacts, PodFacts};
 use crate::wait::Wait;
 
 pub use attempt::LISTED_PODS;
+pub use checks::{Check, CheckResult, TURN, checks};
 pub(crate) use fleet::begins_disruption;
 pub use fleet::plan;
 pub use quarantine::Quarantine;
@@ -94,6 +97,7 @@ pub use requests::{pending_migration, pending_rotations};
 pub use rollout::key_of;
 pub use shadows::ShadowChange;
 pub use slots::{not_begun, retracted};
+pub use states::{RolloutState, deadlines, rollouts};
 
 /// An Event that goes with a write.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -22,6 +22,7 @@ use semver::Version;
 use serde_json::{Value, json};
 use std::time::Instant;
 
+use self::checks::explains;
 use self::objects::*;
 use super::{Action, Evictions, Plan, Wait, plan};
 use crate::claims::ClaimFields;
@@ -278,6 +279,9 @@ impl World {
         }
         let seen = self.seen();
         let mut plan = plan(&seen, &self.policy, self.clock());
+        if self.seed.is_multiple_of(4) {
+            explains(&seen, &self.policy, &plan, self.clock(), self.seed);
+        }
         let findings = lint(&seen, &self.policy, &mut plan);
         assert!(findings.is_empty(), "seed {}: the planner broke its own rules: {findings:?}", self.seed);
         plan
