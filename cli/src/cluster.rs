@@ -14,14 +14,14 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
-use models::shadow::{BottlerocketShadow, Step};
+use models::shadow::{BottlerocketShadow, Step, is_controller_condition};
 use models::time::between;
 use planner::annotations::{Place, misunderstood};
-use planner::plan::{Plan, plan};
+use planner::plan::{Action, Plan, plan};
 use planner::policy::Policy;
 use planner::standby::standby;
 use planner::view::{
-    BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts, Standby,
+    BudgetFacts, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts, Standby,
 };
 
 #[expect(unused_imports, reason = "for plans that look ahead")]
@@ -29,6 +29,9 @@ pub(crate) use read::PodsOf;
 
 /// Time for which everything is taken to have been as it is, where no object has the time.
 const LONG: SignedDuration = SignedDuration::from_hours(1);
+
+/// Number of plans in a row, each after the writes of the one before it.
+const ROUNDS: usize = 3;
 
 /// A part of the cluster that is read as far as the caller may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +54,21 @@ pub(crate) struct Unread {
     pub(crate) part: Part,
     /// The missing right, or another reason, as a sentence without a full stop.
     pub(crate) reason: String,
+}
+
+impl Unread {
+    /// Returns the reason, and what is not seen therefore.
+    pub(crate) fn sentence(&self) -> String {
+        let unseen = match self.part {
+            Part::Nodes => "so that the reasons are those that the controller has recorded",
+            Part::EarlierPods => "so that pods of the earlier operator are not seen",
+            Part::OwnPods => "so that the operator's own pods are not seen",
+            Part::AgentPods => "so that missing agents are not seen",
+            Part::Pods => "so that it is not seen which pods prevent a drain",
+            Part::Budgets => "so that it is not seen which PodDisruptionBudgets prevent a drain",
+        };
+        format!("{}, {unseen}", self.reason)
+    }
 }
 
 /// The operator's own pods and its leader.
@@ -168,9 +186,17 @@ impl Cluster {
         view
     }
 
-    /// Plans for this cluster by the controller's own rules.
-    pub(crate) fn plan(&self, now: Timestamp) -> Plan {
-        plan(&self.view(now), &self.policy(), now)
+    /// Plans for this cluster by the controller's own rules. Reasons that the controller is about to record count as
+    /// recorded, so that each node has its reason also where no controller runs. Returns the view with them, too.
+    pub(crate) fn plan(&self, now: Timestamp) -> (ClusterView, Plan) {
+        let mut view = self.view(now);
+        let records = |node: &NodeView, action: &Action| match action {
+            Action::Status { status, .. } => status.report.progress.as_ref() == node.progress(),
+            Action::Spec { .. } => node.progress().is_none(),
+            _ => false,
+        };
+        let plan = settled(&mut view, &self.policy(), now, records);
+        (view, plan)
     }
 
     fn leader_pod(&self) -> Option<&PodFacts> {
@@ -196,6 +222,39 @@ impl Cluster {
     pub(crate) fn filled(&self, text: &str, node: &str) -> String {
         text.replace("<namespace>", &self.namespace).replace("<node>", node)
     }
+}
+
+/// Plans as if those writes to shadows were made that `is_made` accepts.
+pub(crate) fn settled(
+    view: &mut ClusterView,
+    policy: &Policy,
+    now: Timestamp,
+    is_made: impl Fn(&NodeView, &Action) -> bool,
+) -> Plan {
+    let mut made = plan(view, policy, now);
+    for _ in 0..ROUNDS {
+        let mut written = false;
+        for (name, action) in &made.actions {
+            let Some(node) = view.nodes.get_mut(name).filter(|node| is_made(node, action)) else { continue };
+            let Some(shadow) = &mut node.shadow else { continue };
+            match action {
+                Action::Status { status, .. } => {
+                    shadow.status.controller = status.report.clone();
+                    // Those of the agent stay.
+                    shadow.status.conditions.retain(|condition| !is_controller_condition(&condition.type_));
+                    shadow.status.conditions.extend(status.conditions.iter().cloned());
+                }
+                Action::Spec { spec } => shadow.spec = (**spec).clone(),
+                _ => continue,
+            }
+            written = true;
+        }
+        if !written {
+            break;
+        }
+        made = plan(view, policy, now);
+    }
+    made
 }
 
 impl OwnPods {

@@ -3,8 +3,12 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod advice;
 mod call;
+mod clock;
 mod cluster;
+#[cfg(test)]
+mod fixtures;
 mod history;
 mod marks;
 mod page;
@@ -13,6 +17,7 @@ mod rights;
 mod status;
 mod swap;
 mod takeover;
+mod terminal;
 mod uninstall;
 
 use std::process::ExitCode;
@@ -31,6 +36,9 @@ struct Arguments {
     /// Context of the kubeconfig to use instead of the current one.
     #[arg(long, global = true)]
     context: Option<String>,
+    /// Colours of the output: `auto` uses them on a terminal, unless NO_COLOR is set.
+    #[arg(long, global = true, value_enum, default_value_t = clap::ColorChoice::Auto)]
+    color: clap::ColorChoice,
     #[command(subcommand)]
     command: Command,
 }
@@ -77,7 +85,8 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     match arguments.command {
         Command::Preflight => preflight::preflight(client).await?,
         Command::Status(options) => {
-            let page = status::status(&client, &arguments.namespace, &options).await?;
+            let page =
+                status::status(&client, &arguments.namespace, &options, terminal::colour(arguments.color)).await?;
             page.print().context("the standard output cannot be written")?;
         }
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,

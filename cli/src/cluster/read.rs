@@ -73,7 +73,7 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         let mut cluster = Self::read(client, namespace).await?;
         let mut nodes: BTreeSet<String> =
-            cluster.plan(jiff::Timestamp::now()).pods.into_iter().take(NODES_WITH_PODS).collect();
+            cluster.plan(jiff::Timestamp::now()).1.pods.into_iter().take(NODES_WITH_PODS).collect();
         nodes.extend(others(&cluster));
         if !nodes.is_empty() {
             cluster.read_pods(client, PodsOf::Nodes(nodes)).await?;

@@ -12,6 +12,7 @@ use super::survey::Survey;
 use super::{Plan, Wait, gates};
 use crate::policy::Policy;
 use crate::view::ClusterView;
+use crate::wait::WaitReason;
 
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,7 +127,8 @@ fn turn(result: CheckResult) -> Check {
 }
 
 fn idle(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
-    let left = wait.filter(|wait| ctx.facts().claimed() && matches!(wait, Wait::Held | Wait::DisarmPending));
+    let of_claim = |wait: &&Wait| matches!(wait.reason(), WaitReason::Held | WaitReason::DisarmPending);
+    let left = wait.filter(of_claim).filter(|_| ctx.facts().claimed());
     checks.push(Check::new("Released", "nothing of an earlier attempt is left on the node", left.cloned().into()));
     add_gates(ctx, gates::of_idle(ctx), checks);
     let result = if passed(checks) { wait.cloned().into() } else { CheckResult::NotReached };
