@@ -1,6 +1,9 @@
 //! Snapshots of the output.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+
+use serde_json::Value;
 
 /// With this environment variable the snapshots are written, and not compared.
 const WRITE: &str = "BRUPOP_WRITE_SNAPSHOTS";
@@ -13,4 +16,15 @@ pub(crate) fn snapshot(name: &str, text: &str) {
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(text == expected, "{} differs ({WRITE}=1 writes it):\n{text}\n--- expected:\n{expected}", path.display());
+}
+
+/// Returns the names of all fields in a value.
+pub(crate) fn fields(value: &Value) -> BTreeSet<String> {
+    match value {
+        Value::Object(object) => {
+            object.iter().flat_map(|(name, value)| fields(value).into_iter().chain([name.clone()])).collect()
+        }
+        Value::Array(items) => items.iter().flat_map(fields).collect(),
+        _ => BTreeSet::new(),
+    }
 }

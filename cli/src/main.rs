@@ -7,10 +7,12 @@ mod advice;
 mod call;
 mod clock;
 mod cluster;
+mod explain;
 #[cfg(test)]
 mod fixtures;
 mod history;
 mod marks;
+mod near;
 mod page;
 mod preflight;
 mod rights;
@@ -49,6 +51,8 @@ enum Command {
     Preflight,
     /// Show the rollout and each node: the step of its update, and the reason why it waits.
     Status(status::Options),
+    /// Show every check of one node in the order in which the controller makes them, and what changes its state next.
+    Explain(explain::Options),
     /// Show the revisions of the policy and the rollouts, one rollout with its nodes and pods, or verify the records.
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
@@ -82,11 +86,15 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         .await
         .context("no usable kubeconfig: set KUBECONFIG, or check `kubectl config view`")?;
     let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
+    let colour = terminal::colour(arguments.color);
     match arguments.command {
         Command::Preflight => preflight::preflight(client).await?,
         Command::Status(options) => {
-            let page =
-                status::status(&client, &arguments.namespace, &options, terminal::colour(arguments.color)).await?;
+            let page = status::status(&client, &arguments.namespace, &options, colour).await?;
+            page.print().context("the standard output cannot be written")?;
+        }
+        Command::Explain(options) => {
+            let page = explain::explain(&client, &arguments.namespace, &options, colour).await?;
             page.print().context("the standard output cannot be written")?;
         }
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,

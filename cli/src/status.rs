@@ -14,6 +14,7 @@ use crate::cluster::Cluster;
 use crate::page::Page;
 use crate::terminal;
 
+pub(crate) use report::{LastResult, next_action};
 use report::{Report, report};
 use text::{Look, render};
 

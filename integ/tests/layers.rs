@@ -38,7 +38,10 @@ const CRATES: [(&str, &str); 7] = [
         "options object budget pod controller apiserver agent network namespaces crds reference admission policy \
          rights takeover openapi waiting yaml installation files",
     ),
-    ("cli", "clock page terminal call cluster advice history rights marks status uninstall preflight swap takeover"),
+    (
+        "cli",
+        "clock near page terminal call cluster advice history rights marks status explain uninstall preflight swap takeover",
+    ),
 ];
 
 fn files(folder: &Path) -> Vec<PathBuf> {

@@ -82,6 +82,7 @@ pub(crate) fn fleet() -> Cluster {
         "strategy": {"canary": [{"nodes": 1}, {"nodes": 3}]},
         "failurePolicy": {"maxFailures": 2},
         "maxUnavailable": 2,
+        "autoscaler": {"protect": false},
     });
     let status = json!({
         "observedGeneration": 1,

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
 use models::names;
 use models::operator::{BLOCKED as ALL_BLOCKED, Counts, DEGRADED, FROZEN, HISTORY_RECORDED};
-use models::shadow::{BLOCKED, HOST_REACHABLE, Step};
+use models::shadow::{AttemptResult, BLOCKED, HOST_REACHABLE, Step, UPDATED};
 use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
 use planner::policy::{Policy, WindowState};
@@ -51,7 +51,7 @@ pub(crate) struct Report {
     pub(crate) silent_agents: Vec<SilentAgent>,
     /// Annotations that are meant as requests and have no effect.
     pub(crate) misplaced_requests: Vec<String>,
-    /// What the caller may not read, and what is missing therefore.
+    /// Parts that the caller may not read, and facts that are missing therefore.
     pub(crate) not_read: Vec<String>,
     pub(crate) nodes: Vec<NodeReport>,
 }
@@ -199,6 +199,19 @@ pub(crate) struct LastResult {
     pub(crate) ended: Timestamp,
 }
 
+impl From<AttemptResult> for LastResult {
+    fn from(last: AttemptResult) -> Self {
+        Self { version: last.version, reason: last.reason, message: last.message, ended: last.ended }
+    }
+}
+
+impl LastResult {
+    /// Returns whether the attempt has failed.
+    pub(crate) fn is_failure(&self) -> bool {
+        self.reason != UPDATED
+    }
+}
+
 impl NodeReport {
     /// Returns whether nothing is under way on it, and nothing to be done.
     pub(crate) fn is_current(&self) -> bool {
@@ -207,7 +220,7 @@ impl NodeReport {
 
     /// Returns whether its last attempt has failed.
     pub(crate) fn has_failed(&self) -> bool {
-        self.last.as_ref().is_some_and(|last| last.reason != models::shadow::UPDATED)
+        self.last.as_ref().is_some_and(LastResult::is_failure)
     }
 }
 
@@ -434,12 +447,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         reason,
         message: message.map(|message| cluster.filled(&message, name)),
         deadline: deadline.filter(|_| !paused),
-        last: last.map(|last| LastResult {
-            version: last.version,
-            reason: last.reason,
-            message: last.message,
-            ended: last.ended,
-        }),
+        last: last.map(LastResult::from),
     }
 }
 

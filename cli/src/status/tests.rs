@@ -1,5 +1,5 @@
 use models::names;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
 use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
@@ -218,18 +218,7 @@ fn status_for_programs_has_the_documented_shape() {
     let page = super::shown(&report(&fleet(), now()), Some(Output::Json), Look::default()).unwrap();
     snapshot("status.json", &page.to_string());
     let documented = include_str!("../../../docs/plugin.md");
-    fn fields(value: &Value, found: &mut std::collections::BTreeSet<String>) {
-        match value {
-            Value::Object(object) => object.iter().for_each(|(name, value)| {
-                found.insert(name.clone());
-                fields(value, found);
-            }),
-            Value::Array(items) => items.iter().for_each(|item| fields(item, found)),
-            _ => {}
-        }
-    }
-    let mut found = std::collections::BTreeSet::new();
-    fields(&serde_json::from_str(&page.to_string()).unwrap(), &mut found);
+    let found = crate::fixtures::fields(&serde_json::from_str(&page.to_string()).unwrap());
     for field in found {
         assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
     }
