@@ -29,17 +29,26 @@ impl std::error::Error for Refusal {}
 
 /// Waits for the answer to a request. `right` is what the user needs to be allowed, as verb and resource.
 pub(crate) async fn call<T>(right: &str, request: impl Future<Output = kube::Result<T>>) -> anyhow::Result<T> {
-    let error = match tokio::time::timeout(LIMIT, request).await {
-        Ok(Ok(answer)) => return Ok(answer),
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+    match tokio::time::timeout(LIMIT, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(failure(right, error)),
+        Err(_) => Err(anyhow!("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())
+            .context(format!("cannot {right}"))),
+    }
+}
+
+/// Returns the error of a request. `right` is what the user needs to be allowed.
+pub(crate) fn failure(right: &str, error: kube::Error) -> anyhow::Error {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
             let refusal = Refusal { code: 403, message: status.message };
-            return Err(anyhow!(refusal).context(format!("you need the right to {right}")));
+            anyhow!(refusal).context(format!("you need the right to {right}"))
         }
-        Ok(Err(kube::Error::Api(status))) => anyhow!(Refusal { code: status.code, message: status.message }),
-        Ok(Err(error)) => anyhow!(error),
-        Err(_) => anyhow!("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs()),
-    };
-    Err(error.context(format!("cannot {right}")))
+        kube::Error::Api(status) => {
+            anyhow!(Refusal { code: status.code, message: status.message }).context(format!("cannot {right}"))
+        }
+        error => anyhow!(error).context(format!("cannot {right}")),
+    }
 }
 
 /// Returns the code with which the API server refused a call.

@@ -112,21 +112,21 @@ pub(crate) struct Cluster {
     /// The pods of those nodes whose pods were read.
     pub(crate) pods: BTreeMap<String, Vec<PodFacts>>,
     pub(crate) budgets: Vec<BudgetFacts>,
-    /// Annotations that are meant as requests and have no effect, each as a sentence with its object.
-    pub(crate) misplaced: Vec<String>,
+    /// Annotations that are meant as requests and have no effect, each as a sentence, by object.
+    pub(crate) misplaced: BTreeMap<String, Vec<String>>,
     /// The parts that could not be read.
     pub(crate) unread: Vec<Unread>,
 }
 
 impl Cluster {
     /// Takes in the operator's resource.
-    fn add_operator(&mut self, operator: &BottlerocketUpdateOperator) {
+    pub(crate) fn add_operator(&mut self, operator: &BottlerocketUpdateOperator) {
         self.operator = OperatorFacts::project(operator);
         self.check_requests("bruo", Place::Operator, operator);
     }
 
     /// Takes in a shadow.
-    fn add_shadow(&mut self, shadow: &BottlerocketShadow) {
+    pub(crate) fn add_shadow(&mut self, shadow: &BottlerocketShadow) {
         if let Some(facts) = ShadowFacts::project(shadow) {
             self.shadows.insert(facts.node.clone(), facts);
         }
@@ -134,7 +134,7 @@ impl Cluster {
     }
 
     /// Takes in a Node.
-    fn add_node(&mut self, node: &Node) {
+    pub(crate) fn add_node(&mut self, node: &Node) {
         if let Some(facts) = NodeFacts::project(node) {
             self.nodes.get_or_insert_default().insert(facts.name.clone(), facts);
         }
@@ -143,7 +143,12 @@ impl Cluster {
 
     fn check_requests(&mut self, kind: &str, place: Place, object: &impl kube::ResourceExt) {
         let found = misunderstood(place, object.annotations().keys());
-        self.misplaced.extend(found.into_iter().map(|sentence| format!("{kind} {}: {sentence}", object.name_any())));
+        let object = format!("{kind} {}", object.name_any());
+        if found.is_empty() {
+            self.misplaced.remove(&object);
+        } else {
+            self.misplaced.insert(object, found);
+        }
     }
 
     /// Returns the policy in force.

@@ -21,6 +21,7 @@ mod swap;
 mod takeover;
 mod terminal;
 mod uninstall;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -53,6 +54,8 @@ enum Command {
     Status(status::Options),
     /// Show every check of one node in the order in which the controller makes them, and what changes its state next.
     Explain(explain::Options),
+    /// Show the rollout and the nodes live, until Ctrl-C or, with --until=completed, until the rollout has ended.
+    Watch(watch::Options),
     /// Show the revisions of the policy and the rollouts, one rollout with its nodes and pods, or verify the records.
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
@@ -67,7 +70,7 @@ enum Command {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match run(Arguments::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             page::complain(&error);
             ExitCode::FAILURE
@@ -75,11 +78,12 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(arguments: Arguments) -> anyhow::Result<()> {
+async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     if let Command::History(options) = &arguments.command
         && options.is_offline()
     {
-        return history::history(None, &arguments.namespace, options).await;
+        history::history(None, &arguments.namespace, options).await?;
+        return Ok(ExitCode::SUCCESS);
     }
     let options = kube::config::KubeConfigOptions { context: arguments.context, ..Default::default() };
     let config = kube::Config::from_kubeconfig(&options)
@@ -97,6 +101,10 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
             let page = explain::explain(&client, &arguments.namespace, &options, colour).await?;
             page.print().context("the standard output cannot be written")?;
         }
+        Command::Watch(options) => {
+            let end = watch::watch(&client, &arguments.namespace, &options, colour).await?;
+            return Ok(end.exit_code());
+        }
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
@@ -105,5 +113,5 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
             uninstall::uninstall(client, &arguments.namespace, &options).await?;
         }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

@@ -114,11 +114,6 @@ impl Page {
         text.lines().for_each(|line| self.line(line));
     }
 
-    /// Adds a heading.
-    pub(crate) fn heading(&mut self, text: &str) {
-        self.styled_line(text, &[(0..text.chars().count(), Style::Strong)]);
-    }
-
     /// Adds a text with a label before it. It is wrapped at words, and its further lines are indented like the first.
     pub(crate) fn field(&mut self, label: &str, style: Style, text: &str, width: Option<usize>) {
         let label_width = label.chars().count();
@@ -235,6 +230,45 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// A part of the terminal that is drawn again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Screen {
+    /// Number of lines of the last drawing.
+    lines: usize,
+    /// The last note, which stays below the drawing.
+    note: Option<String>,
+}
+
+impl Screen {
+    /// Sets the note below the drawing, and shows it.
+    pub(crate) fn note(&mut self, text: impl fmt::Display) {
+        let text = plain(&text.to_string());
+        print_line(&text);
+        self.lines += 1;
+        self.note = Some(text);
+    }
+
+    /// Draws a page over the one before. What does not fit into `height` is left out.
+    pub(crate) fn draw(&mut self, page: &Page, height: Option<usize>) -> io::Result<()> {
+        let mut lines: Vec<&str> = page.text.lines().chain(self.note.as_deref()).collect();
+        let room = height.map_or(usize::MAX, |height| height.saturating_sub(1).max(1));
+        let more = format!("… and {} more lines", lines.len().saturating_sub(room.saturating_sub(1)));
+        if lines.len() > room {
+            lines.truncate(room - 1);
+            lines.push(&more);
+        }
+        let mut out = io::stdout().lock();
+        if self.lines > 0 {
+            write!(out, "\u{1b}[{}A\u{1b}[J", self.lines)?;
+        }
+        for line in &lines {
+            writeln!(out, "{line}")?;
+        }
+        self.lines = lines.len();
+        out.flush()
+    }
 }
 
 /// Prints a line of progress; a failure to print is ignored.

@@ -14,9 +14,8 @@ use crate::cluster::Cluster;
 use crate::page::Page;
 use crate::terminal;
 
-pub(crate) use report::{LastResult, next_action};
-use report::{Report, report};
-use text::{Look, render};
+pub(crate) use report::{IDLE, LastResult, NodeReport, Report, next_action, report};
+pub(crate) use text::{Look, render};
 
 /// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -53,7 +52,7 @@ pub(crate) async fn status(client: &Client, namespace: &str, options: &Options, 
 }
 
 /// Returns the report in a form.
-pub(crate) fn shown(report: &Report, output: Option<Output>, look: Look) -> anyhow::Result<Page> {
+fn shown(report: &Report, output: Option<Output>, look: Look) -> anyhow::Result<Page> {
     let mut page = Page::default();
     match output {
         None | Some(Output::Wide) => return Ok(render(report, look)),

@@ -14,6 +14,11 @@ pub(crate) fn width() -> usize {
     terminal.filter(|width| *width > 0).or_else(columns).unwrap_or(WIDTH)
 }
 
+/// Returns the number of lines of the terminal that the standard output is.
+pub(crate) fn height() -> Option<usize> {
+    terminal_size::terminal_size_of(std::io::stdout()).map(|(_, height)| usize::from(height.0))
+}
+
 /// Returns whether the standard output is to have colours: by `auto` on a terminal, unless NO_COLOR is set.
 pub(crate) fn colour(choice: ColorChoice) -> bool {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());

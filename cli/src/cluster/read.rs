@@ -56,12 +56,18 @@ impl Cluster {
             )
         })?;
         cluster.read_nodes(client).await?;
-        let (earlier, own, agents) =
-            tokio::join!(earlier_pods(client), own_pods(client, namespace), agent_pods(client));
-        cluster.earlier_pods = cluster.optional(Part::EarlierPods, earlier)?.unwrap_or_default();
-        cluster.own = cluster.optional(Part::OwnPods, own)?;
-        cluster.agents = cluster.optional(Part::AgentPods, agents)?;
+        cluster.read_components(client).await?;
         Ok(cluster)
+    }
+
+    /// Reads the pods of the earlier operator and of this one.
+    pub(crate) async fn read_components(&mut self, client: &Client) -> anyhow::Result<()> {
+        let (earlier, own, agents) =
+            tokio::join!(earlier_pods(client), own_pods(client, &self.namespace), agent_pods(client));
+        self.earlier_pods = self.optional(Part::EarlierPods, earlier)?.unwrap_or_default();
+        self.own = self.optional(Part::OwnPods, own)?;
+        self.agents = self.optional(Part::AgentPods, agents)?;
+        Ok(())
     }
 
     /// Reads everything that the plan of the present moment depends on: with the pods of the nodes whose pods the
@@ -108,13 +114,21 @@ impl Cluster {
         Ok(())
     }
 
+    /// Notes the reason why a part cannot be read.
+    pub(crate) fn note_unread(&mut self, part: Part, reason: String) {
+        self.unread.retain(|unread| unread.part != part);
+        self.unread.push(Unread { part, reason });
+    }
+
     /// Returns what was read; notes the missing right and returns `None` if the caller may not read it.
     fn optional<T>(&mut self, part: Part, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
         match answer {
-            Ok(answer) => Ok(Some(answer)),
-            Err(error) if code(&error) == Some(403) => {
+            Ok(answer) => {
                 self.unread.retain(|unread| unread.part != part);
-                self.unread.push(Unread { part, reason: error.to_string() });
+                Ok(Some(answer))
+            }
+            Err(error) if code(&error) == Some(403) => {
+                self.note_unread(part, error.to_string());
                 Ok(None)
             }
             Err(error) => Err(error),

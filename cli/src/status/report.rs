@@ -251,11 +251,18 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         frozen: frozen(cluster, &plan),
         problems: problems(cluster, paused.is_some()),
         silent_agents: silent_agents(cluster, now),
-        misplaced_requests: cluster.misplaced.clone(),
+        misplaced_requests: misplaced(cluster),
         not_read: cluster.unread.iter().map(Unread::sentence).collect(),
         paused: paused.map(|wait| cluster.filled(&wait.to_string(), "")),
         nodes,
     }
+}
+
+fn misplaced(cluster: &Cluster) -> Vec<String> {
+    let of_object = |(object, found): (&String, &Vec<String>)| {
+        found.iter().map(|sentence| format!("{object}: {sentence}")).collect::<Vec<_>>()
+    };
+    cluster.misplaced.iter().flat_map(of_object).collect()
 }
 
 fn policy_report(cluster: &Cluster, policy: &Policy) -> PolicyReport {
