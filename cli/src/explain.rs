@@ -29,6 +29,7 @@ enum Output {
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Name of the node, or of its shadow (brs-NODE).
+    #[arg(value_name = "NODE")]
     node: String,
     /// `wide` for text in full, `json` or `yaml` for programs (docs/plugin.md).
     #[arg(long, short, value_enum)]

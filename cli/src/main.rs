@@ -7,6 +7,7 @@ mod advice;
 mod call;
 mod clock;
 mod cluster;
+mod completion;
 mod explain;
 #[cfg(test)]
 mod fixtures;
@@ -26,7 +27,7 @@ mod watch;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use models::names;
 
 /// Command line of the Bottlerocket update operator: preflight check, status, uninstall.
@@ -63,6 +64,10 @@ enum Command {
     /// Move from the earlier bottlerocket-update-operator to this one.
     #[command(subcommand)]
     Takeover(takeover::Command),
+    /// Print the completion script for a shell, or for kubectl.
+    Completion(completion::Options),
+    #[command(name = completion::COMPLETE, hide = true)]
+    Complete(completion::Words),
     /// End updates in progress, release every node, and remove the operator from the cluster.
     Uninstall(uninstall::Options),
 }
@@ -78,6 +83,35 @@ async fn main() -> ExitCode {
     }
 }
 
+/// Sets up the client.
+async fn client(context: Option<String>) -> anyhow::Result<kube::Client> {
+    let options = kube::config::KubeConfigOptions { context, ..Default::default() };
+    let config = kube::Config::from_kubeconfig(&options)
+        .await
+        .context("no usable kubeconfig: set KUBECONFIG, or check `kubectl config view`")?;
+    kube::Client::try_from(config).context("the Kubernetes client cannot be set up")
+}
+
+fn print(page: &page::Page) -> anyhow::Result<ExitCode> {
+    page.print().context("the standard output cannot be written")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the words that may come next on a command line, with the names of nodes where they belong.
+async fn complete(words: &[String]) -> anyhow::Result<ExitCode> {
+    let mut found = completion::candidates(&Arguments::command(), words);
+    if found.nodes {
+        // The options of the connection, however incomplete the rest of the line is.
+        let line = std::iter::once("kubectl-brupop").chain(words.iter().map(String::as_str));
+        let matches = Arguments::command().ignore_errors(true).try_get_matches_from(line).ok();
+        let context = matches.and_then(|matches| matches.get_one::<String>("context").cloned());
+        if let Ok(client) = client(context).await {
+            found.add_nodes(completion::nodes(&client).await);
+        }
+    }
+    print(&found.page(words))
+}
+
 async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     if let Command::History(options) = &arguments.command
         && options.is_offline()
@@ -85,21 +119,20 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         history::history(None, &arguments.namespace, options).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let options = kube::config::KubeConfigOptions { context: arguments.context, ..Default::default() };
-    let config = kube::Config::from_kubeconfig(&options)
-        .await
-        .context("no usable kubeconfig: set KUBECONFIG, or check `kubectl config view`")?;
-    let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
+    match &arguments.command {
+        Command::Completion(options) => return print(&completion::completion(options)),
+        Command::Complete(words) => return complete(&words.words).await,
+        _ => {}
+    }
+    let client = client(arguments.context).await?;
     let colour = terminal::colour(arguments.color);
     match arguments.command {
         Command::Preflight => preflight::preflight(client).await?,
         Command::Status(options) => {
-            let page = status::status(&client, &arguments.namespace, &options, colour).await?;
-            page.print().context("the standard output cannot be written")?;
+            return print(&status::status(&client, &arguments.namespace, &options, colour).await?);
         }
         Command::Explain(options) => {
-            let page = explain::explain(&client, &arguments.namespace, &options, colour).await?;
-            page.print().context("the standard output cannot be written")?;
+            return print(&explain::explain(&client, &arguments.namespace, &options, colour).await?);
         }
         Command::Watch(options) => {
             let end = watch::watch(&client, &arguments.namespace, &options, colour).await?;
@@ -112,6 +145,8 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             swap::check_ended(&client).await?;
             uninstall::uninstall(client, &arguments.namespace, &options).await?;
         }
+        // They need no cluster.
+        Command::Completion(_) | Command::Complete(_) => {}
     }
     Ok(ExitCode::SUCCESS)
 }
