@@ -29,17 +29,26 @@ impl std::error::Error for Refusal {}
 
 /// Waits for the answer to a request. `right` is what the user needs to be allowed, as verb and resource.
 pub(crate) async fn call<T>(right: &str, request: impl Future<Output = kube::Result<T>>) -> anyhow::Result<T> {
-    let error = match tokio::time::timeout(LIMIT, request).await {
-        Ok(Ok(answer)) => return Ok(answer),
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+    match tokio::time::timeout(LIMIT, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(failure(right, error)),
+        Err(_) => Err(anyhow!("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())
+            .context(format!("cannot {right}"))),
+    }
+}
+
+/// Returns the error of a request. `right` is what the user needs to be allowed.
+pub(crate) fn failure(right: &str, error: kube::Error) -> anyhow::Error {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => {
             let refusal = Refusal { code: 403, message: status.message };
-            return Err(anyhow!(refusal).context(format!("you need the right to {right}")));
+            anyhow!(refusal).context(format!("you need the right to {right}"))
         }
-        Ok(Err(kube::Error::Api(status))) => anyhow!(Refusal { code: status.code, message: status.message }),
-        Ok(Err(error)) => anyhow!(error),
-        Err(_) => anyhow!("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs()),
-    };
-    Err(error.context(format!("cannot {right}")))
+        kube::Error::Api(status) => {
+            anyhow!(Refusal { code: status.code, message: status.message }).context(format!("cannot {right}"))
+        }
+        error => anyhow!(error).context(format!("cannot {right}")),
+    }
 }
 
 /// Returns the code with which the API server refused a call.
@@ -55,18 +64,33 @@ pub(crate) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>
     }
 }
 
-/// Lists all objects, page by page.
+/// Lists all objects.
 pub(crate) async fn list<K>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>>
 where
     K: Clone + k8s_openapi::serde::de::DeserializeOwned + std::fmt::Debug,
 {
-    let (mut all, mut params) = (Vec::new(), params.limit(PAGE));
+    let mut all = Vec::new();
+    list_each(api, params, right, |object| all.push(object)).await?;
+    Ok(all)
+}
+
+/// Lists all objects, and passes on each: of thousands of large ones only a page is in memory.
+pub(crate) async fn list_each<K>(
+    api: &Api<K>,
+    params: ListParams,
+    right: &str,
+    mut each: impl FnMut(K),
+) -> anyhow::Result<()>
+where
+    K: Clone + k8s_openapi::serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let mut params = params.limit(PAGE);
     loop {
         let page = call(right, api.list(&params)).await?;
-        all.extend(page.items);
+        page.items.into_iter().for_each(&mut each);
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
-            None => return Ok(all),
+            None => return Ok(()),
         }
     }
 }

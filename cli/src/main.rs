@@ -1,14 +1,21 @@
-//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, carries out requests about
-//! the rollout and about nodes, shows and undoes changes of the policy, takes over from the earlier operator, and uninstalls.
-//! Installed on the PATH, kubectl runs it as `kubectl brupop`.
+//! `kubectl-brupop`: checks before an installation, shows the state of each node with reasons, shows and
+//! undoes changes of the policy, takes over from the earlier operator, and uninstalls. Installed on the PATH, kubectl runs it as `kubectl brupop`.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod advice;
 mod call;
+mod clock;
+mod cluster;
+mod completion;
 mod connect;
+mod explain;
+#[cfg(test)]
+mod fixtures;
 mod forecast;
 mod history;
 mod marks;
+mod near;
 mod page;
 mod preflight;
 mod requests;
@@ -17,14 +24,16 @@ mod simulate;
 mod status;
 mod swap;
 mod takeover;
+mod terminal;
 mod timeline;
 mod uninstall;
+mod watch;
 mod write;
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use models::names;
 
 /// Exit codes, for `--help` and docs/plugin.md.
@@ -33,7 +42,8 @@ Exit codes:
   0  the command did what it says, or nothing had to be done
   1  it failed: the error says why, and what was written
   2  the command line is not understood
-  3  it was written, and it is not known that the operator has acknowledged it (--timeout)";
+  3  it was written, and it is not known that the operator has acknowledged it (--timeout)
+Those of watch, plan and doctor are in their own help.";
 
 /// Exit code of a write that the operator has not acknowledged.
 const UNACKNOWLEDGED: u8 = 3;
@@ -48,6 +58,9 @@ struct Arguments {
     namespace: String,
     #[command(flatten)]
     connect: connect::ConnectOptions,
+    /// Colours of the output: `auto` uses them on a terminal, unless NO_COLOR is set.
+    #[arg(long, global = true, value_enum, default_value_t = clap::ColorChoice::Auto)]
+    color: clap::ColorChoice,
     #[command(subcommand)]
     command: Command,
 }
@@ -58,6 +71,10 @@ enum Command {
     Preflight,
     /// Show the rollout and each node: the step of its update, and the reason why it waits.
     Status(status::Options),
+    /// Show every check of one node in the order in which the controller makes them, and what changes its state next.
+    Explain(explain::Options),
+    /// Show the rollout and the nodes live, until Ctrl-C or, with --until=completed, until the rollout has ended.
+    Watch(watch::Options),
     /// Show the revisions of the policy and the rollouts, one rollout with its nodes and pods, or verify the records.
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
@@ -69,6 +86,10 @@ enum Command {
     /// Move from the earlier bottlerocket-update-operator to this one.
     #[command(subcommand)]
     Takeover(takeover::Command),
+    /// Print the completion script for a shell, or for kubectl.
+    Completion(completion::Options),
+    #[command(name = completion::COMPLETE, hide = true)]
+    Complete(completion::Words),
     /// End updates in progress, release every node, and remove the operator from the cluster.
     Uninstall(uninstall::Options),
 }
@@ -76,7 +97,7 @@ enum Command {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match run(Arguments::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             page::complain(&error);
             if error.is::<write::Unacknowledged>() { ExitCode::from(UNACKNOWLEDGED) } else { ExitCode::FAILURE }
@@ -84,31 +105,63 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(arguments: Arguments) -> anyhow::Result<()> {
+fn print(page: &page::Page) -> anyhow::Result<ExitCode> {
+    page.print().context("the standard output cannot be written")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the words that may come next on a command line, with the names of nodes where they belong.
+async fn complete(words: &[String]) -> anyhow::Result<ExitCode> {
+    let mut found = completion::candidates(&Arguments::command(), words);
+    if found.nodes {
+        // The options of the connection, however incomplete the rest of the line is.
+        let line = std::iter::once("kubectl-brupop").chain(words.iter().map(String::as_str));
+        let matches = Arguments::command().ignore_errors(true).try_get_matches_from(line).ok();
+        let connect = matches.and_then(|matches| connect::ConnectOptions::from_arg_matches(&matches).ok());
+        if let Ok(client) = connect.unwrap_or_default().client().await {
+            found.add_nodes(completion::nodes(&client).await);
+        }
+    }
+    print(&found.page(words))
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     if let Command::History(options) = &arguments.command
         && options.is_offline()
     {
-        return history::history(None, &arguments.namespace, options).await;
+        history::history(None, &arguments.namespace, options).await?;
+        return Ok(ExitCode::SUCCESS);
     }
-    if let Command::Simulate(options) = &arguments.command {
-        return simulate::run(options)?.print().context("the standard output cannot be written");
+    match &arguments.command {
+        Command::Completion(options) => return print(&completion::completion(options)),
+        Command::Complete(words) => return complete(&words.words).await,
+        Command::Simulate(options) => return print(&simulate::run(options)?),
+        _ => {}
     }
     let client = arguments.connect.client().await?;
+    let colour = terminal::colour(arguments.color);
     match arguments.command {
         Command::Preflight => preflight::preflight(client).await?,
         Command::Status(options) => {
-            let page = status::status(client, &arguments.namespace, &options).await?;
-            page.print().context("the standard output cannot be written")?;
+            return print(&status::status(&client, &arguments.namespace, &options, colour).await?);
+        }
+        Command::Explain(options) => {
+            return print(&explain::explain(&client, &arguments.namespace, &options, colour).await?);
+        }
+        Command::Watch(options) => {
+            let end = watch::watch(&client, &arguments.namespace, &options, colour).await?;
+            return Ok(end.exit_code());
         }
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
-        Command::Simulate(_) => {}
         Command::Request(command) => requests::run(&client, &arguments.namespace, &command).await?,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => {
             swap::check_ended(&client).await?;
             uninstall::uninstall(client, &arguments.namespace, &options).await?;
         }
+        // They need no cluster.
+        Command::Completion(_) | Command::Complete(_) | Command::Simulate(_) => {}
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

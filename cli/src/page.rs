@@ -11,20 +11,128 @@ use comfy_table::{Table, presets};
 use models::plain::{plain, shown};
 use serde_json::Value;
 
+/// Emphasis of a text on a terminal with colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Style {
+    #[default]
+    Plain,
+    /// A heading.
+    Strong,
+    /// All is well.
+    Good,
+    /// It is under way, or waits.
+    Busy,
+    /// A user has something to do.
+    Warn,
+    /// It has failed, or stands still.
+    Bad,
+    /// It matters less.
+    Faint,
+}
+
+impl Style {
+    /// The parameters of the terminal's control sequence.
+    const fn code(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Strong => "1",
+            Self::Good => "32",
+            Self::Busy => "36",
+            Self::Warn => "33",
+            Self::Bad => "31",
+            Self::Faint => "2",
+        }
+    }
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cell {
+    text: String,
+    style: Style,
+}
+
+impl Cell {
+    pub(crate) fn new(text: impl Into<String>, style: Style) -> Self {
+        Self { text: text.into(), style }
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self::new(text, Style::Plain)
+    }
+}
+
+/// A part of a line, in characters, with its style.
+type Span = (std::ops::Range<usize>, Style);
+
 /// Lines and tables that are printed together. Whatever the input, a line is one line and a cell a part of one.
 #[derive(Debug, Default)]
-pub(crate) struct Page(String);
+pub(crate) struct Page {
+    text: String,
+    colour: bool,
+}
 
 impl Page {
+    /// Returns an empty page, with or without colours.
+    pub(crate) fn new(colour: bool) -> Self {
+        Self { text: String::new(), colour }
+    }
+
     /// Adds a line.
     pub(crate) fn line(&mut self, text: impl fmt::Display) {
-        self.0.push_str(&plain(&text.to_string()));
-        self.0.push('\n');
+        self.styled_line(&text.to_string(), &[]);
+    }
+
+    /// Adds a line with styles. The spans are in order and do not overlap.
+    fn styled_line(&mut self, text: &str, spans: &[Span]) {
+        let mut spans = spans.iter().filter(|(span, style)| self.colour && !span.is_empty() && *style != Style::Plain);
+        let mut next = spans.next();
+        for (index, c) in text.chars().chain([' ']).enumerate() {
+            if let Some((span, _)) = next
+                && span.end == index
+            {
+                self.text.push_str("\u{1b}[0m");
+                next = spans.next();
+            }
+            if let Some((span, style)) = next
+                && span.start == index
+            {
+                self.text.push_str("\u{1b}[");
+                self.text.push_str(style.code());
+                self.text.push('m');
+            }
+            self.text.push(shown(c));
+        }
+        self.text.pop();
+        self.text.push('\n');
     }
 
     /// Adds each line of a text.
     pub(crate) fn text(&mut self, text: &str) {
         text.lines().for_each(|line| self.line(line));
+    }
+
+    /// Adds a text with a label before it. It is wrapped at words, and its further lines are indented like the first.
+    pub(crate) fn field(&mut self, label: &str, style: Style, text: &str, width: Option<usize>) {
+        let label_width = label.chars().count();
+        let indent = LABEL.max(label_width + 1);
+        let room = width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(NARROWEST));
+        for (index, line) in wrap(&plain(text), room).into_iter().enumerate() {
+            let label = if index == 0 { label } else { "" };
+            self.styled_line(&format!("{label:indent$}{line}"), &[(0..label.chars().count(), style)]);
+        }
+    }
+
+    /// Adds a line of two parts with a tabulator between them, for programs.
+    pub(crate) fn tabbed(&mut self, first: &str, second: &str) {
+        self.text.push_str(&plain(first));
+        if !second.is_empty() {
+            self.text.push('\t');
+            self.text.push_str(&plain(second));
+        }
+        self.text.push('\n');
     }
 
     /// Adds an object as JSON, for programs: what a terminal would obey is escaped, so that the value stays the same.
@@ -43,42 +151,133 @@ impl Page {
         Ok(())
     }
 
+    /// Adds an object as YAML, for programs.
+    pub(crate) fn yaml(&mut self, value: &Value) -> anyhow::Result<()> {
+        self.text(&serde_saphyr::to_string(value).context("the output is no YAML")?);
+        Ok(())
+    }
+
     /// Adds a table. A row that is wider than `width` is cut there, and ends with an ellipsis; returns true if one was.
-    pub(crate) fn table<const N: usize>(
+    pub(crate) fn table<const N: usize, C: Into<Cell>>(
         &mut self,
         header: [&str; N],
-        rows: impl IntoIterator<Item = [String; N]>,
+        rows: impl IntoIterator<Item = [C; N]>,
         width: Option<usize>,
     ) -> bool {
         let mut cut = false;
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header(header);
+        let mut styles: Vec<[Style; N]> = vec![[Style::Faint; N]];
         for row in rows {
-            table.add_row(row.map(|cell| plain(&cell)));
+            let cells = row.map(Into::into);
+            styles.push(std::array::from_fn(|index| cells[index].style));
+            table.add_row(cells.map(|cell| plain(&cell.text)));
         }
-        for line in table.lines() {
-            match width {
-                Some(width) if line.trim_end().chars().count() > width => {
+        // Each cell has a space before it and after it.
+        let widths = table.column_max_content_widths();
+        for (line, styles) in table.lines().zip(styles) {
+            let line = line.trim_end();
+            let kept = match width {
+                Some(width) if line.chars().count() > width => {
                     cut = true;
                     let kept: String = line.chars().take(width.saturating_sub(1)).collect();
-                    self.line(format_args!("{}…", kept.trim_end()));
+                    format!("{}…", kept.trim_end())
                 }
-                _ => self.line(line.trim_end()),
-            }
+                _ => line.to_owned(),
+            };
+            let (length, mut from) = (kept.chars().count(), 1);
+            let spans = widths.iter().zip(styles).map(|(width, style)| {
+                let span = from..(from + usize::from(*width)).min(length);
+                from += usize::from(*width) + 2;
+                (span, style)
+            });
+            self.styled_line(&kept, &spans.collect::<Vec<_>>());
         }
         cut
     }
 
     /// Prints it. A client that has closed the other end of a pipe is no error.
     pub(crate) fn print(&self) -> io::Result<()> {
-        let written = io::stdout().write_all(self.0.as_bytes());
+        let written = io::stdout().write_all(self.text.as_bytes());
         written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
     }
 }
 
 impl fmt::Display for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
+    }
+}
+
+/// Column at which the text of a field begins.
+const LABEL: usize = 11;
+
+/// Least number of columns for the text of a field, however narrow the terminal is.
+const NARROWEST: usize = 20;
+
+/// Breaks a line at spaces. A word that is too long for a line is broken too.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let (mut lines, mut length) = (vec![String::new()], 0);
+    for word in text.split_whitespace() {
+        let mut letters: Vec<char> = word.chars().collect();
+        if length > 0 && length + 1 + letters.len() > width {
+            lines.push(String::new());
+            length = 0;
+        }
+        while letters.len() > width {
+            let rest = letters.split_off(width);
+            lines.last_mut().into_iter().for_each(|line| line.extend(letters.iter()));
+            lines.push(String::new());
+            letters = rest;
+        }
+        if let Some(line) = lines.last_mut() {
+            if length > 0 {
+                line.push(' ');
+                length += 1;
+            }
+            line.extend(letters.iter());
+            length += letters.len();
+        }
+    }
+    lines
+}
+
+/// A part of the terminal that is drawn again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Screen {
+    /// Number of lines of the last drawing.
+    lines: usize,
+    /// The last note, which stays below the drawing.
+    note: Option<String>,
+}
+
+impl Screen {
+    /// Sets the note below the drawing, and shows it.
+    pub(crate) fn note(&mut self, text: impl fmt::Display) {
+        let text = plain(&text.to_string());
+        print_line(&text);
+        self.lines += 1;
+        self.note = Some(text);
+    }
+
+    /// Draws a page over the one before. What does not fit into `height` is left out.
+    pub(crate) fn draw(&mut self, page: &Page, height: Option<usize>) -> io::Result<()> {
+        let mut lines: Vec<&str> = page.text.lines().chain(self.note.as_deref()).collect();
+        let room = height.map_or(usize::MAX, |height| height.saturating_sub(1).max(1));
+        let more = format!("… and {} more lines", lines.len().saturating_sub(room.saturating_sub(1)));
+        if lines.len() > room {
+            lines.truncate(room - 1);
+            lines.push(&more);
+        }
+        let mut out = io::stdout().lock();
+        if self.lines > 0 {
+            write!(out, "\u{1b}[{}A\u{1b}[J", self.lines)?;
+        }
+        for line in &lines {
+            writeln!(out, "{line}")?;
+        }
+        self.lines = lines.len();
+        out.flush()
     }
 }
 
@@ -144,6 +343,41 @@ mod tests {
         let text = page.to_string();
         assert_eq!(text.lines().count(), 3, "{text:?}");
         assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
+    }
+
+    #[test]
+    fn fields_are_wrapped_at_words_and_indented() {
+        let mut page = Page::default();
+        page.field("Frozen:", Style::Bad, "1.20.5 failed too often on a-node-with-a-very-long-name and b", Some(31));
+        assert_eq!(
+            page.to_string(),
+            "Frozen:    1.20.5 failed too\n           often on\n           a-node-with-a-very-l\n           ong-name and b\n"
+        );
+        let mut whole = Page::default();
+        whole.field("A:", Style::Plain, "one two", None);
+        assert_eq!(whole.to_string(), "A:         one two\n");
+    }
+
+    #[test]
+    fn styles_colour_whole_cells_and_leave_the_text_as_it_is() {
+        let rows = || {
+            [
+                [Cell::new("a", Style::Bad), Cell::new(HOSTILE, Style::Good)],
+                [Cell::from("bb".to_owned()), Cell::default()],
+            ]
+        };
+        let (mut plain, mut coloured) = (Page::default(), Page::new(true));
+        for page in [&mut plain, &mut coloured] {
+            assert!(!page.table(["A", "B"], rows(), None));
+            page.field("Label:", Style::Warn, "text", None);
+        }
+        let text = coloured.to_string();
+        assert!(text.contains(" \u{1b}[31ma \u{1b}[0m") && text.contains("\u{1b}[33mLabel:\u{1b}[0m"), "{text:?}");
+        let mut stripped = text;
+        for style in [Style::Strong, Style::Good, Style::Busy, Style::Warn, Style::Bad, Style::Faint] {
+            stripped = stripped.replace(&format!("\u{1b}[{}m", style.code()), "");
+        }
+        assert_eq!(stripped.replace("\u{1b}[0m", ""), plain.to_string());
     }
 
     #[test]

@@ -40,7 +40,8 @@ const CRATES: [(&str, &str); 7] = [
     ),
     (
         "cli",
-        "connect page call write timeline forecast simulate history rights marks status uninstall preflight swap takeover requests",
+        "clock near page terminal connect call write cluster advice timeline forecast simulate history completion rights marks status \
+         explain watch uninstall preflight swap takeover requests",
     ),
 ];
 

@@ -75,7 +75,7 @@ fn print(page: &Page) -> anyhow::Result<()> {
 fn formatted(value: &Value, format: &str) -> anyhow::Result<Page> {
     let mut page = Page::default();
     match format {
-        "yaml" => page.text(&serde_saphyr::to_string(value).context("the output is no YAML")?),
+        "yaml" => page.yaml(value)?,
         _ => page.json(value)?,
     }
     Ok(page)

@@ -1,69 +1,13 @@
-use serde_json::{Value, json};
+use models::names;
+use serde_json::json;
 
 use super::*;
-
-fn now() -> Timestamp {
-    "2026-01-01T00:10:00Z".parse().unwrap()
-}
-
-fn cluster(operator: Option<Value>, shadows: Vec<Value>, nodes: Vec<Value>) -> Cluster {
-    Cluster {
-        namespace: "brupop-system".to_owned(),
-        operator: operator.map(|operator| serde_json::from_value(operator).unwrap()),
-        shadows: shadows.into_iter().map(|shadow| serde_json::from_value(shadow).unwrap()).collect(),
-        nodes: nodes.into_iter().map(|node| serde_json::from_value(node).unwrap()).collect(),
-        ..Cluster::default()
-    }
-}
+use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
+use crate::cluster::{Part, Unread};
+use crate::fixtures::snapshot;
 
 fn shown(cluster: &Cluster, width: Option<usize>) -> String {
-    render(cluster, width, now()).to_string()
-}
-
-fn node(name: &str, annotations: &Value) -> Value {
-    json!({
-        "metadata": {
-            "name": name, "uid": format!("uid of {name}"), "resourceVersion": "5", "annotations": annotations,
-            "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION},
-        },
-        "status": {
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "nodeInfo": {
-                "bootID": "b", "osImage": "Bottlerocket OS 1.20.0 (aws-k8s-1.37)", "architecture": "amd64",
-                "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "",
-                "machineID": "", "operatingSystem": "", "systemUUID": "",
-            },
-        },
-    })
-}
-
-fn shadow(name: &str, status: Value) -> Value {
-    let mut shadow = json!({
-        "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
-        "metadata": {
-            "name": format!("brs-{name}"), "uid": "s", "resourceVersion": "5", "generation": 1,
-            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": format!("uid of {name}")}],
-        },
-        "spec": {"state": "Idle", "attempt": 0, "host": {"refreshInterval": "1h"}},
-    });
-    shadow["status"] = status;
-    shadow
-}
-
-fn idle() -> Value {
-    json!({
-        "state": "Idle", "observedGeneration": 1, "currentVersion": "1.20.0", "variant": "aws-k8s-1.37", "arch": "x86_64",
-        "bootId": "b",
-        "updates": {"chosenVersion": "1.20.5", "availableVersions": ["1.20.5"], "lastRefresh": "2026-01-01T00:00:00Z"},
-    })
-}
-
-fn operator(spec: &Value, status: &Value) -> Value {
-    json!({
-        "metadata": {"name": "default", "uid": "o", "resourceVersion": "5", "generation": 1,
-            "annotations": {"brupop.bottlerocket.aws/resum": "1"}},
-        "spec": spec, "status": status,
-    })
+    render(&report(cluster, now()), Look { width, ..Look::default() }).to_string()
 }
 
 #[test]
@@ -86,21 +30,20 @@ fn status_shows_reason_of_every_waiting_node() {
         "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": "PrepareFailed",
             "message": "no space", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
     });
-    let disabled = operator(
+    let mut disabled = operator(
         &json!({"enabled": false, "version": {"target": "1.20.5"}}),
         &json!({
             "observedGeneration": 1,
             "waiting": [{"reason": "Disabled", "nodes": 2}, {"reason": "DrainBlocked", "nodes": 1}],
             "conditions": [
-                {"type": "Degraded", "status": "True", "reason": "InvalidPolicy", "message": "spec.schedule: no such zone",
+                {"type": "Degraded", "status": "True", "reason": "CertificatesInvalid", "message": "brupop-ca: no key",
                     "lastTransitionTime": "2026-01-01T00:00:00Z"},
                 {"type": "Blocked", "status": "True", "reason": "ExpressionFires",
                     "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"},
-                {"type": "WindowOpen", "status": "False", "reason": "Closed", "message": "the next one opens at noon",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z"},
             ],
         }),
     );
+    disabled["metadata"]["annotations"] = json!({"brupop.bottlerocket.aws/resum": "1"});
     let pinned = |name, status| {
         let mut shadow = shadow(name, status);
         shadow["spec"]["host"]["versionLock"] = json!("1.20.5");
@@ -113,17 +56,19 @@ fn status_shows_reason_of_every_waiting_node() {
     );
     let text = shown(&cluster, None);
     for part in [
-        "Target version: 1.20.5",
-        "Window: closed, the next one opens at noon",
-        "Degraded: spec.schedule: no such zone",
+        "Updates:   disabled (spec.enabled is false): kubectl brupop resume",
+        "Target:    1.20.5",
+        "Window:    always open",
+        "Problem:   CertificatesInvalid: brupop-ca: no key",
         "bruo default: the annotation brupop.bottlerocket.aws/resum is not known",
         "node c: the annotation brupop.bottlerocket.aws/approve-step has no effect here",
         "updates are disabled",
         "shop/web allows no disruption of shop/web-1",
         "PrepareFailed: no space",
-        "DrainBlocked, 20m00s left (until 2026-01-01T00:30:00Z): the PodDisruptionBudget shop/web allows no disruption of shop/web-1",
-        "Nodes that wait: 2 Disabled, 1 DrainBlocked",
-        "Blocked: the expression errors returned",
+        "DrainBlocked, 20m left (until 2026-01-01T00:30:00Z): the PodDisruptionBudget shop/web allows no disruption of shop/web-1",
+        "Waiting:   2 Disabled (a user): a, c",
+        "           1 DrainBlocked (the update): b",
+        "Problem:   ExpressionFires: the expression errors returned",
     ] {
         assert!(text.contains(part), "{part} is missing in:\n{text}");
     }
@@ -133,7 +78,7 @@ fn status_shows_reason_of_every_waiting_node() {
     assert!(table.clone().count() == 5 && table.clone().all(|line| line.chars().count() <= 80), "{narrow}");
     // The heading and, of each waiting node, at least the reason and the remaining time.
     for part in
-        ["WAITS FOR", "PrepareFailed", "Disabled: ", "DrainBlocked, 20m00s left: ", "…", "--wide shows them whole"]
+        ["WAITS FOR", "PrepareFailed", "Disabled: ", "DrainBlocked, 20m left: ", "…", "-o wide shows them whole"]
     {
         assert!(table.clone().any(|line| line.contains(part)), "{part} is missing in:\n{narrow}");
     }
@@ -183,7 +128,7 @@ fn status_shows_approval_command_for_waiting_canary_step() {
         vec![node("a", &json!({})), node("b", &json!({}))],
     );
     let text = shown(&cluster, None);
-    let command = "Approval required: canary step 1 waits for approval: kubectl annotate bruo default -n brupop-system --overwrite";
+    let command = "Approval:  canary step 1 of the rollout of 1.20.5 waits for approval: kubectl brupop approve\n";
     assert!(text.contains(command), "{text}");
 }
 
@@ -203,17 +148,18 @@ fn status_output_contains_no_reported_control_characters() {
                 "message": HOSTILE, "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
         },
     });
-    let frozen = json!({
-        "metadata": {"name": "brupop"}, "spec": {},
+    let degraded = json!({
+        "metadata": {"name": "default"}, "spec": {},
         "status": {
-            "conditions": [{"type": "Frozen", "status": "True", "reason": "R", "message": HOSTILE,
+            "conditions": [{"type": "Degraded", "status": "True", "reason": "R", "message": HOSTILE,
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}],
         },
     });
-    let text = shown(&cluster(Some(frozen), vec![hostile], vec![]), None);
-    assert_eq!(text.lines().count(), 4, "target, frozen, a header and a row: {text:?}");
+    let text = shown(&cluster(Some(degraded), vec![hostile], vec![]), None);
+    let table = text.lines().skip_while(|line| !line.starts_with(" NODE"));
+    assert_eq!(table.count(), 2, "a header and a row: {text:?}");
     assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
-    assert_eq!(text.matches("[2J  ok").count(), 6, "and all of it is there: {text:?}");
+    assert_eq!(text.matches("[2J").count(), 8, "and all of it is there: {text:?}");
 }
 
 #[test]
@@ -235,7 +181,7 @@ fn status_shows_earlier_operator_and_pauses_every_node() {
     );
     cluster.earlier_pods = ["old/one", "old/two", "old/three", "old/four"].map(str::to_owned).to_vec();
     let text = shown(&cluster, None);
-    let line = text.lines().find(|line| line.starts_with("Paused: ")).unwrap();
+    let line = text.lines().find(|line| line.starts_with("Paused:")).unwrap();
     assert!(line.contains("4 pod(s): old/one, old/two, old/three and 1 more"), "{text}");
     assert!(line.contains("kubectl brupop takeover"), "{text}");
     for name in ["a ", "b "] {
@@ -245,10 +191,85 @@ fn status_shows_earlier_operator_and_pauses_every_node() {
     assert!(!text.contains("as recorded") && !text.contains("from before"), "{text}");
     cluster.earlier_pods.clear();
     let text = shown(&cluster, None);
-    let line = text.lines().find(|line| line.starts_with("Paused: ")).unwrap();
+    let line = text.lines().find(|line| line.starts_with("Paused:")).unwrap();
     assert!(line.contains("waiting until") && line.contains("hosts that it told to reboot"), "{text}");
-    let condition = &mut cluster.operator.as_mut().unwrap().status.as_mut().unwrap().conditions[0];
+    let condition = &mut cluster.operator.as_mut().unwrap().status.conditions[0];
     condition.reason = "EarlierOperatorGone".to_owned();
     condition.status = models::condition::ConditionStatus::False;
     assert!(!shown(&cluster, None).contains("Paused"));
+}
+
+#[test]
+fn status_is_one_screen_as_wide_as_the_terminal() {
+    let report = report(&fleet(), now());
+    for (width, colour) in [(80, false), (80, true), (200, false), (200, true)] {
+        let text = render(&report, Look { width: Some(width), colour, all: false }).to_string();
+        let name = format!("status-{width}{}.txt", if colour { "-colour" } else { "" });
+        if !colour {
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+            assert!(!text.contains('\u{1b}'), "{text:?}");
+        }
+        snapshot(&name, &text);
+    }
+}
+
+#[test]
+fn status_for_programs_has_the_documented_shape() {
+    let page = super::shown(&report(&fleet(), now()), Some(Output::Json), Look::default()).unwrap();
+    snapshot("status.json", &page.to_string());
+    let documented = include_str!("../../../docs/plugin.md");
+    let found = crate::fixtures::fields(&serde_json::from_str(&page.to_string()).unwrap());
+    for field in found {
+        assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
+    }
+    let names = super::shown(&report(&fleet(), now()), Some(Output::Name), Look::default()).unwrap().to_string();
+    assert!(names.lines().all(|line| line.starts_with("node/")) && names.contains("node/failed\n"), "{names}");
+}
+
+#[test]
+fn status_of_many_nodes_lists_those_with_something_to_see() {
+    let mut shadows = Vec::new();
+    let mut nodes = Vec::new();
+    for number in 0..200 {
+        let name = format!("n{number:03}");
+        let mut status = idle();
+        if number != 100 {
+            status["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+        }
+        shadows.push(shadow(&name, status));
+        nodes.push(node(&name, &if number == 150 { json!({names::HOLD_ANNOTATION: ""}) } else { json!({}) }));
+    }
+    let cluster =
+        cluster(Some(operator(&json!({"enabled": false}), &json!({"observedGeneration": 1}))), shadows, nodes);
+    let text = shown(&cluster, Some(100));
+    let rows = text.lines().skip_while(|line| !line.starts_with(" NODE")).skip(1);
+    assert!(rows.clone().next().unwrap().starts_with(" n100 "), "{text}");
+    assert!(text.contains("199 of 200 nodes are not listed (199 of them are up to date): --all lists them."), "{text}");
+    let all = render(&report(&cluster, now()), Look { all: true, ..Look::default() }).to_string();
+    assert!(all.contains(" n000 ") && !all.contains("not listed"), "{all}");
+}
+
+#[test]
+fn status_without_the_right_to_read_nodes_shows_what_the_controller_has_recorded() {
+    let mut fleet = fleet();
+    fleet.nodes = None;
+    fleet.unread.push(Unread { part: Part::Nodes, reason: "you need the right to list nodes".to_owned() });
+    let text = shown(&fleet, None);
+    assert!(text.contains("Not read:  you need the right to list nodes, so that the reasons are those"), "{text}");
+    assert!(text.contains(" blocked ") && text.contains("DrainBlocked: the PodDisruptionBudget shop/web"), "{text}");
+}
+
+#[test]
+fn status_names_rejected_fields_and_the_policy_in_force() {
+    let spec = json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
+    let in_force = json!({"observedGeneration": 1, "policyInForce": "{\"version\": {\"target\": \"1.19\"}}"});
+    for (status, sentence) in [
+        (in_force, "The last valid policy remains in force."),
+        (json!({"observedGeneration": 1}), "There is no valid policy to go back to: nothing new starts."),
+    ] {
+        let cluster = cluster(Some(operator(&spec, &status)), vec![shadow("a", idle())], vec![node("a", &json!({}))]);
+        let text = shown(&cluster, None);
+        assert!(text.contains("Rejected:  spec.schedule.windows[0].timeZone: 'Mars/Base' is no time zone"), "{text}");
+        assert!(text.contains(sentence), "{text}");
+    }
 }

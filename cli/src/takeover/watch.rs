@@ -7,17 +7,15 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{HostPolicy, HostState, OfferedUpdates, Progress, Step};
-use planner::plan::{Action, Plan, plan};
+use planner::plan::{Action, Plan};
 use planner::policy::Policy;
 use planner::view::{BudgetFacts, ClusterView, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts};
 use semver::Version;
 
 use super::facts::Shadow;
+use crate::cluster;
 use crate::marks::NodeState;
 use crate::page::Page;
-
-/// Plans in a row, at most: each after the writes of the one before it.
-const ROUNDS: usize = 3;
 
 /// Facts that only an agent of this operator reports, and what is taken instead.
 const ASSUMED: [&str; 3] = [
@@ -117,27 +115,7 @@ fn progress(action: &Action) -> Option<&Progress> {
 
 /// Plans, as if the writes were made that begin nothing: conditions with a reason, and settings of hosts.
 fn settled(view: &mut ClusterView, trial: &Trial, now: Timestamp) -> Plan {
-    let mut made = plan(view, &trial.policy, now);
-    for _ in 0..ROUNDS {
-        let mut written = false;
-        for (name, action) in made.actions.iter().filter(|(_, action)| !Plan::starts(action)) {
-            let Some(shadow) = view.nodes.get_mut(name).and_then(|node| node.shadow.as_mut()) else { continue };
-            match action {
-                Action::Status { status, .. } => {
-                    (shadow.status.controller, shadow.status.conditions) =
-                        (status.report.clone(), status.conditions.clone());
-                }
-                Action::Spec { spec } => shadow.spec = (**spec).clone(),
-                _ => continue,
-            }
-            written = true;
-        }
-        if !written {
-            break;
-        }
-        made = plan(view, &trial.policy, now);
-    }
-    made
+    cluster::settled(view, &trial.policy, now, |_, action| !Plan::starts(action))
 }
 
 /// Makes the planner's input from the earlier operator's shadows.

@@ -21,6 +21,7 @@ mod blocker_cases;
 mod canary_cases;
 #[cfg(test)]
 mod cases;
+mod checks;
 #[cfg(test)]
 mod claim_cases;
 mod context;
@@ -67,6 +68,7 @@ mod slot_cases;
 mod slots;
 #[cfg(test)]
 mod stage_cases;
+mod states;
 mod survey;
 mod versions;
 mod want;
@@ -84,6 +86,7 @@ use crate::view::{Compared, NodeFacts, PodFacts};
 use crate::wait::Wait;
 
 pub use attempt::LISTED_PODS;
+pub use checks::{Check, CheckResult, TURN, checks};
 pub(crate) use fleet::begins_disruption;
 pub use fleet::plan;
 pub use order::order_key;
@@ -93,6 +96,7 @@ pub use requests::{pending_migration, pending_rotations};
 pub use rollout::key_of;
 pub use shadows::ShadowChange;
 pub use slots::{not_begun, retracted};
+pub use states::{RolloutState, deadlines, rollouts};
 pub use survey::targets;
 
 /// An Event that goes with a write.

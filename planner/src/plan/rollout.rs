@@ -58,6 +58,11 @@ impl Rollouts {
         approvals.max_by_key(|(version, _)| *version).map(|(_, wait)| wait)
     }
 
+    /// The rollout of this variant, architecture and version.
+    pub(super) fn by_key(&self, key: &Key) -> Option<&Rollout> {
+        self.by_key.get(key)
+    }
+
     /// The rollout of one version for nodes like this one.
     pub(super) fn of(&self, node: &NodeView, version: &Version) -> Option<&Rollout> {
         self.by_key.get(&key(node, version))
@@ -79,6 +84,10 @@ pub(super) struct Rollout {
     pub(super) number: i64,
     /// The number of the canary step due, from 1; 0 after the last one.
     pub(super) step: i64,
+    /// The number of nodes of its variant and architecture under the operator.
+    pub(super) total: usize,
+    /// The number of them that were updated since it began.
+    pub(super) finished: usize,
 }
 
 impl Rollout {
@@ -206,7 +215,7 @@ fn step_on(
     let finished = unlisted + kind.iter().filter(|node| node.facts.labelled && done(node, active)).count();
     // A node with a slot is about to be taken out of service.
     let slots: BTreeSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
-    let mut rollout = Rollout::default();
+    let mut rollout = Rollout { total, finished, ..Rollout::default() };
     let mut on_their_way = Vec::new();
     for node in kind.into_iter().filter(|n| n.progress().is_some_and(|p| p.version == active.version)) {
         let staged = node.progress().is_some_and(|p| p.step == Step::Staged);

@@ -21,6 +21,7 @@ use semver::Version;
 use serde_json::{Value, json};
 use std::time::Instant;
 
+use self::checks::explains;
 pub(super) use self::objects::some_policy;
 use self::objects::*;
 use super::host::Host as SimulatedHost;
@@ -291,6 +292,9 @@ impl World {
         }
         let seen = self.seen();
         let mut plan = plan(&seen, &self.policy, self.clock());
+        if self.seed.is_multiple_of(4) {
+            explains(&seen, &self.policy, &plan, self.clock(), self.seed);
+        }
         let findings = lint(&seen, &self.policy, &mut plan);
         assert!(findings.is_empty(), "seed {}: the planner broke its own rules: {findings:?}", self.seed);
         plan

@@ -4,7 +4,7 @@ use models::reason::FailureReason;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, Progress, RolloutPlace, Step};
 
 use super::LISTED_PODS;
-use super::drain::{drained_pod, owners};
+use super::drain::{self, drained_pod, owners};
 use super::fail::{ended_from_outside, fail};
 use super::result::bounded;
 use super::stage::waiting_staged;
@@ -91,7 +91,7 @@ pub(super) fn leave_load_balancer(ctx: &NodeContext<'_>, progress: &Progress) ->
     if let Some(decision) = ended_during_drain(ctx, progress) {
         return decision;
     }
-    let deadline = ctx.deadline(progress.since, ctx.group().drain.timeout);
+    let deadline = drain::deadline(ctx, progress);
     if let Some(claim) = claim_due(ctx, progress) {
         if ctx.now >= deadline {
             return fail(ctx, progress, FailureReason::DrainTimedOut, "the node could not be cordoned");

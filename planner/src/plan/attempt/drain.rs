@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
 use models::operator::AtDeadline;
 use models::reason::FailureReason;
 use models::shadow::{
@@ -73,6 +74,11 @@ pub(super) fn owners(uids: impl Iterator<Item = String>, limit: usize) -> Vec<St
     uids.collect::<BTreeSet<_>>().into_iter().take(limit).collect()
 }
 
+/// Returns when the drain is given up, or what is left is deleted.
+pub(super) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Timestamp {
+    ctx.deadline(progress.since, ctx.group().drain.timeout)
+}
+
 /// Continues the drain of a node that is out of service.
 pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     if let Some(decision) = ended_during_drain(ctx, progress) {
@@ -81,7 +87,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     let policy = &ctx.group().drain;
     let claim = claim_due(ctx, progress);
     let sorted = ctx.sorted_pods();
-    let deadline = ctx.deadline(progress.since, policy.timeout);
+    let deadline = deadline(ctx, progress);
     let drained = claim.is_none() && is_still_staged(ctx) && sorted.as_ref().is_some_and(Sorted::empty);
     if ctx.now >= deadline && !drained {
         // A kubelet that is silent ends no pod: without its object a second one would run beside it.

@@ -20,6 +20,7 @@ mod stage;
 mod status;
 mod verify;
 
+use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{HostState, Progress, Step};
 
@@ -74,6 +75,18 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
         }
     };
     with_blocked_condition(ctx, decision)
+}
+
+/// Returns when the step under way is given up; `None` where it has no time limit.
+pub(in crate::plan) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Timestamp> {
+    match progress.step {
+        Step::Staging => Some(stage::deadline(ctx, progress)),
+        Step::LeavingLoadBalancer | Step::Draining => Some(drain::deadline(ctx, progress)),
+        Step::Rebooting => Some(permit::deadline(ctx, progress)),
+        Step::Returning => Some(returning::deadline(ctx, progress)),
+        Step::Verifying => Some(verify::deadline(ctx, progress)),
+        Step::Staged | Step::Releasing | Step::Unknown => None,
+    }
 }
 
 /// Returns whether a step that disrupts the node has neither a slot nor a claim, which the controller records

@@ -1,5 +1,6 @@
 //! The permit: the desired state to reboot, the agent's request, the check of the node, and the wait for the reboot.
 
+use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{Armed, DRAINED, DrainStatus, HostState, Progress, Step};
 
@@ -10,6 +11,11 @@ use super::returning::{after_reboot, is_activated};
 use super::status::go_to;
 use crate::plan::context::NodeContext;
 use crate::plan::{Action, Decision, Wait};
+
+/// Returns when the reboot is given up.
+pub(super) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Timestamp {
+    ctx.deadline(progress.since, ctx.policy.reboot)
+}
 
 /// Requires the reboot of a drained node, answers its agent, and waits for the host to go down.
 pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
@@ -28,7 +34,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     if spec.attempt != progress.attempt || spec.state == HostState::Idle {
         return fail(ctx, progress, FailureReason::ProgressLost, "the desired state does not belong to this attempt");
     }
-    let deadline = ctx.deadline(progress.since, ctx.policy.reboot);
+    let deadline = deadline(ctx, progress);
     if ctx.now >= deadline {
         if is_activated(ctx, progress) && !ctx.facts().ready {
             // Armed, rebooted, and not seen since: an image that breaks the host's network looks just like this.

@@ -1,5 +1,6 @@
 //! The node in another boot, until it is Ready on the target version.
 
+use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, CORDONED, ControllerStatus, DRAINED, HostState, Progress, Step};
 
@@ -7,6 +8,11 @@ use super::fail::fail;
 use super::status::go_to;
 use crate::plan::context::NodeContext;
 use crate::plan::{Action, Decision, Wait};
+
+/// Returns when the node is no longer waited for.
+pub(super) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Timestamp {
+    ctx.deadline(progress.since, ctx.policy.returning)
+}
 
 /// Continues an attempt whose node is in another boot than the one that the desired state was for.
 pub(super) fn after_reboot(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
@@ -50,7 +56,7 @@ fn not_ready_yet(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         };
         return Decision::act(go_to(ctx, progress, Step::Returning, returning));
     }
-    let deadline = ctx.deadline(progress.since, ctx.policy.returning);
+    let deadline = deadline(ctx, progress);
     if ctx.now < deadline {
         return Decision::wait(Wait::AwaitingReady).waking_at(deadline);
     }

@@ -1,5 +1,6 @@
 //! Staging, and the wait of a staged node for its turn. Both disrupt nothing.
 
+use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{HostState, Progress, Step};
 
@@ -10,6 +11,11 @@ use super::status::{go_to, with_blocked_condition};
 use crate::plan::context::NodeContext;
 use crate::plan::{Decision, Verdict, Wait, gates, want};
 use crate::wait::WaitReason;
+
+/// Returns when the staging is given up.
+pub(super) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Timestamp {
+    ctx.deadline(progress.since, ctx.policy.stage)
+}
 
 /// Has the image staged, then waits for a slot.
 pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
@@ -49,7 +55,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         if progress.step == Step::Staged {
             return Decision::act(go_to(ctx, progress, Step::Staging, |_| {}));
         }
-        let deadline = ctx.deadline(progress.since, ctx.policy.stage);
+        let deadline = deadline(ctx, progress);
         if ctx.now >= deadline {
             return fail(ctx, progress, FailureReason::StageTimedOut, "the host did not stage the image in time");
         }

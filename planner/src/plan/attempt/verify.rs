@@ -51,11 +51,16 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     record_update(ctx, progress)
 }
 
+/// Returns when the verification ends, with whatever is known.
+pub(super) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Timestamp {
+    ctx.deadline(progress.verifying_since.unwrap_or(progress.since), ctx.group().after.timeout)
+}
+
 /// Continues the verification: it is over when the soak has passed, the pods are Ready, none of their containers was
 /// restarted meanwhile, and the expressions return nothing.
 fn check_health(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Decision {
     let after_policy = &ctx.group().after;
-    let deadline = ctx.deadline(progress.verifying_since.unwrap_or(progress.since), after_policy.timeout);
+    let deadline = deadline(ctx, progress);
     let queries = gates::queries(&after_policy.expressions, &ctx.facts().name);
     let looking = |decision: Decision| decision.querying(queries);
     let Some(pods) = pods_to_verify(ctx) else {

@@ -19,7 +19,15 @@ pub(super) use components::{POD_GRACE_PERIOD, is_missing};
 pub(super) use expressions::{gate as expression, objection, queries, quiet_since};
 pub(super) use pods::refusal;
 
-type Gate = fn(&NodeContext<'_>) -> Option<Wait>;
+/// One check.
+pub(super) struct Gate {
+    stage: GateStage,
+    /// The check as one fixed word.
+    pub(super) name: &'static str,
+    /// The sentence that is true if a node passes.
+    pub(super) holds: &'static str,
+    check: fn(&NodeContext<'_>) -> Option<Wait>,
+}
 
 /// The point of an update at which a gate applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,47 +45,90 @@ enum GateStage {
 
 use GateStage::{Begin, Disrupt, Drain, New};
 
+const fn gate(
+    stage: GateStage,
+    name: &'static str,
+    holds: &'static str,
+    check: fn(&NodeContext<'_>) -> Option<Wait>,
+) -> Gate {
+    Gate { stage, name, holds, check }
+}
+
 /// All gates, in their order.
-const GATES: &[(GateStage, Gate)] = &[
-    (Begin, node::is_labelled),
-    (Begin, node::is_not_deleted),
-    (Begin, components::agent),
-    (Begin, host::has_reported),
-    (Begin, host::not_armed_by_other),
-    (Begin, host::no_conflicting_lock),
-    (Begin, host::is_disarmed),
-    (Begin, host::has_attempts_left),
-    (Begin, host::has_target),
-    (New, fleet::is_enabled),
-    (New, fleet::is_not_quarantined),
-    (New, fleet::is_not_frozen),
-    (New, node::is_not_held),
-    (New, node::is_not_cordoned),
-    (New, components::web_api),
-    (Disrupt, node::is_ready),
-    (Disrupt, components::agent),
-    (Disrupt, node::has_no_pressure),
-    (Disrupt, fleet::window_is_open),
-    (Disrupt, node::few_unhealthy_nodes),
-    (Begin, node::is_not_in_back_off),
-    (Begin, fleet::has_canary_place),
-    (Drain, pods::are_known),
-    (Drain, pods::daemon_sets_exist),
-    (Drain, pods::may_be_evicted),
-    (Drain, pods::budgets_allow),
-    (Drain, pods::are_ready),
-    (Drain, expressions::gate),
+const GATES: &[Gate] = &[
+    gate(Begin, "Labelled", "the node has the label that selects it for updates", node::is_labelled),
+    gate(Begin, "NotDeleted", "neither the node nor its shadow is being deleted", node::is_not_deleted),
+    gate(Begin, "AgentReady", AGENT_READY, components::agent),
+    gate(Begin, "AgentReported", "the agent has reported since the node's last boot", host::has_reported),
+    gate(Begin, "NotArmedByOther", "no other client has armed an update on the host", host::not_armed_by_other),
+    gate(Begin, "NotLockedByOther", "no other client has locked the host's version", host::no_conflicting_lock),
+    gate(Begin, "Disarmed", "the agent has confirmed that nothing of the operator is armed", host::is_disarmed),
+    gate(Begin, "AttemptsLeft", "the number of the next attempt is not too high", host::has_attempts_left),
+    gate(Begin, "HasTarget", "policy has a version for the node, and the host offers it", host::has_target),
+    gate(New, "Enabled", "updates are enabled, by a valid policy", fleet::is_enabled),
+    gate(New, "NotQuarantined", "the version has not failed too often on this kind of host", fleet::is_not_quarantined),
+    gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),
+    gate(New, "NotHeld", "no user holds the node", node::is_not_held),
+    gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),
+    gate(New, "WebApiReady", "a pod of the web API is Ready", components::web_api),
+    gate(Disrupt, "NodeReady", "the node is Ready", node::is_ready),
+    gate(Disrupt, "AgentReady", AGENT_READY, components::agent),
+    gate(Disrupt, "NoPressure", "the node reports no shortage", node::has_no_pressure),
+    gate(Disrupt, "WindowOpen", "a window is open, and no blackout", fleet::window_is_open),
+    gate(Disrupt, "FewUnhealthyNodes", "no more nodes are not Ready than policy allows", node::few_unhealthy_nodes),
+    gate(Begin, "NotInBackOff", "the back-off after the last failed attempt is over", node::is_not_in_back_off),
+    gate(Begin, "CanaryPlace", "the canary step has room for the node", fleet::has_canary_place),
+    gate(Drain, "PodsRead", "the pods on the node are known", pods::are_known),
+    gate(Drain, "DaemonSetsExist", "the DaemonSets of its pods exist", pods::daemon_sets_exist),
+    gate(Drain, "PodsMayBeEvicted", "every pod on the node may be evicted", pods::may_be_evicted),
+    gate(Drain, "BudgetsAllow", "no PodDisruptionBudget rules the drain out", pods::budgets_allow),
+    gate(Drain, "PodsReady", "the pods on the node are Ready, where policy requires it", pods::are_ready),
+    gate(Drain, "ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];
+
+const AGENT_READY: &str = "a pod of the agent on the node is Ready";
+
+/// Returns the gates of these stages, in their order.
+fn of<'a>(stages: &'a [GateStage]) -> impl Iterator<Item = &'static Gate> + 'a {
+    GATES.iter().filter(move |gate| stages.contains(&gate.stage))
+}
 
 /// Returns the first refusal of the gates of these stages.
 fn first_refusal(stages: &[GateStage], ctx: &NodeContext<'_>) -> Option<Wait> {
-    GATES.iter().filter(|(stage, _)| stages.contains(stage)).find_map(|(_, gate)| gate(ctx))
+    of(stages).find_map(|gate| gate.refusal(ctx))
+}
+
+impl Gate {
+    /// Returns the reason why a node does not pass.
+    pub(super) fn refusal(&self, ctx: &NodeContext<'_>) -> Option<Wait> {
+        (self.check)(ctx)
+    }
+}
+
+/// Returns the stages that an idle node has to pass before it begins an attempt.
+fn stages_to_begin(ctx: &NodeContext<'_>) -> &'static [GateStage] {
+    let ahead = ctx.policy.pre_stage.is_some();
+    if ahead { &[Begin, New] } else { &[Begin, New, Disrupt] }
+}
+
+/// Returns the gates of an idle node before it begins an attempt, in their order.
+pub(super) fn of_idle(ctx: &NodeContext<'_>) -> impl Iterator<Item = &'static Gate> {
+    of(stages_to_begin(ctx))
+}
+
+/// Returns the gates of a node with its image before it may have a slot, in their order.
+pub(super) fn of_staged() -> impl Iterator<Item = &'static Gate> {
+    of(&[New, Disrupt])
+}
+
+/// Returns the gates of a node before it is drained, in their order.
+pub(super) fn of_drain() -> impl Iterator<Item = &'static Gate> {
+    of(&[Drain])
 }
 
 /// Checks that an idle node may begin an attempt.
 pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let ahead = ctx.policy.pre_stage.is_some();
-    first_refusal(if ahead { &[Begin, New] } else { &[Begin, New, Disrupt] }, ctx)
+    first_refusal(stages_to_begin(ctx), ctx)
 }
 
 /// Checks that a node that has its image may be taken out of service, as far as the cheap gates go.
@@ -105,8 +156,11 @@ pub(super) mod testing {
     use crate::policy::Policy;
     use crate::view::ClusterView;
 
+    /// The check of one gate, or of several.
+    type Check = fn(&NodeContext<'_>) -> Option<Wait>;
+
     /// Returns the refusal for node `a`, which every gate lets pass, after `change`.
-    pub(crate) fn refusal_of(gate: Gate, change: impl FnOnce(&mut ClusterView, &mut Policy)) -> Option<Wait> {
+    pub(crate) fn refusal_of(gate: Check, change: impl FnOnce(&mut ClusterView, &mut Policy)) -> Option<Wait> {
         let (mut view, mut policy) = cluster(vec![node("a"), node("b"), node("c")], &[]);
         change(&mut view, &mut policy);
         let survey = Survey::of(&view, &policy, t(0));
@@ -123,7 +177,7 @@ pub(super) mod testing {
     #[test]
     fn pre_staging_requires_enabled_policy_but_not_ready_node() {
         let ahead = |policy: &mut Policy| policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
-        for gate in [new, begin as Gate] {
+        for gate in [new, begin as Check] {
             let off = refusal_of(gate, |_, policy| {
                 ahead(policy);
                 policy.enabled = false;

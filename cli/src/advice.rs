@@ -1,0 +1,106 @@
+//! Commands that a user can type next, by the reason why a node waits.
+
+use planner::wait::{Wait, WaitReason};
+
+use models::names;
+
+use crate::cluster::Cluster;
+
+/// Returns a command of this plugin for the operator of a namespace.
+pub(crate) fn command(namespace: &str, arguments: &str) -> String {
+    if namespace == names::SYSTEM_NAMESPACE {
+        format!("kubectl brupop {arguments}")
+    } else {
+        format!("kubectl brupop {arguments} -n {namespace}")
+    }
+}
+
+impl Cluster {
+    /// Returns a command of this plugin for this cluster.
+    pub(crate) fn command(&self, arguments: &str) -> String {
+        command(&self.namespace, arguments)
+    }
+
+    /// Returns what a user can do about the wait of a node, as commands; none where there is nothing to do but to wait.
+    pub(crate) fn commands(&self, node: &str, wait: &Wait) -> Vec<String> {
+        let namespace = &self.namespace;
+        let plugin = |arguments: &str| vec![self.command(arguments)];
+        let describe = |kind: &str, object: &str| match object.split_once('/') {
+            Some((namespace, name)) => format!("kubectl describe {kind} {name} -n {namespace}"),
+            None => format!("kubectl describe {kind} {object}"),
+        };
+        let own_pods =
+            |component: &str| format!("kubectl get pods -n {namespace} -l {}={component}", names::COMPONENT_LABEL);
+        match wait {
+            Wait::NoOperatorResource => plugin("doctor"),
+            Wait::EarlierOperatorRunning { .. } => plugin("takeover preflight"),
+            Wait::Disabled => plugin("resume"),
+            Wait::Frozen { version } | Wait::Quarantined { version } => {
+                vec![self.command("resume"), self.command(&format!("quarantine {version}"))]
+            }
+            wait if wait.reason() == WaitReason::Held => plugin(&format!("unhold {node}")),
+            Wait::Cordoned => vec![format!("kubectl uncordon {node}")],
+            Wait::NotLabelled => {
+                vec![format!("kubectl label node {node} {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
+            }
+            Wait::NoShadow => vec![format!("kubectl logs -n {namespace} deployment/{}", names::CONTROLLER)],
+            Wait::Deleting => vec![
+                format!("kubectl get node {node} -o yaml"),
+                format!("kubectl get brs {} -n {namespace} -o yaml", names::shadow_name(node)),
+            ],
+            Wait::NodeNotReady | Wait::NodePressure { .. } | Wait::AwaitingReady => vec![describe("node", node)],
+            Wait::UnhealthyNodes { .. } => vec!["kubectl get nodes".to_owned()],
+            Wait::BudgetUsedUp { node, .. } => vec![describe("node", node)],
+            Wait::NodeNotReturned { .. } => {
+                vec![describe("node", node), format!("kubectl delete node {node}  # if it is gone for good")]
+            }
+            Wait::NoReport
+            | Wait::AgentNotReady
+            | Wait::AgentNotSynced
+            | Wait::AwaitingAgent
+            | Wait::DisarmPending
+            | Wait::RefreshFails { .. } => self.agent_commands(node),
+            Wait::WebApiNotReady => vec![own_pods(names::APISERVER)],
+            Wait::HostArmedByOther | Wait::BackOff { .. } => plugin(&format!("retry {node}")),
+            Wait::DrainRefused { pod, .. } | Wait::PodsNotReady { pod, .. } | Wait::Settling { pod, .. } => {
+                vec![describe("pod", pod)]
+            }
+            Wait::DrainBlocked { pod, budget, .. } => {
+                let budget = budget.iter().map(|budget| describe("pdb", budget));
+                budget.chain([describe("pod", pod), self.command(&format!("release {node}"))]).collect()
+            }
+            Wait::BudgetNeverAllows { budget, .. } => vec![describe("pdb", budget)],
+            Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
+            Wait::CanaryStep { approval: true, .. } => plugin("approve"),
+            Wait::PolicyUnusable => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
+            Wait::AttemptsExhausted => {
+                vec![format!("kubectl delete brs {} -n {namespace}", names::shadow_name(node))]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns commands that show the state of a node's agent.
+    pub(crate) fn agent_commands(&self, node: &str) -> Vec<String> {
+        match self.agents_by_node().get(node) {
+            Some(agent) => vec![
+                format!("kubectl logs -n {} {}", names::AGENT_NAMESPACE, agent.name),
+                format!("kubectl describe pod {} -n {}", agent.name, names::AGENT_NAMESPACE),
+            ],
+            None => vec![
+                format!("kubectl get pods -n {} -o wide --field-selector spec.nodeName={node}", names::AGENT_NAMESPACE),
+                format!("kubectl describe daemonset {} -n {}", names::AGENT, names::AGENT_NAMESPACE),
+            ],
+        }
+    }
+}
+
+/// Returns names for a sentence: the first few, and the number of the others.
+pub(crate) fn some<'a>(names: impl IntoIterator<Item = &'a str>, shown: usize) -> String {
+    let names: Vec<&str> = names.into_iter().collect();
+    let first = names.iter().take(shown).copied().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(shown) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}

@@ -1,0 +1,280 @@
+//! The cluster as a plan needs it, read with the rights of the caller: `status`, `explain` and `watch` make the
+//! controller's own plan of it.
+//!
+//! The operator's resource and the shadows are required. All else is optional: a part that the caller may not read is
+//! missing in the view, and named in [`Cluster::unread`].
+
+mod read;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Node;
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::{BottlerocketShadow, Step, is_controller_condition};
+use models::time::between;
+use planner::annotations::{Place, misunderstood};
+use planner::plan::{Action, Plan, plan};
+use planner::policy::Policy;
+use planner::standby::standby;
+use planner::view::{
+    BudgetFacts, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts, Standby,
+};
+
+#[expect(unused_imports, reason = "for plans that look ahead")]
+pub(crate) use read::PodsOf;
+
+/// Time for which everything is taken to have been as it is, where no object has the time.
+const LONG: SignedDuration = SignedDuration::from_hours(1);
+
+/// Number of plans in a row, each after the writes of the one before it.
+const ROUNDS: usize = 3;
+
+/// A part of the cluster that is read as far as the caller may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Nodes,
+    /// The pods of the earlier operator, in any namespace.
+    EarlierPods,
+    /// The pods of controller and web API, and the Lease of the controller.
+    OwnPods,
+    /// The agents' pods.
+    AgentPods,
+    /// The pods on the nodes.
+    Pods,
+    Budgets,
+}
+
+/// A part that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unread {
+    pub(crate) part: Part,
+    /// The missing right, or another reason, as a sentence without a full stop.
+    pub(crate) reason: String,
+}
+
+impl Unread {
+    /// Returns the reason, and what is not seen therefore.
+    pub(crate) fn sentence(&self) -> String {
+        let unseen = match self.part {
+            Part::Nodes => "so that the reasons are those that the controller has recorded",
+            Part::EarlierPods => "so that pods of the earlier operator are not seen",
+            Part::OwnPods => "so that the operator's own pods are not seen",
+            Part::AgentPods => "so that missing agents are not seen",
+            Part::Pods => "so that it is not seen which pods prevent a drain",
+            Part::Budgets => "so that it is not seen which PodDisruptionBudgets prevent a drain",
+        };
+        format!("{}, {unseen}", self.reason)
+    }
+}
+
+/// The operator's own pods and its leader.
+#[derive(Debug, Default)]
+pub(crate) struct OwnPods {
+    /// The pods of controller and web API, by name.
+    pub(crate) pods: BTreeMap<String, PodFacts>,
+    /// The pod of the controller that has the Lease.
+    pub(crate) leader: Option<String>,
+}
+
+/// An agent's pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AgentPod {
+    pub(crate) name: String,
+    pub(crate) node: String,
+    /// True if it is Ready and not terminating.
+    pub(crate) serves: bool,
+    /// Time since which it has been Ready, or not Ready.
+    pub(crate) since: Option<Timestamp>,
+    /// The reason why it is not Ready.
+    pub(crate) trouble: Option<String>,
+}
+
+/// Objects read from the cluster.
+#[derive(Debug, Default)]
+pub(crate) struct Cluster {
+    /// The operator's namespace.
+    pub(crate) namespace: String,
+    pub(crate) operator: Option<OperatorFacts>,
+    /// The shadows, by node.
+    pub(crate) shadows: BTreeMap<String, ShadowFacts>,
+    /// All nodes, by name; `None` if they could not be read.
+    pub(crate) nodes: Option<BTreeMap<String, NodeFacts>>,
+    /// The pods of the earlier operator.
+    pub(crate) earlier_pods: Vec<String>,
+    /// The operator's own pods; `None` if they could not be read.
+    pub(crate) own: Option<OwnPods>,
+    /// The agents' pods; `None` if they could not be read.
+    pub(crate) agents: Option<Vec<AgentPod>>,
+    /// The pods of those nodes whose pods were read.
+    pub(crate) pods: BTreeMap<String, Vec<PodFacts>>,
+    pub(crate) budgets: Vec<BudgetFacts>,
+    /// Annotations that are meant as requests and have no effect, each as a sentence, by object.
+    pub(crate) misplaced: BTreeMap<String, Vec<String>>,
+    /// The parts that could not be read.
+    pub(crate) unread: Vec<Unread>,
+}
+
+impl Cluster {
+    /// Takes in the operator's resource.
+    pub(crate) fn add_operator(&mut self, operator: &BottlerocketUpdateOperator) {
+        self.operator = OperatorFacts::project(operator);
+        self.check_requests("bruo", Place::Operator, operator);
+    }
+
+    /// Takes in a shadow.
+    pub(crate) fn add_shadow(&mut self, shadow: &BottlerocketShadow) {
+        if let Some(facts) = ShadowFacts::project(shadow) {
+            self.shadows.insert(facts.node.clone(), facts);
+        }
+        self.check_requests("brs", Place::Shadow, shadow);
+    }
+
+    /// Takes in a Node.
+    pub(crate) fn add_node(&mut self, node: &Node) {
+        if let Some(facts) = NodeFacts::project(node) {
+            self.nodes.get_or_insert_default().insert(facts.name.clone(), facts);
+        }
+        self.check_requests("node", Place::Node, node);
+    }
+
+    fn check_requests(&mut self, kind: &str, place: Place, object: &impl kube::ResourceExt) {
+        let found = misunderstood(place, object.annotations().keys());
+        let object = format!("{kind} {}", object.name_any());
+        if found.is_empty() {
+            self.misplaced.remove(&object);
+        } else {
+            self.misplaced.insert(object, found);
+        }
+    }
+
+    /// Returns the policy in force.
+    pub(crate) fn policy(&self) -> Policy {
+        Policy::in_force(self.operator.as_ref())
+    }
+
+    /// Returns the input of the controller's plan. What only the controller's memory has is left out: refused
+    /// evictions, results of expressions.
+    pub(crate) fn view(&self, now: Timestamp) -> ClusterView {
+        let before = now.saturating_sub(LONG).unwrap_or(now);
+        let mut shadows = self.shadows.clone();
+        let own_node = self.leader_pod().map(|pod| pod.node.clone());
+        let mut view = ClusterView {
+            operator: self.operator.clone(),
+            earlier_pods: self.earlier_pods.clone(),
+            budgets: self.budgets.clone(),
+            leader_since: before,
+            standby: self.standby(own_node.as_deref()),
+            own_node,
+            web_api_missing: self.own.as_ref().filter(|own| !own.web_api_is_ready()).map(|_| before),
+            ..ClusterView::default()
+        };
+        for facts in self.nodes.iter().flat_map(BTreeMap::values) {
+            let shadow = shadows.remove(&facts.name);
+            view.insert(facts.clone(), shadow, now);
+        }
+        view.revisions_in_use = shadows.into_values().filter_map(|shadow| shadow.revision).collect();
+        let agents = self.agents.is_some().then(|| self.agents_by_node());
+        for (name, node) in &mut view.nodes {
+            node.pods = self.pods.get(name).cloned();
+            node.agent_missing = agents.as_ref().and_then(|agents| match agents.get(name.as_str()) {
+                Some(agent) if agent.serves => None,
+                agent => Some(agent.and_then(|agent| agent.since).unwrap_or(before)),
+            });
+            let releasing = node.progress().filter(|progress| progress.step == Step::Releasing);
+            let since = releasing.map(|progress| progress.since).or(node.facts.claimed_since);
+            node.observed_for = since.map_or_else(Default::default, |since| between(since, now));
+        }
+        view
+    }
+
+    /// Plans for this cluster by the controller's own rules. Reasons that the controller is about to record count as
+    /// recorded, so that each node has its reason also where no controller runs. Returns the view with them, too.
+    pub(crate) fn plan(&self, now: Timestamp) -> (ClusterView, Plan) {
+        let mut view = self.view(now);
+        let records = |node: &NodeView, action: &Action| match action {
+            Action::Status { status, .. } => status.report.progress.as_ref() == node.progress(),
+            Action::Spec { .. } => node.progress().is_none(),
+            _ => false,
+        };
+        let plan = settled(&mut view, &self.policy(), now, records);
+        (view, plan)
+    }
+
+    fn leader_pod(&self) -> Option<&PodFacts> {
+        let own = self.own.as_ref()?;
+        own.pods.get(own.leader.as_ref()?)
+    }
+
+    fn standby(&self, own_node: Option<&str>) -> Standby {
+        let (Some(own), Some(nodes)) = (&self.own, &self.nodes) else { return Standby::None };
+        let controllers = own.pods.iter().filter(|(_, pod)| is_of(pod, names::CONTROLLER));
+        let controllers = controllers.map(|(name, pod)| (name.clone(), pod.clone())).collect();
+        standby(own.leader.as_deref().unwrap_or_default(), own_node, &controllers, nodes)
+    }
+
+    /// Returns the agent's pod of each node: the one that is Ready, where there are several.
+    pub(crate) fn agents_by_node(&self) -> BTreeMap<&str, &AgentPod> {
+        let mut agents: Vec<&AgentPod> = self.agents.iter().flatten().collect();
+        agents.sort_by_key(|agent| agent.serves);
+        agents.into_iter().map(|agent| (agent.node.as_str(), agent)).collect()
+    }
+
+    /// Fills the placeholders of a text.
+    pub(crate) fn filled(&self, text: &str, node: &str) -> String {
+        text.replace("<namespace>", &self.namespace).replace("<node>", node)
+    }
+}
+
+/// Plans as if those writes to shadows were made that `is_made` accepts.
+pub(crate) fn settled(
+    view: &mut ClusterView,
+    policy: &Policy,
+    now: Timestamp,
+    is_made: impl Fn(&NodeView, &Action) -> bool,
+) -> Plan {
+    let mut made = plan(view, policy, now);
+    for _ in 0..ROUNDS {
+        let mut written = false;
+        for (name, action) in &made.actions {
+            let Some(node) = view.nodes.get_mut(name).filter(|node| is_made(node, action)) else { continue };
+            let Some(shadow) = &mut node.shadow else { continue };
+            match action {
+                Action::Status { status, .. } => {
+                    shadow.status.controller = status.report.clone();
+                    // Those of the agent stay.
+                    shadow.status.conditions.retain(|condition| !is_controller_condition(&condition.type_));
+                    shadow.status.conditions.extend(status.conditions.iter().cloned());
+                }
+                Action::Spec { spec } => shadow.spec = (**spec).clone(),
+                _ => continue,
+            }
+            written = true;
+        }
+        if !written {
+            break;
+        }
+        made = plan(view, policy, now);
+    }
+    made
+}
+
+impl OwnPods {
+    /// Returns whether a pod of the web API is Ready.
+    pub(crate) fn web_api_is_ready(&self) -> bool {
+        self.pods.values().any(|pod| is_of(pod, names::APISERVER) && serves(pod))
+    }
+}
+
+/// Returns whether a pod is Ready and stays.
+fn serves(pod: &PodFacts) -> bool {
+    pod.ready && !pod.terminating && !pod.finished
+}
+
+/// Returns whether a pod is one of this component.
+pub(crate) fn is_of(pod: &PodFacts, component: &str) -> bool {
+    pod.labels.get(names::COMPONENT_LABEL).is_some_and(|label| label == component)
+}

@@ -1,0 +1,221 @@
+//! Reading of the cluster. Each call has a time limit, and a part that the caller may not read is named.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Context as _;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Client;
+use kube::api::{Api, ListParams};
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection};
+use tokio::task::JoinSet;
+
+use super::{AgentPod, Cluster, OwnPods, Part, Unread, serves};
+use crate::call::{call, code, if_there, list_each};
+
+/// Number of lists of pods at a time.
+const AT_ONCE: usize = 8;
+
+/// Number of nodes whose pods are read for a status. More are about to be drained in no usual fleet.
+const NODES_WITH_PODS: usize = 32;
+
+/// The right to read pods anywhere.
+const LIST_PODS: &str = "list pods in all namespaces";
+
+/// The nodes whose pods are read.
+#[derive(Clone, Debug)]
+pub(crate) enum PodsOf {
+    /// These nodes, each by a list of its own.
+    Nodes(BTreeSet<String>),
+    /// All nodes, by one list.
+    #[expect(dead_code, reason = "for plans that look ahead")]
+    All,
+}
+
+impl Cluster {
+    /// Reads everything but the pods on the nodes and the budgets.
+    pub(crate) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
+        let mut cluster = Self { namespace: namespace.to_owned(), ..Self::default() };
+        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
+        let right = format!("get bottlerocketupdateoperators in {namespace}");
+        if let Some(operator) = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)? {
+            cluster.add_operator(&operator);
+        }
+        let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
+        let right = format!("list bottlerocketshadows in {namespace}");
+        let add = |shadow: BottlerocketShadow| cluster.add_shadow(&shadow);
+        let listed = list_each(&shadows, ListParams::default(), &right, add).await;
+        if_there(listed)?.with_context(|| {
+            format!(
+                "the cluster has no definition {}: the operator is not installed (docs/install.md)",
+                names::SHADOW_DEFINITION
+            )
+        })?;
+        cluster.read_nodes(client).await?;
+        cluster.read_components(client).await?;
+        Ok(cluster)
+    }
+
+    /// Reads the pods of the earlier operator and of this one.
+    pub(crate) async fn read_components(&mut self, client: &Client) -> anyhow::Result<()> {
+        let (earlier, own, agents) =
+            tokio::join!(earlier_pods(client), own_pods(client, &self.namespace), agent_pods(client));
+        self.earlier_pods = self.optional(Part::EarlierPods, earlier)?.unwrap_or_default();
+        self.own = self.optional(Part::OwnPods, own)?;
+        self.agents = self.optional(Part::AgentPods, agents)?;
+        Ok(())
+    }
+
+    /// Reads everything that the plan of the present moment depends on: with the pods of the nodes whose pods the
+    /// controller watches now, and of `others`.
+    pub(crate) async fn read_now(
+        client: &Client,
+        namespace: &str,
+        others: impl FnOnce(&Self) -> BTreeSet<String>,
+    ) -> anyhow::Result<Self> {
+        let mut cluster = Self::read(client, namespace).await?;
+        let mut nodes: BTreeSet<String> =
+            cluster.plan(jiff::Timestamp::now()).1.pods.into_iter().take(NODES_WITH_PODS).collect();
+        nodes.extend(others(&cluster));
+        if !nodes.is_empty() {
+            cluster.read_pods(client, PodsOf::Nodes(nodes)).await?;
+        }
+        Ok(cluster)
+    }
+
+    async fn read_nodes(&mut self, client: &Client) -> anyhow::Result<()> {
+        let nodes: Api<Node> = Api::all(client.clone());
+        self.nodes = Some(BTreeMap::new());
+        let listed = list_each(&nodes, ListParams::default(), "list nodes", |node| self.add_node(&node)).await;
+        if self.optional(Part::Nodes, listed)?.is_none() {
+            self.nodes = None;
+        }
+        Ok(())
+    }
+
+    /// Reads the pods on these nodes, and all budgets. Their DaemonSets are taken to exist: the controller reads each,
+    /// and its findings are in the condition `Blocked`.
+    pub(crate) async fn read_pods(&mut self, client: &Client, of: PodsOf) -> anyhow::Result<()> {
+        let budgets: Api<PodDisruptionBudget> = Api::all(client.clone());
+        let right = "list poddisruptionbudgets in all namespaces";
+        let listed = facts(budgets, ListParams::default(), right).await;
+        self.budgets = self.optional(Part::Budgets, listed)?.unwrap_or_default();
+        let pods = match of {
+            PodsOf::All => all_pods(client).await,
+            PodsOf::Nodes(nodes) => pods_of(client, nodes).await,
+        };
+        if let Some(mut pods) = self.optional(Part::Pods, pods)? {
+            self.pods.append(&mut pods);
+        }
+        Ok(())
+    }
+
+    /// Notes the reason why a part cannot be read.
+    pub(crate) fn note_unread(&mut self, part: Part, reason: String) {
+        self.unread.retain(|unread| unread.part != part);
+        self.unread.push(Unread { part, reason });
+    }
+
+    /// Returns what was read; notes the missing right and returns `None` if the caller may not read it.
+    fn optional<T>(&mut self, part: Part, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        match answer {
+            Ok(answer) => {
+                self.unread.retain(|unread| unread.part != part);
+                Ok(Some(answer))
+            }
+            Err(error) if code(&error) == Some(403) => {
+                self.note_unread(part, error.to_string());
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Lists objects, and keeps the facts about each.
+async fn facts<P: Projection>(api: Api<P::Object>, params: ListParams, right: &str) -> anyhow::Result<Vec<P>> {
+    let mut all = Vec::new();
+    list_each(&api, params, right, |object| all.extend(P::project(&object))).await?;
+    Ok(all)
+}
+
+/// Adds pods to those of their nodes.
+fn sort_by_node(pods: Vec<PodFacts>, by_node: &mut BTreeMap<String, Vec<PodFacts>>) {
+    for pod in pods.into_iter().filter(|pod| !pod.node.is_empty()) {
+        let pod = PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
+        by_node.entry(pod.node.clone()).or_default().push(pod);
+    }
+}
+
+async fn all_pods(client: &Client) -> anyhow::Result<BTreeMap<String, Vec<PodFacts>>> {
+    let mut by_node = BTreeMap::new();
+    sort_by_node(facts(Api::all(client.clone()), ListParams::default(), LIST_PODS).await?, &mut by_node);
+    Ok(by_node)
+}
+
+async fn pods_of(client: &Client, nodes: BTreeSet<String>) -> anyhow::Result<BTreeMap<String, Vec<PodFacts>>> {
+    let mut by_node: BTreeMap<String, Vec<PodFacts>> = nodes.iter().map(|node| (node.clone(), Vec::new())).collect();
+    let (mut nodes, mut reading) = (nodes.into_iter(), JoinSet::new());
+    loop {
+        while reading.len() < AT_ONCE
+            && let Some(node) = nodes.next()
+        {
+            let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
+            reading.spawn(facts(Api::all(client.clone()), params, LIST_PODS));
+        }
+        match reading.join_next().await {
+            Some(found) => sort_by_node(found??, &mut by_node),
+            None => return Ok(by_node),
+        }
+    }
+}
+
+async fn earlier_pods(client: &Client) -> anyhow::Result<Vec<String>> {
+    let mut found = BTreeSet::new();
+    for selector in models::earlier::pod_selectors() {
+        let params = ListParams::default().labels(&selector);
+        let pods: Vec<EarlierPod> = facts(Api::all(client.clone()), params, LIST_PODS).await?;
+        found.extend(pods.iter().map(EarlierPod::key));
+    }
+    Ok(found.into_iter().collect())
+}
+
+async fn own_pods(client: &Client, namespace: &str) -> anyhow::Result<OwnPods> {
+    let selector = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
+    let (params, right) = (ListParams::default().labels(&selector), format!("list pods in {namespace}"));
+    let pods: Vec<PodFacts> = facts(Api::namespaced(client.clone(), namespace), params, &right).await?;
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    let right = format!("get leases in {namespace}");
+    let lease = if_there(call(&right, leases.get(names::CONTROLLER)).await)?;
+    let leader = lease.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
+    Ok(OwnPods { pods: pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect(), leader })
+}
+
+async fn agent_pods(client: &Client) -> anyhow::Result<Vec<AgentPod>> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
+    let params = ListParams::default().labels(&format!("{}={}", names::COMPONENT_LABEL, names::AGENT));
+    let right = format!("list pods in {}", names::AGENT_NAMESPACE);
+    let mut agents = Vec::new();
+    list_each(&pods, params, &right, |pod| agents.push(AgentPod::of(&pod))).await?;
+    Ok(agents)
+}
+
+impl AgentPod {
+    /// Reads a pod.
+    pub(super) fn of(pod: &Pod) -> Self {
+        let facts = PodFacts::of(pod);
+        let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions.find(|condition| condition.type_ == "Ready");
+        Self {
+            since: ready.and_then(|ready| Some(ready.last_transition_time.as_ref()?.0)),
+            serves: serves(&facts),
+            name: facts.name,
+            node: facts.node,
+            trouble: facts.trouble,
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Clusters for the unit tests.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// The time of the tests.
+pub(crate) fn now() -> Timestamp {
+    "2026-01-01T00:10:00Z".parse().unwrap()
+}
+
+/// A cluster of these objects, in which everything was read and every component is there.
+pub(crate) fn cluster(operator: Option<Value>, shadows: Vec<Value>, nodes: Vec<Value>) -> Cluster {
+    let mut cluster =
+        Cluster { namespace: names::SYSTEM_NAMESPACE.to_owned(), nodes: Some(BTreeMap::new()), ..Cluster::default() };
+    if let Some(operator) = operator {
+        cluster.add_operator(&serde_json::from_value(operator).unwrap());
+    }
+    for shadow in shadows {
+        cluster.add_shadow(&serde_json::from_value(shadow).unwrap());
+    }
+    for node in nodes {
+        cluster.add_node(&serde_json::from_value(node).unwrap());
+    }
+    cluster
+}
+
+/// A Node under the operator that is Ready.
+pub(crate) fn node(name: &str, annotations: &Value) -> Value {
+    json!({
+        "metadata": {
+            "name": name, "uid": format!("uid of {name}"), "resourceVersion": "5", "annotations": annotations,
+            "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION},
+        },
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "nodeInfo": {
+                "bootID": "b", "osImage": "Bottlerocket OS 1.20.0 (aws-k8s-1.37)", "architecture": "amd64",
+                "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "",
+                "machineID": "", "operatingSystem": "", "systemUUID": "",
+            },
+        },
+    })
+}
+
+/// The shadow of such a node.
+pub(crate) fn shadow(name: &str, status: Value) -> Value {
+    let mut shadow = json!({
+        "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+        "metadata": {
+            "name": format!("brs-{name}"), "uid": "s", "resourceVersion": "5", "generation": 1,
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": format!("uid of {name}")}],
+        },
+        "spec": {"state": "Idle", "attempt": 0, "host": {"refreshInterval": "1h"}},
+    });
+    shadow["status"] = status;
+    shadow
+}
+
+/// The status of an idle host that is offered 1.20.5.
+pub(crate) fn idle() -> Value {
+    json!({
+        "state": "Idle", "observedGeneration": 1, "currentVersion": "1.20.0", "variant": "aws-k8s-1.37", "arch": "x86_64",
+        "bootId": "b",
+        "updates": {"chosenVersion": "1.20.5", "availableVersions": ["1.20.5"], "lastRefresh": "2026-01-01T00:00:00Z"},
+    })
+}
+
+/// The operator's resource.
+pub(crate) fn operator(spec: &Value, status: &Value) -> Value {
+    json!({
+        "metadata": {"name": "default", "uid": "o", "resourceVersion": "5", "generation": 1}, "spec": spec, "status": status,
+    })
+}
+
+/// A fleet in the middle of a rollout: a drain that a budget blocks, a failed node, one that a user holds, one without an
+/// agent, one that is up to date, and others that wait.
+pub(crate) fn fleet() -> Cluster {
+    let t = "2026-01-01T00:00:00Z";
+    let policy = json!({
+        "schedule": {"windows": [{"cron": "0 0 * * *", "duration": "4h"}]},
+        "strategy": {"canary": [{"nodes": 1}, {"nodes": 3}]},
+        "failurePolicy": {"maxFailures": 2},
+        "maxUnavailable": 2,
+        "autoscaler": {"protect": false},
+    });
+    let status = json!({
+        "observedGeneration": 1,
+        "counts": {"total": 7, "current": 1, "staged": 0, "updating": 1, "blocked": 3, "failed": 1},
+        "slots": [{"uid": "uid of blocked", "node": "blocked", "since": t}],
+        "activeRollouts": [{
+            "version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "started": t, "stepsPassed": 1,
+            "record": {"number": 3, "begun": t, "revision": {"number": 2, "name": "brupop-default-5d"}, "phase": "Running"},
+        }],
+    });
+    let attempt = |step: &str| {
+        json!({"step": step, "since": t, "started": t, "attempt": 1, "bootId": "b", "version": "1.20.5", "from": "1.20.0",
+            "disruptive": step == "Draining"})
+    };
+    let last = |reason: &str, message: &str| {
+        json!({"failures": i32::from(reason != "Updated"), "last": {"attempt": 1, "from": "1.20.0", "version": "1.20.5",
+            "reason": reason, "message": message, "started": t, "ended": "2026-01-01T00:05:00Z"}})
+    };
+    let mut blocked = idle();
+    blocked["state"] = json!("StagedUpdate");
+    blocked["progress"] = attempt("Draining");
+    blocked["drain"] = json!({"pods": [{"namespace": "shop", "name": "web-1", "uid": "1"}], "blockers": [
+        {"pod": "shop/web-1", "budget": "shop/web", "message": "no disruption", "since": t}]});
+    blocked["conditions"] = json!([{"type": "Blocked", "status": "True", "reason": "DrainBlocked", "lastTransitionTime": t,
+        "message": "the PodDisruptionBudget shop/web allows no disruption of shop/web-1; 1 pod(s) left"}]);
+    let mut blocked = shadow("blocked", blocked);
+    blocked["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b",
+        "host": {"refreshInterval": "1h"}});
+    let mut failed = idle();
+    failed["record"] = last("PrepareFailed", "no space left on device");
+    failed["record"]["notBefore"] = json!("2026-01-01T00:15:00Z");
+    let mut updated = idle();
+    updated["currentVersion"] = json!("1.20.5");
+    updated["updates"] = json!({"availableVersions": [], "lastRefresh": t});
+    updated["record"] = last("Updated", "Ready on 1.20.5 for the soak");
+    let shadows = vec![
+        blocked,
+        shadow("failed", failed),
+        shadow("held", idle()),
+        shadow("silent", idle()),
+        shadow("updated", updated),
+        shadow("waiting-1", idle()),
+        shadow("waiting-2", idle()),
+    ];
+    let none = json!({});
+    let mut nodes: Vec<Value> =
+        ["blocked", "failed", "silent", "updated", "waiting-1", "waiting-2"].map(|name| node(name, &none)).to_vec();
+    nodes.push(node("held", &json!({names::HOLD_ANNOTATION: ""})));
+    let mut cluster = cluster(Some(operator(&policy, &status)), shadows, nodes);
+    let claimed = cluster.nodes.as_mut().unwrap().get_mut("blocked").unwrap();
+    (claimed.unschedulable, claimed.claims) = (true, planner::claims::ClaimFields::CORDON);
+    let agent = |node: &String| AgentPod {
+        name: format!("brupop-agent-{node}"),
+        node: node.clone(),
+        serves: node != "silent",
+        since: Some(t.parse().unwrap()),
+        trouble: (node == "silent").then(|| "container agent: CrashLoopBackOff".to_owned()),
+    };
+    cluster.agents = Some(cluster.shadows.keys().map(agent).collect());
+    let pod = PodFacts {
+        namespace: "shop".to_owned(),
+        name: "web-1".to_owned(),
+        uid: "1".to_owned(),
+        node: "blocked".to_owned(),
+        ready: true,
+        controller: Some("ReplicaSet web".to_owned()),
+        controller_uid: Some("2".to_owned()),
+        ..PodFacts::default()
+    };
+    cluster.pods.insert("blocked".to_owned(), vec![pod]);
+    cluster
+}

@@ -1,0 +1,77 @@
+//! `kubectl brupop explain`: every check of one node, and what changes its state next.
+
+mod report;
+mod text;
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use jiff::Timestamp;
+use kube::Client;
+use models::names;
+
+use crate::cluster::Cluster;
+use crate::near::near;
+use crate::page::Page;
+use crate::terminal;
+
+/// Form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    /// Every text in full.
+    Wide,
+    Json,
+    Yaml,
+}
+
+/// Options of `explain`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Name of the node, or of its shadow (brs-NODE).
+    #[arg(value_name = "NODE")]
+    node: String,
+    /// `wide` for text in full, `json` or `yaml` for programs (docs/plugin.md).
+    #[arg(long, short, value_enum)]
+    output: Option<Output>,
+}
+
+/// Explains the state of one node.
+pub(crate) async fn explain(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<Page> {
+    let wanted = |cluster: &Cluster| find(cluster, &options.node).into_iter().collect::<BTreeSet<_>>();
+    let cluster = Cluster::read_now(client, namespace, wanted).await?;
+    let Some(name) = find(&cluster, &options.node) else { bail!("{}", unknown(&cluster, &options.node)) };
+    let explanation = report::explain(&cluster, &name, Timestamp::now());
+    let mut page = Page::default();
+    let json = || serde_json::to_value(&explanation).context("the report is no JSON");
+    match options.output {
+        Some(Output::Json) => page.json(&json()?)?,
+        Some(Output::Yaml) => page.yaml(&json()?)?,
+        None => page = text::render(&explanation, Some(terminal::width()), colour),
+        Some(Output::Wide) => page = text::render(&explanation, None, colour),
+    }
+    Ok(page)
+}
+
+/// Returns the node of a name, with the prefixes that kubectl prints and that shadows have.
+fn find(cluster: &Cluster, name: &str) -> Option<String> {
+    let name = name.rsplit_once('/').map_or(name, |(_, name)| name);
+    let exists = |name: &str| {
+        let node = cluster.nodes.as_ref().is_some_and(|nodes| nodes.contains_key(name));
+        node || cluster.shadows.contains_key(name)
+    };
+    [name, names::node_of_shadow(name)].into_iter().find(|name| exists(name)).map(str::to_owned)
+}
+
+/// Returns the error for a name that no node has.
+fn unknown(cluster: &Cluster, name: &str) -> String {
+    let all = cluster.nodes.iter().flatten().map(|(name, _)| name.as_str());
+    let all: BTreeSet<&str> = all.chain(cluster.shadows.keys().map(String::as_str)).collect();
+    match near(name, all.into_iter()).join(" or ").as_str() {
+        "" => format!("there is no node {name}: kubectl get nodes"),
+        near => format!("there is no node {name}; did you mean {near}?"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,412 @@
+//! The state of one node, as `-o json` shows it. docs/plugin.md describes each field.
+
+use jiff::Timestamp;
+use models::condition::{Condition, find_condition, true_condition};
+use models::operator::BLOCKED as ALL_BLOCKED;
+use models::shadow::{ArmedPhase, BLOCKED, HOST_REACHABLE, HostState, Step};
+use planner::plan::{CheckResult, checks, deadlines};
+use planner::view::{ClusterView, NodeFacts, ShadowFacts};
+use planner::wait::{Wait, WaitReason};
+use semver::Version;
+use serde::Serialize;
+
+use crate::cluster::{Cluster, Unread};
+use crate::status::{LastResult, next_action};
+
+/// The state of one node, and why it is as it is.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Explanation {
+    pub(crate) time: Timestamp,
+    pub(crate) node: NodeState,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Option<Host>,
+    /// The fields of the Node that the operator owns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) claim: Option<Claim>,
+    /// Time at which the node got its place in `maxUnavailable`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) slot_since: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) attempt: Option<Attempt>,
+    /// The result of the last attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) last: Option<LastResult>,
+    /// Number of failed attempts since the last successful one.
+    pub(crate) failures: i64,
+    /// The reason why it waits; absent if it is up to date.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) waits: Option<Waits>,
+    /// The reason that the controller has recorded, where it is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) recorded: Option<Waits>,
+    /// The checks of the planner, in its order.
+    pub(crate) checks: Vec<CheckReport>,
+    /// Changes of the state to come, the next first.
+    pub(crate) next: Vec<Next>,
+    /// Commands that a user can type.
+    pub(crate) commands: Vec<String>,
+    /// Parts that the caller may not read, and facts that are missing therefore.
+    pub(crate) not_read: Vec<String>,
+}
+
+/// The facts about the Node.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct NodeState {
+    pub(crate) name: String,
+    /// True if it has the label that selects it for updates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) labelled: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ready: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cordoned: Option<bool>,
+    /// The condition of a shortage, such as `DiskPressure`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pressure: Option<String>,
+    /// The node group that it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) group: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) zone: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) priority: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) os_image: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) boot_id: Option<String>,
+}
+
+/// The facts about the host, as its agent reports it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Host {
+    /// The running version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) version: Option<Version>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) variant: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) arch: Option<String>,
+    /// The state that it has reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) state: Option<HostState>,
+    /// True if the agent has reported in the node's present boot, and about the present desired state.
+    pub(crate) reported: bool,
+    /// The version that the host would take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) chosen_version: Option<Version>,
+    pub(crate) available_versions: Vec<Version>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) last_refresh: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) refresh_failure: Option<String>,
+    /// True if policy makes the host skip its place in the waves of a release.
+    pub(crate) ignores_waves: bool,
+    /// The version lock that policy sets on the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) version_lock: Option<String>,
+    /// The version lock of another client that conflicts with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) conflicting_lock: Option<String>,
+    /// The version that is armed, or about to be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) armed: Option<Armed>,
+    /// The reason why the agent does not reach the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) not_reached: Option<String>,
+}
+
+/// An image that is armed, or about to be.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Armed {
+    pub(crate) version: Version,
+    pub(crate) phase: ArmedPhase,
+}
+
+/// The fields of a Node that the operator owns.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Claim {
+    pub(crate) fields: Vec<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) since: Option<Timestamp>,
+}
+
+/// The attempt under way.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Attempt {
+    pub(crate) number: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) from: Option<Version>,
+    pub(crate) version: Version,
+    pub(crate) started: Timestamp,
+    pub(crate) step: &'static str,
+    /// Time at which the step began.
+    pub(crate) since: Timestamp,
+    /// Time at which the step is given up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) deadline: Option<Timestamp>,
+    /// True if the host may act on a reboot permit.
+    pub(crate) permitted: bool,
+    /// Number of pods to evict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pods: Option<usize>,
+    /// The pods that do not leave.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) blockers: Vec<Blocker>,
+}
+
+/// A pod that does not leave.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Blocker {
+    pub(crate) pod: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) budget: Option<String>,
+    pub(crate) message: String,
+    pub(crate) since: Timestamp,
+}
+
+/// A reason why a node waits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Waits {
+    pub(crate) reason: String,
+    pub(crate) message: String,
+    /// The party whose next step the node needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) waits_for: Option<String>,
+    /// Event that ends the wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ends_with: Option<String>,
+}
+
+/// One check.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CheckReport {
+    pub(crate) name: &'static str,
+    /// The sentence that is true if the node passes.
+    pub(crate) holds: &'static str,
+    /// `Passed`, `Waits`, `NotReached`, or `NotKnown` if only the controller knows.
+    pub(crate) result: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) message: Option<String>,
+}
+
+/// A change to come.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Next {
+    /// The time, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) at: Option<Timestamp>,
+    pub(crate) what: String,
+}
+
+/// Explains the state of a node.
+pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanation {
+    let (policy, (view, plan)) = (cluster.policy(), cluster.plan(now));
+    let facts = cluster.nodes.as_ref().and_then(|nodes| nodes.get(name));
+    let shadow = cluster.shadows.get(name);
+    let status = shadow.map(|shadow| &shadow.status);
+    let record = status.and_then(|status| status.controller.record.as_ref());
+    let deadline = deadlines(&view, &policy, now).find(|(node, _)| *node == name).map(|(_, at)| at);
+    let found = if facts.is_some() { checks(&view, &policy, &plan, now, name) } else { Vec::new() };
+    let first = found.iter().find_map(|check| check.wait());
+    let recorded = recorded(cluster, shadow);
+    // What only the controller knows is taken from its record.
+    let unknown = |wait: &Wait| matches!(wait, Wait::ExpressionsPending { .. });
+    let waits = match first.or_else(|| plan.waits.get(name)).filter(|wait| **wait != Wait::UpToDate) {
+        Some(wait) if unknown(wait) && recorded.is_some() => recorded.clone(),
+        Some(wait) => Some(waits(wait.as_str(), &cluster.filled(&wait.to_string(), name))),
+        // An action of the controller is due, or its plan is not known.
+        None if facts.is_none() || plan.actions.contains_key(name) => recorded.clone(),
+        None => None,
+    };
+    let group = facts.and_then(|facts| policy.group_of(facts)).map(|index| policy.groups[index].name.clone());
+    let mut next: Vec<Next> =
+        plan.actions.get(name).map(|action| Next { at: None, what: next_action(action) }).into_iter().collect();
+    next.extend(first.and_then(|wait| Some(Next { at: Some(wait.ends_at()?), what: end_of(wait) })));
+    next.extend(deadline.map(|at| Next { at: Some(at), what: given_up(view_step(&view, name)) }));
+    let end = waits.as_ref().and_then(|waits| waits.ends_with.clone());
+    next.extend(end.filter(|_| next.is_empty()).map(|end| Next { at: None, what: format!("what ends it: {end}") }));
+    next.sort_by_key(|next| (next.at.is_none(), next.at));
+    Explanation {
+        time: now,
+        node: node_state(name, facts, group),
+        host: shadow.map(|shadow| host(shadow, facts, policy.ignore_waves)),
+        claim: facts.filter(|facts| facts.claimed()).map(|facts| Claim {
+            fields: facts.claims.iter().map(planner::claims::ClaimField::name).collect(),
+            since: facts.claimed_since,
+        }),
+        slot_since: facts.and_then(|facts| view.slots().find(|slot| slot.uid == facts.uid).map(|slot| slot.since)),
+        attempt: shadow.and_then(|shadow| attempt(shadow, deadline)),
+        last: record.and_then(|record| record.last.clone()).map(LastResult::from),
+        failures: record.map_or(0, |record| record.failures),
+        recorded: recorded.filter(|recorded| waits.as_ref().is_none_or(|waits| waits.reason != recorded.reason)),
+        waits,
+        commands: first.map(|wait| cluster.commands(name, wait)).unwrap_or_default(),
+        checks: found.iter().map(|check| check_report(cluster, name, check)).collect(),
+        next,
+        not_read: cluster.unread.iter().map(Unread::sentence).collect(),
+    }
+}
+
+fn view_step(view: &ClusterView, name: &str) -> Option<Step> {
+    view.nodes.get(name)?.step()
+}
+
+/// Returns what happens when the time limit of a step has passed.
+fn given_up(step: Option<Step>) -> String {
+    match step {
+        Some(Step::Draining | Step::LeavingLoadBalancer) => {
+            "the drain ends: what is left is deleted, or the node is released, as spec.drain.atDeadline says".to_owned()
+        }
+        Some(Step::Verifying) => "the verification ends with what is known then".to_owned(),
+        Some(step) => format!("the step {} is given up, and the attempt fails", step.as_str()),
+        None => "the attempt is given up".to_owned(),
+    }
+}
+
+/// Returns what happens at the end of a wait that has one.
+fn end_of(wait: &Wait) -> String {
+    match wait {
+        Wait::WindowClosed { .. } => "the next window opens".to_owned(),
+        Wait::Blackout { .. } => "the blackout is over and a window is open".to_owned(),
+        Wait::BackOff { .. } => "the back-off is over".to_owned(),
+        Wait::Soaking { .. } => "the node has stayed healthy for long enough".to_owned(),
+        Wait::LeavingLoadBalancer { .. } => "the drain begins".to_owned(),
+        Wait::TooYoung { .. } => "the version is old enough".to_owned(),
+        Wait::CanaryStep { .. } => "the soak of the canary step is over".to_owned(),
+        Wait::EarlierOperatorGone { .. } => "the hosts of the earlier operator are down".to_owned(),
+        wait => format!("{} ends", wait.as_str()),
+    }
+}
+
+fn waits(reason: &str, message: &str) -> Waits {
+    let explanation = reason.parse::<WaitReason>().ok().map(WaitReason::explanation);
+    Waits {
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        waits_for: explanation.map(|(party, _)| party.to_string()),
+        ends_with: explanation.map(|(_, end)| without_links(end)),
+    }
+}
+
+/// Returns a text of the docs without its links and marks.
+fn without_links(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, link)) = rest.split_once('[') {
+        let Some((shown, after)) = link.split_once("](") else { break };
+        let Some((_, after)) = after.split_once(')') else { break };
+        plain.push_str(before);
+        plain.push_str(shown);
+        rest = after;
+    }
+    plain.push_str(rest);
+    plain.replace('`', "")
+}
+
+/// Returns the reason that the controller has recorded for a node.
+fn recorded(cluster: &Cluster, shadow: Option<&ShadowFacts>) -> Option<Waits> {
+    let conditions = shadow.map(|shadow| shadow.status.conditions.as_slice()).unwrap_or_default();
+    let fleet = || true_condition(&cluster.operator.as_ref()?.status.conditions, ALL_BLOCKED);
+    let condition: &Condition = true_condition(conditions, BLOCKED).or_else(fleet)?;
+    Some(waits(&condition.reason, &cluster.filled(&condition.message, "")))
+}
+
+fn node_state(name: &str, facts: Option<&NodeFacts>, group: Option<String>) -> NodeState {
+    let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    NodeState {
+        name: name.to_owned(),
+        labelled: facts.map(|facts| facts.labelled),
+        ready: facts.map(|facts| facts.ready),
+        cordoned: facts.map(|facts| facts.unschedulable),
+        pressure: facts.and_then(|facts| facts.pressure.clone()),
+        group,
+        zone: facts.and_then(|facts| some(facts.zone())),
+        priority: facts.map(NodeFacts::priority).filter(|priority| *priority != 0),
+        os_image: facts.and_then(|facts| some(&facts.os_image)),
+        boot_id: facts.and_then(|facts| some(&facts.boot_id)),
+    }
+}
+
+fn host(shadow: &ShadowFacts, facts: Option<&NodeFacts>, ignores_waves: bool) -> Host {
+    let agent = &shadow.status.agent;
+    let updates = agent.updates.clone().unwrap_or_default();
+    let this_boot = facts.is_none_or(|facts| agent.boot_id.as_deref() == Some(facts.boot_id.as_str()));
+    let reach = find_condition(&shadow.status.conditions, HOST_REACHABLE);
+    let reach = reach.filter(|reach| reach.status != models::condition::ConditionStatus::True);
+    Host {
+        version: agent.current_version.clone(),
+        variant: agent.variant.clone(),
+        arch: agent.arch.clone(),
+        state: agent.state,
+        reported: this_boot && agent.observed_generation == Some(shadow.generation),
+        chosen_version: updates.chosen_version,
+        available_versions: updates.available_versions,
+        last_refresh: updates.last_refresh,
+        refresh_failure: updates.refresh_failure,
+        ignores_waves,
+        version_lock: shadow.spec.host.as_ref().and_then(|host| host.version_lock.clone()),
+        conflicting_lock: agent.host.as_ref().and_then(|host| host.conflicting_lock.clone()),
+        armed: agent.armed.as_ref().map(|armed| Armed { version: armed.version.clone(), phase: armed.phase }),
+        not_reached: reach.map(|reach| format!("{}: {}", reach.reason, reach.message)),
+    }
+}
+
+fn attempt(shadow: &ShadowFacts, deadline: Option<Timestamp>) -> Option<Attempt> {
+    let controller = &shadow.status.controller;
+    let progress = controller.progress.as_ref()?;
+    let blockers = controller.drain.iter().flat_map(|drain| &drain.blockers).map(|blocker| Blocker {
+        pod: blocker.pod.clone(),
+        budget: blocker.budget.clone(),
+        message: blocker.message.clone(),
+        since: blocker.since,
+    });
+    Some(Attempt {
+        number: progress.attempt,
+        from: progress.from.clone(),
+        version: progress.version.clone(),
+        started: progress.started,
+        step: progress.step.as_str(),
+        since: progress.since,
+        deadline,
+        permitted: progress.permit_issued || shadow.spec.permit.is_some(),
+        pods: controller.drain.as_ref().map(|drain| drain.pods.len()),
+        blockers: blockers.collect(),
+    })
+}
+
+fn check_report(cluster: &Cluster, node: &str, check: &planner::plan::Check) -> CheckReport {
+    let result = match &check.result {
+        CheckResult::Passed => "Passed",
+        CheckResult::NotReached => "NotReached",
+        CheckResult::Waits(Wait::ExpressionsPending { .. }) => "NotKnown",
+        CheckResult::Waits(_) => "Waits",
+    };
+    CheckReport {
+        name: check.name,
+        holds: check.holds,
+        result,
+        reason: check.wait().map(|wait| wait.as_str().to_owned()),
+        message: check.wait().map(|wait| cluster.filled(&wait.to_string(), node)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn explanations_have_no_links() {
+        assert_eq!(
+            without_links("Its `spec`: [move over](install.md#x), then [resume](policy.md)."),
+            "Its spec: move over, then resume."
+        );
+        assert_eq!(without_links("a [b"), "a [b");
+    }
+}

@@ -1,0 +1,117 @@
+use serde_json::{Value, json};
+
+use super::report::{Explanation, explain};
+use super::*;
+use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
+use crate::fixtures::snapshot;
+
+fn text(explanation: &Explanation) -> String {
+    text::render(explanation, None, false).to_string()
+}
+
+#[test]
+fn explanation_of_a_waiting_a_draining_and_a_failed_node_fits_the_terminal() {
+    let fleet = fleet();
+    for name in ["blocked", "failed", "silent"] {
+        let explanation = explain(&fleet, name, now());
+        for (width, colour) in [(80, false), (200, false), (80, true)] {
+            let text = text::render(&explanation, Some(width), colour).to_string();
+            assert!(colour || text.lines().all(|line| line.chars().count() <= width), "{text}");
+            let colour = if colour { "-colour" } else { "" };
+            snapshot(&format!("explain-{name}-{width}{colour}.txt"), &text);
+        }
+    }
+}
+
+#[test]
+fn first_check_that_is_not_passed_is_the_reason_and_later_ones_are_shown_too() {
+    let mut held = node("a", &json!({names::HOLD_ANNOTATION: ""}));
+    held["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
+    let policy = operator(&json!({"enabled": false}), &json!({"observedGeneration": 1}));
+    let cluster = cluster(Some(policy), vec![shadow("a", idle())], vec![held]);
+    let explanation = explain(&cluster, "a", now());
+    let waits: Vec<_> = explanation
+        .checks
+        .iter()
+        .filter(|check| check.result == "Waits")
+        .filter_map(|check| check.reason.as_deref())
+        .collect();
+    assert_eq!(waits, ["Disabled", "Held", "NodeNotReady"], "{explanation:#?}");
+    assert_eq!(explanation.waits.as_ref().unwrap().reason, "Disabled");
+    assert_eq!(explanation.commands, ["kubectl brupop resume"]);
+    assert!(text(&explanation).contains("To do:     kubectl brupop resume"), "{}", text(&explanation));
+}
+
+#[test]
+fn next_change_has_its_time() {
+    let closed = json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "1h"}]}});
+    let cluster = cluster(
+        Some(operator(&closed, &json!({"observedGeneration": 1}))),
+        vec![shadow("a", idle())],
+        vec![node("a", &json!({}))],
+    );
+    let text = text(&explain(&cluster, "a", now()));
+    assert!(text.contains("Waits:     WindowClosed (waits for time): no window is open"), "{text}");
+    assert!(text.contains("Next:      2026-01-01T02:00:00Z (in 1h 50m): the next window opens"), "{text}");
+    let text = super::text::render(&explain(&fleet(), "blocked", now()), None, false).to_string();
+    assert!(text.contains("2026-01-01T00:30:00Z (in 20m): the drain ends"), "{text}");
+}
+
+#[test]
+fn expressions_that_only_the_controller_queries_are_not_guessed() {
+    let policy = json!({
+        "prometheus": {"url": "http://prometheus:9090"},
+        "health": {"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}},
+    });
+    let mut status = idle();
+    status["state"] = json!("StagedUpdate");
+    status["progress"] = json!({"step": "Staged", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z",
+        "attempt": 1, "bootId": "b", "version": "1.20.5"});
+    let mut staged = shadow("a", status);
+    staged["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b",
+        "host": {"refreshInterval": "1h"}});
+    let firing = |conditions: Value| json!({"observedGeneration": 1, "conditions": conditions});
+    let fires = json!([{"type": "Blocked", "status": "True", "reason": "ExpressionFires",
+        "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+    for (conditions, reason) in [(json!([]), "ExpressionsPending"), (fires, "ExpressionFires")] {
+        let operator = operator(&policy, &firing(conditions));
+        let mut cluster = cluster(Some(operator), vec![staged.clone()], vec![node("a", &json!({}))]);
+        cluster.pods.insert("a".to_owned(), vec![]);
+        let explanation = explain(&cluster, "a", now());
+        assert_eq!(explanation.waits.as_ref().unwrap().reason, reason);
+        let last = explanation.checks.last().unwrap();
+        assert_eq!((last.name, last.result), ("ExpressionsQuiet", "NotKnown"));
+    }
+}
+
+#[test]
+fn node_is_found_by_its_names_and_like_names_are_offered() {
+    let fleet = fleet();
+    for name in ["held", "node/held", "brs-held", "brs/brs-held"] {
+        assert_eq!(find(&fleet, name).as_deref(), Some("held"), "{name}");
+    }
+    assert_eq!(find(&fleet, "hold"), None);
+    assert_eq!(unknown(&fleet, "hold"), "there is no node hold; did you mean held?");
+    assert_eq!(unknown(&fleet, "elsewhere"), "there is no node elsewhere: kubectl get nodes");
+}
+
+#[test]
+fn node_that_is_not_under_the_operator_is_explained() {
+    let mut other = node("a", &json!({}));
+    other["metadata"]["labels"] = json!({});
+    let cluster = cluster(Some(operator(&json!({}), &json!({"observedGeneration": 1}))), vec![], vec![other]);
+    let explanation = explain(&cluster, "a", now());
+    assert_eq!(explanation.waits.as_ref().unwrap().reason, "NotLabelled");
+    assert_eq!(explanation.commands, ["kubectl label node a bottlerocket.aws/updater-interface-version=2.0.0"]);
+}
+
+#[test]
+fn explanation_for_programs_has_the_documented_shape() {
+    let documented = include_str!("../../../docs/plugin.md");
+    for name in ["blocked", "updated", "failed"] {
+        let value = serde_json::to_value(explain(&fleet(), name, now())).unwrap();
+        for field in crate::fixtures::fields(&value) {
+            assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
+        }
+    }
+}

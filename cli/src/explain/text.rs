@@ -1,0 +1,163 @@
+//! The state of one node as text.
+
+use jiff::Timestamp;
+
+use super::report::{Attempt, Explanation, Host, NodeState};
+use crate::clock::moment;
+use crate::page::{Cell, Page, Style};
+
+/// Returns the explanation as text.
+pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bool) -> Page {
+    let (mut page, now) = (Page::new(colour), explanation.time);
+    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, width);
+    field("Node:", Style::Strong, &node_text(&explanation.node));
+    if let Some(host) = &explanation.host {
+        for (label, text) in host_lines(host, now) {
+            field(label, Style::Plain, &text);
+        }
+    }
+    match &explanation.attempt {
+        Some(attempt) => field("Attempt:", Style::Busy, &attempt_text(attempt, now)),
+        None => field("Attempt:", Style::Plain, "none is under way"),
+    }
+    for blocker in explanation.attempt.iter().flat_map(|attempt| &attempt.blockers) {
+        let budget =
+            blocker.budget.as_ref().map_or_else(String::new, |budget| format!(" (PodDisruptionBudget {budget})"));
+        let text = format!("{}{budget}: {}, since {}", blocker.pod, blocker.message, moment(blocker.since, now));
+        field("Stays:", Style::Warn, &text);
+    }
+    if let Some(since) = explanation.slot_since {
+        field("Slot:", Style::Plain, &format!("since {}", moment(since, now)));
+    }
+    if let Some(claim) = &explanation.claim {
+        let since = claim.since.map_or_else(String::new, |since| format!(", since {}", moment(since, now)));
+        field("Claim:", Style::Plain, &format!("the operator has set {}{since}", claim.fields.join(", ")));
+    }
+    if let Some(last) = &explanation.last {
+        let style = if last.is_failure() { Style::Bad } else { Style::Good };
+        let message = if last.message.is_empty() { String::new() } else { format!(": {}", last.message) };
+        let text = format!("{} to {}, {}{message}", last.reason, last.version, moment(last.ended, now));
+        field("Last:", style, &text);
+    }
+    if explanation.failures > 0 {
+        field("Failures:", Style::Bad, &format!("{} in a row", explanation.failures));
+    }
+    match &explanation.waits {
+        Some(waits) => {
+            let party = waits.waits_for.as_ref().map_or_else(String::new, |party| format!(" (waits for {party})"));
+            field("Waits:", Style::Warn, &format!("{}{party}: {}", waits.reason, waits.message));
+        }
+        None if explanation.next.is_empty() => field("Waits:", Style::Good, "for nothing: it is up to date"),
+        None => field("Waits:", Style::Busy, "for nothing: its next step is due"),
+    }
+    if let Some(recorded) = &explanation.recorded {
+        let text = format!("the controller has recorded {}: {}", recorded.reason, recorded.message);
+        field("Recorded:", Style::Warn, &text);
+    }
+    for (index, next) in explanation.next.iter().enumerate() {
+        let at = next.at.map_or_else(String::new, |at| format!("{}: ", moment(at, now)));
+        field(if index == 0 { "Next:" } else { "" }, Style::Plain, &format!("{at}{}", next.what));
+    }
+    for (index, command) in explanation.commands.iter().enumerate() {
+        field(if index == 0 { "To do:" } else { "" }, Style::Strong, command);
+    }
+    for sentence in &explanation.not_read {
+        field("Not read:", Style::Warn, sentence);
+    }
+    if !explanation.checks.is_empty() {
+        page.line("");
+        let rows = explanation.checks.iter().map(|check| {
+            let (word, style) = match check.result {
+                "Passed" => ("passed", Style::Good),
+                "Waits" => ("WAITS", Style::Warn),
+                "NotKnown" => ("not known", Style::Faint),
+                _ => ("not reached", Style::Faint),
+            };
+            let text = match (&check.message, check.result) {
+                (Some(message), "Waits") => message.clone(),
+                (_, "NotKnown") => format!("{} (the controller asks Prometheus)", check.holds),
+                _ => check.holds.to_owned(),
+            };
+            [Cell::new(word, style), Cell::from(check.name.to_owned()), Cell::from(text)]
+        });
+        if page.table(["RESULT", "CHECK", "WHAT"], rows, width) {
+            page.line("Lines that end with … are cut: -o wide shows them whole.");
+        }
+    }
+    page
+}
+
+fn node_text(node: &NodeState) -> String {
+    let flag = |flag: Option<bool>, yes: &str, no: &str| {
+        flag.map(|flag| if flag { yes } else { no }.to_owned()).filter(|word| !word.is_empty())
+    };
+    let parts = [
+        flag(node.ready, "Ready", "not Ready"),
+        flag(node.cordoned, "cordoned", ""),
+        flag(node.labelled, "", "not labelled"),
+        node.pressure.clone(),
+        node.group.as_ref().map(|group| format!("group {group}")),
+        node.zone.as_ref().map(|zone| format!("zone {zone}")),
+        node.priority.map(|priority| format!("priority {priority}")),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { node.name.clone() } else { format!("{}, {}", node.name, parts.join(", ")) }
+}
+
+fn host_lines(host: &Host, now: Timestamp) -> Vec<(&'static str, String)> {
+    let word = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
+    let version = host.version.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
+    let reported = if host.reported { "" } else { "; the agent has not confirmed the desired state in this boot" };
+    let mut lines = vec![("Host:", format!("{version}, {} {}{reported}", word(&host.variant), word(&host.arch)))];
+    let mut offers = match &host.chosen_version {
+        Some(chosen) => format!("{chosen}, which it would take"),
+        None => "nothing that it would take".to_owned(),
+    };
+    let others: Vec<String> = host
+        .available_versions
+        .iter()
+        .filter(|version| host.version.as_ref().is_none_or(|current| *version > current))
+        .filter(|version| host.chosen_version.as_ref() != Some(version))
+        .map(ToString::to_string)
+        .collect();
+    if !others.is_empty() {
+        offers.push_str(&format!("; it may have {}", others.join(", ")));
+    }
+    if let Some(last) = host.last_refresh {
+        offers.push_str(&format!("; last change found {}", moment(last, now)));
+    }
+    if let Some(failure) = &host.refresh_failure {
+        offers.push_str(&format!("; the last check failed: {failure}"));
+    }
+    lines.push(("Offers:", offers));
+    let waves = if host.ignores_waves { "ignored, as policy requires" } else { "the host keeps its place in them" };
+    lines.push(("Waves:", waves.to_owned()));
+    let own = host.version_lock.as_ref().map(|lock| format!("policy locks the host to {lock}"));
+    let other = host.conflicting_lock.as_ref().map(|lock| format!("another client has locked it to {lock}"));
+    let locks: Vec<String> = own.into_iter().chain(other).collect();
+    if !locks.is_empty() {
+        lines.push(("Lock:", locks.join("; ")));
+    }
+    if let Some(armed) = &host.armed {
+        let phase = serde_json::to_value(armed.phase).ok();
+        let phase = phase.as_ref().and_then(serde_json::Value::as_str).unwrap_or("?").to_owned();
+        lines.push(("Armed:", format!("{} ({phase})", armed.version)));
+    }
+    if let Some(reason) = &host.not_reached {
+        lines.push(("Reach:", format!("the agent does not reach the host: {reason}")));
+    }
+    lines
+}
+
+fn attempt_text(attempt: &Attempt, now: Timestamp) -> String {
+    let from = attempt.from.as_ref().map_or_else(String::new, |from| format!(" from {from}"));
+    let mut text = format!("{}{from} to {}, begun {}", attempt.number, attempt.version, moment(attempt.started, now));
+    text.push_str(&format!("; {} since {}", attempt.step, moment(attempt.since, now)));
+    if let Some(pods) = attempt.pods {
+        text.push_str(&format!("; {pods} pod(s) to evict"));
+    }
+    if attempt.permitted {
+        text.push_str("; its reboot permit is issued");
+    }
+    text
+}

@@ -1,0 +1,30 @@
+//! Snapshots of the output.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::Value;
+
+/// With this environment variable the snapshots are written, and not compared.
+const WRITE: &str = "BRUPOP_WRITE_SNAPSHOTS";
+
+/// Compares a text with its snapshot, a file in `cli/snapshots`.
+pub(crate) fn snapshot(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots").join(name);
+    if std::env::var_os(WRITE).is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(text == expected, "{} differs ({WRITE}=1 writes it):\n{text}\n--- expected:\n{expected}", path.display());
+}
+
+/// Returns the names of all fields in a value.
+pub(crate) fn fields(value: &Value) -> BTreeSet<String> {
+    match value {
+        Value::Object(object) => {
+            object.iter().flat_map(|(name, value)| fields(value).into_iter().chain([name.clone()])).collect()
+        }
+        Value::Array(items) => items.iter().flat_map(fields).collect(),
+        _ => BTreeSet::new(),
+    }
+}

@@ -1,0 +1,233 @@
+//! The state of the fleet as one screen of text.
+
+use jiff::Timestamp;
+use models::names;
+use models::time::between;
+use planner::wait::{WaitReason, WaitsFor};
+
+use super::report::{IDLE, NodeReport, Report, Rollout, Window};
+use crate::advice::some;
+use crate::clock::{moment, span};
+use crate::page::{Cell, Page, Style};
+
+/// Number of nodes up to which all are listed, and of those that are listed of more.
+const LISTED: usize = 50;
+
+/// Number of nodes that a line names.
+const NAMED: usize = 3;
+
+/// The form of the text.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Look {
+    /// Maximum width of a line; `None`: every text in full.
+    pub(crate) width: Option<usize>,
+    pub(crate) colour: bool,
+    /// True if all nodes are listed.
+    pub(crate) all: bool,
+}
+
+/// Returns the state of the fleet as text.
+pub(crate) fn render(report: &Report, look: Look) -> Page {
+    let mut page = Page::new(look.colour);
+    head(&mut page, report, look);
+    if report.nodes.is_empty() {
+        let label = format!("{}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
+        let text = format!("none is under the operator. Label Bottlerocket nodes: kubectl label node NAME {label}");
+        page.field("Nodes:", Style::Warn, &text, look.width);
+        return page;
+    }
+    let listed = listed(&report.nodes, look.all);
+    let wide = look.width.is_none();
+    page.line("");
+    let rows = listed.iter().map(|node| row(node, wide, report.time));
+    let cut = page.table(["NODE", "VERSION", "TARGET", "STEP", "LAST", "WAITS FOR"], rows, look.width);
+    let hidden = report.nodes.len() - listed.len();
+    if hidden > 0 {
+        let current = report.nodes.iter().filter(|node| node.is_current()).count();
+        page.line(format_args!(
+            "{hidden} of {} nodes are not listed ({current} of them are up to date): --all lists them.",
+            report.nodes.len()
+        ));
+    }
+    if cut {
+        page.line("Lines that end with … are cut: -o wide shows them whole.");
+    }
+    page
+}
+
+/// Adds the lines above the table.
+fn head(page: &mut Page, report: &Report, look: Look) {
+    let mut field = |label: &str, style: Style, text: &str| page.field(label, style, text, look.width);
+    let policy = &report.policy;
+    if let Some(paused) = &report.paused {
+        field("Paused:", Style::Bad, paused);
+    }
+    match report.enabled {
+        None => field(
+            "Updates:",
+            Style::Warn,
+            &format!(
+                "there is no BottlerocketUpdateOperator named {}, so that nothing new starts. Create it to start updates.",
+                names::OPERATOR_NAME
+            ),
+        ),
+        Some(true) => field("Updates:", Style::Good, "enabled"),
+        Some(false) => field(
+            "Updates:",
+            Style::Warn,
+            &format!("disabled (spec.enabled is false): {}", crate::advice::command(&report.namespace, "resume")),
+        ),
+    }
+    for (index, error) in policy.errors.iter().enumerate() {
+        let label = if index == 0 { "Rejected:" } else { "" };
+        field(label, Style::Bad, &format!("{}: {}", error.field, error.message));
+    }
+    match policy.state {
+        "Rejected" => field("", Style::Plain, "The last valid policy remains in force."),
+        "Unusable" => field("", Style::Plain, "There is no valid policy to go back to: nothing new starts."),
+        _ => {}
+    }
+    if let Some(generation) = policy.generation.filter(|_| !policy.observed) {
+        let text = format!("the controller has not seen generation {generation} of the policy yet");
+        field("Pending:", Style::Warn, &text);
+    }
+    if report.enabled.is_some() {
+        field("Target:", Style::Plain, &policy.target);
+        for window in &report.windows {
+            let (style, text) = window_text(window, report.time);
+            field("Window:", style, &text);
+        }
+    }
+    for rollout in &report.rollouts {
+        field("Rollout:", Style::Busy, &rollout_text(rollout, report.time));
+    }
+    if let Some(counts) = &report.counts {
+        let text = format!(
+            "{}: {} current, {} updating, {} staged, {} blocked, {} failed",
+            counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed
+        );
+        field("Nodes:", Style::Plain, &text);
+    }
+    for (label, style, request) in
+        [("Frozen:", Style::Bad, &report.frozen), ("Approval:", Style::Warn, &report.approval)]
+    {
+        if let Some(request) = request {
+            field(label, style, &format!("{}: {}", request.message, request.command));
+        }
+    }
+    for problem in &report.problems {
+        field("Problem:", Style::Bad, &format!("{}: {}", problem.reason, problem.message));
+    }
+    for (index, waiting) in report.waiting.iter().enumerate() {
+        let label = if index == 0 { "Waiting:" } else { "" };
+        let party = waiting.waits_for.as_ref().map_or_else(String::new, |party| format!(" ({party})"));
+        let nodes = some(waiting.nodes.iter().map(String::as_str), NAMED);
+        field(label, Style::Busy, &format!("{} {}{party}: {nodes}", waiting.nodes.len(), waiting.reason));
+    }
+    for (index, agent) in report.silent_agents.iter().take(NAMED).enumerate() {
+        let label = if index == 0 { "Silent:" } else { "" };
+        let since = agent.since.map_or_else(String::new, |since| format!(", since {}", moment(since, report.time)));
+        field(label, Style::Warn, &format!("the agent of {}: {}{since}", agent.node, agent.message));
+    }
+    if let Some(more) = report.silent_agents.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        field("", Style::Plain, &format!("and the agents of {more} more nodes (-o json has them)"));
+    }
+    for sentence in &report.misplaced_requests {
+        field("Request:", Style::Warn, sentence);
+    }
+    for sentence in &report.not_read {
+        field("Not read:", Style::Warn, sentence);
+    }
+}
+
+fn window_text(window: &Window, now: Timestamp) -> (Style, String) {
+    let group = window.group.as_ref().map_or_else(String::new, |group| format!("group {group}: "));
+    let next = window.opens.map(|opens| moment(opens, now));
+    let text = match (window.open, window.closes) {
+        (true, None) => "always open".to_owned(),
+        (true, Some(closes)) => {
+            let next = next.map_or_else(|| "none follows".to_owned(), |next| format!("the next one opens {next}"));
+            format!("open until {}; {next}", moment(closes, now))
+        }
+        (false, _) => {
+            let closed = if window.blackout { "closed by a blackout" } else { "closed" };
+            let next = next.map_or_else(|| "none is in sight".to_owned(), |next| format!("the next one opens {next}"));
+            format!("{closed}; {next}")
+        }
+    };
+    (if window.open { Style::Good } else { Style::Warn }, format!("{group}{text}"))
+}
+
+fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
+    let mut text = format!(
+        "{} for {} {}, begun {}: {} of {} nodes updated",
+        rollout.version,
+        rollout.variant,
+        rollout.arch,
+        moment(rollout.started, now),
+        rollout.updated,
+        rollout.nodes
+    );
+    if let (Some(step), Some(nodes)) = (rollout.step, rollout.step_nodes) {
+        text.push_str(&format!("; canary step {step} of {} ({nodes} nodes)", rollout.steps));
+    }
+    if let Some(waits) = &rollout.waits {
+        text.push_str(&format!(", which {waits}"));
+    }
+    text
+}
+
+/// Returns the nodes to list, in their order: of many only those with something to see, the most important first.
+pub(super) fn listed(nodes: &[NodeReport], all: bool) -> Vec<&NodeReport> {
+    if all || nodes.len() <= LISTED {
+        return nodes.iter().collect();
+    }
+    let blocks =
+        |node: &NodeReport| node.reason.as_ref().is_some_and(|reason| reason.parse().is_ok_and(WaitReason::blocks));
+    let rank = |node: &&NodeReport| match node.step {
+        "Staged" | IDLE if blocks(node) => 1,
+        "Staged" | IDLE if node.has_failed() => 2,
+        "Staged" => 3,
+        IDLE => 4,
+        _ => 0,
+    };
+    let mut listed: Vec<&NodeReport> = nodes.iter().filter(|node| !node.is_current()).collect();
+    listed.sort_by_key(rank);
+    listed.truncate(LISTED);
+    listed
+}
+
+fn row(node: &NodeReport, wide: bool, now: Timestamp) -> [Cell; 6] {
+    let text = |version: &Option<semver::Version>| version.as_ref().map(ToString::to_string).unwrap_or_default();
+    let ends = node.deadline.map(|at| {
+        let until = if wide { format!(" (until {at:.0})") } else { String::new() };
+        format!("{} left{until}", span(between(now, at)))
+    });
+    let last = node.last.as_ref().map(|last| match last.message.as_str() {
+        message if wide && !message.is_empty() => format!("{}: {message}", last.reason),
+        _ => last.reason.clone(),
+    });
+    // A narrow line is cut at its end: the reason and the time come first.
+    let head: Vec<String> = node.reason.clone().into_iter().chain(ends).collect();
+    let waits: Vec<String> = [head.join(", "), node.message.clone().unwrap_or_default()].into();
+    let waits: Vec<String> = waits.into_iter().filter(|part| !part.is_empty()).collect();
+    let step = if node.step == IDLE { Style::Plain } else { Style::Busy };
+    let result = if node.has_failed() { Style::Bad } else { Style::Plain };
+    [
+        Cell::from(node.name.clone()),
+        Cell::from(text(&node.version)),
+        Cell::from(text(&node.target)),
+        Cell::new(node.step, step),
+        Cell::new(last.unwrap_or_default(), result),
+        Cell::new(waits.join(": "), reason_style(node.reason.as_deref())),
+    ]
+}
+
+/// Returns the emphasis of a reason.
+pub(crate) fn reason_style(reason: Option<&str>) -> Style {
+    match reason.and_then(|reason| reason.parse::<WaitReason>().ok()) {
+        Some(WaitReason::Frozen | WaitReason::Quarantined) => Style::Bad,
+        Some(reason) if reason.blocks() || reason.explanation().0 == WaitsFor::User => Style::Warn,
+        _ => Style::Plain,
+    }
+}

@@ -1,0 +1,53 @@
+//! The terminal that the output goes to: its width, and colours.
+
+use std::io::IsTerminal as _;
+
+use clap::ColorChoice;
+
+/// Maximum width of a line where the output is no terminal, and COLUMNS is not set.
+const WIDTH: usize = 120;
+
+/// Returns the maximum width of a line of the standard output.
+pub(crate) fn width() -> usize {
+    let columns = || std::env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0);
+    let terminal = terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0));
+    terminal.filter(|width| *width > 0).or_else(columns).unwrap_or(WIDTH)
+}
+
+/// Returns the number of lines of the terminal that the standard output is.
+pub(crate) fn height() -> Option<usize> {
+    terminal_size::terminal_size_of(std::io::stdout()).map(|(_, height)| usize::from(height.0))
+}
+
+/// Returns whether the standard output is to have colours: by `auto` on a terminal, unless NO_COLOR is set.
+pub(crate) fn colour(choice: ColorChoice) -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let dumb = || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    decide(choice, std::io::stdout().is_terminal() && !dumb(), set("NO_COLOR"))
+}
+
+fn decide(choice: ColorChoice, terminal: bool, no_color: bool) -> bool {
+    match choice {
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => terminal && !no_color,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_used_on_a_terminal_unless_no_color_is_set() {
+        for (choice, terminal, no_color, expected) in [
+            (ColorChoice::Auto, true, false, true),
+            (ColorChoice::Auto, true, true, false),
+            (ColorChoice::Auto, false, false, false),
+            (ColorChoice::Always, false, true, true),
+            (ColorChoice::Never, true, false, false),
+        ] {
+            assert_eq!(decide(choice, terminal, no_color), expected, "{choice:?} {terminal} {no_color}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! `kubectl brupop watch`: the state of the fleet, live. On a terminal it is a table that is redrawn, elsewhere a line per
+//! change.
+
+mod follow;
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use kube::Client;
+use planner::wait::{WaitReason, WaitsFor};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
+
+use self::follow::{Follow, watches};
+use crate::cluster::Cluster;
+use crate::page::{Screen, print_line};
+use crate::status::{IDLE, Look, NodeReport, Report, render, report};
+use crate::terminal;
+
+/// Time for which changes are gathered before they are shown.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Interval at which the state is shown although no object has changed: windows open, and deadlines come closer.
+const FRAME: Duration = Duration::from_secs(5);
+
+/// Interval at which the operator's own pods and the agents' are read.
+const COMPONENTS: Duration = Duration::from_secs(60);
+
+/// Exit code of a rollout that failures have frozen.
+const FROZEN: u8 = 4;
+
+/// Exit code of a command that Ctrl-C has ended before its time, as shells have it.
+const INTERRUPTED: u8 = 130;
+
+/// The state that ends the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Until {
+    /// No node is to be updated any more: exit code 0. If failures have frozen the rollout first: exit code 4.
+    Completed,
+}
+
+/// Options of `watch`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// End with exit code 0 once no node is to be updated any more, and with 4 if failures freeze the rollout. Without
+    /// it, Ctrl-C ends the command.
+    #[arg(long, value_enum)]
+    until: Option<Until>,
+    /// List all nodes, also where there are many.
+    #[arg(long)]
+    all: bool,
+}
+
+/// Reason why the command has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The rollout is complete.
+    Completed,
+    /// Failures have frozen it, and nothing is under way any more.
+    Frozen,
+    /// Ctrl-C without a state to wait for.
+    Stopped,
+    /// Ctrl-C before that state was reached.
+    Interrupted,
+}
+
+impl End {
+    /// Returns the exit code, as docs/plugin.md has it.
+    pub(crate) fn exit_code(self) -> ExitCode {
+        match self {
+            Self::Completed | Self::Stopped => ExitCode::SUCCESS,
+            Self::Frozen => ExitCode::from(FROZEN),
+            Self::Interrupted => ExitCode::from(INTERRUPTED),
+        }
+    }
+}
+
+/// Shows the state of the fleet until it ends.
+pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<End> {
+    let mut cluster = Cluster::read(client, namespace).await?;
+    let (mut watches, mut follow) = (watches(client, &cluster), Follow::default());
+    let mut output = Output::new(options.all, colour);
+    let mut frames = interval_at(Instant::now(), FRAME);
+    frames.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut components = interval_at(Instant::now() + COMPONENTS, COMPONENTS);
+    let interrupt = tokio::signal::ctrl_c();
+    tokio::pin!(interrupt);
+    let mut changed = false;
+    loop {
+        tokio::select! {
+            signal = &mut interrupt => {
+                signal.context("Ctrl-C cannot be noticed")?;
+                return Ok(if options.until.is_some() { End::Interrupted } else { End::Stopped });
+            }
+            change = watches.next() => {
+                let change = change.context("the watches have ended")?;
+                let said = follow.take(&mut cluster, change)?;
+                output.say(said);
+                changed = true;
+                continue;
+            }
+            () = sleep(PAUSE), if changed => changed = false,
+            _ = frames.tick() => {}
+            _ = components.tick() => {
+                // As they were, while they cannot be read.
+                let _ = cluster.read_components(client).await;
+            }
+        }
+        if follow.is_lost() {
+            continue;
+        }
+        let report = report(&cluster, Timestamp::now());
+        output.show(&report)?;
+        if options.until.is_some()
+            && let Some(end) = ended(&report)
+        {
+            return Ok(end);
+        }
+    }
+}
+
+/// Returns the end of the rollout, if it has ended.
+fn ended(report: &Report) -> Option<End> {
+    let rests = |node: &NodeReport| {
+        let party = node.reason.as_ref().and_then(|reason| reason.parse().ok()).map(|r: WaitReason| r.explanation().0);
+        node.step == IDLE && (node.reason.is_none() || matches!(party, Some(WaitsFor::Nothing | WaitsFor::Version)))
+    };
+    if report.enabled == Some(true) && report.policy.observed && report.nodes.iter().all(rests) {
+        return Some(End::Completed);
+    }
+    let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));
+    (report.frozen.is_some() && !under_way).then_some(End::Frozen)
+}
+
+/// The output, and what it shows.
+struct Output {
+    all: bool,
+    colour: bool,
+    /// The screen, if the output is a terminal.
+    screen: Option<Screen>,
+    /// The lines that were printed last, by what they are about.
+    printed: BTreeMap<String, String>,
+}
+
+impl Output {
+    fn new(all: bool, colour: bool) -> Self {
+        let screen = std::io::stdout().is_terminal().then(Screen::default);
+        Self { all, colour, screen, printed: BTreeMap::new() }
+    }
+
+    /// Shows what there is to say about the connection.
+    fn say(&mut self, said: Option<String>) {
+        let Some(said) = said else { return };
+        match &mut self.screen {
+            Some(screen) => screen.note(format_args!("{:.0} {said}", Timestamp::now())),
+            None => print_line(format_args!("{:.0} {said}", Timestamp::now())),
+        }
+    }
+
+    /// Shows the state.
+    fn show(&mut self, report: &Report) -> anyhow::Result<()> {
+        if let Some(screen) = &mut self.screen {
+            let look = Look { width: Some(terminal::width()), colour: self.colour, all: self.all };
+            screen.draw(&render(report, look), terminal::height()).context("the standard output cannot be written")?;
+            return Ok(());
+        }
+        for line in changes(report, &mut self.printed) {
+            print_line(format_args!("{:.0} {line}", report.time));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the lines that differ from those before, and remembers them.
+fn changes(report: &Report, printed: &mut BTreeMap<String, String>) -> Vec<String> {
+    let mut lines = fleet_lines(report);
+    // A node that there is nothing to say about at the beginning is not worth a line.
+    let nodes = report.nodes.iter().filter(|node| !node.is_current() || printed.contains_key(&node.name));
+    lines.extend(nodes.map(|node| (node.name.clone(), node_line(node))));
+    printed.retain(|about, _| lines.iter().any(|(other, _)| about == other));
+    let mut changed = Vec::new();
+    for (about, line) in lines {
+        if printed.get(&about) != Some(&line) {
+            changed.push(line.clone());
+            printed.insert(about, line);
+        }
+    }
+    changed
+}
+
+/// Returns the lines about the fleet, each with what it is about.
+fn fleet_lines(report: &Report) -> Vec<(String, String)> {
+    let mut lines = Vec::new();
+    let mut line = |about: &str, text: String| lines.push((format!("/{about}"), format!("{about}: {text}")));
+    let switch = match report.enabled {
+        None => "no policy",
+        Some(true) => "enabled",
+        Some(false) => "disabled",
+    };
+    line("Updates", format!("{switch}, target {}", report.policy.target));
+    if let Some(paused) = &report.paused {
+        line("Paused", paused.clone());
+    }
+    if let Some(window) = report.windows.first() {
+        line("Window", if window.open { "open" } else { "closed" }.to_owned());
+    }
+    for rollout in &report.rollouts {
+        let waits = rollout.waits.as_ref().map_or_else(String::new, |waits| format!(", {waits}"));
+        let about = format!("Rollout of {} for {} {}", rollout.version, rollout.variant, rollout.arch);
+        line(&about, format!("{} of {} nodes updated{waits}", rollout.updated, rollout.nodes));
+    }
+    for (about, request) in [("Frozen", &report.frozen), ("Approval", &report.approval)] {
+        if let Some(request) = request {
+            line(about, format!("{}: {}", request.message, request.command));
+        }
+    }
+    for problem in &report.problems {
+        line(&format!("Problem {}", problem.reason), problem.message.clone());
+    }
+    lines
+}
+
+fn node_line(node: &NodeReport) -> String {
+    let version = node.version.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
+    let target = node.target.as_ref().map_or_else(String::new, |target| format!(" -> {target}"));
+    let waits = match (&node.reason, &node.message) {
+        (Some(reason), Some(message)) => format!(" {reason}: {message}"),
+        (Some(reason), None) => format!(" {reason}"),
+        _ => String::new(),
+    };
+    let last = node.last.as_ref().filter(|_| node.step == IDLE);
+    let last = last.map_or_else(String::new, |last| format!(" (last: {})", last.reason));
+    format!("{} {version}{target} {}{last}{waits}", node.name, node.step)
+}
+
+#[cfg(test)]
+mod tests;

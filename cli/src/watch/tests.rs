@@ -1,0 +1,99 @@
+use kube::runtime::watcher::{self, Event};
+use serde_json::{Value, json};
+
+use super::follow::{Kind, Object};
+use super::*;
+use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
+
+fn shadow_object(name: &str) -> Object {
+    Object::Shadow(Box::new(serde_json::from_value(shadow(name, idle())).unwrap()))
+}
+
+fn api_error(code: u16) -> watcher::Error {
+    let status = json!({"status": "Failure", "message": "m", "reason": "r", "code": code});
+    watcher::Error::WatchFailed(kube::Error::Api(Box::new(serde_json::from_value(status).unwrap())))
+}
+
+#[test]
+fn objects_follow_the_events_of_their_watches() {
+    let (mut cluster, mut follow) = (cluster(None, vec![shadow("gone", idle())], vec![]), Follow::default());
+    let mut take = |event| follow.take(&mut cluster, (Kind::Shadow, Ok(event))).unwrap();
+    take(Event::Init);
+    take(Event::InitApply(shadow_object("a")));
+    take(Event::InitApply(shadow_object("b")));
+    take(Event::InitDone);
+    take(Event::Apply(shadow_object("c")));
+    take(Event::Delete(shadow_object("b")));
+    assert_eq!(cluster.shadows.keys().collect::<Vec<_>>(), ["a", "c"]);
+}
+
+#[test]
+fn lost_connection_is_reported_once_and_its_return_too() {
+    let (mut cluster, mut follow) = (fleet(), Follow::default());
+    let mut take = |kind, event| follow.take(&mut cluster, (kind, event)).unwrap();
+    let lost = take(Kind::Shadow, Err(api_error(500))).unwrap();
+    assert!(lost.starts_with("connection lost: cannot watch bottlerocketshadows in brupop-system"), "{lost}");
+    assert_eq!(take(Kind::Node, Err(api_error(500))), None, "once");
+    assert_eq!(take(Kind::Shadow, Ok(Event::Init)), None, "a try is no success");
+    assert_eq!(take(Kind::Shadow, Ok(Event::InitDone)), None, "the other one is lost still");
+    assert_eq!(take(Kind::Node, Ok(Event::InitDone)).as_deref(), Some("connected again"));
+}
+
+#[test]
+fn expired_watch_is_listed_again_and_missing_rights_are_named() {
+    let (mut cluster, mut follow) = (fleet(), Follow::default());
+    let expired: kube::core::Status = serde_json::from_value(json!({"message": "too old", "code": 410})).unwrap();
+    let said = follow.take(&mut cluster, (Kind::Shadow, Err(watcher::Error::WatchError(Box::new(expired)))));
+    assert!(said.unwrap().unwrap().contains("the watch of bottlerocketshadows has expired"));
+    let error = follow.take(&mut cluster, (Kind::Shadow, Err(api_error(403)))).unwrap_err();
+    assert_eq!(error.to_string(), "you need the right to watch bottlerocketshadows in brupop-system");
+    assert_eq!(follow.take(&mut cluster, (Kind::Node, Err(api_error(403)))).unwrap(), None);
+    assert_eq!(cluster.unread[0].reason, "you need the right to watch nodes");
+}
+
+fn end_of(policy: &Value, status: Value, annotations: &Value) -> Option<End> {
+    let operator = operator(policy, &json!({"observedGeneration": 1}));
+    let cluster = cluster(Some(operator), vec![shadow("a", status)], vec![node("a", annotations)]);
+    ended(&report(&cluster, now()))
+}
+
+#[test]
+fn rollout_is_complete_when_no_node_is_to_be_updated() {
+    let mut done = idle();
+    done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+    let none = json!({});
+    let excluded = json!({"version": {"exclude": ["1.20.5"]}});
+    for (sentence, policy, status, annotations, expected) in [
+        ("up to date", &none, done.clone(), &none, Some(End::Completed)),
+        ("an update is on offer", &none, idle(), &none, None),
+        ("what is on offer is excluded", &excluded, idle(), &none, Some(End::Completed)),
+        ("a node to be updated is held", &none, idle(), &json!({models::names::HOLD_ANNOTATION: ""}), None),
+        ("updates are disabled", &json!({"enabled": false}), done, &none, None),
+    ] {
+        assert_eq!(end_of(policy, status, annotations), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn frozen_rollout_ends_the_watch_when_nothing_is_under_way() {
+    let mut failed = idle();
+    failed["record"] = json!({"failures": 1, "versionFailures": [{"version": "1.20.5", "variant": "aws-k8s-1.37",
+        "arch": "x86_64", "reason": "BootFellBack", "time": "2026-01-01T00:00:00Z"}]});
+    assert_eq!(end_of(&json!({}), failed, &json!({})), Some(End::Frozen));
+    assert_eq!(ended(&report(&fleet(), now())), None);
+}
+
+#[test]
+fn only_changed_lines_are_printed() {
+    let mut printed = BTreeMap::new();
+    let (before, mut after) = (fleet(), fleet());
+    let first = changes(&report(&before, now()), &mut printed);
+    assert!(first.iter().any(|line| line.starts_with("blocked 1.20.0 -> 1.20.5 Draining DrainBlocked: ")), "{first:?}");
+    assert!(!first.iter().any(|line| line.starts_with("updated ")), "{first:?}");
+    assert!(changes(&report(&before, now()), &mut printed).is_empty());
+    after.shadows.get_mut("failed").unwrap().status.controller.record = None;
+    after.operator.as_mut().unwrap().spec.enabled = Some(false);
+    let second = changes(&report(&after, now()), &mut printed);
+    assert_eq!(second.first().unwrap(), "Updates: disabled, target latest");
+    assert!(second.iter().any(|line| line.starts_with("failed 1.20.0 Idle Disabled")), "{second:?}");
+}

@@ -1,0 +1,178 @@
+//! The checks of one node, in the order in which a plan makes them, with the verdict of each. A plan ends at the first
+//! that a node does not pass; here those after it are made too, so that a user sees all that has to change.
+//!
+//! The checks are those of the plan: the gates, and the plan's own answer for what depends on other nodes.
+
+use jiff::Timestamp;
+use models::shadow::{Progress, Step};
+
+use super::context::NodeContext;
+use super::gates::Gate;
+use super::survey::Survey;
+use super::{Plan, Wait, gates};
+use crate::policy::Policy;
+use crate::view::ClusterView;
+use crate::wait::WaitReason;
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CheckResult {
+    Passed,
+    /// The node waits for this reason.
+    Waits(Wait),
+    /// It belongs to a later part of the update, and was not made.
+    NotReached,
+}
+
+/// One check of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Check {
+    /// The check as one fixed word.
+    pub name: &'static str,
+    /// The sentence that is true if the node passes.
+    pub holds: &'static str,
+    pub result: CheckResult,
+}
+
+impl Check {
+    fn new(name: &'static str, holds: &'static str, result: CheckResult) -> Self {
+        Self { name, holds, result }
+    }
+
+    /// Returns the reason why the node waits, if this check is one that it does not pass.
+    pub fn wait(&self) -> Option<&Wait> {
+        match &self.result {
+            CheckResult::Waits(wait) => Some(wait),
+            CheckResult::Passed | CheckResult::NotReached => None,
+        }
+    }
+}
+
+impl From<Option<Wait>> for CheckResult {
+    fn from(wait: Option<Wait>) -> Self {
+        wait.map_or(Self::Passed, Self::Waits)
+    }
+}
+
+/// The steps of an update, each with what is true once it is over.
+const STEPS: [(Step, &str); 7] = [
+    (Step::Staging, "the host has staged the image"),
+    (Step::Staged, "the node has a slot"),
+    (Step::LeavingLoadBalancer, "the node has left external load balancers"),
+    (Step::Draining, "the pods have left the node"),
+    (Step::Rebooting, "the host has armed the image and rebooted"),
+    (Step::Returning, "the node is Ready on the new version"),
+    (Step::Verifying, "the node has stayed healthy for the soak"),
+];
+
+/// The name of the check of what depends on other nodes.
+pub const TURN: &str = "HasTurn";
+
+/// Returns the checks of a node. `plan` is the plan for the same arguments.
+pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, name: &str) -> Vec<Check> {
+    let labelled = |wait: Option<Wait>| {
+        Check::new("Labelled", "the node has the label that selects it for updates", CheckResult::from(wait))
+    };
+    let Some(node) = view.nodes.get(name) else { return vec![labelled(Some(Wait::NotLabelled))] };
+    let survey = Survey::of(view, policy, now);
+    let pause = survey.pause.wait.clone();
+    let mut checks =
+        vec![Check::new("NoEarlierOperator", "no host may still act for the earlier operator", pause.into())];
+    let wait = plan.waits.get(name);
+    if wait == Some(&Wait::Acting) {
+        checks.push(Check::new("NothingUnderWay", "nothing is being written about it", Some(Wait::Acting).into()));
+    }
+    let Some(shadow) = &node.shadow else {
+        let missing = CheckResult::from(node.facts.labelled.then_some(Wait::NoShadow));
+        checks.push(labelled((!node.facts.labelled).then_some(Wait::NotLabelled)));
+        checks.push(Check::new("HasShadow", "the node has a shadow", missing));
+        return checks;
+    };
+    let slot = view.slots().any(|slot| slot.uid == node.facts.uid);
+    let ctx = NodeContext { view, node, shadow, policy, survey: &survey, now, slot };
+    match node.progress() {
+        None => idle(&ctx, wait, &mut checks),
+        Some(progress) if matches!(progress.step, Step::Staging | Step::Staged) => staged(&ctx, wait, &mut checks),
+        Some(progress) => under_way(progress, wait, &mut checks),
+    }
+    checks
+}
+
+/// Adds the checks of some gates, each once.
+fn add_gates(ctx: &NodeContext<'_>, gates: impl Iterator<Item = &'static Gate>, checks: &mut Vec<Check>) {
+    for gate in gates {
+        if !checks.iter().any(|check| check.name == gate.name) {
+            checks.push(Check::new(gate.name, gate.holds, gate.refusal(ctx).into()));
+        }
+    }
+}
+
+/// Adds the gates before the drain, for a node whose pods are known.
+fn add_drain_gates(ctx: &NodeContext<'_>, checks: &mut Vec<Check>) {
+    if ctx.node.pods.is_some() {
+        add_gates(ctx, gates::of_drain(), checks);
+    } else {
+        let not_reached = |gate: &Gate| Check::new(gate.name, gate.holds, CheckResult::NotReached);
+        checks.extend(gates::of_drain().map(not_reached));
+    }
+}
+
+/// Returns whether a node has passed all checks so far.
+fn passed(checks: &[Check]) -> bool {
+    checks.iter().all(|check| check.result == CheckResult::Passed)
+}
+
+fn turn(result: CheckResult) -> Check {
+    Check::new(TURN, "the budget has room, and it is the node's turn", result)
+}
+
+fn idle(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
+    let of_claim = |wait: &&Wait| matches!(wait.reason(), WaitReason::Held | WaitReason::DisarmPending);
+    let left = wait.filter(of_claim).filter(|_| ctx.facts().claimed());
+    checks.push(Check::new("Released", "nothing of an earlier attempt is left on the node", left.cloned().into()));
+    add_gates(ctx, gates::of_idle(ctx), checks);
+    let result = if passed(checks) { wait.cloned().into() } else { CheckResult::NotReached };
+    checks.push(turn(result));
+    add_drain_gates(ctx, checks);
+}
+
+fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
+    let (_, holds) = STEPS[0];
+    let staging = (!ctx.is_staged()).then_some(Wait::Staging);
+    checks.push(Check::new("Staged", holds, staging.into()));
+    add_gates(ctx, gates::of_staged(), checks);
+    if !passed(checks) {
+        checks.push(turn(CheckResult::NotReached));
+        return add_drain_gates(ctx, checks);
+    }
+    let of_pods = |wait: &&Wait| {
+        wait.reason().is_check_finding() || matches!(wait, Wait::ReadingPods | Wait::ExpressionsPending { .. })
+    };
+    let finding = wait.filter(of_pods);
+    checks.push(turn(if finding.is_some() { CheckResult::Passed } else { wait.cloned().into() }));
+    // Found earlier, or by what only the controller knows.
+    let known = gates::before_drain(ctx);
+    if let Some(finding) = finding.filter(|finding| known.as_ref() != Some(finding)) {
+        let holds = "the controller has checked its pods, their budgets and the expressions";
+        checks.push(Check::new("PodsChecked", holds, CheckResult::Waits(finding.clone())));
+    } else if ctx.node.pods.is_none() && finding.is_some() {
+        return add_gates(ctx, gates::of_drain(), checks);
+    }
+    add_drain_gates(ctx, checks);
+}
+
+fn under_way(progress: &Progress, wait: Option<&Wait>, checks: &mut Vec<Check>) {
+    let now = STEPS.iter().position(|(step, _)| *step == progress.step);
+    let Some(now) = now else {
+        checks.push(Check::new("Releasing", "the node is released after its attempt", wait.cloned().into()));
+        return;
+    };
+    for (index, (step, holds)) in STEPS.iter().enumerate() {
+        let result = match index.cmp(&now) {
+            std::cmp::Ordering::Less => CheckResult::Passed,
+            std::cmp::Ordering::Equal => wait.cloned().into(),
+            std::cmp::Ordering::Greater => CheckResult::NotReached,
+        };
+        checks.push(Check::new(step.as_str(), holds, result));
+    }
+}

@@ -1,0 +1,57 @@
+//! States of nodes and rollouts that a plan derives on its way, for users.
+
+use jiff::Timestamp;
+use models::operator::ActiveRollout;
+
+use super::context::NodeContext;
+use super::rollout::key_of;
+use super::survey::Survey;
+use super::{Wait, attempt};
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView};
+
+/// A rollout under way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutState {
+    pub rollout: ActiveRollout,
+    /// Number of nodes of its variant and architecture.
+    pub nodes: usize,
+    /// Number of them that were updated in this rollout.
+    pub updated: usize,
+    /// The canary step due, from 1; `None` after the last one, and without any.
+    pub step: Option<usize>,
+    /// The reason why no more nodes start, if there is one.
+    pub wait: Option<Wait>,
+}
+
+/// Returns the rollouts under way, the newest version first.
+pub fn rollouts(view: &ClusterView, policy: &Policy, now: Timestamp) -> Vec<RolloutState> {
+    let rollouts = Survey::of(view, policy, now).rollouts;
+    let state = |active: &ActiveRollout| {
+        let rollout = rollouts.by_key(&key_of(active)).filter(|_| active.ended.is_none())?;
+        let passed = usize::try_from(active.steps_passed).unwrap_or(0);
+        Some(RolloutState {
+            rollout: active.clone(),
+            nodes: rollout.total,
+            updated: rollout.finished,
+            step: (passed < policy.canary.len()).then_some(passed + 1),
+            wait: rollout.wait.clone(),
+        })
+    };
+    rollouts.active.iter().filter_map(state).collect()
+}
+
+/// Returns when the step under way of each node is given up, where it has a time limit.
+pub fn deadlines<'a>(
+    view: &'a ClusterView,
+    policy: &'a Policy,
+    now: Timestamp,
+) -> impl Iterator<Item = (&'a str, Timestamp)> {
+    let survey = Survey::of(view, policy, now);
+    let deadline = move |node: &'a NodeView| {
+        let (shadow, progress) = (node.shadow.as_ref()?, node.progress()?);
+        let ctx = NodeContext { view, node, shadow, policy, survey: &survey, now, slot: false };
+        Some((node.facts.name.as_str(), attempt::deadline(&ctx, progress)?))
+    };
+    view.nodes.values().filter_map(deadline)
+}
