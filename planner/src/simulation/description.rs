@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 use super::host::Host;
 use super::scenario::{Fault, FaultEffect, Member, PodTemplate, Scenario, Span, Times};
 use crate::policy::{Policy, PolicyError};
-use crate::view::{BudgetFacts, DaemonSetIs, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
 /// The most nodes, and the most pods, of a description.
 const MOST_NODES: u32 = 1_000_000;
@@ -307,7 +307,7 @@ impl Description {
         let operator =
             OperatorFacts { uid: "operator".to_owned(), spec: self.policy.clone(), ..OperatorFacts::default() };
         Ok(Scenario {
-            operator,
+            base: ClusterView { operator: Some(operator), ..ClusterView::default() },
             policy,
             start: self.start.unwrap_or(now),
             horizon: self.horizon.map_or(SignedDuration::from_hours(24 * 60), Duration::signed),
@@ -316,7 +316,7 @@ impl Description {
             budgets,
             times: self.times.times(),
             faults: self.failures.iter().enumerate().map(fault).collect::<Result<_, _>>()?,
-            own_node: None,
+            elsewhere: 0,
             exhaustive: false,
         })
     }

@@ -6,6 +6,7 @@
 mod course;
 mod description;
 mod host;
+mod live;
 mod pods;
 mod run;
 mod scenario;
@@ -19,6 +20,7 @@ mod tests;
 pub use course::{Course, Freeze, NodeCourse};
 pub use description::{Description, DescriptionError};
 pub use host::Host;
+pub use live::live;
 pub use scenario::{Fault, FaultEffect, Member, PodTemplate, Scenario, Span, Times};
 
 /// Simulates a scenario. The same seed gives the same course.

@@ -28,6 +28,15 @@ pub(super) enum Answer {
     Gone,
 }
 
+/// The place of a new pod.
+pub(super) enum Place {
+    /// A node, and the pod's serial.
+    Node(usize, u32),
+    /// A node that is not under the operator.
+    Elsewhere,
+    Nowhere,
+}
+
 /// All pods.
 pub(super) struct Pods<'a> {
     templates: &'a [PodTemplate],
@@ -43,6 +52,8 @@ pub(super) struct Pods<'a> {
     pub(super) homeless: Vec<u32>,
     /// The node on which the next pod is placed, if it is schedulable.
     next_node: usize,
+    /// The number of nodes that are not under the operator.
+    elsewhere: usize,
     made: u32,
 }
 
@@ -78,6 +89,7 @@ impl<'a> Pods<'a> {
             on,
             homeless: Vec::new(),
             next_node: 0,
+            elsewhere: scenario.elsewhere,
             made,
         }
     }
@@ -128,7 +140,8 @@ impl<'a> Pods<'a> {
         &self.facts[index]
     }
 
-    fn count(&mut self, template: u32, change: i32) {
+    /// Counts a healthy pod for its budgets, or no longer.
+    pub(super) fn count(&mut self, template: u32, change: i32) {
         for budget in &self.guards[template as usize] {
             self.healthy[*budget as usize] += change;
         }
@@ -167,19 +180,21 @@ impl<'a> Pods<'a> {
         self.on[member].get(place).map(|pod| (pod.serial, pod.template))
     }
 
-    /// Places a pod on the next node that takes pods, not Ready yet. Returns the node and the pod's serial; without one it
-    /// waits.
-    pub(super) fn place(&mut self, template: u32, takes: impl Fn(usize) -> bool) -> Option<(usize, u32)> {
-        let nodes = self.on.len();
-        let found = (0..nodes).map(|offset| (self.next_node + offset) % nodes).find(|member| takes(*member));
-        let Some(member) = found else {
+    /// Places a pod on the next node that takes pods, not Ready yet. Without one it waits.
+    pub(super) fn place(&mut self, template: u32, takes: impl Fn(usize) -> bool) -> Place {
+        let (own, nodes) = (self.on.len(), self.on.len() + self.elsewhere);
+        let mut places = (0..nodes).map(|offset| (self.next_node + offset) % nodes);
+        let Some(place) = places.find(|place| *place >= own || takes(*place)) else {
             self.homeless.push(template);
-            return None;
+            return Place::Nowhere;
         };
-        self.next_node = (member + 1) % nodes;
+        self.next_node = (place + 1) % nodes;
+        if place >= own {
+            return Place::Elsewhere;
+        }
         self.made += 1;
-        self.on[member].push(Pod { template, serial: self.made, ends: 0, ready: false });
-        Some((member, self.made))
+        self.on[place].push(Pod { template, serial: self.made, ends: 0, ready: false });
+        Place::Node(place, self.made)
     }
 
     /// Returns the facts about the last pod of a node.

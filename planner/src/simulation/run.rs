@@ -18,7 +18,7 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::course::{Course, Freeze};
 use super::host::Host;
-use super::pods::Pods;
+use super::pods::{Place, Pods};
 use super::scenario::{Fault, FaultEffect, Scenario};
 use crate::drain;
 use crate::lint::lint;
@@ -50,6 +50,8 @@ enum Event {
     /// Node, and serial and template of the pod.
     PodEnds(usize, u32, u32),
     PodReady(usize, u32, u32),
+    /// A pod of this template on a node that is not under the operator.
+    PodReadyElsewhere(u32),
 }
 
 /// The subject of a random draw.
@@ -118,20 +120,19 @@ impl<'a> Run<'a> {
     pub(super) fn new(scenario: &'a Scenario, seed: u64) -> Self {
         let now = scenario.start;
         let mut view = ClusterView {
-            operator: Some(scenario.operator.clone()),
-            own_node: scenario.own_node.clone(),
             leader_since: now.saturating_sub(SignedDuration::from_hours(1)).unwrap_or(now),
             budgets: scenario.budgets.clone(),
-            ..ClusterView::default()
+            ..scenario.base.clone()
         };
-        view.history.highest = Some(scenario.operator.status.rollout_count.unwrap_or(0));
+        let count = view.operator.as_ref().and_then(|operator| operator.status.rollout_count);
+        view.history.highest = Some(count.unwrap_or(0));
         let policy = &scenario.policy;
         let members = &scenario.members;
         let groups: Vec<Option<usize>> = members.iter().map(|member| policy.group_of(&member.node.facts)).collect();
         let mut order: Vec<usize> = (0..members.len()).collect();
         order.sort_by_cached_key(|index| {
             let member = &members[*index];
-            order_key(scenario.own_node.as_deref(), groups[*index], member.name(), &member.node)
+            order_key(scenario.base.own_node.as_deref(), groups[*index], member.name(), &member.node)
         });
         let mut classes: Vec<Class> = Vec::new();
         let mut by_key = HashMap::new();
@@ -321,6 +322,10 @@ impl<'a> Run<'a> {
             }
             Event::Up(index) => self.boots(index),
             Event::PodEnds(index, serial, template) => self.pod_ends(index, serial, template),
+            Event::PodReadyElsewhere(template) => {
+                self.pods.count(template, 1);
+                self.budgets_changed = true;
+            }
             Event::PodReady(index, serial, template) => {
                 let sick = self.states[index].sick;
                 if let Some(place) = self.pods.becomes_ready(index, serial, template).filter(|_| !sick) {
@@ -406,12 +411,21 @@ impl<'a> Run<'a> {
 
     fn place(&mut self, template: u32) {
         let states = &self.states;
-        let Some((target, serial)) = self.pods.place(template, |member| states[member].schedulable) else { return };
+        let replaced = self.scenario.pods[template as usize].replaced.as_ref();
+        let (target, serial) = match self.pods.place(template, |member| states[member].schedulable) {
+            Place::Node(target, serial) => (target, serial),
+            Place::Elsewhere => {
+                // It is no node's: the draw is that of the first.
+                let after = replaced.map(|span| span.draw(&mut self.rng(0, Draw::Pod))).unwrap_or_default();
+                return self.at(after, Event::PodReadyElsewhere(template));
+            }
+            Place::Nowhere => return,
+        };
         let name = self.scenario.members[target].name();
         if let Some(facts) = self.pods.last(target, name) {
             self.edit_pods(target, |pods| pods.push(facts));
         }
-        if let Some(span) = &self.scenario.pods[template as usize].replaced {
+        if let Some(span) = replaced {
             let after = span.draw(&mut self.rng(target, Draw::Pod));
             self.at(after, Event::PodReady(target, serial, template));
         }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::host::Host;
 use crate::policy::Policy;
-use crate::view::{BudgetFacts, NodeView, OperatorFacts, PodFacts};
+use crate::view::{BudgetFacts, ClusterView, NodeView, PodFacts};
 
 /// A duration that differs from case to case.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,8 +143,8 @@ impl Member {
 /// A fleet, its policy and its workloads.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The operator's resource.
-    pub operator: OperatorFacts,
+    /// What does not belong to one node: the operator's resource, the leader's node and so on. It has no nodes.
+    pub base: ClusterView,
     pub policy: Policy,
     /// The time at which the simulation begins.
     pub start: Timestamp,
@@ -155,8 +155,8 @@ pub struct Scenario {
     pub budgets: Vec<BudgetFacts>,
     pub times: Times,
     pub faults: Vec<Fault>,
-    /// The node that the leader runs on.
-    pub own_node: Option<String>,
+    /// The number of nodes that take pods and are not under the operator.
+    pub elsewhere: usize,
     /// True if all nodes are in the view of each plan, and each is planned in each turn. It is slower, and a test compares.
     pub exhaustive: bool,
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fixtures::{NEW, OLD, node, t};
 use crate::policy::Policy;
-use crate::view::{BudgetFacts, NodeView, OperatorFacts, PodFacts};
+use crate::view::{BudgetFacts, ClusterView, NodeView, OperatorFacts, PodFacts};
 
 /// A fleet of nodes in two zones, each with pods of a Deployment that a budget guards.
 fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
@@ -61,7 +61,7 @@ fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
         ..BudgetFacts::default()
     };
     Scenario {
-        operator,
+        base: ClusterView { operator: Some(operator), ..ClusterView::default() },
         policy,
         start: t(0),
         horizon: SignedDuration::from_hours(24 * 60),
@@ -70,7 +70,7 @@ fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
         budgets: vec![budget],
         times: Times::default(),
         faults: Vec::new(),
-        own_node: None,
+        elsewhere: 0,
         exhaustive: false,
     }
 }

@@ -274,6 +274,7 @@ impl PodFacts {
             finished: matches!(phase, Some("Succeeded" | "Failed")),
             terminating: meta.deletion_timestamp.is_some(),
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
+            grace: spec.and_then(|s| s.termination_grace_period_seconds),
             pending: phase == Some("Pending"),
             empty_dir: volumes().any(|volume| volume.empty_dir.is_some()),
             volume_claims: volumes().filter_map(|volume| claim(meta, volume)).collect(),

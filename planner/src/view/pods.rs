@@ -27,6 +27,8 @@ pub struct PodFacts {
     pub terminating: bool,
     /// Time by which it has to have ended: the end of the grace period of its deletion.
     pub ends_by: Option<Timestamp>,
+    /// Grace period of its deletion, in seconds.
+    pub grace: Option<i64>,
     /// True if it waits for a node, an image or its first start (phase Pending). Budgets do not guard it.
     pub pending: bool,
     /// True if it mirrors a static pod of the kubelet.
