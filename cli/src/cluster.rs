@@ -4,6 +4,7 @@
 //! The operator's resource and the shadows are required. All else is optional: a part that the caller may not read is
 //! missing in the view, and named in [`Cluster::unread`].
 
+pub(crate) mod dump;
 mod read;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -17,6 +17,7 @@ mod history;
 mod marks;
 mod near;
 mod page;
+mod plan;
 mod preflight;
 mod requests;
 mod rights;
@@ -79,6 +80,8 @@ enum Command {
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
     Undo(history::UndoOptions),
+    /// Show the rollout before it begins: order and times of nodes, windows, budgets, and what prevents it.
+    Plan(plan::PlanOptions),
     /// Simulate the rollout of a described fleet in virtual time; needs no cluster.
     Simulate(simulate::SimulateOptions),
     #[command(flatten)]
@@ -135,6 +138,11 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match &arguments.command {
         Command::Completion(options) => return print(&completion::completion(options)),
         Command::Complete(words) => return complete(&words.words).await,
+        Command::Plan(options) if options.is_offline() => {
+            let (page, code) = plan::plan(None, &arguments.namespace, options).await?;
+            print(&page)?;
+            return Ok(code);
+        }
         Command::Simulate(options) => return print(&simulate::run(options)?),
         _ => {}
     }
@@ -154,6 +162,11 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
+        Command::Plan(options) => {
+            let (page, code) = plan::plan(Some(&client), &arguments.namespace, &options).await?;
+            print(&page)?;
+            return Ok(code);
+        }
         Command::Request(command) => requests::run(&client, &arguments.namespace, &command).await?,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => {

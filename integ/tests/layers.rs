@@ -40,7 +40,7 @@ const CRATES: [(&str, &str); 7] = [
     ),
     (
         "cli",
-        "clock near page terminal connect call write cluster advice timeline forecast simulate history completion rights marks status \
+        "clock near page terminal connect call write timeline history cluster advice forecast simulate plan completion rights marks status \
          explain watch uninstall preflight swap takeover requests",
     ),
 ];
@@ -80,7 +80,7 @@ fn check(name: &str, layers: &str) {
     for file in files(&source) {
         let inner = file.strip_prefix(&source).unwrap().with_extension("");
         let parts: Vec<_> = inner.iter().map(|part| part.to_str().unwrap()).collect();
-        let only_tests = parts.iter().any(|part| matches!(*part, "tests" | "simulation"))
+        let only_tests = parts.iter().skip(1).any(|part| matches!(*part, "tests" | "simulation" | "faults"))
             || parts.last().is_some_and(|last| last.ends_with("cases") || *last == "fixtures");
         if matches!(parts[..], ["lib" | "main"]) || only_tests {
             continue;

@@ -3,19 +3,12 @@
 use std::time::Duration;
 
 use super::summary::{Spread, Summary};
+use crate::clock::span;
 use crate::page::Page;
 
-/// Returns a duration in the two largest of its units, such as `1d 4h`.
+/// Returns a number of seconds in its two largest units.
 pub(crate) fn duration(seconds: u64) -> String {
-    let units = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
-    let mut rest = seconds;
-    let parts = units.into_iter().filter_map(|(size, unit)| {
-        let number = rest / size;
-        rest %= size;
-        (number > 0).then(|| format!("{number}{unit}"))
-    });
-    let parts: Vec<String> = parts.take(2).collect();
-    if parts.is_empty() { "0s".to_owned() } else { parts.join(" ") }
+    span(Duration::from_secs(seconds))
 }
 
 /// Returns a spread as text: `5`, or `5 (4 to 7)`.

@@ -1,5 +1,6 @@
 //! `kubectl brupop history` and `undo`: the revisions of the policy, and the record of each rollout.
 
+mod durations;
 mod html;
 mod read;
 mod revisions;
@@ -17,6 +18,7 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use crate::page::{Page, print_line, warn};
+pub(crate) use durations::{UpdateDurations, last_updates};
 use read::{Bundle, Source};
 pub(crate) use revisions::{UndoOptions, undo};
 

@@ -85,6 +85,11 @@ pub(crate) async fn remove_ended(ctx: &ScenarioContext) -> anyhow::Result<()> {
     .await
 }
 
+/// Waits until so many rollouts are recorded as completed.
+pub(crate) async fn until_recorded(ctx: &ScenarioContext, number: usize) -> anyhow::Result<()> {
+    until_phases(ctx, "the rollouts are recorded as completed", &vec![RolloutPhase::Completed; number]).await.map(drop)
+}
+
 /// Waits until there are records with exactly these phases, in the order of their numbers.
 async fn until_phases(ctx: &ScenarioContext, what: &str, phases: &[RolloutPhase]) -> anyhow::Result<Vec<Recorded>> {
     poll(what, async || {

@@ -44,7 +44,7 @@ fn waits_for_wave(node: &NodeView, policy: &Policy) -> bool {
 
 /// Returns the scenario that begins with this state of a cluster. The view has the pods of all nodes.
 ///
-/// What it cannot know: nodes that the scheduler may use for a pod, the wave of a host, and what expressions will return. Pods
+/// It cannot know: the nodes that the scheduler may use for a pod, the wave of a host, and what expressions will return. Pods
 /// go to any node, waves do not come, and expressions return nothing.
 pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp) -> Scenario {
     let mut offers: HashMap<Vec<Version>, Arc<[Version]>> = HashMap::new();

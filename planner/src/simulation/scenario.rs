@@ -143,7 +143,7 @@ impl Member {
 /// A fleet, its policy and its workloads.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// What does not belong to one node: the operator's resource, the leader's node and so on. It has no nodes.
+    /// The view without its nodes: the operator's resource, the leader's node and so on.
     pub base: ClusterView,
     pub policy: Policy,
     /// The time at which the simulation begins.

@@ -1,0 +1,201 @@
+//! The part of a cluster that a plan needs, in one file, so that it can be made elsewhere (`plan --dump`, `plan --from-dump`).
+//!
+//! It has no Secret and no environment variable: of a pod, what decides about its eviction is kept.
+
+use anyhow::{Context as _, ensure};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Client;
+use kube::api::{Api, ListParams};
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use planner::view::{BudgetFacts, DaemonSetIs, EarlierPod, PodFacts, Projection as _};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{AgentPod, Cluster, OwnPods, is_of};
+use crate::call::{call, if_there, list, list_each};
+use crate::history::UpdateDurations;
+
+/// Form of a dump that this version writes and reads.
+const FORM: u32 = 1;
+
+/// The objects.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Dump {
+    form: u32,
+    /// The time at which it was made.
+    pub(crate) time: Timestamp,
+    namespace: String,
+    operator: Option<Value>,
+    shadows: Vec<Value>,
+    nodes: Vec<Value>,
+    pods: Vec<Value>,
+    budgets: Vec<Value>,
+    lease: Option<Value>,
+    /// Durations of the last updates.
+    pub(crate) updates: Vec<UpdateDurations>,
+}
+
+/// Removes what no plan needs, and what may be secret.
+fn trimmed(object: impl Serialize) -> anyhow::Result<Value> {
+    let mut value = serde_json::to_value(object).context("an object of the cluster is no JSON")?;
+    if let Some(annotations) = value.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
+        annotations.retain(|name, _| name.starts_with(names::GROUP) || name == "kubernetes.io/config.mirror");
+    }
+    if let Some(status) = value.get_mut("status").and_then(Value::as_object_mut) {
+        status.remove("images");
+    }
+    Ok(value)
+}
+
+/// The same for a pod: its containers keep their names alone, and its volumes what holds up a drain.
+fn trimmed_pod(pod: &Pod) -> anyhow::Result<Value> {
+    let mut value = trimmed(pod)?;
+    if let Some(meta) = value["metadata"].as_object_mut() {
+        meta.remove("managedFields");
+    }
+    let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) else { return Ok(value) };
+    const KEPT: [&str; 6] =
+        ["nodeName", "tolerations", "priority", "terminationGracePeriodSeconds", "volumes", "containers"];
+    spec.retain(|field, _| KEPT.contains(&field.as_str()));
+    for container in spec.get_mut("containers").and_then(Value::as_array_mut).into_iter().flatten() {
+        *container = json!({"name": container["name"]});
+    }
+    for volume in spec.get_mut("volumes").and_then(Value::as_array_mut).into_iter().flatten() {
+        let kept = ["name", "emptyDir", "persistentVolumeClaim"];
+        if let Some(fields) = volume.as_object_mut() {
+            let ephemeral = fields.contains_key("ephemeral");
+            fields.retain(|field, _| kept.contains(&field.as_str()));
+            if ephemeral {
+                fields.insert("ephemeral".to_owned(), json!({}));
+            }
+        }
+    }
+    Ok(value)
+}
+
+impl Dump {
+    /// Reads the cluster. Unlike a status, a plan is not made without any of these.
+    pub(crate) async fn read(client: &Client, namespace: &str, updates: Vec<UpdateDurations>) -> anyhow::Result<Self> {
+        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
+        let right = format!("get bottlerocketupdateoperators in {namespace}");
+        let operator = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)?;
+        let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
+        let right = format!("list bottlerocketshadows in {namespace}");
+        let shadows = if_there(list(&shadows, ListParams::default(), &right).await)?.with_context(|| {
+            format!("the cluster has no definition {}: the operator is not installed", names::SHADOW_DEFINITION)
+        })?;
+        let nodes: Api<Node> = Api::all(client.clone());
+        let nodes = list(&nodes, ListParams::default(), "list nodes").await?;
+        let mut pods = Vec::new();
+        let all: Api<Pod> = Api::all(client.clone());
+        list_each(&all, ListParams::default(), "list pods in all namespaces", |pod: Pod| pods.push(trimmed_pod(&pod)))
+            .await?;
+        let budgets: Api<PodDisruptionBudget> = Api::all(client.clone());
+        let right = "list poddisruptionbudgets in all namespaces";
+        let budgets = list(&budgets, ListParams::default(), right).await?;
+        let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+        let right = format!("get leases in {namespace}");
+        let lease = if_there(call(&right, leases.get(names::CONTROLLER)).await)?;
+        Ok(Self {
+            form: FORM,
+            time: Timestamp::now(),
+            namespace: namespace.to_owned(),
+            operator: operator.map(trimmed).transpose()?,
+            shadows: shadows.into_iter().map(trimmed).collect::<Result<_, _>>()?,
+            nodes: nodes.into_iter().map(trimmed).collect::<Result<_, _>>()?,
+            pods: pods.into_iter().collect::<Result<_, _>>()?,
+            budgets: budgets.into_iter().map(trimmed).collect::<Result<_, _>>()?,
+            lease: lease.map(trimmed).transpose()?,
+            updates,
+        })
+    }
+
+    /// Reads a file.
+    pub(crate) fn parse(value: Value) -> anyhow::Result<Self> {
+        let form = value.get("form").and_then(Value::as_u64).context("the file is no dump: it has no form")?;
+        ensure!(form == u64::from(FORM), "the dump has the form {form}, and this version reads the form {FORM}");
+        serde_json::from_value(value).context("the dump is incomplete")
+    }
+
+    /// Returns the cluster.
+    pub(crate) fn cluster(&self) -> anyhow::Result<Cluster> {
+        fn typed<K: serde::de::DeserializeOwned>(object: &Value) -> anyhow::Result<K> {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            serde_json::from_value(object.clone()).with_context(|| format!("{name} in the dump cannot be read"))
+        }
+        let mut cluster = Cluster {
+            namespace: self.namespace.clone(),
+            nodes: Some(Default::default()),
+            agents: Some(Vec::new()),
+            ..Cluster::default()
+        };
+        if let Some(operator) = &self.operator {
+            cluster.add_operator(&typed(operator)?);
+        }
+        for shadow in &self.shadows {
+            cluster.add_shadow(&typed(shadow)?);
+        }
+        for node in &self.nodes {
+            cluster.add_node(&typed(node)?);
+        }
+        let mut own = OwnPods::default();
+        for pod in &self.pods {
+            let pod: Pod = typed(pod)?;
+            cluster.earlier_pods.extend(EarlierPod::project(&pod).map(|pod| pod.key()));
+            // The controller reads each DaemonSet. Its findings are in its `Blocked` condition.
+            let facts = PodFacts { daemon_set_is: DaemonSetIs::There, ..PodFacts::of(&pod) };
+            if facts.namespace == self.namespace
+                && [names::CONTROLLER, names::APISERVER].iter().any(|c| is_of(&facts, c))
+            {
+                own.pods.insert(facts.name.clone(), facts.clone());
+            }
+            if facts.namespace == names::AGENT_NAMESPACE && is_of(&facts, names::AGENT) {
+                cluster.agents.get_or_insert_default().push(AgentPod::of(&pod));
+            }
+            if !facts.node.is_empty() {
+                cluster.pods.entry(facts.node.clone()).or_default().push(facts);
+            }
+        }
+        cluster.earlier_pods.sort();
+        let lease: Option<Lease> = self.lease.as_ref().map(typed).transpose()?;
+        own.leader = lease.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
+        cluster.own = Some(own);
+        for budget in &self.budgets {
+            cluster.budgets.extend(BudgetFacts::project(&typed(budget)?));
+        }
+        Ok(cluster)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dump_of_pod_has_what_decides_about_its_eviction_and_no_secret() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {
+                "name": "web-0", "namespace": "shop", "uid": "u", "labels": {"app": "web"},
+                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "hunter2"},
+                "managedFields": [{"manager": "hunter2"}],
+            },
+            "spec": {
+                "nodeName": "a", "terminationGracePeriodSeconds": 45,
+                "containers": [{"name": "web", "image": "i", "env": [{"name": "PASSWORD", "value": "hunter2"}],
+                    "args": ["--password=hunter2"]}],
+                "volumes": [{"name": "data", "emptyDir": {}}, {"name": "key", "secret": {"secretName": "hunter2"}}],
+            },
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+        }))
+        .unwrap();
+        let kept = trimmed_pod(&pod).unwrap();
+        assert!(!kept.to_string().contains("hunter2"), "{kept}");
+        let again: Pod = serde_json::from_value(kept).unwrap();
+        assert_eq!(PodFacts::of(&again), PodFacts::of(&pod));
+    }
+}

@@ -1,0 +1,359 @@
+//! `kubectl brupop plan`: the rollout before it begins, by the controller's own planner in virtual time.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use jiff::Timestamp;
+use jiff::civil::Date;
+use kube::Client;
+use models::operator::BottlerocketUpdateOperatorSpec;
+use planner::policy::Policy;
+use planner::simulation::{Course, NodeCourse, Scenario, Span, Times, live};
+use planner::view::ClusterView;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::clock::span;
+use crate::cluster::dump::Dump;
+use crate::forecast::summary::{Spread, Summary};
+use crate::forecast::{self, html, report};
+use crate::history::{self, UpdateDurations};
+use crate::page::{Page, warn};
+use crate::simulate::{output, read, read_policy};
+
+/// Exit code if not every node is updated, or not in time.
+pub(crate) const LATE: u8 = 6;
+
+/// The number of nodes that are listed without --all.
+const LISTED: usize = 40;
+
+/// The number of nodes up to which all courses are simulated that are asked for.
+const SMALL: usize = 2_000;
+
+/// The number of observed reboots from which on they are used.
+const OBSERVED: usize = 5;
+
+/// Options of `plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanOptions {
+    /// Plan with this policy too, and compare: a BottlerocketUpdateOperator, or its spec, as YAML or JSON.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Time by which every node is to be updated: a date, or a time as RFC 3339. Exits with 6 if it is missed.
+    #[arg(long, value_name = "TIME", value_parser = deadline)]
+    by: Option<Timestamp>,
+    /// Number of simulated courses. Default: 20, and 4 for more than 2000 nodes.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    courses: Option<u64>,
+    /// List every node.
+    #[arg(long)]
+    all: bool,
+    /// `json` or `yaml` for programs.
+    #[arg(long, short, value_parser = ["json", "yaml"])]
+    output: Option<String>,
+    /// Write the course with the median duration as a page for browsers into this file. The page needs no network.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write what the plan needs of the cluster into this file, and plan nothing. It has no Secrets and no environment
+    /// variables of pods.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["policy", "by", "html", "from_dump"])]
+    dump: Option<PathBuf>,
+    /// Plan for the cluster in this file (see --dump), as of the time of the dump; needs no cluster.
+    #[arg(long, value_name = "FILE")]
+    from_dump: Option<PathBuf>,
+}
+
+impl PlanOptions {
+    /// Returns true if no cluster is needed.
+    pub(crate) fn is_offline(&self) -> bool {
+        self.from_dump.is_some()
+    }
+}
+
+fn deadline(text: &str) -> Result<Timestamp, String> {
+    let date = || text.parse::<Date>().ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|date| date.timestamp());
+    text.parse()
+        .ok()
+        .or_else(date)
+        .ok_or_else(|| "write a date such as 2026-12-01 (UTC), or a time as RFC 3339".to_owned())
+}
+
+/// A node in the plan. Times are those of all courses.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PlannedNode {
+    name: String,
+    /// The place in the order in which nodes are taken out of service, from 1; absent if it never is.
+    place: Option<usize>,
+    zone: String,
+    group: Option<String>,
+    /// The time at which it is taken out of service, in seconds from the beginning.
+    out_seconds: Option<Spread>,
+    /// The end of its update, in seconds from the beginning.
+    end_seconds: Option<Spread>,
+    evicted: u32,
+    updated: bool,
+    /// The reason why it is not updated.
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+fn planned(scenario: &Scenario, courses: &[Course], median: usize) -> Vec<PlannedNode> {
+    let Some(typical) = courses.get(median) else { return Vec::new() };
+    let mut places: BTreeMap<usize, usize> = BTreeMap::new();
+    for index in &typical.order {
+        let next = places.len() + 1;
+        places.entry(*index as usize).or_insert(next);
+    }
+    let spread = |index: usize, of: fn(&NodeCourse) -> Option<u32>| {
+        let all: Vec<u64> = courses.iter().filter_map(|course| of(&course.nodes[index])).map(u64::from).collect();
+        (!all.is_empty()).then(|| Spread::of(all))
+    };
+    let nodes = scenario.members.iter().enumerate().map(|(index, member)| {
+        let (course, wait) = (&typical.nodes[index], typical.waits.get(member.name()));
+        let group = scenario.policy.group_of(&member.node.facts);
+        PlannedNode {
+            name: member.name().to_owned(),
+            place: places.get(&index).copied(),
+            zone: member.node.facts.zone().to_owned(),
+            group: group.map(|group| scenario.policy.groups[group].name.clone()),
+            out_seconds: spread(index, |node| node.drained_from),
+            end_seconds: spread(index, |node| node.ended),
+            evicted: course.evicted,
+            updated: course.updated,
+            reason: wait.map(|wait| wait.as_str().to_owned()),
+            message: wait.map(ToString::to_string),
+        }
+    });
+    let mut nodes: Vec<PlannedNode> = nodes.collect();
+    nodes.sort_by_key(|node| (node.place.unwrap_or(usize::MAX), node.name.clone()));
+    nodes
+}
+
+/// One plan: of the present policy, or of another one.
+struct Forecast {
+    scenario: Scenario,
+    courses: Vec<Course>,
+    summary: Summary,
+    median: usize,
+    nodes: Vec<PlannedNode>,
+}
+
+impl Forecast {
+    fn of(scenario: Scenario, number: Option<u64>) -> anyhow::Result<Self> {
+        let number = number.unwrap_or(if scenario.members.len() > SMALL { 4 } else { 20 });
+        let courses = forecast::courses(&scenario, 1, number)?;
+        let (summary, median) = Summary::of(&scenario, &courses);
+        let nodes = planned(&scenario, &courses, median);
+        Ok(Self { scenario, courses, summary, median, nodes })
+    }
+
+    /// Returns why it does not do what is asked of it, as sentences.
+    fn findings(&self, by: Option<Timestamp>) -> Vec<String> {
+        let mut findings = Vec::new();
+        let left: usize = self.summary.behind.iter().map(|behind| behind.nodes).sum();
+        if left > 0 {
+            findings.push(format!("{left} nodes are not updated: see NOT UPDATED FOR"));
+        }
+        if self.summary.cut > 0 {
+            findings.push(format!(
+                "the rollout has not ended after {} in {} of {} courses",
+                span(self.scenario.horizon.unsigned_abs()),
+                self.summary.cut,
+                self.summary.courses
+            ));
+        }
+        let end = |seconds| models::time::after(self.summary.start, Duration::from_secs(seconds));
+        if let Some(by) = by {
+            let late =
+                self.nodes.iter().filter_map(|node| node.end_seconds).filter(|end_at| end(end_at.p50) > by).count();
+            let last = end(self.summary.makespan_seconds.p90);
+            if last > by {
+                let windows = if self.summary.windows.is_empty() { "" } else { " with these windows" };
+                findings.push(format!(
+                    "misses {by:.0}{windows}: the last node is updated by {last:.0} in nine of ten courses; in half of them, \
+                     {late} nodes are later than that"
+                ));
+            }
+        }
+        let timed_out =
+            self.courses.get(self.median).map_or(0, |course| course.nodes.iter().filter(|n| n.failures > 0).count());
+        if timed_out > 0 {
+            let budgets: Vec<&str> = self.summary.refusals.iter().take(3).map(|(budget, _)| budget.as_str()).collect();
+            let because = if budgets.is_empty() {
+                String::new()
+            } else {
+                format!("; budgets that refuse most: {}", budgets.join(", "))
+            };
+            findings
+                .push(format!("attempts fail on {timed_out} nodes, since their drains do not end in time{because}"));
+        }
+        findings
+    }
+
+    fn text(&self, page: &mut Page, options: &PlanOptions) {
+        report::add(page, &self.summary);
+        page.line("");
+        let at = |seconds: Option<Spread>| {
+            let Some(seconds) = seconds else { return String::new() };
+            let time = |seconds| models::time::after(self.summary.start, Duration::from_secs(seconds));
+            let (early, late) = (seconds.p50 - seconds.p10, seconds.p90 - seconds.p50);
+            let range = early.max(late);
+            let text = format!("{:.0}", time(seconds.p50));
+            if range < 60 { text } else { format!("{text} ± {}", span(Duration::from_secs(range))) }
+        };
+        let shown = if options.all { self.nodes.len() } else { LISTED };
+        let rows = self.nodes.iter().take(shown).map(|node| {
+            [
+                node.place.map(|place| place.to_string()).unwrap_or_default(),
+                node.name.clone(),
+                [node.zone.as_str(), node.group.as_deref().unwrap_or_default()].join(" ").trim().to_owned(),
+                at(node.out_seconds),
+                at(node.end_seconds),
+                node.evicted.to_string(),
+                node.reason.clone().unwrap_or_default(),
+            ]
+        });
+        page.table(
+            ["PLACE", "NODE", "ZONE, GROUP", "OUT OF SERVICE", "UPDATED", "EVICTED", "NOT UPDATED FOR"],
+            rows,
+            None,
+        );
+        if self.nodes.len() > shown {
+            page.line(format_args!("{} more nodes are not listed: --all lists them.", self.nodes.len() - shown));
+        }
+    }
+}
+
+/// Returns durations as the last updates took them, where there are enough.
+fn times(updates: &[UpdateDurations]) -> Times {
+    let mut times = Times::default();
+    if updates.len() >= OBSERVED {
+        let observed = |seconds: Vec<u64>| Span::Observed(seconds.into_iter().map(Duration::from_secs).collect());
+        times.shutdown = Span::seconds(0, 1);
+        times.boot = observed(updates.iter().map(|update| update.reboot).collect());
+        // A node that waited for its slot took longer than its download: the quicker half is closer to that.
+        let mut downloads: Vec<u64> = updates.iter().map(|update| update.before_drain).collect();
+        downloads.sort_unstable();
+        downloads.truncate(downloads.len().div_ceil(2));
+        times.download = observed(downloads);
+    }
+    times
+}
+
+/// Lets pods take no longer to end than the longest drain of the last updates.
+fn shorten(scenario: &mut Scenario, updates: &[UpdateDurations]) {
+    let Some(longest) = updates.iter().map(|update| update.drain).max().filter(|_| updates.len() >= OBSERVED) else {
+        return;
+    };
+    for pod in &mut scenario.pods {
+        if let Span::Between(from, to) = &mut pod.leaves {
+            *to = (*to).min(Duration::from_secs(longest)).max(*from);
+        }
+    }
+}
+
+fn with_policy(view: &ClusterView, spec: BottlerocketUpdateOperatorSpec) -> anyhow::Result<(ClusterView, Policy)> {
+    let policy = Policy::from_spec(&spec).map_err(|errors| {
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        anyhow::anyhow!("the policy is invalid: {}", errors.join("; "))
+    })?;
+    let mut view = view.clone();
+    let Some(operator) = &mut view.operator else {
+        bail!("there is no operator's resource {}: nothing would start", models::names::OPERATOR_NAME)
+    };
+    operator.spec = spec;
+    Ok((view, policy))
+}
+
+/// Compares two plans.
+fn compared(page: &mut Page, present: &Summary, other: &Summary) {
+    let rows = report::facts(present).into_iter().map(|(name, value)| {
+        let other = report::facts(other).into_iter().find(|(found, _)| *found == name).map(|(_, value)| value);
+        [name.to_owned(), value, other.unwrap_or_default()]
+    });
+    page.table(["", "PRESENT POLICY", "OTHER POLICY"], rows, None);
+}
+
+async fn dump(client: &Client, namespace: &str) -> anyhow::Result<Dump> {
+    let updates = history::last_updates(client, namespace).await;
+    let updates = updates.unwrap_or_else(|error| {
+        warn(format_args!("earlier updates are not known, so that common durations are used: {error:#}"));
+        Vec::new()
+    });
+    Dump::read(client, namespace, updates).await
+}
+
+/// Plans the rollout of a cluster, or of a dump of one.
+pub(crate) async fn plan(
+    client: Option<&Client>,
+    namespace: &str,
+    options: &PlanOptions,
+) -> anyhow::Result<(Page, ExitCode)> {
+    let dump = match (&options.from_dump, client) {
+        (Some(path), _) => Dump::parse(read(path)?)?,
+        (None, Some(client)) => dump(client, namespace).await?,
+        (None, None) => bail!("there is neither a cluster nor a dump"),
+    };
+    if let Some(path) = &options.dump {
+        let text = serde_json::to_string(&dump).context("the dump is no JSON")?;
+        std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+        let mut page = Page::default();
+        page.line(format_args!("{} written: kubectl brupop plan --from-dump {0}", path.display()));
+        return Ok((page, ExitCode::SUCCESS));
+    }
+    let now = if options.is_offline() { dump.time } else { Timestamp::now() };
+    let cluster = dump.cluster()?;
+    let (mut view, mut policy) = (cluster.view(now), cluster.policy());
+    for (name, node) in &mut view.nodes {
+        node.pods = Some(cluster.pods.get(name).cloned().unwrap_or_default());
+    }
+    let scenario = |view, policy| {
+        let mut scenario = live(view, policy, times(&dump.updates), now);
+        shorten(&mut scenario, &dump.updates);
+        scenario
+    };
+    let present = Forecast::of(scenario(view.clone(), policy.clone()), options.courses)?;
+    let mut page = Page::default();
+    let mut chosen = present;
+    let mut comparison = None;
+    if let Some(path) = &options.policy {
+        let spec =
+            serde_json::from_value(read_policy(path)?).with_context(|| format!("{} is no policy", path.display()))?;
+        (view, policy) = with_policy(&view, spec)?;
+        let other = Forecast::of(scenario(view, policy), options.courses)?;
+        compared(&mut page, &chosen.summary, &other.summary);
+        page.line("");
+        comparison = Some(std::mem::replace(&mut chosen, other));
+    }
+    let findings = chosen.findings(options.by);
+    let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };
+    if let (Some(path), Some(course)) = (&options.html, chosen.courses.get(chosen.median)) {
+        let text = html::page("Planned rollout", &chosen.scenario, course, &chosen.summary)?;
+        std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+    }
+    if let Some(format) = &options.output {
+        let present = comparison.map(|present| present.summary);
+        let value = json!({
+            "summary": chosen.summary, "presentPolicy": present, "nodes": chosen.nodes, "findings": findings,
+            "observedUpdates": dump.updates.len(),
+        });
+        return Ok((output(&value, format)?, code));
+    }
+    chosen.text(&mut page, options);
+    page.line("");
+    match dump.updates.len() {
+        observed if observed >= OBSERVED => {
+            page.line(format_args!("Downloads and reboots take as long as in the last {observed} updates."))
+        }
+        _ => page.line("No earlier updates are recorded: common durations are used."),
+    }
+    for finding in findings {
+        page.line(format_args!("! {finding}"));
+    }
+    Ok((page, code))
+}
