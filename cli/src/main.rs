@@ -8,6 +8,7 @@ mod call;
 mod clock;
 mod cluster;
 mod completion;
+mod doctor;
 mod explain;
 #[cfg(test)]
 mod fixtures;
@@ -57,6 +58,8 @@ enum Command {
     Explain(explain::Options),
     /// Show the rollout and the nodes live, until Ctrl-C or, with --until=completed, until the rollout has ended.
     Watch(watch::Options),
+    /// Check the installation from end to end: objects, rights, certificates, agents, labels, clocks, budgets.
+    Doctor(doctor::Options),
     /// Show the revisions of the policy and the rollouts, one rollout with its nodes and pods, or verify the records.
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
@@ -137,6 +140,9 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Watch(options) => {
             let end = watch::watch(&client, &arguments.namespace, &options, colour).await?;
             return Ok(end.exit_code());
+        }
+        Command::Doctor(options) => {
+            return doctor::doctor(&client, &arguments.namespace, &options, colour).await;
         }
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,

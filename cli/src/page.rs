@@ -311,6 +311,11 @@ pub(crate) fn complain(error: &anyhow::Error) {
     eprint!("{}", complaint(error));
 }
 
+/// Prints a line of progress, on the standard error.
+pub(crate) fn progress(text: impl fmt::Display) {
+    eprintln!("{}", plain(&text.to_string()));
+}
+
 /// Prints a warning, on one line of the standard error.
 pub(crate) fn warn(text: impl fmt::Display) {
     eprintln!("Warning: {}", plain(&text.to_string()));
