@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod advice;
+mod bundle;
 mod call;
 mod clock;
 mod cluster;
@@ -60,6 +61,8 @@ enum Command {
     Watch(watch::Options),
     /// Check the installation from end to end: objects, rights, certificates, agents, labels, clocks, budgets.
     Doctor(doctor::Options),
+    /// Write the state of the operator into one archive, for those who are to help. Secrets are left out.
+    SupportBundle(bundle::Options),
     /// Show the revisions of the policy and the rollouts, one rollout with its nodes and pods, or verify the records.
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
@@ -144,6 +147,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Doctor(options) => {
             return doctor::doctor(&client, &arguments.namespace, &options, colour).await;
         }
+        Command::SupportBundle(options) => bundle::bundle(&client, &arguments.namespace, &options).await?,
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,

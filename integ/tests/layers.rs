@@ -40,7 +40,7 @@ const CRATES: [(&str, &str); 7] = [
     ),
     (
         "cli",
-        "clock near page terminal call cluster advice history completion rights marks status explain watch uninstall preflight doctor swap takeover",
+        "clock near page terminal call cluster advice history completion rights marks status explain watch uninstall preflight doctor bundle swap takeover",
     ),
 ];
 
