@@ -114,9 +114,9 @@ test-takeover: tools control-plane build ## Run the tests of moving in over the 
 	$(CARGO) test --workspace --locked --test scenarios -- takeover:: takeover_preflight:: migration:: earlier:: uninstall::
 
 .PHONY: test-plugin
-test-plugin: tools control-plane build ## Run the tests of the kubectl plugin: its unit tests and the scenarios with its commands, each by name
+test-plugin: tools control-plane build ## Run the tests of the kubectl plugin, each by name: unit tests, and the scenarios that run it
 	$(CARGO) test --workspace --locked --bin kubectl-brupop
-	$(CARGO) test --workspace --locked --test scenarios -- plugin_
+	$(CARGO) test --workspace --locked --test scenarios -- plugin_ kubectl::
 
 # The browser and its driver are packages of npm; they are installed once, into the build folder.
 PAGE_TEST := $(TARGET)/history-html

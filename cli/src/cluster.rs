@@ -25,7 +25,6 @@ use planner::view::{
     BudgetFacts, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts, Standby,
 };
 
-#[expect(unused_imports, reason = "for plans that look ahead")]
 pub(crate) use read::PodsOf;
 
 /// Time for which everything is taken to have been as it is, where no object has the time.

@@ -4,11 +4,13 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod advice;
+mod bundle;
 mod call;
 mod clock;
 mod cluster;
 mod completion;
 mod connect;
+mod doctor;
 mod explain;
 #[cfg(test)]
 mod fixtures;
@@ -76,6 +78,10 @@ enum Command {
     Explain(explain::Options),
     /// Show the rollout and the nodes live, until Ctrl-C or, with --until=completed, until the rollout has ended.
     Watch(watch::Options),
+    /// Check the installation from end to end: objects, rights, certificates, agents, labels, clocks, budgets.
+    Doctor(doctor::Options),
+    /// Write the state of the operator into one archive, for those who are to help. Secrets are left out.
+    SupportBundle(bundle::Options),
     /// Show the revisions of the policy and the rollouts, one rollout with its nodes and pods, or verify the records.
     History(history::HistoryOptions),
     /// Return to an earlier revision of the policy.
@@ -160,6 +166,10 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             let end = watch::watch(&client, &arguments.namespace, &options, colour).await?;
             return Ok(end.exit_code());
         }
+        Command::Doctor(options) => {
+            return doctor::doctor(&client, &arguments.namespace, &options, colour).await;
+        }
+        Command::SupportBundle(options) => bundle::bundle(&client, &arguments.namespace, &options).await?,
         Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
         Command::Plan(options) => {

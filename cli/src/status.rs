@@ -1,6 +1,7 @@
 //! `kubectl brupop status`.
 
 mod report;
+mod shape;
 mod text;
 
 use std::collections::BTreeSet;
@@ -14,7 +15,8 @@ use crate::cluster::Cluster;
 use crate::page::Page;
 use crate::terminal;
 
-pub(crate) use report::{IDLE, LastResult, NodeReport, Report, next_action, report};
+pub(crate) use report::{next_action, report};
+pub(crate) use shape::{IDLE, LastResult, NodeReport, Report, SilentAgent};
 pub(crate) use text::{Look, render};
 
 /// Form of the output.

@@ -41,7 +41,7 @@ const CRATES: [(&str, &str); 7] = [
     (
         "cli",
         "clock near page terminal connect call write timeline history cluster advice forecast simulate plan completion rights marks status \
-         explain watch uninstall preflight swap takeover requests",
+         explain watch uninstall preflight doctor bundle swap takeover requests",
     ),
 ];
 
@@ -80,7 +80,8 @@ fn check(name: &str, layers: &str) {
     for file in files(&source) {
         let inner = file.strip_prefix(&source).unwrap().with_extension("");
         let parts: Vec<_> = inner.iter().map(|part| part.to_str().unwrap()).collect();
-        let only_tests = parts.iter().skip(1).any(|part| matches!(*part, "tests" | "simulation" | "faults"))
+        let only_tests = parts.contains(&"tests")
+            || parts[1..].iter().any(|part| matches!(*part, "simulation" | "faults"))
             || parts.last().is_some_and(|last| last.ends_with("cases") || *last == "fixtures");
         if matches!(parts[..], ["lib" | "main"]) || only_tests {
             continue;

@@ -32,7 +32,6 @@ pub(crate) enum PodsOf {
     /// These nodes, each by a list of its own.
     Nodes(BTreeSet<String>),
     /// All nodes, by one list.
-    #[expect(dead_code, reason = "for plans that look ahead")]
     All,
 }
 

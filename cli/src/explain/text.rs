@@ -58,11 +58,12 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
         let at = next.at.map_or_else(String::new, |at| format!("{}: ", moment(at, now)));
         field(if index == 0 { "Next:" } else { "" }, Style::Plain, &format!("{at}{}", next.what));
     }
+    // Whole, so that they can be copied.
     for (index, command) in explanation.commands.iter().enumerate() {
-        field(if index == 0 { "To do:" } else { "" }, Style::Strong, command);
+        page.field(if index == 0 { "To do:" } else { "" }, Style::Strong, command, None);
     }
     for sentence in &explanation.not_read {
-        field("Not read:", Style::Warn, sentence);
+        page.field("Not read:", Style::Warn, sentence, width);
     }
     if !explanation.checks.is_empty() {
         page.line("");

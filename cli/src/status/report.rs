@@ -1,231 +1,23 @@
-//! The state of the fleet, as `-o json` shows it. docs/plugin.md describes each field.
+//! The state of the fleet, derived from the cluster by the controller's own rules.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
 use models::names;
-use models::operator::{BLOCKED as ALL_BLOCKED, Counts, DEGRADED, FROZEN, HISTORY_RECORDED};
-use models::shadow::{AttemptResult, BLOCKED, HOST_REACHABLE, Step, UPDATED};
+use models::operator::{BLOCKED as ALL_BLOCKED, DEGRADED, FROZEN, HISTORY_RECORDED};
+use models::shadow::{BLOCKED, HOST_REACHABLE, Step};
 use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
 use planner::wait::{Wait, WaitReason};
-use semver::Version;
-use serde::Serialize;
 
+use super::shape::*;
 use crate::cluster::{Cluster, Unread, is_of};
 
 /// The reason of the condition `Degraded` for an invalid policy, whose errors the report lists by themselves.
 const INVALID_POLICY: &str = "InvalidPolicy";
-
-/// The state of the fleet.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Report {
-    pub(crate) time: Timestamp,
-    pub(crate) namespace: String,
-    /// The switch: `spec.enabled` of the policy; absent if there is no policy.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) enabled: Option<bool>,
-    pub(crate) policy: PolicyReport,
-    /// The reason why nothing is done at all, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) paused: Option<String>,
-    /// The windows of all nodes, then those of the node groups with windows of their own.
-    pub(crate) windows: Vec<Window>,
-    pub(crate) rollouts: Vec<Rollout>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) counts: Option<Counts>,
-    /// The reasons for which nodes wait, the most frequent first.
-    pub(crate) waiting: Vec<Waiting>,
-    /// The canary step that waits for approval.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) approval: Option<Request>,
-    /// The failures that have stopped the rollout.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) frozen: Option<Request>,
-    /// Other problems of the operator as a whole.
-    pub(crate) problems: Vec<Problem>,
-    pub(crate) silent_agents: Vec<SilentAgent>,
-    /// Annotations that are meant as requests and have no effect.
-    pub(crate) misplaced_requests: Vec<String>,
-    /// Parts that the caller may not read, and facts that are missing therefore.
-    pub(crate) not_read: Vec<String>,
-    pub(crate) nodes: Vec<NodeReport>,
-}
-
-/// The policy in force.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct PolicyReport {
-    /// `InForce`, `Rejected` (an earlier one is in force), `Unusable` (there is no earlier one) or `Missing`.
-    pub(crate) state: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) generation: Option<i64>,
-    /// True if the controller has seen this generation.
-    pub(crate) observed: bool,
-    /// The fields that are rejected.
-    pub(crate) errors: Vec<FieldError>,
-    /// The target version.
-    pub(crate) target: String,
-}
-
-/// A field that cannot be applied.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct FieldError {
-    pub(crate) field: String,
-    pub(crate) message: String,
-}
-
-/// The windows in which nodes may be taken out of service.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Window {
-    /// The node group; absent for nodes in none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) group: Option<String>,
-    pub(crate) open: bool,
-    /// True if a blackout is the reason why it is closed.
-    pub(crate) blackout: bool,
-    /// The end of the open window; absent if it does not end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) closes: Option<Timestamp>,
-    /// The next opening; absent if there is none in sight.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) opens: Option<Timestamp>,
-}
-
-/// A rollout under way.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Rollout {
-    pub(crate) version: Version,
-    pub(crate) variant: String,
-    pub(crate) arch: String,
-    /// The number in the history; absent before it has one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) number: Option<i64>,
-    pub(crate) started: Timestamp,
-    /// Number of nodes of this variant and architecture.
-    pub(crate) nodes: usize,
-    /// Number of them that were updated in this rollout.
-    pub(crate) updated: usize,
-    /// The canary step due, from 1; absent after the last one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) step: Option<usize>,
-    /// Number of canary steps.
-    pub(crate) steps: usize,
-    /// Number of nodes that have to be updated in the step due, those of earlier steps included.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) step_nodes: Option<usize>,
-    /// The reason why no more nodes start, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) waits: Option<String>,
-}
-
-/// Nodes that wait for the same reason.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Waiting {
-    pub(crate) reason: String,
-    /// The party whose next step they need.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) waits_for: Option<String>,
-    pub(crate) nodes: Vec<String>,
-}
-
-/// A state that a user ends, with the command.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Request {
-    pub(crate) message: String,
-    pub(crate) command: String,
-}
-
-/// A problem of the operator as a whole.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Problem {
-    pub(crate) reason: String,
-    pub(crate) message: String,
-}
-
-/// A node whose agent does not report.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct SilentAgent {
-    pub(crate) node: String,
-    /// `NoAgentPod`, `AgentNotReady`, `NoReport` or `HostNotReached`.
-    pub(crate) reason: &'static str,
-    pub(crate) message: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) since: Option<Timestamp>,
-}
-
-/// A node.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct NodeReport {
-    pub(crate) name: String,
-    /// The running version.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) version: Option<Version>,
-    /// The version of the attempt under way.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) target: Option<Version>,
-    /// The step of the attempt under way, or `Idle`.
-    pub(crate) step: &'static str,
-    /// The reason why it waits, as one fixed word; absent if it is up to date.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reason: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) message: Option<String>,
-    /// The time at which the step under way is given up.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) deadline: Option<Timestamp>,
-    /// The result of its last attempt.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) last: Option<LastResult>,
-}
-
-/// The result of an attempt.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct LastResult {
-    pub(crate) version: Version,
-    /// `Updated`, or the reason of the failure.
-    pub(crate) reason: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) message: String,
-    pub(crate) ended: Timestamp,
-}
-
-impl From<AttemptResult> for LastResult {
-    fn from(last: AttemptResult) -> Self {
-        Self { version: last.version, reason: last.reason, message: last.message, ended: last.ended }
-    }
-}
-
-impl LastResult {
-    /// Returns whether the attempt has failed.
-    pub(crate) fn is_failure(&self) -> bool {
-        self.reason != UPDATED
-    }
-}
-
-impl NodeReport {
-    /// Returns whether nothing is under way on it, and nothing to be done.
-    pub(crate) fn is_current(&self) -> bool {
-        self.step == IDLE && self.reason.is_none()
-    }
-
-    /// Returns whether its last attempt has failed.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.last.as_ref().is_some_and(LastResult::is_failure)
-    }
-}
-
-/// The step of a node without an attempt.
-pub(crate) const IDLE: &str = "Idle";
 
 /// Returns the state of the fleet.
 pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {

@@ -5,7 +5,7 @@ use models::names;
 use models::time::between;
 use planner::wait::{WaitReason, WaitsFor};
 
-use super::report::{IDLE, NodeReport, Report, Rollout, Window};
+use super::shape::{IDLE, NodeReport, Report, Rollout, Window};
 use crate::advice::some;
 use crate::clock::{moment, span};
 use crate::page::{Cell, Page, Style};

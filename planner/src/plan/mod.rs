@@ -96,7 +96,7 @@ pub use requests::{pending_migration, pending_rotations};
 pub use rollout::key_of;
 pub use shadows::ShadowChange;
 pub use slots::{not_begun, retracted};
-pub use states::{RolloutState, deadlines, rollouts};
+pub use states::{RolloutState, deadlines, drain_refusals, rollouts};
 pub use survey::targets;
 
 /// An Event that goes with a write.

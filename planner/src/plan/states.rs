@@ -6,7 +6,7 @@ use models::operator::ActiveRollout;
 use super::context::NodeContext;
 use super::rollout::key_of;
 use super::survey::Survey;
-use super::{Wait, attempt};
+use super::{Wait, attempt, gates};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
@@ -54,4 +54,19 @@ pub fn deadlines<'a>(
         Some((node.facts.name.as_str(), attempt::deadline(&ctx, progress)?))
     };
     view.nodes.values().filter_map(deadline)
+}
+
+/// Returns what rules the drain of each node out whose pods are known, as far as its pods and their budgets go. Other
+/// reasons for which the node waits do not matter, nor do expressions.
+pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Vec<(String, Wait)> {
+    let survey = Survey::of(view, policy, now);
+    let mut refusals = Vec::new();
+    for node in view.nodes.values().filter(|node| node.pods.is_some()) {
+        let Some(shadow) = &node.shadow else { continue };
+        let ctx = NodeContext { view, node, shadow, policy, survey: &survey, now, slot: false };
+        let found = gates::of_drain().filter_map(|gate| gate.refusal(&ctx));
+        let found = found.filter(|wait| !matches!(wait, Wait::ReadingPods | Wait::ExpressionsPending { .. }));
+        refusals.extend(found.map(|wait| (node.facts.name.clone(), wait)));
+    }
+    refusals
 }

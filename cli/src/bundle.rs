@@ -1,0 +1,337 @@
+//! `kubectl brupop support-bundle`: one archive with the state of the operator, for those who are to help.
+//!
+//! Secrets are never read. A part that cannot be read is named in the archive, and the others are in it all the same.
+
+mod archive;
+mod trim;
+
+use std::fs::{File, OpenOptions};
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, DynamicObject, ListParams, LogParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+use kube::{Client, ResourceExt as _};
+use models::names;
+use serde_json::{Value, json};
+
+use self::archive::Archive;
+use self::trim::trim;
+use crate::advice::some;
+use crate::call::{call, list, list_each};
+use crate::cluster::Cluster;
+use crate::page::{print_line, progress};
+use crate::status::{Look, Report, render, report};
+
+/// Number of lines of each log, and its longest size.
+const LOG_LINES: i64 = 5_000;
+const LOG_BYTES: i64 = 1 << 20;
+
+/// Number of agents whose logs are in the archive: of thousands, a few are enough.
+const AGENTS: usize = 20;
+
+/// Number of parts that a message names.
+const NAMED: usize = 10;
+
+/// Parts that are left out on purpose.
+const LEFT_OUT: [&str; 6] = [
+    "Secrets are not read",
+    "values of environment variables are replaced by (left out)",
+    "metadata.managedFields and copies of objects in annotations (last-applied-configuration) are removed",
+    "Nodes are reduced to what concerns updates: no addresses, images, volumes, and no labels and annotations of others",
+    "pods and other objects of your workloads are not in it; status and doctor name those that keep a node from its drain",
+    "each log ends with its last 5,000 lines, at most 1 MiB; of the agents there are the logs of 20 at most, silent ones first",
+];
+
+/// Options of `support-bundle`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// File to write. It must not exist. Default: brupop-support-TIME.tar.gz in the current folder.
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Kinds of objects in a namespace: group, version, kind, plural.
+type Kind = (&'static str, &'static str, &'static str, &'static str);
+
+/// The custom resources, and the revisions of the policy.
+const RESOURCES: [Kind; 4] = [
+    (names::GROUP, "v1", "BottlerocketUpdateOperator", "bottlerocketupdateoperators"),
+    (names::GROUP, "v3", "BottlerocketShadow", "bottlerocketshadows"),
+    (names::GROUP, "v1", "BottlerocketRolloutHistory", "bottlerocketrollouthistories"),
+    ("apps", "v1", "ControllerRevision", "controllerrevisions"),
+];
+
+/// The operator's own workloads, and what they depend on.
+const WORKLOADS: [Kind; 11] = [
+    ("apps", "v1", "Deployment", "deployments"),
+    ("apps", "v1", "ReplicaSet", "replicasets"),
+    ("apps", "v1", "DaemonSet", "daemonsets"),
+    ("", "v1", "Pod", "pods"),
+    ("", "v1", "Service", "services"),
+    ("", "v1", "ServiceAccount", "serviceaccounts"),
+    ("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
+    ("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+    ("coordination.k8s.io", "v1", "Lease", "leases"),
+    ("events.k8s.io", "v1", "Event", "events"),
+];
+
+/// A bundle that is being written.
+struct Bundle {
+    archive: Archive<File>,
+    /// Parts that could not be read.
+    missing: Vec<String>,
+}
+
+impl Bundle {
+    fn text(&mut self, path: &str, text: &str) -> anyhow::Result<()> {
+        self.archive.add(path, text.as_bytes()).context("the archive cannot be written")
+    }
+
+    fn json(&mut self, path: &str, value: &Value) -> anyhow::Result<()> {
+        self.text(path, &serde_json::to_string_pretty(value).context("an object is no JSON")?)
+    }
+
+    /// Returns what was read; notes what could not be.
+    fn part<T>(&mut self, path: &str, answer: anyhow::Result<T>) -> Option<T> {
+        match answer {
+            Ok(answer) => Some(answer),
+            Err(error) => {
+                self.missing.push(format!("{path}: {error:#}"));
+                None
+            }
+        }
+    }
+
+    /// Adds the objects of a kind in a namespace.
+    async fn objects(&mut self, client: &Client, namespace: &str, kind: Kind, path: &str) -> anyhow::Result<()> {
+        let (group, version, kind, plural) = kind;
+        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+        let listed = list(&api, ListParams::default(), &format!("list {plural} in {namespace}")).await;
+        let Some(objects) = self.part(path, listed) else { return Ok(()) };
+        let objects = objects.into_iter().map(|object| {
+            let mut object = serde_json::to_value(object).unwrap_or_default();
+            object["kind"] = json!(kind);
+            trim(&mut object);
+            object
+        });
+        let api_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+        let items: Vec<Value> = objects.collect();
+        self.json(path, &json!({"apiVersion": api_version, "kind": format!("{kind}List"), "items": items}))
+    }
+
+    /// Adds the logs of a pod, those before its last restart too.
+    async fn logs(&mut self, client: &Client, namespace: &str, pod: &Pod) -> anyhow::Result<()> {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        let containers: Vec<(String, bool)> =
+            statuses.map(|container| (container.name.clone(), container.restart_count > 0)).collect();
+        for (container, restarted) in containers {
+            for previous in [false, true].into_iter().filter(|previous| !previous || restarted) {
+                let suffix = if previous { ".previous" } else { "" };
+                let path = format!("logs/{namespace}/{}/{container}{suffix}.log", pod.name_any());
+                let params = LogParams {
+                    container: Some(container.clone()),
+                    previous,
+                    tail_lines: Some(LOG_LINES),
+                    limit_bytes: Some(LOG_BYTES),
+                    timestamps: true,
+                    ..LogParams::default()
+                };
+                let right = format!("get pods/log in {namespace}");
+                let log = call(&right, pods.logs(&pod.name_any(), &params)).await;
+                if let Some(log) = self.part(&path, log) {
+                    self.text(&path, &log)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the bundle.
+pub(crate) async fn bundle(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+    let time = Timestamp::now();
+    let folder = format!("brupop-support-{}", time.strftime("%Y%m%d-%H%M%S"));
+    let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{folder}.tar.gz")));
+    let file = create(&path).with_context(|| format!("{} cannot be created: use another --output", path.display()))?;
+    let mut bundle = Bundle { archive: Archive::new(file, &folder, time), missing: Vec::new() };
+    fill(&mut bundle, client, namespace, time).await?;
+    let readme = readme(&bundle.missing, namespace, time);
+    bundle.text("README.txt", &readme)?;
+    bundle.archive.end().context("the archive cannot be written")?;
+    print_line(format_args!("written: {}", path.display()));
+    for sentence in LEFT_OUT {
+        print_line(format_args!("left out: {sentence}"));
+    }
+    for part in &bundle.missing {
+        print_line(format_args!("missing: {part}"));
+    }
+    print_line("Read it before you send it: names of nodes, pods and namespaces are in it.");
+    Ok(())
+}
+
+/// Creates the file. Only its owner may read it.
+fn create(path: &std::path::Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+async fn fill(bundle: &mut Bundle, client: &Client, namespace: &str, time: Timestamp) -> anyhow::Result<()> {
+    progress("reading the state of the fleet ...");
+    let version = call("get /version", client.apiserver_version()).await;
+    let version = bundle.part("version.json", version).map(|version| version.git_version);
+    let plugin = env!("CARGO_PKG_VERSION");
+    bundle.json("version.json", &json!({"plugin": plugin, "kubernetes": version, "time": time}))?;
+    let status = Cluster::read_now(client, namespace, |_| std::collections::BTreeSet::new()).await;
+    let status = bundle.part("status", status).map(|cluster| report(&cluster, time));
+    if let Some(report) = &status {
+        bundle.json("status.json", &serde_json::to_value(report)?)?;
+        let look = Look { all: true, ..Look::default() };
+        bundle.text("status.txt", &render(report, look).to_string())?;
+    }
+    let diagnosis = crate::doctor::diagnose(client, namespace).await;
+    if let Some(diagnosis) = bundle.part("doctor", diagnosis) {
+        bundle.json("doctor.json", &diagnosis.json()?)?;
+        bundle.text("doctor.txt", &diagnosis.page(None, false).to_string())?;
+    }
+    progress("reading objects ...");
+    for kind in RESOURCES {
+        bundle.objects(client, namespace, kind, &format!("{}.json", kind.3)).await?;
+    }
+    let nodes: Api<Node> = Api::all(client.clone());
+    let mut items = Vec::new();
+    let listed = list_each(&nodes, ListParams::default(), "list nodes", |node| items.push(trim::node(&node))).await;
+    if bundle.part("nodes.json", listed).is_some() {
+        bundle.json("nodes.json", &json!({"items": items}))?;
+    }
+    let mut namespaces = vec![namespace, names::AGENT_NAMESPACE];
+    namespaces.dedup();
+    for namespace in &namespaces {
+        for kind in WORKLOADS {
+            bundle.objects(client, namespace, kind, &format!("{namespace}/{}.json", kind.3)).await?;
+        }
+    }
+    node_events(bundle, client).await?;
+    progress("reading logs ...");
+    for namespace in namespaces {
+        logs(bundle, client, namespace, status.as_ref()).await?;
+    }
+    Ok(())
+}
+
+/// Adds the Events of the operator about Nodes, which are in the namespace `default`.
+async fn node_events(bundle: &mut Bundle, client: &Client) -> anyhow::Result<()> {
+    use k8s_openapi::api::events::v1::Event;
+    let events: Api<Event> = Api::namespaced(client.clone(), "default");
+    let listed = list(&events, ListParams::default(), "list events in default").await;
+    let Some(events) = bundle.part("events-of-nodes.json", listed) else { return Ok(()) };
+    let ours = |event: &Event| {
+        let about_node = event.regarding.as_ref().is_some_and(|object| object.kind.as_deref() == Some("Node"));
+        about_node && event.reporting_controller.as_deref() == Some(names::CONTROLLER)
+    };
+    let events = events.into_iter().filter(ours).map(|event| {
+        let mut event = serde_json::to_value(event).unwrap_or_default();
+        trim(&mut event);
+        event
+    });
+    let items: Vec<Value> = events.collect();
+    bundle.json("events-of-nodes.json", &json!({"items": items}))
+}
+
+/// Adds the logs of the operator's pods in a namespace. Of the agents, those of silent ones come first.
+async fn logs(bundle: &mut Bundle, client: &Client, namespace: &str, status: Option<&Report>) -> anyhow::Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let params = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
+    let listed = list(&pods, params, &format!("list pods in {namespace}")).await;
+    let Some(pods) = bundle.part(&format!("logs/{namespace}"), listed) else { return Ok(()) };
+    for pod in chosen(pods, status) {
+        bundle.logs(client, namespace, &pod).await?;
+    }
+    Ok(())
+}
+
+/// Returns the pods whose logs are in the bundle.
+fn chosen(pods: Vec<Pod>, status: Option<&Report>) -> Vec<Pod> {
+    let is_agent = |pod: &Pod| pod.labels().get(names::COMPONENT_LABEL).is_some_and(|name| name == names::AGENT);
+    let (mut agents, others): (Vec<Pod>, Vec<Pod>) = pods.into_iter().partition(is_agent);
+    let rank = |pod: &Pod| {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+        let report = status.and_then(|report| report.nodes.iter().find(|other| other.name == node));
+        let silent = status.is_some_and(|report| report.silent_agents.iter().any(|agent| agent.node == node));
+        match report {
+            _ if silent => 0,
+            Some(report) if report.has_failed() => 1,
+            Some(report) if !report.is_current() => 2,
+            _ => 3,
+        }
+    };
+    agents.sort_by_cached_key(rank);
+    agents.truncate(AGENTS);
+    others.into_iter().chain(agents).collect()
+}
+
+/// Returns the text that says what is in the bundle, and what is not.
+fn readme(missing: &[String], namespace: &str, time: Timestamp) -> String {
+    let mut text = format!(
+        "Support bundle of the Bottlerocket update operator in the namespace {namespace}, made {time:.0} by \
+         kubectl-brupop {}.\n\nLeft out:\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    for sentence in LEFT_OUT {
+        text.push_str(&format!("* {sentence}\n"));
+    }
+    if missing.is_empty() {
+        text.push_str("\nNothing is missing.\n");
+    } else {
+        let first = some(missing.iter().map(|part| part.split(':').next().unwrap_or_default()), NAMED);
+        text.push_str(&format!("\nMissing, because it could not be read: {first}\n"));
+        for part in missing {
+            text.push_str(&format!("* {part}\n"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::testing::{fleet, now};
+
+    fn pod(name: &str, node: &str, component: &str) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": {names::COMPONENT_LABEL: component}}, "spec": {"nodeName": node, "containers": []},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn logs_of_silent_and_failed_agents_come_first_and_their_number_is_limited() {
+        let report = report(&fleet(), now());
+        let mut pods: Vec<Pod> = (0..30).map(|n| pod(&format!("agent-{n:02}"), "updated", names::AGENT)).collect();
+        pods.push(pod("of-failed", "failed", names::AGENT));
+        pods.push(pod("of-silent", "silent", names::AGENT));
+        pods.push(pod("controller", "updated", names::CONTROLLER));
+        let chosen = chosen(pods, Some(&report));
+        let names: Vec<String> = chosen.iter().map(kube::ResourceExt::name_any).collect();
+        assert_eq!(names[..3], ["controller", "of-silent", "of-failed"]);
+        assert_eq!(names.len(), 1 + AGENTS);
+    }
+
+    #[test]
+    fn readme_names_what_is_missing() {
+        let whole = readme(&[], "brupop-system", now());
+        assert!(whole.contains("Nothing is missing.") && whole.contains("Secrets are not read"), "{whole}");
+        let part = readme(&["nodes.json: you need the right to list nodes".to_owned()], "brupop-system", now());
+        assert!(part.contains("* nodes.json: you need the right to list nodes\n"), "{part}");
+    }
+}

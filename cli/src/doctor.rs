@@ -1,0 +1,169 @@
+//! `kubectl brupop doctor`: checks an installation from end to end, and changes nothing.
+
+mod certificate;
+mod facts;
+mod findings;
+mod fleet;
+mod objects;
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use jiff::Timestamp;
+use kube::Client;
+use serde::Serialize;
+
+use self::facts::Facts;
+use self::findings::{Finding, Severity, findings};
+use crate::advice::some;
+use crate::page::{Page, Style};
+use crate::terminal;
+
+/// Number of objects that the text of a finding names.
+const NAMED: usize = 3;
+
+/// Form of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    Json,
+    Yaml,
+}
+
+/// Options of `doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// `json` or `yaml` for programs; docs/plugin.md describes it.
+    #[arg(long, short, value_enum)]
+    output: Option<Output>,
+}
+
+/// The result of the checks.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Diagnosis {
+    time: Timestamp,
+    /// Version of Kubernetes.
+    kubernetes: String,
+    /// Parts that were checked.
+    checked: Vec<String>,
+    findings: Vec<Finding>,
+    /// Parts that the caller may not read, and that were not checked therefore.
+    not_read: Vec<String>,
+    errors: usize,
+    warnings: usize,
+}
+
+/// Checks the installation; the exit code is 1 if there is an error.
+pub(crate) async fn doctor(
+    client: &Client,
+    namespace: &str,
+    options: &Options,
+    colour: bool,
+) -> anyhow::Result<ExitCode> {
+    let diagnosis = diagnose(client, namespace).await?;
+    let page = match options.output {
+        None => diagnosis.page(Some(terminal::width()), colour),
+        Some(Output::Json) => {
+            let mut page = Page::default();
+            page.json(&diagnosis.json()?)?;
+            page
+        }
+        Some(Output::Yaml) => {
+            let mut page = Page::default();
+            page.yaml(&diagnosis.json()?)?;
+            page
+        }
+    };
+    page.print().context("the standard output cannot be written")?;
+    Ok(if diagnosis.errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Checks the installation.
+pub(crate) async fn diagnose(client: &Client, namespace: &str) -> anyhow::Result<Diagnosis> {
+    Ok(Diagnosis::of(&facts::read(client, namespace).await?))
+}
+
+impl Diagnosis {
+    fn of(facts: &Facts) -> Self {
+        let findings = findings(facts);
+        let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+        Self {
+            time: facts.read_at,
+            kubernetes: facts.version.clone(),
+            checked: checked(facts),
+            errors: count(Severity::Error),
+            warnings: count(Severity::Warning),
+            findings,
+            not_read: facts.not_read.clone(),
+        }
+    }
+
+    /// Returns the diagnosis as JSON.
+    pub(crate) fn json(&self) -> anyhow::Result<serde_json::Value> {
+        serde_json::to_value(self).context("the diagnosis is no JSON")
+    }
+
+    /// Returns the diagnosis as text.
+    pub(crate) fn page(&self, width: Option<usize>, colour: bool) -> Page {
+        let mut page = Page::new(colour);
+        page.field("Checked:", Style::Plain, &self.checked.join(", "), width);
+        for sentence in &self.not_read {
+            page.field("Not read:", Style::Warn, sentence, width);
+        }
+        for finding in &self.findings {
+            let (label, style) = match finding.severity {
+                Severity::Error => ("ERROR", Style::Bad),
+                Severity::Warning => ("WARNING", Style::Warn),
+                Severity::Note => ("note", Style::Faint),
+            };
+            let objects = some(finding.objects.iter().map(String::as_str), NAMED);
+            let about = if objects.is_empty() { String::new() } else { format!("{objects}: ") };
+            page.line("");
+            page.field(label, style, &format!("{}: {about}{}", finding.reason, finding.message), width);
+            for command in &finding.next {
+                page.field("", Style::Plain, command, None);
+            }
+        }
+        page.line("");
+        let (style, result) = match (self.errors, self.warnings) {
+            (0, 0) => (Style::Good, "all is well".to_owned()),
+            (errors, warnings) => {
+                let style = if errors > 0 { Style::Bad } else { Style::Warn };
+                (style, format!("{errors} error(s), {warnings} warning(s)"))
+            }
+        };
+        page.field("Result:", style, &result, width);
+        page
+    }
+}
+
+/// Returns the parts that were checked.
+fn checked(facts: &Facts) -> Vec<String> {
+    let mut checked = vec![format!("Kubernetes {}", facts.version)];
+    if !facts.objects.is_empty() {
+        checked.push(format!("{} objects of the installation", facts.objects.len()));
+    }
+    if facts.endpoints.is_some() {
+        checked.push("endpoints of the web API".to_owned());
+    }
+    if facts.trust.is_some() {
+        checked.push("certificate authorities".to_owned());
+    }
+    if !facts.node_renewed.is_empty() {
+        checked.push(format!("clocks of {} nodes", facts.node_renewed.len()));
+    }
+    if let Some(cluster) = &facts.cluster {
+        checked.push("the policy".to_owned());
+        checked.extend(cluster.nodes.as_ref().map(|nodes| format!("{} nodes", nodes.len())));
+        checked.extend(cluster.agents.as_ref().map(|agents| format!("{} agents", agents.len())));
+        let pods: usize = cluster.pods.values().map(Vec::len).sum();
+        if pods > 0 {
+            checked.push(format!("{pods} pods under {} PodDisruptionBudgets", cluster.budgets.len()));
+        }
+    }
+    checked
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! The facts that the checks of an installation need, read with the rights of the caller. What may not be read is noted,
+//! and its checks are left out.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::{Client, ResourceExt as _};
+use models::names;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::certificate::{self, Certificate};
+use crate::call::{call, code, if_there, list, list_each};
+use crate::cluster::{Cluster, PodsOf};
+use crate::page::progress;
+
+/// Namespace of the kubelets' Leases.
+const NODE_LEASES: &str = "kube-node-lease";
+
+/// Time after which a user is told what is being read.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// An object of the installation.
+#[derive(Clone, Debug)]
+pub(super) struct Installed {
+    /// The object that this version installs.
+    pub(super) wanted: Value,
+    /// The object in the cluster; `None` if it does not exist.
+    pub(super) found: Option<Value>,
+}
+
+/// The facts about an installation.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// The reason why the cluster's version is too old, if it is.
+    pub(super) outdated: Option<String>,
+    pub(super) version: String,
+    /// The objects of the installation, as far as they could be read.
+    pub(super) objects: Vec<Installed>,
+    /// Fleet and policy; `None` while the definitions do not exist.
+    pub(super) cluster: Option<Cluster>,
+    /// Number of ready addresses of the web API's Service; `None` if that could not be read.
+    pub(super) endpoints: Option<usize>,
+    /// The certificates that agents trust, `None` for a block that is none; absent if they could not be read.
+    pub(super) trust: Option<Vec<Option<Certificate>>>,
+    /// Time at which the leader last renewed its Lease, by its own clock.
+    pub(super) leader_renewed: Option<Timestamp>,
+    /// Time at which the kubelet of each node last renewed its Lease, by the node's own clock.
+    pub(super) node_renewed: BTreeMap<String, Timestamp>,
+    /// The time of these readings, by the local clock.
+    pub(super) read_at: Timestamp,
+    /// Parts that may not be read.
+    pub(super) not_read: Vec<String>,
+}
+
+impl Facts {
+    /// Returns what was read; notes what may not be.
+    fn optional<T>(&mut self, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        match answer {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) if code(&error) == Some(403) => {
+                let sentence = error.to_string();
+                if !self.not_read.contains(&sentence) {
+                    self.not_read.push(sentence);
+                }
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Shows what is being read, once that takes longer.
+struct Steps(Instant);
+
+impl Steps {
+    fn now(&self, what: &str) {
+        if self.0.elapsed() >= QUIET {
+            progress(format_args!("reading {what} ..."));
+        }
+    }
+}
+
+/// Reads the facts.
+pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Facts> {
+    let (mut facts, steps) = (Facts::default(), Steps(Instant::now()));
+    let version = call("get /version", client.apiserver_version()).await?;
+    facts.outdated = crate::preflight::outdated(&version);
+    facts.version = version.git_version;
+    if namespace == names::SYSTEM_NAMESPACE {
+        for wanted in deploy::objects(&deploy::Options::default())? {
+            steps.now("the objects of the installation");
+            let found = object(client, &wanted).await;
+            if let Some(found) = facts.optional(found)? {
+                facts.objects.push(Installed { wanted, found });
+            }
+        }
+    }
+    steps.now("the fleet");
+    if facts.has_definitions() {
+        let mut cluster = Cluster::read(client, namespace).await?;
+        steps.now("the pods and their budgets");
+        cluster.read_pods(client, PodsOf::All).await?;
+        facts.not_read.extend(cluster.unread.iter().map(|unread| unread.reason.clone()));
+        facts.cluster = Some(cluster);
+    }
+    steps.now("certificates, Leases and endpoints");
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
+    let params = ListParams::default().labels(&format!("kubernetes.io/service-name={}", names::APISERVER));
+    let slices = list(&slices, params, &format!("list endpointslices in {namespace}")).await;
+    facts.endpoints = facts.optional(slices)?.map(|slices| slices.iter().map(ready_addresses).sum());
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
+    let right = format!("get configmaps in {}", names::AGENT_NAMESPACE);
+    let map = if_there(call(&right, maps.get(names::TRUST_CONFIG_MAP)).await);
+    facts.trust = facts.optional(map)?.map(|map| {
+        let text = map.and_then(|map| map.data?.remove(names::TRUST_CA_KEY)).unwrap_or_default();
+        certificate::read(&text)
+    });
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    let lease = if_there(call(&format!("get leases in {namespace}"), leases.get(names::CONTROLLER)).await);
+    facts.leader_renewed = facts.optional(lease)?.flatten().as_ref().and_then(renewed);
+    let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_LEASES);
+    let mut node_renewed = BTreeMap::new();
+    let right = format!("list leases in {NODE_LEASES}");
+    let listed = list_each(&leases, ListParams::default(), &right, |lease| {
+        node_renewed.extend(renewed(&lease).map(|at| (lease.name_any(), at)));
+    });
+    let listed = listed.await;
+    // The lists take time, and the last reading is compared with the clock.
+    facts.read_at = Timestamp::now();
+    if facts.optional(listed)?.is_some() {
+        facts.node_renewed = node_renewed;
+    }
+    facts.not_read.dedup();
+    Ok(facts)
+}
+
+impl Facts {
+    /// Returns whether the definition of the shadows exists, as far as that is known.
+    fn has_definitions(&self) -> bool {
+        let shadows = |object: &&Installed| object.wanted["metadata"]["name"] == names::SHADOW_DEFINITION;
+        self.objects.iter().find(shadows).is_none_or(|object| object.found.is_some())
+    }
+}
+
+fn renewed(lease: &Lease) -> Option<Timestamp> {
+    Some(lease.spec.as_ref()?.renew_time.as_ref()?.0)
+}
+
+fn ready_addresses(slice: &EndpointSlice) -> usize {
+    let ready = |conditions: &Option<k8s_openapi::api::discovery::v1::EndpointConditions>| {
+        conditions.as_ref().is_none_or(|conditions| conditions.ready != Some(false))
+    };
+    slice
+        .endpoints
+        .iter()
+        .flatten()
+        .filter(|endpoint| ready(&endpoint.conditions))
+        .map(|endpoint| endpoint.addresses.len())
+        .sum()
+}
+
+/// Reads an object of the installation; `None` if it, or its kind, does not exist.
+async fn object(client: &Client, wanted: &Value) -> anyhow::Result<Option<Value>> {
+    let (api, resource, name): (Api<DynamicObject>, _, _) = crate::uninstall::api(client, wanted)?;
+    let within = wanted["metadata"]["namespace"].as_str().map_or_else(String::new, |name| format!(" in {name}"));
+    let found = if_there(call(&format!("get {}{within}", resource.plural), api.get(&name)).await)?;
+    Ok(found.map(|object| serde_json::to_value(object).unwrap_or_default()))
+}

@@ -1,0 +1,185 @@
+//! Findings: what is wrong with an installation, and what to do next. Pure functions of the facts.
+
+use jiff::Timestamp;
+use models::names;
+use models::time::between;
+use serde::Serialize;
+
+use super::facts::Facts;
+use super::{fleet, objects};
+use crate::clock::{moment, span};
+
+/// The importance of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) enum Severity {
+    /// Something does not work.
+    Error,
+    /// Something will not work, or is not as it should be.
+    Warning,
+    /// A fact to know.
+    Note,
+}
+
+/// A finding.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    pub(super) severity: Severity,
+    /// One fixed word.
+    pub(super) reason: &'static str,
+    /// The objects that it is about, as `kind/name` or `kind/namespace/name`.
+    pub(super) objects: Vec<String>,
+    pub(super) message: String,
+    /// Commands to type next.
+    pub(super) next: Vec<String>,
+}
+
+impl Finding {
+    pub(super) fn new(severity: Severity, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { severity, reason, objects: Vec::new(), message: message.into(), next: Vec::new() }
+    }
+
+    pub(super) fn error(reason: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Severity::Error, reason, message)
+    }
+
+    pub(super) fn warning(reason: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Severity::Warning, reason, message)
+    }
+
+    pub(super) fn of(mut self, object: impl Into<String>) -> Self {
+        self.objects.push(object.into());
+        self
+    }
+
+    pub(super) fn of_nodes<'a>(mut self, nodes: impl IntoIterator<Item = &'a str>) -> Self {
+        self.objects.extend(nodes.into_iter().map(|name| format!("node/{name}")));
+        self
+    }
+
+    pub(super) fn next(mut self, commands: impl IntoIterator<Item = String>) -> Self {
+        self.next.extend(commands);
+        self
+    }
+}
+
+/// Time before the end of a certificate at which it is reported: its successor should have been published by then.
+const EXPIRES_SOON: std::time::Duration = std::time::Duration::from_secs(7 * 86_400);
+
+/// Offset of a clock that is reported.
+const OFFSET: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Time without a renewal after which a Lease of a kubelet or of the leader is reported: they renew every 10 s and every
+/// few seconds.
+const STALE: std::time::Duration = std::time::Duration::from_secs(40);
+
+/// Returns all findings, the most important first.
+pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
+    let mut found: Vec<Finding> = Vec::new();
+    found.extend(facts.outdated.clone().map(|text| Finding::error("KubernetesTooOld", text)));
+    objects::check(&facts.objects, &mut found);
+    web_api(facts, &mut found);
+    certificates(facts, &mut found);
+    clocks(facts, &mut found);
+    if let Some(cluster) = &facts.cluster {
+        fleet::check(cluster, facts.read_at, &mut found);
+    }
+    found.sort_by_key(|finding| finding.severity);
+    found
+}
+
+fn web_api(facts: &Facts, found: &mut Vec<Finding>) {
+    if facts.endpoints == Some(0) {
+        let namespace = facts.cluster.as_ref().map_or(names::SYSTEM_NAMESPACE, |cluster| cluster.namespace.as_str());
+        let message = "the Service has no ready endpoint, so that no agent can report";
+        found.push(
+            Finding::error("NoEndpoints", message).of(format!("service/{namespace}/{}", names::APISERVER)).next([
+                format!("kubectl get pods -n {namespace} -l {}={}", names::COMPONENT_LABEL, names::APISERVER),
+                format!("kubectl logs -n {namespace} deployment/{}", names::APISERVER),
+            ]),
+        );
+    }
+}
+
+fn certificates(facts: &Facts, found: &mut Vec<Finding>) {
+    let Some(trust) = &facts.trust else { return };
+    let object = || format!("configmap/{}/{}", names::AGENT_NAMESPACE, names::TRUST_CONFIG_MAP);
+    let logs = || format!("kubectl logs -n {} deployment/{}", names::SYSTEM_NAMESPACE, names::CONTROLLER);
+    if trust.iter().any(Option::is_none) {
+        let message = "it has a block that is no certificate, which agents cannot read";
+        found.push(Finding::error("CertificateUnreadable", message).of(object()).next([logs()]));
+    }
+    let now = facts.read_at;
+    let valid = || trust.iter().flatten().filter(|certificate| certificate.from <= now && now < certificate.until);
+    match valid().map(|certificate| certificate.until).max() {
+        None => {
+            let message = "it has no valid certificate authority, so that no agent can verify the web API";
+            found.push(Finding::error("NoAuthority", message).of(object()).next([logs()]));
+        }
+        Some(until) if between(now, until) < EXPIRES_SOON => {
+            let message =
+                format!("the last certificate authority expires {}, and has no successor", moment(until, now));
+            found.push(Finding::warning("AuthorityExpires", message).of(object()).next([logs()]));
+        }
+        Some(until) => {
+            let message = format!("the certificate authority is valid until {}", moment(until, now));
+            found.push(Finding::new(Severity::Note, "AuthorityValid", message).of(object()));
+        }
+    }
+}
+
+/// Compares the local clock with those that have written Leases.
+fn clocks(facts: &Facts, found: &mut Vec<Finding>) {
+    let now = facts.read_at;
+    let ready = |name: &str| {
+        let nodes = facts.cluster.as_ref().and_then(|cluster| cluster.nodes.as_ref());
+        nodes.is_some_and(|nodes| nodes.get(name).is_some_and(|node| node.ready))
+    };
+    let (mut ahead, mut behind, mut compared) = (Vec::new(), Vec::new(), 0);
+    for (name, at) in facts.node_renewed.iter().filter(|(name, _)| ready(name)) {
+        compared += 1;
+        if between(now, *at) >= OFFSET {
+            ahead.push(name.as_str());
+        } else if between(*at, now) >= STALE {
+            behind.push(name.as_str());
+        }
+    }
+    for (nodes, what) in [(ahead, "ahead of"), (behind, "behind")] {
+        if nodes.is_empty() {
+            continue;
+        }
+        // One wrong clock is more likely than many that agree.
+        if compared > 1 && nodes.len() * 2 > compared {
+            let opposite = if what == "behind" { "ahead of" } else { "behind" };
+            let message = format!("the clock of this computer is {opposite} that of {} nodes", nodes.len());
+            found.push(Finding::warning("LocalClock", message).next(["timedatectl status".to_owned()]));
+            continue;
+        }
+        let message = format!(
+            "by its Lease, the clock of the node is {what} that of this computer by {} or more",
+            if what == "behind" { span(STALE) } else { span(OFFSET) }
+        );
+        let next = nodes.first().map(|name| format!("kubectl describe node {name}"));
+        found.push(Finding::warning("NodeClock", message).of_nodes(nodes).next(next));
+    }
+    if let Some(at) = facts.leader_renewed {
+        leader(at, now, found);
+    }
+}
+
+fn leader(renewed: Timestamp, now: Timestamp, found: &mut Vec<Finding>) {
+    let object = || format!("lease/{}/{}", names::SYSTEM_NAMESPACE, names::CONTROLLER);
+    if between(renewed, now) >= STALE {
+        let message = format!("no controller has renewed its Lease since {}: nothing is done", moment(renewed, now));
+        let pods = format!(
+            "kubectl get pods -n {} -l {}={}",
+            names::SYSTEM_NAMESPACE,
+            names::COMPONENT_LABEL,
+            names::CONTROLLER
+        );
+        found.push(Finding::error("NoLeader", message).of(object()).next([pods]));
+    } else if between(now, renewed) >= OFFSET {
+        let message =
+            format!("the clock of the controller is ahead of that of this computer by {}", span(between(now, renewed)));
+        found.push(Finding::warning("ControllerClock", message).of(object()));
+    }
+}

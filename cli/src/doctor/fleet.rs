@@ -1,0 +1,168 @@
+//! The fleet: policy, nodes, agents, and what rules drains out.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use models::names;
+use planner::plan::drain_refusals;
+use planner::view::NodeFacts;
+use planner::wait::Wait;
+
+use super::findings::{Finding, Severity};
+use crate::cluster::Cluster;
+use crate::status::{Report, report};
+
+/// Number of pods of the same finding that it names.
+const NAMED: usize = 3;
+
+/// Adds the findings about the fleet.
+pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
+    let report = report(cluster, now);
+    operator(cluster, &report, found);
+    nodes(cluster, found);
+    agents(cluster, &report, found);
+    hosts(cluster, found);
+    drains(cluster, now, found);
+}
+
+fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
+    let object = || format!("bottlerocketupdateoperator/{}/{}", cluster.namespace, names::OPERATOR_NAME);
+    let edit = || format!("kubectl edit bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
+    if cluster.operator.is_none() {
+        let message = "it does not exist, so that no update starts";
+        let next = "kubectl apply --server-side -f brupop.yaml  # docs/install.md".to_owned();
+        found.push(Finding::warning("NoOperatorResource", message).of(object()).next([next]));
+    }
+    for error in &report.policy.errors {
+        let message = format!("{}: {}", error.field, error.message);
+        found.push(Finding::error("PolicyRejected", message).of(object()).next([edit()]));
+    }
+    if report.policy.generation.is_some() && !report.policy.observed {
+        let message = "the controller has not seen the last change of it";
+        let logs = format!("kubectl logs -n {} deployment/{}", cluster.namespace, names::CONTROLLER);
+        found.push(Finding::warning("PolicyNotObserved", message).of(object()).next([logs]));
+    }
+    if let Some(paused) = &report.paused {
+        found.push(Finding::warning("Paused", paused.clone()).next([cluster.command("takeover preflight")]));
+    }
+    if let Some(frozen) = &report.frozen {
+        found.push(Finding::warning("Frozen", frozen.message.clone()).of(object()).next([frozen.command.clone()]));
+    }
+    for problem in &report.problems {
+        let message = format!("{}: {}", problem.reason, problem.message);
+        let next = format!("kubectl describe bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
+        found.push(Finding::error("OperatorDegraded", message).of(object()).next([next]));
+    }
+    for (object, sentences) in &cluster.misplaced {
+        for sentence in sentences {
+            found.push(Finding::warning("UnknownRequest", sentence.clone()).of(object.replacen(' ', "/", 1)));
+        }
+    }
+}
+
+fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
+    let Some(nodes) = &cluster.nodes else { return };
+    let names_of = |chosen: &dyn Fn(&&NodeFacts) -> bool| -> Vec<&str> {
+        nodes.values().filter(|node| chosen(node)).map(|node| node.name.as_str()).collect()
+    };
+    let label = |node: &NodeFacts| node.labels.get(names::INTERFACE_LABEL).cloned();
+    let labelling = |name: &str| {
+        format!("kubectl label node {name} --overwrite {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)
+    };
+    if nodes.values().all(|node| !node.labelled) {
+        let message = "no node has the label that selects it for updates";
+        found.push(Finding::warning("NoNodes", message).next([labelling("NAME")]));
+    }
+    let mut add = |nodes: Vec<&str>, reason, message: &str, next: &dyn Fn(&str) -> Vec<String>| {
+        if let Some(first) = nodes.first().copied() {
+            found.push(Finding::warning(reason, message).of_nodes(nodes).next(next(first)));
+        }
+    };
+    if !cluster.policy().label_nodes {
+        let message = "it runs Bottlerocket, and lacks the label that selects it for updates: it is never updated";
+        let unlabelled = names_of(&|node| node.bottlerocket() && label(node).is_none());
+        add(unlabelled, "NotUpdated", message, &|first| vec![labelling(first)]);
+    }
+    let message = format!("its label {} has another value than {}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
+    let other = |node: &&NodeFacts| label(node).is_some_and(|value| value != names::INTERFACE_VERSION);
+    add(names_of(&other), "WrongLabel", &message, &|first| vec![labelling(first)]);
+    let foreign = |node: &&NodeFacts| node.labelled && !node.os_image.is_empty() && !node.bottlerocket();
+    let message = "it has the label that selects it for updates, and does not run Bottlerocket: no agent works there";
+    add(names_of(&foreign), "NotBottlerocket", message, &|first| {
+        vec![format!("kubectl label node {first} {}-", names::INTERFACE_LABEL)]
+    });
+    let without = |node: &&NodeFacts| node.labelled && !cluster.shadows.contains_key(&node.name);
+    let logs = || vec![format!("kubectl logs -n {} deployment/{}", cluster.namespace, names::CONTROLLER)];
+    add(names_of(&without), "NoShadow", "the controller has not created its shadow", &|_| logs());
+    let orphans: Vec<&str> = cluster
+        .shadows
+        .values()
+        .filter(|shadow| nodes.get(&shadow.node).is_none_or(|node| Some(&node.uid) != shadow.owner_uid.as_ref()))
+        .map(|shadow| shadow.node.as_str())
+        .collect();
+    add(
+        orphans,
+        "OrphanedShadow",
+        "its shadow is that of an earlier node, or of none; the controller deletes it",
+        &|_| logs(),
+    );
+}
+
+fn agents(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
+    let mut silent: BTreeMap<&'static str, Vec<&crate::status::SilentAgent>> = BTreeMap::new();
+    for agent in &report.silent_agents {
+        silent.entry(agent.reason).or_default().push(agent);
+    }
+    for (reason, agents) in silent {
+        let Some(first) = agents.first() else { continue };
+        let severity = if reason == "NoReport" { Severity::Warning } else { Severity::Error };
+        let finding = Finding::new(severity, reason, first.message.clone());
+        found.push(
+            finding.of_nodes(agents.iter().map(|agent| agent.node.as_str())).next(cluster.agent_commands(&first.node)),
+        );
+    }
+}
+
+/// Hosts that cannot look for updates.
+fn hosts(cluster: &Cluster, found: &mut Vec<Finding>) {
+    let failing = cluster.shadows.values().filter_map(|shadow| {
+        Some((shadow.node.as_str(), shadow.status.agent.updates.as_ref()?.refresh_failure.as_ref()?))
+    });
+    let failing: Vec<(&str, &String)> = failing.collect();
+    if let Some((first, message)) = failing.first() {
+        let finding = Finding::warning("RefreshFails", format!("the host cannot check for updates: {message}"));
+        found.push(finding.of_nodes(failing.iter().map(|(name, _)| *name)).next(cluster.agent_commands(first)));
+    }
+}
+
+/// Pods and budgets that rule the drain of nodes out, whenever it comes.
+fn drains(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
+    let mut causes: BTreeMap<(String, String), Vec<(String, Wait)>> = BTreeMap::new();
+    for (node, wait) in drain_refusals(&cluster.view(now), &cluster.policy(), now) {
+        let cause = match &wait {
+            Wait::BudgetNeverAllows { budget, .. } => budget.clone(),
+            Wait::MultipleBudgets { budgets, .. } => budgets.join(", "),
+            Wait::DrainRefused { why, .. } => format!("{why:?}"),
+            _ => String::new(),
+        };
+        causes.entry((wait.as_str().to_owned(), cause)).or_default().push((node, wait));
+    }
+    for refusals in causes.into_values() {
+        let Some((node, wait)) = refusals.first() else { continue };
+        let more = match refusals.len() {
+            1 => String::new(),
+            count => format!(" (the first of {count} nodes)"),
+        };
+        let reason = match wait {
+            Wait::BudgetNeverAllows { .. } => "BudgetNeverAllows",
+            Wait::MultipleBudgets { .. } => "MultipleBudgets",
+            Wait::PodsNotReady { .. } => "PodsNotReady",
+            _ => "DrainRefused",
+        };
+        // Pods become Ready again; the others last.
+        let severity = if reason == "PodsNotReady" { Severity::Note } else { Severity::Warning };
+        let finding = Finding::new(severity, reason, format!("its drain is ruled out{more}: {wait}"));
+        let nodes = refusals.iter().map(|(node, _)| node.as_str());
+        found.push(finding.of_nodes(nodes).next(cluster.commands(node, wait).into_iter().take(NAMED)));
+    }
+}

@@ -1,0 +1,250 @@
+use std::collections::BTreeMap;
+
+use models::names;
+use planner::view::{BudgetFacts, PodFacts};
+use serde_json::{Value, json};
+
+use super::certificate::Certificate;
+use super::facts::Installed;
+use super::*;
+use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
+use crate::fixtures::snapshot;
+
+/// An object as the API server has it in an installation that works.
+fn installed(wanted: Value) -> Installed {
+    let mut found = wanted.clone();
+    found["status"] = match wanted["kind"].as_str().unwrap() {
+        "CustomResourceDefinition" => json!({"storedVersions": ["v1"], "conditions": [
+            {"type": "Established", "status": "True"}, {"type": "NamesAccepted", "status": "True"}]}),
+        "Deployment" => json!({"readyReplicas": found["spec"]["replicas"]}),
+        "DaemonSet" => json!({"desiredNumberScheduled": 1, "numberReady": 1}),
+        _ => json!({}),
+    };
+    Installed { wanted, found: Some(found) }
+}
+
+/// An installation that works, with one node.
+fn healthy() -> Facts {
+    let objects = deploy::objects(&deploy::Options::default()).unwrap().into_iter().map(installed).collect();
+    let mut done = idle();
+    done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+    let operator = operator(&json!({}), &json!({"observedGeneration": 1}));
+    let until = "2036-01-01T00:00:00Z".parse().unwrap();
+    let authority = Certificate { subject: "CN=a".to_owned(), from: "2025-01-01T00:00:00Z".parse().unwrap(), until };
+    Facts {
+        version: "v1.37.1".to_owned(),
+        objects,
+        cluster: Some(cluster(Some(operator), vec![shadow("a", done)], vec![node("a", &json!({}))])),
+        endpoints: Some(3),
+        trust: Some(vec![Some(authority)]),
+        leader_renewed: Some(now()),
+        node_renewed: BTreeMap::from([("a".to_owned(), now())]),
+        read_at: now(),
+        ..Facts::default()
+    }
+}
+
+fn change(facts: &mut Facts, kind: &str, name: &str, change: impl FnOnce(&mut Option<Value>)) {
+    let object = |object: &&mut Installed| object.wanted["kind"] == kind && object.wanted["metadata"]["name"] == name;
+    change(&mut facts.objects.iter_mut().find(object).unwrap().found);
+}
+
+fn pod(budgets: &[&str], facts: &mut Facts) {
+    let pod = PodFacts {
+        namespace: "shop".to_owned(),
+        name: "web-1".to_owned(),
+        node: "a".to_owned(),
+        ready: true,
+        controller_uid: Some("rs".to_owned()),
+        labels: BTreeMap::from([("app".to_owned(), "web".to_owned())]),
+        ..PodFacts::default()
+    };
+    let budget = |name: &&str| BudgetFacts {
+        namespace: "shop".to_owned(),
+        name: (*name).to_owned(),
+        desired: 2,
+        expected: 2,
+        selector: Some(serde_json::from_value(json!({"matchLabels": {"app": "web"}})).map(selector).unwrap()),
+        ..BudgetFacts::default()
+    };
+    let cluster = facts.cluster.as_mut().unwrap();
+    cluster.budgets = budgets.iter().map(budget).collect();
+    cluster.pods.insert("a".to_owned(), vec![pod]);
+}
+
+fn selector(label: k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector) -> kube::core::Selector {
+    label.try_into().unwrap()
+}
+
+fn relabel(facts: &mut Facts, labels: Value) {
+    let mut other = node("a", &json!({}));
+    other["metadata"]["labels"] = labels;
+    facts.cluster.as_mut().unwrap().add_node(&serde_json::from_value(other).unwrap());
+}
+
+#[test]
+fn working_installation_has_no_errors_and_no_warnings() {
+    let diagnosis = Diagnosis::of(&healthy());
+    assert_eq!((diagnosis.errors, diagnosis.warnings), (0, 0), "{}", diagnosis.page(None, false));
+    assert!(diagnosis.page(None, false).to_string().ends_with("Result:    all is well\n"));
+}
+
+#[test]
+fn each_defect_is_found_with_its_object_and_a_next_step() {
+    use Severity::{Error, Note, Warning};
+    type Break<'a> = &'a dyn Fn(&mut Facts);
+    let cases: [(&str, Severity, &str, Break<'_>); 28] = [
+        ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
+        ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
+            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
+        }),
+        ("NotServed", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
+            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
+                found.as_mut().unwrap()["status"] = json!({});
+            });
+        }),
+        ("VersionMissing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
+            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
+                found.as_mut().unwrap()["spec"]["versions"][0]["served"] = json!(false);
+            });
+        }),
+        ("SchemaDiffers", Warning, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
+            change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
+                let schema = &mut found.as_mut().unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+                schema["properties"]["spec"]["properties"].as_object_mut().unwrap().remove("permit");
+            });
+        }),
+        (
+            "AnotherInstallation",
+            Warning,
+            "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws",
+            &|f| {
+                change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| {
+                    found.as_mut().unwrap()["metadata"]["labels"] = json!({});
+                });
+            },
+        ),
+        ("RightsMissing", Error, "clusterrole/brupop-controller", &|f| {
+            change(f, "ClusterRole", names::CONTROLLER, |found| {
+                found.as_mut().unwrap()["rules"][0]["verbs"] = json!(["get", "list", "watch"]);
+            });
+        }),
+        ("RightsMissing", Error, "clusterrolebinding/brupop-controller", &|f| {
+            change(f, "ClusterRoleBinding", names::CONTROLLER, |found| found.as_mut().unwrap()["subjects"] = json!([]));
+        }),
+        ("NotReady", Error, "deployment/brupop-system/brupop-controller", &|f| {
+            change(f, "Deployment", names::CONTROLLER, |found| found.as_mut().unwrap()["status"] = json!({}));
+        }),
+        ("NotReady", Warning, "daemonset/brupop-agents/brupop-agent", &|f| {
+            change(f, "DaemonSet", names::AGENT, |found| {
+                found.as_mut().unwrap()["status"]["desiredNumberScheduled"] = json!(2);
+            });
+        }),
+        ("ScaledToZero", Error, "deployment/brupop-system/brupop-controller", &|f| {
+            change(f, "Deployment", names::CONTROLLER, |found| found.as_mut().unwrap()["spec"]["replicas"] = json!(0));
+        }),
+        ("MixedVersions", Warning, "", &|f| {
+            change(f, "DaemonSet", names::AGENT, |found| {
+                found.as_mut().unwrap()["spec"]["template"]["spec"]["containers"][0]["image"] = json!("x/agent:v0.0.1");
+            });
+        }),
+        ("Missing", Warning, "networkpolicy/brupop-system/brupop-default-deny", &|f| {
+            let denies = |o: &&mut Installed| {
+                o.wanted["kind"] == "NetworkPolicy"
+                    && o.wanted["metadata"]["namespace"] == names::SYSTEM_NAMESPACE
+                    && o.wanted["metadata"]["name"] == "brupop-default-deny"
+            };
+            f.objects.iter_mut().find(denies).unwrap().found = None;
+        }),
+        ("NoEndpoints", Error, "service/brupop-system/brupop-apiserver", &|f| f.endpoints = Some(0)),
+        ("NoAuthority", Error, "configmap/brupop-agents/brupop-trust", &|f| f.trust = Some(vec![])),
+        ("CertificateUnreadable", Error, "configmap/brupop-agents/brupop-trust", &|f| {
+            f.trust.as_mut().unwrap().push(None);
+        }),
+        ("AuthorityExpires", Warning, "configmap/brupop-agents/brupop-trust", &|f| {
+            f.trust.as_mut().unwrap()[0].as_mut().unwrap().until = "2026-01-02T00:00:00Z".parse().unwrap();
+        }),
+        ("NoLeader", Error, "lease/brupop-system/brupop-controller", &|f| {
+            f.leader_renewed = Some("2026-01-01T00:00:00Z".parse().unwrap());
+        }),
+        ("NodeClock", Warning, "node/a", &|f| {
+            f.node_renewed.insert("a".to_owned(), "2026-01-01T00:11:00Z".parse().unwrap());
+        }),
+        ("NoOperatorResource", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            f.cluster.as_mut().unwrap().operator = None;
+        }),
+        ("PolicyRejected", Error, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            let spec =
+                json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
+            let operator = operator(&spec, &json!({"observedGeneration": 1}));
+            f.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
+        }),
+        ("NotUpdated", Warning, "node/a", &|f| relabel(f, json!({}))),
+        ("WrongLabel", Warning, "node/a", &|f| relabel(f, json!({names::INTERFACE_LABEL: "1.0.0"}))),
+        ("NotBottlerocket", Warning, "node/a", &|f| {
+            f.cluster.as_mut().unwrap().nodes.as_mut().unwrap().get_mut("a").unwrap().os_image = "Debian 13".to_owned();
+        }),
+        ("NoShadow", Warning, "node/a", &|f| f.cluster.as_mut().unwrap().shadows.clear()),
+        ("NoAgentPod", Error, "node/a", &|f| f.cluster.as_mut().unwrap().agents = Some(vec![])),
+        ("BudgetNeverAllows", Warning, "node/a", &|f| pod(&["web"], f)),
+        ("MultipleBudgets", Warning, "node/a", &|f| pod(&["web", "other"], f)),
+    ];
+    for (reason, severity, object, broken) in cases {
+        let mut facts = healthy();
+        broken(&mut facts);
+        let diagnosis = Diagnosis::of(&facts);
+        let found = diagnosis.findings.iter().find(|finding| finding.reason == reason);
+        let found = found.unwrap_or_else(|| panic!("{reason}: {}", diagnosis.page(None, false)));
+        assert_eq!(found.severity, severity, "{found:?}");
+        assert_eq!(found.objects.first().map_or("", String::as_str), object, "{found:?}");
+        assert!(
+            !found.message.is_empty() && (severity == Note || reason == "KubernetesTooOld" || !found.next.is_empty()),
+            "{found:?}"
+        );
+        assert_eq!(diagnosis.errors > 0, severity == Error || diagnosis.findings.iter().any(|f| f.severity == Error));
+    }
+}
+
+#[test]
+fn one_clock_that_differs_from_all_others_is_that_of_this_computer() {
+    let mut facts = healthy();
+    for name in ["b", "c"] {
+        facts.cluster.as_mut().unwrap().add_node(&serde_json::from_value(node(name, &json!({}))).unwrap());
+    }
+    facts.node_renewed = ["a", "b", "c"].map(|name| (name.to_owned(), "2026-01-01T00:12:00Z".parse().unwrap())).into();
+    let diagnosis = Diagnosis::of(&facts);
+    let found = diagnosis.findings.iter().find(|finding| finding.reason == "LocalClock").unwrap();
+    assert_eq!(found.message, "the clock of this computer is behind that of 3 nodes");
+    assert!(!diagnosis.findings.iter().any(|finding| finding.reason == "NodeClock"));
+}
+
+#[test]
+fn cluster_without_the_operator_gets_one_finding() {
+    let mut facts = healthy();
+    facts.objects.iter_mut().for_each(|object| object.found = None);
+    (facts.cluster, facts.trust, facts.endpoints, facts.leader_renewed) = (None, None, None, None);
+    let reasons: Vec<_> = Diagnosis::of(&facts).findings.iter().map(|finding| finding.reason).collect();
+    assert_eq!(reasons, ["NotInstalled"]);
+}
+
+#[test]
+fn diagnosis_fits_the_terminal_and_has_the_documented_shape() {
+    let mut facts = healthy();
+    facts.cluster = Some(fleet());
+    facts.endpoints = Some(0);
+    facts.not_read.push("you need the right to list leases in kube-node-lease".to_owned());
+    let diagnosis = Diagnosis::of(&facts);
+    for (width, colour) in [(80, false), (200, false), (80, true)] {
+        let text = diagnosis.page(Some(width), colour).to_string();
+        let fits = |line: &str| line.chars().count() <= width || line.trim().starts_with("kubectl");
+        assert!(colour || text.lines().all(fits), "{text}");
+        snapshot(&format!("doctor-{width}{}.txt", if colour { "-colour" } else { "" }), &text);
+    }
+    let documented = include_str!("../../../docs/plugin.md");
+    for field in crate::fixtures::fields(&diagnosis.json().unwrap()) {
+        assert!(documented.contains(&format!("`{field}`")), "docs/plugin.md lacks `{field}`");
+    }
+    for finding in &diagnosis.findings {
+        assert!(documented.contains(&format!("`{}`", finding.reason)), "docs/plugin.md lacks `{}`", finding.reason);
+    }
+}
