@@ -93,6 +93,11 @@ test-scenarios: tools control-plane next ## Run the end-to-end scenarios alone
 bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
 	@$(CARGO) bench --locked -p planner --bench plan
 
+.PHONY: bench-simulate
+bench-simulate: tools ## Measure simulated rollouts of 100, 5,000 and 100,000 nodes: seconds and memory (ARGS="5000" for other sizes)
+	@$(CARGO) build --release --locked -p planner --example bench_simulate
+	@"$(TARGET)/release/examples/bench_simulate" $(ARGS)
+
 .PHONY: test-policy
 test-policy: tools control-plane build ## Run the end-to-end scenarios about who updates next and why the others wait
 	$(CARGO) test --workspace --locked --test scenarios -- decide:: policy:: leaders:: labels::

@@ -46,7 +46,8 @@ Exit codes:
   1  it failed: the error says why, and what was written
   2  the command line is not understood
   3  it was written, and it is not known that the operator has acknowledged it (--timeout)
-Those of watch, plan and doctor are in their own help.";
+  4  watch --until=completed: failures have frozen the rollout
+  6  plan: not every node is updated, or not by the time of --by";
 
 /// Exit code of a write that the operator has not acknowledged.
 const UNACKNOWLEDGED: u8 = 3;

@@ -1,4 +1,4 @@
-// The page of `kubectl brupop history ID --html` in a headless browser. Arguments: the plugin, a folder for files, and a
+// The pages of `kubectl brupop history ID --html` and `simulate --html` in a headless browser. Arguments: the plugin, a folder for files, and a
 // folder for the screenshots. `make test-history-html` runs it.
 
 import assert from "node:assert/strict";
@@ -96,6 +96,28 @@ async function timeline() {
   assert.notEqual(colours[0], colours[1], "dark mode differs");
 }
 
+async function simulation() {
+  const html = join(work, "simulation.html");
+  execFileSync(plugin, ["simulate", "-f", "examples/simulation.yaml", "--courses", "3", "--html", html], { stdio: ["ignore", "ignore", "inherit"] });
+  for (const scheme of ["light", "dark"]) {
+    const { page, problems } = await open(pathToFileURL(html).href, scheme);
+    assert.equal(await count(page), "300 of 300 nodes");
+    for (const part of [".bar.drain", ".bar.reboot", ".bar.soak", ".band.closed", "#overview .count", "#overview .out"]) {
+      const size = await page.$$eval(part, (found) => Math.max(...found.map((element) => element.getBoundingClientRect()).flatMap((box) => [box.width, box.height])));
+      assert.ok(size > 0, `${part} is drawn`);
+    }
+    const moved = await page.$$eval('[role="option"] .pods', (cells) => cells.map((cell) => Number(cell.textContent)));
+    assert.ok(moved.every((number) => number > 0), "evictions are counted");
+    await frame(page);
+    const path = join(images, `simulation-${scheme}.png`);
+    const picture = png.decode(Buffer.from(await page.screenshot()));
+    writeFileSync(path, Buffer.from(png.encode(png.toRGBA8(picture), picture.width, picture.height, 64)));
+    assert.ok(statSync(path).size < 150_000, `${path} has ${statSync(path).size} bytes`);
+    assert.deepEqual(problems, []);
+    await page.close();
+  }
+}
+
 async function hostileNames() {
   const name = "</script><img src=x onerror=alert(1)>";
   const { page, problems } = await open(generate("hostile", bundle(12, 3, name)).address, "light");
@@ -137,7 +159,7 @@ async function largeRollout() {
 
 mkdirSync(images, { recursive: true });
 try {
-  for (const test of [timeline, hostileNames, withoutScripts, largeRollout]) {
+  for (const test of [timeline, simulation, hostileNames, withoutScripts, largeRollout]) {
     await test();
     console.log(`ok ${test.name}`);
   }
