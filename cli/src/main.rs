@@ -16,6 +16,7 @@ mod explain;
 mod fixtures;
 mod forecast;
 mod history;
+mod install;
 mod marks;
 mod near;
 mod page;
@@ -73,6 +74,8 @@ struct Arguments {
 enum Command {
     /// Check whether the operator can be installed in the cluster; changes nothing.
     Preflight,
+    /// Install the operator: the same objects as the manifests.
+    Install(install::InstallOptions),
     /// Show the rollout and each node: the step of its update, and the reason why it waits.
     Status(status::Options),
     /// Show every check of one node in the order in which the controller makes them, and what changes its state next.
@@ -157,6 +160,10 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let colour = terminal::colour(arguments.color);
     match arguments.command {
         Command::Preflight => preflight::preflight(client).await?,
+        Command::Install(options) => {
+            swap::check_ended(&client).await?;
+            install::install(client, &options).await?;
+        }
         Command::Status(options) => {
             return print(&status::status(&client, &arguments.namespace, &options, colour).await?);
         }

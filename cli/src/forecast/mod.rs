@@ -33,12 +33,12 @@ pub(crate) fn courses(scenario: &Scenario, first: u64, number: u64) -> anyhow::R
     let mut all = Vec::new();
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let mut shown = began;
+        let (mut shown, mut last) = (began, 0);
         while !workers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
             std::thread::sleep(Duration::from_millis(20));
-            if shown.elapsed() > PROGRESS {
-                shown = Instant::now();
-                let running = next.load(Ordering::Relaxed).min(number);
+            let running = next.load(Ordering::Relaxed).min(number);
+            if shown.elapsed() > PROGRESS && running != last {
+                (shown, last) = (Instant::now(), running);
                 progress(format_args!("simulating course {running} of {number} …"));
             }
         }

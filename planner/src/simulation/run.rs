@@ -473,6 +473,10 @@ impl<'a> Run<'a> {
             let mut made = self.make();
             if !self.wake_more(&made) {
                 self.course.waits = std::mem::take(&mut made.waits);
+                // A burst, as at the beginning, needs more of them than the time after it.
+                for class in &mut self.classes {
+                    class.ahead = (class.ahead - class.ahead / 8).max(AHEAD);
+                }
                 self.touched.clear();
                 self.wake = made.wake;
                 return made;
@@ -808,7 +812,8 @@ impl<'a> Run<'a> {
         if unseen {
             self.react(index);
         }
-        true
+        // What its agent has to see first is planned when it has.
+        !unseen
     }
 
     fn read_owner(&mut self, name: &str, owner: &String, nodes: &BTreeMap<String, crate::view::Compared>) {
