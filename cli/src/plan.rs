@@ -346,11 +346,11 @@ pub(crate) async fn plan(
     }
     chosen.text(&mut page, options);
     page.line("");
-    match dump.updates.len() {
-        observed if observed >= OBSERVED => {
-            page.line(format_args!("Downloads and reboots take as long as in the last {observed} updates."))
-        }
-        _ => page.line("No earlier updates are recorded: common durations are used."),
+    let observed = dump.updates.len();
+    if observed >= OBSERVED {
+        page.line(format_args!("Downloads and reboots take as long as in the last {observed} updates."));
+    } else {
+        page.line("Few earlier updates are recorded: common durations are used.");
     }
     for finding in findings {
         page.line(format_args!("! {finding}"));
