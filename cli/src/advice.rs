@@ -36,7 +36,10 @@ impl Cluster {
             Wait::EarlierOperatorRunning { .. } => plugin("takeover preflight"),
             Wait::Disabled => plugin("resume"),
             Wait::Frozen { version } | Wait::Quarantined { version } => {
-                vec![self.command("resume"), self.command(&format!("quarantine {version}"))]
+                vec![
+                    self.command(&format!("resume --failures {version}")),
+                    self.command(&format!("quarantine {version}")),
+                ]
             }
             wait if wait.reason() == WaitReason::Held => plugin(&format!("unhold {node}")),
             Wait::Cordoned => vec![format!("kubectl uncordon {node}")],

@@ -23,7 +23,7 @@ use crate::forecast::summary::{Spread, Summary};
 use crate::forecast::{self, html, report};
 use crate::history::{self, UpdateDurations};
 use crate::page::{Page, warn};
-use crate::simulate::{output, read, read_policy};
+use crate::simulate::{output, parse_policy, read, read_policy};
 
 /// Exit code if not every node is updated, or not in time.
 pub(crate) const LATE: u8 = 6;
@@ -155,9 +155,9 @@ impl Forecast {
     /// Returns why it does not do what is asked of it, as sentences.
     fn findings(&self, by: Option<Timestamp>) -> Vec<String> {
         let mut findings = Vec::new();
-        let left: usize = self.summary.behind.iter().map(|behind| behind.nodes).sum();
-        if left > 0 {
-            findings.push(format!("{left} nodes are not updated: see NOT UPDATED FOR"));
+        let left = self.courses.iter().map(|course| self.summary.nodes.saturating_sub(course.current)).max();
+        if let Some(left) = left.filter(|left| *left > 0) {
+            findings.push(format!("up to {left} nodes are not updated at the end of a course: see NOT UPDATED FOR"));
         }
         if self.summary.cut > 0 {
             findings.push(format!(
@@ -172,25 +172,13 @@ impl Forecast {
             let late =
                 self.nodes.iter().filter_map(|node| node.end_seconds).filter(|end_at| end(end_at.p50) > by).count();
             let last = end(self.summary.makespan_seconds.p90);
-            if last > by {
+            if last > by && self.summary.updated.p90 > 0 {
                 let windows = if self.summary.windows.is_empty() { "" } else { " with these windows" };
                 findings.push(format!(
                     "misses {by:.0}{windows}: the last node is updated by {last:.0} in nine of ten courses; in half of them, \
                      {late} nodes are later than that"
                 ));
             }
-        }
-        let timed_out =
-            self.courses.get(self.median).map_or(0, |course| course.nodes.iter().filter(|n| n.failures > 0).count());
-        if timed_out > 0 {
-            let budgets: Vec<&str> = self.summary.refusals.iter().take(3).map(|(budget, _)| budget.as_str()).collect();
-            let because = if budgets.is_empty() {
-                String::new()
-            } else {
-                format!("; budgets that refuse most: {}", budgets.join(", "))
-            };
-            findings
-                .push(format!("attempts fail on {timed_out} nodes, since their drains do not end in time{because}"));
         }
         findings
     }
@@ -322,15 +310,17 @@ pub(crate) async fn plan(
     let mut chosen = present;
     let mut comparison = None;
     if let Some(path) = &options.policy {
-        let spec =
-            serde_json::from_value(read_policy(path)?).with_context(|| format!("{} is no policy", path.display()))?;
+        let spec = parse_policy(&read_policy(path)?).with_context(|| format!("{} is no policy", path.display()))?;
         (view, policy) = with_policy(&view, spec)?;
         let other = Forecast::of(scenario(view, policy), options.courses)?;
         compared(&mut page, &chosen.summary, &other.summary);
         page.line("");
         comparison = Some(std::mem::replace(&mut chosen, other));
     }
-    let findings = chosen.findings(options.by);
+    let mut findings = chosen.findings(options.by);
+    if cluster.own.as_ref().is_none_or(|own| own.leader.is_none() || own.pods.is_empty()) {
+        findings.push("no controller leads: nothing happens until one does (kubectl brupop doctor)".to_owned());
+    }
     let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };
     if let (Some(path), Some(course)) = (&options.html, chosen.courses.get(chosen.median)) {
         let text = html::page("Planned rollout", &chosen.scenario, course, &chosen.summary)?;
@@ -351,6 +341,15 @@ pub(crate) async fn plan(
         page.line(format_args!("Downloads and reboots take as long as in the last {observed} updates."));
     } else {
         page.line("Few earlier updates are recorded: common durations are used.");
+    }
+    if chosen.summary.failures.p50 > 0 {
+        let budgets: Vec<&str> = chosen.summary.refusals.iter().take(3).map(|(budget, _)| budget.as_str()).collect();
+        let budgets = if budgets.is_empty() {
+            String::new()
+        } else {
+            format!("; these budgets refuse most: {}", budgets.join(", "))
+        };
+        page.line(format_args!("Some attempts fail, and are repeated{budgets}."));
     }
     for finding in findings {
         page.line(format_args!("! {finding}"));

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use jiff::Timestamp;
+use models::operator::BottlerocketUpdateOperatorSpec;
 use planner::simulation::{Description, Scenario};
 use serde_json::{Value, json};
 
@@ -51,12 +52,43 @@ pub(crate) fn read_policy(path: &Path) -> anyhow::Result<Value> {
     })
 }
 
+/// Returns the path of the first field that is in the input and not in what was read of it.
+fn unknown_field(input: &Value, read: &Value, path: &str) -> Option<String> {
+    match (input, read) {
+        (Value::Object(input), Value::Object(read)) => input.iter().find_map(|(name, value)| {
+            let path = format!("{path}.{name}");
+            let empty = value.is_null() || *value == json!({}) || *value == json!([]);
+            match read.get(name) {
+                Some(read) => unknown_field(value, read, &path),
+                None => (!empty).then_some(path),
+            }
+        }),
+        (Value::Array(input), Value::Array(read)) => {
+            let mut pairs = input.iter().zip(read).enumerate();
+            pairs.find_map(|(index, (input, read))| unknown_field(input, read, &format!("{path}[{index}]")))
+        }
+        _ => None,
+    }
+}
+
+/// Reads a policy. A field that it does not have is an error: the plan would be that of another policy.
+pub(crate) fn parse_policy(value: &Value) -> anyhow::Result<BottlerocketUpdateOperatorSpec> {
+    let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(value.clone())?;
+    if let Some(field) = unknown_field(value, &serde_json::to_value(&spec)?, "spec") {
+        bail!("unknown field {field}: kubectl explain bruo.spec lists the fields");
+    }
+    Ok(spec)
+}
+
 fn scenario(options: &SimulateOptions, now: Timestamp) -> anyhow::Result<Scenario> {
     let mut value = read(&options.file)?;
     if let Some(path) = &options.policy {
         value["policy"] = read_policy(path)?;
     }
     let file = || format!("{} cannot be simulated", options.file.display());
+    if let Some(policy) = value.get("policy") {
+        parse_policy(policy).with_context(file)?;
+    }
     let description: Description = serde_json::from_value(value).with_context(file)?;
     description.scenario(now).with_context(file)
 }
@@ -86,4 +118,22 @@ pub(crate) fn run(options: &SimulateOptions) -> anyhow::Result<Page> {
     let mut page = Page::default();
     report::add(&mut page, &summary);
     Ok(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn misspelt_field_of_policy_is_named() {
+        for (policy, field) in [
+            (json!({"maxUnavalable": 2}), "spec.maxUnavalable"),
+            (json!({"strategy": {"canary": [{"nodes": 1, "sook": "1h"}]}}), "spec.strategy.canary[0].sook"),
+        ] {
+            let error = parse_policy(&policy).unwrap_err().to_string();
+            assert!(error.contains(&format!("unknown field {field}")), "{error}");
+        }
+        let usual = json!({"maxUnavailable": "10%", "enabled": true, "version": {"target": "latest", "exclude": []}, "nodeGroups": []});
+        parse_policy(&usual).unwrap();
+    }
 }

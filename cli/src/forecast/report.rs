@@ -22,16 +22,21 @@ fn spread(spread: Spread, text: impl Fn(u64) -> String) -> String {
 /// Returns the figures of a simulation, each with its name.
 pub(crate) fn facts(summary: &Summary) -> Vec<(&'static str, String)> {
     let number = |value: u64| value.to_string();
-    let all =
-        if usize::try_from(summary.updated.p10).is_ok_and(|updated| updated == summary.nodes) { " (all)" } else { "" };
-    let end = models::time::after(summary.start, Duration::from_secs(summary.makespan_seconds.p50));
+    let all = usize::try_from(summary.up_to_date.p10).is_ok_and(|current| current == summary.nodes);
+    let all = if all { " (all)" } else { "" };
     let mut facts = vec![
-        ("Updated", format!("{} of {} nodes{all}", spread(summary.updated, number), summary.nodes)),
-        ("Takes", spread(summary.makespan_seconds, duration)),
-        ("Ends", format!("{end:.0} if it begins at {:.0}", summary.start)),
-        ("At a time", format!("at most {} nodes out of service", spread(summary.peak, number))),
-        ("Evictions", spread(summary.evictions, number)),
+        ("Updated", format!("{} nodes", spread(summary.updated, number))),
+        ("Up to date", format!("{} of {} nodes{all}", spread(summary.up_to_date, number), summary.nodes)),
     ];
+    if summary.cut * 2 > summary.courses {
+        facts.push(("Takes", "it does not end: nodes fail or wait without an end".to_owned()));
+    } else if summary.updated.p90 > 0 {
+        let end = models::time::after(summary.start, Duration::from_secs(summary.makespan_seconds.p50));
+        facts.push(("Takes", spread(summary.makespan_seconds, duration)));
+        facts.push(("Ends", format!("{end:.0} if it begins at {:.0}", summary.start)));
+    }
+    facts.push(("At a time", format!("at most {} nodes out of service", spread(summary.peak, number))));
+    facts.push(("Evictions", spread(summary.evictions, number)));
     if summary.failures.p90 > 0 {
         facts.push(("Failures", format!("{} attempts", spread(summary.failures, number))));
     }

@@ -77,6 +77,8 @@ pub(crate) struct Summary {
     pub(crate) start: Timestamp,
     /// Nodes with an attempt that has updated them.
     pub(crate) updated: Spread,
+    /// Nodes on the version that the policy wants, at the end.
+    pub(crate) up_to_date: Spread,
     /// From the beginning to the end of the last attempt, in seconds.
     pub(crate) makespan_seconds: Spread,
     /// Nodes out of service at a time, at most.
@@ -119,6 +121,7 @@ impl Summary {
             courses: courses.len(),
             start: scenario.start,
             updated: over(&Course::updated),
+            up_to_date: over(&|course| course.current),
             makespan_seconds: Spread::of(courses.iter().map(seconds)),
             peak: over(&|course| course.peak),
             evictions: Spread::of(courses.iter().map(|course| course.evictions)),

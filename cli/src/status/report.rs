@@ -1,6 +1,6 @@
 //! The state of the fleet, derived from the cluster by the controller's own rules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
@@ -145,7 +145,14 @@ fn frozen(cluster: &Cluster, plan: &Plan) -> Option<Request> {
     let condition = true_condition(planned.or(recorded)?, FROZEN)?;
     // The command of kubectl alone is replaced by the plugin's.
     let message = condition.message.split(": kubectl annotate").next().unwrap_or_default();
-    Some(Request { message: cluster.filled(message, ""), command: cluster.command("resume") })
+    // The operator settles all failures at once, so that each version that has any is named.
+    let versions: BTreeSet<String> = plan.quarantine.failed_versions().map(ToString::to_string).collect();
+    let command = if versions.is_empty() {
+        "resume".to_owned()
+    } else {
+        format!("resume --failures {}", versions.into_iter().collect::<Vec<_>>().join(","))
+    };
+    Some(Request { message: cluster.filled(message, ""), command: cluster.command(&command) })
 }
 
 fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {

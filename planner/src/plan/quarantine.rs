@@ -92,6 +92,11 @@ impl Quarantine {
         self.spent.keys().next().map(|(_, _, version)| version)
     }
 
+    /// The versions with failures that no `resume` has resolved, and the quarantined ones.
+    pub fn failed_versions(&self) -> impl Iterator<Item = &Version> {
+        self.failed.keys().chain(self.spent.keys()).map(|(_, _, version)| version)
+    }
+
     /// The number of quarantined versions.
     pub fn len(&self) -> usize {
         self.spent.len()

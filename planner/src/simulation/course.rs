@@ -56,6 +56,8 @@ pub struct Course {
     /// The number of evictions that a budget refused, by its namespace and name.
     pub refusals: BTreeMap<String, u64>,
     pub freeze: Option<Freeze>,
+    /// The number of nodes on the version that the policy wants, at the end: those that were on it at the beginning included.
+    pub current: usize,
     /// The nodes that were not updated at the end and the reason of each, as far as they were planned at the end.
     pub waits: BTreeMap<String, Wait>,
     /// The number of further nodes that were not updated.

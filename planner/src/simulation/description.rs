@@ -13,9 +13,13 @@ use semver::Version;
 use serde::{Deserialize, Deserializer};
 
 use super::host::Host;
-use super::scenario::{Fault, FaultEffect, Member, PodTemplate, Scenario, Span, Times};
+use super::scenario::{Fault, FaultEffect, Member, PodTemplate, Scenario, Span, Times, whole_second};
 use crate::policy::{Policy, PolicyError};
 use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+
+/// The longest duration, and the last moment at which a simulation begins.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+const LAST_START: &str = "9000-01-01T00:00:00Z";
 
 /// The most nodes, and the most pods, of a description.
 const MOST_NODES: u32 = 1_000_000;
@@ -131,8 +135,11 @@ impl<'de> Deserialize<'de> for SpanText {
         use serde::de::Error as _;
         let text = String::deserialize(deserializer)?;
         let read = |part: &str| part.trim().parse::<Duration>().map(|duration| duration.0).map_err(D::Error::custom);
-        let Some((from, to)) = text.split_once('-') else { return Ok(Self(Span::Fixed(read(&text)?))) };
+        let (from, to) = text.split_once('-').unwrap_or((&text, &text));
         let (from, to) = (read(from)?, read(to)?);
+        if to > LONGEST.0 {
+            return Err(D::Error::custom(format!("'{text}' is longer than a year")));
+        }
         if from > to {
             return Err(D::Error::custom(format!("'{text}' begins with the longer duration")));
         }
@@ -271,6 +278,13 @@ impl Description {
     /// The first field that cannot be simulated.
     pub fn scenario(&self, now: Timestamp) -> Result<Scenario, DescriptionError> {
         let policy = Policy::from_spec(&self.policy).map_err(DescriptionError::Policy)?;
+        let start = self.start.unwrap_or(now);
+        if LAST_START.parse().is_ok_and(|last: Timestamp| start > last) {
+            return Err(problem("start", format!("is after {LAST_START}")));
+        }
+        if self.horizon.is_some_and(|horizon| horizon > LONGEST) {
+            return Err(problem("horizon", "is longer than a year (8784h)"));
+        }
         let mut versions = self.versions.clone();
         versions.extend(self.nodes.iter().map(|nodes| nodes.version.clone()));
         versions.sort_by(|a, b| b.cmp(a));
@@ -309,13 +323,15 @@ impl Description {
         Ok(Scenario {
             base: ClusterView { operator: Some(operator), ..ClusterView::default() },
             policy,
-            start: self.start.unwrap_or(now),
+            start: whole_second(start),
             horizon: self.horizon.map_or(SignedDuration::from_hours(24 * 60), Duration::signed),
             members,
             pods,
             budgets,
             times: self.times.times(),
             faults: self.failures.iter().enumerate().map(fault).collect::<Result<_, _>>()?,
+            arriving: Vec::new(),
+            starting: Vec::new(),
             elsewhere: 0,
             exhaustive: false,
         })

@@ -8,9 +8,9 @@ use jiff::{SignedDuration, Timestamp};
 use semver::Version;
 
 use super::host::Host;
-use super::scenario::{Member, PodTemplate, Scenario, Span, Times};
+use super::scenario::{Member, PodTemplate, Scenario, Span, Times, whole_second};
 use crate::policy::{Policy, Target};
-use crate::view::{ClusterView, NodeView, PodFacts};
+use crate::view::{ClusterView, NodeView, PodFacts, Standby};
 
 /// The longest simulated time.
 const HORIZON: SignedDuration = SignedDuration::from_hours(24 * 60);
@@ -45,15 +45,23 @@ fn waits_for_wave(node: &NodeView, policy: &Policy) -> bool {
 /// Returns the scenario that begins with this state of a cluster. The view has the pods of all nodes.
 ///
 /// It cannot know: the nodes that the scheduler may use for a pod, the wave of a host, and what expressions will return. Pods
-/// go to any node, waves do not come, and expressions return nothing.
+/// go to any node, waves do not come, and expressions return nothing. The leader hands over in time: no node is the leader's.
 pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp) -> Scenario {
     let mut offers: HashMap<Vec<Version>, Arc<[Version]>> = HashMap::new();
-    let (mut members, mut pods) = (Vec::new(), Vec::new());
+    let (mut members, mut pods, mut arriving, mut starting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for mut node in std::mem::take(&mut view.nodes).into_values() {
         let mut own = Vec::new();
-        for pod in node.pods.take().unwrap_or_default().into_iter().filter(|pod| !pod.terminating) {
-            own.extend(u32::try_from(pods.len()));
-            pods.push(template(pod));
+        for pod in node.pods.take().unwrap_or_default() {
+            let Ok(index) = u32::try_from(pods.len()) else { break };
+            let (leaves, starts) = (pod.terminating, pod.pending);
+            let template = template(pod);
+            if leaves {
+                arriving.extend(template.replaced.is_some().then_some(index));
+            } else {
+                own.push(index);
+                starting.extend(starts.then_some((members.len(), index)));
+            }
+            pods.push(template);
         }
         let updates = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.updates.as_ref());
         let mut offered = updates.map(|updates| updates.available_versions.clone()).unwrap_or_default();
@@ -66,17 +74,20 @@ pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp)
         members.push(Member { node: Arc::new(node), name: None, host, offered, pods: own });
     }
     let takes_pods = |node: &&crate::view::NodeFacts| node.ready && !node.unschedulable && !node.deleting;
+    (view.own_node, view.standby) = (None, Standby::None);
     Scenario {
         elsewhere: view.unmanaged.values().filter(takes_pods).count(),
         budgets: std::mem::take(&mut view.budgets),
         base: view,
         policy,
-        start: now,
+        start: whole_second(now),
         horizon: HORIZON,
         members,
         pods,
         times,
         faults: Vec::new(),
+        arriving,
+        starting,
         exhaustive: false,
     }
 }

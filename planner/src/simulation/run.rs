@@ -36,6 +36,9 @@ const AHEAD: usize = 16;
 /// The highest number of plans of one turn: a plan that always has something to do would not end otherwise.
 const ROUNDS: usize = 64;
 
+/// The number of plans after which a simulation ends if no node has gone on to another step: nothing will.
+const FRUITLESS: u64 = 20_000;
+
 /// Times after which a staged node whose pods prevented its drain is checked again: at first as the controller does it, and
 /// then ever less often, since nothing but the events of the simulation changes its pods.
 const CHECK_AGAIN: SignedDuration = SignedDuration::from_secs(60);
@@ -110,6 +113,8 @@ pub(super) struct Run<'a> {
     /// Nodes with a failure that counts.
     failed: BTreeSet<usize>,
     wake: Option<Timestamp>,
+    /// The number of plans up to the last step of a node.
+    fruitful: u64,
     /// Time of the last plan of all awake nodes.
     planned: Option<Timestamp>,
     budgets_changed: bool,
@@ -192,6 +197,7 @@ impl<'a> Run<'a> {
             acted: BTreeSet::new(),
             failed: BTreeSet::new(),
             wake: None,
+            fruitful: 0,
             planned: None,
             budgets_changed: false,
             course,
@@ -201,6 +207,19 @@ impl<'a> Run<'a> {
             if !is_plain(&members[index].node) {
                 run.react(index);
             }
+            // A host that goes down for its update comes back.
+            if !run.states[index].up && matches!(members[index].node.step(), Some(Step::Rebooting | Step::Returning)) {
+                let boot = scenario.times.boot.draw(&mut run.rng(index, Draw::Host));
+                run.at(boot, Event::Up(index));
+            }
+        }
+        for template in &scenario.arriving {
+            run.place(*template);
+        }
+        for (index, template) in &scenario.starting {
+            let starts = scenario.pods[*template as usize].replaced.clone();
+            let after = starts.map(|span| span.draw(&mut run.rng(*index, Draw::Pod))).unwrap_or_default();
+            run.at(after, Event::PodReady(*index, 0, *template));
         }
         run
     }
@@ -217,7 +236,8 @@ impl<'a> Run<'a> {
             let due = [self.wake, changed].into_iter().flatten().min().map(|due| due.max(planned));
             let event = self.events.peek().map(|Reverse((at, ..))| (*at).max(self.now + turn));
             let Some(next) = [event, due].into_iter().flatten().min() else { break };
-            if next > limit {
+            let fruitless = self.course.plans.saturating_sub(self.fruitful) > FRUITLESS;
+            if next > limit || fruitless {
                 self.course.cut = true;
                 break;
             }
@@ -237,6 +257,14 @@ impl<'a> Run<'a> {
                 self.turn(false);
             }
         }
+        let at_rest = |name: &str, node: &NodeView| {
+            let up_to_date = self.course.waits.get(name).is_some_and(|wait| matches!(wait, Wait::UpToDate));
+            node.progress().is_none() && (up_to_date || is_updated(node))
+        };
+        let awake = self.view.nodes.iter().filter(|(name, node)| at_rest(name, node)).count();
+        let waiting: usize = self.classes.iter().map(|class| class.waiting.len()).sum();
+        let away = self.states.iter().filter(|state| !state.awake).count();
+        self.course.current = awake + away.saturating_sub(waiting);
         self.course.waits.retain(|_, wait| !matches!(wait, Wait::UpToDate));
         let asleep: usize = self.classes.iter().map(|class| class.waiting.len()).sum();
         self.course.behind = asleep;
@@ -328,7 +356,7 @@ impl<'a> Run<'a> {
             }
             Event::PodReady(index, serial, template) => {
                 let sick = self.states[index].sick;
-                if let Some(place) = self.pods.becomes_ready(index, serial, template).filter(|_| !sick) {
+                if !sick && let Some(place) = self.pods.becomes_ready(index, serial, template) {
                     self.edit_pods(index, |pods| pods[place].ready = true);
                     self.budgets_changed = true;
                 }
@@ -794,6 +822,7 @@ impl<'a> Run<'a> {
         if before != after {
             let last = node.record().and_then(|record| record.last.as_ref()).map(|last| last.reason.as_str());
             self.course.step(index, before, after, last, self.now);
+            self.fruitful = self.course.plans;
             if after.is_none() && last != Some(UPDATED) {
                 self.failed.insert(index);
             }

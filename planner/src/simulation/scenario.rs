@@ -42,6 +42,11 @@ impl Span {
     }
 }
 
+/// Returns a time without its fraction of a second: courses count in whole seconds from their beginning.
+pub(super) fn whole_second(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second()).unwrap_or(at)
+}
+
 /// Durations of what hosts and agents do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Times {
@@ -155,6 +160,10 @@ pub struct Scenario {
     pub budgets: Vec<BudgetFacts>,
     pub times: Times,
     pub faults: Vec<Fault>,
+    /// Pods that end at the beginning, whose replacements become Ready elsewhere: indices of [`Scenario::pods`].
+    pub arriving: Vec<u32>,
+    /// Pods that start at the beginning, each with the index of its node.
+    pub starting: Vec<(usize, u32)>,
     /// The number of nodes that take pods and are not under the operator.
     pub elsewhere: usize,
     /// True if all nodes are in the view of each plan, and each is planned in each turn. It is slower, and a test compares.

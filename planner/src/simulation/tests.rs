@@ -70,6 +70,8 @@ fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
         budgets: vec![budget],
         times: Times::default(),
         faults: Vec::new(),
+        arriving: Vec::new(),
+        starting: Vec::new(),
         elsewhere: 0,
         exhaustive: false,
     }
