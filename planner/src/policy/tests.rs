@@ -56,6 +56,10 @@ fn invalid_policy_error_names_its_field() {
             r#"{"prometheus": {"url": "http://p"}, "health": {"after": {"expressions": [{"name": "a", "query": "up{n=\"${node}\"}"}]}}}"#,
             "spec.health.after.expressions[0].query",
         ),
+        (
+            r#"{"version": {"urgent": {"from": "1.20.6", "reason": "CVE", "until": "2026-02-30T00:00:00Z"}}}"#,
+            "spec.version.urgent.until",
+        ),
         (r#"{"version": {"exclude": ["1.20.4", "never"]}}"#, "spec.version.exclude[1]"),
         (r#"{"strategy": {"canary": [{"nodes": "200%"}]}}"#, "spec.strategy.canary[0].nodes"),
         (

@@ -26,6 +26,8 @@ pub struct RequestManagers {
     pub enabled: Option<String>,
     /// Of `spec.version`.
     pub version: Option<String>,
+    /// Of `spec.version.urgent`.
+    pub urgent: Option<String>,
     /// Of the annotation that approves a canary step.
     pub approve_step: Option<String>,
     /// Of the annotation that requests to settle failures.
@@ -51,6 +53,7 @@ impl RequestManagers {
         Self {
             enabled: owner("spec", None, "enabled"),
             version: owner("spec", None, "version"),
+            urgent: owner("spec", Some("version"), "urgent"),
             approve_step: annotation(names::APPROVE_STEP_ANNOTATION),
             resume: annotation(names::RESUME_ANNOTATION),
         }

@@ -35,9 +35,12 @@ pub(super) fn has_canary_place(ctx: &NodeContext<'_>) -> Option<Wait> {
     (rollout.room_to_begin() == Some(0)).then(|| rollout.wait.clone()).flatten()
 }
 
+/// A window is open for the node, or its update is urgent, and there is no blackout.
 pub(super) fn window_is_open(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let urgent = || ctx.version().is_ok_and(|version| ctx.survey.urgency.applies(ctx.node, version));
     match ctx.survey.window(ctx.node) {
         WindowState::Open { .. } => None,
+        WindowState::Closed { blackout: false, .. } if urgent() => None,
         WindowState::Closed { opens, blackout: false } => Some(Wait::WindowClosed { opens: *opens }),
         WindowState::Closed { opens, blackout: true } => Some(Wait::Blackout { ends: *opens }),
     }
