@@ -15,6 +15,7 @@ use planner::wait::{Wait, WaitReason};
 use semver::Version;
 use serde::Serialize;
 
+use super::freshness::{self, Freshness};
 use crate::cluster::{Cluster, Unread, is_of};
 
 /// The reason of the condition `Degraded` for an invalid policy, whose errors the report lists by themselves.
@@ -38,6 +39,9 @@ pub(crate) struct Report {
     pub(crate) rollouts: Vec<Rollout>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
+    /// The age of what the nodes run; absent if no node is behind and policy has no target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) freshness: Option<Freshness>,
     /// The reasons for which nodes wait, the most frequent first.
     pub(crate) waiting: Vec<Waiting>,
     /// The canary step that waits for approval.
@@ -108,6 +112,9 @@ pub(crate) struct Rollout {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) number: Option<i64>,
     pub(crate) started: Timestamp,
+    /// Time until which it does not wait for windows and for the soaks of canary steps; absent if it is not urgent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) urgent_until: Option<Timestamp>,
     /// Number of nodes of this variant and architecture.
     pub(crate) nodes: usize,
     /// Number of them that were updated in this rollout.
@@ -242,6 +249,7 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         enabled: operator.map(|_| policy.enabled),
         policy: policy_report(cluster, &policy),
         windows: windows(&policy, now),
+        freshness: freshness::report(&view, &policy, now).filter(|_| operator.is_some()),
         waiting: waiting(&nodes),
         approval: approval(cluster, &plan, &rollouts),
         rollouts: rollouts.iter().filter_map(|state| rollout(cluster, &policy, state)).collect(),
@@ -318,6 +326,7 @@ fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<R
         arch: active.arch.clone(),
         number: active.record.as_ref().map(|record| record.number),
         started: active.started,
+        urgent_until: active.urgent_until,
         nodes: state.nodes,
         updated: state.updated,
         step: state.step,

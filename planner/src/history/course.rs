@@ -121,7 +121,8 @@ fn follow(status: &mut BottlerocketRolloutHistoryStatus, begun: Timestamp, state
     let before = stored.map(|condition| condition.status);
     let holds = ConditionStatus::from(state.holds);
     // Another urgency is another override, with an entry of its own.
-    let same = |stored: &Condition| !state.holds || state.type_ != URGENT || stored.message == cut(&state.message, MESSAGE);
+    let same =
+        |stored: &Condition| !state.holds || state.type_ != URGENT || stored.message == cut(&state.message, MESSAGE);
     if before == Some(holds) && stored.is_none_or(same) {
         return;
     }

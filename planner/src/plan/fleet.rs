@@ -21,7 +21,8 @@ use super::context::NodeContext;
 use super::slots::Budget;
 use super::survey::Survey;
 use super::{
-    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, freshness, gates, labels, order, report, shadows, slots,
+    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, freshness, gates, labels, order, report,
+    shadows, slots,
 };
 use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;

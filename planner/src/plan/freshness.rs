@@ -11,7 +11,6 @@ use models::operator::{self, KnownVersion};
 use models::time::after;
 use semver::Version;
 
-use super::Quarantine;
 use super::versions;
 use crate::policy::Policy;
 use crate::view::ClusterView;
@@ -39,13 +38,12 @@ pub struct FleetFreshness {
     pub(super) wake: Option<Timestamp>,
 }
 
-/// Returns the freshness of the nodes.
+/// Returns the freshness of the nodes by the versions that the operator's status records.
 pub fn freshness(view: &ClusterView, policy: &Policy, now: Timestamp) -> FleetFreshness {
-    let quarantine = Quarantine::of(view, policy.max_failures);
-    of(view, policy, &versions::known(view, &quarantine, now), now)
+    of(view, policy, view.operator.as_ref().map_or(&[], |operator| &operator.status.versions), now)
 }
 
-/// The same, with the versions that are known.
+/// The same, by these versions.
 pub(super) fn of(view: &ClusterView, policy: &Policy, known: &[KnownVersion], now: Timestamp) -> FleetFreshness {
     let kinds = versions::kinds(view);
     let mut counted: BTreeMap<(&str, &str), Vec<&KnownVersion>> = BTreeMap::new();
