@@ -392,7 +392,10 @@ fn full() -> Metrics {
     let metrics = leading();
     metrics.tls(&certificates());
     metrics.migration("Migrating", Some(7));
-    metrics.observe(&snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]));
+    let freshness = Freshness { nodes_within_target: Some(1), oldest_since: Some(t(0)), ..Freshness::default() };
+    let target = Some(Duration::from_secs(60));
+    let fleet = snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
+    metrics.observe(&Snapshot { freshness: Some(freshness), freshness_target: target, ..fleet });
     metrics.clock_offset(SignedDuration::from_millis(-20));
     one_update(&metrics);
     metrics.served("bottlerocketshadows", true);

@@ -74,12 +74,7 @@ const GATES: &[Gate] = &[
     gate(Disrupt, "NodeReady", "the node is Ready", node::is_ready),
     gate(Disrupt, "AgentReady", AGENT_READY, components::agent),
     gate(Disrupt, "NoPressure", "the node reports no shortage", node::has_no_pressure),
-    gate(
-        Disrupt,
-        WINDOW_OPEN,
-        "a window is open or the version is urgent, and there is no blackout",
-        fleet::window_is_open,
-    ),
+    gate(Disrupt, WINDOW_OPEN, "a window is open, or it is urgent; no blackout", fleet::window_is_open),
     gate(Disrupt, "FewUnhealthyNodes", "no more nodes are not Ready than policy allows", node::few_unhealthy_nodes),
     gate(Begin, "NotInBackOff", "the back-off after the last failed attempt is over", node::is_not_in_back_off),
     gate(Begin, "CanaryPlace", "the canary step has room for the node", fleet::has_canary_place),
