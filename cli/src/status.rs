@@ -1,5 +1,6 @@
 //! `kubectl brupop status`.
 
+mod freshness;
 mod report;
 mod shape;
 mod text;

@@ -232,6 +232,10 @@ pub enum EntryKind {
     WindowOpened,
     /// The window closed.
     WindowClosed,
+    /// The rollout no longer waits for windows and for the soaks of canary steps.
+    Urgent,
+    /// Windows and soaks apply to it again.
+    UrgencyEnded,
     /// Nodes went on to another version.
     Superseded,
     /// Every node ran the version.
@@ -256,6 +260,8 @@ impl EntryKind {
             Self::Quarantined => "Quarantined",
             Self::WindowOpened => "WindowOpened",
             Self::WindowClosed => "WindowClosed",
+            Self::Urgent => "Urgent",
+            Self::UrgencyEnded => "UrgencyEnded",
             Self::Superseded => "Superseded",
             Self::Completed => "Completed",
             Self::Stopped => "Stopped",
@@ -272,7 +278,7 @@ pub struct HistoryEntry {
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub time: Timestamp,
     /// `Begun`, `StepPassed`, `Approved`, `Paused`, `Resumed`, `Frozen`, `Quarantined`, `WindowOpened`, `WindowClosed`,
-    /// `Superseded`, `Completed` or `Stopped`.
+    /// `Urgent`, `UrgencyEnded`, `Superseded`, `Completed` or `Stopped`.
     #[schemars(with = "StatusWord")]
     pub kind: EntryKind,
     /// Number of the canary step, from 1.
@@ -329,9 +335,9 @@ pub struct BottlerocketRolloutHistoryStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MOST_PAGES), extend("x-kubernetes-list-type" = "atomic"))]
     pub pages: Vec<PageSummary>,
-    /// `Frozen`, and `Quarantined`, `Paused` and `WindowClosed`, from which entries are told.
+    /// `Frozen`, and `Quarantined`, `Paused`, `WindowClosed` and `Urgent`, from which entries are told.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 4), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(length(max = 5), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
     /// Signature of an ended record by the operator's history key: a JWS in compact form whose claims are
     /// [`RecordClaims`].

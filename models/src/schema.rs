@@ -31,6 +31,9 @@ pub struct StatusWord;
 /// A day of the calendar.
 pub struct Date;
 
+/// A moment with its offset from UTC. Days that no month has are found by who reads it.
+pub struct DateTime;
+
 /// Schemas of types that are written as a string: its pattern, and its maximum length in characters.
 macro_rules! strings {
     ($($type:ident: $pattern:expr, $length:literal;)+) => {$(
@@ -52,6 +55,7 @@ macro_rules! strings {
 
 strings! {
     Date: "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", 10;
+    DateTime: "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$", 25;
     Duration: "^([0-9]{1,9}(ms|s|m|h))+$", 32;
     FailureReason: WORD, 64;
     StatusWord: WORD, 64;

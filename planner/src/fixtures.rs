@@ -146,6 +146,7 @@ pub(crate) fn rollout(version: Version) -> ActiveRollout {
         approved: false,
         ended: None,
         approved_step: None,
+        urgent_until: None,
         record: None,
     }
 }

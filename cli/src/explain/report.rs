@@ -393,7 +393,7 @@ fn check_report(cluster: &Cluster, node: &str, check: &planner::plan::Check) -> 
         holds: check.holds,
         result,
         reason: check.wait().map(|wait| wait.as_str().to_owned()),
-        message: check.wait().map(|wait| cluster.filled(&wait.to_string(), node)),
+        message: check.wait().map(|wait| cluster.filled(&wait.to_string(), node)).or_else(|| check.exception.clone()),
     }
 }
 

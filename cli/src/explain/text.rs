@@ -75,7 +75,7 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
                 _ => ("not reached", Style::Faint),
             };
             let text = match (&check.message, check.result) {
-                (Some(message), "Waits") => message.clone(),
+                (Some(message), "Waits" | "Passed") => message.clone(),
                 (_, "NotKnown") => format!("{} (the controller asks Prometheus)", check.holds),
                 _ => check.holds.to_owned(),
             };

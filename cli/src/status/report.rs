@@ -13,6 +13,7 @@ use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
 use planner::wait::{Wait, WaitReason};
 
+use super::freshness;
 use super::shape::*;
 use crate::cluster::{Cluster, Unread, is_of};
 
@@ -34,6 +35,7 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         enabled: operator.map(|_| policy.enabled),
         policy: policy_report(cluster, &policy),
         windows: windows(&policy, now),
+        freshness: freshness::report(&view, &policy, now).filter(|_| operator.is_some()),
         waiting: waiting(&nodes),
         approval: approval(cluster, &plan, &rollouts),
         rollouts: rollouts.iter().filter_map(|state| rollout(cluster, &policy, state)).collect(),
@@ -110,6 +112,7 @@ fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<R
         arch: active.arch.clone(),
         number: active.record.as_ref().map(|record| record.number),
         started: active.started,
+        urgent_until: active.urgent_until,
         nodes: state.nodes,
         updated: state.updated,
         step: state.step,

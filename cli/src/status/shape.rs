@@ -6,6 +6,8 @@ use models::shadow::{AttemptResult, UPDATED};
 use semver::Version;
 use serde::Serialize;
 
+use super::freshness::Freshness;
+
 /// The step of a node without an attempt.
 pub(crate) const IDLE: &str = "Idle";
 
@@ -27,6 +29,9 @@ pub(crate) struct Report {
     pub(crate) rollouts: Vec<Rollout>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
+    /// The age of what the nodes run; absent if no node is behind and policy has no target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) freshness: Option<Freshness>,
     /// The reasons for which nodes wait, the most frequent first.
     pub(crate) waiting: Vec<Waiting>,
     /// The canary step that waits for approval.

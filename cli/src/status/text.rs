@@ -108,6 +108,10 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         );
         field("Nodes:", Style::Plain, &text);
     }
+    if let Some(freshness) = &report.freshness {
+        let (style, text) = freshness.text(report.time);
+        field("Fresh:", style, &text);
+    }
     for (label, style, request) in
         [("Frozen:", Style::Bad, &report.frozen), ("Approval:", Style::Warn, &report.approval)]
     {
@@ -170,6 +174,9 @@ fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
     );
     if let (Some(step), Some(nodes)) = (rollout.step, rollout.step_nodes) {
         text.push_str(&format!("; canary step {step} of {} ({nodes} nodes)", rollout.steps));
+    }
+    if let Some(until) = rollout.urgent_until {
+        text.push_str(&format!("; urgent until {}", moment(until, now)));
     }
     if let Some(waits) = &rollout.waits {
         text.push_str(&format!(", which {waits}"));

@@ -133,6 +133,7 @@ fn rollout_log_lines_name_variant_and_architecture() {
         approved: false,
         ended: None,
         approved_step: None,
+        urgent_until: None,
         record: None,
     };
     let with = |rollouts: &[(&str, i64)]| BottlerocketUpdateOperatorStatus {
@@ -172,6 +173,7 @@ fn acknowledged_approval_logs_whether_it_had_an_effect() {
             approved,
             ended: None,
             approved_step: None,
+            urgent_until: None,
             record: None,
         }],
         ..BottlerocketUpdateOperatorStatus::default()

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 
+use models::operator::{Counts, Freshness};
 use prometheus::GaugeVec;
 
 use super::family::{Labels, Register};
+use super::snapshot::Snapshot;
+use super::{ALONE, float, seconds};
 
 /// Name, labels and help of a gauge.
 type Entry = (&'static str, Labels, &'static str);
 
 /// Gauges about the fleet.
-pub(super) const FLEET: [Entry; 11] = [
+pub(super) const FLEET: [Entry; 16] = [
     ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
     ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
     ("nodes_waiting", &["reason"], "Nodes by the reason why they wait"),
@@ -29,6 +32,15 @@ pub(super) const FLEET: [Entry; 11] = [
     ),
     ("policy_degraded", &[], "1 while the policy is invalid, so that an earlier one is in force"),
     ("window_open", &[], "1 while the schedule of all nodes allows nodes to be taken out of service"),
+    ("nodes_behind", &[], "Nodes that run an earlier version than policy lets them take"),
+    (
+        "behind_since_timestamp_seconds",
+        &[],
+        "Time since which the node that has been behind for the longest time has been behind, in seconds since 1970",
+    ),
+    ("freshness_target_seconds", &[], "Time by spec.freshness.target for which a node may be behind"),
+    ("nodes_within_freshness_target", &[], "Nodes that are not behind, or not for longer than spec.freshness.target"),
+    ("freshness_ratio", &[], "Share of the nodes that are within spec.freshness.target, from 0 to 1"),
     ("earlier_operator_pods", &[], "Pods of the earlier operator; while there is one, nothing is done"),
 ];
 
@@ -67,6 +79,41 @@ impl Gauges {
         self.0.values().for_each(GaugeVec::reset);
     }
 
+    /// Adds the counts of the operator's status.
+    pub(super) fn add_counts(&self, counts: &Counts) {
+        let Counts { total, current, updating, staged, blocked, failed } = counts;
+        for (state, count) in [
+            ("total", total),
+            ("current", current),
+            ("updating", updating),
+            ("staged", staged),
+            ("blocked", blocked),
+            ("failed", failed),
+        ] {
+            self.add("nodes_by_state", &[state], whole(*count));
+        }
+    }
+
+    /// Adds the freshness of the fleet. It has times and no ages: the time that passes between two plans changes none.
+    pub(super) fn add_freshness(&self, snapshot: &Snapshot<'_>) {
+        let Some(Freshness { nodes_within_target, nodes_behind, oldest_since, .. }) = &snapshot.freshness else {
+            return;
+        };
+        let within = nodes_within_target.map(whole);
+        let total = snapshot.counts.as_ref().map(|counts| whole(counts.total)).filter(|total| *total > 0.0);
+        for (name, value) in [
+            ("nodes_behind", Some(whole(*nodes_behind))),
+            ("behind_since_timestamp_seconds", oldest_since.map(seconds)),
+            ("freshness_target_seconds", snapshot.freshness_target.map(|target| target.as_secs_f64())),
+            ("nodes_within_freshness_target", within),
+            ("freshness_ratio", within.zip(total).map(|(within, total)| within / total)),
+        ] {
+            if let Some(value) = value {
+                self.add(name, &ALONE, value);
+            }
+        }
+    }
+
     /// Adds to one of them, all of which begin at 0. A name that is not in the table fails the tests, and is left out
     /// otherwise.
     pub(super) fn add(&self, name: &str, labels: &[&str], value: f64) {
@@ -75,4 +122,9 @@ impl Gauges {
             gauge.with_label_values(labels).add(value);
         }
     }
+}
+
+/// A count of the operator's status, which is never negative.
+fn whole(count: i64) -> f64 {
+    float(usize::try_from(count).unwrap_or_default())
 }

@@ -18,7 +18,6 @@ use std::time::Duration;
 use models::time::between;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::Counts;
 use models::reason::FailureReason;
 use models::shadow::{ControllerStatus, Progress, Step, UPDATED};
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
@@ -308,20 +307,14 @@ impl Metrics {
             policy_degraded,
             window_open,
             earlier_pods,
+            freshness: _,
+            freshness_target: _,
         } = snapshot;
         self.fleet.reset();
-        if let Some(Counts { total, current, updating, staged, blocked, failed }) = counts {
-            for (state, count) in [
-                ("total", total),
-                ("current", current),
-                ("updating", updating),
-                ("staged", staged),
-                ("blocked", blocked),
-                ("failed", failed),
-            ] {
-                self.fleet.add("nodes_by_state", &[state], float(usize::try_from(*count).unwrap_or_default()));
-            }
+        if let Some(counts) = counts {
+            self.fleet.add_counts(counts);
         }
+        self.fleet.add_freshness(snapshot);
         for (name, value) in [
             ("slots_in_use", Some(float(*slots_in_use))),
             ("slots_limit", slots_limit.map(float)),

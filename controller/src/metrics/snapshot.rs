@@ -1,9 +1,10 @@
 //! The data for the gauges: the few facts of a view and its plan that they need.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::Counts;
+use models::operator::{Counts, Freshness};
 use models::shadow::Step;
 use semver::Version;
 
@@ -68,6 +69,10 @@ pub struct Snapshot<'a> {
     pub window_open: bool,
     /// Number of pods of the earlier operator.
     pub earlier_pods: usize,
+    /// The freshness of the fleet; `None` without the operator's resource.
+    pub freshness: Option<Freshness>,
+    /// Maximum time for which a node may be behind, if policy has one.
+    pub freshness_target: Option<Duration>,
 }
 
 impl<'a> Snapshot<'a> {
@@ -85,6 +90,8 @@ impl<'a> Snapshot<'a> {
             policy_degraded,
             window_open: plan.window_open,
             earlier_pods: view.earlier_pods.len(),
+            freshness: plan.status.as_ref().and_then(|status| status.freshness.clone()),
+            freshness_target: policy.freshness_target,
         }
     }
 }

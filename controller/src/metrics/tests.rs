@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use models::operator::Freshness;
 use models::shadow::{AttemptResult, ControllerReport, Record};
 
 use super::bounded::LIMIT;
@@ -72,7 +73,26 @@ fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Sna
         policy_degraded: false,
         window_open: true,
         earlier_pods: 0,
+        freshness: None,
+        freshness_target: None,
     }
+}
+
+#[test]
+fn freshness_exports_times_counts_and_share() {
+    let metrics = leading();
+    let fleet = |freshness, freshness_target| Snapshot { freshness, freshness_target, ..snapshot(0, []) };
+    metrics.observe(&fleet(None, None));
+    assert_eq!(value(&metrics, "nodes_behind"), None, "there is no resource");
+    let mut freshness = Freshness { nodes_behind: 1, oldest_since: Some(t(7)), ..Freshness::default() };
+    metrics.observe(&fleet(Some(freshness.clone()), None));
+    let ratio = |metrics: &Metrics| value(metrics, "freshness_ratio");
+    assert_eq!((value(&metrics, "nodes_behind"), ratio(&metrics)), (Some(1.0), None), "without a target");
+    assert_eq!(value(&metrics, "behind_since_timestamp_seconds"), Some(seconds(t(7))));
+    freshness.nodes_within_target = Some(1);
+    metrics.observe(&fleet(Some(freshness), Some(Duration::from_secs(60))));
+    assert_eq!(value(&metrics, "nodes_within_freshness_target"), Some(1.0));
+    assert_eq!((value(&metrics, "freshness_target_seconds"), ratio(&metrics)), (Some(60.0), Some(0.5)));
 }
 
 fn certificates() -> TlsSnapshot {
@@ -372,7 +392,10 @@ fn full() -> Metrics {
     let metrics = leading();
     metrics.tls(&certificates());
     metrics.migration("Migrating", Some(7));
-    metrics.observe(&snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]));
+    let freshness = Freshness { nodes_within_target: Some(1), oldest_since: Some(t(0)), ..Freshness::default() };
+    let target = Some(Duration::from_secs(60));
+    let fleet = snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
+    metrics.observe(&Snapshot { freshness: Some(freshness), freshness_target: target, ..fleet });
     metrics.clock_offset(SignedDuration::from_millis(-20));
     one_update(&metrics);
     metrics.served("bottlerocketshadows", true);

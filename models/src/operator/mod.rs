@@ -97,6 +97,9 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// Prometheus server that evaluates the expressions of `health`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prometheus: Option<PrometheusPolicy>,
+    /// Time within which nodes have to run a new version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freshness: Option<FreshnessPolicy>,
     /// Consequences of failures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<FailurePolicy>,
@@ -270,9 +273,62 @@ pub struct ActiveRollout {
     /// Number of the last canary step that a user approved, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approved_step: Option<i64>,
+    /// Time until which it does not wait for windows and for the soaks of canary steps (`spec.version.urgent`); absent
+    /// if it is not urgent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    pub urgent_until: Option<Timestamp>,
     /// Record of the rollout in the history; absent until its number is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<RolloutRecord>,
+}
+
+/// `spec.version.urgent` as it is in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UrgencyRecord {
+    /// First urgent version.
+    #[schemars(with = "VersionText")]
+    pub from: Version,
+    /// Reason that the policy gives.
+    #[schemars(length(max = 128))]
+    pub reason: String,
+    /// Time at which the operator first read it with these values.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub since: Timestamp,
+    /// Time from which windows and soaks apply again, at most 14 days after `since`.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub until: Timestamp,
+}
+
+impl UrgencyRecord {
+    /// Returns the predicate of a sentence about an urgent rollout or version, for users.
+    pub fn effect(&self) -> String {
+        let Self { from, reason, until, .. } = self;
+        format!(
+            "does not wait for windows and soaks of canary steps until {until} (spec.version.urgent from {from}): {reason}"
+        )
+    }
+}
+
+/// Age of what the nodes run. A node is behind while it runs an earlier version than one that is offered to nodes of its
+/// variant and architecture and that policy lets it take.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Freshness {
+    /// Number of nodes that are not behind, or not for longer than `spec.freshness.target`; absent without a target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes_within_target: Option<i64>,
+    /// Number of nodes that are behind.
+    pub nodes_behind: i64,
+    /// Node that has been behind for the longest time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub oldest_node: Option<String>,
+    /// Time since which it has been behind: the first version that it lacks was first seen then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    pub oldest_since: Option<Timestamp>,
 }
 
 /// One-shot requests that were carried out, each with the value of its annotation.
@@ -349,6 +405,12 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub active_rollouts: Vec<ActiveRollout>,
+    /// `spec.version.urgent` as it is in force, or was until it expired; absent without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub urgent: Option<UrgencyRecord>,
+    /// Age of what the nodes run. It names times and no ages, and is written when a node changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freshness: Option<Freshness>,
     /// Number of the last rollout that was begun. It never falls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout_count: Option<i64>,

@@ -1,12 +1,13 @@
 //! The parts of the policy. Every field is optional; what is left out has the default that its description names.
 
 use schemars::JsonSchema;
+use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use super::selector::null_is_empty;
 use super::{CountOrPercent, MAX_FAILURES, NodeSelector};
 use crate::duration::Duration;
-use crate::schema::{Date, TimeOfCron, TimeZone, VersionRange, VersionTarget};
+use crate::schema::{Date, DateTime, TimeOfCron, TimeZone, VersionRange, VersionTarget, VersionText};
 
 /// Versions that nodes update to, and the interval at which hosts check for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -33,6 +34,38 @@ pub struct VersionPolicy {
     /// Interval at which an idle host checks for updates. Default 1h.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refresh_interval: Option<Duration>,
+    /// Version that does not wait for windows and for the soaks of canary steps, until a time. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub urgent: Option<UrgentVersion>,
+}
+
+/// Version that does not wait for windows and for the soaks of canary steps. Everything else applies to it: blackouts,
+/// approvals and numbers of nodes of canary steps, `minimumAge`, `maxUnavailable`, PodDisruptionBudgets, health checks,
+/// holds, and failures that stop the rollout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UrgentVersion {
+    /// First urgent version, such as `1.20.6`. Nodes that run an earlier version update urgently to this version or a
+    /// later one; nodes that run it already do not.
+    #[schemars(with = "VersionText")]
+    pub from: Version,
+    /// Reason, such as `CVE-2026-1234`, for Events and the history.
+    #[schemars(length(min = 1, max = 128))]
+    pub reason: String,
+    /// Time from which windows and soaks apply again, such as `2026-12-01T00:00:00Z`; at most 14 days after the operator
+    /// has first read this field with its present values.
+    #[schemars(with = "DateTime")]
+    pub until: String,
+}
+
+/// Time within which nodes have to run a new version.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FreshnessPolicy {
+    /// Maximum time since a newer version than the one that a node runs was first offered to nodes of its variant and
+    /// architecture, such as `336h`. Nothing but `status.freshness` and metrics depends on it. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<Duration>,
 }
 
 /// A recurring period in which updates may start.

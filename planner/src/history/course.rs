@@ -22,6 +22,10 @@ const THAWED: &str = "failures no longer stop updates";
 const PAUSED: &str = "Paused";
 const QUARANTINED: &str = "Quarantined";
 const WINDOW_CLOSED: &str = "WindowClosed";
+const URGENT: &str = "Urgent";
+
+/// The message of the entry `UrgencyEnded`.
+const NOT_URGENT: &str = "windows and soaks of canary steps apply again";
 
 /// A state of the operator that entries are about.
 struct State<'a> {
@@ -41,7 +45,12 @@ fn entry(time: Timestamp, kind: EntryKind, message: &str) -> HistoryEntry {
 }
 
 /// The states of the operator that a record follows.
-fn states<'a>(operator: &'a OperatorFacts, rollout: &RecordedRollout, now: Timestamp) -> Vec<State<'a>> {
+fn states<'a>(
+    operator: &'a OperatorFacts,
+    rollout: &RecordedRollout,
+    active: &ActiveRollout,
+    now: Timestamp,
+) -> Vec<State<'a>> {
     let conditions = &operator.status.conditions;
     let of = |type_: &str, value: ConditionStatus| {
         let found = find_condition(conditions, type_);
@@ -94,13 +103,27 @@ fn states<'a>(operator: &'a OperatorFacts, rollout: &RecordedRollout, now: Times
         manager: None,
         message,
     };
-    vec![pause, quarantine, freeze, window]
+    let urgent = operator.status.urgent.as_ref().filter(|_| active.urgent_until.is_some());
+    let urgency = State {
+        type_: URGENT,
+        holds: urgent.is_some(),
+        since: urgent.map_or(now, |urgent| urgent.since),
+        begins: EntryKind::Urgent,
+        ends: Some((EntryKind::UrgencyEnded, NOT_URGENT)),
+        manager: managers.urgent.as_ref().filter(|_| urgent.is_some()),
+        message: urgent.map(|urgent| format!("{} {}", rollout.version, urgent.effect())).unwrap_or_default(),
+    };
+    vec![pause, quarantine, freeze, window, urgency]
 }
 
 fn follow(status: &mut BottlerocketRolloutHistoryStatus, begun: Timestamp, state: &State<'_>) {
-    let before = find_condition(&status.conditions, state.type_).map(|condition| condition.status);
+    let stored = find_condition(&status.conditions, state.type_);
+    let before = stored.map(|condition| condition.status);
     let holds = ConditionStatus::from(state.holds);
-    if before == Some(holds) {
+    // Another urgency is another override, with an entry of its own.
+    let same =
+        |stored: &Condition| !state.holds || state.type_ != URGENT || stored.message == cut(&state.message, MESSAGE);
+    if before == Some(holds) && stored.is_none_or(same) {
         return;
     }
     let ends = state.ends.filter(|_| before.is_some());
@@ -151,7 +174,7 @@ pub(super) fn continued(
         let step = Some(active.steps_passed).filter(|passed| *passed > 0);
         status.entries.push(HistoryEntry { field_manager, step, ..entry(rollout.begun, EntryKind::Begun, &message) });
     }
-    for state in states(operator, rollout, now) {
+    for state in states(operator, rollout, active, now) {
         follow(&mut status, rollout.begun, &state);
     }
     let last = |entries: &[HistoryEntry], kinds: &[EntryKind]| {

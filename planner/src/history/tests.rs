@@ -320,6 +320,9 @@ fn entries_tell_each_change_once_under_every_leader() {
     server.operator.managers.approve_step = Some("kubectl-annotate".into());
     let quarantined =
         Quarantined { reason: models::reason::FailureReason::BootFellBack, nodes: vec!["n1".into()], since: t(40) };
+    server.operator.managers.urgent = Some("kubectl-patch".into());
+    let urgency =
+        models::operator::UrgencyRecord { from: NEW, reason: "CVE-2026-1234".into(), since: t(31), until: t(60) };
     type Change<'a> = Box<dyn Fn(&mut Server) + 'a>;
     let steps: Vec<(Change<'_>, &[EntryKind])> = vec![
         (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 1)), &[]),
@@ -328,6 +331,15 @@ fn entries_tell_each_change_once_under_every_leader() {
         (Box::new(|s| set(s, ENABLED, ConditionStatus::True, 20)), &[EntryKind::Resumed]),
         (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::False, 30)), &[EntryKind::WindowClosed]),
         (Box::new(|s| set(s, WINDOW_OPEN, ConditionStatus::True, 31)), &[EntryKind::WindowOpened]),
+        (
+            Box::new(|s| {
+                s.operator.status.urgent = Some(urgency.clone());
+                s.operator.status.active_rollouts[0].urgent_until = Some(t(60));
+            }),
+            &[EntryKind::Urgent],
+        ),
+        (Box::new(|s| s.operator.status.urgent.as_mut().unwrap().until = t(70)), &[EntryKind::Urgent]),
+        (Box::new(|s| s.operator.status.active_rollouts[0].urgent_until = None), &[EntryKind::UrgencyEnded]),
         (
             Box::new(|s| {
                 let active = &mut s.operator.status.active_rollouts[0];

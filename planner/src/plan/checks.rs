@@ -32,11 +32,13 @@ pub struct Check {
     /// The sentence that is true if the node passes.
     pub holds: &'static str,
     pub result: CheckResult,
+    /// The exception by which the node passes, if it does by one.
+    pub exception: Option<String>,
 }
 
 impl Check {
     fn new(name: &'static str, holds: &'static str, result: CheckResult) -> Self {
-        Self { name, holds, result }
+        Self { name, holds, result, exception: None }
     }
 
     /// Returns the reason why the node waits, if this check is one that it does not pass.
@@ -102,7 +104,8 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
 fn add_gates(ctx: &NodeContext<'_>, gates: impl Iterator<Item = &'static Gate>, checks: &mut Vec<Check>) {
     for gate in gates {
         if !checks.iter().any(|check| check.name == gate.name) {
-            checks.push(Check::new(gate.name, gate.holds, gate.refusal(ctx).into()));
+            let check = Check::new(gate.name, gate.holds, gate.refusal(ctx).into());
+            checks.push(Check { exception: gates::exception(gate.name, ctx), ..check });
         }
     }
 }

@@ -21,7 +21,8 @@ use super::context::NodeContext;
 use super::slots::Budget;
 use super::survey::Survey;
 use super::{
-    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, gates, labels, order, report, shadows, slots,
+    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, freshness, gates, labels, order, report,
+    shadows, slots,
 };
 use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;
@@ -183,6 +184,7 @@ impl<'a> Planner<'a> {
     /// Adds the report, with the slots to record; `None`: those that are recorded.
     fn report(&mut self, slots: Option<Vec<Slot>>) {
         self.wake(self.survey.rollouts.wake);
+        self.wake(self.survey.urgency.until());
         let ages = self.survey.known.iter().map(|known| after(known.first_seen, self.policy.minimum_age));
         self.wake(ages.filter(|old_enough| *old_enough > self.now).min());
         let missing = self.view.nodes.values().map(|node| node.agent_missing).chain([self.view.web_api_missing]);
@@ -210,6 +212,9 @@ impl<'a> Planner<'a> {
                 let counts = |action: &RevisionAction| matches!(action, RevisionAction::RaiseCollisionCount(_));
                 self.plan.revisions = history.actions.into_iter().filter(|action| !counts(action)).collect();
             }
+            let freshness = freshness::of(self.view, self.policy, &self.survey.known, self.now);
+            self.plan.wake = earliest(self.plan.wake, freshness.wake);
+            status.freshness = Some(freshness.status());
             status.slots = slots.as_ref().unwrap_or(&operator.status.slots).clone();
             self.plan.slots = slots;
             self.plan.status = Some(status);

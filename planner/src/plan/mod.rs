@@ -38,6 +38,7 @@ mod follow;
 mod follow_cases;
 #[cfg(test)]
 mod forced_drain_cases;
+mod freshness;
 mod gates;
 #[cfg(test)]
 mod hand_over_cases;
@@ -70,6 +71,7 @@ mod slots;
 mod stage_cases;
 mod states;
 mod survey;
+mod urgency;
 mod versions;
 mod want;
 
@@ -89,6 +91,7 @@ pub use attempt::LISTED_PODS;
 pub use checks::{Check, CheckResult, TURN, checks};
 pub(crate) use fleet::begins_disruption;
 pub use fleet::plan;
+pub use freshness::{Behind, FleetFreshness, freshness};
 pub use order::order_key;
 pub use quarantine::Quarantine;
 pub use report::{NOT_SERVED, news};
@@ -98,6 +101,7 @@ pub use shadows::ShadowChange;
 pub use slots::{not_begun, retracted};
 pub use states::{RolloutState, deadlines, drain_refusals, rollouts};
 pub use survey::targets;
+pub use urgency::urgent_news;
 
 /// An Event that goes with a write.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use models::shadow::{Step, UPDATED};
 use semver::Version;
 
 use super::quarantine::Key;
+use super::urgency::Urgency;
 use super::{Wait, records};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
@@ -141,6 +142,7 @@ pub(super) fn follow<'a>(
     let pending = operator.approve_step.is_some()
         && !super::requests::is_new(operator)
         && operator.approve_step != operator.status.requests.as_ref().and_then(|r| r.approve_step.clone());
+    let urgency = Urgency::of(view, policy, now);
     let mut approval = Approval { pending, ..Approval::default() };
     let mut rollouts = Rollouts::default();
     // An approval is for one step: the newest version's first.
@@ -158,8 +160,10 @@ pub(super) fn follow<'a>(
             approved: false,
             ended: None,
             approved_step: None,
+            urgent_until: None,
             record: None,
         });
+        follow_urgency(view, &urgency, &mut active);
         let (rollout, wake) = step_on(view, policy, &mut active, &mut approval, now);
         rollouts.wake = [rollouts.wake, wake].into_iter().flatten().min();
         rollouts.by_key.insert(key.clone(), rollout);
@@ -171,7 +175,8 @@ pub(super) fn follow<'a>(
     let followed = |stored: &ActiveRollout| keys.iter().any(|(v, a, _)| (v, a) == (&stored.variant, &stored.arch));
     let over = operator.status.active_rollouts.iter().filter(|stored| !keys.contains(&key_of(stored))).map(|stored| {
         let ended = stored.ended.or_else(|| followed(stored).then_some(now));
-        ActiveRollout { ended, ..stored.clone() }
+        let urgent_until = stored.urgent_until.filter(|until| urgency.until() == Some(*until));
+        ActiveRollout { ended, urgent_until, ..stored.clone() }
     });
     rollouts.active.extend(over);
     rollouts.count = records::keep(view, policy, &mut rollouts.active, &keys, now);
@@ -197,6 +202,16 @@ pub(super) fn follow<'a>(
         }
     }
     rollouts
+}
+
+/// Notes the end of a rollout's urgency. A rollout stays urgent until that ends, also when its last node that lacks the
+/// urgent version is updated.
+fn follow_urgency(view: &ClusterView, urgency: &Urgency, active: &mut ActiveRollout) {
+    let until = urgency.until().filter(|_| urgency.includes(&active.version));
+    let own = key_of(active);
+    let lacking = |node: &NodeView| node.facts.labelled && urgency.applies(node, &active.version);
+    let lacks = || view.nodes.values().any(|node| lacking(node) && key(node, &active.version) == own);
+    active.urgent_until = until.filter(|until| active.urgent_until == Some(*until) || lacks());
 }
 
 /// Advances a rollout by as many canary steps as are passed.
@@ -241,7 +256,7 @@ fn step_on(
             return (rollout, None);
         }
         let since = *active.step_done.get_or_insert(now);
-        let until = after(since, step.soak);
+        let until = if active.urgent_until.is_some() { since } else { after(since, step.soak) };
         if step.manual && !active.approved {
             // For this step, which soaks or waits for it, and for no other.
             active.approved = approval.take(&active.version, passed);

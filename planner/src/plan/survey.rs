@@ -7,6 +7,7 @@ use models::operator::KnownVersion;
 use semver::Version;
 
 use super::rollout::{self, Rollouts};
+use super::urgency::Urgency;
 use super::want::{Host, Want};
 use super::{Quarantine, Wait, gates, versions};
 use crate::pause::Pause;
@@ -19,6 +20,8 @@ pub(super) struct Survey<'a> {
     pub(super) quarantine: Quarantine,
     pub(super) known: Vec<KnownVersion>,
     pub(super) rollouts: Rollouts,
+    /// The urgency of a version.
+    pub(super) urgency: Urgency,
     /// The version that policy wants for each node that has a shadow.
     pub(super) wants: BTreeMap<&'a str, Want>,
     /// The group of each node that is in one.
@@ -72,7 +75,21 @@ impl<'a> Survey<'a> {
         let web_api_missing = gates::is_missing(view.web_api_missing, now);
         let windows = all.map(|group| group.schedule.at(now)).collect();
         let pause = Pause::of(view.operator.as_ref(), &view.earlier_pods, view.earlier_seen, policy.shutdown, now);
-        Self { policy, quarantine, known, rollouts, wants, groups, windows, total, unhealthy, web_api_missing, pause }
+        let urgency = Urgency::of(view, policy, now);
+        Self {
+            policy,
+            quarantine,
+            known,
+            rollouts,
+            urgency,
+            wants,
+            groups,
+            windows,
+            total,
+            unhealthy,
+            web_api_missing,
+            pause,
+        }
     }
 
     /// The policy for nodes like this one.

@@ -28,12 +28,20 @@ fn enough(reporting: usize) -> usize {
 /// node that failed is replaced.
 const FAILED: usize = MAX_FAILURES as usize;
 
+/// The offers to nodes of one variant and architecture.
 #[derive(Default)]
-struct Kind {
+pub(super) struct Kind {
     /// The number of nodes that have reported their offers.
     reported: usize,
     lowest: Option<Version>,
     offered: BTreeMap<Version, usize>,
+}
+
+impl Kind {
+    /// Returns whether a host is offered a version, or none has reported its offers.
+    pub(super) fn offers(&self, version: &Version) -> bool {
+        self.reported == 0 || self.offered.contains_key(version)
+    }
 }
 
 fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
@@ -41,8 +49,8 @@ fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
     KnownVersion { version, variant, arch, first_seen: now, failed: Vec::new(), quarantined: None }
 }
 
-/// Returns the versions for the operator's status.
-pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp) -> Vec<KnownVersion> {
+/// Returns the offers by variant and architecture.
+pub(super) fn kinds(view: &ClusterView) -> BTreeMap<(&str, &str), Kind> {
     let mut kinds: BTreeMap<(&str, &str), Kind> = BTreeMap::new();
     for node in view.nodes.values().filter(|n| n.facts.labelled) {
         let Some(agent) = node.shadow.as_ref().map(|s| &s.status.agent) else { continue };
@@ -56,6 +64,12 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
             *kind.offered.entry(version.clone()).or_default() += 1;
         }
     }
+    kinds
+}
+
+/// Returns the versions for the operator's status.
+pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp) -> Vec<KnownVersion> {
+    let kinds = kinds(view);
     let before = view.operator.iter().flat_map(|o| &o.status.versions);
     let mut known: BTreeMap<Key, KnownVersion> = before
         .filter(|known| {
@@ -63,7 +77,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
             // A version is removed when hosts that have refreshed do not offer it any more; if none has, it stays.
             known.quarantined.is_some()
                 || !known.failed.is_empty()
-                || kind.is_none_or(|kind| kind.reported == 0 || kind.offered.contains_key(&known.version))
+                || kind.is_none_or(|kind| kind.offers(&known.version))
         })
         .map(|known| (key_of(known), known.clone()))
         .collect();

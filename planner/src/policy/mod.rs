@@ -18,7 +18,7 @@ use crate::rules::Rules;
 use crate::view::{NodeFacts, OperatorFacts};
 
 pub use schedule::{Schedule, WindowState};
-pub use version::{Range, Target};
+pub use version::{Range, Target, Urgent};
 
 /// The longest wait after failed attempts.
 pub const BACK_OFF_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -161,6 +161,10 @@ pub struct Policy {
     pub exclude: Vec<Target>,
     /// True if nodes skip their place in a release's waves.
     pub ignore_waves: bool,
+    /// The version that windows and soaks do not delay, if there is one.
+    pub urgent: Option<Urgent>,
+    /// Maximum time for which a node may run an earlier version than it could; `None`: no maximum.
+    pub freshness_target: Option<Duration>,
     /// Interval of an idle host's refreshes.
     pub refresh_interval: models::duration::Duration,
     /// Maximum number of nodes out of service because of the operator.
@@ -209,6 +213,8 @@ impl Default for Policy {
             minimum_age: Duration::ZERO,
             exclude: Vec::new(),
             ignore_waves: false,
+            urgent: None,
+            freshness_target: None,
             refresh_interval: models::duration::Duration::from_mins(60),
             max_unavailable: CountOrPercent::Count(1),
             canary: Vec::new(),

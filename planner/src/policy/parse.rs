@@ -39,12 +39,15 @@ impl Policy {
         let groups = node_groups(&spec.node_groups, &all, &mut errors);
         let target = version::target("spec.version.target", version.target.as_deref(), &mut errors);
         let exclude = version::exclusions("spec.version.exclude", &version.exclude, &mut errors);
+        let urgent = version.urgent.and_then(|urgent| version::urgent("spec.version.urgent", urgent, &mut errors));
         let policy = Self {
             present: true,
             enabled: spec.enabled.unwrap_or(default.enabled),
             target,
             minimum_age: version.minimum_age.map_or(default.minimum_age, |d| d.0),
             exclude,
+            urgent,
+            freshness_target: spec.freshness.as_ref().and_then(|freshness| freshness.target).map(|target| target.0),
             ignore_waves: version.ignore_waves.unwrap_or(default.ignore_waves),
             refresh_interval: version.refresh_interval.unwrap_or(default.refresh_interval),
             max_unavailable,

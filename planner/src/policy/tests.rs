@@ -27,7 +27,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
         shown += 1;
     }
-    assert_eq!(shown, 8);
+    assert_eq!(shown, 10);
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies");
     for file in std::fs::read_dir(examples).unwrap() {
         let file = file.unwrap().path();
@@ -36,7 +36,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
         shown += 1;
     }
-    assert_eq!(shown, 13);
+    assert_eq!(shown, 15);
 }
 
 #[test]
@@ -55,6 +55,10 @@ fn invalid_policy_error_names_its_field() {
         (
             r#"{"prometheus": {"url": "http://p"}, "health": {"after": {"expressions": [{"name": "a", "query": "up{n=\"${node}\"}"}]}}}"#,
             "spec.health.after.expressions[0].query",
+        ),
+        (
+            r#"{"version": {"urgent": {"from": "1.20.6", "reason": "CVE", "until": "2026-02-30T00:00:00Z"}}}"#,
+            "spec.version.urgent.until",
         ),
         (r#"{"version": {"exclude": ["1.20.4", "never"]}}"#, "spec.version.exclude[1]"),
         (r#"{"strategy": {"canary": [{"nodes": "200%"}]}}"#, "spec.strategy.canary[0].nodes"),

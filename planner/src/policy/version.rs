@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use jiff::Timestamp;
+use models::operator::UrgentVersion;
 use semver::{Prerelease, Version, VersionReq};
 
 use super::PolicyError;
@@ -146,6 +148,29 @@ pub(super) fn target(field: &str, text: Option<&str>, errors: &mut Vec<PolicyErr
         errors.push(error(field, text, "'latest', ", &why));
         Target::Latest
     })
+}
+
+/// A version that windows and the soaks of canary steps do not delay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Urgent {
+    /// The first urgent version.
+    pub from: Version,
+    pub reason: String,
+    /// The end, as the policy requests it.
+    pub until: Timestamp,
+}
+
+/// Parses `spec.version.urgent`.
+pub(super) fn urgent(field: &str, urgent: UrgentVersion, errors: &mut Vec<PolicyError>) -> Option<Urgent> {
+    let UrgentVersion { from, reason, until } = urgent;
+    match until.parse() {
+        Ok(until) => Some(Urgent { from, reason, until }),
+        Err(_) => {
+            let message = format!("'{until}' is no time; write the end of the urgency, such as 2026-12-01T00:00:00Z");
+            errors.push(PolicyError { field: format!("{field}.until"), message });
+            None
+        }
+    }
 }
 
 /// Parses `spec.version.exclude`.

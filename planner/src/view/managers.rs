@@ -26,6 +26,8 @@ pub struct RequestManagers {
     pub enabled: Option<String>,
     /// Of `spec.version`.
     pub version: Option<String>,
+    /// Of `spec.version.urgent`.
+    pub urgent: Option<String>,
     /// Of the annotation that approves a canary step.
     pub approve_step: Option<String>,
     /// Of the annotation that requests to settle failures.
@@ -51,6 +53,7 @@ impl RequestManagers {
         Self {
             enabled: owner("spec", None, "enabled"),
             version: owner("spec", None, "version"),
+            urgent: owner("spec", Some("version"), "urgent"),
             approve_step: annotation(names::APPROVE_STEP_ANNOTATION),
             resume: annotation(names::RESUME_ANNOTATION),
         }
@@ -87,10 +90,12 @@ mod tests {
             fields("2026-01-02T00:00:00Z", "kubectl-edit", json!({"f:spec": {"f:version": {"f:target": {}}}})),
             fields("2026-01-01T00:00:00Z", "helm", json!({"f:spec": {"f:version": {}, "f:enabled": {}}})),
             fields("2026-01-01T00:00:00Z", "kubectl-annotate", approve),
+            fields("2026-01-01T00:00:00Z", "kubectl-patch", json!({"f:spec": {"f:version": {"f:urgent": {"f:from": {}}}}})),
         ]});
         let found = RequestManagers::of(&serde_json::from_value(meta).unwrap());
         let expected = |name: &str| Some(name.to_owned());
         assert_eq!((found.version, found.enabled), (expected("kubectl-edit"), expected("helm")));
+        assert_eq!(found.urgent, expected("kubectl-patch"));
         assert_eq!((found.approve_step, found.resume), (expected("kubectl-annotate"), None));
     }
 

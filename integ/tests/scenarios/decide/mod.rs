@@ -16,6 +16,7 @@ mod pre_staging;
 mod prometheus;
 mod ranges;
 mod support;
+mod urgency;
 mod user_requests;
 mod waves;
 mod windows;

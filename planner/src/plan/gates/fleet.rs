@@ -35,9 +35,19 @@ pub(super) fn has_canary_place(ctx: &NodeContext<'_>) -> Option<Wait> {
     (rollout.room_to_begin() == Some(0)).then(|| rollout.wait.clone()).flatten()
 }
 
+/// Returns why a closed window does not delay the node, if that is so.
+pub(super) fn urgency(ctx: &NodeContext<'_>) -> Option<String> {
+    let closed = matches!(ctx.survey.window(ctx.node), WindowState::Closed { blackout: false, .. });
+    let version = ctx.version().ok().filter(|version| closed && ctx.survey.urgency.applies(ctx.node, version))?;
+    let record = ctx.survey.urgency.record.as_ref()?;
+    Some(format!("{version} {}", record.effect()))
+}
+
+/// A window is open for the node, or its update is urgent, and there is no blackout.
 pub(super) fn window_is_open(ctx: &NodeContext<'_>) -> Option<Wait> {
     match ctx.survey.window(ctx.node) {
         WindowState::Open { .. } => None,
+        WindowState::Closed { blackout: false, .. } if urgency(ctx).is_some() => None,
         WindowState::Closed { opens, blackout: false } => Some(Wait::WindowClosed { opens: *opens }),
         WindowState::Closed { opens, blackout: true } => Some(Wait::Blackout { ends: *opens }),
     }

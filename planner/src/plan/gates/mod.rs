@@ -74,7 +74,7 @@ const GATES: &[Gate] = &[
     gate(Disrupt, "NodeReady", "the node is Ready", node::is_ready),
     gate(Disrupt, "AgentReady", AGENT_READY, components::agent),
     gate(Disrupt, "NoPressure", "the node reports no shortage", node::has_no_pressure),
-    gate(Disrupt, "WindowOpen", "a window is open, and no blackout", fleet::window_is_open),
+    gate(Disrupt, WINDOW_OPEN, "a window is open, or it is urgent; no blackout", fleet::window_is_open),
     gate(Disrupt, "FewUnhealthyNodes", "no more nodes are not Ready than policy allows", node::few_unhealthy_nodes),
     gate(Begin, "NotInBackOff", "the back-off after the last failed attempt is over", node::is_not_in_back_off),
     gate(Begin, "CanaryPlace", "the canary step has room for the node", fleet::has_canary_place),
@@ -85,6 +85,8 @@ const GATES: &[Gate] = &[
     gate(Drain, "PodsReady", "the pods on the node are Ready, where policy requires it", pods::are_ready),
     gate(Drain, "ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];
+
+const WINDOW_OPEN: &str = "WindowOpen";
 
 const AGENT_READY: &str = "a pod of the agent on the node is Ready";
 
@@ -134,6 +136,11 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Wait> {
 /// Checks that a node that has its image may be taken out of service, as far as the cheap gates go.
 pub(super) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
     first_refusal(&[New, Disrupt], ctx)
+}
+
+/// Returns the exception by which a node passes a gate, if it does by one.
+pub(super) fn exception(gate: &str, ctx: &NodeContext<'_>) -> Option<String> {
+    fleet::urgency(ctx).filter(|_| gate == WINDOW_OPEN)
 }
 
 /// Returns the wait of a held node.

@@ -230,7 +230,7 @@ fn blocked(
     Some((ConditionStatus::True, wait.as_str(), message.chars().take(2000).collect()))
 }
 
-/// The operator's status, without its slots.
+/// The operator's status, without its slots and its freshness.
 pub(super) fn status(
     view: &ClusterView,
     operator: &OperatorFacts,
@@ -303,6 +303,8 @@ pub(super) fn status(
         waiting: waiting(view, plan),
         versions,
         active_rollouts,
+        urgent: survey.urgency.record.clone(),
+        freshness: None,
         rollout_count: survey.rollouts.count.filter(|count| *count > 0).or(recorded.rollout_count),
         next_window: match &survey.windows[0] {
             WindowState::Closed { opens, .. } => *opens,

@@ -1,0 +1,106 @@
+//! Freshness: the time for which nodes have run an earlier version than they could.
+//!
+//! A node is behind since the first version that it lacks was first seen. The versions that count are those that are
+//! offered to nodes of its variant and architecture and that policy lets nodes take, at once or later: none that is
+//! quarantined, excluded, outside the target or offered by no host any more.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use models::operator::{self, KnownVersion};
+use models::time::after;
+use semver::Version;
+
+use super::versions;
+use crate::policy::Policy;
+use crate::view::ClusterView;
+
+/// A node that runs an earlier version than it could.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Behind {
+    /// The time at which the first version that it lacks was first seen.
+    pub since: Timestamp,
+    /// The newest version that counts.
+    pub newest: Version,
+}
+
+/// The freshness of all nodes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FleetFreshness {
+    /// The nodes that are behind.
+    pub behind: BTreeMap<String, Behind>,
+    /// The number of nodes under the operator.
+    pub total: usize,
+    /// The number of them whose version is known and that are behind for no longer than the target; `None` without a
+    /// target.
+    pub within: Option<usize>,
+    /// The time at which that number changes next without another event.
+    pub(super) wake: Option<Timestamp>,
+}
+
+/// Returns the freshness of the nodes by the versions that the operator's status records.
+pub fn freshness(view: &ClusterView, policy: &Policy, now: Timestamp) -> FleetFreshness {
+    of(view, policy, view.operator.as_ref().map_or(&[], |operator| &operator.status.versions), now)
+}
+
+/// The same, by these versions.
+pub(super) fn of(view: &ClusterView, policy: &Policy, known: &[KnownVersion], now: Timestamp) -> FleetFreshness {
+    let kinds = versions::kinds(view);
+    let mut counted: BTreeMap<(&str, &str), Vec<&KnownVersion>> = BTreeMap::new();
+    for version in known {
+        let key = (version.variant.as_str(), version.arch.as_str());
+        let offered = kinds.get(&key).is_some_and(|kind| kind.offers(&version.version));
+        let excluded = policy.exclude.iter().any(|exclusion| exclusion.covers(&version.version));
+        if offered && !excluded && version.quarantined.is_none() && policy.target.allows(&version.version) {
+            counted.entry(key).or_default().push(version);
+        }
+    }
+    let mut fleet = FleetFreshness { within: policy.freshness_target.map(|_| 0), ..FleetFreshness::default() };
+    for (name, node) in view.nodes.iter().filter(|(_, node)| node.facts.labelled) {
+        fleet.total += 1;
+        let Some(agent) = node.shadow.as_ref().map(|shadow| &shadow.status.agent) else { continue };
+        let (Some(variant), Some(arch), Some(runs)) = (&agent.variant, &agent.arch, &agent.current_version) else {
+            continue;
+        };
+        let newer = counted.get(&(variant.as_str(), arch.as_str())).into_iter().flatten();
+        let newer = newer.filter(|known| known.version > *runs);
+        let since = newer.clone().map(|known| known.first_seen).min();
+        let newest = newer.map(|known| &known.version).max();
+        let behind = since.zip(newest).map(|(since, newest)| Behind { since, newest: newest.clone() });
+        if let (Some(target), Some(within)) = (policy.freshness_target, &mut fleet.within) {
+            let late = behind.as_ref().map(|behind| after(behind.since, target));
+            let in_time = late.is_none_or(|late| now < late);
+            *within += usize::from(in_time);
+            fleet.wake = [fleet.wake, late.filter(|_| in_time)].into_iter().flatten().min();
+        }
+        fleet.behind.extend(behind.map(|behind| (name.clone(), behind)));
+    }
+    fleet
+}
+
+impl FleetFreshness {
+    /// Returns the node that has been behind for the longest time, the first one by its name of several.
+    pub fn oldest(&self) -> Option<(&str, &Behind)> {
+        self.behind.iter().map(|(name, behind)| (name.as_str(), behind)).min_by_key(|(_, behind)| behind.since)
+    }
+
+    /// Returns the share of the nodes that are within the target, in percent, rounded down.
+    pub fn percent(&self) -> Option<usize> {
+        (self.within? * 100).checked_div(self.total)
+    }
+
+    /// Returns the part of the operator's status.
+    pub(super) fn status(&self) -> operator::Freshness {
+        let oldest = self.oldest();
+        let count = |nodes| i64::try_from(nodes).unwrap_or(i64::MAX);
+        operator::Freshness {
+            nodes_within_target: self.within.map(count),
+            nodes_behind: count(self.behind.len()),
+            oldest_node: oldest.map(|(name, _)| name.to_owned()),
+            oldest_since: oldest.map(|(_, behind)| behind.since),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

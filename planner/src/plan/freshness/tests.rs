@@ -1,0 +1,110 @@
+//! Tables of the versions that count, and of the nodes that are behind.
+
+use std::time::Duration;
+
+use models::operator::Quarantined;
+use models::reason::FailureReason;
+use models::shadow::OfferedUpdates;
+
+use super::*;
+use crate::fixtures::{NEW, OLD, cluster, node, t};
+use crate::policy::Target;
+use crate::view::NodeView;
+
+const MIDDLE: Version = Version::new(1, 20, 3);
+
+fn running(name: &str, version: Version, offers: &[Version]) -> NodeView {
+    let mut node = node(name);
+    let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+    agent.current_version = Some(version);
+    agent.updates = Some(OfferedUpdates { available_versions: offers.to_vec(), ..OfferedUpdates::default() });
+    node
+}
+
+fn seen(version: Version, second: i64) -> KnownVersion {
+    KnownVersion {
+        version,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        first_seen: t(second),
+        failed: vec![],
+        quarantined: None,
+    }
+}
+
+/// The time since which node `a`, which runs [`OLD`], is behind, and the newest version that it lacks.
+fn behind(policy: &Policy, known: &[KnownVersion], offers: &[Version]) -> Option<(Timestamp, Version)> {
+    let (mut view, _) = cluster(vec![running("a", OLD, offers), running("b", NEW, &[])], &[]);
+    view.operator.as_mut().unwrap().status.versions = known.to_vec();
+    let fleet = freshness(&view, policy, t(1000));
+    assert!(!fleet.behind.contains_key("b"), "it runs the newest version");
+    fleet.behind.get("a").map(|behind| (behind.since, behind.newest.clone()))
+}
+
+#[test]
+fn node_is_behind_since_first_version_that_it_lacks_and_may_take() {
+    let both = || vec![seen(MIDDLE, 10), seen(NEW, 20)];
+    let quarantined = Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(30) };
+    let bad = KnownVersion { quarantined: Some(quarantined), ..seen(MIDDLE, 10) };
+    let failed = KnownVersion { failed: vec!["c".into()], ..seen(MIDDLE, 10) };
+    let with = |change: &dyn Fn(&mut Policy)| {
+        let mut policy = Policy::default();
+        change(&mut policy);
+        policy
+    };
+    let any = Policy::default();
+    let (exact, middle) =
+        (with(&|p| p.target = Target::Exact(MIDDLE)), with(&|p| p.exclude = vec![Target::Exact(MIDDLE)]));
+    let young = with(&|p| p.minimum_age = Duration::from_secs(1_000_000));
+    let arm = KnownVersion { arch: "aarch64".into(), ..seen(MIDDLE, 10) };
+    for (sentence, policy, known, offers, expected) in [
+        ("no version is known", &any, vec![], vec![NEW], None),
+        ("the version that it runs", &any, vec![seen(OLD, 1)], vec![OLD], None),
+        ("one newer version", &any, vec![seen(NEW, 20)], vec![NEW], Some((20, NEW))),
+        ("two: a further release makes it no fresher", &any, both(), vec![MIDDLE, NEW], Some((10, NEW))),
+        ("the first one was withdrawn", &any, both(), vec![NEW], Some((20, NEW))),
+        ("it was withdrawn after it failed", &any, vec![failed, seen(NEW, 20)], vec![NEW], Some((20, NEW))),
+        ("it is quarantined", &any, vec![bad, seen(NEW, 20)], vec![MIDDLE, NEW], Some((20, NEW))),
+        ("it is excluded", &middle, both(), vec![MIDDLE, NEW], Some((20, NEW))),
+        ("the other one is newer than the exact target", &exact, both(), vec![MIDDLE, NEW], Some((10, MIDDLE))),
+        ("the wait for minimumAge counts", &young, vec![seen(NEW, 20)], vec![NEW], Some((20, NEW))),
+        ("a version for another kind of host", &any, vec![arm], vec![MIDDLE], None),
+    ] {
+        let expected = expected.map(|(second, version)| (t(second), version));
+        assert_eq!(behind(policy, &known, &offers), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn target_counts_nodes_that_are_behind_for_no_longer() {
+    let nodes = ["a", "b"].map(|name| running(name, OLD, &[NEW])).into_iter();
+    let mut silent = node("silent");
+    silent.shadow.as_mut().unwrap().status.agent.current_version = None;
+    let (mut view, mut policy) = cluster(nodes.chain([running("c", NEW, &[]), silent]).collect(), &[]);
+    view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
+    for (sentence, target, second, within, percent, wake) in [
+        ("no target", None, 50, None, None, None),
+        ("within it", Some(100), 50, Some(3), Some(75), Some(100)),
+        ("it has just passed", Some(100), 100, Some(1), Some(25), None),
+        ("with none to spare", Some(0), 50, Some(1), Some(25), None),
+    ] {
+        policy.freshness_target = target.map(Duration::from_secs);
+        let fleet = freshness(&view, &policy, t(second));
+        assert_eq!((fleet.within, fleet.percent(), fleet.wake), (within, percent, wake.map(t)), "{sentence}");
+        assert_eq!((fleet.total, fleet.behind.len()), (4, 2), "{sentence}");
+        let status = fleet.status();
+        assert_eq!((status.oldest_node.as_deref(), status.oldest_since), (Some("a"), Some(t(0))), "{sentence}");
+    }
+}
+
+#[test]
+fn passing_time_alone_changes_no_freshness_in_status() {
+    let (mut view, mut policy) = cluster(vec![running("a", OLD, &[NEW])], &[]);
+    policy.freshness_target = Some(Duration::from_secs(1000));
+    view.operator.as_mut().unwrap().status.versions = vec![seen(NEW, 0)];
+    let at = |second| crate::plan::plan(&view, &policy, t(second));
+    let status = |second| at(second).status.unwrap().freshness.unwrap();
+    assert_eq!((status(1), status(1).nodes_within_target), (status(999), Some(1)));
+    assert!(at(1).wake.is_some_and(|wake| wake <= t(1000)), "the number changes then");
+    assert_eq!(status(1000).nodes_within_target, Some(0));
+}
