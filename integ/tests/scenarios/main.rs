@@ -23,6 +23,7 @@ mod migration;
 mod nodes;
 mod plugin_install;
 mod plugin_plan;
+mod plugin_reads;
 mod plugin_writes;
 mod policy;
 mod requests;
