@@ -117,6 +117,9 @@ pub(crate) struct Rollout {
     /// The reason why no more nodes start, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waits: Option<String>,
+    /// Time until which it does not wait for windows and for the soaks of canary steps; absent if it is not urgent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) urgent_until: Option<Timestamp>,
 }
 
 /// Nodes that wait for the same reason.

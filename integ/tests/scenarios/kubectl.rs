@@ -1,10 +1,8 @@
 //! The view of users with plain kubectl.
 
 use models::names::SYSTEM_NAMESPACE;
-use serde_json::json;
 
-use crate::support::{ScenarioContext, nodes, run};
-use crate::uninstall::{output_text, plugin};
+use crate::support::{nodes, run};
 
 /// The rows and words of a kubectl table; no column of the operator's resources contains a space.
 fn rows(table: &str) -> Vec<Vec<&str>> {
@@ -63,52 +61,6 @@ async fn kubectl_get_shows_state_of_nodes_and_operator() -> anyhow::Result<()> {
         assert!(both.contains("brs-node-1") && both.contains("/default"), "{both}");
         let explained = ctx.kubectl(&["explain", "brs.spec.bootId"]).await?;
         assert!(explained.contains("boot"), "{explained}");
-        Ok(())
-    })
-    .await?;
-    Ok(())
-}
-
-/// The output of `kubectl brupop status`.
-async fn status(ctx: &ScenarioContext) -> anyhow::Result<String> {
-    let output = plugin(ctx, &["status"]).await?;
-    anyhow::ensure!(output.status.success(), "{}", output_text(&output));
-    Ok(output_text(&output))
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn plugin_status_shows_wait_reasons_and_results() -> anyhow::Result<()> {
-    let mut options = nodes(2);
-    options.policy["enabled"] = json!(false);
-    run(options, async |ctx| {
-        ctx.guarded_shop(4).await?;
-        ctx.install().await?;
-        ctx.release();
-        ctx.until("both hosts offer the release", |world| {
-            let offered = world.shadows.values().filter_map(|shadow| shadow.status.agent.updates.as_ref());
-            offered.filter(|updates| updates.chosen_version.is_some()).count() == 2
-        })
-        .await?;
-        let text = status(ctx).await?;
-        assert!(text.contains("Updates are disabled (spec.enabled is false)."), "{text}");
-        assert_eq!(text.matches("updates are disabled").count(), 2, "one line for each node:\n{text}");
-
-        ctx.policy(&json!({"enabled": true})).await?;
-        ctx.until("a drain is blocked", |world| {
-            let shadows = world.shadows.values();
-            shadows.filter_map(|shadow| shadow.status.controller.drain.as_ref()).any(|d| !d.blockers.is_empty())
-        })
-        .await?;
-        let text = status(ctx).await?;
-        assert!(text.contains("Draining") && text.contains("PodDisruptionBudget shop/"), "{text}");
-        assert!(text.contains("DrainBlocked, ") && text.contains("s left: "), "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
-
-        crate::interfere::unblock(ctx).await?;
-        ctx.updated().await?;
-        let text = status(ctx).await?;
-        let updated = text.lines().filter(|line| line.contains("1.20.5") && line.contains("Updated"));
-        assert_eq!(updated.count(), 2, "{text}");
         Ok(())
     })
     .await?;

@@ -109,7 +109,7 @@ async fn plugin_explains_waiting_and_draining_nodes_and_watches_the_rollout_to_i
         let turn = |check: &&Value| check["result"] == "Waits";
         let first = explained["checks"].as_array().into_iter().flatten().find(turn).cloned().unwrap_or_default();
         ensure!(first["name"] == "HasTurn", "{explained:#}");
-        ctx.kubectl(&["annotate", "node", &waiting, &format!("{HOLD_ANNOTATION}=")]).await?;
+        ctx.kubectl(&["annotate", "node", waiting, &format!("{HOLD_ANNOTATION}=")]).await?;
         let held = async || {
             let explained = json(ctx, &format!("explain {waiting}")).await?;
             Ok((explained["commands"][0] == format!("kubectl brupop unhold {waiting}")).then_some(()))
@@ -126,7 +126,7 @@ async fn plugin_explains_waiting_and_draining_nodes_and_watches_the_rollout_to_i
         brupop(ctx, "watch --as reader", FAILED, &[right]).await?;
         let right = "you need the right to get bottlerocketupdateoperators in brupop-system";
         for command in ["status", "explain node-1", "watch"] {
-            brupop(ctx, &format!("{command} --as nobody"), FAILED, &[right]).await?;
+            brupop(ctx, &format!("{command} --as guest"), FAILED, &[right]).await?;
         }
         brupop(ctx, "__complete -- explain node-", OK, &["node-1\nnode-2\n:4\n"]).await?;
 
@@ -136,7 +136,7 @@ async fn plugin_explains_waiting_and_draining_nodes_and_watches_the_rollout_to_i
         ctx.bed.control_plane.restart_apiserver().await?;
         until_printed(&printed, "connection lost").await?;
         until_printed(&printed, "connected again").await?;
-        ctx.kubectl(&["annotate", "node", &waiting, &format!("{HOLD_ANNOTATION}-")]).await?;
+        ctx.kubectl(&["annotate", "node", waiting, &format!("{HOLD_ANNOTATION}-")]).await?;
         unblock(ctx).await?;
         ctx.updated().await?;
         let ended = tokio::time::timeout(LIMIT, watch.wait()).await.context("the watch does not end")??;
@@ -164,11 +164,11 @@ async fn plugin_finds_what_is_wrong_and_bundles_it_without_secrets() -> anyhow::
         }
         ctx.release();
         ctx.until_operator("Frozen", ConditionStatus::True).await?;
-        brupop(ctx, "watch --until=completed", FROZEN, &["Frozen: failed too often: 1.20.5", "kubectl brupop resume"]).await?;
-        brupop(ctx, "status", OK, &["Frozen:    failed too often: 1.20.5", "kubectl brupop resume"]).await?;
+        brupop(ctx, "watch --until=completed", FROZEN, &["Frozen: failed too often: 1.20.5", "kubectl brupop resume --failures 1.20.5"]).await?;
+        brupop(ctx, "status", OK, &["Frozen:    failed too often: 1.20.5", "kubectl brupop resume --failures 1.20.5"]).await?;
         let explained = json(ctx, "explain node-1").await?;
         ensure!(explained["waits"]["reason"] == "Quarantined", "{explained:#}");
-        ensure!(explained["commands"][0] == "kubectl brupop resume", "{explained:#}");
+        ensure!(explained["commands"][0] == "kubectl brupop resume --failures 1.20.5", "{explained:#}");
         brupop(ctx, "doctor", OK, &["WARNING    Frozen: "]).await?;
 
         // An installation that was damaged.
