@@ -257,11 +257,8 @@ impl<'a> Run<'a> {
                 self.turn(false);
             }
         }
-        let at_rest = |name: &str, node: &NodeView| {
-            let up_to_date = self.course.waits.get(name).is_some_and(|wait| matches!(wait, Wait::UpToDate));
-            node.progress().is_none() && (up_to_date || is_updated(node))
-        };
-        let awake = self.view.nodes.iter().filter(|(name, node)| at_rest(name, node)).count();
+        let awake = self.view.nodes.iter().filter(|(name, node)| node.progress().is_none() && self.is_up_to_date(name));
+        let awake = awake.count();
         let waiting: usize = self.classes.iter().map(|class| class.waiting.len()).sum();
         let away = self.states.iter().filter(|state| !state.awake).count();
         self.course.current = awake + away.saturating_sub(waiting);
@@ -281,6 +278,11 @@ impl<'a> Run<'a> {
     /// Returns whether each turn plans all awake nodes until nothing is left to do.
     fn is_exact(&self) -> bool {
         self.scenario.exhaustive || self.states.len() <= PAUSES[0].0
+    }
+
+    /// Returns whether the last plan of all awake nodes has found that a node runs what the policy wants.
+    fn is_up_to_date(&self, name: &str) -> bool {
+        matches!(self.course.waits.get(name), Some(Wait::UpToDate))
     }
 
     /// Returns whether no node is left that may still be updated.
@@ -566,7 +568,7 @@ impl<'a> Run<'a> {
         }
         let mut idle = vec![0; self.classes.len()];
         for (name, node) in &self.view.nodes {
-            if node.progress().is_none() && !is_updated(node) {
+            if node.progress().is_none() && !self.is_up_to_date(name) {
                 idle[self.states[self.index[name.as_str()]].class] += 1;
             }
         }
@@ -643,7 +645,11 @@ impl<'a> Run<'a> {
                     let agent = &shadow.status.agent;
                     agent.observed_generation == Some(shadow.generation) && agent.state == Some(HostState::Idle)
                 });
-                is_updated(node) && caught_up && node.progress().is_none() && !node.facts.claimed() && node.facts.ready
+                self.is_up_to_date(&node.facts.name)
+                    && caught_up
+                    && node.progress().is_none()
+                    && !node.facts.claimed()
+                    && node.facts.ready
             })
         };
         let resting: Vec<usize> = self.acted.iter().copied().filter(rests).collect();
@@ -881,11 +887,4 @@ fn is_plain(node: &NodeView) -> bool {
     let clean = node.record().is_none_or(|record| record.failures == 0 && record.version_failures.is_empty());
     let requests = shadow.retry.is_some() || shadow.release.is_some() || shadow.deleting;
     rests && usual && reported && clean && !requests && facts.pressure.is_none() && node.agent_missing.is_none()
-}
-
-/// Returns whether the operator has updated a node to the version that it runs.
-fn is_updated(node: &NodeView) -> bool {
-    let runs = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.as_ref());
-    let last = node.record().and_then(|record| record.last.as_ref());
-    last.is_some_and(|last| last.reason == UPDATED && Some(&last.version) == runs)
 }

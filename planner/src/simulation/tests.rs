@@ -147,3 +147,17 @@ fn nodes_asleep_change_nothing_about_course() {
         assert_eq!(differs, None, "{spec}");
     }
 }
+
+#[test]
+fn nodes_of_an_earlier_rollout_are_updated_again_also_by_a_pin() {
+    let mut scenario = fleet(40, 2, &json!({"maxUnavailable": 2, "version": {"target": NEW.to_string()}}));
+    for member in &mut scenario.members {
+        let mut node = NodeView::clone(&member.node);
+        let mut record = crate::fixtures::updated();
+        record.last.as_mut().unwrap().version = OLD;
+        node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        member.node = Arc::new(node);
+    }
+    let course = simulate(&scenario, 1);
+    assert_eq!((course.updated(), course.current, course.findings.len()), (40, 40, 0), "{:?}", course.waits);
+}
