@@ -22,6 +22,9 @@ use crate::page::{Screen, print_line};
 use crate::status::{IDLE, Look, NodeReport, Report, render, report};
 use crate::terminal;
 
+/// Pause before watches that have failed begin again.
+const BEGIN_AGAIN: Duration = Duration::from_secs(1);
+
 /// Time for which changes are gathered before they are shown.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -101,6 +104,10 @@ pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, c
                 let change = change.context("the watches have ended")?;
                 let said = follow.take(&mut cluster, change)?;
                 output.say(said);
+                if follow.begins_again() {
+                    sleep(BEGIN_AGAIN).await;
+                    watches = self::watches(client, &cluster);
+                }
                 changed = true;
                 continue;
             }

@@ -98,6 +98,8 @@ pub(super) struct Follow {
     listed: Vec<(Kind, BTreeSet<String>)>,
     /// The kinds whose watch has failed, and was not resumed since.
     lost: BTreeSet<Kind>,
+    /// True if a watch has failed that would be resumed without an event until something changes.
+    silent: bool,
 }
 
 impl Follow {
@@ -126,6 +128,7 @@ impl Follow {
         {
             return Ok(Some(format!("the watch of {} has expired: they are listed again", kind.resource())));
         }
+        let resumes = matches!(error, watcher::Error::WatchStartFailed(_) | watcher::Error::WatchFailed(_));
         let error = match error {
             watcher::Error::InitialListFailed(error) => failure(&right("list"), error),
             watcher::Error::WatchStartFailed(error) | watcher::Error::WatchFailed(error) => {
@@ -142,9 +145,16 @@ impl Follow {
             cluster.note_unread(Part::Nodes, error.to_string());
             return Ok(None);
         }
+        self.silent |= resumes;
         let first = self.lost.is_empty();
         self.lost.insert(kind);
         Ok(first.then(|| format!("connection lost: {error:#}; trying again")))
+    }
+
+    /// Returns whether the watches have to begin again with a list, which shows that the connection is back, also where nothing
+    /// changes. The answer is true once for each failure.
+    pub(super) fn begins_again(&mut self) -> bool {
+        std::mem::take(&mut self.silent)
     }
 
     /// Returns whether a watch has failed and was not resumed since.
