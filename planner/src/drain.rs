@@ -4,6 +4,7 @@
 //! drain` in two ways: pods that have ended stay, since they block nothing, and pods that are being deleted are waited
 //! for, of whatever kind.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use jiff::SignedDuration;
@@ -49,6 +50,12 @@ pub enum Fate {
 /// Returns whether the record of the drain lists the pod as one that has to leave.
 pub fn listed(pod: &PodFacts, drain: &DrainStatus) -> bool {
     drain.pods.iter().any(|listed| listed.uid == pod.uid)
+}
+
+/// Returns those of many pods that the record does not list.
+pub fn unlisted<'a>(pods: &[&'a PodFacts], drain: &DrainStatus) -> impl Iterator<Item = &'a PodFacts> {
+    let listed: HashSet<&str> = drain.pods.iter().map(|listed| listed.uid.as_str()).collect();
+    pods.iter().copied().filter(move |pod| !listed.contains(pod.uid.as_str()))
 }
 
 /// Returns the treatment of a pod of a node whose drain has the record `drain`.

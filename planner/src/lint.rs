@@ -248,8 +248,8 @@ fn check_evictions(policy: &Policy, node: &NodeView, evictions: &Evictions) -> O
     }
     // Without a record pods that come back would be evicted again and again. A full one takes no more.
     let drain = drain.filter(|drain| drain.pods.len() + sorted.evictable.len() <= LISTED_PODS)?;
-    let evicted = sorted.evictable.iter().filter(|pod| pods.iter().any(|e| e.uid == pod.uid));
-    let unrecorded = evicted.copied().find(|pod: &&PodFacts| !drain::listed(pod, drain))?;
+    let evicted = |pod: &&PodFacts| pods.iter().any(|e| e.uid == pod.uid);
+    let unrecorded = drain::unlisted(&sorted.evictable, drain).find(evicted)?;
     broken("S6", format!("{} would be evicted without a record of it", unrecorded.title()))
 }
 

@@ -44,9 +44,12 @@ pub(super) fn report(view: &ClusterView, policy: &Policy, now: Timestamp) -> Opt
     let fleet = freshness(view, policy, now);
     let target = policy.freshness_target.map(models::duration::Duration);
     let (total, percent) = (fleet.total, fleet.percent());
-    let behind = fleet.behind.into_iter();
-    let mut behind: Vec<Behind> =
-        behind.map(|(node, behind)| Behind { node, since: behind.since, newest: behind.newest }).collect();
+    let behind = fleet.behind.into_iter().map(|(node, behind)| Behind {
+        node: node.to_owned(),
+        since: behind.since,
+        newest: behind.newest.clone(),
+    });
+    let mut behind: Vec<Behind> = behind.collect();
     behind.sort_by_key(|behind| behind.since);
     let freshness = Freshness { total, within_target: fleet.within, percent, target, behind };
     (freshness.target.is_some() || !freshness.behind.is_empty()).then_some(freshness)

@@ -75,8 +75,8 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
     let labelled = |wait: Option<Wait>| {
         Check::new("Labelled", "the node has the label that selects it for updates", CheckResult::from(wait))
     };
-    let Some(node) = view.nodes.get(name) else { return vec![labelled(Some(Wait::NotLabelled))] };
     let survey = Survey::of(view, policy, now);
+    let Some(node) = survey.find(name) else { return vec![labelled(Some(Wait::NotLabelled))] };
     let pause = survey.pause.wait.clone();
     let mut checks =
         vec![Check::new("NoEarlierOperator", "no host may still act for the earlier operator", pause.into())];
@@ -84,14 +84,14 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
     if wait == Some(&Wait::Acting) {
         checks.push(Check::new("NothingUnderWay", "nothing is being written about it", Some(Wait::Acting).into()));
     }
-    let Some(shadow) = &node.shadow else {
+    let Some(ctx) = NodeContext::of(view, &survey, node, now) else {
         let missing = CheckResult::from(node.facts.labelled.then_some(Wait::NoShadow));
         checks.push(labelled((!node.facts.labelled).then_some(Wait::NotLabelled)));
         checks.push(Check::new("HasShadow", "the node has a shadow", missing));
         return checks;
     };
     let slot = view.slots().any(|slot| slot.uid == node.facts.uid);
-    let ctx = NodeContext { view, node, shadow, policy, survey: &survey, now, slot };
+    let ctx = NodeContext { slot, ..ctx };
     match node.progress() {
         None => idle(&ctx, wait, &mut checks),
         Some(progress) if matches!(progress.step, Step::Staging | Step::Staged) => staged(&ctx, wait, &mut checks),

@@ -11,9 +11,9 @@ use semver::Version;
 
 use crate::drain::{self, Sorted};
 use crate::plan::Wait;
-use crate::plan::survey::Survey;
+use crate::plan::survey::{Survey, SurveyedNode};
 use crate::policy::{GroupPolicy, Policy};
-use crate::view::{ClusterView, DaemonSetIs, NodeFacts, NodeView, ShadowFacts};
+use crate::view::{ClusterView, DaemonSetIs, NodeFacts, ShadowFacts};
 
 /// The time that a new leader waits before it gives up on a step that it finds past its deadline: long enough to
 /// observe the result of the step.
@@ -34,7 +34,7 @@ pub(super) fn condition(
 /// The facts that the rules for one node read.
 pub(super) struct NodeContext<'a> {
     pub(super) view: &'a ClusterView,
-    pub(super) node: &'a NodeView,
+    pub(super) node: &'a SurveyedNode<'a>,
     pub(super) shadow: &'a ShadowFacts,
     pub(super) policy: &'a Policy,
     pub(super) survey: &'a Survey<'a>,
@@ -44,6 +44,17 @@ pub(super) struct NodeContext<'a> {
 }
 
 impl<'a> NodeContext<'a> {
+    /// Returns the context of a node; `None` without a shadow.
+    pub(super) fn of(
+        view: &'a ClusterView,
+        survey: &'a Survey<'a>,
+        node: &'a SurveyedNode<'a>,
+        now: Timestamp,
+    ) -> Option<Self> {
+        let shadow = node.node.shadow.as_ref()?;
+        Some(Self { view, node, shadow, policy: survey.policy, survey, now, slot: false })
+    }
+
     pub(super) fn facts(&self) -> &'a NodeFacts {
         &self.node.facts
     }
@@ -171,13 +182,13 @@ impl<'a> NodeContext<'a> {
     pub(super) fn version(&self) -> Result<&'a Version, Wait> {
         match self.node.progress() {
             Some(progress) => Ok(&progress.version),
-            None => self.survey.wanted(self.node),
+            None => self.node.wanted(),
         }
     }
 
     /// Returns the version lock that policy requires of the host.
     pub(super) fn version_lock(&self) -> Option<&'a Version> {
-        let want = self.survey.wants.get(self.facts().name.as_str()).filter(|_| self.facts().labelled)?;
+        let want = self.node.want.as_ref().filter(|_| self.facts().labelled)?;
         want.pin.as_ref()
     }
 }

@@ -8,7 +8,7 @@ mod assign;
 mod begin;
 mod check;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::HashMap;
 
 use jiff::Timestamp;
 use models::operator::Slot;
@@ -19,36 +19,39 @@ use self::assign::Assignment;
 use super::attempt;
 use super::context::NodeContext;
 use super::slots::Budget;
-use super::survey::Survey;
+use super::survey::{Survey, SurveyedNode};
 use super::{
     Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, freshness, gates, labels, order, report,
     shadows, slots,
 };
 use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;
-use crate::view::{ClusterView, NodeView};
+use crate::view::ClusterView;
 use models::time::after;
 
 /// A plan under construction.
 struct Planner<'a> {
     view: &'a ClusterView,
     policy: &'a Policy,
-    survey: Survey<'a>,
-    held: BTreeMap<&'a str, &'a Slot>,
+    survey: &'a Survey<'a>,
+    held: HashMap<&'a str, &'a Slot>,
     now: Timestamp,
     plan: Plan,
+    /// The reason why each node waits, if it does.
+    waits: Vec<Option<Wait>>,
 }
 
 /// The requests of the nodes, each for itself.
 #[derive(Default)]
 struct NodeRequests<'a> {
     /// Idle nodes that may begin.
-    candidates: Vec<(&'a NodeView, Version)>,
+    candidates: Vec<(&'a SurveyedNode<'a>, Version)>,
     /// Staged nodes that may be disrupted.
-    wanting: Vec<&'a NodeView>,
+    wanting: Vec<&'a SurveyedNode<'a>>,
     /// Nodes that begin, of which the first write is under way or not observed yet.
-    beginning: Vec<(&'a NodeView, Version)>,
-    wants_slot: BTreeSet<&'a str>,
+    beginning: Vec<(&'a SurveyedNode<'a>, Version)>,
+    /// True for each node that makes use of a slot.
+    wants_slot: Vec<bool>,
     /// Failures whose record is about to be written.
     pending: Vec<(&'a str, Vec<VersionFailure>)>,
 }
@@ -61,11 +64,13 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     }
     let held = view.slots().map(|slot| (slot.uid.as_str(), slot)).collect();
     let survey = Survey::of(view, policy, now);
-    let planner = Planner { view, policy, survey, held, now, plan: Plan::default() };
-    match planner.survey.pause.wait.clone() {
-        Some(wait) => planner.report_only(&wait),
+    let waits = vec![None; survey.nodes.len()];
+    let planner = Planner { view, policy, survey: &survey, held, now, plan: Plan::default(), waits };
+    let plan = match &survey.pause.wait {
+        Some(wait) => planner.report_only(wait),
         None => planner.make(),
-    }
+    };
+    Plan { quarantine: survey.quarantine, ..plan }
 }
 
 impl<'a> Planner<'a> {
@@ -76,55 +81,51 @@ impl<'a> Planner<'a> {
         let held_back_until = evictions::hold_back(self.view, &mut self.plan.evictions, self.now);
         self.wake(held_back_until);
         let freezes = self.freeze(&requests);
-        order::rank(self.view, &self.survey, &mut requests.wanting, |node| node);
-        order::rank(self.view, &self.survey, &mut requests.candidates, |(node, _)| node);
+        order::rank(self.view, &mut requests.wanting, |node| node);
+        order::rank(self.view, &mut requests.candidates, |(node, _)| node);
 
-        let slots = slots::kept(self.view, &self.held, &requests.wants_slot, self.now);
-        let mut budget = Budget::of(self.view, &self.survey, &slots);
+        let slots = slots::kept(self.view, self.survey, &self.held, &requests.wants_slot, self.now);
+        let mut budget = Budget::of(self.view, self.survey, &slots);
         if freezes {
             budget.free = 0;
         }
         let mut assignment = Assignment::of(slots, budget.clone());
         let ready = self.give_slots(&requests.wanting, &mut assignment);
         self.begin(&requests, &ready, budget);
-        self.report(Some(assignment.slots));
-        self.plan
+        self.report(Some(assignment.slots))
     }
 
     /// Makes a plan without an action: every node waits, and the slots stay as they are.
     fn report_only(mut self, wait: &Wait) -> Plan {
-        let view = self.view;
-        for node in view.nodes.values() {
+        for node in &self.survey.nodes {
             self.wait(node, wait.clone());
         }
-        self.report(None);
-        self.plan
+        self.report(None)
     }
 
-    fn context(&self, node: &'a NodeView) -> Option<NodeContext<'_>> {
-        let shadow = node.shadow.as_ref()?;
+    fn context(&self, node: &'a SurveyedNode<'a>) -> Option<NodeContext<'a>> {
         let slot = self.held.contains_key(node.facts.uid.as_str());
-        let Self { view, policy, survey, now, .. } = self;
-        Some(NodeContext { view, node, shadow, policy, survey, now: *now, slot })
+        Some(NodeContext { slot, ..NodeContext::of(self.view, self.survey, node, self.now)? })
     }
 
     fn wake(&mut self, at: Option<Timestamp>) {
         self.plan.wake = earliest(self.plan.wake, at);
     }
 
-    fn wait(&mut self, node: &NodeView, wait: Wait) {
+    fn wait(&mut self, node: &SurveyedNode<'_>, wait: Wait) {
         self.wake(wait.ends_at());
-        self.plan.waits.insert(node.facts.name.clone(), wait);
+        self.waits[node.index] = Some(wait);
     }
 
     /// Collects the next step of each node.
     fn collect(&mut self) -> NodeRequests<'a> {
         let view = self.view;
         let mut requests = NodeRequests::default();
-        for (name, node) in &view.nodes {
+        for node in &self.survey.nodes {
+            let name = &node.node.facts.name;
             let decision = match self.context(node) {
                 Some(ctx) => attempt::decide(&ctx),
-                None if node.facts.labelled => Decision::wait(Wait::NoShadow),
+                None if node.labelled => Decision::wait(Wait::NoShadow),
                 None => Decision::wait(Wait::NotLabelled),
             };
             if decision.pods {
@@ -134,6 +135,7 @@ impl<'a> Planner<'a> {
             self.plan.expressions.extend(decision.expressions);
             if let Verdict::Act(Action::Status { status, .. }) = &decision.verdict
                 && let Some(record) = &status.report.record
+                && !record.version_failures.is_empty()
             {
                 requests.pending.push((name, record.version_failures.clone()));
             }
@@ -142,9 +144,7 @@ impl<'a> Planner<'a> {
             {
                 self.plan.evictions.insert(name.clone(), evictions);
             }
-            if slots::makes_use(&decision.verdict) {
-                requests.wants_slot.insert(name);
-            }
+            requests.wants_slot.push(slots::makes_use(&decision.verdict));
             match decision.verdict {
                 Verdict::WantsSlot => requests.wanting.push(node),
                 verdict if view.busy.contains(name) => {
@@ -176,13 +176,17 @@ impl<'a> Planner<'a> {
             self.plan.actions.iter().filter(|(_, a)| Plan::starts(a)).map(|(n, _)| n.clone()).collect();
         for name in starting {
             self.plan.actions.remove(&name);
-            self.plan.waits.insert(name, Wait::Frozen { version: version.clone() });
+            if let Some(node) = self.survey.find(&name) {
+                self.wait(node, Wait::Frozen { version: version.clone() });
+            }
         }
         true
     }
 
-    /// Adds the report, with the slots to record; `None`: those that are recorded.
-    fn report(&mut self, slots: Option<Vec<Slot>>) {
+    /// Completes the plan with its report and the slots to record; `None`: those that are recorded.
+    fn report(mut self, slots: Option<Vec<Slot>>) -> Plan {
+        let waits = self.survey.nodes.iter().zip(std::mem::take(&mut self.waits));
+        self.plan.waits = waits.filter_map(|(node, wait)| Some((node.facts.name.clone(), wait?))).collect();
         self.wake(self.survey.rollouts.wake);
         self.wake(self.survey.urgency.until());
         let ages = self.survey.known.iter().map(|known| after(known.first_seen, self.policy.minimum_age));
@@ -204,22 +208,22 @@ impl<'a> Planner<'a> {
                     && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid))
             };
             let slots = slots.filter(|slots| !unchanged(slots));
-            let history = follow::history(self.view, &self.survey, &self.plan);
-            let mut status = report::status(self.view, operator, &self.survey, &self.plan, history.as_ref(), self.now);
+            let history = follow::history(self.view, self.survey, &self.plan);
+            let mut status = report::status(self.view, operator, self.survey, &self.plan, history.as_ref(), self.now);
             if let Some(history) = history {
                 self.plan.relabelled = follow::relabelled(self.view, &self.plan, &history);
                 // The count is part of the status.
                 let counts = |action: &RevisionAction| matches!(action, RevisionAction::RaiseCollisionCount(_));
                 self.plan.revisions = history.actions.into_iter().filter(|action| !counts(action)).collect();
             }
-            let freshness = freshness::of(self.view, self.policy, &self.survey.known, self.now);
+            let freshness = freshness::of(self.view, self.policy, &self.survey.kinds, &self.survey.known, self.now);
             self.plan.wake = earliest(self.plan.wake, freshness.wake);
             status.freshness = Some(freshness.status());
             status.slots = slots.as_ref().unwrap_or(&operator.status.slots).clone();
             self.plan.slots = slots;
             self.plan.status = Some(status);
         }
-        self.plan.quarantine = std::mem::take(&mut self.survey.quarantine);
+        self.plan
     }
 }
 

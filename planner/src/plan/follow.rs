@@ -4,24 +4,23 @@ use std::collections::BTreeMap;
 
 use models::shadow::HostState;
 
-use super::survey::Survey;
+use super::survey::{Survey, SurveyedNode};
 use super::{Plan, Wait};
 use crate::revisions::{self, LabelledShadow, PolicyRevision, RevisionAction, RevisionPlan, RevisionSnapshot};
-use crate::view::{ClusterView, NodeView, ShadowFacts};
+use crate::view::{ClusterView, ShadowFacts};
 
 /// Returns whether a node has no attempt and is what the policy makes of it.
-pub(super) fn is_current(node: &NodeView, survey: &Survey<'_>, plan: &Plan) -> bool {
-    let current = match plan.waits.get(&node.facts.name) {
-        Some(wait) if wait.pauses() => survey.wanted(node) == Err(Wait::UpToDate),
+pub(super) fn is_current(node: &SurveyedNode<'_>, wait: Option<&Wait>) -> bool {
+    let current = match wait {
+        Some(wait) if wait.pauses() => node.wanted() == Err(Wait::UpToDate),
         wait => wait == Some(&Wait::UpToDate),
     };
-    node.facts.labelled && node.step().is_none() && current
+    node.labelled && node.step.is_none() && current
 }
 
 /// Returns whether a node is known to follow the policy: its host has looked for updates in this boot.
-fn follows(node: &NodeView, survey: &Survey<'_>, plan: &Plan) -> bool {
-    let looked = node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some());
-    looked && is_current(node, survey, plan)
+fn follows(node: &SurveyedNode<'_>, wait: Option<&Wait>) -> bool {
+    is_current(node, wait) && node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some())
 }
 
 /// Returns the history that is due, nothing but its state during a pause; `None` until the revisions are known, or without
@@ -35,7 +34,8 @@ pub(super) fn history(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> O
         deleting: shadow.deleting,
         follows,
     };
-    let own = view.nodes.values().filter_map(|node| Some(of(node.shadow.as_ref()?, follows(node, survey, plan))));
+    let nodes: Vec<_> = survey.waits(plan).map(|(node, wait)| (node, follows(node, wait))).collect();
+    let own = nodes.iter().filter_map(|(node, follows)| Some(of(node.shadow.as_ref()?, *follows)));
     let gone = view.revisions_in_use.iter().map(|revision| LabelledShadow {
         label: Some(revision.clone()),
         deleting: true,
@@ -43,8 +43,8 @@ pub(super) fn history(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> O
     });
     let orphans = view.orphaned_shadows.values().map(|shadow| of(shadow, false));
     let shadows: Vec<_> = own.chain(orphans).chain(gone).collect();
-    let mut members = view.nodes.values().filter(|node| node.facts.labelled).peekable();
-    let all_follow = members.peek().is_some() && members.all(|node| follows(node, survey, plan));
+    let mut members = nodes.iter().filter(|(node, _)| node.labelled).peekable();
+    let all_follow = members.peek().is_some() && members.all(|(_, follows)| *follows);
     let snapshot = RevisionSnapshot {
         operator: Some(operator),
         policy: survey.policy,

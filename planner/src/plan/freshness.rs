@@ -11,24 +11,24 @@ use models::operator::{self, KnownVersion};
 use models::time::after;
 use semver::Version;
 
-use super::versions;
+use super::versions::{self, Kinds};
 use crate::policy::Policy;
 use crate::view::ClusterView;
 
 /// A node that runs an earlier version than it could.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Behind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Behind<'a> {
     /// The time at which the first version that it lacks was first seen.
     pub since: Timestamp,
     /// The newest version that counts.
-    pub newest: Version,
+    pub newest: &'a Version,
 }
 
 /// The freshness of all nodes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct FleetFreshness {
-    /// The nodes that are behind.
-    pub behind: BTreeMap<String, Behind>,
+pub struct FleetFreshness<'a> {
+    /// The nodes that are behind, by name.
+    pub behind: Vec<(&'a str, Behind<'a>)>,
     /// The number of nodes under the operator.
     pub total: usize,
     /// The number of them whose version is known and that are behind for no longer than the target; `None` without a
@@ -39,13 +39,19 @@ pub struct FleetFreshness {
 }
 
 /// Returns the freshness of the nodes by the versions that the operator's status records.
-pub fn freshness(view: &ClusterView, policy: &Policy, now: Timestamp) -> FleetFreshness {
-    of(view, policy, view.operator.as_ref().map_or(&[], |operator| &operator.status.versions), now)
+pub fn freshness<'a>(view: &'a ClusterView, policy: &Policy, now: Timestamp) -> FleetFreshness<'a> {
+    let known = view.operator.as_ref().map_or(&[][..], |operator| &operator.status.versions);
+    of(view, policy, &versions::kinds(view), known, now)
 }
 
-/// The same, by these versions.
-pub(super) fn of(view: &ClusterView, policy: &Policy, known: &[KnownVersion], now: Timestamp) -> FleetFreshness {
-    let kinds = versions::kinds(view);
+/// The same, by these offers and versions.
+pub(super) fn of<'a>(
+    view: &'a ClusterView,
+    policy: &Policy,
+    kinds: &Kinds<'_>,
+    known: &'a [KnownVersion],
+    now: Timestamp,
+) -> FleetFreshness<'a> {
     let mut counted: BTreeMap<(&str, &str), Vec<&KnownVersion>> = BTreeMap::new();
     for version in known {
         let key = (version.variant.as_str(), version.arch.as_str());
@@ -66,22 +72,22 @@ pub(super) fn of(view: &ClusterView, policy: &Policy, known: &[KnownVersion], no
         let newer = newer.filter(|known| known.version > *runs);
         let since = newer.clone().map(|known| known.first_seen).min();
         let newest = newer.map(|known| &known.version).max();
-        let behind = since.zip(newest).map(|(since, newest)| Behind { since, newest: newest.clone() });
+        let behind = since.zip(newest).map(|(since, newest)| Behind { since, newest });
         if let (Some(target), Some(within)) = (policy.freshness_target, &mut fleet.within) {
             let late = behind.as_ref().map(|behind| after(behind.since, target));
             let in_time = late.is_none_or(|late| now < late);
             *within += usize::from(in_time);
             fleet.wake = [fleet.wake, late.filter(|_| in_time)].into_iter().flatten().min();
         }
-        fleet.behind.extend(behind.map(|behind| (name.clone(), behind)));
+        fleet.behind.extend(behind.map(|behind| (name.as_str(), behind)));
     }
     fleet
 }
 
-impl FleetFreshness {
+impl FleetFreshness<'_> {
     /// Returns the node that has been behind for the longest time, the first one by its name of several.
-    pub fn oldest(&self) -> Option<(&str, &Behind)> {
-        self.behind.iter().map(|(name, behind)| (name.as_str(), behind)).min_by_key(|(_, behind)| behind.since)
+    pub fn oldest(&self) -> Option<(&str, Behind<'_>)> {
+        self.behind.iter().copied().min_by_key(|(_, behind)| behind.since)
     }
 
     /// Returns the share of the nodes that are within the target, in percent, rounded down.

@@ -2,7 +2,7 @@
 
 use models::reason::FailureReason;
 
-use super::survey::Survey;
+use super::survey::SurveyedNode;
 use crate::view::{ClusterView, NodeView};
 
 /// Returns the key that nodes are ordered by: the leader's own node last; then a higher priority label; then the groups
@@ -30,11 +30,10 @@ pub fn order_key<'a>(
 }
 
 /// Sorts nodes in the order in which they are updated.
-pub(super) fn rank<'a, T>(view: &ClusterView, survey: &Survey<'_>, all: &mut [T], node: impl Fn(&T) -> &'a NodeView) {
-    let group = |node: &NodeView| survey.groups.get(node.facts.name.as_str()).copied();
+pub(super) fn rank<'a, T>(view: &ClusterView, all: &mut [T], node: impl Fn(&T) -> &'a SurveyedNode<'a>) {
     all.sort_by_cached_key(|one| {
         let node = node(one);
-        order_key(view.own_node.as_deref(), group(node), &node.facts.name, node)
+        order_key(view.own_node.as_deref(), node.group, &node.node.facts.name, node.node)
     });
 }
 
@@ -45,6 +44,7 @@ mod tests {
 
     use models::shadow::Record;
 
+    use super::super::survey::Survey;
     use super::*;
     use crate::fixtures::{cluster, node, t};
     use crate::policy::{Group, GroupPolicy, Policy};
@@ -89,8 +89,8 @@ mod tests {
         let (mut view, _) = cluster(nodes, &[]);
         view.own_node = Some("a-leader".into());
         let survey = Survey::of(&view, &policy, t(0));
-        let mut names: Vec<_> = view.nodes.values().collect();
-        rank(&view, &survey, &mut names, |node| node);
+        let mut names: Vec<_> = survey.nodes.iter().collect();
+        rank(&view, &mut names, |node| node);
         let names: Vec<_> = names.iter().map(|n| n.facts.name.as_str()).collect();
         assert_eq!(
             names,

@@ -12,7 +12,7 @@ use models::operator::{ActiveRollout, DEGRADED, RolloutRecord};
 
 use super::quarantine::Key;
 use super::report::UNRECORDED;
-use super::rollout::{key, key_of};
+use super::rollout::{borrowed, key, key_of};
 use crate::policy::Policy;
 use crate::revisions::is_in_force;
 use crate::view::ClusterView;
@@ -40,7 +40,7 @@ fn begun_as(view: &ClusterView, own: &Key, above: i64) -> Option<i64> {
     let named = nodes.flat_map(|(node, report)| {
         let under_way = report.progress.iter().filter_map(|at| Some((&at.version, at.rollout.as_ref()?.rollout)));
         let ended = report.results.iter().map(|result| (&result.to, result.rollout));
-        under_way.chain(ended).filter(move |(version, _)| key(node, version) == *own).map(|(_, number)| number)
+        under_way.chain(ended).filter(move |(version, _)| key(node, version) == borrowed(own)).map(|(_, number)| number)
     });
     named.filter(|number| *number > above && !taken.contains(number)).max()
 }
@@ -70,7 +70,8 @@ fn end(
         return Some(RolloutPhase::Superseded);
     }
     let own = key_of(rollout);
-    let members = view.nodes.values().filter(|node| node.facts.labelled && key(node, &rollout.version) == own);
+    let members =
+        view.nodes.values().filter(|node| node.facts.labelled && key(node, &rollout.version) == borrowed(&own));
     let running: Vec<_> = members.map(|node| node.shadow.as_ref()?.status.agent.current_version.as_ref()).collect();
     if running.iter().all(|running| running.is_some_and(|running| *running >= rollout.version)) {
         // Without a node that runs it, they had it behind them, as before a downgrade, or are gone.

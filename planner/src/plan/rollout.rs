@@ -1,6 +1,6 @@
 //! Canary steps: the number of nodes that may get a version before it has proven itself.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use jiff::Timestamp;
 use models::operator::ActiveRollout;
@@ -23,11 +23,19 @@ const MOST: usize = 64;
 /// The number of nodes that the reason of a canary step names.
 const NAMED: usize = 3;
 
+/// The key of a rollout, as a node and its version name it.
+pub(super) type KeyRef<'a> = (&'a str, &'a str, &'a Version);
+
 /// The rollout that takes a node to a version: each variant and architecture has its own.
-pub(super) fn key(node: &NodeView, version: &Version) -> Key {
-    let kind = node.shadow.as_ref().map(|shadow| &shadow.status.agent).map(|a| (a.variant.clone(), a.arch.clone()));
-    let (variant, arch) = kind.unwrap_or_default();
-    (variant.unwrap_or_default(), arch.unwrap_or_default(), version.clone())
+pub(super) fn key<'a>(node: &'a NodeView, version: &'a Version) -> KeyRef<'a> {
+    let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
+    let part = |part: Option<&'a Option<String>>| part.and_then(|part| part.as_deref()).unwrap_or_default();
+    (part(agent.map(|agent| &agent.variant)), part(agent.map(|agent| &agent.arch)), version)
+}
+
+/// Returns the same key, for comparisons with those of nodes.
+pub(super) fn borrowed((variant, arch, version): &Key) -> KeyRef<'_> {
+    (variant, arch, version)
 }
 
 /// Returns the key of a rollout: its variant, architecture and version.
@@ -66,7 +74,9 @@ impl Rollouts {
 
     /// The rollout of one version for nodes like this one.
     pub(super) fn of(&self, node: &NodeView, version: &Version) -> Option<&Rollout> {
-        self.by_key.get(&key(node, version))
+        // There are few of them.
+        let wanted = key(node, version);
+        self.by_key.iter().find(|(key, _)| borrowed(key) == wanted).map(|(_, rollout)| rollout)
     }
 }
 
@@ -138,7 +148,10 @@ pub(super) fn follow<'a>(
 ) -> Rollouts {
     let Some(operator) = &view.operator else { return Rollouts::default() };
     let under_way = view.nodes.values().filter_map(|node| Some((node, &node.progress()?.version)));
-    let keys: BTreeSet<Key> = wanted.chain(under_way).map(|(node, version)| key(node, version)).collect();
+    let mut keys: BTreeSet<KeyRef<'_>> = BTreeSet::new();
+    wanted.chain(under_way).for_each(|(node, version)| _ = keys.insert(key(node, version)));
+    let own = |(variant, arch, version): KeyRef<'_>| (variant.to_owned(), arch.to_owned(), version.clone());
+    let keys: BTreeSet<Key> = keys.into_iter().map(own).collect();
     let pending = operator.approve_step.is_some()
         && !super::requests::is_new(operator)
         && operator.approve_step != operator.status.requests.as_ref().and_then(|r| r.approve_step.clone());
@@ -210,7 +223,7 @@ fn follow_urgency(view: &ClusterView, urgency: &Urgency, active: &mut ActiveRoll
     let until = urgency.until().filter(|_| urgency.includes(&active.version));
     let own = key_of(active);
     let lacking = |node: &NodeView| node.facts.labelled && urgency.applies(node, &active.version);
-    let lacks = || view.nodes.values().any(|node| lacking(node) && key(node, &active.version) == own);
+    let lacks = || view.nodes.values().any(|node| lacking(node) && key(node, &active.version) == borrowed(&own));
     active.urgent_until = until.filter(|until| active.urgent_until == Some(*until) || lacks());
 }
 
@@ -223,25 +236,26 @@ fn step_on(
     now: Timestamp,
 ) -> (Rollout, Option<Timestamp>) {
     let own = key_of(active);
-    let kind: Vec<&NodeView> = view.nodes.values().filter(|node| key(node, &active.version) == own).collect();
     let unlisted = view.unlisted.kinds.get(&(active.variant.clone(), active.arch.clone())).copied().unwrap_or(0);
-    let total = unlisted + kind.iter().filter(|node| node.facts.labelled).count();
-    let unlisted = view.unlisted.updated.get(&own).copied().unwrap_or(0);
-    let finished = unlisted + kind.iter().filter(|node| node.facts.labelled && done(node, active)).count();
+    let updated = view.unlisted.updated.get(&own).copied().unwrap_or(0);
+    let mut rollout = Rollout { total: unlisted, finished: updated, ..Rollout::default() };
     // A node with a slot is about to be taken out of service.
-    let slots: BTreeSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
-    let mut rollout = Rollout { total, finished, ..Rollout::default() };
+    let slots: HashSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
     let mut on_their_way = Vec::new();
-    for node in kind.into_iter().filter(|n| n.progress().is_some_and(|p| p.version == active.version)) {
-        let staged = node.progress().is_some_and(|p| p.step == Step::Staged);
+    for node in view.nodes.values().filter(|node| key(node, &active.version) == borrowed(&own)) {
+        rollout.total += usize::from(node.facts.labelled);
+        rollout.finished += usize::from(node.facts.labelled && done(node, active));
+        let Some(progress) = node.progress().filter(|progress| progress.version == active.version) else { continue };
         let disrupted = node.disrupted() || slots.contains(node.facts.uid.as_str());
-        rollout.under_way += usize::from(!staged || disrupted);
+        let moves = progress.step != Step::Staged || disrupted;
+        rollout.under_way += usize::from(moves);
         rollout.disrupted += usize::from(disrupted);
-        if (!staged || disrupted) && on_their_way.len() < NAMED {
+        if moves && on_their_way.len() < NAMED {
             let state = if node.facts.ready { "" } else { " (not Ready)" };
             on_their_way.push(format!("{}{state}", node.facts.name));
         }
     }
+    let Rollout { total, finished, .. } = rollout;
     loop {
         let passed = usize::try_from(active.steps_passed).unwrap_or(0);
         let Some(step) = policy.canary.get(passed) else {

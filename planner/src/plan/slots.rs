@@ -1,14 +1,14 @@
 //! The budget: the number of nodes that may be out of service in total, in each group, and in how many zones.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
 use models::operator::Slot;
 
-use super::survey::Survey;
+use super::survey::{Survey, SurveyedNode};
 use super::{Verdict, Wait, begins_disruption};
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeView};
+use crate::view::{ClusterView, NodeFacts, NodeView};
 
 /// The free part of the budget.
 #[derive(Clone)]
@@ -22,75 +22,63 @@ pub(super) struct Budget<'a> {
     pub(super) used_up: Option<Wait>,
 }
 
-/// The number of nodes of each group, and of those out of service. Index 0 is all nodes.
-fn of_groups<'a>(
-    view: &'a ClusterView,
-    policy: &Policy,
-    groups: &BTreeMap<&str, usize>,
-    out: impl Fn(&'a NodeView) -> bool,
-) -> Vec<(usize, usize)> {
-    let mut counts = vec![(0, 0); policy.groups.len() + 1];
-    for (index, count) in counts.iter_mut().skip(1).enumerate() {
-        count.0 = view.unlisted.in_group(index);
-    }
-    for (name, node) in &view.nodes {
-        let own = groups.get(name.as_str()).map(|group| group + 1);
-        for index in std::iter::once(0).chain(own) {
-            counts[index].0 += usize::from(node.facts.labelled);
-            counts[index].1 += usize::from(out(node));
-        }
-    }
-    counts
-}
-
 impl<'a> Budget<'a> {
     /// The budget less disrupted nodes, nodes with a slot, and nodes that are out of service without the operator.
-    pub(super) fn of(view: &'a ClusterView, survey: &Survey<'_>, slots: &[Slot]) -> Self {
+    pub(super) fn of(view: &'a ClusterView, survey: &Survey<'a>, slots: &[Slot]) -> Self {
         let policy = survey.policy;
-        let held: BTreeSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
-        let ours = |node: &NodeView| held.contains(node.facts.uid.as_str()) || node.disrupted();
-        let out = |node: &NodeView| ours(node) || (node.facts.labelled && !node.facts.ready && !node.facts.deleting);
-        let counts = of_groups(view, policy, &survey.groups, out);
-        // A slot of a deleted node counts until it is released.
-        let here = view.nodes.values().filter(|node| held.contains(node.facts.uid.as_str())).count();
-        let gone = held.len().saturating_sub(here);
+        let held: HashSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
         let limit = policy.max_unavailable.of(survey.total).unwrap_or(1);
-        let groups = policy.groups.iter().zip(&counts[1..]).map(|(group, (total, out))| {
-            let limit = group.max_unavailable.as_ref()?.of(*total).unwrap_or(1);
-            Some(limit.saturating_sub(*out))
+        // The number of nodes of each group, and of those of them that are out of service.
+        let mut groups: Vec<_> = (0..policy.groups.len()).map(|index| (view.unlisted.in_group(index), 0)).collect();
+        let mut zones = policy.one_zone_at_a_time.then(BTreeMap::new);
+        let (mut all_out, mut here, mut others) = (0, 0, 0);
+        let mut first = None;
+        for node in &survey.nodes {
+            let has_slot = held.contains(node.facts.uid.as_str());
+            let ours = has_slot || node.disrupted;
+            let out = ours || (node.labelled && !node.facts.ready && !node.facts.deleting);
+            here += usize::from(has_slot);
+            all_out += usize::from(out);
+            if let Some((total, out_of_group)) = node.group.and_then(|index| groups.get_mut(index)) {
+                *total += usize::from(node.labelled);
+                *out_of_group += usize::from(out);
+            }
+            if let Some(zones) = zones.as_mut().filter(|_| ours) {
+                zones.insert(node.node.facts.zone(), node.node.facts.name.as_str());
+            }
+            if out && !ours {
+                others += 1;
+                first.get_or_insert(&node.node.facts.name);
+            }
+        }
+        let groups = policy.groups.iter().zip(groups).map(|(group, (total, out))| {
+            let limit = group.max_unavailable.as_ref()?.of(total).unwrap_or(1);
+            Some(limit.saturating_sub(out))
         });
-        let zones = policy.one_zone_at_a_time.then(|| {
-            view.nodes.values().filter(|n| ours(n)).map(|n| (n.facts.zone(), n.facts.name.as_str())).collect()
-        });
-        let free = limit.saturating_sub(counts[0].1 + gone);
-        let others: Vec<&NodeView> = view.nodes.values().filter(|node| out(node) && !ours(node)).collect();
-        let first = others.first().filter(|_| others.len() >= limit);
-        let used_up =
-            first.map(|first| Wait::BudgetUsedUp { node: first.facts.name.clone(), count: others.len(), limit });
-        Self { free, groups: groups.collect(), zones, used_up }
+        // A slot of a deleted node counts until it is released.
+        let gone = held.len().saturating_sub(here);
+        let used_up = first.filter(|_| others >= limit);
+        let used_up = used_up.map(|first| Wait::BudgetUsedUp { node: first.clone(), count: others, limit });
+        Self { free: limit.saturating_sub(all_out + gone), groups: groups.collect(), zones, used_up }
     }
 
     /// The reason why this node may not be taken although there is room in total.
-    pub(super) fn refusal(&self, survey: &Survey<'_>, node: &NodeView) -> Option<Wait> {
-        if let Some(group) = survey.groups.get(node.facts.name.as_str())
-            && self.groups[*group] == Some(0)
-        {
-            return Some(Wait::GroupFull { group: survey.policy.groups[*group].name.clone() });
+    pub(super) fn refusal(&self, policy: &Policy, node: &SurveyedNode<'_>) -> Option<Wait> {
+        if let Some(group) = node.group.filter(|group| self.groups[*group] == Some(0)) {
+            return Some(Wait::GroupFull { group: policy.groups[group].name.clone() });
         }
         let (zone, other) = self.zones.as_ref()?.iter().find(|(zone, _)| **zone != node.facts.zone())?;
         Some(Wait::ZoneBusy { zone: (*zone).to_owned(), node: (*other).to_owned() })
     }
 
     /// Takes a node out of the budget.
-    pub(super) fn take(&mut self, survey: &Survey<'_>, node: &'a NodeView) {
+    pub(super) fn take(&mut self, node: &SurveyedNode<'a>) {
         self.free = self.free.saturating_sub(1);
-        if let Some(group) = survey.groups.get(node.facts.name.as_str())
-            && let Some(free) = &mut self.groups[*group]
-        {
+        if let Some(free) = node.group.and_then(|group| self.groups[group].as_mut()) {
             *free = free.saturating_sub(1);
         }
         if let Some(zones) = &mut self.zones {
-            zones.entry(node.facts.zone()).or_insert(&node.facts.name);
+            zones.entry(node.node.facts.zone()).or_insert(&node.node.facts.name);
         }
     }
 }
@@ -122,24 +110,30 @@ pub fn not_begun(view: &ClusterView) -> BTreeSet<String> {
 /// The slots that stay: recorded ones of nodes that are under way or disrupted, and those of nodes that have lost
 /// their own and have a claim, or have rebooted as requested. The status of a shadow alone gives no slot: other clients
 /// than the controller may have written it.
+///
+/// `wants_slot` is true for a node that makes use of a slot, by its index.
 pub(super) fn kept(
     view: &ClusterView,
-    held: &BTreeMap<&str, &Slot>,
-    wants_slot: &BTreeSet<&str>,
+    survey: &Survey<'_>,
+    held: &HashMap<&str, &Slot>,
+    wants_slot: &[bool],
     now: Timestamp,
 ) -> Vec<Slot> {
     let mut slots: Vec<Slot> = Vec::new();
-    for (name, node) in &view.nodes {
-        let uid = node.facts.uid.as_str();
+    for (node, wants_slot) in survey.nodes.iter().zip(wants_slot) {
+        let NodeFacts { uid, name, .. } = &node.facts;
         // While a write about the node is under way, it may be the one that begins its drain.
-        let busy = view.busy.contains(name);
-        let keeps = node.disrupted() || node.past_staging() || busy || wants_slot.contains(name.as_str());
-        match held.get(uid) {
-            Some(slot) if keeps => slots.push((*slot).clone()),
-            None if (node.disrupted() && node.facts.claimed()) || node.has_rebooted_as_desired() => {
-                slots.push(Slot { uid: uid.to_owned(), node: name.clone(), since: now });
+        let under_way = node.step.is_some() && node.past_staging();
+        let keeps = node.disrupted || under_way || *wants_slot || view.busy.contains(name);
+        if !keeps {
+            continue;
+        }
+        match held.get(uid.as_str()) {
+            Some(slot) => slots.push((*slot).clone()),
+            None if (node.disrupted && node.facts.claimed()) || node.has_rebooted_as_desired() => {
+                slots.push(Slot { uid: uid.clone(), node: name.clone(), since: now });
             }
-            _ => {}
+            None => {}
         }
     }
     slots

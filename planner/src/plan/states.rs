@@ -8,7 +8,7 @@ use super::rollout::key_of;
 use super::survey::Survey;
 use super::{Wait, attempt, gates};
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeView};
+use crate::view::ClusterView;
 
 /// A rollout under way.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,12 +48,11 @@ pub fn deadlines<'a>(
     now: Timestamp,
 ) -> impl Iterator<Item = (&'a str, Timestamp)> {
     let survey = Survey::of(view, policy, now);
-    let deadline = move |node: &'a NodeView| {
-        let (shadow, progress) = (node.shadow.as_ref()?, node.progress()?);
-        let ctx = NodeContext { view, node, shadow, policy, survey: &survey, now, slot: false };
-        Some((node.facts.name.as_str(), attempt::deadline(&ctx, progress)?))
-    };
-    view.nodes.values().filter_map(deadline)
+    let deadlines = survey.nodes.iter().filter_map(|node| {
+        let ctx = NodeContext::of(view, &survey, node, now)?;
+        Some((node.node.facts.name.as_str(), attempt::deadline(&ctx, node.progress()?)?))
+    });
+    deadlines.collect::<Vec<_>>().into_iter()
 }
 
 /// Returns what rules the drain of each node out whose pods are known, as far as its pods and their budgets go. Other
@@ -61,9 +60,8 @@ pub fn deadlines<'a>(
 pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Vec<(String, Wait)> {
     let survey = Survey::of(view, policy, now);
     let mut refusals = Vec::new();
-    for node in view.nodes.values().filter(|node| node.pods.is_some()) {
-        let Some(shadow) = &node.shadow else { continue };
-        let ctx = NodeContext { view, node, shadow, policy, survey: &survey, now, slot: false };
+    for node in survey.nodes.iter().filter(|node| node.pods.is_some()) {
+        let Some(ctx) = NodeContext::of(view, &survey, node, now) else { continue };
         let found = gates::of_drain().filter_map(|gate| gate.refusal(&ctx));
         let found = found.filter(|wait| !matches!(wait, Wait::ReadingPods | Wait::ExpressionsPending { .. }));
         refusals.extend(found.map(|wait| (node.facts.name.clone(), wait)));

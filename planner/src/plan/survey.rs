@@ -1,31 +1,66 @@
 //! A summary of the fleet, computed once for each plan, that the rules for one node read.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use jiff::Timestamp;
 use models::operator::KnownVersion;
+use models::shadow::Step;
 use semver::Version;
 
 use super::rollout::{self, Rollouts};
 use super::urgency::Urgency;
+use super::versions::{self, Kinds};
 use super::want::{Host, Want};
-use super::{Quarantine, Wait, gates, versions};
+use super::{Plan, Quarantine, Wait, gates};
 use crate::pause::Pause;
 use crate::policy::{GroupPolicy, Policy, WindowState};
-use crate::view::{ClusterView, NodeView};
+use crate::view::{ClusterView, NodeView, ShadowFacts};
+
+/// A node, with what several parts of a plan read about it: in a large fleet, each walk over all nodes takes its time.
+pub(super) struct SurveyedNode<'a> {
+    pub(super) node: &'a NodeView,
+    /// The place among all nodes.
+    pub(super) index: usize,
+    /// The group that it is in.
+    pub(super) group: Option<usize>,
+    /// The version that policy wants for it; `None` without a shadow.
+    pub(super) want: Option<Want>,
+    pub(super) step: Option<Step>,
+    pub(super) labelled: bool,
+    pub(super) disrupted: bool,
+}
+
+impl Deref for SurveyedNode<'_> {
+    type Target = NodeView;
+
+    fn deref(&self) -> &NodeView {
+        self.node
+    }
+}
+
+impl SurveyedNode<'_> {
+    /// Returns the target version, or the reason why there is none.
+    pub(super) fn wanted(&self) -> Result<&Version, Wait> {
+        match &self.want {
+            Some(want) => want.version.as_ref().map_err(Clone::clone),
+            None => Err(Wait::NoShadow),
+        }
+    }
+}
 
 /// The summary of the fleet.
 pub(super) struct Survey<'a> {
     pub(super) policy: &'a Policy,
+    /// All nodes, by name.
+    pub(super) nodes: Vec<SurveyedNode<'a>>,
+    /// The offers by variant and architecture.
+    pub(super) kinds: Kinds<'a>,
     pub(super) quarantine: Quarantine,
     pub(super) known: Vec<KnownVersion>,
     pub(super) rollouts: Rollouts,
     /// The urgency of a version.
     pub(super) urgency: Urgency,
-    /// The version that policy wants for each node that has a shadow.
-    pub(super) wants: BTreeMap<&'a str, Want>,
-    /// The group of each node that is in one.
-    pub(super) groups: BTreeMap<&'a str, usize>,
     /// The windows of nodes in no group, then those of the groups.
     pub(super) windows: Vec<WindowState>,
     /// The number of nodes under the operator.
@@ -41,35 +76,34 @@ pub(super) struct Survey<'a> {
 /// Returns the version that policy leads each node of the operator to, or the reason why there is none. Everything else that
 /// a node may wait for is left out.
 pub fn targets(view: &ClusterView, policy: &Policy, now: Timestamp) -> BTreeMap<String, Result<Version, Wait>> {
-    let wants = Survey::of(view, policy, now).wants;
-    let labelled = |name: &&str| view.nodes.get(*name).is_some_and(|node| node.facts.labelled);
-    wants.into_iter().filter(|(name, _)| labelled(name)).map(|(name, want)| (name.to_owned(), want.version)).collect()
+    let nodes = Survey::of(view, policy, now).nodes.into_iter().filter(|node| node.labelled);
+    nodes.filter_map(|node| Some((node.node.facts.name.clone(), node.want?.version))).collect()
 }
 
 impl<'a> Survey<'a> {
     pub(super) fn of(view: &'a ClusterView, policy: &'a Policy, now: Timestamp) -> Self {
         let quarantine = Quarantine::of(view, policy.max_failures);
-        let known = versions::known(view, &quarantine, now);
-        let mut wants = BTreeMap::new();
-        let mut groups = BTreeMap::new();
-        let (mut total, mut unhealthy) = (view.unlisted.total(), 0);
-        for (name, node) in &view.nodes {
-            if let Some(group) = policy.group_of(&node.facts) {
-                groups.insert(name.as_str(), group);
-            }
-            if let Some(shadow) = &node.shadow {
-                let lock = shadow.spec.host.as_ref().and_then(|host| host.version_lock.as_ref());
-                let locked: Option<Version> = lock.and_then(|text| text.parse().ok());
-                let host = Host { policy, known: &known, agent: &shadow.status.agent, now };
-                wants.insert(name.as_str(), host.want(locked.as_ref()));
-            }
-            total += usize::from(node.facts.labelled);
-            unhealthy += usize::from(node.facts.labelled && !node.facts.ready && !node.disrupted());
-        }
-        let wanted = wants.iter().filter_map(|(name, want)| {
-            let node = view.nodes.get(*name).filter(|node| node.facts.labelled)?;
-            Some((node, want.version.as_ref().ok()?))
+        let kinds = versions::kinds(view);
+        let known = versions::known(view, &kinds, &quarantine, now);
+        let want = |shadow: &ShadowFacts| {
+            let lock = shadow.spec.host.as_ref().and_then(|host| host.version_lock.as_ref());
+            let locked: Option<Version> = lock.and_then(|text| text.parse().ok());
+            Host { policy, known: &known, agent: &shadow.status.agent, now }.want(locked.as_ref())
+        };
+        let nodes = view.nodes.values().enumerate().map(|(index, node)| SurveyedNode {
+            node,
+            index,
+            group: policy.group_of(&node.facts),
+            want: node.shadow.as_ref().map(want),
+            step: node.step(),
+            labelled: node.facts.labelled,
+            disrupted: node.disrupted(),
         });
+        let nodes: Vec<_> = nodes.collect();
+        let labelled = || nodes.iter().filter(|node| node.labelled);
+        let total = view.unlisted.total() + labelled().count();
+        let unhealthy = labelled().filter(|node| !node.facts.ready && !node.disrupted).count();
+        let wanted = labelled().filter_map(|node| Some((node.node, node.want.as_ref()?.version.as_ref().ok()?)));
         let rollouts = rollout::follow(view, policy, wanted, now);
         let all = std::iter::once(&policy.all).chain(policy.groups.iter().map(|g| &g.policy));
         let web_api_missing = gates::is_missing(view.web_api_missing, now);
@@ -78,12 +112,12 @@ impl<'a> Survey<'a> {
         let urgency = Urgency::of(view, policy, now);
         Self {
             policy,
+            nodes,
+            kinds,
             quarantine,
             known,
             rollouts,
             urgency,
-            wants,
-            groups,
             windows,
             total,
             unhealthy,
@@ -92,25 +126,33 @@ impl<'a> Survey<'a> {
         }
     }
 
+    /// Returns the node of this name.
+    pub(super) fn find(&self, name: &str) -> Option<&SurveyedNode<'a>> {
+        let index = self.nodes.binary_search_by(|node| node.facts.name.as_str().cmp(name)).ok()?;
+        self.nodes.get(index)
+    }
+
+    /// Returns each node with the reason why it waits in a plan.
+    pub(super) fn waits<'s>(
+        &'s self,
+        plan: &'s Plan,
+    ) -> impl Iterator<Item = (&'s SurveyedNode<'a>, Option<&'s Wait>)> {
+        // Both are ordered by name.
+        let mut waits = plan.waits.iter().peekable();
+        self.nodes.iter().map(move |node| {
+            let name = &node.facts.name;
+            while waits.next_if(|(other, _)| *other < name).is_some() {}
+            (node, waits.next_if(|(other, _)| *other == name).map(|(_, wait)| wait))
+        })
+    }
+
     /// The policy for nodes like this one.
-    pub(super) fn group(&self, node: &NodeView) -> &'a GroupPolicy {
-        match self.groups.get(node.facts.name.as_str()) {
-            Some(index) => &self.policy.groups[*index].policy,
-            None => &self.policy.all,
-        }
+    pub(super) fn group(&self, node: &SurveyedNode<'_>) -> &'a GroupPolicy {
+        node.group.map_or(&self.policy.all, |index| &self.policy.groups[index].policy)
     }
 
     /// The windows of this node.
-    pub(super) fn window(&self, node: &NodeView) -> &WindowState {
-        let index = self.groups.get(node.facts.name.as_str()).map_or(0, |index| index + 1);
-        &self.windows[index]
-    }
-
-    /// Returns the target version of a node, or the reason why there is none.
-    pub(super) fn wanted(&self, node: &NodeView) -> Result<&Version, Wait> {
-        match self.wants.get(node.facts.name.as_str()) {
-            Some(want) => want.version.as_ref().map_err(Clone::clone),
-            None => Err(Wait::NoShadow),
-        }
+    pub(super) fn window(&self, node: &SurveyedNode<'_>) -> &WindowState {
+        &self.windows[node.group.map_or(0, |index| index + 1)]
     }
 }

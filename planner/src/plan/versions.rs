@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use models::operator::{KnownVersion, MAX_FAILURES, Quarantined};
 use models::reason::FailureReason;
+use models::shadow::OfferedUpdates;
 use semver::Version;
 
 use super::Quarantine;
@@ -30,19 +31,45 @@ const FAILED: usize = MAX_FAILURES as usize;
 
 /// The offers to nodes of one variant and architecture.
 #[derive(Default)]
-pub(super) struct Kind {
+pub(super) struct Kind<'a> {
     /// The number of nodes that have reported their offers.
     reported: usize,
-    lowest: Option<Version>,
-    offered: BTreeMap<Version, usize>,
+    lowest: Option<&'a Version>,
+    offered: BTreeMap<&'a Version, usize>,
+    /// The list that the last node was offered, and the number of nodes before it that were offered the same in a row.
+    row: (&'a [Version], usize),
 }
 
-impl Kind {
+impl<'a> Kind<'a> {
     /// Returns whether a host is offered a version, or none has reported its offers.
     pub(super) fn offers(&self, version: &Version) -> bool {
         self.reported == 0 || self.offered.contains_key(version)
     }
+
+    /// Counts the offers to one more node. Most nodes are offered the same, which is counted at once.
+    fn count(&mut self, updates: &'a OfferedUpdates) {
+        self.reported += 1;
+        let list = updates.available_versions.as_slice();
+        if self.row.0 != list {
+            self.count_row();
+            self.row = (list, 0);
+        }
+        self.row.1 += 1;
+        if let Some(chosen) = updates.chosen_version.as_ref().filter(|chosen| !list.contains(chosen)) {
+            *self.offered.entry(chosen).or_default() += 1;
+        }
+    }
+
+    fn count_row(&mut self) {
+        let (list, nodes) = std::mem::take(&mut self.row);
+        for version in list.iter().collect::<BTreeSet<_>>() {
+            *self.offered.entry(version).or_default() += nodes;
+        }
+    }
 }
+
+/// The offers by variant and architecture.
+pub(super) type Kinds<'a> = BTreeMap<(&'a str, &'a str), Kind<'a>>;
 
 fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
     let (variant, arch, version) = key.clone();
@@ -50,26 +77,28 @@ fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
 }
 
 /// Returns the offers by variant and architecture.
-pub(super) fn kinds(view: &ClusterView) -> BTreeMap<(&str, &str), Kind> {
-    let mut kinds: BTreeMap<(&str, &str), Kind> = BTreeMap::new();
+pub(super) fn kinds(view: &ClusterView) -> Kinds<'_> {
+    let mut kinds = Kinds::new();
     for node in view.nodes.values().filter(|n| n.facts.labelled) {
         let Some(agent) = node.shadow.as_ref().map(|s| &s.status.agent) else { continue };
         let (Some(variant), Some(arch)) = (&agent.variant, &agent.arch) else { continue };
         let kind = kinds.entry((variant, arch)).or_default();
-        kind.lowest = kind.lowest.take().into_iter().chain(agent.current_version.clone()).min();
-        let Some(updates) = agent.updates.as_ref().filter(|u| u.refresh_failure.is_none()) else { continue };
-        kind.reported += 1;
-        let offered: BTreeSet<&Version> = updates.available_versions.iter().chain(&updates.chosen_version).collect();
-        for version in offered {
-            *kind.offered.entry(version.clone()).or_default() += 1;
+        kind.lowest = kind.lowest.into_iter().chain(&agent.current_version).min();
+        if let Some(updates) = agent.updates.as_ref().filter(|u| u.refresh_failure.is_none()) {
+            kind.count(updates);
         }
     }
+    kinds.values_mut().for_each(Kind::count_row);
     kinds
 }
 
 /// Returns the versions for the operator's status.
-pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp) -> Vec<KnownVersion> {
-    let kinds = kinds(view);
+pub(super) fn known(
+    view: &ClusterView,
+    kinds: &Kinds<'_>,
+    quarantine: &Quarantine,
+    now: Timestamp,
+) -> Vec<KnownVersion> {
     let before = view.operator.iter().flat_map(|o| &o.status.versions);
     let mut known: BTreeMap<Key, KnownVersion> = before
         .filter(|known| {
@@ -82,11 +111,11 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
         .map(|known| (key_of(known), known.clone()))
         .collect();
     for ((variant, arch), kind) in kinds {
-        for (version, nodes) in kind.offered {
+        for (version, nodes) in &kind.offered {
             // A version that every node of the kind has passed already is not new.
-            let news = kind.lowest.as_ref().is_some_and(|lowest| version > *lowest);
-            if news && nodes >= enough(kind.reported) {
-                let key = (variant.to_owned(), arch.to_owned(), version);
+            let news = kind.lowest.is_some_and(|lowest| *version > lowest);
+            if news && *nodes >= enough(kind.reported) {
+                let key = ((*variant).to_owned(), (*arch).to_owned(), Version::clone(version));
                 known.entry(key.clone()).or_insert_with(|| new_version(&key, now));
             }
         }
@@ -150,7 +179,7 @@ mod tests {
             ("one of three, and one never reports", vec![new(), old("b"), silent("c")], true),
         ] {
             let (view, _) = cluster(nodes, &[]);
-            let known = known(&view, &Quarantine::of(&view, 1), t(5));
+            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), t(5));
             let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
             assert_eq!(since, begins.then(|| t(5)), "{sentence}");
         }
@@ -169,7 +198,7 @@ mod tests {
                 node
             });
             let (view, _) = cluster(nodes.collect(), &[]);
-            let known = known(&view, &Quarantine::of(&view, 1), t(5));
+            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), t(5));
             assert_eq!(known.iter().any(|known| known.version == NEW), new, "{sentence}");
         }
     }
@@ -188,7 +217,7 @@ mod tests {
             let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
             let stored = KnownVersion { failed, quarantined, ..new_version(&key, t(0)) };
             view.operator.as_mut().unwrap().status.versions = vec![stored];
-            let known = known(&view, &Quarantine::of(&view, 1), t(5));
+            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), t(5));
             assert_eq!(known.first().map(|known| known.first_seen), stays.then(|| t(0)), "{sentence}");
         }
     }
@@ -203,7 +232,7 @@ mod tests {
         let failed = KnownVersion { version: NEW, failed: vec!["a".into()], ..version(0) };
         let operator = view.operator.as_mut().unwrap();
         operator.status.versions = (0..200).map(version).chain([failed]).collect();
-        let kept = known(&view, &Quarantine::of(&view, 2), t(1));
+        let kept = known(&view, &kinds(&view), &Quarantine::of(&view, 2), t(1));
         assert_eq!(kept.len(), KEPT);
         assert!(kept.iter().any(|known| known.version == NEW && known.failed == ["a"]));
         let newest = Version::new(2, 0, 199);

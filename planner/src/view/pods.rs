@@ -128,6 +128,11 @@ impl PodFacts {
     pub fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
+
+    /// Returns whether this is its name for users.
+    pub fn is_titled(&self, title: &str) -> bool {
+        title.split_once('/') == Some((self.namespace.as_str(), self.name.as_str()))
+    }
 }
 
 impl BudgetFacts {

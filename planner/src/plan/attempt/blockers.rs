@@ -26,42 +26,65 @@ pub(super) const BLOCKED_AFTER: Duration = Duration::from_secs(5);
 /// The time that a pod whose eviction was accepted may stay beyond its grace period before it is named as well.
 const NAMED_AFTER: Duration = Duration::from_secs(30);
 
+/// A pod that does not leave.
+struct Staying<'a> {
+    pod: &'a PodFacts,
+    budget: Option<&'a String>,
+    /// `None` for one that is being deleted.
+    message: Option<&'a str>,
+    since: Timestamp,
+    /// The time from which it is named.
+    named_at: Timestamp,
+}
+
+impl Staying<'_> {
+    fn blocker(&self) -> Blocker {
+        let deleted = || format!("it is being deleted and was to have ended by {}", self.since);
+        Blocker {
+            pod: self.pod.title(),
+            budget: self.budget.cloned(),
+            message: self.message.map_or_else(deleted, |message| cut(message, 512)),
+            since: self.since,
+        }
+    }
+}
+
+/// Returns a pod to evict that has not gone, as far as anything is known about its eviction.
+fn not_evicted<'a>(ctx: &NodeContext<'a>, stored: &'a [Blocker], pod: &'a PodFacts) -> Option<Staying<'a>> {
+    let staying = |budget, message, since, named_at| Staying { pod, budget, message: Some(message), since, named_at };
+    // A pod that an earlier leader has named stays named until there is another answer.
+    let before = stored.iter().find(|blocker| pod.is_titled(&blocker.pod));
+    match (ctx.node.blocked.get(&pod.uid), before) {
+        (Some(b), _) if b.accepted => {
+            let message = "its eviction was accepted, but it is not being deleted";
+            Some(staying(None, message, b.since, after(b.since, NAMED_AFTER)))
+        }
+        (Some(b), before) => {
+            let since = before.map_or(b.since, |before| before.since.min(b.since));
+            Some(staying(b.budget.as_ref(), &b.message, since, after(since, BLOCKED_AFTER)))
+        }
+        (None, Some(b)) => Some(staying(b.budget.as_ref(), &b.message, b.since, ctx.now)),
+        (None, None) => {
+            let since = ctx.node.in_flight.get(&pod.uid)?.since;
+            let message = "the API server has not answered its eviction";
+            Some(staying(None, message, since, after(since, BLOCKED_AFTER)))
+        }
+    }
+}
+
 /// The pods that do not leave, as the shadow names them, and the time at which that changes without another event.
 /// A pod that is held back for a moment only, or was until a moment ago, changes nothing.
 pub(super) fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option<Timestamp>) {
     let stored = ctx.drain_status().map(|d| d.blockers.as_slice()).unwrap_or_default();
-    let blocker = |pod: &PodFacts, budget: Option<&String>, message: &str, since| Blocker {
-        pod: pod.title(),
-        budget: budget.cloned(),
-        message: cut(message, 512),
-        since,
-    };
-    // A pod that an earlier leader has named stays named until there is another answer.
-    let named_before = |pod: &PodFacts| stored.iter().find(|b| b.pod == pod.title());
-    let staying = sorted.evictable.iter().filter_map(|pod| match ctx.node.blocked.get(&pod.uid) {
-        Some(b) if b.accepted => {
-            let message = "its eviction was accepted, but it is not being deleted";
-            Some((blocker(pod, None, message, b.since), after(b.since, NAMED_AFTER)))
-        }
-        Some(b) => {
-            let since = named_before(pod).map_or(b.since, |before| before.since.min(b.since));
-            Some((blocker(pod, b.budget.as_ref(), &b.message, since), after(since, BLOCKED_AFTER)))
-        }
-        None => named_before(pod).map(|before| (before.clone(), ctx.now)).or_else(|| {
-            let sent = ctx.node.in_flight.get(&pod.uid)?;
-            let message = "the API server has not answered its eviction";
-            Some((blocker(pod, None, message, sent.since), after(sent.since, BLOCKED_AFTER)))
-        }),
-    });
     let leaving = sorted.leaving.iter().filter_map(|pod| {
         let by = pod.ends_by?;
-        let message = format!("it is being deleted and was to have ended by {by}");
-        Some((blocker(pod, None, &message, by), after(by, NAMED_AFTER)))
+        Some(Staying { pod, budget: None, message: None, since: by, named_at: after(by, NAMED_AFTER) })
     });
-    let known: Vec<_> = staying.chain(leaving).collect();
-    let next = known.iter().map(|(_, named_at)| *named_at).filter(|at| *at > ctx.now).min();
-    let mut named: Vec<_> = known.into_iter().filter(|(_, at)| *at <= ctx.now).map(|(blocker, _)| blocker).collect();
-    named.truncate(BLOCKERS);
+    let known: Vec<_> =
+        sorted.evictable.iter().filter_map(|pod| not_evicted(ctx, stored, pod)).chain(leaving).collect();
+    let next = known.iter().map(|pod| pod.named_at).filter(|at| *at > ctx.now).min();
+    let due = known.iter().filter(|pod| pod.named_at <= ctx.now);
+    let named: Vec<_> = due.take(BLOCKERS).map(Staying::blocker).collect();
     let same = |a: &Blocker, b: &Blocker| (&a.pod, &a.budget) == (&b.pod, &b.budget);
     let fewer = named.len() < stored.len() && named.iter().all(|b| stored.iter().any(|s| same(b, s)));
     let accepted = ctx.node.blocked.values().filter(|b| b.accepted).map(|b| after(b.since, BLOCKED_AFTER)).max();

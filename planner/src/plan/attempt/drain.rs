@@ -180,14 +180,15 @@ fn is_still_staged(ctx: &NodeContext<'_>) -> bool {
 /// only from then on is such a pod of this owner one that has come back. For pods that do not tolerate it, and that
 /// the scheduler may have placed before it observed the cordon, the number of times per owner is counted.
 pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<Action> {
-    let mut drain = ctx.drain_status()?.clone();
-    let new: Vec<_> = sorted.evictable.iter().copied().filter(|pod| !drain::listed(pod, &drain)).collect();
-    let new = if drain.pods.len() + new.len() > LISTED_PODS { Vec::new() } else { new };
-    let evicted = tolerating_owners(sorted.evictable.iter().copied()).chain(drain.evicted_owners.iter().cloned());
+    let recorded = ctx.drain_status()?;
+    let new: Vec<_> = drain::unlisted(&sorted.evictable, recorded).collect();
+    let new = if recorded.pods.len() + new.len() > LISTED_PODS { Vec::new() } else { new };
+    let evicted = tolerating_owners(sorted.evictable.iter().copied()).chain(recorded.evicted_owners.iter().cloned());
     let evicted = owners(evicted, EVICTED_OWNERS);
-    if new.is_empty() && evicted == drain.evicted_owners {
+    if new.is_empty() && evicted == recorded.evicted_owners {
         return None;
     }
+    let mut drain = recorded.clone();
     drain.evicted_owners = evicted;
     let moved = drain.forced_since.map(|_| PodMove::Forced);
     drain.pods.extend(new.iter().map(|pod| DrainedPod { moved, ..drained_pod(ctx, pod) }));
@@ -211,8 +212,8 @@ pub(super) fn returning_pod<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> O
     let drain = ctx.drain_status()?;
     let too_often =
         |uid: &String| drain.returned_owners.iter().any(|owner| owner.uid == *uid && owner.times >= RETURNS);
-    let new = sorted.evictable.iter().copied().filter(|pod| !pod.tolerates_cordon && !drain::listed(pod, drain));
-    new.into_iter().find(|pod| pod.controller_uid.as_ref().is_some_and(too_often))
+    let owned = |pod: &&PodFacts| !pod.tolerates_cordon && pod.controller_uid.as_ref().is_some_and(too_often);
+    sorted.evictable.iter().copied().filter(owned).find(|pod| !drain::listed(pod, drain))
 }
 
 pub(super) fn fail_for_returning_pod(ctx: &NodeContext<'_>, progress: &Progress, pod: &PodFacts) -> Decision {

@@ -31,7 +31,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     if let Some(message) = host.no_longer(&progress.version).filter(|_| !ctx.slot) {
         return fail(ctx, progress, FailureReason::PolicyChanged, &message);
     }
-    let wanted = ctx.survey.wants.get(ctx.facts().name.as_str()).map(|want| &want.version);
+    let wanted = ctx.node.want.as_ref().map(|want| &want.version);
     if let Some(message) = wanted.and_then(|wanted| want::superseded(agent, &progress.version, wanted)) {
         return fail(ctx, progress, FailureReason::Superseded, &message);
     }

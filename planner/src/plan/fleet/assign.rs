@@ -7,11 +7,11 @@ use models::operator::Slot;
 
 use super::Planner;
 use super::check::Checked;
-use crate::plan::quarantine::Key;
+use crate::plan::rollout::{self, KeyRef};
 use crate::plan::slots::Budget;
-use crate::plan::survey::Survey;
-use crate::plan::{Verdict, Wait, attempt, rollout};
-use crate::view::{NodeView, Standby};
+use crate::plan::survey::SurveyedNode;
+use crate::plan::{Verdict, Wait, attempt};
+use crate::view::Standby;
 use models::time::after;
 
 /// The time for which the leader's own node waits for a node that has a slot. One that takes longer, for example
@@ -25,13 +25,13 @@ pub(super) struct Assignment<'a> {
     /// True if slots were free before any was assigned.
     any_free: bool,
     /// The number of slots given in each rollout, nodes that are being checked included.
-    given: BTreeMap<Key, usize>,
+    given: BTreeMap<KeyRef<'a>, usize>,
     /// True if a node is being checked.
     checking: bool,
 }
 
-fn rollout_of(node: &NodeView) -> Option<Key> {
-    node.progress().map(|progress| rollout::key(node, &progress.version))
+fn rollout_of<'a>(node: &SurveyedNode<'a>) -> Option<KeyRef<'a>> {
+    node.node.progress().map(|progress| rollout::key(node.node, &progress.version))
 }
 
 impl<'a> Assignment<'a> {
@@ -40,15 +40,15 @@ impl<'a> Assignment<'a> {
     }
 
     /// Returns the number of slots given in the rollout of this node.
-    pub(super) fn taken(&self, node: &NodeView) -> usize {
+    pub(super) fn taken(&self, node: &SurveyedNode<'a>) -> usize {
         rollout_of(node).and_then(|key| self.given.get(&key)).copied().unwrap_or(0)
     }
 
-    fn take(&mut self, survey: &Survey<'_>, node: &'a NodeView) {
+    fn take(&mut self, node: &SurveyedNode<'a>) {
         if let Some(key) = rollout_of(node) {
             *self.given.entry(key).or_default() += 1;
         }
-        self.budget.take(survey, node);
+        self.budget.take(node);
     }
 }
 
@@ -56,9 +56,9 @@ impl<'a> Planner<'a> {
     /// Gives the free slots to the first nodes that may have one. Returns those that wait only for a slot.
     pub(super) fn give_slots(
         &mut self,
-        wanting: &[&'a NodeView],
+        wanting: &[&'a SurveyedNode<'a>],
         assignment: &mut Assignment<'a>,
-    ) -> Vec<&'a NodeView> {
+    ) -> Vec<&'a SurveyedNode<'a>> {
         let used_up = assignment.budget.used_up.clone();
         let busy = assignment.slots.first().map(|slot| slot.node.clone());
         let mut places = self.places(wanting, assignment.budget.free);
@@ -82,7 +82,13 @@ impl<'a> Planner<'a> {
     }
 
     /// Gives a slot to a node that has passed its check. Returns the reason why it waits, `queued` if there is no other.
-    fn assign(&mut self, node: &'a NodeView, checked: Checked, queued: Wait, assignment: &mut Assignment<'a>) -> Wait {
+    fn assign(
+        &mut self,
+        node: &SurveyedNode<'a>,
+        checked: Checked,
+        queued: Wait,
+        assignment: &mut Assignment<'a>,
+    ) -> Wait {
         match checked {
             Checked::NoRoom(wait) | Checked::StepFull(Some(wait)) if assignment.any_free => wait,
             Checked::NoRoom(_) | Checked::StepFull(_) | Checked::Queued => queued,
@@ -93,14 +99,14 @@ impl<'a> Planner<'a> {
             }
             Checked::UnderWay(wait) => {
                 // It keeps its place while it is only being checked: which check ends first is random.
-                assignment.take(&self.survey, node);
+                assignment.take(node);
                 assignment.checking = true;
                 wait
             }
             Checked::Passed if assignment.budget.free == 0 || self.view.operator.is_none() => queued,
             Checked::Passed if !self.is_its_turn(node, assignment) => Wait::HandingOver,
             Checked::Passed => {
-                assignment.take(&self.survey, node);
+                assignment.take(node);
                 let (uid, node) = (node.facts.uid.clone(), node.facts.name.clone());
                 assignment.slots.push(Slot { uid, node, since: self.now });
                 Wait::Queued { position: 0, behind: None }
@@ -112,7 +118,7 @@ impl<'a> Planner<'a> {
     /// so that node comes when nothing else is left to do, under another leader if there is one, to which the lead is
     /// handed over. A leader that was handed the lead does not hand it back: the reason of the other replica would make
     /// it do so again.
-    fn is_its_turn(&mut self, node: &NodeView, assignment: &Assignment<'a>) -> bool {
+    fn is_its_turn(&mut self, node: &SurveyedNode<'_>, assignment: &Assignment<'a>) -> bool {
         if self.view.own_node.as_ref() != Some(&node.facts.name) || self.view.standby == Standby::None {
             return true;
         }
@@ -127,7 +133,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Records the reason why a node waits. A node that is about to be next need not show that it waits.
-    fn show(&mut self, node: &'a NodeView, wait: Wait, checked: bool, any_free: bool) {
+    fn show(&mut self, node: &'a SurveyedNode<'a>, wait: Wait, checked: bool, any_free: bool) {
         let name = &node.facts.name;
         if self.view.busy.contains(name) {
             self.wait(node, Wait::Acting);

@@ -5,37 +5,42 @@ use std::collections::{BTreeMap, BTreeSet};
 use models::shadow::Step;
 
 use super::{NodeRequests, Planner};
-use crate::plan::rollout::{self, Rollout};
+use crate::plan::rollout::{self, KeyRef, Rollout};
 use crate::plan::slots::Budget;
+use crate::plan::survey::SurveyedNode;
 use crate::plan::{Wait, attempt};
-use crate::view::NodeView;
 
 impl<'a> Planner<'a> {
     /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start:
     /// for the free slots, and as many nodes again. With it, it has a limit of its own.
-    pub(super) fn begin(&mut self, requests: &NodeRequests<'a>, ready: &[&'a NodeView], mut budget: Budget<'a>) {
+    pub(super) fn begin(
+        &mut self,
+        requests: &NodeRequests<'a>,
+        ready: &[&'a SurveyedNode<'a>],
+        mut budget: Budget<'a>,
+    ) {
         let free = budget.free;
         let used_up = budget.used_up.clone();
         let busy = self.view.slots().next().map(|slot| slot.node.clone());
-        let wanting: BTreeSet<&str> = requests.wanting.iter().map(|node| node.facts.name.as_str()).collect();
+        let wanting: BTreeSet<usize> = requests.wanting.iter().map(|node| node.index).collect();
         // Nodes that have their image already are among the wanting ones, although no write has recorded it yet.
-        let downloads = |n: &&NodeView| n.step() == Some(Step::Staging) && !wanting.contains(n.facts.name.as_str());
-        let staging: Vec<&NodeView> = self.view.nodes.values().filter(downloads).collect();
+        let downloads = |n: &&SurveyedNode<'_>| n.step == Some(Step::Staging) && !wanting.contains(&n.index);
+        let staging: Vec<&SurveyedNode<'a>> = self.survey.nodes.iter().filter(downloads).collect();
         let ahead = self.policy.pre_stage.as_ref();
         // A node that is staged, or about to be, will take room in its group and zone, and in its canary step if that
         // does not count it by itself: it counts those that it observes at work.
-        let mut begun = BTreeMap::new();
-        let unseen = requests.beginning.iter().map(|(node, version)| rollout::key(node, version));
+        let mut begun: BTreeMap<KeyRef<'_>, usize> = BTreeMap::new();
+        let unseen = requests.beginning.iter().map(|(node, version)| rollout::key(node.node, version));
         let staged = ready.iter().filter_map(|node| {
-            let progress = node.progress().filter(|progress| progress.step == Step::Staged)?;
-            Some(rollout::key(node, &progress.version))
+            let progress = node.node.progress().filter(|progress| progress.step == Step::Staged)?;
+            Some(rollout::key(node.node, &progress.version))
         });
         for key in staged.chain(unseen) {
             *begun.entry(key).or_default() += 1;
         }
         let beginning = requests.beginning.iter().map(|(node, _)| node);
         for node in ready.iter().chain(&staging).chain(beginning) {
-            budget.take(&self.survey, node);
+            budget.take(node);
         }
         let room = match ahead {
             Some(limit) => limit.of(self.survey.total).unwrap_or(1).saturating_sub(staging.len()),
@@ -45,7 +50,7 @@ impl<'a> Planner<'a> {
         let mut room = room.saturating_sub(requests.beginning.len());
         for (position, (node, version)) in requests.candidates.iter().enumerate() {
             let rollout = self.survey.rollouts.of(node, version).filter(|_| ahead.is_none());
-            let key = rollout::key(node, version);
+            let key = rollout::key(node.node, version);
             let taken = begun.get(&key).copied().unwrap_or(0);
             let step_full = rollout.and_then(Rollout::room_to_begin).is_some_and(|step| taken >= step);
             if step_full && let Some(wait) = rollout.and_then(|rollout| rollout.wait.clone()) {
@@ -53,7 +58,7 @@ impl<'a> Planner<'a> {
                 continue;
             }
             if ahead.is_none()
-                && let Some(refused) = budget.refusal(&self.survey, node)
+                && let Some(refused) = budget.refusal(self.policy, node)
             {
                 self.wait(node, refused);
                 continue;
@@ -62,7 +67,7 @@ impl<'a> Planner<'a> {
             match begin {
                 Some(action) => {
                     room -= 1;
-                    budget.take(&self.survey, node);
+                    budget.take(node);
                     begun.insert(key, taken + 1);
                     self.plan.actions.insert(node.facts.name.clone(), action);
                 }

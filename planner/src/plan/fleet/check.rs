@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::Planner;
 use super::assign::Assignment;
 use crate::plan::rollout::Rollout;
+use crate::plan::survey::SurveyedNode;
 use crate::plan::{Wait, gates};
-use crate::view::NodeView;
 
 /// The number of candidates beyond the free slots whose pods are checked, so that one that cannot be drained gives way
 /// to the next at once. A refused one is checked again after a pause, since checking all would cost a watch a node.
@@ -43,11 +43,11 @@ impl Checked {
 }
 
 /// The places for nodes whose pods are checked: as many as there are free slots, and some more.
-pub(super) struct Places<'a> {
+pub(super) struct Places {
     total: usize,
     taken: usize,
-    /// The nodes that were refused recently.
-    left_alone: BTreeSet<&'a str>,
+    /// The nodes that were refused recently, by their indices.
+    left_alone: BTreeSet<usize>,
     /// The places that no other node needs: the pods of refused nodes are still watched there, so that these continue as
     /// soon as they can.
     spare: usize,
@@ -56,29 +56,29 @@ pub(super) struct Places<'a> {
 impl<'a> Planner<'a> {
     /// Returns whether a node was refused recently, so that it need not be checked again. The results of expressions
     /// are known without a check.
-    fn is_left_alone(&self, node: &NodeView) -> bool {
+    fn is_left_alone(&self, node: &'a SurveyedNode<'a>) -> bool {
         let Some(refused) = node.refused.as_ref().filter(|refused| refused.again_at > self.now) else { return false };
         !matches!(refused.wait, Wait::ExpressionFires { .. } | Wait::ExpressionFails { .. })
             || self.context(node).and_then(|ctx| gates::expression(&ctx)).is_some()
     }
 
     /// Returns the places for these nodes.
-    pub(super) fn places(&self, wanting: &[&'a NodeView], free: usize) -> Places<'a> {
+    pub(super) fn places(&self, wanting: &[&'a SurveyedNode<'a>], free: usize) -> Places {
         let total = if free > 0 { free + MARGIN } else { 0 };
-        let left_alone: BTreeSet<&str> =
-            wanting.iter().filter(|node| self.is_left_alone(node)).map(|node| node.facts.name.as_str()).collect();
+        let left_alone: BTreeSet<usize> =
+            wanting.iter().filter(|node| self.is_left_alone(node)).map(|node| node.index).collect();
         Places { total, taken: 0, spare: total.saturating_sub(wanting.len() - left_alone.len()), left_alone }
     }
 
     /// Checks a node, and has its pods watched if it has a place.
     pub(super) fn check(
         &mut self,
-        node: &'a NodeView,
+        node: &'a SurveyedNode<'a>,
         assignment: &Assignment<'a>,
-        places: &mut Places<'a>,
+        places: &mut Places,
     ) -> Checked {
         let name = &node.facts.name;
-        if let Some(refused) = assignment.budget.refusal(&self.survey, node) {
+        if let Some(refused) = assignment.budget.refusal(self.policy, node) {
             return Checked::NoRoom(refused);
         }
         let version = node.progress().map(|progress| &progress.version);
@@ -86,7 +86,7 @@ impl<'a> Planner<'a> {
         if rollout.and_then(Rollout::room_for_slots).is_some_and(|room| assignment.taken(node) >= room) {
             return Checked::StepFull(rollout.and_then(|rollout| rollout.wait.clone()));
         }
-        let left_alone = places.left_alone.contains(name.as_str());
+        let left_alone = places.left_alone.contains(&node.index);
         if let Some(refused) = node.refused.as_ref().filter(|_| left_alone && places.spare == 0) {
             self.wake(Some(refused.again_at).filter(|_| places.total > 0));
             return Checked::LeftAlone(refused.wait.clone());

@@ -171,10 +171,7 @@ pub(super) mod testing {
         let (mut view, mut policy) = cluster(vec![node("a"), node("b"), node("c")], &[]);
         change(&mut view, &mut policy);
         let survey = Survey::of(&view, &policy, t(0));
-        let node = &view.nodes["a"];
-        let shadow = node.shadow.as_ref().unwrap();
-        let (view, policy, survey) = (&view, &policy, &survey);
-        gate(&NodeContext { view, node, shadow, policy, survey, now: t(0), slot: false })
+        gate(&NodeContext::of(&view, &survey, survey.find("a").unwrap(), t(0)).unwrap())
     }
 
     fn new(ctx: &NodeContext<'_>) -> Option<Wait> {

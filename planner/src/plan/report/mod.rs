@@ -69,22 +69,19 @@ pub(super) fn changes(state: &WindowState) -> Option<Timestamp> {
     }
 }
 
-fn counts(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> Counts {
+fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
     let mut counts = Counts::default();
-    for (name, node) in view.nodes.iter().filter(|(_, n)| n.facts.labelled) {
+    for (node, wait) in survey.waits(plan).filter(|(node, _)| node.labelled) {
         counts.total += 1;
-        let step = node.step();
-        let wait = plan.waits.get(name);
-        let record = node.record();
-        counts.updating += i64::from(node.past_staging());
-        counts.staged += i64::from(step == Some(Step::Staged));
-        counts.current += i64::from(follow::is_current(node, survey, plan));
+        counts.updating += i64::from(node.step.is_some() && node.past_staging());
+        counts.staged += i64::from(node.step == Some(Step::Staged));
+        counts.current += i64::from(follow::is_current(node, wait));
         counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
             Some(wait) => wait.blocks(),
             // While something is written about it, it keeps its previous state.
-            None => node_blocked(node).is_some(),
+            None => node_blocked(node.node).is_some(),
         });
-        counts.failed += i64::from(record.is_some_and(|r| r.failures > 0));
+        counts.failed += i64::from(node.record().is_some_and(|r| r.failures > 0));
     }
     counts
 }
@@ -94,12 +91,12 @@ fn node_blocked(node: &NodeView) -> Option<&str> {
     true_condition(&node.shadow.as_ref()?.status.conditions, shadow::BLOCKED).map(|condition| condition.reason.as_str())
 }
 
-fn waiting(view: &ClusterView, plan: &Plan) -> Vec<WaitingCount> {
+fn waiting(survey: &Survey<'_>, plan: &Plan) -> Vec<WaitingCount> {
     let mut reasons: BTreeMap<&str, i64> = BTreeMap::new();
-    for (name, node) in &view.nodes {
-        let reason = match plan.waits.get(name) {
+    for (node, wait) in survey.waits(plan) {
+        let reason = match wait {
             Some(Wait::UpToDate | Wait::NotLabelled) => continue,
-            None | Some(Wait::Acting) => node_blocked(node),
+            None | Some(Wait::Acting) => node_blocked(node.node),
             Some(wait) => Some(wait.as_str()),
         };
         if let Some(reason) = reason {
@@ -241,7 +238,7 @@ pub(super) fn status(
 ) -> BottlerocketUpdateOperatorStatus {
     let policy = survey.policy;
     let resumed = requests::resumed(view).is_some();
-    let progressing = view.nodes.values().any(|n| n.step().is_some());
+    let progressing = survey.nodes.iter().any(|node| node.step.is_some());
     let switched =
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
 
@@ -284,7 +281,7 @@ pub(super) fn status(
     } else {
         operator.status.policy_in_force.clone()
     };
-    let counts = counts(view, survey, plan);
+    let counts = counts(survey, plan);
     let recorded = &operator.status;
     let (current_revision, update_revision) = match history {
         Some(history) => (history.current.clone(), history.update.clone()),
@@ -300,7 +297,7 @@ pub(super) fn status(
         update_revision,
         collision_count: history.and_then(follow::raised_count).or(recorded.collision_count),
         slots: Vec::new(),
-        waiting: waiting(view, plan),
+        waiting: waiting(survey, plan),
         versions,
         active_rollouts,
         urgent: survey.urgency.record.clone(),

@@ -45,7 +45,7 @@ fn operator_status_counts_nodes_by_state() {
     let wait = Wait::Held { until: None, reason: None };
     held.push(condition(shadow::BLOCKED, wait.as_str(), &wait.to_string()));
     let made = crate::plan::plan(&view, &policy, t(1));
-    let counts = counts(&view, &Survey::of(&view, &policy, t(1)), &made);
+    let counts = counts(&Survey::of(&view, &policy, t(1)), &made);
     let found = (counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed);
     assert_eq!(found, (7, 2, 1, 2, 1, 2), "{:?} {:?}", made.waits, made.actions);
 }
@@ -194,7 +194,7 @@ fn recorded_revision_stands_for_another_target_never_while_revisions_are_unread(
 
 #[test]
 fn waiting_reasons_are_listed_by_node_count() {
-    let (view, _) = cluster(["a", "b", "c", "d"].map(node).to_vec(), &[]);
+    let (view, policy) = cluster(["a", "b", "c", "d"].map(node).to_vec(), &[]);
     let mut plan = Plan::default();
     for (name, wait) in [
         ("a", Wait::Held { until: None, reason: None }),
@@ -204,7 +204,8 @@ fn waiting_reasons_are_listed_by_node_count() {
     ] {
         plan.waits.insert(name.to_owned(), wait);
     }
-    let counted: Vec<_> = waiting(&view, &plan).into_iter().map(|row| (row.reason, row.nodes)).collect();
+    let survey = Survey::of(&view, &policy, t(0));
+    let counted: Vec<_> = waiting(&survey, &plan).into_iter().map(|row| (row.reason, row.nodes)).collect();
     assert_eq!(counted, [("NodeNotReady".to_owned(), 2), ("Held".to_owned(), 1)]);
 }
 

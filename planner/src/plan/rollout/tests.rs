@@ -35,7 +35,8 @@ fn one(rollouts: &Rollouts) -> &Rollout {
 
 /// Follows the rollouts where the first node of each kind has these target versions.
 fn wanting(view: &ClusterView, policy: &Policy, versions: &[Version], second: i64) -> Rollouts {
-    let kinds: BTreeMap<Key, &NodeView> = view.nodes.values().map(|node| (key(node, &NEW), node)).collect();
+    let new = NEW;
+    let kinds: BTreeMap<KeyRef<'_>, &NodeView> = view.nodes.values().map(|node| (key(node, &new), node)).collect();
     let wanted = kinds.values().flat_map(|node| versions.iter().map(|version| (*node, version)));
     follow(view, policy, wanted, t(second))
 }

@@ -43,7 +43,7 @@ fn world(policy: &Policy, down: &[&str], ours: &[&str], slots: &[&str]) -> (usiz
     let (view, _) = cluster(nodes.collect(), slots);
     let survey = Survey::of(&view, policy, t(0));
     let budget = Budget::of(&view, &survey, &view.operator.as_ref().unwrap().status.slots);
-    let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(&survey, &view.nodes[name]));
+    let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(policy, survey.find(name).unwrap()));
     (budget.free, refusals.into())
 }
 
@@ -131,9 +131,12 @@ fn slot_is_kept_while_node_is_disrupted_or_may_start() {
     let recorded: Vec<Slot> = view.nodes.keys().map(|name| slot(name)).collect();
     let names = |slots: Vec<Slot>| slots.into_iter().map(|slot| slot.node).collect::<Vec<_>>();
     let held = recorded.iter().map(|slot| (slot.uid.as_str(), slot)).collect();
-    let kept_of = |held| names(kept(&view, held, &["wanting"].into(), t(9)));
+    let policy = Policy::default();
+    let survey = Survey::of(&view, &policy, t(9));
+    let wants_slot: Vec<_> = view.nodes.keys().map(|name| name == "wanting").collect();
+    let kept_of = |held| names(kept(&view, &survey, held, &wants_slot, t(9)));
     assert_eq!(kept_of(&held), ["busy", "claimed", "draining", "wanting"]);
-    assert_eq!(kept_of(&BTreeMap::new()), ["claimed"], "a status alone gives no slot");
+    assert_eq!(kept_of(&HashMap::new()), ["claimed"], "a status alone gives no slot");
 }
 
 #[test]
