@@ -92,7 +92,7 @@ mod tests {
                 rollout: None,
                 disruptive,
             });
-            let mut node = NodeView { shadow: Some(shadow), ..NodeView::default() };
+            let mut node = NodeView { shadow: Some(Box::new(shadow)), ..NodeView::default() };
             node.facts.name.clone_from(&name);
             view.nodes.insert(name.clone(), node);
             actions.insert(name, action);

@@ -25,12 +25,15 @@ pub const fn shown(c: char) -> char {
 
 /// The whole text, on one line.
 pub fn plain(text: &str) -> String {
-    text.chars().map(shown).collect()
+    // Nearly every text is like this, and plans make many of them.
+    let is_plain = text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+    if is_plain { text.to_owned() } else { text.chars().map(shown).collect() }
 }
 
 /// At most so many characters of it, on one line.
 pub fn cut(text: &str, longest: usize) -> String {
-    text.chars().take(longest).map(shown).collect()
+    let end = text.char_indices().nth(longest).map_or(text.len(), |(end, _)| end);
+    plain(&text[..end])
 }
 
 #[cfg(test)]
@@ -63,6 +66,7 @@ mod tests {
     #[test]
     fn truncated_text_is_sanitized() {
         assert_eq!(cut("ä\nö\u{1b}ü", 4), "ä ö\u{fffd}");
+        assert_eq!(cut("no space left", 8), "no space");
         assert_eq!(cut("", 4), "");
     }
 }

@@ -54,7 +54,8 @@ pub fn listed(pod: &PodFacts, drain: &DrainStatus) -> bool {
 
 /// Returns those of many pods that the record does not list.
 pub fn unlisted<'a>(pods: &[&'a PodFacts], drain: &DrainStatus) -> impl Iterator<Item = &'a PodFacts> {
-    let listed: HashSet<&str> = drain.pods.iter().map(|listed| listed.uid.as_str()).collect();
+    let listed = if pods.is_empty() { &[][..] } else { &drain.pods };
+    let listed: HashSet<&str> = listed.iter().map(|listed| listed.uid.as_str()).collect();
     pods.iter().copied().filter(move |pod| !listed.contains(pod.uid.as_str()))
 }
 
@@ -107,15 +108,15 @@ pub struct Sorted<'a> {
     pub returned: Vec<&'a PodFacts>,
 }
 
-impl Sorted<'_> {
+impl<'a> Sorted<'a> {
     /// All pods that are still on the node and would have to leave.
-    pub fn left(&self) -> impl Iterator<Item = &'_ PodFacts> {
+    pub fn left(&self) -> impl Iterator<Item = &'a PodFacts> {
         let refused = self.refused.iter().map(|(pod, _)| *pod);
         self.evictable.iter().copied().chain(self.leaving.iter().copied()).chain(refused)
     }
 
     /// The pods that may be evicted now: critical pods leave after all others.
-    pub fn first_to_go(&self) -> impl Iterator<Item = &'_ PodFacts> {
+    pub fn first_to_go(&self) -> impl Iterator<Item = &'a PodFacts> {
         let ordinary = self.left().any(|pod| !pod.critical);
         self.evictable.iter().copied().filter(move |pod| !(ordinary && pod.critical))
     }
@@ -276,12 +277,13 @@ mod tests {
     #[test]
     fn pod_tolerating_cordon_is_evicted_once_and_its_replacement_is_left() {
         let drain = DrainStatus {
-            pods: vec![models::shadow::DrainedPod {
+            pods: [models::shadow::DrainedPod {
                 namespace: "shop".into(),
                 name: "first".into(),
                 uid: "uid-first".into(),
                 ..models::shadow::DrainedPod::default()
-            }],
+            }]
+            .into(),
             evicted_owners: vec!["rs".into()],
             ..DrainStatus::default()
         };

@@ -67,7 +67,7 @@ pub(crate) fn node(name: &str) -> NodeView {
     // Observed in this state for a long time, so that the clock that plans get decides.
     NodeView {
         facts,
-        shadow: Some(shadow),
+        shadow: Some(Box::new(shadow)),
         pods: Some(vec![]),
         observed_for: Duration::from_hours(1000),
         ..NodeView::default()

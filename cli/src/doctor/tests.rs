@@ -56,7 +56,7 @@ fn pod(budgets: &[&str], facts: &mut Facts) {
         node: "a".to_owned(),
         ready: true,
         controller_uid: Some("rs".to_owned()),
-        labels: BTreeMap::from([("app".to_owned(), "web".to_owned())]),
+        labels: std::sync::Arc::new(BTreeMap::from([("app".to_owned(), "web".to_owned())])),
         ..PodFacts::default()
     };
     let budget = |name: &&str| BudgetFacts {

@@ -159,7 +159,7 @@ impl Applier {
         let Some(shadow) = self.shadows.get(&before.facts.name).filter(|shadow| Some(&shadow.uid) == uid) else {
             return;
         };
-        let before = Pair { facts: &before.facts, shadow: before.shadow.as_ref() };
+        let before = Pair { facts: &before.facts, shadow: before.shadow.as_deref() };
         decisions::of_node(before, Pair { facts: &facts, shadow: Some(&shadow) }).into_iter().for_each(Line::log);
     }
 

@@ -169,7 +169,7 @@ impl Applier {
     /// Applies the spec of a shadow as it is, with the label of another revision.
     pub async fn label_shadow(&self, node: &NodeView, revision: String) -> Result<(), ApplyError> {
         self.leadership.check()?;
-        let Some(shadow) = &node.shadow else { return Ok(()) };
+        let Some(shadow) = node.shadow.as_deref() else { return Ok(()) };
         let labelled = planner::view::ShadowFacts { revision: Some(revision), ..shadow.clone() };
         self.apply_spec(&labelled, &labelled.spec).await?;
         // Admission may change labels. Without an error the same write would be repeated without a pause.

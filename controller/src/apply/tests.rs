@@ -94,13 +94,13 @@ fn node() -> NodeView {
             resource_version: "41".into(),
             ..NodeFacts::default()
         },
-        shadow: Some(ShadowFacts {
+        shadow: Some(Box::new(ShadowFacts {
             node: "a".into(),
             uid: "shadow-uid".into(),
             resource_version: "42".into(),
             owner_uid: Some("node-uid".into()),
             ..ShadowFacts::default()
-        }),
+        })),
         ..NodeView::default()
     }
 }

@@ -73,7 +73,7 @@ async fn policy_change_for_large_fleet_delays_no_eviction_and_limits_writes() {
     for number in 0..=5000 {
         let name = format!("node-{number:04}");
         let facts = NodeFacts { name: name.clone(), ..NodeFacts::default() };
-        let shadow = Some(ShadowFacts { node: name.clone(), ..ShadowFacts::default() });
+        let shadow = Some(Box::new(ShadowFacts { node: name.clone(), ..ShadowFacts::default() }));
         view.nodes.insert(name.clone(), NodeView { facts, shadow, ..NodeView::default() });
         actions.insert(name, Action::Spec { spec: Box::default() });
     }

@@ -351,7 +351,7 @@ fn fleet_metrics_are_derived_from_view_and_plan() {
     shadow.status.controller.record =
         Some(Record { version_failures: vec![failure("aws"), failure("metal"), failure("aws")], ..Record::default() });
     let mut view = ClusterView { operator: Some(OperatorFacts::default()), ..ClusterView::default() };
-    let reported = NodeView { facts: facts("a"), shadow: Some(shadow), ..NodeView::default() };
+    let reported = NodeView { facts: facts("a"), shadow: Some(Box::new(shadow)), ..NodeView::default() };
     view.nodes.insert("a".into(), reported);
     view.nodes.insert("b".into(), NodeView { facts: facts("b"), ..NodeView::default() });
     view.nodes.insert(

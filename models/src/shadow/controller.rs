@@ -152,9 +152,10 @@ pub struct ReturnedOwner {
 #[serde(rename_all = "camelCase")]
 pub struct DrainStatus {
     /// Pods to evict, recorded before the first eviction.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    // Shared: each write during the drain repeats them.
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
-    pub pods: Vec<DrainedPod>,
+    pub pods: Arc<[DrainedPod]>,
     /// Number of these pods that have left: counted while a budget blocks the drain, and when it ends.
     #[serde(default)]
     pub removed: i64,

@@ -33,7 +33,7 @@ fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
     let listed =
         |uid: &str| DrainedPod { namespace: "shop".into(), name: uid.into(), uid: uid.into(), ..DrainedPod::default() };
     drained.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus {
-        pods: vec![listed("p-b"), listed("addon-1")],
+        pods: [listed("p-b"), listed("addon-1")].into(),
         evicted_owners: vec!["one".into()],
         ..DrainStatus::default()
     });

@@ -74,7 +74,7 @@ fn drain_status_limits_listed_pods_and_owners() {
     let most = 256;
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("new", false)]);
     let drain = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.drain.as_mut().unwrap();
-    drain.pods.clear();
+    drain.pods = [].into();
     drain.returned_owners = (0..most).map(|number| ReturnedOwner { uid: format!("{number}"), times: 1 }).collect();
     assert_eq!(recorded(&plan(&view, &policy, t(1))).returned_owners.len(), most);
 }

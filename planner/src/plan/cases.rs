@@ -416,7 +416,7 @@ fn control_characters_reported_by_agent_are_never_written() {
             models::shadow::BottlerocketShadow::new(&models::names::shadow_name(&node.facts.name), shadow.spec);
         object.status = Some(shadow.status);
         object.metadata.generation = Some(shadow.generation);
-        node.shadow = ShadowFacts::project(&object);
+        node.shadow = ShadowFacts::project(&object).map(Box::new);
     }
     let written = plan(&view, &policy, t(2));
     let mut texts = Vec::new();

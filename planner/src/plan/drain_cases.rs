@@ -298,7 +298,7 @@ fn end_of_drain_names_remaining_pods() {
         ..models::shadow::DrainedPod::default()
     };
     let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
-    status.controller.drain = Some(models::shadow::DrainStatus { pods: vec![listed], ..Default::default() });
+    status.controller.drain = Some(models::shadow::DrainStatus { pods: [listed].into(), ..Default::default() });
     let waits = plan(&view, &policy, t(39));
     assert!(waits.actions.is_empty(), "{:?}", waits.actions);
     assert_eq!(waits.wake, Some(t(40)), "nothing else happens by then");

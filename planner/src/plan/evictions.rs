@@ -74,6 +74,8 @@ pub(super) fn hold_back(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use kube::core::{Expression, Selector};
 
     use super::*;
@@ -85,7 +87,11 @@ mod tests {
         let mut a = node("a");
         let facts: Vec<_> = (0..pods)
             .map(|number| PodFacts {
-                labels: if number < guarded { [("app".to_owned(), "web".to_owned())].into() } else { [].into() },
+                labels: Arc::new(if number < guarded {
+                    [("app".to_owned(), "web".to_owned())].into()
+                } else {
+                    [].into()
+                }),
                 ..pod(&number.to_string(), false)
             })
             .collect();

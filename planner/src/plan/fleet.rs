@@ -75,7 +75,7 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
 
 impl<'a> Planner<'a> {
     fn make(mut self) -> Plan {
-        self.plan.shadows = shadows::changes(self.view, self.policy);
+        self.plan.shadows = shadows::changes(self.view, self.survey);
         self.plan.labels = labels::labels(self.view, self.policy);
         let mut requests = self.collect();
         let held_back_until = evictions::hold_back(self.view, &mut self.plan.evictions, self.now);

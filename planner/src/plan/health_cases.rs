@@ -35,7 +35,7 @@ fn healthy() -> PodFacts {
 
 fn failing() -> PodFacts {
     let labels = [("app", "web"), ("statefulset.kubernetes.io/pod-name", "web-0")];
-    let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let labels = std::sync::Arc::new(labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
     PodFacts { trouble: Some("container app: CrashLoopBackOff".into()), labels, ..pod("a", false) }
 }
 

@@ -65,7 +65,7 @@ fn hold_ends_at_its_time_for_which_the_planner_wakes() {
         let mut held = node("a");
         held.facts.hold = Some(hold);
         let (mut view, policy) = cluster(vec![], &[]);
-        let shadow = held.shadow.take().map(|shadow| ShadowFacts { owner_uid: Some(held.facts.uid.clone()), ..shadow });
+        let shadow = held.shadow.take().map(|shadow| ShadowFacts { owner_uid: Some(held.facts.uid.clone()), ..*shadow });
         view.insert(held.facts, shadow, t(now));
         let begins = plan(&view, &policy, t(now)).actions["a"].next_step() == Some(Step::Staging);
         assert_eq!(begins, expected.is_none(), "{sentence}");

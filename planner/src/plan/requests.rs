@@ -51,7 +51,7 @@ pub(super) fn has_unresolved_failures(shadow: &ShadowFacts) -> bool {
 /// in the operator's own status, and is acknowledged there.
 pub(super) fn resumed(view: &ClusterView) -> Option<String> {
     let asked = pending_resume(view.operator.as_ref()?)?;
-    let left = view.nodes.values().any(|n| n.shadow.as_ref().is_some_and(has_unresolved_failures));
+    let left = view.nodes.values().any(|n| n.shadow.as_deref().is_some_and(has_unresolved_failures));
     (!left).then(|| asked.clone())
 }
 

@@ -62,7 +62,7 @@ fn shadow_holds_address_owner_budgets_and_services_of_each_pod_before_first_evic
     let web = PodFacts {
         name: "web".into(),
         uid: "web".into(),
-        labels: labels("web"),
+        labels: Arc::new(labels("web")),
         ip: Some("10.0.0.7".into()),
         controller: Some("ReplicaSet web-1".into()),
         top_owner: Some("Deployment/web".into()),
@@ -98,7 +98,7 @@ fn shadow_holds_address_owner_budgets_and_services_of_each_pod_before_first_evic
     let (ip, owner) = (Some("10.0.0.7".to_owned()), Some("Deployment/web".to_owned()));
     let budgets = vec!["web".to_owned()];
     let services = vec!["web".to_owned(), "web-internal".to_owned()];
-    let mut pods = report.drain.unwrap().pods;
+    let mut pods = report.drain.unwrap().pods.to_vec();
     pods.sort_by(|a, b| b.name.cmp(&a.name));
     let expected = [
         DrainedPod {
@@ -136,7 +136,7 @@ fn pod_that_leaves_during_drain_is_evicted_and_one_that_stays_is_left_to_reboot(
 fn pod_that_leaves_during_second_drain_was_not_left_to_reboot() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![]);
     let drain = shadow(&mut view).status.controller.drain.as_mut().unwrap();
-    drain.pods = vec![listed("p-a", Some(PodMove::LeftToReboot))];
+    drain.pods = [listed("p-a", Some(PodMove::LeftToReboot))].into();
     assert_eq!(moves(&next(&view, &policy, 1).drain.unwrap().pods), [("p-a", Some(PodMove::Evicted))]);
 }
 
@@ -172,7 +172,7 @@ fn result_of_updated_node_names_its_rollout_times_boots_and_pods() {
     let controller = &mut node.shadow.as_mut().unwrap().status.controller;
     controller.progress.as_mut().unwrap().verifying_since = Some(t(12));
     let moved = vec![listed("p-a", Some(PodMove::Evicted)), listed("p-b", Some(PodMove::LeftToReboot))];
-    controller.drain = Some(DrainStatus { pods: moved.clone(), ..DrainStatus::default() });
+    controller.drain = Some(DrainStatus { pods: moved.clone().into(), ..DrainStatus::default() });
     in_history(&mut node, RolloutPlace { drain_started: Some(t(2)), drain_ended: Some(t(9)), ..place() });
     let there = |name: &str| PodFacts { ready: true, name: name.into(), uid: name.into(), ..pod("a", false) };
     node.pods = Some(vec![

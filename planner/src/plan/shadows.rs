@@ -2,7 +2,7 @@
 
 use models::shadow::{HostPolicy, HostState};
 
-use crate::policy::Policy;
+use super::survey::Survey;
 use crate::view::{ClusterView, NodeFacts, ShadowFacts};
 
 /// The creation or the deletion of one shadow.
@@ -34,14 +34,16 @@ impl ShadowChange {
 
 /// Returns the changes. A node that is being deleted keeps what it has: the garbage collector deletes the shadow of a
 /// node that is gone.
-pub(super) fn changes(view: &ClusterView, policy: &Policy) -> Vec<ShadowChange> {
+pub(super) fn changes(view: &ClusterView, survey: &Survey<'_>) -> Vec<ShadowChange> {
     let create = |node: &NodeFacts| ShadowChange::Create {
         node: node.name.clone(),
         uid: node.uid.clone(),
-        host: Box::new(HostPolicy { refresh_interval: Some(policy.refresh_interval), ..HostPolicy::default() }),
+        host: Box::new(HostPolicy { refresh_interval: Some(survey.policy.refresh_interval), ..HostPolicy::default() }),
     };
     let delete = |shadow: &ShadowFacts| ShadowChange::Delete { node: shadow.node.clone(), uid: shadow.uid.clone() };
-    let all = view.nodes.values().map(|node| (&node.facts, node.shadow.as_ref()));
+    // A node under the operator keeps its shadow.
+    let others = survey.nodes.iter().filter(|node| !node.labelled || node.want.is_none());
+    let all = others.map(|node| (&node.facts, node.shadow.as_ref()));
     all.chain(view.unmanaged.values().map(|facts| (facts, None)))
         .filter(|(node, _)| !node.deleting)
         .filter_map(|(node, own)| match (own, view.orphaned_shadows.get(&node.name)) {
@@ -73,6 +75,7 @@ fn is_spent(node: &NodeFacts, shadow: &ShadowFacts) -> bool {
 mod tests {
     use super::*;
     use crate::plan::plan;
+    use crate::policy::Policy;
 
     fn node() -> NodeFacts {
         NodeFacts { name: "a".into(), uid: "node-1".into(), labelled: true, ..NodeFacts::default() }

@@ -94,7 +94,7 @@ impl<'a> Survey<'a> {
             node,
             index,
             group: policy.group_of(&node.facts),
-            want: node.shadow.as_ref().map(want),
+            want: node.shadow.as_deref().map(want),
             step: node.step(),
             labelled: node.facts.labelled,
             disrupted: node.disrupted(),

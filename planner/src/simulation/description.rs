@@ -221,7 +221,7 @@ impl NodeDescription {
             available_versions: offered.to_vec(),
             ..OfferedUpdates::default()
         });
-        NodeView { facts, shadow: Some(shadow), ..NodeView::default() }
+        NodeView { facts, shadow: Some(Box::new(shadow)), ..NodeView::default() }
     }
 }
 
@@ -239,7 +239,7 @@ impl WorkloadDescription {
             controller_uid: Some(self.name.clone()),
             daemon_set: self.daemon_set.then(|| name.to_owned()),
             daemon_set_is: DaemonSetIs::There,
-            labels: [("workload".to_owned(), name.to_owned())].into(),
+            labels: Arc::new([("workload".to_owned(), name.to_owned())].into()),
             ready: true,
             ..PodFacts::default()
         };

@@ -163,7 +163,7 @@ impl World {
             let pods = pods.chain(bound.then(|| pinned(&name, 5))).collect();
             view.nodes.insert(
                 name.clone(),
-                NodeView { facts, shadow: Some(shadow), pods: Some(pods), ..NodeView::default() },
+                NodeView { facts, shadow: Some(Box::new(shadow)), pods: Some(pods), ..NodeView::default() },
             );
             hosts.insert(name, Host::new(bound));
         }

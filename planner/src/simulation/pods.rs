@@ -128,12 +128,11 @@ impl<'a> Pods<'a> {
         &self.templates[pod.template as usize]
     }
 
-    /// Returns the budgets as the API server shows them.
-    pub(super) fn budgets(&self) -> Vec<BudgetFacts> {
-        let shown = self.facts.iter().zip(&self.healthy);
-        shown
-            .map(|(budget, healthy)| BudgetFacts { allowed: (healthy - budget.desired).max(0), ..budget.clone() })
-            .collect()
+    /// Updates the budgets, which are those of the scenario, as the API server shows them.
+    pub(super) fn show_budgets(&self, budgets: &mut [BudgetFacts]) {
+        for (budget, healthy) in budgets.iter_mut().zip(&self.healthy) {
+            budget.allowed = (healthy - budget.desired).max(0);
+        }
     }
 
     pub(super) fn budget(&self, index: usize) -> &'a BudgetFacts {
@@ -167,17 +166,21 @@ impl<'a> Pods<'a> {
         Answer::Leaves(ends)
     }
 
-    /// Removes a pod that has ended. Returns its place in the node's list, where the last one takes its place, and its
-    /// template.
+    /// Removes a pod that has ended. Returns its place in the node's list. The order of the others stays: plans sort them.
     pub(super) fn remove(&mut self, member: usize, serial: u32, template: u32) -> Option<usize> {
         let place = self.on[member].iter().position(|pod| (pod.serial, pod.template) == (serial, template))?;
-        self.on[member].swap_remove(place);
+        self.on[member].remove(place);
         Some(place)
     }
 
     /// Returns the key by which [`Pods::remove`] finds the pod at this place.
     pub(super) fn key(&self, member: usize, place: usize) -> Option<(u32, u32)> {
         self.on[member].get(place).map(|pod| (pod.serial, pod.template))
+    }
+
+    /// Returns whether pods of a node are being deleted that its drain waits for before it goes on: critical ones leave last.
+    pub(super) fn more_leave(&self, member: usize) -> bool {
+        self.on[member].iter().any(|pod| pod.ends > 0 && !self.template(*pod).facts.critical)
     }
 
     /// Places a pod on the next node that takes pods, not Ready yet. Without one it waits.

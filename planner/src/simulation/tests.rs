@@ -42,7 +42,7 @@ fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
             name: "web".into(),
             uid: "web".into(),
             controller_uid: Some("rs".into()),
-            labels: [("app".to_owned(), "web".to_owned())].into(),
+            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
             ready: true,
             ..PodFacts::default()
         },
@@ -107,7 +107,7 @@ fn bad_version_freezes_simulated_rollout() {
             controller_uid: Some("driver".into()),
             name: "driver".into(),
             uid: "driver".into(),
-            labels: [].into(),
+            labels: Arc::default(),
             ..scenario.pods[0].facts.clone()
         };
         scenario.pods.push(PodTemplate { facts: set, leaves: Span::seconds(1, 1), replaced: None });

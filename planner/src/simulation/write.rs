@@ -1,7 +1,7 @@
 //! Actions as the API server and the controller carry them out.
 
 use jiff::Timestamp;
-use models::shadow::Permit;
+use models::shadow::{Permit, is_agent_condition};
 
 use crate::claims::ClaimFields;
 use crate::drain;
@@ -16,8 +16,8 @@ pub(super) fn write(node: &mut NodeView, action: Action, cordoned: bool) -> Opti
     match (action, &mut node.shadow) {
         (Action::Status { status, .. }, Some(shadow)) => {
             shadow.status.controller = status.report;
-            let agents = shadow.status.agent_status().conditions;
-            shadow.status.conditions = agents.into_iter().chain(status.conditions).collect();
+            shadow.status.conditions.retain(|condition| is_agent_condition(&condition.type_));
+            shadow.status.conditions.extend(status.conditions);
         }
         (Action::Spec { spec }, Some(shadow)) => {
             shadow.spec = *spec;

@@ -285,7 +285,7 @@ impl PodFacts {
             daemon_set_is: DaemonSetIs::Unknown,
             controller: owner.map(|o| format!("{} {}", o.kind, o.name)),
             controller_uid: owner.map(|o| o.uid.clone()),
-            labels: meta.labels.clone().unwrap_or_default(),
+            labels: Arc::new(meta.labels.clone().unwrap_or_default()),
             ready: is_true(pod, "Ready"),
             restarts: containers(pod).map(|container| container.restart_count).max().unwrap_or_default(),
             restarted_at: containers(pod).filter_map(restarted_at).max(),

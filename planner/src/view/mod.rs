@@ -225,7 +225,7 @@ impl LeaseObservations {
 pub struct NodeView {
     pub facts: NodeFacts,
     /// The shadow, if the node has one and owns it.
-    pub shadow: Option<ShadowFacts>,
+    pub shadow: Option<Box<ShadowFacts>>,
     /// The pods on it, where they are watched.
     pub pods: Option<Vec<PodFacts>>,
     /// The last answers to evictions, by the pod's uid.
@@ -383,7 +383,7 @@ impl ClusterView {
         };
         self.orphaned_shadows.extend(orphan.map(|shadow| (name.clone(), shadow)));
         if facts.labelled || facts.claimed() || own.is_some() {
-            self.nodes.insert(name, NodeView { facts, shadow: own, ..NodeView::default() });
+            self.nodes.insert(name, NodeView { facts, shadow: own.map(Box::new), ..NodeView::default() });
         } else {
             self.unmanaged.insert(name, facts);
         }

@@ -1,6 +1,7 @@
 //! Pods, the budgets that guard them, and the health of their owners.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
@@ -48,8 +49,8 @@ pub struct PodFacts {
     pub daemon_set: Option<String>,
     /// The known state of that DaemonSet.
     pub daemon_set_is: DaemonSetIs,
-    /// The labels, which budgets select by.
-    pub labels: BTreeMap<String, String>,
+    /// The labels, which budgets select by. Shared, since a view is created again for each plan.
+    pub labels: Arc<BTreeMap<String, String>>,
     /// True if its kubelet reports it Ready.
     pub ready: bool,
     /// Highest number of restarts among its containers.

@@ -51,14 +51,14 @@ fn decided_on() -> NodeView {
     };
     NodeView {
         facts: NodeFacts { name: "a".into(), uid: "node-uid".into(), ..NodeFacts::default() },
-        shadow: Some(ShadowFacts {
+        shadow: Some(Box::new(ShadowFacts {
             node: "a".into(),
             uid: "shadow-uid".into(),
             resource_version: "42".into(),
             owner_uid: Some("node-uid".into()),
             spec,
             ..ShadowFacts::default()
-        }),
+        })),
         ..NodeView::default()
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
     }
     let pods: Vec<_> =
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();
-    let pods = bounded(pods);
+    let pods = bounded(pods).into();
     let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(ctx.now) && !pod.finished && !pod.terminating);
     let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
     let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();

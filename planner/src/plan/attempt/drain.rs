@@ -1,6 +1,7 @@
 //! The drain: pods are evicted, and the phase ends when they have left.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use models::operator::AtDeadline;
@@ -188,11 +189,13 @@ pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<A
     if new.is_empty() && evicted == recorded.evicted_owners {
         return None;
     }
-    let mut drain = recorded.clone();
+    let mut status = ctx.controller_status();
+    let drain = status.report.drain.get_or_insert_default();
     drain.evicted_owners = evicted;
     let moved = drain.forced_since.map(|_| PodMove::Forced);
-    drain.pods.extend(new.iter().map(|pod| DrainedPod { moved, ..drained_pod(ctx, pod) }));
-    drain.pods = bounded(drain.pods);
+    let mut pods = drain.pods.to_vec();
+    pods.extend(new.iter().map(|pod| DrainedPod { moved, ..drained_pod(ctx, pod) }));
+    drain.pods = bounded(pods).into();
     let returned = new.iter().filter(|pod| !pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone());
     for uid in owners(returned, RETURNED_OWNERS) {
         if let Some(owner) = drain.returned_owners.iter_mut().find(|owner| owner.uid == uid) {
@@ -201,8 +204,6 @@ pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<A
             drain.returned_owners.push(ReturnedOwner { uid, times: 1 });
         }
     }
-    let mut status = ctx.controller_status();
-    status.report.drain = Some(drain);
     Some(Action::Status { status: Box::new(status), note: None })
 }
 
@@ -236,7 +237,7 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
 
 /// The pods that the drain has listed and that are still on the node: the object, and not only its containers.
 fn remaining_listed<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
-    let listed = ctx.drain_status().map(|drain| drain.pods.as_slice()).unwrap_or_default();
+    let listed = ctx.drain_status().map(|drain| &*drain.pods).unwrap_or_default();
     let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
     ctx.node.pods.iter().flatten().filter(move |pod| listed.contains(pod.uid.as_str()))
 }
@@ -268,7 +269,7 @@ fn end_drain(ctx: &NodeContext<'_>, progress: &Progress, sorted: &Sorted<'_>) ->
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {
             (drain.removed, drain.blockers) = (pods_gone(ctx), Vec::new());
-            mark_moved(ctx, &mut drain.pods, |_| Some(PodMove::LeftToReboot));
+            mark_moved(ctx, Arc::make_mut(&mut drain.pods), |_| Some(PodMove::LeftToReboot));
         }
     });
     if let (Action::Status { note, .. }, Some(_)) = (&mut action, stuck) {

@@ -1,5 +1,6 @@
 //! A drain past its deadline: what is left is deleted, or the attempt ends, as policy requires.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -45,7 +46,7 @@ pub(super) fn delete_remaining(
         let mut drain = DrainStatus { forced_since: Some(ctx.now), ..drain };
         // Those that have left by now were evicted, and so were those whose grace period goes on.
         let ends = |pod: &PodFacts| pod.ends_by.is_some_and(|by| by > ctx.now);
-        mark_moved(ctx, &mut drain.pods, |pod| (!ends(pod)).then_some(PodMove::Forced));
+        mark_moved(ctx, Arc::make_mut(&mut drain.pods), |pod| (!ends(pod)).then_some(PodMove::Forced));
         status.report.drain = Some(drain);
         let note = Some(Note { warning: true, reason: "DrainForced", message });
         return Decision::act(Action::Status { status: Box::new(status), note });

@@ -54,7 +54,7 @@ pub(super) fn keep_result(
     let RolloutPlace { rollout, step, boot_id, drain_started, drain_ended } =
         progress.rollout.clone().unwrap_or_else(unknown);
     let rollout = if rollout == 0 { ctx.place(&progress.version).rollout } else { rollout };
-    let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.clone()).unwrap_or_default();
+    let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.to_vec()).unwrap_or_default();
     if matches!(progress.step, Step::LeavingLoadBalancer | Step::Draining) {
         mark_moved(ctx, &mut pods, |_| None);
     }

@@ -62,13 +62,14 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
 /// Returns a budget that could never let a pod go, or several over one pod, which the eviction API refuses: reported
 /// before the node is cordoned.
 fn never_allowed(evictable: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
-    evictable.iter().find_map(|pod| {
-        let title = |budget: &BudgetFacts| format!("{}/{}", budget.namespace, budget.name);
-        let guarding: BTreeSet<_> = budgets.iter().filter(|b| b.selects(pod) && !pod.pending).map(title).collect();
+    let title = |budget: &BudgetFacts| format!("{}/{}", budget.namespace, budget.name);
+    evictable.iter().filter(|pod| !pod.pending).find_map(|pod| {
+        let guarding: Vec<_> = budgets.iter().filter(|budget| budget.selects(pod)).collect();
         if guarding.len() > 1 {
-            return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: guarding.into_iter().collect() });
+            let budgets: BTreeSet<_> = guarding.into_iter().map(title).collect();
+            return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: budgets.into_iter().collect() });
         }
-        let budget = budgets.iter().find(|budget| budget.never_lets_go(pod))?;
+        let budget = guarding.into_iter().find(|budget| budget.never_lets_go(pod))?;
         Some(Wait::BudgetNeverAllows { pod: pod.title(), budget: title(budget) })
     })
 }
@@ -82,6 +83,8 @@ fn not_ready(pods: &[PodFacts]) -> Option<Wait> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use kube::core::{Expression, Selector};
 
     use super::super::before_drain;
@@ -102,7 +105,11 @@ mod tests {
 
     #[test]
     fn pdb_that_never_allows_disruption_is_reported() {
-        let web = || PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
+        let web = || PodFacts {
+            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
+            ready: true,
+            ..pod("a", false)
+        };
         let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
         let lenient = BudgetFacts { lets_unhealthy_go: true, ..budget(3, 3) };
         let sick = PodFacts { ready: false, ..web() };
@@ -113,7 +120,7 @@ mod tests {
             ("a budget of no pods is ignored", web(), budget(0, 0), None),
             ("a pod that has not begun", PodFacts { pending: true, ..web() }, budget(3, 3), None),
             ("a pod of another client", PodFacts { namespace: "other".into(), ..web() }, budget(3, 3), None),
-            ("a pod that the budget does not select", PodFacts { labels: [].into(), ..web() }, budget(3, 3), None),
+            ("a pod that the budget does not select", PodFacts { labels: Arc::default(), ..web() }, budget(3, 3), None),
             ("a pod that is not Ready, and the budget guards it", sick.clone(), budget(3, 3), refused),
             ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),
         ] {
@@ -123,7 +130,11 @@ mod tests {
 
     #[test]
     fn multiple_pdbs_for_one_pod_are_reported() {
-        let web = || PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
+        let web = || PodFacts {
+            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
+            ready: true,
+            ..pod("a", false)
+        };
         let second = || BudgetFacts { name: "all".into(), lets_unhealthy_go: true, ..budget(1, 3) };
         let names = ["shop/all", "shop/web"].map(str::to_owned).to_vec();
         let refused = Some(Wait::MultipleBudgets { pod: "shop/p-a".into(), budgets: names });
@@ -140,7 +151,11 @@ mod tests {
 
     #[test]
     fn pdb_that_never_allows_disruption_does_not_block_forced_drain() {
-        let web = PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
+        let web = PodFacts {
+            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
+            ready: true,
+            ..pod("a", false)
+        };
         let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
         for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
             let wait = refusal_of(before_drain, |view, policy| {

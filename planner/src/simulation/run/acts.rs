@@ -1,0 +1,211 @@
+//! What the controller and the API server do with a plan.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::shadow::UPDATED;
+
+use super::events::Event;
+use super::{CHECK_AGAIN_LIMIT, Draw, Run};
+use crate::drain;
+use crate::plan::{Action, Evictions, Plan, Quarantine};
+use crate::simulation::course::Freeze;
+use crate::simulation::{pods, write};
+use crate::view::{Answer, Blocked, Compared, OwnerHealth, Refused};
+
+impl Run<'_> {
+    /// Carries out a plan. Returns true if anything was done after which there may be more to do now.
+    pub(super) fn carry_out(&mut self, made: Plan, all: bool) -> bool {
+        let mut changed = false;
+        for query in made.expressions {
+            // What they will return cannot be known.
+            let quiet = Answer::Quiet { since: self.view.leader_since };
+            changed |= self.view.expressions.insert(query, quiet).is_none();
+        }
+        if let (true, Some(status), Some(operator)) = (all, made.status, &mut self.view.operator)
+            && operator.status != status
+        {
+            let slots = status.slots.iter().filter_map(|slot| self.index.get(slot.node.as_str()).copied()).collect();
+            let before = std::mem::replace(&mut self.slots, slots);
+            self.touched.extend(&self.slots - &before);
+            operator.status = status;
+            changed = true;
+        }
+        for (name, wait) in made.refused {
+            if let Some(node) = self.view.nodes.get_mut(&name)
+                && node.refused.as_ref().is_none_or(|refused| refused.again_at <= self.now)
+            {
+                let pause = &mut self.states[self.index[name.as_str()]].check_again;
+                node.refused = Some(Refused { wait, again_at: self.now + *pause });
+                *pause = (*pause * 2).min(CHECK_AGAIN_LIMIT);
+            }
+        }
+        changed |= self.watch_pods(&made.pods, all);
+        for (name, evictions) in made.evictions {
+            self.evict(&name, &evictions);
+        }
+        for (name, action) in made.actions {
+            changed |= self.act(&name, action);
+        }
+        if all {
+            let disrupted = self.view.nodes.values().filter(|node| node.disrupted()).count();
+            self.course.peak = self.course.peak.max(disrupted);
+            self.freeze();
+        }
+        changed
+    }
+
+    fn freeze(&mut self) {
+        if self.course.freeze.is_some() || self.failed.is_empty() {
+            return;
+        }
+        let quarantine = Quarantine::of(&self.view, self.scenario.policy.max_failures);
+        if let Some(version) = quarantine.frozen_by() {
+            let updated = self.course.updated();
+            self.course.freeze = Some(Freeze { version: version.clone(), at: self.course.second(self.now), updated });
+        }
+    }
+
+    fn watch_pods(&mut self, wanted: &BTreeSet<String>, all: bool) -> bool {
+        let mut changed = false;
+        if all {
+            for (name, node) in &mut self.view.nodes {
+                if node.pods.is_some() && !wanted.contains(name) {
+                    node.pods = None;
+                    node.blocked.clear();
+                }
+            }
+        }
+        for name in wanted {
+            if let Some(node) = self.view.nodes.get_mut(name).filter(|node| node.pods.is_none()) {
+                let index = self.index[name.as_str()];
+                node.pods = Some(self.pods.watch(index, name));
+                self.touched.insert(index);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Evicts pods. The planner sends the requests about one budget one after the other; each is answered within the same
+    /// second, so that all that are due follow here at once.
+    fn evict(&mut self, name: &str, evictions: &Evictions) {
+        let Some(node) = self.view.nodes.get(name) else { return };
+        let pods = node.pods.as_deref().unwrap_or_default();
+        let due: BTreeSet<&str> = if evictions.delete {
+            evictions.pods.iter().map(|pod| pod.uid.as_str()).collect()
+        } else {
+            let rules = self.scenario.policy.for_node(&node.facts).drain.rules_at(self.now);
+            let drain = node.shadow.as_ref().and_then(|shadow| shadow.status.controller.drain.as_ref());
+            let due = |uid: &&str| node.blocked.get(*uid).is_none_or(|blocked| blocked.retry_at <= self.now);
+            let sorted = drain::sort(pods, rules, drain);
+            sorted.first_to_go().map(|pod| pod.uid.as_str()).filter(due).collect()
+        };
+        let places: Vec<usize> = (0..pods.len()).filter(|place| due.contains(pods[*place].uid.as_str())).collect();
+        let index = self.index[name];
+        for place in places {
+            let pod = self.pods.on(index)[place];
+            let ends = self.now + self.pods.template(pod).leaves.draw(&mut self.rng(index, Draw::Pod));
+            self.answer(index, place, evictions.delete, ends);
+        }
+    }
+
+    /// Answers the eviction of the pod at this place. If it is accepted, the pod ends at `ends`.
+    fn answer(&mut self, index: usize, place: usize, delete: bool, ends: Timestamp) {
+        let now = self.now;
+        let Some(node) = self.view.nodes.get_mut(self.scenario.members[index].name()) else { return };
+        let Some(facts) = node.pods.as_mut().and_then(|pods| pods.get_mut(place)) else { return };
+        match self.pods.evict(index, place, delete, ends) {
+            pods::Answer::Gone => {}
+            pods::Answer::Leaves(ends) => {
+                (facts.terminating, facts.ready, facts.ends_by) = (true, false, Some(ends));
+                node.blocked.remove(&facts.uid);
+                self.course.evictions += 1;
+                self.course.nodes[index].evicted += 1;
+                self.budgets_changed = true;
+                self.touched.insert(index);
+                if let Some((serial, template)) = self.pods.key(index, place) {
+                    let after = ends.duration_since(now);
+                    self.at(after, Event::PodEnds(index, serial, template));
+                }
+            }
+            pods::Answer::Refused(budget) => {
+                let budget = self.pods.budget(budget);
+                let title = format!("{}/{}", budget.namespace, budget.name);
+                *self.course.refusals.entry(title.clone()).or_default() += 1;
+                let since = node.blocked.get(&facts.uid).map_or(now, |before| before.since);
+                let refused = models::time::between(since, now);
+                let pause = drain::eviction_pause(drain::BLOCKED_RETRY, refused);
+                let answer = Blocked {
+                    budget: Some(title),
+                    message: String::new(),
+                    since,
+                    retry_at: models::time::after(now, pause),
+                    fatal: false,
+                    accepted: false,
+                    deleted: false,
+                };
+                node.blocked.insert(facts.uid.clone(), answer);
+                self.refused.insert(index);
+            }
+        }
+    }
+
+    /// Carries out one action. Returns true if there may be more to do for its node now.
+    fn act(&mut self, name: &str, action: Action) -> bool {
+        let index = self.index[name];
+        let Some(node) = self.view.nodes.get_mut(name) else { return false };
+        let before = node.step();
+        let cordoned = self.scenario.members[index].node.facts.cordoned_by_others();
+        self.touched.insert(index);
+        self.acted.insert(index);
+        match write::write(node, action, cordoned) {
+            Some(Action::Permit { nonce, rules }) => write::permit(node, nonce, rules),
+            Some(Action::ReadLease) => write::read_lease(node, self.states[index].up, self.now),
+            Some(Action::ReadOwner { owner, nodes, .. }) => {
+                let health = self.read_owner(&owner, &nodes);
+                self.node_mut(index).map(|node| node.owners.insert(owner, health));
+            }
+            _ => {}
+        }
+        let Some(node) = self.view.nodes.get_mut(name) else { return false };
+        self.states[index].schedulable = node.facts.ready && self.states[index].up && !node.facts.unschedulable;
+        let after = node.step();
+        if before != after {
+            let last = node.record().and_then(|record| record.last.as_ref()).map(|last| last.reason.as_str());
+            self.course.step(index, before, after, last, self.now);
+            self.fruitful = self.course.plans;
+            if after.is_none() && last != Some(UPDATED) {
+                self.failed.insert(index);
+            }
+            // Results go to the history, which has no part in this.
+            if let Some(shadow) = &mut node.shadow {
+                shadow.status.controller.results.clear();
+            }
+        }
+        let shadow = node.shadow.as_ref();
+        let unseen = shadow.is_some_and(|s| s.status.agent.observed_generation != Some(s.generation));
+        if self.states[index].schedulable {
+            for template in std::mem::take(&mut self.pods.homeless) {
+                self.place(template);
+            }
+        }
+        if unseen {
+            self.react(index);
+        }
+        // What its agent has to see first is planned when it has.
+        !unseen
+    }
+
+    /// Returns the health of the pods of an owner on these nodes.
+    fn read_owner(&self, owner: &String, nodes: &BTreeMap<String, Compared>) -> OwnerHealth {
+        let mut health = OwnerHealth::default();
+        for (other, compared) in nodes {
+            let pods = self.index.get(other.as_str()).map_or_else(Vec::new, |index| self.pods.watch(*index, other));
+            for pod in pods.iter().filter(|pod| pod.controller_uid.as_ref() == Some(owner)) {
+                health.count(pod, Some(*compared), self.now);
+            }
+        }
+        health
+    }
+}

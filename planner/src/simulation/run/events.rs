@@ -1,0 +1,183 @@
+//! Events: agents react, hosts go down and boot, pods end and are replaced.
+
+use jiff::SignedDuration;
+use models::shadow::{ArmedPhase, HostState};
+use rand::Rng as _;
+
+use super::{Draw, Run};
+use crate::simulation::pods::Place;
+use crate::simulation::scenario::{Fault, FaultEffect};
+use crate::view::PodFacts;
+use crate::wait::Wait;
+
+/// An event on a node, by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    Agent(usize),
+    Down(usize),
+    Up(usize),
+    /// Node, and serial and template of the pod.
+    PodEnds(usize, u32, u32),
+    PodReady(usize, u32, u32),
+    /// A pod of this template on a node that is not under the operator.
+    PodReadyElsewhere(u32),
+}
+
+impl Run<'_> {
+    pub(super) fn happen(&mut self, event: Event) {
+        match event {
+            Event::Agent(index) => self.agent(index),
+            Event::Down(index) => self.goes_down(index),
+            Event::Up(index) => self.boots(index),
+            Event::PodEnds(index, serial, template) => self.pod_ends(index, serial, template),
+            Event::PodReadyElsewhere(template) => {
+                self.pods.count(template, 1);
+                self.budgets_changed = true;
+            }
+            Event::PodReady(index, serial, template) => {
+                let sick = self.states[index].sick;
+                if !sick && let Some(place) = self.pods.becomes_ready(index, serial, template) {
+                    self.edit_pods(index, |pods| pods[place].ready = true);
+                    self.budgets_changed = true;
+                }
+            }
+        }
+    }
+
+    /// Lets the agent of a node react to its desired state.
+    pub(super) fn react(&mut self, index: usize) {
+        let state = &self.states[index];
+        if !state.up {
+            return;
+        }
+        let spec = self.node(index).and_then(|node| Some(&node.shadow.as_ref()?.spec));
+        let downloads =
+            spec.is_some_and(|spec| spec.state == HostState::StagedUpdate && state.host.staged != spec.version);
+        let times = &self.scenario.times;
+        let after = if downloads { &times.download } else { &times.agent }.draw(&mut self.rng(index, Draw::Host));
+        if downloads {
+            self.states[index].downloads_until = Some(self.now + after);
+        }
+        self.at(after, Event::Agent(index));
+    }
+
+    /// Returns whether a fault of this effect hits this node's attempt.
+    fn fails(&mut self, index: usize, effect: FaultEffect) -> bool {
+        let version = self.node(index).and_then(|node| node.progress()).map(|progress| progress.version.clone());
+        let hits = |fault: &&Fault| fault.effect == effect && (fault.version.is_none() || fault.version == version);
+        let faults = self.scenario.faults.iter().filter(hits);
+        faults.map(|fault| fault.rate).any(|rate| self.rng(index, Draw::Host).random_bool(rate.clamp(0.0, 1.0)))
+    }
+
+    fn agent(&mut self, index: usize) {
+        let spec = self.node(index).and_then(|node| Some(&node.shadow.as_ref()?.spec));
+        let stages = spec.is_some_and(|spec| spec.state == HostState::StagedUpdate);
+        let state = &self.states[index];
+        if !state.up || state.host.cleared || (stages && state.downloads_until.is_some_and(|until| self.now < until)) {
+            return;
+        }
+        let downloads = !(stages && state.host.staged.is_none() && self.fails(index, FaultEffect::DownloadFails));
+        let member = &self.scenario.members[index];
+        let Some(node) = self.view.nodes.get_mut(member.name()) else { return };
+        let host = &mut self.states[index].host;
+        host.agent_step(node, &member.offered, downloads, self.now);
+        let (cleared, asked) = (host.cleared, host.asked);
+        let armed = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.armed.as_ref());
+        let phase = armed.map(|armed| armed.phase);
+        self.touched.insert(index);
+        if !cleared && phase == Some(ArmedPhase::Activated) {
+            // It goes on with the permit that it has.
+            let after = self.scenario.times.agent.draw(&mut self.rng(index, Draw::Host));
+            self.at(after, Event::Agent(index));
+        } else if let (false, Some(_), Some(asked)) = (cleared, phase, asked) {
+            // It requests another permit when this one comes too late.
+            let until = models::time::after(asked, models::permit::PERMIT_LIFETIME);
+            self.at(until.duration_since(self.now).max(SignedDuration::from_secs(1)), Event::Agent(index));
+        }
+        if cleared {
+            let shutdown = self.scenario.times.shutdown.draw(&mut self.rng(index, Draw::Host));
+            self.at(shutdown, Event::Down(index));
+        }
+    }
+
+    fn goes_down(&mut self, index: usize) {
+        (self.states[index].up, self.states[index].schedulable) = (false, false);
+        if let Some(node) = self.node_mut(index) {
+            node.facts.ready = false;
+        }
+        self.touched.insert(index);
+        let boot = self.scenario.times.boot.draw(&mut self.rng(index, Draw::Host));
+        self.at(boot, Event::Up(index));
+    }
+
+    fn boots(&mut self, index: usize) {
+        let boots = !self.fails(index, FaultEffect::DoesNotBoot);
+        let ready = !self.fails(index, FaultEffect::NeverReady);
+        let sick = self.fails(index, FaultEffect::PodsNotReady);
+        let state = &mut self.states[index];
+        state.sick = sick;
+        let Some(node) = self.view.nodes.get_mut(self.scenario.members[index].name()) else { return };
+        state.host.boot(node, boots);
+        node.facts.ready = ready;
+        (state.up, state.schedulable) = (ready, ready && !node.facts.unschedulable);
+        self.touched.insert(index);
+        if sick {
+            self.pods.set_ready(index, false);
+            self.edit_pods(index, |pods| pods.iter_mut().for_each(|pod| pod.ready = false));
+        }
+        self.react(index);
+    }
+
+    /// Changes the facts about the pods of a node, if they are watched.
+    fn edit_pods(&mut self, index: usize, change: impl FnOnce(&mut Vec<PodFacts>)) {
+        let Some(pods) = self.node_mut(index).and_then(|node| node.pods.as_mut()) else { return };
+        change(pods);
+        if self.scenario.exhaustive || !self.waits_whatever_pods_do(index) {
+            self.touched.insert(index);
+        }
+    }
+
+    /// Returns whether what happens to the pods of a node lets nothing begin on it now: it soaks, or its drain waits for
+    /// further ones.
+    fn waits_whatever_pods_do(&self, index: usize) -> bool {
+        match self.course.waits.get(self.scenario.members[index].name()) {
+            Some(Wait::Soaking { until }) => *until > self.now,
+            Some(Wait::Draining { .. }) => self.pods.more_leave(index),
+            _ => false,
+        }
+    }
+
+    fn pod_ends(&mut self, index: usize, serial: u32, template: u32) {
+        let Some(place) = self.pods.remove(index, serial, template) else { return };
+        self.edit_pods(index, |pods| {
+            pods.remove(place);
+        });
+        if self.scenario.pods[template as usize].replaced.is_some() {
+            self.place(template);
+        }
+    }
+
+    /// Places a pod of this template on a node that takes it.
+    pub(super) fn place(&mut self, template: u32) {
+        let states = &self.states;
+        let replaced = self.scenario.pods[template as usize].replaced.as_ref();
+        let (target, serial) = match self.pods.place(template, |member| states[member].schedulable) {
+            Place::Node(target, serial) => (target, serial),
+            Place::Elsewhere => {
+                // It is no node's: the draw is that of the first.
+                let after = replaced.map(|span| span.draw(&mut self.rng(0, Draw::Pod))).unwrap_or_default();
+                return self.at(after, Event::PodReadyElsewhere(template));
+            }
+            Place::Nowhere => return,
+        };
+        if self.node(target).is_some_and(|node| node.pods.is_some())
+            && let Some(facts) = self.pods.last(target, self.scenario.members[target].name())
+        {
+            self.edit_pods(target, |pods| pods.push(facts));
+        }
+        if let Some(span) = replaced {
+            let after = span.draw(&mut self.rng(target, Draw::Pod));
+            self.at(after, Event::PodReady(target, serial, template));
+        }
+    }
+}
