@@ -10,7 +10,7 @@ use semver::Version;
 use super::host::Host;
 use super::scenario::{Member, PodTemplate, Scenario, Span, Times, whole_second};
 use crate::policy::{Policy, Target};
-use crate::view::{ClusterView, NodeView, PodFacts, Standby};
+use crate::view::{ClusterView, NodeView, PodFacts};
 
 /// The longest simulated time.
 const HORIZON: SignedDuration = SignedDuration::from_hours(24 * 60);
@@ -45,7 +45,7 @@ fn waits_for_wave(node: &NodeView, policy: &Policy) -> bool {
 /// Returns the scenario that begins with this state of a cluster. The view has the pods of all nodes.
 ///
 /// It cannot know: the nodes that the scheduler may use for a pod, the wave of a host, and what expressions will return. Pods
-/// go to any node, waves do not come, and expressions return nothing. The leader hands over in time: no node is the leader's.
+/// go to any node, waves do not come, and expressions return nothing.
 pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp) -> Scenario {
     let mut offers: HashMap<Vec<Version>, Arc<[Version]>> = HashMap::new();
     let (mut members, mut pods, mut arriving, mut starting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -74,7 +74,6 @@ pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp)
         members.push(Member { node: Arc::new(node), name: None, host, offered, pods: own });
     }
     let takes_pods = |node: &&crate::view::NodeFacts| node.ready && !node.unschedulable && !node.deleting;
-    (view.own_node, view.standby) = (None, Standby::None);
     Scenario {
         elsewhere: view.unmanaged.values().filter(takes_pods).count(),
         budgets: std::mem::take(&mut view.budgets),

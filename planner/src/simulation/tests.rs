@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fixtures::{NEW, OLD, node, t};
 use crate::policy::Policy;
-use crate::view::{BudgetFacts, ClusterView, NodeView, OperatorFacts, PodFacts};
+use crate::view::{BudgetFacts, ClusterView, NodeView, OperatorFacts, PodFacts, Standby};
 
 /// A fleet of nodes in two zones, each with pods of a Deployment that a budget guards.
 fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
@@ -160,4 +160,19 @@ fn nodes_of_an_earlier_rollout_are_updated_again_also_by_a_pin() {
     }
     let course = simulate(&scenario, 1);
     assert_eq!((course.updated(), course.current, course.findings.len()), (40, 40, 0), "{:?}", course.waits);
+}
+
+#[test]
+fn node_of_the_leader_is_the_last_one_and_is_updated_with_or_without_another_replica() {
+    for standby in [Standby::None, Standby::NotReady, Standby::Ready] {
+        for nodes in [1, 8, 300] {
+            let mut scenario = fleet(nodes, 2, &json!({"maxUnavailable": 2}));
+            scenario.base.own_node = Some("node-000000".into());
+            scenario.base.standby = standby;
+            scenario.elsewhere = 1;
+            let course = simulate(&scenario, 1);
+            let found = (course.updated(), course.order.last(), course.findings.len());
+            assert_eq!(found, (nodes, Some(&0), 0), "{standby:?}, {nodes} nodes: {:?}", course.waits);
+        }
+    }
 }
