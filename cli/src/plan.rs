@@ -12,7 +12,7 @@ use jiff::civil::Date;
 use kube::Client;
 use models::operator::BottlerocketUpdateOperatorSpec;
 use planner::policy::Policy;
-use planner::simulation::{Course, NodeCourse, Scenario, Span, Times, live};
+use planner::simulation::{Course, ENOUGH, NodeCourse, Scenario, live};
 use planner::view::ClusterView;
 use serde::Serialize;
 use serde_json::json;
@@ -21,7 +21,7 @@ use crate::clock::span;
 use crate::cluster::dump::Dump;
 use crate::forecast::summary::{Spread, Summary};
 use crate::forecast::{self, html, report};
-use crate::history::{self, UpdateDurations};
+use crate::history;
 use crate::page::{Page, warn};
 use crate::simulate::{output, parse_policy, read, read_policy};
 
@@ -33,9 +33,6 @@ const LISTED: usize = 40;
 
 /// The number of nodes up to which all courses are simulated that are asked for.
 const SMALL: usize = 2_000;
-
-/// The number of observed reboots from which on they are used.
-const OBSERVED: usize = 5;
 
 /// Options of `plan`.
 #[derive(Debug, Args)]
@@ -217,34 +214,6 @@ impl Forecast {
     }
 }
 
-/// Returns durations as the last updates took them, where there are enough.
-fn times(updates: &[UpdateDurations]) -> Times {
-    let mut times = Times::default();
-    if updates.len() >= OBSERVED {
-        let observed = |seconds: Vec<u64>| Span::Observed(seconds.into_iter().map(Duration::from_secs).collect());
-        times.shutdown = Span::seconds(0, 1);
-        times.boot = observed(updates.iter().map(|update| update.reboot).collect());
-        // A node that waited for its slot took longer than its download: the quicker half is closer to that.
-        let mut downloads: Vec<u64> = updates.iter().map(|update| update.before_drain).collect();
-        downloads.sort_unstable();
-        downloads.truncate(downloads.len().div_ceil(2));
-        times.download = observed(downloads);
-    }
-    times
-}
-
-/// Lets pods take no longer to end than the longest drain of the last updates.
-fn shorten(scenario: &mut Scenario, updates: &[UpdateDurations]) {
-    let Some(longest) = updates.iter().map(|update| update.drain).max().filter(|_| updates.len() >= OBSERVED) else {
-        return;
-    };
-    for pod in &mut scenario.pods {
-        if let Span::Between(from, to) = &mut pod.leaves {
-            *to = (*to).min(Duration::from_secs(longest)).max(*from);
-        }
-    }
-}
-
 fn with_policy(view: &ClusterView, spec: BottlerocketUpdateOperatorSpec) -> anyhow::Result<(ClusterView, Policy)> {
     let policy = Policy::from_spec(&spec).map_err(|errors| {
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
@@ -300,11 +269,7 @@ pub(crate) async fn plan(
     for (name, node) in &mut view.nodes {
         node.pods = Some(cluster.pods.get(name).cloned().unwrap_or_default());
     }
-    let scenario = |view, policy| {
-        let mut scenario = live(view, policy, times(&dump.updates), now);
-        shorten(&mut scenario, &dump.updates);
-        scenario
-    };
+    let scenario = |view, policy| live(view, policy, &dump.updates, now);
     let present = Forecast::of(scenario(view.clone(), policy.clone()), options.courses)?;
     let mut page = Page::default();
     let mut chosen = present;
@@ -337,7 +302,7 @@ pub(crate) async fn plan(
     chosen.text(&mut page, options);
     page.line("");
     let observed = dump.updates.len();
-    if observed >= OBSERVED {
+    if observed >= ENOUGH {
         page.line(format_args!("Downloads and reboots take as long as in the last {observed} updates."));
     } else {
         page.line("Few earlier updates are recorded: common durations are used.");

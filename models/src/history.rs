@@ -15,7 +15,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::condition::Condition;
-use crate::operator::CanaryStep;
+use crate::operator::{CanaryStep, CompletionEstimate};
 use crate::schema::{StatusWord, VersionText};
 use crate::shadow::RolloutResult;
 
@@ -321,6 +321,9 @@ pub struct BottlerocketRolloutHistoryStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub ended: Option<Timestamp>,
+    /// First estimate of its completion; absent if it ended before there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_estimate: Option<CompletionEstimate>,
     /// Number of attempts on all pages.
     #[serde(default)]
     pub nodes: i64,

@@ -18,7 +18,7 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use crate::page::{Page, print_line, warn};
-pub(crate) use durations::{UpdateDurations, last_updates};
+pub(crate) use durations::last_updates;
 use read::{Bundle, Source};
 pub(crate) use revisions::{UndoOptions, undo};
 

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use models::history::{HistoryRow, RecordedRollout};
-use models::operator::{CanaryStep, CountOrPercent, StepApproval};
+use models::operator::{CanaryStep, CompletionEstimate, CountOrPercent, StepApproval};
 use models::shadow::{DrainedPod, PodMove, UPDATED};
 use models::time::between;
 
@@ -88,6 +88,10 @@ pub(super) fn head(rollout: &Rollout) -> Vec<(&'static str, String)> {
         ("Phase", format!("{}, begun {}{ended}", rollout.phase(), head.begun)),
         ("Attempts", format!("{} (failed: {failed}), pods to move: {}", status.nodes, status.pods)),
     ];
+    if let Some(CompletionEstimate { at, earliest, latest, made }) = &status.first_estimate {
+        let range = format!("{at:.0} ({earliest:.0} to {latest:.0}), made at {made:.0}");
+        fields.push(("First estimate", format!("completion at {range}")));
+    }
     if !rollout.removed.is_empty() {
         let pages = removed(&rollout.removed);
         fields.push((

@@ -113,6 +113,7 @@ fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<R
         number: active.record.as_ref().map(|record| record.number),
         started: active.started,
         urgent_until: active.urgent_until,
+        estimated_completion: active.estimated_completion,
         nodes: state.nodes,
         updated: state.updated,
         step: state.step,

@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use models::names;
+use models::operator::CompletionEstimate;
 use models::time::between;
 use planner::wait::{WaitReason, WaitsFor};
 
@@ -180,6 +181,10 @@ fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
     }
     if let Some(waits) = &rollout.waits {
         text.push_str(&format!(", which {waits}"));
+    }
+    if let Some(CompletionEstimate { at, earliest, latest, .. }) = &rollout.estimated_completion {
+        let range = if earliest == latest { String::new() } else { format!(", between {earliest:.0} and {latest:.0}") };
+        text.push_str(&format!("; completion expected at {}{range}", moment(*at, now)));
     }
     text
 }

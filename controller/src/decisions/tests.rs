@@ -134,6 +134,7 @@ fn rollout_log_lines_name_variant_and_architecture() {
         ended: None,
         approved_step: None,
         urgent_until: None,
+        estimated_completion: None,
         record: None,
     };
     let with = |rollouts: &[(&str, i64)]| BottlerocketUpdateOperatorStatus {
@@ -174,6 +175,7 @@ fn acknowledged_approval_logs_whether_it_had_an_effect() {
             ended: None,
             approved_step: None,
             urgent_until: None,
+            estimated_completion: None,
             record: None,
         }],
         ..BottlerocketUpdateOperatorStatus::default()

@@ -90,6 +90,7 @@ impl Driver {
             tls: self.applier.signer.facts(),
             migration: self.migration.facts(),
             history: self.history.facts(),
+            estimates: self.estimates.facts(),
             ..ClusterView::default()
         };
         if !view.stale && !view.earlier_pods.is_empty() {

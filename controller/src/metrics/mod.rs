@@ -309,6 +309,7 @@ impl Metrics {
             earlier_pods,
             freshness: _,
             freshness_target: _,
+            estimated_completion,
         } = snapshot;
         self.fleet.reset();
         if let Some(counts) = counts {
@@ -322,6 +323,7 @@ impl Metrics {
             ("quarantined_versions", Some(float(*quarantined_versions))),
             ("policy_degraded", Some(flag(*policy_degraded))),
             ("window_open", Some(flag(*window_open))),
+            ("estimated_completion_timestamp_seconds", estimated_completion.map(seconds)),
             ("earlier_operator_pods", Some(float(*earlier_pods))),
         ] {
             if let Some(value) = value {

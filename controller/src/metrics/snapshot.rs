@@ -73,11 +73,14 @@ pub struct Snapshot<'a> {
     pub freshness: Option<Freshness>,
     /// Maximum time for which a node may be behind, if policy has one.
     pub freshness_target: Option<Duration>,
+    /// The time at which the last running rollout is expected to be completed.
+    pub estimated_completion: Option<Timestamp>,
 }
 
 impl<'a> Snapshot<'a> {
     /// Returns the facts. `policy_degraded` is true if `policy` is not the one in the resource.
     pub fn of(view: &'a ClusterView, plan: &Plan, policy: &Policy, policy_degraded: bool, now: Timestamp) -> Self {
+        let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
         let labelled = view.nodes.values().filter(|node| node.facts.labelled).count();
         Self {
             now,
@@ -92,6 +95,7 @@ impl<'a> Snapshot<'a> {
             earlier_pods: view.earlier_pods.len(),
             freshness: plan.status.as_ref().and_then(|status| status.freshness.clone()),
             freshness_target: policy.freshness_target,
+            estimated_completion: rollouts.filter_map(|rollout| Some(rollout.estimated_completion?.at)).max(),
         }
     }
 }

@@ -75,6 +75,7 @@ fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Sna
         earlier_pods: 0,
         freshness: None,
         freshness_target: None,
+        estimated_completion: None,
     }
 }
 
@@ -395,7 +396,9 @@ fn full() -> Metrics {
     let freshness = Freshness { nodes_within_target: Some(1), oldest_since: Some(t(0)), ..Freshness::default() };
     let target = Some(Duration::from_secs(60));
     let fleet = snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
-    metrics.observe(&Snapshot { freshness: Some(freshness), freshness_target: target, ..fleet });
+    let estimated_completion = Some(t(900));
+    metrics.observe(&Snapshot { freshness: Some(freshness), freshness_target: target, estimated_completion, ..fleet });
+    assert_eq!(value(&metrics, "estimated_completion_timestamp_seconds"), Some(seconds(t(900))));
     metrics.clock_offset(SignedDuration::from_millis(-20));
     one_update(&metrics);
     metrics.served("bottlerocketshadows", true);

@@ -8,7 +8,7 @@ use models::operator::{ENABLED, Quarantined, WINDOW_OPEN};
 use models::shadow::{DrainedPod, PodMove, RolloutResult, UPDATED};
 
 use super::*;
-use crate::fixtures::{NEW, OLD, rollout, t};
+use crate::fixtures::{NEW, OLD, recorded, rollout, t};
 
 const VARIANT: &str = "aws-k8s-1.37";
 const ARCH: &str = "x86_64";
@@ -30,17 +30,6 @@ struct Server {
 struct Leader {
     records: BTreeMap<String, RecordFacts>,
     open: BTreeMap<String, OpenPage>,
-}
-
-fn place(number: i64) -> RolloutRecord {
-    RolloutRecord {
-        number,
-        begun: t(0),
-        first: None,
-        revision: models::history::RecordedRevision { name: "default-x".into(), number: 3 },
-        phase: RolloutPhase::Running,
-        ended: None,
-    }
 }
 
 fn result(number: i64, attempt: i64, ended: i64, pods: usize) -> RolloutResult {
@@ -79,7 +68,7 @@ impl Server {
     fn new() -> Self {
         let mut server = Self::default();
         server.operator.uid = "op".into();
-        server.operator.status.active_rollouts = vec![ActiveRollout { record: Some(place(7)), ..rollout(NEW) }];
+        server.operator.status.active_rollouts = vec![ActiveRollout { record: Some(recorded(7)), ..rollout(NEW) }];
         server
     }
 

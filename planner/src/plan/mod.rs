@@ -29,6 +29,7 @@ mod context;
 mod drain_cases;
 #[cfg(test)]
 mod earlier_cases;
+mod estimates;
 mod evictions;
 #[cfg(test)]
 mod expression_cases;

@@ -161,6 +161,7 @@ pub(super) fn follow<'a>(
             ended: None,
             approved_step: None,
             urgent_until: None,
+            estimated_completion: None,
             record: None,
         });
         follow_urgency(view, &urgency, &mut active);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use semver::Version;
 
+use super::durations::{UpdateDurations, shorten};
 use super::host::Host;
 use super::scenario::{Member, PodTemplate, Scenario, Span, Times, whole_second};
 use crate::policy::{Policy, Target};
@@ -45,11 +46,16 @@ fn waits_for_wave(node: &NodeView, policy: &Policy) -> bool {
 /// Returns the scenario that begins with this state of a cluster. The view has the pods of all nodes.
 ///
 /// It cannot know: the nodes that the scheduler may use for a pod, the wave of a host, and what expressions will return. Pods
-/// go to any node, waves do not come, and expressions return nothing.
-pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp) -> Scenario {
+/// go to any node, waves do not come, and expressions return nothing. What a controller remembers is left out.
+///
+/// `updates` are the last updates of this cluster: the next ones take as long.
+pub fn live(mut view: ClusterView, policy: Policy, updates: &[UpdateDurations], now: Timestamp) -> Scenario {
+    (view.busy, view.paused, view.retracted) = Default::default();
+    view.expressions.clear();
     let mut offers: HashMap<Vec<Version>, Arc<[Version]>> = HashMap::new();
     let (mut members, mut pods, mut arriving, mut starting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for mut node in std::mem::take(&mut view.nodes).into_values() {
+        (node.blocked, node.in_flight, node.refused, node.owners) = Default::default();
         let mut own = Vec::new();
         for pod in node.pods.take().unwrap_or_default() {
             let Ok(index) = u32::try_from(pods.len()) else { break };
@@ -74,7 +80,7 @@ pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp)
         members.push(Member { node: Arc::new(node), name: None, host, offered, pods: own });
     }
     let takes_pods = |node: &&crate::view::NodeFacts| node.ready && !node.unschedulable && !node.deleting;
-    Scenario {
+    let mut scenario = Scenario {
         elsewhere: view.unmanaged.values().filter(takes_pods).count(),
         budgets: std::mem::take(&mut view.budgets),
         base: view,
@@ -83,10 +89,12 @@ pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp)
         horizon: HORIZON,
         members,
         pods,
-        times,
+        times: Times::observed(updates),
         faults: Vec::new(),
         arriving,
         starting,
         exhaustive: false,
-    }
+    };
+    shorten(&mut scenario, updates);
+    scenario
 }

@@ -16,7 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CompletedMigration, Slot};
+use models::operator::{
+    BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CompletedMigration, CompletionEstimate,
+    OperatorRequests, Slot,
+};
 use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, Step};
 
 use crate::claims::{ClaimField, ClaimFields};
@@ -370,6 +373,30 @@ pub struct ClusterView {
     pub migration: MigrationFacts,
     /// The known facts about the history of rollouts.
     pub history: HistoryFacts,
+    /// The last estimates; `None` until this leader has made some.
+    pub estimates: Option<EstimateFacts>,
+}
+
+/// What estimates follow from, besides the nodes: they are made again when it changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EstimateBasis {
+    /// The numbers of the running rollouts.
+    pub rollouts: BTreeSet<i64>,
+    /// The generation of the policy.
+    pub generation: i64,
+    /// The requests that were carried out.
+    pub requests: Option<OperatorRequests>,
+    /// True while failures have stopped all updates.
+    pub frozen: bool,
+}
+
+/// Estimates of when rollouts are completed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EstimateFacts {
+    pub made: Timestamp,
+    pub basis: EstimateBasis,
+    /// By the number of the rollout. There is none for one of which no update is expected to end.
+    pub rollouts: BTreeMap<i64, CompletionEstimate>,
 }
 
 impl ClusterView {

@@ -17,7 +17,7 @@ use super::context::condition;
 use super::records::finish;
 use super::rollout::key_of;
 use super::survey::Survey;
-use super::{Note, Plan, Wait, follow, gates, requests};
+use super::{Note, Plan, Wait, estimates, follow, gates, requests};
 use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
 use crate::revisions::{RevisionPlan, is_in_force};
@@ -278,6 +278,7 @@ pub(super) fn status(
             finish(rollout, RolloutPhase::Stopped, now);
         }
     }
+    estimates::record(view, &mut active_rollouts);
     let policy_in_force = if policy.errors.is_empty() {
         // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
         serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY_LENGTH)
