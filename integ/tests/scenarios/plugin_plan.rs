@@ -109,7 +109,7 @@ async fn plan_has_the_order_of_the_rollout_that_follows() -> anyhow::Result<()> 
         })
         .await?;
         let shown = output_text(&plugin(ctx, &["status"]).await?);
-        assert!(shown.contains("completion expected at"), "{shown}");
+        assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains("completion expected at"), "{shown}");
         ctx.policy(&json!({"schedule": null})).await?;
         ctx.bed.wait_updated(&next, PATIENCE).await?;
         until_recorded(ctx, 2).await?;

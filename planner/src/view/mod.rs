@@ -377,7 +377,7 @@ pub struct ClusterView {
     pub estimates: Option<EstimateFacts>,
 }
 
-/// What estimates follow from, besides the nodes: they are made again when it changes.
+/// The basis of estimates besides the nodes: they are made again when it changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EstimateBasis {
     /// The numbers of the running rollouts.
