@@ -13,7 +13,7 @@ use planner::simulation::{Course, Scenario, simulate};
 use crate::page::progress;
 
 /// The time after which the progress is shown, and again.
-const PROGRESS: Duration = Duration::from_secs(2);
+const PROGRESS: Duration = Duration::from_secs(1);
 
 /// Simulates a scenario with so many seeds from the first one on, on all processors.
 pub(crate) fn courses(scenario: &Scenario, first: u64, number: u64) -> anyhow::Result<Vec<Course>> {
