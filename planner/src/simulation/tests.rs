@@ -121,6 +121,18 @@ fn bad_version_freezes_simulated_rollout() {
 }
 
 #[test]
+fn pods_that_come_to_a_node_with_a_bad_version_use_up_their_budget() {
+    let mut scenario = fleet(8, 4, &json!({"maxUnavailable": 1}));
+    scenario.horizon = SignedDuration::from_hours(5);
+    scenario.faults = vec![Fault { version: Some(NEW), effect: FaultEffect::PodsNotReady, rate: 1.0 }];
+    let course = simulate(&scenario, 1);
+    assert_eq!((course.findings.len(), course.freeze.as_ref()), (0, None), "no pod shows it during a verification");
+    assert!(course.cut && course.updated() < 8 && course.refusals["shop/web"] > 0, "{course:?}");
+    scenario.faults.clear();
+    assert_eq!(simulate(&scenario, 1).updated(), 8);
+}
+
+#[test]
 fn nodes_asleep_change_nothing_about_course() {
     let mut rng = StdRng::seed_from_u64(7);
     for seed in 0..12 {
