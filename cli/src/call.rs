@@ -21,7 +21,8 @@ pub(crate) struct Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the API server answers {}: {}", self.code, self.message)
+        let next = if self.code == 403 { "; an administrator can grant it (docs/plugin.md, Rights)" } else { "" };
+        write!(f, "the API server answers {}: {}{next}", self.code, self.message)
     }
 }
 
