@@ -263,6 +263,7 @@ impl WorkloadDescription {
             namespace: template.facts.namespace.clone(),
             name: name.clone(),
             allowed: (total - desired).max(0),
+            healthy: total,
             desired,
             expected: total,
             selector: Some(Selector::from_iter([Expression::Equal("workload".to_owned(), name)])),

@@ -55,6 +55,7 @@ fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
         namespace: "shop".into(),
         name: "web".into(),
         allowed: unavailable,
+        healthy: all,
         desired: all - unavailable,
         expected: all,
         selector: Some(kube::core::Selector::from_iter([kube::core::Expression::Equal("app".into(), "web".into())])),
