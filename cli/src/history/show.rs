@@ -7,7 +7,7 @@ use models::shadow::{DrainedPod, PodMove, UPDATED};
 use models::time::between;
 
 use super::rollouts::{Rollout, steps};
-use crate::page::Page;
+use crate::page::{Page, Style};
 
 /// Returns a span as `1h02m03s`, without its leading zeros.
 pub(super) fn span(from: Timestamp, to: Timestamp) -> String {
@@ -136,11 +136,14 @@ fn node(row: &HistoryRow) -> [String; 11] {
     ]
 }
 
+/// Column at which the values of a rollout's fields begin.
+const FIELDS: usize = 17;
+
 /// Returns one rollout as text.
-pub(super) fn text(rollout: &Rollout) -> Page {
-    let mut page = Page::default();
+pub(super) fn text(rollout: &Rollout, width: Option<usize>, colour: bool) -> Page {
+    let (mut page, mut cut) = (Page::new(colour), false);
     for (name, value) in head(rollout) {
-        page.line(format_args!("{:<16} {value}", format!("{name}:")));
+        page.indented(&format!("{name}:"), FIELDS, Style::Strong, &value, width);
     }
     page.line("");
     let entries = rollout.status.entries.iter().map(|entry| {
@@ -152,12 +155,12 @@ pub(super) fn text(rollout: &Rollout) -> Page {
             entry.message.clone(),
         ]
     });
-    page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries, None);
+    cut |= page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries, width);
     for number in steps(&rollout.rows) {
         let rows: Vec<&HistoryRow> = rollout.rows.iter().filter(|row| row.result.step == number).collect();
         page.line("");
         page.line(title(rollout, number));
-        page.table(
+        cut |= page.table(
             [
                 "NODE",
                 "ATTEMPT",
@@ -172,14 +175,15 @@ pub(super) fn text(rollout: &Rollout) -> Page {
                 "RESULT",
             ],
             rows.iter().map(|row| node(row)),
-            None,
+            width,
         );
         if rows.iter().any(|row| !row.result.pods.is_empty()) {
             page.line("");
             let pods = rows.iter().flat_map(|row| row.result.pods.iter().map(|of| pod(row, of)));
-            page.table(["NODE", "POD", "OWNER", "BUDGETS", "SERVICES", "MOVED"], pods, None);
+            cut |= page.table(["NODE", "POD", "OWNER", "BUDGETS", "SERVICES", "MOVED"], pods, width);
         }
     }
+    page.cut_note(cut, width);
     page
 }
 
@@ -196,7 +200,7 @@ mod tests {
         let record = record(&rollout(7, "1.21.0"), &pages);
         // The first page was removed.
         let rollout = Rollout::parse(&record, &BTreeMap::from([(2, pages[1].clone())])).unwrap();
-        let text = text(&rollout).to_string();
+        let text = text(&rollout, None, false).to_string();
         for part in [
             "Rollout:         7",
             "1.21.0, from 1.20.0 (nodes: 2)",

@@ -50,9 +50,7 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
             report.nodes.len()
         ));
     }
-    if cut {
-        page.line("Lines that end with … are cut: -o wide shows them whole.");
-    }
+    page.cut_note(cut, look.width);
     page
 }
 

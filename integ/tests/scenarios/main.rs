@@ -24,6 +24,8 @@ mod nodes;
 mod plugin_install;
 mod plugin_plan;
 mod plugin_reads;
+mod plugin_refusals;
+mod plugin_snapshots;
 mod plugin_writes;
 mod policy;
 mod requests;

@@ -83,6 +83,10 @@ async fn plan_has_the_order_of_the_rollout_that_follows() -> anyhow::Result<()> 
         let dump = folder(ctx).join("dump.json").display().to_string();
         let dumped = plugin(ctx, &["plan", "--dump", &dump]).await?;
         assert!(dumped.status.success(), "{}", output_text(&dumped));
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&dump)?.permissions());
+        assert_eq!(mode & 0o777, 0o600, "only its owner may read the dump");
+        let both = plugin(ctx, &["plan", "--dump", &dump, "-o", "json"]).await?;
+        assert_eq!(both.status.code(), Some(2), "a dump has no output for programs: {}", output_text(&both));
         let (offline, _) = plan(ctx, &["--from-dump", &dump, "--policy", &enabled]).await?;
         assert_eq!(names(&offline), names(&other), "offline");
         let shown = plugin(ctx, &["plan", "--from-dump", &dump, "--policy", &enabled]).await?;

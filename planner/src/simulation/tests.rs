@@ -55,6 +55,7 @@ fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
         namespace: "shop".into(),
         name: "web".into(),
         allowed: unavailable,
+        healthy: all,
         desired: all - unavailable,
         expected: all,
         selector: Some(kube::core::Selector::from_iter([kube::core::Expression::Equal("app".into(), "web".into())])),
@@ -118,6 +119,18 @@ fn bad_version_freezes_simulated_rollout() {
         assert_eq!(freeze.version, NEW, "{effect:?}");
         assert!(course.order.len() < 20, "{effect:?}: {:?}", course.order);
     }
+}
+
+#[test]
+fn pods_that_come_to_a_node_with_a_bad_version_use_up_their_budget() {
+    let mut scenario = fleet(8, 4, &json!({"maxUnavailable": 1}));
+    scenario.horizon = SignedDuration::from_hours(5);
+    scenario.faults = vec![Fault { version: Some(NEW), effect: FaultEffect::PodsNotReady, rate: 1.0 }];
+    let course = simulate(&scenario, 1);
+    assert_eq!((course.findings.len(), course.freeze.as_ref()), (0, None), "no pod shows it during a verification");
+    assert!(course.cut && course.updated() < 8 && course.refusals["shop/web"] > 0, "{course:?}");
+    scenario.faults.clear();
+    assert_eq!(simulate(&scenario, 1).updated(), 8);
 }
 
 #[test]

@@ -340,6 +340,7 @@ impl Projection for BudgetFacts {
             name: text(budget.metadata.name.as_ref()),
             resource_version: text(budget.metadata.resource_version.as_ref()),
             allowed: status.and_then(|s| s.disruptions_allowed).unwrap_or(0),
+            healthy: status.and_then(|s| s.current_healthy).unwrap_or(0),
             desired: status.and_then(|s| s.desired_healthy).unwrap_or(0),
             expected: status.and_then(|s| s.expected_pods).unwrap_or(0),
             lets_unhealthy_go: spec.is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),

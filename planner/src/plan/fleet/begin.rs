@@ -7,7 +7,7 @@ use models::shadow::Step;
 use super::{NodeRequests, Planner};
 use crate::plan::rollout::{self, Rollout};
 use crate::plan::slots::Budget;
-use crate::plan::{Wait, attempt};
+use crate::plan::{Wait, attempt, order};
 use crate::view::NodeView;
 
 impl<'a> Planner<'a> {
@@ -43,6 +43,7 @@ impl<'a> Planner<'a> {
             None => (2 * free).saturating_sub(staging.len() + ready.len()),
         };
         let mut room = room.saturating_sub(requests.beginning.len());
+        let mut before_it = staging.len() + ready.len() + requests.beginning.len();
         for (position, (node, version)) in requests.candidates.iter().enumerate() {
             let rollout = self.survey.rollouts.of(node, version).filter(|_| ahead.is_none());
             let key = rollout::key(node, version);
@@ -58,10 +59,14 @@ impl<'a> Planner<'a> {
                 self.wait(node, refused);
                 continue;
             }
-            let begin = self.context(node).filter(|_| room > 0).map(|ctx| attempt::begin(&ctx, version));
+            // A released node has its image already: it would have a slot before those that still download theirs.
+            let overtakes = order::was_released(node) && before_it >= free;
+            let begins = room > 0 && !overtakes;
+            let begin = self.context(node).filter(|_| begins).map(|ctx| attempt::begin(&ctx, version));
             match begin {
                 Some(action) => {
                     room -= 1;
+                    before_it += 1;
                     budget.take(&self.survey, node);
                     begun.insert(key, taken + 1);
                     self.plan.actions.insert(node.facts.name.clone(), action);
