@@ -43,6 +43,7 @@ static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (format!("-{GENERATED}{{6,10}}-{GENERATED}{{5}}\\b"), "-POD"),
         (format!("\\b(brupop-agent)-{GENERATED}{{5}}\\b"), "$1-POD"),
         (format!("\\bdefault-{GENERATED}{{6,10}}\\b"), "default-HASH"),
+        (r"(\d+ s before|within|\d+ s after) the range".to_owned(), "HELD the range"),
         // Not the end of a colour.
         (r"(^|[^\w\[])\d+[dhms]( ?\d+[dhms])*\b".to_owned(), "${1}AGE"),
         (r"\bv1\.\d+\.\d+\b".to_owned(), "vKUBERNETES"),
@@ -173,12 +174,15 @@ async fn until_reason(ctx: &ScenarioContext, node: &str, reason: serde_json::Val
     .await
 }
 
-/// Waits until the controller has counted so many nodes as up to date, as updating and as blocked, and knows the rollout.
+/// Waits until the controller has counted so many nodes as up to date, as updating and as blocked, and knows the rollout, and
+/// when it is completed if nodes are updated.
 async fn until_counts(ctx: &ScenarioContext, current: i64, updating: i64, blocked: i64) -> anyhow::Result<()> {
     ctx.until("the nodes are counted", |world| {
         let status = status(world);
         let counts = status.counts.map(|counts| (counts.current, counts.updating, counts.blocked));
-        counts == Some((current, updating, blocked)) && (current == 3 || !status.active_rollouts.is_empty())
+        let estimated = || status.active_rollouts.iter().any(|rollout| rollout.estimated_completion.is_some());
+        let rollout = if updating > 0 { estimated() } else { current == 3 || !status.active_rollouts.is_empty() };
+        counts == Some((current, updating, blocked)) && rollout
     })
     .await?;
     Ok(())
