@@ -45,7 +45,8 @@ fn waits_for_wave(node: &NodeView, policy: &Policy) -> bool {
 /// Returns the scenario that begins with this state of a cluster. The view has the pods of all nodes.
 ///
 /// It cannot know: the nodes that the scheduler may use for a pod, the wave of a host, and what expressions will return. Pods
-/// go to any node, waves do not come, and expressions return nothing. The leader hands over in time: no node is the leader's.
+/// go to any node, waves do not come, and expressions return nothing. The leader stays on its node, which is updated last, and
+/// hands over in time.
 pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp) -> Scenario {
     let mut offers: HashMap<Vec<Version>, Arc<[Version]>> = HashMap::new();
     let (mut members, mut pods, mut arriving, mut starting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -74,7 +75,7 @@ pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp)
         members.push(Member { node: Arc::new(node), name: None, host, offered, pods: own });
     }
     let takes_pods = |node: &&crate::view::NodeFacts| node.ready && !node.unschedulable && !node.deleting;
-    (view.own_node, view.standby) = (None, Standby::None);
+    view.standby = Standby::None;
     Scenario {
         elsewhere: view.unmanaged.values().filter(takes_pods).count(),
         budgets: std::mem::take(&mut view.budgets),
@@ -140,6 +141,16 @@ mod tests {
         assert_eq!(course.findings, []);
         let nodes = names.iter().zip(&course.nodes);
         nodes.filter(|(_, node)| node.updated).map(|(name, _)| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn node_of_the_leader_is_updated_last() {
+        for (own, expected) in [(None, [0, 1, 2]), (Some("b"), [0, 2, 1])] {
+            let (mut view, policy) = cluster(["a", "b", "c"].map(node).into(), &[]);
+            (view.own_node, view.standby) = (own.map(str::to_owned), Standby::Ready);
+            let course = simulate(&live(view, policy, Times::default(), t(0)), 1);
+            assert_eq!((course.order, course.findings), (expected.to_vec(), vec![]), "{own:?}");
+        }
     }
 
     #[test]
