@@ -103,6 +103,12 @@ async fn plan_has_the_order_of_the_rollout_that_follows() -> anyhow::Result<()> 
     // With one node at a time, the order of their ends is that of their drains.
     second.sort_by_key(|attempt| attempt.ended);
     let happened: Vec<String> = second.iter().map(|attempt| attempt.node.clone()).collect();
-    assert_eq!(happened, names(&planned), "the order");
+    // Two nodes download at a time, and the one whose download ends first is drained first.
+    let planned = names(&planned);
+    let apart =
+        |(place, node): (usize, &String)| happened.iter().position(|other| other == node)?.checked_sub(place + 2);
+    let near = planned.iter().enumerate().all(|place| apart(place).is_none());
+    assert!(near && happened.len() == planned.len(), "happened {happened:?}, planned {planned:?}");
+    assert_eq!(happened.last(), planned.last(), "the node of the leader");
     Ok(())
 }

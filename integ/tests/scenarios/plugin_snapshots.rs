@@ -34,6 +34,7 @@ workloads:
 const GENERATED: &str = "[bcdfghjklmnpqrstvwxz2456789]";
 
 /// The parts that differ from run to run, and their placeholders.
+#[expect(clippy::expect_used, reason = "each is constant")]
 static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     [
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z".to_owned(), "TIME"),
@@ -57,6 +58,7 @@ static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     .collect()
 });
 
+#[expect(clippy::expect_used, reason = "it is constant")]
 static COLOUR: LazyLock<Regex> = LazyLock::new(|| Regex::new("\x1b\\[[0-9;]*m").expect("a valid expression"));
 
 fn is_command(line: &str) -> bool {
@@ -236,6 +238,8 @@ async fn output_of_reading_commands_is_that_of_the_snapshots() -> anyhow::Result
         taken.take(ctx, "explain-unknown", "explain node-4").await?;
         taken.take(ctx, "undo-dry-run", "undo --dry-run").await?;
 
+        // The evicted pod goes to the first node.
+        ctx.kubectl(&["taint", "nodes", "node-3", "example.com/last=:NoSchedule"]).await?;
         unblock(ctx).await?;
         ctx.kubectl(&["annotate", "node", "node-3", &format!("{HOLD_ANNOTATION}-")]).await?;
         ctx.updated().await?;
