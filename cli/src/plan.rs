@@ -20,12 +20,13 @@ use serde_json::json;
 use crate::clock::span;
 use crate::cluster::dump::Dump;
 use crate::files::write_private;
+use crate::forecast::LATE;
 use crate::forecast::summary::{Spread, Summary};
 use crate::forecast::{self, html, report};
-use crate::forecast::{Format, LATE};
 use crate::history;
 use crate::page::{Page, warn};
 use crate::simulate::{parse_policy, read, read_policy};
+use crate::terminal::Format;
 
 /// The number of nodes that are listed without --all.
 const LISTED: usize = 40;

@@ -10,8 +10,9 @@ use models::operator::BottlerocketUpdateOperatorSpec;
 use planner::simulation::{Description, Scenario};
 use serde_json::{Value, json};
 
-use crate::forecast::{self, Format, LATE, html, report, summary::Summary};
+use crate::forecast::{self, LATE, html, report, summary::Summary};
 use crate::page::Page;
+use crate::terminal::Format;
 
 /// Options of `simulate`.
 #[derive(Debug, Args)]

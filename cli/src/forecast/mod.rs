@@ -9,44 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use planner::simulation::{Course, Scenario, simulate};
-use serde_json::Value;
 
-use crate::page::{Page, progress};
-use crate::terminal;
+use crate::page::progress;
 
 /// Exit code if not every node is updated, or not in time.
 pub(crate) const LATE: u8 = 6;
-
-/// Form of the output of `plan` and `simulate`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Format {
-    /// Every text in full.
-    Wide,
-    Json,
-    Yaml,
-}
-
-impl Format {
-    /// Returns the maximum width of a line; `None` for every text in full.
-    pub(crate) fn width(format: Option<Self>) -> Option<usize> {
-        (format != Some(Self::Wide)).then(terminal::width)
-    }
-
-    /// Returns the form if it is one for programs.
-    pub(crate) fn for_programs(self) -> Option<Self> {
-        Some(self).filter(|format| *format != Self::Wide)
-    }
-
-    /// Returns the figures in this form.
-    pub(crate) fn page(self, value: &Value) -> anyhow::Result<Page> {
-        let mut page = Page::default();
-        match self {
-            Self::Yaml => page.yaml(value)?,
-            Self::Json | Self::Wide => page.json(value)?,
-        }
-        Ok(page)
-    }
-}
 
 /// The time after which the progress is shown, and again.
 const PROGRESS: Duration = Duration::from_secs(1);

@@ -17,8 +17,8 @@ use clap::Args;
 use kube::Client;
 use serde_json::{Value, json};
 
-use crate::forecast::Format;
 use crate::page::{Page, print_line, warn};
+use crate::terminal::Format;
 pub(crate) use durations::last_updates;
 use read::{Bundle, Source};
 use revisions::Revisions;
