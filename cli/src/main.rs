@@ -49,7 +49,8 @@ Exit codes:
   2  the command line is not understood
   3  it was written, and it is not known that the operator has acknowledged it (--timeout)
   4  watch --until=completed: failures have frozen the rollout
-  6  plan, simulate: not every node is updated, or not by the time of --by";
+  6  plan, simulate: not every node is updated, or not by the time of --by
+  7  drill: it did not pass, for the reason that is shown";
 
 /// Exit code of a write that the operator has not acknowledged.
 const UNACKNOWLEDGED: u8 = 3;
@@ -197,7 +198,7 @@ async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> a
             print(&page)?;
             return Ok(code);
         }
-        Command::Request(command) => requests::run(&client, &arguments.namespace, &command).await?,
+        Command::Request(command) => return requests::run(&client, &arguments.namespace, &command).await,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => {
             swap::check_ended(&client).await?;

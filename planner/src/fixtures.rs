@@ -86,6 +86,7 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         permit_issued: false,
         soak_restarted: false,
         verifying_since: None,
+        drill: None,
         rollout: None,
         disruptive: !matches!(step, Step::Staging | Step::Staged),
     }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::condition::{Condition, find_condition, true_condition};
 use models::operator::BLOCKED as ALL_BLOCKED;
-use models::shadow::{ArmedPhase, BLOCKED, HOST_REACHABLE, HostState, Step};
+use models::shadow::{ArmedPhase, BLOCKED, Drill, HOST_REACHABLE, HostState, Step};
 use models::time::after;
 use planner::plan::{CheckResult, checks, deadlines, freshness};
 use planner::view::{ClusterView, NodeFacts, ShadowFacts};
@@ -154,6 +154,9 @@ pub(crate) struct Claim {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Attempt {
     pub(crate) number: i64,
+    /// The drill that it is; absent in an update.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) drill: Option<Drill>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<Version>,
     pub(crate) version: Version,
@@ -390,13 +393,14 @@ fn attempt(shadow: &ShadowFacts, deadline: Option<Timestamp>) -> Option<Attempt>
     });
     Some(Attempt {
         number: progress.attempt,
+        drill: progress.drill.clone(),
         from: progress.from.clone(),
         version: progress.version.clone(),
         started: progress.started,
         step: progress.step.as_str(),
         since: progress.since,
         deadline,
-        permitted: progress.permit_issued || shadow.spec.permit.is_some(),
+        permitted: progress.permit_issued || (shadow.spec.permit.is_some() && progress.drill.is_none()),
         pods: controller.drain.as_ref().map(|drain| drain.pods.len()),
         blockers: blockers.collect(),
     })

@@ -171,7 +171,12 @@ fn freshness_text(explanation: &Explanation) -> Option<(Style, String)> {
 
 fn attempt_text(attempt: &Attempt, now: Timestamp) -> String {
     let from = attempt.from.as_ref().map_or_else(String::new, |from| format!(" from {from}"));
-    let mut text = format!("{}{from} to {}, begun {}", attempt.number, attempt.version, moment(attempt.started, now));
+    let what = match &attempt.drill {
+        Some(drill) if drill.evict => ", a drill with evictions: the host is not rebooted".to_owned(),
+        Some(_) => ", a drill without evictions: the host is not rebooted".to_owned(),
+        None => format!("{from} to {}", attempt.version),
+    };
+    let mut text = format!("{}{what}, begun {}", attempt.number, moment(attempt.started, now));
     text.push_str(&format!("; {} since {}", attempt.step, moment(attempt.since, now)));
     if let Some(pods) = attempt.pods {
         text.push_str(&format!("; {pods} pod(s) to evict"));

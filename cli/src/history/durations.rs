@@ -20,7 +20,8 @@ fn of_page(page: &Value) -> Vec<UpdateDurations> {
 pub(crate) async fn last_updates(client: &Client, namespace: &str) -> anyhow::Result<Vec<UpdateDurations>> {
     let source = Source::Cluster { client, namespace };
     let (mut found, mut left) = (Vec::new(), PAGES);
-    for record in source.records().await?.iter().rev().take(PAGES) {
+    let updates = |record: &&Value| record["spec"]["rollout"]["drill"] != true;
+    for record in source.records().await?.iter().rev().filter(updates).take(PAGES) {
         for page in source.pages(record).await?.values().rev().take(left) {
             found.extend(of_page(page));
             left -= 1;

@@ -111,7 +111,11 @@ pub(super) fn table(page: &mut Page, records: &[Value], width: Option<usize>) ->
     let rows = records.iter().map(|record| match Rollout::parse(record, &BTreeMap::new()) {
         Ok(rollout) => [
             rollout.head.number.to_string(),
-            rollout.head.version.to_string(),
+            if rollout.head.drill {
+                format!("{} (drill)", rollout.head.version)
+            } else {
+                rollout.head.version.to_string()
+            },
             format!("{}/{}", rollout.head.variant, rollout.head.arch),
             rollout.phase(),
             rollout.head.begun.to_string(),
@@ -136,7 +140,7 @@ pub(super) fn for_programs(records: &[Value]) -> Value {
         json!({
             "name": name(record), "number": rollout["number"], "version": rollout["version"], "variant": rollout["variant"],
             "arch": rollout["arch"], "begun": rollout["begun"], "phase": status["phase"], "ended": status["ended"],
-            "frozen": frozen, "nodes": status["nodes"], "pods": status["pods"],
+            "drill": rollout["drill"].as_bool().unwrap_or(false), "frozen": frozen, "nodes": status["nodes"], "pods": status["pods"],
         })
     };
     records.iter().map(row).collect()

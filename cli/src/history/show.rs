@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::history::{HistoryRow, RecordedRollout};
 use models::operator::{CanaryStep, CompletionEstimate, CountOrPercent, StepApproval};
-use models::shadow::{DrainedPod, PodMove, UPDATED};
+use models::shadow::{DRILL_PASSED, DrainedPod, PodMove, UPDATED};
 use models::time::between;
 
 use super::rollouts::{Rollout, steps};
@@ -77,12 +77,17 @@ pub(super) fn head(rollout: &Rollout) -> Vec<(&'static str, String)> {
         0 => "not known".to_owned(),
         number => format!("{number} ({})", head.revision.name),
     };
-    let failed = rollout.rows.iter().filter(|row| row.result.result != UPDATED).count();
+    let succeeds = if head.drill { DRILL_PASSED } else { UPDATED };
+    let failed = rollout.rows.iter().filter(|row| row.result.result != succeeds).count();
     let mut fields = vec![
         ("Rollout", format!("{}{continued}", head.number)),
         ("Record", rollout.name.clone()),
         ("Nodes of", format!("{}/{}", head.variant, head.arch)),
-        ("Version", format!("{}, from {}", head.version, origin(head))),
+        if head.drill {
+            ("Drill on", format!("{}: no host was rebooted", head.version))
+        } else {
+            ("Version", format!("{}, from {}", head.version, origin(head)))
+        },
         ("Policy revision", revision),
         ("Operator", format!("{}/{} (uid {})", head.operator.namespace, head.operator.name, head.operator.uid)),
         ("Phase", format!("{}, begun {}{ended}", rollout.phase(), head.begun)),
@@ -124,7 +129,11 @@ fn node(row: &HistoryRow) -> [String; 11] {
     [
         row.node.clone(),
         result.attempt.to_string(),
-        format!("{}→{}", result.from.as_ref().map_or("?".to_owned(), ToString::to_string), result.to),
+        match &result.drill {
+            Some(drill) if drill.evict => format!("drill on {} with evictions", result.to),
+            Some(_) => format!("drill on {}", result.to),
+            None => format!("{}→{}", result.from.as_ref().map_or("?".to_owned(), ToString::to_string), result.to),
+        },
         result.started.to_string(),
         span(result.started, result.ended),
         moved(row, PodMove::Evicted).to_string(),
@@ -225,6 +234,23 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("web-a"), "{text}");
+    }
+
+    #[test]
+    fn record_of_drills_names_them_as_drills() {
+        let mut of_a = row("a", "Passed");
+        of_a["drill"] = serde_json::json!({"request": "1 evict", "evict": true});
+        let pages = [page("r", 1, &[of_a])];
+        let head = RecordedRollout { drill: true, ..rollout(8, "1.20.0") };
+        let record = record(&head, &pages);
+        let rollout = Rollout::parse(&record, &BTreeMap::from([(1, pages[0].clone())])).unwrap();
+        let text = text(&rollout).to_string();
+        for part in ["Drill on:        1.20.0", "(failed: 0)", "with evictions"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let mut list = Page::default();
+        super::super::rollouts::table(&mut list, &[record]);
+        assert!(list.to_string().contains("1.20.0 (drill)"), "{list}");
     }
 
     #[test]

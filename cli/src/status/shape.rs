@@ -175,6 +175,9 @@ pub(crate) struct NodeReport {
     pub(crate) target: Option<Version>,
     /// The step of the attempt under way, or `Idle`.
     pub(crate) step: &'static str,
+    /// True if the attempt under way is a drill.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) drill: bool,
     /// The reason why it waits, as one fixed word; absent if it is up to date.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,

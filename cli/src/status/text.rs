@@ -227,7 +227,7 @@ fn row(node: &NodeReport, wide: bool, now: Timestamp) -> [Cell; 6] {
         Cell::from(node.name.clone()),
         Cell::from(text(&node.version)),
         Cell::from(text(&node.target)),
-        Cell::new(node.step, step),
+        Cell::new(if node.drill { format!("{} (drill)", node.step) } else { node.step.to_owned() }, step),
         Cell::new(last.unwrap_or_default(), result),
         Cell::new(waits.join(": "), reason_style(node.reason.as_deref())),
     ]

@@ -22,7 +22,7 @@ fn missing_since(since: Option<Timestamp>, there: Option<bool>, now: Timestamp) 
 impl NodeMemory {
     /// Forgets what the node's step has outlived.
     fn forget(&mut self, node: &NodeView) {
-        if node.step() != Some(Step::Draining) {
+        if !matches!(node.step(), Some(Step::Draining | Step::RehearsingDrain)) {
             self.in_flight.clear();
         }
         if node.progress().is_none() {

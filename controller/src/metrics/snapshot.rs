@@ -105,9 +105,10 @@ fn node_state<'a>(name: &'a str, node: &'a NodeView, plan: &Plan) -> NodeState<'
     let reported = shadow.and_then(|s| s.status.agent.current_version.as_ref());
     NodeState {
         name,
-        step: node.step(),
+        // A drill is no step of an update.
+        step: node.update().map(|progress| progress.step),
         version: reported.map(Cow::Borrowed).or_else(|| node.facts.os_version().map(Cow::Owned)),
-        attempt: node.progress().map(|progress| (progress.from.as_ref(), &progress.version)),
+        attempt: node.update().map(|progress| (progress.from.as_ref(), &progress.version)),
         waits: match plan.waits.get(name) {
             // As in the operator's status: these are no reasons to wait.
             Some(Wait::UpToDate | Wait::NotLabelled) => Waits::Not,

@@ -126,7 +126,7 @@ impl Approval {
 fn done(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let last = node.record().and_then(|record| record.last.as_ref());
     last.is_some_and(|l| l.reason == UPDATED && l.version == rollout.version && l.ended >= rollout.started)
-        && node.progress().is_none()
+        && node.update().is_none()
 }
 
 /// Follows the rollouts. `wanted` are the nodes that have a target version and have not begun, with that version.
@@ -137,7 +137,7 @@ pub(super) fn follow<'a>(
     now: Timestamp,
 ) -> Rollouts {
     let Some(operator) = &view.operator else { return Rollouts::default() };
-    let under_way = view.nodes.values().filter_map(|node| Some((node, &node.progress()?.version)));
+    let under_way = view.nodes.values().filter_map(|node| Some((node, &node.update()?.version)));
     let keys: BTreeSet<Key> = wanted.chain(under_way).map(|(node, version)| key(node, version)).collect();
     let pending = operator.approve_step.is_some()
         && !super::requests::is_new(operator)
@@ -233,8 +233,8 @@ fn step_on(
     let slots: BTreeSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
     let mut rollout = Rollout { total, finished, ..Rollout::default() };
     let mut on_their_way = Vec::new();
-    for node in kind.into_iter().filter(|n| n.progress().is_some_and(|p| p.version == active.version)) {
-        let staged = node.progress().is_some_and(|p| p.step == Step::Staged);
+    for node in kind.into_iter().filter(|n| n.update().is_some_and(|p| p.version == active.version)) {
+        let staged = node.update().is_some_and(|p| p.step == Step::Staged);
         let disrupted = node.disrupted() || slots.contains(node.facts.uid.as_str());
         rollout.under_way += usize::from(!staged || disrupted);
         rollout.disrupted += usize::from(disrupted);

@@ -129,6 +129,11 @@ struct Behind {
     operator: Option<ClusterView>,
 }
 
+/// Returns whether pods are evicted, or asked about, in this step.
+fn drains(step: Option<Step>) -> bool {
+    matches!(step, Some(Step::Draining | Step::RehearsingDrain))
+}
+
 impl World {
     fn new(seed: u64, nodes: usize, budget: u32) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -284,7 +289,7 @@ impl World {
     fn plan(&mut self) -> Plan {
         let lasted = Duration::try_from(self.now.duration_since(self.began.0)).unwrap();
         self.standings.observe(&mut self.view.nodes, self.began.1 + lasted);
-        for node in self.view.nodes.values_mut().filter(|node| node.step() != Some(Step::Draining)) {
+        for node in self.view.nodes.values_mut().filter(|node| !drains(node.step())) {
             node.in_flight.clear();
         }
         let waits_for_slot = |node: &NodeView| matches!(node.step(), Some(Step::Staging | Step::Staged));

@@ -822,7 +822,7 @@ impl<'a> Run<'a> {
         self.touched.insert(index);
         self.acted.insert(index);
         match super::write::write(node, action, cordoned) {
-            Some(Action::Permit { nonce, rules }) => super::write::permit(node, nonce, rules),
+            Some(Action::Permit { nonce, rules, pods_stay }) => super::write::permit(node, nonce, rules, pods_stay),
             Some(Action::ReadLease) => super::write::read_lease(node, self.states[index].up, self.now),
             Some(Action::ReadOwner { owner, nodes, .. }) => self.read_owner(name, &owner, &nodes),
             _ => {}
@@ -890,6 +890,6 @@ fn is_plain(node: &NodeView) -> bool {
         && agent.state == Some(HostState::Idle)
         && agent.updates.as_ref().is_some_and(|updates| updates.refresh_failure.is_none());
     let clean = node.record().is_none_or(|record| record.failures == 0 && record.version_failures.is_empty());
-    let requests = shadow.retry.is_some() || shadow.release.is_some() || shadow.deleting;
+    let requests = shadow.retry.is_some() || shadow.release.is_some() || shadow.drill.is_some() || shadow.deleting;
     rests && usual && reported && clean && !requests && facts.pressure.is_none() && node.agent_missing.is_none()
 }

@@ -153,6 +153,7 @@ impl Projection for ShadowFacts {
             deleting: meta.deletion_timestamp.is_some(),
             retry: request(meta, names::RETRY_ANNOTATION),
             release: request(meta, names::RELEASE_ANNOTATION),
+            drill: request(meta, names::DRILL_ANNOTATION),
             revision: meta.labels.as_ref().and_then(|labels| labels.get(names::REVISION_LABEL)).cloned(),
             shared_field: super::managers::shared_field(meta),
         })

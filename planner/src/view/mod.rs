@@ -135,6 +135,8 @@ pub struct ShadowFacts {
     pub retry: Option<String>,
     /// The value of the annotation that requests the attempt's end.
     pub release: Option<String>,
+    /// The value of the annotation that requests a drill.
+    pub drill: Option<String>,
     /// The revision of the policy that its label names.
     pub revision: Option<String>,
     /// A field of the operator that another field manager owns too.
@@ -255,6 +257,11 @@ impl NodeView {
     /// Returns the attempt under way.
     pub fn progress(&self) -> Option<&Progress> {
         self.shadow.as_ref()?.status.controller.progress.as_ref()
+    }
+
+    /// Returns the update under way. A drill is none.
+    pub fn update(&self) -> Option<&Progress> {
+        self.progress().filter(|progress| progress.drill.is_none())
     }
 
     /// Returns the record of its attempts.

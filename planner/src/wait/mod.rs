@@ -140,6 +140,9 @@ pub enum Wait {
     },
     #[error("the agent has not requested its permit yet")]
     AwaitingAgent,
+    /// The rehearsal permit of a drill is issued.
+    #[error("the agent has not verified the permit of its drill yet")]
+    AwaitingRehearsal,
     /// The permit is issued.
     #[error("the host reboots")]
     AwaitingReboot,

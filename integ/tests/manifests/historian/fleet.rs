@@ -92,6 +92,7 @@ pub(super) fn result(rollout: i64, attempt: i64, minutes: i64, pods: usize) -> R
         attempt,
         from: Some(OLD),
         to: NEW,
+        drill: None,
         result: UPDATED.into(),
         message: String::new(),
         started: ago(minutes + 9),

@@ -13,12 +13,13 @@ use models::shadow::{
 use super::LISTED_PODS;
 use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed};
 use super::claim::{claim_due, ended_during_drain};
+use super::drill;
 use super::fail::fail;
 use super::overdue::{delete_remaining, drain_timed_out};
 use super::permit::permit_request;
 use super::result::{bounded, mark_moved};
 use super::status::go_to;
-use crate::drain::{self, Sorted};
+use crate::drain::{ENDED, Sorted, listed};
 use models::time::after;
 
 use crate::plan::context::NodeContext;
@@ -93,6 +94,8 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         // A kubelet that is silent ends no pod: without its object a second one would run beside it.
         let forced =
             claim.is_none() && policy.at_deadline == AtDeadline::Force && ctx.policy.present && ctx.facts().ready;
+        // A drill goes past no budget: nothing is urgent in it.
+        let forced = forced && progress.drill.is_none();
         let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty());
         return match &sorted {
             Some(sorted) if forced && !refused && !sorted.empty() => delete_remaining(ctx, progress, sorted, deadline),
@@ -137,7 +140,8 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Decision {
     let waits_for_answer = |pod: &PodFacts| ctx.node.in_flight.contains_key(&pod.uid);
     let due = sorted.first_to_go().filter(|pod| !waits_for_answer(pod));
     let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= ctx.now));
-    let evictions = Evictions { pods: due.map(Eviction::of).collect(), grace: policy.grace, delete: false };
+    let evictions =
+        Evictions { pods: due.map(Eviction::of).collect(), grace: policy.grace, delete: false, dry_run: false };
     let left = sorted.evictable.len() + sorted.leaving.len();
     let (blockers, changes) = blockers(ctx, sorted);
     let wait = match blockers.first() {
@@ -155,7 +159,7 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Decision {
     // A pod that has ended is waited for no longer than its grace period, and others as policy requires.
     let given_up = |pod: &&PodFacts| {
         let by = pod.ends_by?;
-        let ended = pod.finished.then(|| after(by, drain::ENDED));
+        let ended = pod.finished.then(|| after(by, ENDED));
         [ended, policy.skip_terminating_after.map(|skip| after(by, skip))].into_iter().flatten().min()
     };
     let given_up = sorted.leaving.iter().filter_map(given_up).min();
@@ -170,6 +174,7 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Decision {
 fn is_still_staged(ctx: &NodeContext<'_>) -> bool {
     let (spec, agent) = (&ctx.shadow.spec, &ctx.shadow.status.agent);
     ctx.is_staged()
+        || drill::request(ctx).is_some()
         || (spec.state == HostState::RebootedIntoUpdate
             && spec.permit.is_none()
             && permit_request(ctx).is_some_and(|armed| armed.phase == ArmedPhase::Arming)
@@ -181,7 +186,7 @@ fn is_still_staged(ctx: &NodeContext<'_>) -> bool {
 /// the scheduler may have placed before it observed the cordon, the number of times per owner is counted.
 pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<Action> {
     let mut drain = ctx.drain_status()?.clone();
-    let new: Vec<_> = sorted.evictable.iter().copied().filter(|pod| !drain::listed(pod, &drain)).collect();
+    let new: Vec<_> = sorted.evictable.iter().copied().filter(|pod| !listed(pod, &drain)).collect();
     let new = if drain.pods.len() + new.len() > LISTED_PODS { Vec::new() } else { new };
     let evicted = tolerating_owners(sorted.evictable.iter().copied()).chain(drain.evicted_owners.iter().cloned());
     let evicted = owners(evicted, EVICTED_OWNERS);
@@ -211,7 +216,7 @@ pub(super) fn returning_pod<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> O
     let drain = ctx.drain_status()?;
     let too_often =
         |uid: &String| drain.returned_owners.iter().any(|owner| owner.uid == *uid && owner.times >= RETURNS);
-    let new = sorted.evictable.iter().copied().filter(|pod| !pod.tolerates_cordon && !drain::listed(pod, drain));
+    let new = sorted.evictable.iter().copied().filter(|pod| !pod.tolerates_cordon && !listed(pod, drain));
     new.into_iter().find(|pod| pod.controller_uid.as_ref().is_some_and(too_often))
 }
 
@@ -235,9 +240,9 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
 
 /// The pods that the drain has listed and that are still on the node: the object, and not only its containers.
 fn remaining_listed<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
-    let listed = ctx.drain_status().map(|drain| drain.pods.as_slice()).unwrap_or_default();
-    let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
-    ctx.node.pods.iter().flatten().filter(move |pod| listed.contains(pod.uid.as_str()))
+    let recorded = ctx.drain_status().map(|drain| drain.pods.as_slice()).unwrap_or_default();
+    let recorded: BTreeSet<&str> = recorded.iter().map(|pod| pod.uid.as_str()).collect();
+    ctx.node.pods.iter().flatten().filter(move |pod| recorded.contains(pod.uid.as_str()))
 }
 
 /// The number of listed pods that have left.
@@ -263,7 +268,8 @@ fn end_drain(ctx: &NodeContext<'_>, progress: &Progress, sorted: &Sorted<'_>) ->
     };
     let place = progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
     let progress = Progress { rollout: place, ..progress.clone() };
-    let mut action = go_to(ctx, &progress, Step::Rebooting, |status| {
+    let next = if progress.drill.is_some() { Step::RehearsingReboot } else { Step::Rebooting };
+    let mut action = go_to(ctx, &progress, next, |status| {
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {
             (drain.removed, drain.blockers) = (pods_gone(ctx), Vec::new());

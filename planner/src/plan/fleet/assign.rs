@@ -31,7 +31,7 @@ pub(super) struct Assignment<'a> {
 }
 
 fn rollout_of(node: &NodeView) -> Option<Key> {
-    node.progress().map(|progress| rollout::key(node, &progress.version))
+    node.update().map(|progress| rollout::key(node, &progress.version))
 }
 
 impl<'a> Assignment<'a> {

@@ -27,7 +27,7 @@ impl<'a> Planner<'a> {
         let mut begun = BTreeMap::new();
         let unseen = requests.beginning.iter().map(|(node, version)| rollout::key(node, version));
         let staged = ready.iter().filter_map(|node| {
-            let progress = node.progress().filter(|progress| progress.step == Step::Staged)?;
+            let progress = node.update().filter(|progress| progress.step == Step::Staged)?;
             Some(rollout::key(node, &progress.version))
         });
         for key in staged.chain(unseen) {

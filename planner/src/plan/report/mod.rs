@@ -73,10 +73,11 @@ fn counts(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> Counts {
     let mut counts = Counts::default();
     for (name, node) in view.nodes.iter().filter(|(_, n)| n.facts.labelled) {
         counts.total += 1;
-        let step = node.step();
+        // A node in a drill is out of service, and neither staged nor updated.
+        let step = node.update().map(|progress| progress.step);
         let wait = plan.waits.get(name);
         let record = node.record();
-        counts.updating += i64::from(node.past_staging());
+        counts.updating += i64::from(node.past_staging() && step.is_some());
         counts.staged += i64::from(step == Some(Step::Staged));
         counts.current += i64::from(follow::is_current(node, survey, plan));
         counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
