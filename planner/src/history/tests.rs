@@ -310,7 +310,7 @@ fn drill_has_a_record_of_its_own_beside_that_of_a_rollout() {
         server.check();
         // The next rollout gets the number of one of them if it was given at the same time, and has its own record.
         let number = drills[0].0.number;
-        server.operator.status.active_rollouts[0].record = Some(place(number));
+        server.operator.status.active_rollouts[0].record = Some(recorded(number));
         server.settle(&mut leader, 30, kill);
         let same = server.objects.values().filter_map(|object| object.spec.rollout.as_ref());
         assert_eq!(same.filter(|head| head.number == number).count(), 2, "kill {kill}");
