@@ -244,12 +244,12 @@ mod tests {
         let head = RecordedRollout { drill: true, ..rollout(8, "1.20.0") };
         let record = record(&head, &pages);
         let rollout = Rollout::parse(&record, &BTreeMap::from([(1, pages[0].clone())])).unwrap();
-        let text = text(&rollout).to_string();
+        let text = text(&rollout, None, false).to_string();
         for part in ["Drill on:        1.20.0", "(failed: 0)", "with evictions"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let mut list = Page::default();
-        super::super::rollouts::table(&mut list, &[record]);
+        super::super::rollouts::table(&mut list, &[record], None);
         assert!(list.to_string().contains("1.20.0 (drill)"), "{list}");
     }
 
