@@ -6,14 +6,28 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use models::permit::PermitClaims;
+use models::permit::{PermitClaims, REHEARSAL_AUDIENCE, RehearsalClaims};
 use models::shadow::HostPolicy;
 
 use crate::statement::{StatementError, open};
 
 /// Verifies a permit: `keys` is the trusted JWKS, `expected` the claims of this attempt, host, boot and nonce.
 pub(crate) fn verify(jws: &str, keys: &str, expected: &PermitClaims) -> Result<(), StatementError> {
-    let PermitClaims { node_uid, boot_id, attempt, version, nonce, host } = open(jws, keys)?;
+    check(open(jws, keys)?, expected)
+}
+
+/// Verifies a rehearsal permit: `expected` are the claims that a permit for the reboot would have. A permit for a reboot is
+/// none.
+pub(crate) fn verify_rehearsal(jws: &str, keys: &str, expected: &PermitClaims) -> Result<(), StatementError> {
+    let RehearsalClaims { aud, node_uid, boot_id, attempt, rehearsed, nonce, host } = open(jws, keys)?;
+    if aud != REHEARSAL_AUDIENCE {
+        return Err(StatementError::Other("purpose"));
+    }
+    check(PermitClaims { node_uid, boot_id, attempt, version: rehearsed, nonce, host }, expected)
+}
+
+fn check(claims: PermitClaims, expected: &PermitClaims) -> Result<(), StatementError> {
+    let PermitClaims { node_uid, boot_id, attempt, version, nonce, host } = claims;
     let checks = [
         ("node", node_uid == expected.node_uid),
         ("boot", boot_id == expected.boot_id),
@@ -80,6 +94,23 @@ mod tests {
             change(&mut other);
             assert_eq!(verify(&signer.sign(&other), &signer.keys(), &claims()), Err(StatementError::Other(what)));
         }
+    }
+
+    #[test]
+    fn rehearsal_permit_is_refused_for_a_reboot_and_reboot_permit_in_a_drill() {
+        let signer = signer("k1");
+        let rehearsal = signer.sign(&RehearsalClaims::of(claims()));
+        let reboot = signer.sign(&claims());
+        let other_purpose = Err(StatementError::Other("purpose"));
+        assert_eq!(verify_rehearsal(&rehearsal, &signer.keys(), &claims()), Ok(()));
+        assert_eq!(verify(&rehearsal, &signer.keys(), &claims()), other_purpose);
+        assert_eq!(verify_rehearsal(&reboot, &signer.keys(), &claims()), other_purpose);
+        // Its form alone makes it no rehearsal.
+        let unnamed = RehearsalClaims { aud: String::new(), ..RehearsalClaims::of(claims()) };
+        assert_eq!(verify_rehearsal(&signer.sign(&unnamed), &signer.keys(), &claims()), other_purpose);
+        let older = RehearsalClaims { nonce: "n0".into(), ..RehearsalClaims::of(claims()) };
+        let older = verify_rehearsal(&signer.sign(&older), &signer.keys(), &claims());
+        assert_eq!(older, Err(StatementError::Other("nonce")));
     }
 
     #[test]

@@ -4,7 +4,9 @@
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
 use models::plain::cut;
-use models::shadow::{Armed, Failure, FoundSettings, HOST_REACHABLE, HostState, OfferedUpdates, UNSUPPORTED_STATE};
+use models::shadow::{
+    Armed, Failure, FoundSettings, HOST_REACHABLE, HostState, OfferedUpdates, Rehearsal, UNSUPPORTED_STATE,
+};
 use models::wire::AgentStatus;
 
 use crate::host::client::HostError;
@@ -29,6 +31,8 @@ pub(crate) enum Finding {
     InProgress(HostState),
     /// The image that is about to be armed, or is armed.
     Armed(Armed),
+    /// The request for a rehearsal permit, or its outcome; the host is in this state.
+    Rehearsal(Rehearsal, HostState),
     Failed {
         failure: Failure,
         state: HostState,
@@ -99,15 +103,18 @@ pub(crate) fn build(
         Finding::Reached(state) | Finding::AtRest(state) | Finding::Failed { state, .. } => (*state, true),
         Finding::InProgress(state) => (*state, false),
         Finding::Armed(_) => (HostState::StagedUpdate, false),
+        Finding::Rehearsal(rehearsal, _) if rehearsal.verified => (HostState::RehearsedUpdate, true),
+        Finding::Rehearsal(_, state) => (*state, false),
     };
     report.state = Some(state);
     if acknowledges {
         report.observed_generation = Some(generation);
     }
     match finding {
-        Finding::Reached(HostState::Idle) => report.armed = None,
+        Finding::Reached(HostState::Idle) => (report.armed, report.rehearsal) = (None, None),
         Finding::Reached(HostState::RebootedIntoUpdate) => (report.armed, report.failure) = (None, None),
         Finding::Armed(armed) => report.armed = Some(armed.clone()),
+        Finding::Rehearsal(rehearsal, _) => report.rehearsal = Some(rehearsal.clone()),
         Finding::Failed { failure, judges_boot, state: _ } => {
             report.failure = Some(Failure { message: cut(&failure.message, LONGEST_MESSAGE), ..failure.clone() });
             report.armed.take_if(|_| *judges_boot);

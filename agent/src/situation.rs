@@ -49,8 +49,11 @@ fn classify(desired: &DesiredState) -> Desired {
         HostState::Idle => Desired::Idle,
         HostState::StagedUpdate if complete => Desired::Stage,
         HostState::RebootedIntoUpdate if complete => Desired::Reboot,
+        HostState::RehearsedUpdate if complete => Desired::Rehearse,
         // Answered before any host call.
-        HostState::StagedUpdate | HostState::RebootedIntoUpdate | HostState::Unknown => Desired::Unknown,
+        HostState::StagedUpdate | HostState::RebootedIntoUpdate | HostState::RehearsedUpdate | HostState::Unknown => {
+            Desired::Unknown
+        }
     }
 }
 
@@ -101,7 +104,7 @@ fn running(version: &Version, wanted: Option<&Version>, stored: &AgentStatus, de
 pub(crate) fn host_state(situation: &Situation) -> HostState {
     match (situation.desired, situation.running, situation.image) {
         (Desired::Stage | Desired::Reboot, Running::Wanted, _) => HostState::RebootedIntoUpdate,
-        (Desired::Stage | Desired::Reboot, _, Image::Staged) => HostState::StagedUpdate,
+        (Desired::Stage | Desired::Reboot | Desired::Rehearse, _, Image::Staged) => HostState::StagedUpdate,
         (Desired::Stage | Desired::Reboot, _, Image::Ready) if situation.armed_by == ArmedBy::ThisAttempt => {
             HostState::StagedUpdate
         }
@@ -275,6 +278,19 @@ pub(crate) mod tests {
         view.status.report.armed = Some(armed(3, "b1", ArmedPhase::Activated));
         assert_eq!(next(&view, &back(OLD)), fail(FailureReason::BootFellBack));
         assert_eq!(next(&view, &back(Version::new(1, 19, 0))), fail(FailureReason::BootedOtherVersion));
+    }
+
+    #[test]
+    fn drill_requests_its_permit_with_and_without_an_image_and_in_its_boot_alone() {
+        let view = view(HostState::RehearsedUpdate);
+        for state in [None, Some("Idle"), Some("Available"), Some("Staged")] {
+            assert_eq!(next(&view, &facts("b1", OLD, state, ("prepare", "Success"))), Step::Rehearse, "{state:?}");
+        }
+        let rebooted = facts("b2", OLD, None, ("", ""));
+        assert_eq!(next(&view, &rebooted), Step::Fail(FailureReason::RebootedByOther));
+        // In a drill the agent arms nothing, so an armed image is another client's.
+        let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
+        assert_eq!(next(&view, &ready), Step::Fail(FailureReason::HostArmedByOther));
     }
 
     #[test]

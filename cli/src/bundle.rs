@@ -5,7 +5,7 @@
 mod archive;
 mod trim;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -24,6 +24,7 @@ use self::trim::trim;
 use crate::advice::some;
 use crate::call::{call, list, list_each};
 use crate::cluster::Cluster;
+use crate::files::create_private;
 use crate::page::{print_line, progress};
 use crate::status::{Look, Report, render, report};
 
@@ -160,7 +161,8 @@ pub(crate) async fn bundle(client: &Client, namespace: &str, options: &Options) 
     let time = Timestamp::now();
     let folder = format!("brupop-support-{}", time.strftime("%Y%m%d-%H%M%S"));
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(format!("{folder}.tar.gz")));
-    let file = create(&path).with_context(|| format!("{} cannot be created: use another --output", path.display()))?;
+    let file =
+        create_private(&path).with_context(|| format!("{} cannot be created: use another --output", path.display()))?;
     let mut bundle = Bundle { archive: Archive::new(file, &folder, time), missing: Vec::new() };
     fill(&mut bundle, client, namespace, time).await?;
     let readme = readme(&bundle.missing, namespace, time);
@@ -175,15 +177,6 @@ pub(crate) async fn bundle(client: &Client, namespace: &str, options: &Options) 
     }
     print_line("Read it before you send it: names of nodes, pods and namespaces are in it.");
     Ok(())
-}
-
-/// Creates the file. Only its owner may read it.
-fn create(path: &std::path::Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
 }
 
 async fn fill(bundle: &mut Bundle, client: &Client, namespace: &str, time: Timestamp) -> anyhow::Result<()> {

@@ -21,19 +21,44 @@ pub(crate) struct Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the API server answers {}: {}", self.code, self.message)
+        let next = if self.code == 403 { "; an administrator can grant it (docs/plugin.md, Rights)" } else { "" };
+        write!(f, "the API server answers {}: {}{next}", self.code, self.message)
     }
 }
 
 impl std::error::Error for Refusal {}
+
+/// A request without an answer.
+#[derive(Debug)]
+struct NoAnswer;
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())
+    }
+}
+
+impl std::error::Error for NoAnswer {}
+
+/// Adds the URL of the API server to an error for the reason that it cannot be reached.
+pub(crate) fn name_server(error: anyhow::Error, server: &impl fmt::Display) -> anyhow::Error {
+    let of_connection = |cause: &(dyn std::error::Error + 'static)| {
+        let kube = cause.downcast_ref::<kube::Error>();
+        cause.is::<NoAnswer>()
+            || kube.is_some_and(|e| matches!(e, kube::Error::Service(_) | kube::Error::HyperError(_)))
+    };
+    if !error.chain().any(of_connection) {
+        return error;
+    }
+    error.context(format!("the API server {server} cannot be reached: check the kubeconfig and --context"))
+}
 
 /// Waits for the answer to a request. `right` is what the user needs to be allowed, as verb and resource.
 pub(crate) async fn call<T>(right: &str, request: impl Future<Output = kube::Result<T>>) -> anyhow::Result<T> {
     match tokio::time::timeout(LIMIT, request).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(failure(right, error)),
-        Err(_) => Err(anyhow!("no answer within {} s; run the command again: it goes on from there", LIMIT.as_secs())
-            .context(format!("cannot {right}"))),
+        Err(_) => Err(anyhow!(NoAnswer).context(format!("cannot {right}"))),
     }
 }
 
@@ -92,5 +117,24 @@ where
             Some(token) => params = params.continue_token(&token),
             None => return Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn error_of_unreachable_server_has_its_url() {
+        let config = kube::Config::new("https://127.0.0.1:1".parse().unwrap());
+        let url = config.cluster_url.clone();
+        let client = kube::Client::try_from(config).unwrap();
+        let error = call("get /version", client.apiserver_version()).await.unwrap_err();
+        let text = format!("{:#}", name_server(error, &url));
+        assert!(text.starts_with("the API server https://127.0.0.1:1/ cannot be reached"), "{text}");
+        assert!(text.contains("cannot get /version"), "{text}");
+        let status = kube::core::Status::failure("no", "Forbidden").with_code(403).boxed();
+        let refused = name_server(failure("list nodes", kube::Error::Api(status)), &url);
+        assert_eq!(refused.to_string(), "you need the right to list nodes");
     }
 }

@@ -36,6 +36,9 @@ const ROUNDS: usize = 3;
 /// A part of the cluster that is read as far as the caller may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
+    /// The operator's resource.
+    Operator,
+    Shadows,
     Nodes,
     /// The pods of the earlier operator, in any namespace.
     EarlierPods,
@@ -60,6 +63,8 @@ impl Unread {
     /// Returns the reason, and what is not seen therefore.
     pub(crate) fn sentence(&self) -> String {
         let unseen = match self.part {
+            Part::Operator => "so that the policy is not known",
+            Part::Shadows => "so that the hosts are not known",
             Part::Nodes => "so that the reasons are those that the controller has recorded",
             Part::EarlierPods => "so that pods of the earlier operator are not seen",
             Part::OwnPods => "so that the operator's own pods are not seen",
@@ -119,6 +124,12 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
+    /// Returns true if nothing of an operator was seen in the namespace.
+    pub(crate) fn has_no_operator(&self) -> bool {
+        let pods = self.own.as_ref().is_some_and(|own| !own.pods.is_empty());
+        self.operator.is_none() && self.shadows.is_empty() && !pods
+    }
+
     /// Takes in the operator's resource.
     pub(crate) fn add_operator(&mut self, operator: &BottlerocketUpdateOperator) {
         self.operator = OperatorFacts::project(operator);

@@ -29,6 +29,12 @@ pub(crate) struct ConnectOptions {
 impl ConnectOptions {
     /// Sets up the client.
     pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
+        let config = self.config().await?;
+        kube::Client::try_from(config).context("the Kubernetes client cannot be set up")
+    }
+
+    /// Reads the kubeconfig: the server and the user.
+    pub(crate) async fn config(&self) -> anyhow::Result<Config> {
         let kubeconfig = match &self.kubeconfig {
             Some(path) => Kubeconfig::read_from(path)
                 .with_context(|| format!("the kubeconfig {} cannot be used: check --kubeconfig", path.display()))?,
@@ -40,7 +46,7 @@ impl ConnectOptions {
             .await
             .context("the kubeconfig cannot be used: check `kubectl config view` and --context")?;
         self.impersonate(&mut config.auth_info)?;
-        kube::Client::try_from(config).context("the Kubernetes client cannot be set up")
+        Ok(config)
     }
 
     /// Sets the user to impersonate. What the options leave out is as the kubeconfig has it.

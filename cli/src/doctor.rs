@@ -127,7 +127,8 @@ impl Diagnosis {
         }
         page.line("");
         let (style, result) = match (self.errors, self.warnings) {
-            (0, 0) => (Style::Good, "all is well".to_owned()),
+            (0, 0) if self.not_read.is_empty() => (Style::Good, "all is well".to_owned()),
+            (0, 0) => (Style::Warn, "no error in what was checked; not all could be read".to_owned()),
             (errors, warnings) => {
                 let style = if errors > 0 { Style::Bad } else { Style::Warn };
                 (style, format!("{errors} error(s), {warnings} warning(s)"))
@@ -140,7 +141,10 @@ impl Diagnosis {
 
 /// Returns the parts that were checked.
 fn checked(facts: &Facts) -> Vec<String> {
-    let mut checked = vec![format!("Kubernetes {}", facts.version)];
+    let mut checked = Vec::new();
+    if !facts.version.is_empty() {
+        checked.push(format!("Kubernetes {}", facts.version));
+    }
     if !facts.objects.is_empty() {
         checked.push(format!("{} objects of the installation", facts.objects.len()));
     }

@@ -12,6 +12,7 @@ mod completion;
 mod connect;
 mod doctor;
 mod explain;
+mod files;
 #[cfg(test)]
 mod fixtures;
 mod forecast;
@@ -48,7 +49,8 @@ Exit codes:
   2  the command line is not understood
   3  it was written, and it is not known that the operator has acknowledged it (--timeout)
   4  watch --until=completed: failures have frozen the rollout
-  6  plan: not every node is updated, or not by the time of --by";
+  6  plan, simulate: not every node is updated, or not by the time of --by
+  7  drill: it did not pass, for the reason that is shown";
 
 /// Exit code of a write that the operator has not acknowledged.
 const UNACKNOWLEDGED: u8 = 3;
@@ -142,22 +144,33 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     if let Command::History(options) = &arguments.command
         && options.is_offline()
     {
-        history::history(None, &arguments.namespace, options).await?;
+        history::history(None, &arguments.namespace, options, terminal::colour(arguments.color)).await?;
         return Ok(ExitCode::SUCCESS);
     }
+    let colour = terminal::colour(arguments.color);
     match &arguments.command {
         Command::Completion(options) => return print(&completion::completion(options)),
         Command::Complete(words) => return complete(&words.words).await,
         Command::Plan(options) if options.is_offline() => {
-            let (page, code) = plan::plan(None, &arguments.namespace, options).await?;
+            let (page, code) = plan::plan(None, &arguments.namespace, options, colour).await?;
             print(&page)?;
             return Ok(code);
         }
-        Command::Simulate(options) => return print(&simulate::run(options)?),
+        Command::Simulate(options) => {
+            let (page, code) = simulate::run(options, colour)?;
+            print(&page)?;
+            return Ok(code);
+        }
         _ => {}
     }
-    let client = arguments.connect.client().await?;
-    let colour = terminal::colour(arguments.color);
+    let config = arguments.connect.config().await?;
+    let server = config.cluster_url.clone();
+    let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
+    run_with(client, arguments, colour).await.map_err(|error| call::name_server(error, &server))
+}
+
+/// Runs a command that needs a cluster.
+async fn run_with(client: kube::Client, arguments: Arguments, colour: bool) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Preflight => preflight::preflight(client).await?,
         Command::Install(options) => {
@@ -178,14 +191,14 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             return doctor::doctor(&client, &arguments.namespace, &options, colour).await;
         }
         Command::SupportBundle(options) => bundle::bundle(&client, &arguments.namespace, &options).await?,
-        Command::History(options) => history::history(Some(&client), &arguments.namespace, &options).await?,
+        Command::History(options) => history::history(Some(&client), &arguments.namespace, &options, colour).await?,
         Command::Undo(options) => history::undo(&client, &arguments.namespace, &options).await?,
         Command::Plan(options) => {
-            let (page, code) = plan::plan(Some(&client), &arguments.namespace, &options).await?;
+            let (page, code) = plan::plan(Some(&client), &arguments.namespace, &options, colour).await?;
             print(&page)?;
             return Ok(code);
         }
-        Command::Request(command) => requests::run(&client, &arguments.namespace, &command).await?,
+        Command::Request(command) => return requests::run(&client, &arguments.namespace, &command).await,
         Command::Takeover(command) => takeover::takeover(client, &arguments.namespace, &command).await?,
         Command::Uninstall(options) => {
             swap::check_ended(&client).await?;

@@ -116,8 +116,17 @@ impl Page {
 
     /// Adds a text with a label before it. It is wrapped at words, and its further lines are indented like the first.
     pub(crate) fn field(&mut self, label: &str, style: Style, text: &str, width: Option<usize>) {
-        let label_width = label.chars().count();
-        let indent = LABEL.max(label_width + 1);
+        let indent = LABEL.max(label.chars().count() + 1);
+        self.indented(label, indent, style, text, width);
+    }
+
+    /// Adds a text without a label, wrapped at words.
+    pub(crate) fn paragraph(&mut self, text: &str, width: Option<usize>) {
+        self.indented("", 0, Style::Plain, text, width);
+    }
+
+    /// Adds a text that begins at this column, after its label.
+    pub(crate) fn indented(&mut self, label: &str, indent: usize, style: Style, text: &str, width: Option<usize>) {
         let room = width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(NARROWEST));
         for (index, line) in wrap(&plain(text), room).into_iter().enumerate() {
             let label = if index == 0 { label } else { "" };
@@ -194,6 +203,13 @@ impl Page {
             self.styled_line(&kept, &spans.collect::<Vec<_>>());
         }
         cut
+    }
+
+    /// Adds the note about rows that were cut.
+    pub(crate) fn cut_note(&mut self, cut: bool, width: Option<usize>) {
+        if cut {
+            self.paragraph("Lines that end with … are cut: -o wide shows them whole.", width);
+        }
     }
 
     /// Prints it. A client that has closed the other end of a pipe is no error.

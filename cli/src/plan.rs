@@ -12,30 +12,27 @@ use jiff::civil::Date;
 use kube::Client;
 use models::operator::BottlerocketUpdateOperatorSpec;
 use planner::policy::Policy;
-use planner::simulation::{Course, NodeCourse, Scenario, Span, Times, live};
+use planner::simulation::{Course, ENOUGH, NodeCourse, Scenario, live};
 use planner::view::ClusterView;
 use serde::Serialize;
 use serde_json::json;
 
 use crate::clock::span;
 use crate::cluster::dump::Dump;
+use crate::files::write_private;
+use crate::forecast::LATE;
 use crate::forecast::summary::{Spread, Summary};
 use crate::forecast::{self, html, report};
-use crate::history::{self, UpdateDurations};
+use crate::history;
 use crate::page::{Page, warn};
-use crate::simulate::{output, parse_policy, read, read_policy};
-
-/// Exit code if not every node is updated, or not in time.
-pub(crate) const LATE: u8 = 6;
+use crate::simulate::{parse_policy, read, read_policy};
+use crate::terminal::Format;
 
 /// The number of nodes that are listed without --all.
 const LISTED: usize = 40;
 
 /// The number of nodes up to which all courses are simulated that are asked for.
 const SMALL: usize = 2_000;
-
-/// The number of observed reboots from which on they are used.
-const OBSERVED: usize = 5;
 
 /// Options of `plan`.
 #[derive(Debug, Args)]
@@ -52,15 +49,15 @@ pub(crate) struct PlanOptions {
     /// List every node.
     #[arg(long)]
     all: bool,
-    /// `json` or `yaml` for programs.
-    #[arg(long, short, value_parser = ["json", "yaml"])]
-    output: Option<String>,
+    /// `wide` for text in full, `json` or `yaml` for programs.
+    #[arg(long, short, value_enum)]
+    output: Option<Format>,
     /// Write the course with the median duration as a page for browsers into this file. The page needs no network.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Write what the plan needs of the cluster into this file, and plan nothing. It has no Secrets and no environment
     /// variables of pods.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["policy", "by", "html", "from_dump"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["policy", "by", "html", "output", "from_dump"])]
     dump: Option<PathBuf>,
     /// Plan for the cluster in this file (see --dump), as of the time of the dump; needs no cluster.
     #[arg(long, value_name = "FILE")]
@@ -154,19 +151,7 @@ impl Forecast {
 
     /// Returns why it does not do what is asked of it, as sentences.
     fn findings(&self, by: Option<Timestamp>) -> Vec<String> {
-        let mut findings = Vec::new();
-        let left = self.courses.iter().map(|course| self.summary.nodes.saturating_sub(course.current)).max();
-        if let Some(left) = left.filter(|left| *left > 0) {
-            findings.push(format!("up to {left} nodes are not updated at the end of a course: see NOT UPDATED FOR"));
-        }
-        if self.summary.cut > 0 {
-            findings.push(format!(
-                "the rollout has not ended after {} in {} of {} courses",
-                span(self.scenario.horizon.unsigned_abs()),
-                self.summary.cut,
-                self.summary.courses
-            ));
-        }
+        let mut findings = report::findings(&self.scenario, &self.courses, &self.summary);
         let end = |seconds| models::time::after(self.summary.start, Duration::from_secs(seconds));
         if let Some(by) = by {
             let late =
@@ -183,8 +168,9 @@ impl Forecast {
         findings
     }
 
-    fn text(&self, page: &mut Page, options: &PlanOptions) {
-        report::add(page, &self.summary);
+    /// Adds the plan as text. Returns true if a row of a table was cut.
+    fn text(&self, page: &mut Page, options: &PlanOptions, width: Option<usize>) -> bool {
+        let mut cut = report::add(page, &self.summary, width);
         page.line("");
         let at = |seconds: Option<Spread>| {
             let Some(seconds) = seconds else { return String::new() };
@@ -206,42 +192,15 @@ impl Forecast {
                 node.reason.clone().unwrap_or_default(),
             ]
         });
-        page.table(
+        cut |= page.table(
             ["PLACE", "NODE", "ZONE, GROUP", "OUT OF SERVICE", "UPDATED", "EVICTED", "NOT UPDATED FOR"],
             rows,
-            None,
+            width,
         );
         if self.nodes.len() > shown {
             page.line(format_args!("{} more nodes are not listed: --all lists them.", self.nodes.len() - shown));
         }
-    }
-}
-
-/// Returns durations as the last updates took them, where there are enough.
-fn times(updates: &[UpdateDurations]) -> Times {
-    let mut times = Times::default();
-    if updates.len() >= OBSERVED {
-        let observed = |seconds: Vec<u64>| Span::Observed(seconds.into_iter().map(Duration::from_secs).collect());
-        times.shutdown = Span::seconds(0, 1);
-        times.boot = observed(updates.iter().map(|update| update.reboot).collect());
-        // A node that waited for its slot took longer than its download: the quicker half is closer to that.
-        let mut downloads: Vec<u64> = updates.iter().map(|update| update.before_drain).collect();
-        downloads.sort_unstable();
-        downloads.truncate(downloads.len().div_ceil(2));
-        times.download = observed(downloads);
-    }
-    times
-}
-
-/// Lets pods take no longer to end than the longest drain of the last updates.
-fn shorten(scenario: &mut Scenario, updates: &[UpdateDurations]) {
-    let Some(longest) = updates.iter().map(|update| update.drain).max().filter(|_| updates.len() >= OBSERVED) else {
-        return;
-    };
-    for pod in &mut scenario.pods {
-        if let Span::Between(from, to) = &mut pod.leaves {
-            *to = (*to).min(Duration::from_secs(longest)).max(*from);
-        }
+        cut
     }
 }
 
@@ -258,13 +217,13 @@ fn with_policy(view: &ClusterView, spec: BottlerocketUpdateOperatorSpec) -> anyh
     Ok((view, policy))
 }
 
-/// Compares two plans.
-fn compared(page: &mut Page, present: &Summary, other: &Summary) {
+/// Compares two plans. Returns true if a row was cut.
+fn compared(page: &mut Page, present: &Summary, other: &Summary, width: Option<usize>) -> bool {
     let rows = report::facts(present).into_iter().map(|(name, value)| {
         let other = report::facts(other).into_iter().find(|(found, _)| *found == name).map(|(_, value)| value);
         [name.to_owned(), value, other.unwrap_or_default()]
     });
-    page.table(["", "PRESENT POLICY", "OTHER POLICY"], rows, None);
+    page.table(["", "PRESENT POLICY", "OTHER POLICY"], rows, width)
 }
 
 async fn dump(client: &Client, namespace: &str) -> anyhow::Result<Dump> {
@@ -281,6 +240,7 @@ pub(crate) async fn plan(
     client: Option<&Client>,
     namespace: &str,
     options: &PlanOptions,
+    colour: bool,
 ) -> anyhow::Result<(Page, ExitCode)> {
     let dump = match (&options.from_dump, client) {
         (Some(path), _) => Dump::parse(read(path)?)?,
@@ -289,7 +249,7 @@ pub(crate) async fn plan(
     };
     if let Some(path) = &options.dump {
         let text = serde_json::to_string(&dump).context("the dump is no JSON")?;
-        std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
+        write_private(path, &text).with_context(|| format!("{} cannot be written", path.display()))?;
         let mut page = Page::default();
         page.line(format_args!("{} written: kubectl brupop plan --from-dump {0}", path.display()));
         return Ok((page, ExitCode::SUCCESS));
@@ -300,20 +260,16 @@ pub(crate) async fn plan(
     for (name, node) in &mut view.nodes {
         node.pods = Some(cluster.pods.get(name).cloned().unwrap_or_default());
     }
-    let scenario = |view, policy| {
-        let mut scenario = live(view, policy, times(&dump.updates), now);
-        shorten(&mut scenario, &dump.updates);
-        scenario
-    };
+    let scenario = |view, policy| live(view, policy, &dump.updates, now);
     let present = Forecast::of(scenario(view.clone(), policy.clone()), options.courses)?;
-    let mut page = Page::default();
+    let (mut page, width, mut cut) = (Page::new(colour), Format::width(options.output), false);
     let mut chosen = present;
     let mut comparison = None;
     if let Some(path) = &options.policy {
         let spec = parse_policy(&read_policy(path)?).with_context(|| format!("{} is no policy", path.display()))?;
         (view, policy) = with_policy(&view, spec)?;
         let other = Forecast::of(scenario(view, policy), options.courses)?;
-        compared(&mut page, &chosen.summary, &other.summary);
+        cut = compared(&mut page, &chosen.summary, &other.summary, width);
         page.line("");
         comparison = Some(std::mem::replace(&mut chosen, other));
     }
@@ -326,21 +282,23 @@ pub(crate) async fn plan(
         let text = html::page("Planned rollout", &chosen.scenario, course, &chosen.summary)?;
         std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
     }
-    if let Some(format) = &options.output {
+    if let Some(format) = options.output.and_then(Format::for_programs) {
         let present = comparison.map(|present| present.summary);
         let value = json!({
             "summary": chosen.summary, "presentPolicy": present, "nodes": chosen.nodes, "findings": findings,
             "observedUpdates": dump.updates.len(),
         });
-        return Ok((output(&value, format)?, code));
+        return Ok((format.page(&value)?, code));
     }
-    chosen.text(&mut page, options);
+    cut |= chosen.text(&mut page, options, width);
+    page.cut_note(cut, width);
     page.line("");
     let observed = dump.updates.len();
-    if observed >= OBSERVED {
-        page.line(format_args!("Downloads and reboots take as long as in the last {observed} updates."));
+    if observed >= ENOUGH {
+        let text = format!("Downloads and reboots take as long as in the last {observed} updates.");
+        page.paragraph(&text, width);
     } else {
-        page.line("Few earlier updates are recorded: common durations are used.");
+        page.paragraph("Few earlier updates are recorded: common durations are used.", width);
     }
     if chosen.summary.failures.p50 > 0 {
         let budgets: Vec<&str> = chosen.summary.refusals.iter().take(3).map(|(budget, _)| budget.as_str()).collect();
@@ -349,10 +307,8 @@ pub(crate) async fn plan(
         } else {
             format!("; these budgets refuse most: {}", budgets.join(", "))
         };
-        page.line(format_args!("Some attempts fail, and are repeated{budgets}."));
+        page.paragraph(&format!("Some attempts fail, and are repeated{budgets}."), width);
     }
-    for finding in findings {
-        page.line(format_args!("! {finding}"));
-    }
+    report::add_findings(&mut page, &findings, width);
     Ok((page, code))
 }

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::version::Info;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 
+use crate::call::call;
 use crate::page::print_line;
 use crate::uninstall::is_marked;
 
@@ -26,13 +27,12 @@ pub(crate) fn outdated(version: &Info) -> Option<String> {
 /// Checks the cluster.
 pub(crate) async fn preflight(client: Client) -> anyhow::Result<()> {
     let mut problems = Vec::new();
-    let version = client.apiserver_version().await.context("the API server's version cannot be read")?;
+    let version = call("get /version", client.apiserver_version()).await?;
     problems.extend(outdated(&version));
     let definitions: Api<CustomResourceDefinition> = Api::all(client);
     for wanted in deploy::crds::all()? {
         let name = wanted["metadata"]["name"].as_str().context("a definition without a name")?;
-        let found =
-            definitions.get_opt(name).await.with_context(|| format!("{name} cannot be read; may you read it?"))?;
+        let found = call("get customresourcedefinitions", definitions.get_opt(name)).await?;
         if let Some(found) = found.filter(|found| !is_marked(&found.metadata)) {
             let versions: Vec<String> = found.spec.versions.into_iter().map(|version| version.name).collect();
             problems.push(format!(
@@ -44,8 +44,9 @@ pub(crate) async fn preflight(client: Client) -> anyhow::Result<()> {
             continue;
         }
         let dry = PatchParams { dry_run: true, ..PatchParams::apply(KUBECTL) };
-        if let Err(error) = definitions.patch(name, &dry, &Patch::Apply(&wanted)).await {
-            problems.push(format!("the API server refuses the definition {name}: {error}"));
+        let patch = Patch::Apply(&wanted);
+        if let Err(error) = call("patch customresourcedefinitions", definitions.patch(name, &dry, &patch)).await {
+            problems.push(format!("the API server refuses the definition {name}: {error:#}"));
         }
     }
     if !problems.is_empty() {

@@ -1,6 +1,7 @@
 //! `kubectl brupop simulate`: the rollout of a described fleet in virtual time.
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -9,8 +10,9 @@ use models::operator::BottlerocketUpdateOperatorSpec;
 use planner::simulation::{Description, Scenario};
 use serde_json::{Value, json};
 
-use crate::forecast::{self, html, report, summary::Summary};
+use crate::forecast::{self, LATE, html, report, summary::Summary};
 use crate::page::Page;
+use crate::terminal::Format;
 
 /// Options of `simulate`.
 #[derive(Debug, Args)]
@@ -29,18 +31,21 @@ pub(crate) struct SimulateOptions {
     /// Seed of the first course. The same seed gives the same course.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// `json` or `yaml` for programs.
-    #[arg(long, short, value_parser = ["json", "yaml"])]
-    output: Option<String>,
+    /// `wide` for text in full, `json` or `yaml` for programs.
+    #[arg(long, short, value_enum)]
+    output: Option<Format>,
     /// Write the course with the median duration as a page for browsers into this file. The page needs no network.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
 
+fn read_text(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))
+}
+
 /// Reads a file of YAML or JSON.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Value> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
-    serde_saphyr::from_str(&text).with_context(|| format!("{} is neither YAML nor JSON", path.display()))
+    serde_saphyr::from_str(&read_text(path)?).with_context(|| format!("{} is neither YAML nor JSON", path.display()))
 }
 
 /// Reads the `spec` of an operator's resource from a file that has it alone or in the whole resource.
@@ -80,31 +85,28 @@ pub(crate) fn parse_policy(value: &Value) -> anyhow::Result<BottlerocketUpdateOp
     Ok(spec)
 }
 
+/// Reads a description. An error has the line, and shows it.
+fn description(text: &str) -> anyhow::Result<Description> {
+    let description = serde_saphyr::from_str(text)?;
+    let value: Value = serde_saphyr::from_str(text)?;
+    if let Some(policy) = value.get("policy").filter(|policy| !policy.is_null()) {
+        parse_policy(policy).context("policy")?;
+    }
+    Ok(description)
+}
+
 fn scenario(options: &SimulateOptions, now: Timestamp) -> anyhow::Result<Scenario> {
-    let mut value = read(&options.file)?;
-    if let Some(path) = &options.policy {
-        value["policy"] = read_policy(path)?;
-    }
     let file = || format!("{} cannot be simulated", options.file.display());
-    if let Some(policy) = value.get("policy") {
-        parse_policy(policy).with_context(file)?;
+    let mut description = description(&read_text(&options.file)?).with_context(file)?;
+    if let Some(path) = &options.policy {
+        let policy = || format!("{} is no policy", path.display());
+        description.policy = parse_policy(&read_policy(path)?).with_context(policy)?;
     }
-    let description: Description = serde_json::from_value(value).with_context(file)?;
     description.scenario(now).with_context(file)
 }
 
-/// Writes the figures in the chosen format.
-pub(crate) fn output(value: &Value, format: &str) -> anyhow::Result<Page> {
-    let mut page = Page::default();
-    match format {
-        "yaml" => page.text(&serde_saphyr::to_string(value).context("the output is no YAML")?),
-        _ => page.json(value)?,
-    }
-    Ok(page)
-}
-
-/// Simulates a described fleet.
-pub(crate) fn run(options: &SimulateOptions) -> anyhow::Result<Page> {
+/// Simulates a described fleet. The exit code is that of `plan`.
+pub(crate) fn run(options: &SimulateOptions, colour: bool) -> anyhow::Result<(Page, ExitCode)> {
     let scenario = scenario(options, Timestamp::now())?;
     let courses = forecast::courses(&scenario, options.seed, options.courses)?;
     let (summary, median) = Summary::of(&scenario, &courses);
@@ -112,17 +114,66 @@ pub(crate) fn run(options: &SimulateOptions) -> anyhow::Result<Page> {
         let text = html::page("Simulated rollout", &scenario, course, &summary)?;
         std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))?;
     }
-    if let Some(format) = &options.output {
-        return output(&json!({"summary": summary}), format);
+    let findings = report::findings(&scenario, &courses, &summary);
+    let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };
+    if let Some(format) = options.output.and_then(Format::for_programs) {
+        return Ok((format.page(&json!({"summary": summary, "findings": findings}))?, code));
     }
-    let mut page = Page::default();
-    report::add(&mut page, &summary);
-    Ok(page)
+    let (mut page, width) = (Page::new(colour), Format::width(options.output));
+    let cut = report::add(&mut page, &summary, width);
+    page.cut_note(cut, width);
+    report::add_findings(&mut page, &findings, width);
+    Ok((page, code))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const FLEET: &str = "nodes:\n- count: 3\n  version: 1.20.0\nversions: [1.20.5]\n";
+
+    #[test]
+    fn invalid_field_of_description_is_named_with_its_line() {
+        for (from, to, parts) in [
+            ("version: 1.20.0", "version: \"1.20\"", ["line 3", "version: \"1.20\""]),
+            ("count: 3", "count: -3", ["line 2", "count: -3"]),
+            ("count: 3", "cuont: 3", ["line 2", "cuont"]),
+            ("[1.20.5]", "[]", ["versions:", "such as [1.20.5]"]),
+            ("versions: [1.20.5]", "versions: [1.20.5]\npolicy: {maxUnavalable: 2}", ["policy", "spec.maxUnavalable"]),
+        ] {
+            let found = description(&FLEET.replacen(from, to, 1));
+            let found = found.and_then(|found| Ok(found.scenario(Timestamp::UNIX_EPOCH)?));
+            let error = format!("{:#}", found.unwrap_err());
+            assert!(parts.iter().all(|part| error.contains(part)), "{to}: {error}");
+        }
+    }
+
+    /// Simulates a fleet whose failures have this effect.
+    fn simulated(failures: &str, width: usize) -> (Vec<String>, String) {
+        let text = format!("{FLEET}start: 2026-01-01T00:00:00Z\nhorizon: 24h\nfailures: {failures}\n");
+        let scenario = description(&text).unwrap().scenario(Timestamp::UNIX_EPOCH).unwrap();
+        let courses = forecast::courses(&scenario, 1, 3).unwrap();
+        let (summary, _) = Summary::of(&scenario, &courses);
+        let findings = report::findings(&scenario, &courses, &summary);
+        let mut page = Page::default();
+        let cut = report::add(&mut page, &summary, Some(width));
+        page.cut_note(cut, Some(width));
+        report::add_findings(&mut page, &findings, Some(width));
+        (findings, page.to_string())
+    }
+
+    #[test]
+    fn simulation_that_freezes_has_findings_and_fits_the_terminal() {
+        assert_eq!(simulated("[]", 80).0, Vec::<String>::new());
+        let (findings, _) = simulated("[{effect: DoesNotBoot}]", 80);
+        for part in ["3 nodes are not updated", "failures of 1.20.5 freeze the rollout in 3 of 3 courses"] {
+            assert!(findings.iter().any(|finding| finding.contains(part)), "{part}: {findings:?}");
+        }
+        for width in [40, 80, 200] {
+            let (_, text) = simulated("[{effect: DoesNotBoot}]", width);
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}: {text}");
+        }
+    }
 
     #[test]
     fn misspelt_field_of_policy_is_named() {

@@ -1,8 +1,11 @@
-//! The terminal that the output goes to: its width, and colours.
+//! The terminal that the output goes to: its width, and colours, and the form of the output.
 
 use std::io::IsTerminal as _;
 
 use clap::ColorChoice;
+use serde_json::Value;
+
+use crate::page::Page;
 
 /// Maximum width of a line where the output is no terminal, and COLUMNS is not set.
 const WIDTH: usize = 120;
@@ -12,6 +15,37 @@ pub(crate) fn width() -> usize {
     let columns = || std::env::var("COLUMNS").ok()?.parse().ok().filter(|columns| *columns > 0);
     let terminal = terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0));
     terminal.filter(|width| *width > 0).or_else(columns).unwrap_or(WIDTH)
+}
+
+/// Form of the output of `plan`, `simulate` and `history`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// Every text in full.
+    Wide,
+    Json,
+    Yaml,
+}
+
+impl Format {
+    /// Returns the maximum width of a line; `None` for every text in full.
+    pub(crate) fn width(format: Option<Self>) -> Option<usize> {
+        (format != Some(Self::Wide)).then(width)
+    }
+
+    /// Returns the form if it is one for programs.
+    pub(crate) fn for_programs(self) -> Option<Self> {
+        Some(self).filter(|format| *format != Self::Wide)
+    }
+
+    /// Returns the figures in this form.
+    pub(crate) fn page(self, value: &Value) -> anyhow::Result<Page> {
+        let mut page = Page::default();
+        match self {
+            Self::Yaml => page.yaml(value)?,
+            Self::Json | Self::Wide => page.json(value)?,
+        }
+        Ok(page)
+    }
 }
 
 /// Returns the number of lines of the terminal that the standard output is.

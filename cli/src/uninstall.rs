@@ -24,6 +24,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::objects::{api, is_marked};
 use self::objects::{delete, find, remove};
+use crate::call::{call, if_there};
 use crate::page::{confirm, print_line};
 
 /// Polling interval.
@@ -79,10 +80,13 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
         )?;
     }
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
-    match operators.delete(names::OPERATOR_NAME, &DeleteParams::default()).await {
-        Ok(_) => print_line("deleted the operator's resource: nothing new starts"),
-        Err(error) if is_gone(&error) => {}
-        Err(error) => return Err(error).context("the operator's resource cannot be deleted; may you delete it?"),
+    // Before anything is removed: who may not read nodes cannot release them.
+    let nodes: Api<Node> = Api::all(client.clone());
+    call("list nodes", nodes.list_metadata(&ListParams::default().limit(1))).await?;
+    let right = format!("delete bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
+    let deleted = call(&right, operators.delete(names::OPERATOR_NAME, &DeleteParams::default())).await;
+    if if_there(deleted)?.is_some() {
+        print_line("deleted the operator's resource: nothing new starts");
     }
     released(&client, options).await?;
 
@@ -104,11 +108,6 @@ fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
     object["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
 }
 
-/// Returns true if there is no such object, or no such kind.
-fn is_gone(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 404)
-}
-
 /// Waits until the controller has released every node.
 async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     let (nodes, shadows): (Api<Node>, Api<BottlerocketShadow>) =
@@ -116,14 +115,12 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     let deadline = Instant::now() + options.timeout.0;
     let mut shown = Vec::new();
     loop {
-        let nodes = nodes.list(&ListParams::default()).await.context("the nodes cannot be read")?;
+        let nodes = call("list nodes", nodes.list(&ListParams::default())).await?;
         let now = Timestamp::now();
         let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).map(|node| node.at(now)).collect();
-        let shadows = match shadows.list(&ListParams::default()).await {
-            Ok(list) => list.items,
-            Err(error) if is_gone(&error) => Vec::new(),
-            Err(error) => return Err(error).context("the shadows cannot be read"),
-        };
+        let right = format!("list bottlerocketshadows in {}", names::SYSTEM_NAMESPACE);
+        let shadows = if_there(call(&right, shadows.list(&ListParams::default())).await)?;
+        let shadows = shadows.map(|list| list.items).unwrap_or_default();
         // Without shadows no attempt is known, and the remaining claims are released here.
         let left = if shadows.is_empty() { Vec::new() } else { unfinished(&nodes, &shadows) };
         if left.is_empty() {
@@ -195,7 +192,7 @@ fn is_labelled_by_us(meta: &ObjectMeta) -> bool {
 /// operator set it.
 async fn sweep(client: &Client) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
-    for node in nodes.list(&ListParams::default()).await.context("the nodes cannot be read")? {
+    for node in call("list nodes", nodes.list(&ListParams::default())).await? {
         let facts = NodeFacts::project(&node).map(|node| node.at(Timestamp::now()));
         let Some(NodeFacts { name, uid, hold, unschedulable, claims, .. }) = facts else { continue };
         let mut managers = Vec::new();
@@ -216,8 +213,7 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
                     "{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}"
                 ));
             }
-            nodes
-                .patch(&name, &PatchParams::apply(manager), &Patch::Apply(kept))
+            call("patch nodes", nodes.patch(&name, &PatchParams::apply(manager), &Patch::Apply(kept)))
                 .await
                 .with_context(|| format!("the operator's fields on node {name} cannot be removed"))?;
             print_line(format_args!("removed the fields of {manager} from node {name}"));
@@ -236,14 +232,12 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
             let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
             let operator_pods =
                 ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
-            left.extend(
-                pods.list(&operator_pods).await.with_context(|| format!("the pods of {namespace} cannot be read"))?,
-            );
+            left.extend(call(&format!("list pods in {namespace}"), pods.list(&operator_pods)).await?);
         }
         if left.is_empty() {
             return Ok(());
         }
-        let nodes = nodes.list(&ListParams::default()).await.context("the nodes cannot be read")?;
+        let nodes = call("list nodes", nodes.list(&ListParams::default())).await?;
         let silent = nodes.iter().filter_map(NodeFacts::project).filter(|node| !node.ready);
         let silent: BTreeSet<String> = silent.map(|node| node.name).collect();
         let node_of = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();

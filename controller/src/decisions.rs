@@ -4,7 +4,7 @@
 use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN, KnownVersion};
 use models::reason::{FailureClass, FailureReason};
-use models::shadow::{ControllerReport, Progress, Step, UPDATED};
+use models::shadow::{ControllerReport, DRILL_PASSED, Progress, Step, UPDATED};
 use semver::Version;
 
 use planner::plan::key_of;
@@ -93,7 +93,9 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
     if let Some(given) = permit(after)
         && permit(before).is_none_or(|before| before.nonce != given.nonce)
     {
-        lines.push(Line::new("reboot permitted").about(name, progress));
+        let rehearsed = progress.is_some_and(|progress| progress.drill.is_some());
+        let text = if rehearsed { "rehearsal permit issued: the host is not rebooted" } else { "reboot permitted" };
+        lines.push(Line::new(text).about(name, progress));
     }
     lines
 }
@@ -103,6 +105,9 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
     let step = |progress: Option<&Progress>| progress.map(|p| p.step);
     let last = after.record.as_ref().and_then(|r| r.last.as_ref());
     let about = |line: Line| vec![line.about(node, is.or(was))];
+    if let Some(lines) = of_drill(node, before, after) {
+        return lines;
+    }
     let ended = |line: Line| {
         let line = line.about(node, is.or(was));
         vec![match last {
@@ -144,6 +149,34 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         _ => "step changed",
     };
     about(Line::new(text))
+}
+
+/// Returns the decisions about a drill; `None` if this write is not about one.
+fn of_drill(node: &str, before: &ControllerReport, after: &ControllerReport) -> Option<Vec<Line>> {
+    let found = |report: &ControllerReport| report.record.as_ref().and_then(|record| record.drill.clone());
+    let (was, is) = (before.progress.as_ref(), after.progress.as_ref());
+    let ended = found(after).filter(|ended| found(before).as_ref() != Some(ended));
+    if let Some(ended) = ended {
+        let passed = ended.result == DRILL_PASSED;
+        let line = if passed { Line::new("drill passed") } else { Line::warning("drill ended") };
+        return Some(vec![line.about(node, is.or(was)).because(&ended.result, &ended.message)]);
+    }
+    let drill = is.or(was).and_then(|progress| progress.drill.as_ref())?;
+    let step = |progress: Option<&Progress>| progress.map(|progress| progress.step);
+    let text = match (step(was), step(is)) {
+        (None, Some(_)) if drill.evict => "drill started: its pods are to be evicted, and the host is not rebooted",
+        (None, Some(_)) => "drill started: no pod is evicted, and the host is not rebooted",
+        (Some(_), None) => "drill over: the node is released",
+        (_, Some(Step::RehearsingDrain)) => "dry run of the drain started",
+        (_, Some(Step::RehearsingReboot)) if drill.evict => "node drained in a drill",
+        (_, Some(Step::RehearsingReboot)) => "dry run of the drain is over",
+        (_, Some(Step::Verifying)) => "rehearsal permit verified: node released, soak started",
+        (_, Some(Step::Staged)) => "drill waits for a slot",
+        (_, Some(Step::LeavingLoadBalancer)) => "leaving load balancers in a drill",
+        (_, Some(Step::Draining)) if step(was) != Some(Step::Draining) => "drain started in a drill",
+        _ => return Some(requests(node, before, after)),
+    };
+    Some(vec![Line::new(text).about(node, is.or(was))])
 }
 
 /// Returns the requests that a write has carried out besides everything else.

@@ -17,6 +17,7 @@ use jiff::Timestamp;
 use models::time::between;
 use planner::plan::plan;
 use planner::policy::Policy;
+use planner::simulation::estimate_due;
 use planner::view::{BudgetFacts, ServiceFacts, Standings};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -29,8 +30,9 @@ use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
 use crate::earlier::EarlierPods;
+use crate::estimates::Estimates;
 use crate::expressions::Expressions;
-use crate::history::History;
+use crate::history::{History, Pages};
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
 use crate::migrate::Progress;
@@ -87,6 +89,7 @@ pub struct Driver {
     expressions: Expressions,
     migration: Progress,
     history: History,
+    estimates: Estimates,
     changed: Arc<watch::Sender<u64>>,
     own_node: Option<String>,
     leader_since: Timestamp,
@@ -124,9 +127,11 @@ impl Driver {
             own_node,
             leader_since,
         } = options;
+        let pages = Pages::new(&applier, &caches);
         let Caches { budgets, revisions, services, changed, .. } = caches;
         Self {
             owners: Owners::new(applier.client.clone(), changed.clone()),
+            estimates: Estimates::new(pages, changed.clone()),
             handed_over: applier.leadership.handed_over(),
             applier,
             budgets,
@@ -250,7 +255,12 @@ impl Driver {
         let history_due = self.write_history(&view, std::mem::take(&mut plan.revisions));
         self.label_shadows(&view, std::mem::take(&mut plan.relabelled));
         self.evict(std::mem::take(&mut plan.evictions), now);
-        let until = plan.wake.map(|at| {
+        let estimate = estimate_due(&view);
+        if estimate.is_some_and(|at| at <= now) {
+            self.estimates.make(&view, &policy, now);
+        }
+        let wake = plan.wake.into_iter().chain(estimate.filter(|at| *at > now)).min();
+        let until = wake.map(|at| {
             // A timestamp has millisecond precision; waking a little late beats waking early and again.
             Instant::now() + between(now, at) + Duration::from_millis(2)
         });

@@ -18,6 +18,7 @@ pub mod decisions;
 pub mod definitions;
 pub mod driver;
 pub mod earlier;
+pub mod estimates;
 pub mod eviction;
 pub mod expressions;
 #[cfg(any(test, fuzzing))]

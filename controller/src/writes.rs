@@ -89,6 +89,7 @@ mod tests {
                 permit_issued: false,
                 soak_restarted: false,
                 verifying_since: None,
+                drill: None,
                 rollout: None,
                 disruptive,
             });
@@ -101,7 +102,7 @@ mod tests {
             add(format!("node-{number:04}"), if number % 2 == 0 { status() } else { spec() }, false);
         }
         // By name behind all others.
-        add("permit".into(), Action::Permit { nonce: "n".into(), rules: Default::default() }, true);
+        add("permit".into(), Action::Permit { nonce: "n".into(), rules: Default::default(), pods_stay: false }, true);
         add("claim".into(), Action::Claim { fields: Default::default(), note: None }, true);
         add("release".into(), Action::Release, true);
         add("status".into(), status(), true);

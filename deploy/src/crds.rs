@@ -209,12 +209,12 @@ mod tests {
             [
                 "has(oldSelf.attempt) ? self.attempt >= oldSelf.attempt : has(self.attempt)",
                 "self.state == 'Idle' || (has(self.version) && has(self.bootId))",
-                "self.state == 'RebootedIntoUpdate' || !has(self.permit)",
+                "self.state in ['RebootedIntoUpdate', 'RehearsedUpdate'] || !has(self.permit)",
             ]
         );
         assert_eq!(
             spec["properties"]["state"]["enum"],
-            serde_json::json!(["Idle", "StagedUpdate", "RebootedIntoUpdate"])
+            serde_json::json!(["Idle", "StagedUpdate", "RebootedIntoUpdate", "RehearsedUpdate"])
         );
         // Agent status and controller status are side by side.
         for (field, list_type) in [

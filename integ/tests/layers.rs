@@ -40,7 +40,7 @@ const CRATES: [(&str, &str); 7] = [
     ),
     (
         "cli",
-        "clock near page terminal connect call write timeline history cluster advice forecast simulate plan completion rights marks status \
+        "clock files near page terminal connect call write timeline history cluster advice forecast simulate plan completion rights marks status \
          explain watch uninstall preflight install doctor bundle swap takeover requests",
     ),
 ];

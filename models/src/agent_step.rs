@@ -21,6 +21,8 @@ pub enum Desired {
     Stage,
     /// Reboot into the staged image.
     Reboot,
+    /// Rehearse the permit of a reboot, without one.
+    Rehearse,
     /// A state that this agent does not know, or a desired state without a version or a boot.
     Unknown,
 }
@@ -151,6 +153,8 @@ pub enum Step {
     Arm,
     /// The image is armed: report it and request a permit; with the permit: reboot.
     RebootArmed,
+    /// Request a rehearsal permit; with the permit: report that it was verified.
+    Rehearse,
     /// Leave the armed image alone and report that another client armed it.
     LeaveArmed,
     /// Fail the attempt.
@@ -244,6 +248,18 @@ const TABLE: &[Row] = table! {
         => Step::Fail(FailureReason::HostArmedByOther), "an image that another client armed is left alone";
     Reboot  _      Same  _        _             _            _          _         _
         => Step::Fail(FailureReason::NotStaged), "the drained node has no image to boot";
+
+    // A rehearsal arms nothing and reboots nothing: no row of it leads to a step that takes a permit for a reboot.
+    Rehearse _     Other _        _             _            _          _         _
+        => Step::Fail(FailureReason::RebootedByOther), "the boot of the drill is over";
+    Rehearse _     _     Ready    _             ThisAttempt  _          _         _
+        => Step::Deactivate, "a rehearsal leaves nothing armed";
+    Rehearse _     _     Ready    _             OlderAttempt _          _         _
+        => Step::Deactivate, "a rehearsal leaves nothing armed";
+    Rehearse _     _     Ready    _             Other        _          _         _
+        => Step::Fail(FailureReason::HostArmedByOther), "an image that another client armed is left alone";
+    Rehearse _     _     _        _             _            _          _         _
+        => Step::Rehearse, "the permit is requested and verified, and not used";
 
     // Another boot is judged by its version.
     Reboot  _      Other _        _             _            _          _         Wanted

@@ -15,7 +15,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use crate::condition::Condition;
-use crate::operator::CanaryStep;
+use crate::operator::{CanaryStep, CompletionEstimate};
 use crate::schema::{StatusWord, VersionText};
 use crate::shadow::RolloutResult;
 
@@ -53,6 +53,7 @@ pub const FROZEN: &str = crate::operator::FROZEN;
     printcolumn(name = "Variant", type_ = "string", json_path = ".spec.rollout.variant", description = "Variant of its nodes"),
     printcolumn(name = "Arch", type_ = "string", json_path = ".spec.rollout.arch", description = "Architecture of its nodes", priority = "1"),
     printcolumn(name = "Version", type_ = "string", json_path = ".spec.rollout.version", description = "Version that the nodes updated to"),
+    printcolumn(name = "Drill", type_ = "boolean", json_path = ".spec.rollout.drill", description = "True in the record of drills"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "Running, Completed, Superseded or Stopped"),
     printcolumn(name = "Frozen", type_ = "string", json_path = ".status.conditions[?(@.type=='Frozen')].status", description = "True while failures have stopped the rollout"),
     printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes", description = "Attempts on its pages"),
@@ -132,7 +133,7 @@ pub struct RecordedRollout {
     /// Architecture of the nodes, such as `x86_64`.
     #[schemars(length(max = 32))]
     pub arch: String,
-    /// Version that the nodes update to.
+    /// Version that the nodes update to; in the record of drills, the one that they ran, or downloaded.
     #[schemars(with = "VersionText")]
     pub version: Version,
     /// Versions that the nodes of this variant and architecture ran.
@@ -142,6 +143,9 @@ pub struct RecordedRollout {
     /// Time at which it began.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub begun: Timestamp,
+    /// True in the record of drills, which brought no node to a version.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drill: bool,
     /// Number of the rollout that it continues: nodes came after that one was completed, or it was too long for one record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<i64>,
@@ -321,6 +325,9 @@ pub struct BottlerocketRolloutHistoryStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub ended: Option<Timestamp>,
+    /// First estimate of its completion; absent if it ended before there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_estimate: Option<CompletionEstimate>,
     /// Number of attempts on all pages.
     #[serde(default)]
     pub nodes: i64,
@@ -400,8 +407,9 @@ pub fn record_digest(spec: &impl Serialize, status: &impl Serialize) -> Result<S
 
 /// Returns the name of a record. It follows from what identifies a rollout, so that two leaders make one record.
 pub fn record_name(rollout: &RecordedRollout) -> String {
-    let RecordedRollout { number, operator, revision, variant, arch, version, .. } = rollout;
-    let identity = format!("{}\n{}\n{variant}\n{arch}\n{version}\n{number}", operator.uid, revision.number);
+    let RecordedRollout { number, operator, revision, variant, arch, version, drill, .. } = rollout;
+    let kind = if *drill { "\ndrill" } else { "" };
+    let identity = format!("{}\n{}\n{variant}\n{arch}\n{version}\n{number}{kind}", operator.uid, revision.number);
     format!("rollout-{number}-{}", &hex_digest(&identity)[..10])
 }
 

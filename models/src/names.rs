@@ -67,6 +67,9 @@ pub const MIGRATED_FROM_ANNOTATION: &str = "brupop.bottlerocket.aws/migrated-fro
 pub const RETRY_ANNOTATION: &str = "brupop.bottlerocket.aws/retry";
 /// Annotation on a shadow: the attempt under way ends and the node is released. Its value names the request.
 pub const RELEASE_ANNOTATION: &str = "brupop.bottlerocket.aws/release";
+/// Annotation on a shadow: an update of the node is rehearsed, without a reboot. Its value names the request, and may contain
+/// the words `evict` and `download`.
+pub const DRILL_ANNOTATION: &str = "brupop.bottlerocket.aws/drill";
 
 /// Label on a Node that takes it out of external load balancers, whatever its value (Kubernetes' own).
 pub const BALANCER_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";

@@ -47,6 +47,43 @@ pub struct PermitClaims {
     pub host: Option<HostPolicy>,
 }
 
+/// The purpose that a rehearsal permit names, as its audience (`aud`).
+pub const REHEARSAL_AUDIENCE: &str = "brupop-rehearsal";
+
+/// Claims of a rehearsal permit: the answer to an agent's nonce in a drill, by which nothing is armed and nothing reboots. All
+/// of them are signed.
+///
+/// It names its purpose and has no field `version`, so that no agent, of whatever version, can read it as a permit for a
+/// reboot; and a permit for a reboot does not name this purpose.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RehearsalClaims {
+    /// Purpose of the statement: [`REHEARSAL_AUDIENCE`].
+    pub aud: String,
+    /// The Node's uid.
+    pub node_uid: String,
+    /// The boot of the drill.
+    pub boot_id: String,
+    /// The attempt.
+    pub attempt: i64,
+    /// The version that the drill is for.
+    pub rehearsed: semver::Version,
+    /// The agent's nonce that is answered.
+    pub nonce: String,
+    /// Host settings of the desired state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostPolicy>,
+}
+
+impl RehearsalClaims {
+    /// Returns the claims of a rehearsal of the reboot that these claims would permit.
+    pub fn of(reboot: PermitClaims) -> Self {
+        let PermitClaims { node_uid, boot_id, attempt, version, nonce, host } = reboot;
+        let aud = REHEARSAL_AUDIENCE.to_owned();
+        Self { aud, node_uid, boot_id, attempt, rehearsed: version, nonce, host }
+    }
+}
+
 /// The purpose that a statement of settings names, as its audience (`aud`).
 pub const SETTINGS_AUDIENCE: &str = "brupop-host-settings";
 
@@ -116,6 +153,25 @@ mod tests {
         };
         let read: SettingsClaims = serde_json::from_str(&serde_json::to_string(&permit).unwrap()).unwrap();
         assert_ne!(read.aud, SETTINGS_AUDIENCE);
+    }
+
+    #[test]
+    fn rehearsal_permit_reads_as_no_other_statement() {
+        let permit = PermitClaims {
+            node_uid: "n".into(),
+            boot_id: "b".into(),
+            attempt: 1,
+            version: semver::Version::new(1, 20, 5),
+            nonce: "x".into(),
+            host: Some(policy(Some("1.20.5"), Some(true))),
+        };
+        let rehearsal = serde_json::to_string(&RehearsalClaims::of(permit.clone())).unwrap();
+        // An agent of an earlier version ignores fields that it does not know: the permit has to lack one that it needs.
+        assert!(serde_json::from_str::<PermitClaims>(&rehearsal).is_err());
+        let settings: SettingsClaims = serde_json::from_str(&rehearsal).unwrap();
+        assert_ne!(settings.aud, SETTINGS_AUDIENCE);
+        let permit = serde_json::to_string(&permit).unwrap();
+        assert!(serde_json::from_str::<RehearsalClaims>(&permit).is_err());
     }
 
     #[test]

@@ -120,6 +120,8 @@ reasons! {
     Quarantined => Nothing,
     /// The node no longer carries the label that places it under the operator.
     LabelRemoved => Nothing,
+    /// The agent, or the web API, is of an earlier version that does not know drills.
+    UnsupportedState => Nothing,
 }
 
 impl fmt::Display for FailureReason {

@@ -2,6 +2,7 @@
 
 mod agent;
 mod controller;
+mod drill;
 mod result;
 
 use semver::Version;
@@ -22,6 +23,7 @@ use crate::schema::VersionText;
 
 pub use agent::*;
 pub use controller::*;
+pub use drill::*;
 pub use result::*;
 
 /// Types of the conditions that the agent writes.
@@ -62,6 +64,9 @@ pub enum HostState {
     StagedUpdate,
     /// The host runs the image.
     RebootedIntoUpdate,
+    /// The update is rehearsed in a drill: the agent has verified a rehearsal permit. Nothing is armed, and the host is not
+    /// rebooted. A state of its own, so that an agent that does not know drills does nothing for it.
+    RehearsedUpdate,
     /// A state that this version does not know. Nothing is done for it.
     #[serde(other)]
     #[cfg_attr(feature = "crd", schemars(skip))]
@@ -108,7 +113,7 @@ impl HostPolicy {
     }
 }
 
-/// Reboot permit: the controller's signed answer to an agent's nonce ([`crate::permit`]).
+/// Reboot permit or rehearsal permit: the controller's signed answer to an agent's nonce ([`crate::permit`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -194,7 +199,7 @@ pub struct Permit {
     schemars(extend("x-kubernetes-validations" = [
         {"rule": ATTEMPT_RULE, "message": "attempt never falls and is never absent"},
         {"rule": "self.state == 'Idle' || (has(self.version) && has(self.bootId))", "message": "a desired state other than Idle names its version and its boot"},
-        {"rule": "self.state == 'RebootedIntoUpdate' || !has(self.permit)", "message": "a permit belongs to the desired state RebootedIntoUpdate"},
+        {"rule": "self.state in ['RebootedIntoUpdate', 'RehearsedUpdate'] || !has(self.permit)", "message": "a permit belongs to the desired state RebootedIntoUpdate or RehearsedUpdate"},
     ]))
 )]
 #[serde(rename_all = "camelCase")]
@@ -216,7 +221,7 @@ pub struct BottlerocketShadowSpec {
     /// Desired settings of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPolicy>,
-    /// Reboot permit for the agent's nonce.
+    /// Permit for the agent's nonce: of the reboot, or, under `RehearsedUpdate`, a rehearsal permit, by which no host reboots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<Permit>,
 }

@@ -118,6 +118,7 @@ fn node(number: usize) -> NodeView {
             permit_issued: false,
             soak_restarted: false,
             verifying_since: None,
+            drill: None,
             rollout: None,
             disruptive,
         });

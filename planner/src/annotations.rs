@@ -26,7 +26,12 @@ impl Place {
                 names::ROTATE_SIGNING_KEY_ANNOTATION,
                 names::MIGRATE_STORAGE_ANNOTATION,
             ],
-            Self::Shadow => &[names::RETRY_ANNOTATION, names::RELEASE_ANNOTATION, names::MIGRATED_FROM_ANNOTATION],
+            Self::Shadow => &[
+                names::RETRY_ANNOTATION,
+                names::RELEASE_ANNOTATION,
+                names::DRILL_ANNOTATION,
+                names::MIGRATED_FROM_ANNOTATION,
+            ],
             Self::Node => &[names::HOLD_ANNOTATION],
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus};
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, Slot};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord, Slot};
 use models::reason::FailureReason;
 use models::shadow::{
     Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, OfferedUpdates, Progress, Record,
@@ -86,6 +86,7 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         permit_issued: false,
         soak_restarted: false,
         verifying_since: None,
+        drill: None,
         rollout: None,
         disruptive: !matches!(step, Step::Staging | Step::Staged),
     }
@@ -147,7 +148,21 @@ pub(crate) fn rollout(version: Version) -> ActiveRollout {
         ended: None,
         approved_step: None,
         urgent_until: None,
+        estimated_completion: None,
         record: None,
+    }
+}
+
+/// The place of a running rollout in the history.
+pub(crate) fn recorded(number: i64) -> RolloutRecord {
+    RolloutRecord {
+        number,
+        begun: t(0),
+        first: None,
+        revision: models::history::RecordedRevision { name: "default-x".into(), number: 3 },
+        phase: models::history::RolloutPhase::Running,
+        ended: None,
+        first_estimate: None,
     }
 }
 

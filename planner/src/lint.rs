@@ -64,6 +64,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
         if let Some(node) = view.nodes.get(name) {
             add(Some(name), check_start(frozen, policy, node, action));
             add(Some(name), check_offer(node, action));
+            add(Some(name), check_drill(node, action));
             add(Some(name), check_reboot(node, action));
             add(Some(name), check_disruption(view, plan, node, action));
         }
@@ -183,6 +184,8 @@ fn check_offer(node: &NodeView, action: &Action) -> Option<Broken> {
     let Action::Status { status, .. } = action else { return None };
     let progress = status.report.progress.as_ref()?;
     let drains = begins_disruption(progress.step) && matches!(node.step(), Some(Step::Staging | Step::Staged));
+    // A drill that downloads nothing is for the version that runs.
+    let drains = drains && progress.drill.as_ref().is_none_or(|drill| drill.download);
     let updates = node.shadow.as_ref()?.status.agent.updates.as_ref().filter(|u| u.refresh_failure.is_none())?;
     let version = &progress.version;
     let offered = updates.available_versions.contains(version) || updates.chosen_version.as_ref() == Some(version);
@@ -206,6 +209,36 @@ fn check_reboot(node: &NodeView, action: &Action) -> Option<Broken> {
     None
 }
 
+/// S2 again: no drill requires a reboot, goes to a step of one, or permits one; and no update gets a rehearsal's exceptions.
+fn check_drill(node: &NodeView, action: &Action) -> Option<Broken> {
+    let progress = node.progress()?;
+    let drill = progress.drill.as_ref();
+    let state = node.shadow.as_ref()?.spec.state;
+    match action {
+        Action::Spec { spec } if drill.is_some() && spec.state == HostState::RebootedIntoUpdate => {
+            broken("S2", "a drill requires a reboot")
+        }
+        Action::Spec { spec } if drill.is_none() && spec.state == HostState::RehearsedUpdate => {
+            broken("S2", "an update requires a rehearsal")
+        }
+        Action::Status { .. } if drill.is_some() => {
+            let next = action.next_step()?;
+            if matches!(next, Step::Rebooting | Step::Returning) {
+                broken("S2", "a drill goes to a reboot")
+            } else {
+                None
+            }
+        }
+        Action::Permit { .. } if drill.is_some() && state != HostState::RehearsedUpdate => {
+            broken("S2", "a drill permits a reboot")
+        }
+        Action::Permit { pods_stay: true, .. } if drill.is_none_or(|drill| drill.evict) => {
+            broken("S3", "a permit is issued with pods on the node")
+        }
+        _ => None,
+    }
+}
+
 /// S1 again: a node is disrupted only while it has a slot, if there is a resource that holds slots.
 fn check_disruption(view: &ClusterView, plan: &Plan, node: &NodeView, action: &Action) -> Option<Broken> {
     let disrupts = matches!(action, Action::Claim { .. }) || action.next_step().is_some_and(begins_disruption);
@@ -224,8 +257,12 @@ fn check_slot(view: &ClusterView, plan: &Plan, node: &NodeView) -> Option<Broken
 
 /// S6, and the order of writes: only pods that have to leave, only from a node that the operator has cordoned.
 fn check_evictions(policy: &Policy, node: &NodeView, evictions: &Evictions) -> Option<Broken> {
-    let Evictions { pods, delete, .. } = evictions;
+    let Evictions { pods, delete, dry_run, .. } = evictions;
     let rules = &policy.for_node(&node.facts).drain;
+    let drill = node.progress().and_then(|progress| progress.drill.as_ref());
+    if drill.is_some_and(|drill| *delete || drill.evict == *dry_run) {
+        return broken("S6", "pods would be removed in a drill that was not requested to");
+    }
     if *delete && rules.at_deadline != AtDeadline::Force {
         return broken("S6", "pods would be deleted although policy does not require it");
     }

@@ -7,7 +7,7 @@ use models::wire::ShadowView;
 use tokio::time::Instant;
 
 use super::outage::Outage;
-use super::permit::PermitRequest;
+use super::permit::{PermitRequest, Rehearsed};
 use super::settings::SettingsProgress;
 use super::turn::Next;
 use crate::desired_state::DesiredState;
@@ -44,6 +44,7 @@ pub(super) struct BootState {
     pub(super) desired: Option<DesiredState>,
     pub(super) tries: Tries,
     pub(super) permit_request: Option<PermitRequest>,
+    pub(super) rehearsed: Option<Rehearsed>,
     /// Time at which the host accepted this agent's reboot request.
     pub(super) reboot_requested: Option<Instant>,
 }

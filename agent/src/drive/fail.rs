@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::agent_step::{Boot, Desired};
 use models::reason::FailureReason;
-use models::shadow::Failure;
+use models::shadow::{Failure, HostState};
 
 use super::report::report;
 use super::turn::{Next, Observed, Stop, Turn};
@@ -32,6 +32,9 @@ pub(super) fn explain(reason: FailureReason, desired: &DesiredState, facts: &Fac
     let runs = &facts.os.version;
     match reason {
         FailureReason::BootFellBack => format!("the host was armed with {wanted}, rebooted, and runs {runs} again"),
+        FailureReason::RebootedByOther if desired.state == HostState::RehearsedUpdate => {
+            "the host was rebooted during the drill".to_owned()
+        }
         FailureReason::RebootedByOther => format!("the host was rebooted before it was armed with {wanted}"),
         FailureReason::BootedOtherVersion => format!("the host was to boot {wanted} and runs {runs}"),
         FailureReason::DisarmedByOther => {

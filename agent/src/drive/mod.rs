@@ -4,7 +4,7 @@
 //!  read_facts ──► situation ──► step ─┬─ idle, wait_staged   refresh as often as policy requires
 //!                   (pure)     (pure) ├─ stage               settings, refresh, download
 //!                                     ├─ deactivate, prepare_again   disarm a host
-//!                                     ├─ permit              request ──► verify ──► activate, reboot
+//!                                     ├─ permit              request ──► verify ──► activate, reboot; in a drill neither
 //!                                     └─ fail                ends the attempt, with the reason from the step table
 //! ```
 //!
@@ -178,6 +178,7 @@ async fn take_step(turn: &mut Turn<'_>) -> Result<Next, Stop> {
         Step::Stage => stage::stage(turn, found).await,
         Step::Arm => permit::arm(turn, found).await,
         Step::RebootArmed => permit::reboot_armed(turn, found).await,
+        Step::Rehearse => permit::rehearse(turn, found).await,
     }
 }
 

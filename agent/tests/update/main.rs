@@ -4,6 +4,7 @@
 
 mod bench;
 mod disarm;
+mod drills;
 mod failures;
 mod faults;
 mod permits;

@@ -12,13 +12,13 @@ use kube::api::{Api, ListParams};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
+use planner::simulation::UpdateDurations;
 use planner::view::{BudgetFacts, DaemonSetIs, EarlierPod, PodFacts, Projection as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{AgentPod, Cluster, OwnPods, is_of};
 use crate::call::{call, if_there, list, list_each};
-use crate::history::UpdateDurations;
 
 /// Form of a dump that this version writes and reads.
 const FORM: u32 = 1;

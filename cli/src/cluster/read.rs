@@ -39,24 +39,44 @@ impl Cluster {
     /// Reads everything but the pods on the nodes and the budgets.
     pub(crate) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
         let mut cluster = Self { namespace: namespace.to_owned(), ..Self::default() };
-        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
-        let right = format!("get bottlerocketupdateoperators in {namespace}");
+        cluster.read_operator(client).await?;
+        cluster.read_shadows(client).await?;
+        cluster.read_nodes(client).await?;
+        cluster.read_components(client).await?;
+        Ok(cluster)
+    }
+
+    /// Reads the same as far as the caller may, also without the operator's resource and the shadows.
+    pub(crate) async fn read_as_allowed(client: &Client, namespace: &str) -> anyhow::Result<Self> {
+        let mut cluster = Self { namespace: namespace.to_owned(), ..Self::default() };
+        let operator = cluster.read_operator(client).await;
+        cluster.optional(Part::Operator, operator)?;
+        let shadows = cluster.read_shadows(client).await;
+        cluster.optional(Part::Shadows, shadows)?;
+        cluster.read_nodes(client).await?;
+        cluster.read_components(client).await?;
+        Ok(cluster)
+    }
+
+    async fn read_operator(&mut self, client: &Client) -> anyhow::Result<()> {
+        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), &self.namespace);
+        let right = format!("get bottlerocketupdateoperators in {}", self.namespace);
         if let Some(operator) = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)? {
-            cluster.add_operator(&operator);
+            self.add_operator(&operator);
         }
-        let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
-        let right = format!("list bottlerocketshadows in {namespace}");
-        let add = |shadow: BottlerocketShadow| cluster.add_shadow(&shadow);
-        let listed = list_each(&shadows, ListParams::default(), &right, add).await;
+        Ok(())
+    }
+
+    async fn read_shadows(&mut self, client: &Client) -> anyhow::Result<()> {
+        let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), &self.namespace);
+        let right = format!("list bottlerocketshadows in {}", self.namespace);
+        let listed = list_each(&shadows, ListParams::default(), &right, |shadow| self.add_shadow(&shadow)).await;
         if_there(listed)?.with_context(|| {
             format!(
                 "the cluster has no definition {}: the operator is not installed (docs/install.md)",
                 names::SHADOW_DEFINITION
             )
-        })?;
-        cluster.read_nodes(client).await?;
-        cluster.read_components(client).await?;
-        Ok(cluster)
+        })
     }
 
     /// Reads the pods of the earlier operator and of this one.

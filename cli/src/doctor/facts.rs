@@ -11,12 +11,13 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::names;
+use models::operator::BottlerocketUpdateOperator;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::certificate::{self, Certificate};
 use crate::call::{call, code, if_there, list, list_each};
-use crate::cluster::{Cluster, PodsOf};
+use crate::cluster::{Cluster, Part, PodsOf, Unread};
 use crate::page::progress;
 
 /// Namespace of the kubelets' Leases.
@@ -39,11 +40,15 @@ pub(super) struct Installed {
 pub(super) struct Facts {
     /// The reason why the cluster's version is too old, if it is.
     pub(super) outdated: Option<String>,
+    /// Empty if it may not be read.
     pub(super) version: String,
     /// The objects of the installation, as far as they could be read.
     pub(super) objects: Vec<Installed>,
-    /// Fleet and policy; `None` while the definitions do not exist.
+    /// Fleet and policy; `None` while the definitions do not exist, and if they may not be read.
     pub(super) cluster: Option<Cluster>,
+    /// The namespace, if it has no operator, and the namespaces that have one, as far as that may be read. Nothing more is
+    /// read then.
+    pub(super) elsewhere: Option<(String, Option<Vec<String>>)>,
     /// Number of ready addresses of the web API's Service; `None` if that could not be read.
     pub(super) endpoints: Option<usize>,
     /// The certificates that agents trust, `None` for a block that is none; absent if they could not be read.
@@ -64,13 +69,17 @@ impl Facts {
         match answer {
             Ok(answer) => Ok(Some(answer)),
             Err(error) if code(&error) == Some(403) => {
-                let sentence = error.to_string();
-                if !self.not_read.contains(&sentence) {
-                    self.not_read.push(sentence);
-                }
+                self.note(error.to_string());
                 Ok(None)
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Notes a missing right, once.
+    fn note(&mut self, sentence: String) {
+        if !self.not_read.contains(&sentence) {
+            self.not_read.push(sentence);
         }
     }
 }
@@ -89,9 +98,11 @@ impl Steps {
 /// Reads the facts.
 pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Facts> {
     let (mut facts, steps) = (Facts::default(), Steps(Instant::now()));
-    let version = call("get /version", client.apiserver_version()).await?;
-    facts.outdated = crate::preflight::outdated(&version);
-    facts.version = version.git_version;
+    let version = call("get /version", client.apiserver_version()).await;
+    if let Some(version) = facts.optional(version)? {
+        facts.outdated = crate::preflight::outdated(&version);
+        facts.version = version.git_version;
+    }
     if namespace == names::SYSTEM_NAMESPACE {
         for wanted in deploy::objects(&deploy::Options::default())? {
             steps.now("the objects of the installation");
@@ -103,11 +114,21 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     }
     steps.now("the fleet");
     if facts.has_definitions() {
-        let mut cluster = Cluster::read(client, namespace).await?;
+        let mut cluster = Cluster::read_as_allowed(client, namespace).await?;
         steps.now("the pods and their budgets");
         cluster.read_pods(client, PodsOf::All).await?;
-        facts.not_read.extend(cluster.unread.iter().map(|unread| unread.reason.clone()));
-        facts.cluster = Some(cluster);
+        for unread in &cluster.unread {
+            facts.note(unread.reason.clone());
+        }
+        let required = |unread: &Unread| matches!(unread.part, Part::Operator | Part::Shadows);
+        let seen = !cluster.unread.iter().any(required);
+        if seen && cluster.has_no_operator() && namespace != names::SYSTEM_NAMESPACE {
+            let operators = operators(client).await;
+            facts.elsewhere = Some((namespace.to_owned(), facts.optional(operators)?));
+            facts.read_at = Timestamp::now();
+            return Ok(facts);
+        }
+        facts.cluster = Some(cluster).filter(|_| seen);
     }
     steps.now("certificates, Leases and endpoints");
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
@@ -136,8 +157,15 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     if facts.optional(listed)?.is_some() {
         facts.node_renewed = node_renewed;
     }
-    facts.not_read.dedup();
     Ok(facts)
+}
+
+/// Returns the namespaces with an operator's resource.
+async fn operators(client: &Client) -> anyhow::Result<Vec<String>> {
+    let operators: Api<BottlerocketUpdateOperator> = Api::all(client.clone());
+    let right = "list bottlerocketupdateoperators in all namespaces";
+    let all = list(&operators, ListParams::default(), right).await?;
+    Ok(all.iter().filter_map(|operator| operator.metadata.namespace.clone()).collect())
 }
 
 impl Facts {

@@ -6,7 +6,8 @@ use models::time::between;
 use serde::Serialize;
 
 use super::facts::Facts;
-use super::{fleet, objects};
+use super::{NAMED, fleet, objects};
+use crate::advice::some;
 use crate::clock::{moment, span};
 
 /// The importance of a finding.
@@ -76,6 +77,9 @@ const STALE: std::time::Duration = std::time::Duration::from_secs(40);
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let mut found: Vec<Finding> = Vec::new();
     found.extend(facts.outdated.clone().map(|text| Finding::error("KubernetesTooOld", text)));
+    if let Some((namespace, others)) = &facts.elsewhere {
+        found.push(no_operator(namespace, others.as_deref()));
+    }
     objects::check(&facts.objects, &mut found);
     web_api(facts, &mut found);
     certificates(facts, &mut found);
@@ -85,6 +89,19 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     }
     found.sort_by_key(|finding| finding.severity);
     found
+}
+
+fn no_operator(namespace: &str, others: Option<&[String]>) -> Finding {
+    let (others, next) = match others {
+        None => ("; you may not read which namespaces have one".to_owned(), Vec::new()),
+        Some([]) => (", nor in any other".to_owned(), vec!["kubectl brupop preflight".to_owned()]),
+        Some(others) => (
+            format!("; there is one in {}", some(others.iter().map(String::as_str), NAMED)),
+            others.iter().take(NAMED).map(|name| format!("kubectl brupop doctor -n {name}")).collect(),
+        ),
+    };
+    let message = format!("there is no operator in this namespace{others}");
+    Finding::error("NoOperator", message).of(format!("namespace/{namespace}")).next(next)
 }
 
 fn web_api(facts: &Facts, found: &mut Vec<Finding>) {

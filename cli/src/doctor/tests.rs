@@ -228,6 +228,36 @@ fn cluster_without_the_operator_gets_one_finding() {
 }
 
 #[test]
+fn namespace_without_an_operator_gets_one_finding_that_names_those_with_one() {
+    for (others, message, next) in [
+        (
+            Some(vec!["ops", "brupop-system"]),
+            "there is one in ops, brupop-system",
+            Some("kubectl brupop doctor -n ops"),
+        ),
+        (Some(vec![]), "nor in any other", Some("kubectl brupop preflight")),
+        (None, "you may not read which namespaces have one", None),
+    ] {
+        let others = others.map(|names| names.into_iter().map(str::to_owned).collect());
+        let facts = Facts { elsewhere: Some(("nowhere".to_owned(), others)), ..Facts::default() };
+        let diagnosis = Diagnosis::of(&facts);
+        let [found] = diagnosis.findings.as_slice() else { panic!("{:?}", diagnosis.findings) };
+        assert_eq!((found.reason, found.severity), ("NoOperator", Severity::Error));
+        assert!(found.message.contains(message), "{found:?}");
+        assert_eq!(found.next.first().map(String::as_str), next);
+    }
+}
+
+#[test]
+fn nothing_is_called_well_that_was_not_read() {
+    let mut facts = healthy();
+    assert!(Diagnosis::of(&facts).page(None, false).to_string().contains("all is well"));
+    facts.not_read.push("you need the right to list nodes".to_owned());
+    let text = Diagnosis::of(&facts).page(None, false).to_string();
+    assert!(text.contains("no error in what was checked; not all could be read") && !text.contains("well"), "{text}");
+}
+
+#[test]
 fn diagnosis_fits_the_terminal_and_has_the_documented_shape() {
     let mut facts = healthy();
     facts.cluster = Some(fleet());

@@ -3,8 +3,9 @@
 use jiff::Timestamp;
 use models::condition::{Condition, find_condition, true_condition};
 use models::operator::BLOCKED as ALL_BLOCKED;
-use models::shadow::{ArmedPhase, BLOCKED, HOST_REACHABLE, HostState, Step};
-use planner::plan::{CheckResult, checks, deadlines};
+use models::shadow::{ArmedPhase, BLOCKED, Drill, HOST_REACHABLE, HostState, Step};
+use models::time::after;
+use planner::plan::{CheckResult, checks, deadlines, freshness};
 use planner::view::{ClusterView, NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 use semver::Version;
@@ -21,6 +22,9 @@ pub(crate) struct Explanation {
     pub(crate) node: NodeState,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Option<Host>,
+    /// The time for which it has run an earlier version than it could; absent if it has not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) behind: Option<Behind>,
     /// The fields of the Node that the operator owns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) claim: Option<Claim>,
@@ -118,6 +122,18 @@ pub(crate) struct Host {
     pub(crate) not_reached: Option<String>,
 }
 
+/// A node that runs an earlier version than policy lets it take.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Behind {
+    /// Time at which the first version that it lacks was first seen.
+    pub(crate) since: Timestamp,
+    /// The newest version that it lacks.
+    pub(crate) newest: Version,
+    /// Time from which on it is behind for longer than policy's target; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) late: Option<Timestamp>,
+}
+
 /// An image that is armed, or about to be.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Armed {
@@ -138,6 +154,9 @@ pub(crate) struct Claim {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Attempt {
     pub(crate) number: i64,
+    /// The drill that it is; absent in an update.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) drill: Option<Drill>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<Version>,
     pub(crate) version: Version,
@@ -188,7 +207,7 @@ pub(crate) struct CheckReport {
     pub(crate) name: &'static str,
     /// The sentence that is true if the node passes.
     pub(crate) holds: &'static str,
-    /// `Passed`, `Waits`, `NotReached`, or `NotKnown` if only the controller knows.
+    /// `Passed`, `UpToDate`, `Waits`, `NotReached`, or `NotKnown` if only the controller knows.
     pub(crate) result: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
@@ -237,6 +256,11 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         time: now,
         node: node_state(name, facts, group),
         host: shadow.map(|shadow| host(shadow, facts, policy.ignore_waves)),
+        behind: freshness(&view, &policy, now).behind.remove(name).map(|behind| Behind {
+            since: behind.since,
+            newest: behind.newest,
+            late: policy.freshness_target.map(|target| after(behind.since, target)),
+        }),
         claim: facts.filter(|facts| facts.claimed()).map(|facts| Claim {
             fields: facts.claims.iter().map(planner::claims::ClaimField::name).collect(),
             since: facts.claimed_since,
@@ -369,13 +393,14 @@ fn attempt(shadow: &ShadowFacts, deadline: Option<Timestamp>) -> Option<Attempt>
     });
     Some(Attempt {
         number: progress.attempt,
+        drill: progress.drill.clone(),
         from: progress.from.clone(),
         version: progress.version.clone(),
         started: progress.started,
         step: progress.step.as_str(),
         since: progress.since,
         deadline,
-        permitted: progress.permit_issued || shadow.spec.permit.is_some(),
+        permitted: progress.permit_issued || (shadow.spec.permit.is_some() && progress.drill.is_none()),
         pods: controller.drain.as_ref().map(|drain| drain.pods.len()),
         blockers: blockers.collect(),
     })
@@ -385,6 +410,7 @@ fn check_report(cluster: &Cluster, node: &str, check: &planner::plan::Check) -> 
     let result = match &check.result {
         CheckResult::Passed => "Passed",
         CheckResult::NotReached => "NotReached",
+        CheckResult::Waits(Wait::UpToDate) => "UpToDate",
         CheckResult::Waits(Wait::ExpressionsPending { .. }) => "NotKnown",
         CheckResult::Waits(_) => "Waits",
     };

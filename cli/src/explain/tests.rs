@@ -44,6 +44,37 @@ fn first_check_that_is_not_passed_is_the_reason_and_later_ones_are_shown_too() {
 }
 
 #[test]
+fn node_on_its_target_is_up_to_date_and_waits_for_nothing() {
+    let explanation = explain(&fleet(), "updated", now());
+    let target = explanation.checks.iter().find(|check| check.name == "HasTarget").unwrap();
+    assert_eq!(target.result, "UpToDate", "{explanation:#?}");
+    let text = text(&explanation);
+    for part in
+        ["for nothing: it is up to date", " up to date   HasTarget", "it runs the newest version that it may have"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("WAITS"), "{text}");
+}
+
+#[test]
+fn node_that_lacks_a_version_shows_since_when_and_the_end_of_the_target() {
+    let known = json!([{"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
+        "firstSeen": "2025-12-29T00:10:00Z"}]);
+    for (target, expected) in [
+        (json!({}), "behind 1.20.5 since 2025-12-29T00:10:00Z (3d ago)\n"),
+        (json!({"target": "168h"}), "; the target of policy is exceeded 2026-01-05T00:10:00Z (in 4d)\n"),
+        (json!({"target": "48h"}), "; the target of policy has been exceeded since 2025-12-31T00:10:00Z (1d ago)\n"),
+    ] {
+        let status = json!({"observedGeneration": 1, "versions": known});
+        let policy = operator(&json!({"freshness": target}), &status);
+        let cluster = cluster(Some(policy), vec![shadow("a", idle())], vec![node("a", &json!({}))]);
+        let text = text(&explain(&cluster, "a", now()));
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
 fn next_change_has_its_time() {
     let closed = json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "1h"}]}});
     let cluster = cluster(

@@ -16,6 +16,9 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
             field(label, Style::Plain, &text);
         }
     }
+    if let Some((style, text)) = freshness_text(explanation) {
+        field("Fresh:", style, &text);
+    }
     match &explanation.attempt {
         Some(attempt) => field("Attempt:", Style::Busy, &attempt_text(attempt, now)),
         None => field("Attempt:", Style::Plain, "none is under way"),
@@ -70,20 +73,20 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
         let rows = explanation.checks.iter().map(|check| {
             let (word, style) = match check.result {
                 "Passed" => ("passed", Style::Good),
+                "UpToDate" => ("up to date", Style::Good),
                 "Waits" => ("WAITS", Style::Warn),
                 "NotKnown" => ("not known", Style::Faint),
                 _ => ("not reached", Style::Faint),
             };
             let text = match (&check.message, check.result) {
-                (Some(message), "Waits" | "Passed") => message.clone(),
+                (Some(message), "Waits" | "Passed" | "UpToDate") => message.clone(),
                 (_, "NotKnown") => format!("{} (the controller asks Prometheus)", check.holds),
                 _ => check.holds.to_owned(),
             };
             [Cell::new(word, style), Cell::from(check.name.to_owned()), Cell::from(text)]
         });
-        if page.table(["RESULT", "CHECK", "WHAT"], rows, width) {
-            page.line("Lines that end with … are cut: -o wide shows them whole.");
-        }
+        let cut = page.table(["RESULT", "CHECK", "WHAT"], rows, width);
+        page.cut_note(cut, width);
     }
     page
 }
@@ -150,9 +153,30 @@ fn host_lines(host: &Host, now: Timestamp) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// Returns the line about the age of what the host runs; `None` if that is not known.
+fn freshness_text(explanation: &Explanation) -> Option<(Style, String)> {
+    let (host, now) = (explanation.host.as_ref()?, explanation.time);
+    let Some(behind) = &explanation.behind else {
+        // One that the controller has not recorded yet, or that policy excludes, is not counted.
+        let newest = host.version.is_some() && host.chosen_version.is_none();
+        return newest.then(|| (Style::Good, "it runs the newest version that it may have".to_owned()));
+    };
+    let target = behind.late.map_or_else(String::new, |late| {
+        let verb = if now < late { "is exceeded" } else { "has been exceeded since" };
+        format!("; the target of policy {verb} {}", moment(late, now))
+    });
+    let style = if behind.late.is_some_and(|late| late <= now) { Style::Warn } else { Style::Plain };
+    Some((style, format!("behind {} since {}{target}", behind.newest, moment(behind.since, now))))
+}
+
 fn attempt_text(attempt: &Attempt, now: Timestamp) -> String {
     let from = attempt.from.as_ref().map_or_else(String::new, |from| format!(" from {from}"));
-    let mut text = format!("{}{from} to {}, begun {}", attempt.number, attempt.version, moment(attempt.started, now));
+    let what = match &attempt.drill {
+        Some(drill) if drill.evict => ", a drill with evictions: the host is not rebooted".to_owned(),
+        Some(_) => ", a drill without evictions: the host is not rebooted".to_owned(),
+        None => format!("{from} to {}", attempt.version),
+    };
+    let mut text = format!("{}{what}, begun {}", attempt.number, moment(attempt.started, now));
     text.push_str(&format!("; {} since {}", attempt.step, moment(attempt.since, now)));
     if let Some(pods) = attempt.pods {
         text.push_str(&format!("; {pods} pod(s) to evict"));

@@ -12,8 +12,11 @@ use planner::simulation::{Course, Scenario, simulate};
 
 use crate::page::progress;
 
+/// Exit code if not every node is updated, or not in time.
+pub(crate) const LATE: u8 = 6;
+
 /// The time after which the progress is shown, and again.
-const PROGRESS: Duration = Duration::from_secs(2);
+const PROGRESS: Duration = Duration::from_secs(1);
 
 /// Simulates a scenario with so many seeds from the first one on, on all processors.
 pub(crate) fn courses(scenario: &Scenario, first: u64, number: u64) -> anyhow::Result<Vec<Course>> {

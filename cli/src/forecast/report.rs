@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use planner::simulation::{Course, Scenario};
+
 use super::summary::{Spread, Summary};
 use crate::clock::span;
-use crate::page::Page;
+use crate::page::{Page, Style};
 
 /// Returns a number of seconds in its two largest units.
 pub(crate) fn duration(seconds: u64) -> String {
@@ -57,22 +59,27 @@ pub(crate) fn facts(summary: &Summary) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Adds the figures of a simulation.
-pub(crate) fn add(page: &mut Page, summary: &Summary) {
+/// Column at which the figures begin.
+const FIGURES: usize = 13;
+
+/// Adds the figures of a simulation. Returns true if a row of a table was cut.
+pub(crate) fn add(page: &mut Page, summary: &Summary, width: Option<usize>) -> bool {
     let number = |value: u64| value.to_string();
+    let mut cut = false;
     if summary.courses > 1 {
-        page.line(format_args!(
+        let text = format!(
             "{} simulated courses. Each figure is the median; in brackets are the tenth and the ninetieth percentile.",
             summary.courses
-        ));
+        );
+        page.paragraph(&text, width);
     }
     for (name, value) in facts(summary) {
-        page.line(format_args!("{:<12} {value}", format!("{name}:")));
+        page.indented(&format!("{name}:"), FIGURES, Style::Strong, &value, width);
     }
     if !summary.refusals.is_empty() {
         page.line("");
         let rows = summary.refusals.iter().take(10).map(|(budget, times)| [budget.clone(), spread(*times, number)]);
-        page.table(["BUDGET", "REFUSED EVICTIONS"], rows, None);
+        cut |= page.table(["BUDGET", "REFUSED EVICTIONS"], rows, width);
     }
     if !summary.windows.is_empty() {
         page.line("");
@@ -80,7 +87,7 @@ pub(crate) fn add(page: &mut Page, summary: &Summary) {
             let closes = window.closes.map(|at| format!("{at:.0}")).unwrap_or_default();
             [format!("{:.0}", window.opens), closes, window.updated.to_string()]
         });
-        page.table(["WINDOW OPENS", "CLOSES", "NODES UPDATED"], rows, None);
+        cut |= page.table(["WINDOW OPENS", "CLOSES", "NODES UPDATED"], rows, width);
     }
     if !summary.behind.is_empty() {
         page.line("");
@@ -93,6 +100,38 @@ pub(crate) fn add(page: &mut Page, summary: &Summary) {
                 behind.message.clone(),
             ]
         });
-        page.table(["NODES", "NOT UPDATED FOR", "NAMES", "MESSAGE OF THE FIRST"], rows, None);
+        cut |= page.table(["NODES", "NOT UPDATED FOR", "NAMES", "MESSAGE OF THE FIRST"], rows, width);
+    }
+    cut
+}
+
+/// Returns why not every node is updated, as sentences; none if every node is.
+pub(crate) fn findings(scenario: &Scenario, courses: &[Course], summary: &Summary) -> Vec<String> {
+    let mut findings = Vec::new();
+    let left = courses.iter().map(|course| summary.nodes.saturating_sub(course.current)).max();
+    if let Some(left) = left.filter(|left| *left > 0) {
+        findings.push(format!("up to {left} nodes are not updated at the end of a course: see NOT UPDATED FOR"));
+    }
+    findings.extend(summary.freezes.iter().map(|freeze| {
+        format!(
+            "failures of {} freeze the rollout in {} of {} courses",
+            freeze.version, freeze.courses, summary.courses
+        )
+    }));
+    if summary.cut > 0 {
+        findings.push(format!(
+            "the rollout has not ended after {} in {} of {} courses",
+            span(scenario.horizon.unsigned_abs()),
+            summary.cut,
+            summary.courses
+        ));
+    }
+    findings
+}
+
+/// Adds the findings.
+pub(crate) fn add_findings(page: &mut Page, findings: &[String], width: Option<usize>) {
+    for finding in findings {
+        page.indented("!", 2, Style::Bad, finding, width);
     }
 }

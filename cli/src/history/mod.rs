@@ -18,8 +18,10 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use crate::page::{Page, print_line, warn};
-pub(crate) use durations::{UpdateDurations, last_updates};
+use crate::terminal::Format;
+pub(crate) use durations::last_updates;
 use read::{Bundle, Source};
+use revisions::Revisions;
 pub(crate) use revisions::{UndoOptions, undo};
 
 /// Options of `history`.
@@ -30,9 +32,9 @@ pub(crate) struct HistoryOptions {
     /// Show the content of this revision of the policy.
     #[arg(long, conflicts_with_all = ["rollout", "verify", "export", "bundle"])]
     revision: Option<i64>,
-    /// `json` or `yaml` for programs: the revisions and rollouts, or the record and the pages of one rollout as a List.
-    #[arg(long, short, value_parser = ["json", "yaml"], conflicts_with_all = ["verify", "export", "html"])]
-    output: Option<String>,
+    /// `wide` for text in full, `json` or `yaml` for programs: the revisions and rollouts, or the record and the pages of one rollout as a List.
+    #[arg(long, short, value_enum, conflicts_with_all = ["verify", "export", "html"])]
+    output: Option<Format>,
     /// Verify the signatures of all records, or of one, and the digests of their pages. Exits with 0 only if all is well.
     /// Verification compares with published keys: their thumbprints are printed, to be compared with those that you
     /// keep elsewhere, or use --keys.
@@ -74,19 +76,10 @@ fn print(page: &Page) -> anyhow::Result<()> {
     page.print().context("the standard output cannot be written")
 }
 
-fn formatted(value: &Value, format: &str) -> anyhow::Result<Page> {
-    let mut page = Page::default();
-    match format {
-        "yaml" => page.yaml(value)?,
-        _ => page.json(value)?,
-    }
-    Ok(page)
-}
-
 /// Lists the revisions of the policy, and below them the rollouts.
-async fn list(source: &Source<'_>, options: &HistoryOptions) -> anyhow::Result<Page> {
+async fn list(source: &Source<'_>, options: &HistoryOptions, colour: bool) -> anyhow::Result<Page> {
     let revisions = match source {
-        Source::Cluster { client, namespace } => Some(revisions::read(client, namespace, options.revision).await),
+        Source::Cluster { client, namespace } => Some(Revisions::read(client, namespace).await),
         Source::Bundle(_) => None,
     };
     let records = match options.revision {
@@ -105,32 +98,39 @@ async fn list(source: &Source<'_>, options: &HistoryOptions) -> anyhow::Result<P
         }
         (revisions, records) => (revisions.transpose()?, records.transpose()?),
     };
-    if let Some(format) = &options.output {
+    if let Some(format) = options.output.and_then(Format::for_programs) {
+        let shown = revisions.map(|revisions| revisions.for_programs(options.revision)).transpose()?;
         if options.revision.is_some() {
-            return formatted(&json!({"revisions": revisions.map(|(_, revisions)| revisions)}), format);
+            return format.page(&json!({"revisions": shown}));
         }
         // Null: not readable.
         let value = json!({
-            "revisions": revisions.map(|(_, revisions)| revisions),
+            "revisions": shown,
             "rollouts": records.map(|records| rollouts::for_programs(&records)),
         });
-        return formatted(&value, format);
+        return format.page(&value);
     }
-    let mut page = Page::default();
-    if let Some((text, _)) = revisions {
-        page.text(&text.to_string());
+    let (mut page, width, mut cut) = (Page::new(colour), Format::width(options.output), false);
+    if let Some(revisions) = revisions {
+        cut |= revisions.add(&mut page, options.revision, width)?;
         if records.is_some() {
             page.line("");
         }
     }
     if let Some(records) = records {
-        rollouts::table(&mut page, &records);
+        cut |= rollouts::table(&mut page, &records, width);
     }
+    page.cut_note(cut, width);
     Ok(page)
 }
 
 /// Carries out `history`. `client` is not needed for a bundle.
-pub(crate) async fn history(client: Option<&Client>, namespace: &str, options: &HistoryOptions) -> anyhow::Result<()> {
+pub(crate) async fn history(
+    client: Option<&Client>,
+    namespace: &str,
+    options: &HistoryOptions,
+    colour: bool,
+) -> anyhow::Result<()> {
     let source = match (&options.bundle, client) {
         (Some(path), _) => Source::Bundle(Bundle::parse(read_json(path)?)?),
         (None, Some(client)) => Source::Cluster { client, namespace },
@@ -168,13 +168,13 @@ pub(crate) async fn history(client: Option<&Client>, namespace: &str, options: &
         ));
         return Ok(());
     }
-    let Some(id) = only else { return print(&list(&source, options).await?) };
+    let Some(id) = only else { return print(&list(&source, options, colour).await?) };
     let records = source.records().await?;
     let record = rollouts::find(&records, id)?;
     let pages = source.pages(record).await?;
-    if let Some(format) = &options.output {
+    if let Some(format) = options.output.and_then(Format::for_programs) {
         let items: Vec<&Value> = std::iter::once(record).chain(pages.values()).collect();
-        return print(&formatted(&json!({"apiVersion": "v1", "kind": "List", "items": items}), format)?);
+        return print(&format.page(&json!({"apiVersion": "v1", "kind": "List", "items": items}))?);
     }
     let rollout = rollouts::Rollout::parse(record, &pages)?;
     match &options.html {
@@ -183,6 +183,6 @@ pub(crate) async fn history(client: Option<&Client>, namespace: &str, options: &
             print_line(format_args!("{}: rollout {}, attempts: {}", path.display(), id, rollout.rows.len()));
             Ok(())
         }
-        None => print(&show::text(&rollout)),
+        None => print(&show::text(&rollout, Format::width(options.output), colour)),
     }
 }

@@ -35,14 +35,14 @@ pub(crate) struct UndoOptions {
 }
 
 /// The operator's resource and its revisions.
-struct Revisions {
+pub(super) struct Revisions {
     resource: BottlerocketUpdateOperator,
     operator: OperatorFacts,
     all: Vec<PolicyRevision>,
 }
 
 impl Revisions {
-    async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
+    pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
         let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
         let right = format!("get bottlerocketupdateoperators in {namespace}");
         let found = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)?;
@@ -67,6 +67,27 @@ impl Revisions {
         own(&self.operator.uid, &self.all)
     }
 
+    /// Adds the revisions as a table, or one of them. Returns true if a row was cut.
+    pub(super) fn add(&self, page: &mut Page, only: Option<i64>, width: Option<usize>) -> anyhow::Result<bool> {
+        add(page, &self.history(), only, width)
+    }
+
+    /// Returns the revisions for programs, or one of them.
+    pub(super) fn for_programs(&self, only: Option<i64>) -> anyhow::Result<Value> {
+        let history = self.history();
+        let all = match only {
+            Some(number) => vec![find(&history, number)?],
+            None => history,
+        };
+        let row = |revision: &PolicyRevision| {
+            json!({
+                "revision": revision.number, "name": revision.name, "changeCause": revision.change_cause,
+                "version": content(revision),
+            })
+        };
+        Ok(all.into_iter().map(row).collect())
+    }
+
     /// Returns the content of the policy, if the policy is valid.
     fn present(&self) -> Option<RevisionContent> {
         Policy::from_spec(&self.operator.spec).ok().map(|policy| RevisionContent::of(&policy))
@@ -81,22 +102,24 @@ fn content(revision: &PolicyRevision) -> Value {
     }
 }
 
-/// Returns the revisions as a table, or one of them.
-fn table(history: &[&PolicyRevision], only: Option<i64>) -> anyhow::Result<Page> {
-    let mut page = Page::default();
+fn find<'a>(history: &[&'a PolicyRevision], number: i64) -> anyhow::Result<&'a PolicyRevision> {
+    let found = history.iter().rev().find(|revision| revision.number == number);
+    found.copied().context("unable to find the specified revision")
+}
+
+fn add(page: &mut Page, history: &[&PolicyRevision], only: Option<i64>, width: Option<usize>) -> anyhow::Result<bool> {
     if let Some(number) = only {
-        let found = history.iter().rev().find(|revision| revision.number == number);
-        let revision = found.context("unable to find the specified revision")?;
+        let revision = find(history, number)?;
         page.line(format_args!("revision {number} ({})", revision.name));
         for (field, value) in content(revision).as_object().into_iter().flatten().filter(|(_, value)| !value.is_null())
         {
             page.line(format_args!("  {field}: {value}"));
         }
-        return Ok(page);
+        return Ok(false);
     }
     if history.is_empty() {
         page.line(NO_HISTORY);
-        return Ok(page);
+        return Ok(false);
     }
     let rows = history.iter().map(|revision| {
         let target = match content(revision) {
@@ -107,23 +130,7 @@ fn table(history: &[&PolicyRevision], only: Option<i64>) -> anyhow::Result<Page>
         let target = target.as_str().unwrap_or_default().to_owned();
         [revision.number.to_string(), revision.name.clone(), target, cause]
     });
-    page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows, None);
-    Ok(page)
-}
-
-/// Returns the revisions of the policy for users, and for programs.
-pub(super) async fn read(client: &Client, namespace: &str, only: Option<i64>) -> anyhow::Result<(Page, Value)> {
-    let revisions = Revisions::read(client, namespace).await?;
-    let history = revisions.history();
-    let chosen = history.iter().filter(|revision| only.is_none_or(|number| number == revision.number));
-    let rows = chosen.map(|revision| {
-        json!({
-            "revision": revision.number, "name": revision.name, "changeCause": revision.change_cause,
-            "version": content(revision),
-        })
-    });
-    let rows = rows.collect();
-    Ok((table(&history, only)?, rows))
+    Ok(page.table(["REVISION", "NAME", "TARGET", "CHANGE-CAUSE"], rows, width))
 }
 
 /// Returns the version that most nodes ran when the last rollout began, for a pin. `None` without one.
@@ -216,14 +223,18 @@ mod tests {
         let mut unreadable = revision(3, "latest");
         unreadable.content = Err("its form 9 is not known".to_owned());
         let all = [&first, &newer, &unreadable];
-        let text = table(&all, None).unwrap().to_string();
+        let text = |history: &[&PolicyRevision], only| {
+            let mut page = Page::default();
+            add(&mut page, history, only, None).map(|_| page.to_string())
+        };
+        let listed = text(&all, None).unwrap();
         for part in ["REVISION", "default-1", "latest", "<1.23", "its form 9 is not known", "ticket 7"] {
-            assert!(text.contains(part), "{part}: {text}");
+            assert!(listed.contains(part), "{part}: {listed}");
         }
-        let one = table(&all, Some(2)).unwrap().to_string();
+        let one = text(&all, Some(2)).unwrap();
         assert!(one.contains("target:") && one.contains(">=1.20") && !one.contains("exclude"), "{one}");
-        assert_eq!(table(&all, Some(9)).unwrap_err().to_string(), "unable to find the specified revision");
-        assert!(table(&[], None).unwrap().to_string().contains(NO_HISTORY));
+        assert_eq!(text(&all, Some(9)).unwrap_err().to_string(), "unable to find the specified revision");
+        assert!(text(&[], None).unwrap().contains(NO_HISTORY));
     }
 
     #[test]

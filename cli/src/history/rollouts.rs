@@ -102,16 +102,20 @@ pub(super) fn find<'a>(records: &'a [Value], id: &str) -> anyhow::Result<&'a Val
     }
 }
 
-/// Adds the list of the rollouts, the newest last.
-pub(super) fn table(page: &mut Page, records: &[Value]) {
+/// Adds the list of the rollouts, the newest last. Returns true if a row was cut.
+pub(super) fn table(page: &mut Page, records: &[Value], width: Option<usize>) -> bool {
     if records.is_empty() {
         page.line(NO_ROLLOUTS);
-        return;
+        return false;
     }
     let rows = records.iter().map(|record| match Rollout::parse(record, &BTreeMap::new()) {
         Ok(rollout) => [
             rollout.head.number.to_string(),
-            rollout.head.version.to_string(),
+            if rollout.head.drill {
+                format!("{} (drill)", rollout.head.version)
+            } else {
+                rollout.head.version.to_string()
+            },
             format!("{}/{}", rollout.head.variant, rollout.head.arch),
             rollout.phase(),
             rollout.head.begun.to_string(),
@@ -125,7 +129,7 @@ pub(super) fn table(page: &mut Page, records: &[Value]) {
             cells
         }
     });
-    page.table(["ROLLOUT", "VERSION", "VARIANT/ARCH", "PHASE", "BEGUN", "ENDED", "NODES", "PODS"], rows, None);
+    page.table(["ROLLOUT", "VERSION", "VARIANT/ARCH", "PHASE", "BEGUN", "ENDED", "NODES", "PODS"], rows, width)
 }
 
 /// Returns the rollouts for programs: records without pages and policy.
@@ -136,7 +140,7 @@ pub(super) fn for_programs(records: &[Value]) -> Value {
         json!({
             "name": name(record), "number": rollout["number"], "version": rollout["version"], "variant": rollout["variant"],
             "arch": rollout["arch"], "begun": rollout["begun"], "phase": status["phase"], "ended": status["ended"],
-            "frozen": frozen, "nodes": status["nodes"], "pods": status["pods"],
+            "drill": rollout["drill"].as_bool().unwrap_or(false), "frozen": frozen, "nodes": status["nodes"], "pods": status["pods"],
         })
     };
     records.iter().map(row).collect()
@@ -182,13 +186,13 @@ mod tests {
         let mut unreadable = record(&rollout(8, "1.21.0"), &[]);
         unreadable["spec"]["rollout"]["begun"] = json!("yesterday");
         let mut page = Page::default();
-        table(&mut page, &[frozen, unreadable]);
+        table(&mut page, &[frozen, unreadable], None);
         let text = page.to_string();
         for part in ["ROLLOUT", "aws-k8s-1.37/x86_64", "(Frozen)", "cannot be read by this version"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let mut empty = Page::default();
-        table(&mut empty, &[]);
+        table(&mut empty, &[], None);
         assert_eq!(empty.to_string().trim(), NO_ROLLOUTS);
     }
 }

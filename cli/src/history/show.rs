@@ -2,12 +2,12 @@
 
 use jiff::Timestamp;
 use models::history::{HistoryRow, RecordedRollout};
-use models::operator::{CanaryStep, CountOrPercent, StepApproval};
-use models::shadow::{DrainedPod, PodMove, UPDATED};
+use models::operator::{CanaryStep, CompletionEstimate, CountOrPercent, StepApproval};
+use models::shadow::{DRILL_PASSED, DrainedPod, PodMove, UPDATED};
 use models::time::between;
 
 use super::rollouts::{Rollout, steps};
-use crate::page::Page;
+use crate::page::{Page, Style};
 
 /// Returns a span as `1h02m03s`, without its leading zeros.
 pub(super) fn span(from: Timestamp, to: Timestamp) -> String {
@@ -77,17 +77,26 @@ pub(super) fn head(rollout: &Rollout) -> Vec<(&'static str, String)> {
         0 => "not known".to_owned(),
         number => format!("{number} ({})", head.revision.name),
     };
-    let failed = rollout.rows.iter().filter(|row| row.result.result != UPDATED).count();
+    let succeeds = if head.drill { DRILL_PASSED } else { UPDATED };
+    let failed = rollout.rows.iter().filter(|row| row.result.result != succeeds).count();
     let mut fields = vec![
         ("Rollout", format!("{}{continued}", head.number)),
         ("Record", rollout.name.clone()),
         ("Nodes of", format!("{}/{}", head.variant, head.arch)),
-        ("Version", format!("{}, from {}", head.version, origin(head))),
+        if head.drill {
+            ("Drill on", format!("{}: no host was rebooted", head.version))
+        } else {
+            ("Version", format!("{}, from {}", head.version, origin(head)))
+        },
         ("Policy revision", revision),
         ("Operator", format!("{}/{} (uid {})", head.operator.namespace, head.operator.name, head.operator.uid)),
         ("Phase", format!("{}, begun {}{ended}", rollout.phase(), head.begun)),
         ("Attempts", format!("{} (failed: {failed}), pods to move: {}", status.nodes, status.pods)),
     ];
+    if let Some(CompletionEstimate { at, earliest, latest, made }) = &status.first_estimate {
+        let range = format!("{at:.0} ({earliest:.0} to {latest:.0}), made at {made:.0}");
+        fields.push(("First estimate", format!("completion at {range}")));
+    }
     if !rollout.removed.is_empty() {
         let pages = removed(&rollout.removed);
         fields.push((
@@ -120,7 +129,11 @@ fn node(row: &HistoryRow) -> [String; 11] {
     [
         row.node.clone(),
         result.attempt.to_string(),
-        format!("{}→{}", result.from.as_ref().map_or("?".to_owned(), ToString::to_string), result.to),
+        match &result.drill {
+            Some(drill) if drill.evict => format!("drill on {} with evictions", result.to),
+            Some(_) => format!("drill on {}", result.to),
+            None => format!("{}→{}", result.from.as_ref().map_or("?".to_owned(), ToString::to_string), result.to),
+        },
         result.started.to_string(),
         span(result.started, result.ended),
         moved(row, PodMove::Evicted).to_string(),
@@ -132,11 +145,14 @@ fn node(row: &HistoryRow) -> [String; 11] {
     ]
 }
 
+/// Column at which the values of a rollout's fields begin.
+const FIELDS: usize = 17;
+
 /// Returns one rollout as text.
-pub(super) fn text(rollout: &Rollout) -> Page {
-    let mut page = Page::default();
+pub(super) fn text(rollout: &Rollout, width: Option<usize>, colour: bool) -> Page {
+    let (mut page, mut cut) = (Page::new(colour), false);
     for (name, value) in head(rollout) {
-        page.line(format_args!("{:<16} {value}", format!("{name}:")));
+        page.indented(&format!("{name}:"), FIELDS, Style::Strong, &value, width);
     }
     page.line("");
     let entries = rollout.status.entries.iter().map(|entry| {
@@ -148,12 +164,12 @@ pub(super) fn text(rollout: &Rollout) -> Page {
             entry.message.clone(),
         ]
     });
-    page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries, None);
+    cut |= page.table(["TIME", "EVENT", "STEP", "FIELD MANAGER", "MESSAGE"], entries, width);
     for number in steps(&rollout.rows) {
         let rows: Vec<&HistoryRow> = rollout.rows.iter().filter(|row| row.result.step == number).collect();
         page.line("");
         page.line(title(rollout, number));
-        page.table(
+        cut |= page.table(
             [
                 "NODE",
                 "ATTEMPT",
@@ -168,14 +184,15 @@ pub(super) fn text(rollout: &Rollout) -> Page {
                 "RESULT",
             ],
             rows.iter().map(|row| node(row)),
-            None,
+            width,
         );
         if rows.iter().any(|row| !row.result.pods.is_empty()) {
             page.line("");
             let pods = rows.iter().flat_map(|row| row.result.pods.iter().map(|of| pod(row, of)));
-            page.table(["NODE", "POD", "OWNER", "BUDGETS", "SERVICES", "MOVED"], pods, None);
+            cut |= page.table(["NODE", "POD", "OWNER", "BUDGETS", "SERVICES", "MOVED"], pods, width);
         }
     }
+    page.cut_note(cut, width);
     page
 }
 
@@ -192,7 +209,7 @@ mod tests {
         let record = record(&rollout(7, "1.21.0"), &pages);
         // The first page was removed.
         let rollout = Rollout::parse(&record, &BTreeMap::from([(2, pages[1].clone())])).unwrap();
-        let text = text(&rollout).to_string();
+        let text = text(&rollout, None, false).to_string();
         for part in [
             "Rollout:         7",
             "1.21.0, from 1.20.0 (nodes: 2)",
@@ -217,6 +234,23 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("web-a"), "{text}");
+    }
+
+    #[test]
+    fn record_of_drills_names_them_as_drills() {
+        let mut of_a = row("a", "Passed");
+        of_a["drill"] = serde_json::json!({"request": "1 evict", "evict": true});
+        let pages = [page("r", 1, &[of_a])];
+        let head = RecordedRollout { drill: true, ..rollout(8, "1.20.0") };
+        let record = record(&head, &pages);
+        let rollout = Rollout::parse(&record, &BTreeMap::from([(1, pages[0].clone())])).unwrap();
+        let text = text(&rollout, None, false).to_string();
+        for part in ["Drill on:        1.20.0", "(failed: 0)", "with evictions"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let mut list = Page::default();
+        super::super::rollouts::table(&mut list, &[record], None);
+        assert!(list.to_string().contains("1.20.0 (drill)"), "{list}");
     }
 
     #[test]

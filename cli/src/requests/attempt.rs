@@ -6,7 +6,9 @@ use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};
 use models::names::{RELEASE_ANNOTATION, RETRY_ANNOTATION};
-use models::shadow::{BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, Progress, Record, Step};
+use models::shadow::{
+    BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Progress, Record, Step,
+};
 use planner::view::{NodeFacts, Projection as _};
 use serde_json::json;
 
@@ -30,7 +32,9 @@ fn is_under_way(shadow: &BottlerocketShadow, attempt: Option<i64>) -> bool {
 
 /// Returns true if a permit for the node's reboot may have been issued.
 pub(super) fn is_permitted(shadow: &BottlerocketShadow) -> bool {
-    shadow.spec.permit.is_some() || progress(shadow).is_some_and(|progress| progress.permit_issued)
+    // By a rehearsal permit, no host reboots.
+    let issued = shadow.spec.permit.is_some() && shadow.spec.state != HostState::RehearsedUpdate;
+    issued || progress(shadow).is_some_and(|progress| progress.permit_issued)
 }
 
 /// Decides about `retry`.
@@ -74,7 +78,10 @@ fn decide_release(shadow: &BottlerocketShadow, nonce: &str) -> Decision {
             Decision::Nothing("it is being released already".to_owned())
         }
         Some(progress) => {
-            let what = format!("asked to end its update to {} and to be released", progress.version);
+            let what = match progress.drill {
+                Some(_) => "asked to end its drill and to be released".to_owned(),
+                None => format!("asked to end its update to {} and to be released", progress.version),
+            };
             Decision::write(json!({"metadata": {"annotations": {RELEASE_ANNOTATION: nonce}}}), what)
         }
     }

@@ -107,7 +107,10 @@ fn held(hold: &Hold, shadow: Option<&BottlerocketShadow>, node: &NodeFacts) -> S
         return State::Done(text);
     };
     match progress(shadow) {
-        Some(progress) if matches!(progress.step, Step::Returning | Step::Verifying) || is_permitted(shadow) => {
+        Some(progress)
+            if is_permitted(shadow)
+                || (progress.drill.is_none() && matches!(progress.step, Step::Returning | Step::Verifying)) =>
+        {
             State::Done(format!("{text}; the update under way has gone too far to end: it is finished first"))
         }
         Some(progress) => State::Pending(format!(

@@ -1,14 +1,18 @@
-//! Requests of users about a rollout and about single nodes: approve, pause and resume, hold, retry and release, quarantine and pin.
+//! Requests of users about a rollout and about single nodes: approve, pause and resume, hold, retry, release and drill, quarantine
+//! and pin.
 //! Each command reads one kind of object, decides with a pure function what is to be written, and waits for what comes of it.
 
 mod approve;
 mod attempt;
+mod drill;
 mod hold;
 mod nodes;
 mod operator;
 mod pin;
 mod quarantine;
 mod switch;
+
+use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
@@ -33,6 +37,8 @@ pub(crate) enum Command {
     Retry(NodesOptions),
     /// End the update under way on nodes and return them to service; it does not count as a failure.
     Release(NodesOptions),
+    /// Rehearse an update of a node: everything but arming an image and rebooting, and by default without an eviction.
+    Drill(drill::Options),
     /// Exclude a version, or a range of versions, from updates.
     Quarantine(quarantine::Options),
     /// Set the version that nodes update to, up or down.
@@ -50,18 +56,20 @@ pub(crate) struct NodesOptions {
 }
 
 /// Runs a command.
-pub(crate) async fn run(client: &Client, namespace: &str, command: &Command) -> anyhow::Result<()> {
+pub(crate) async fn run(client: &Client, namespace: &str, command: &Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Approve(options) => approve::approve(client, namespace, options).await,
-        Command::Pause(options) => switch::pause(client, namespace, options).await,
-        Command::Resume(options) => switch::resume(client, namespace, options).await,
-        Command::Hold(options) => hold::hold(client, namespace, options).await,
-        Command::Unhold(options) => hold::unhold(client, namespace, options).await,
-        Command::Retry(options) => attempt::retry(client, namespace, options).await,
-        Command::Release(options) => attempt::release(client, namespace, options).await,
-        Command::Quarantine(options) => quarantine::quarantine(client, namespace, options).await,
-        Command::Pin(options) => pin::pin(client, namespace, options).await,
+        Command::Drill(options) => return drill::drill(client, namespace, options).await,
+        Command::Approve(options) => approve::approve(client, namespace, options).await?,
+        Command::Pause(options) => switch::pause(client, namespace, options).await?,
+        Command::Resume(options) => switch::resume(client, namespace, options).await?,
+        Command::Hold(options) => hold::hold(client, namespace, options).await?,
+        Command::Unhold(options) => hold::unhold(client, namespace, options).await?,
+        Command::Retry(options) => attempt::retry(client, namespace, options).await?,
+        Command::Release(options) => attempt::release(client, namespace, options).await?,
+        Command::Quarantine(options) => quarantine::quarantine(client, namespace, options).await?,
+        Command::Pin(options) => pin::pin(client, namespace, options).await?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns the value of a one-shot request that no other request has.

@@ -113,6 +113,7 @@ fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<R
         number: active.record.as_ref().map(|record| record.number),
         started: active.started,
         urgent_until: active.urgent_until,
+        estimated_completion: active.estimated_completion,
         nodes: state.nodes,
         updated: state.updated,
         step: state.step,
@@ -253,6 +254,7 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         version: status.and_then(|status| status.agent.current_version.clone()).or_else(os_version),
         target: shadow.and_then(|shadow| shadow.spec.version.clone()).or_else(|| progress.map(|p| p.version.clone())),
         step: progress.map_or(IDLE, |progress| Step::as_str(progress.step)),
+        drill: progress.is_some_and(|progress| progress.drill.is_some()),
         reason,
         message: message.map(|message| cluster.filled(&message, name)),
         deadline: deadline.filter(|_| !paused),
@@ -263,6 +265,8 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
 /// Returns the next action of the controller, as a sentence.
 pub(crate) fn next_action(action: &Action) -> String {
     match (action, action.next_step()) {
+        (_, Some(Step::RehearsingDrain)) => "the dry run of its drain begins".to_owned(),
+        (_, Some(Step::Staging)) if action.begins_drill() => "its drill begins".to_owned(),
         (_, Some(Step::Staging)) => "its attempt begins with the download of the image".to_owned(),
         (_, Some(Step::LeavingLoadBalancer | Step::Draining)) => "it is next to be drained".to_owned(),
         (_, Some(step)) => format!("it goes on to the step {}", step.as_str()),
@@ -270,6 +274,7 @@ pub(crate) fn next_action(action: &Action) -> String {
         (Action::Spec { .. }, None) => "the desired state of its host is written".to_owned(),
         (Action::Claim { .. }, None) => "it is being cordoned".to_owned(),
         (Action::Release, None) => "it is being returned to service".to_owned(),
+        (Action::Permit { pods_stay: true, .. }, None) => "its rehearsal permit is issued".to_owned(),
         (Action::Permit { .. }, None) => "its reboot permit is issued".to_owned(),
         (Action::ReadOwner { .. }, None) => "the other pods of an owner are read".to_owned(),
         (Action::ReadLease, None) => "its Lease is read".to_owned(),

@@ -1,7 +1,7 @@
 //! The shape of the state of the fleet, as `-o json` shows it. docs/plugin.md describes each field.
 
 use jiff::Timestamp;
-use models::operator::Counts;
+use models::operator::{CompletionEstimate, Counts};
 use models::shadow::{AttemptResult, UPDATED};
 use semver::Version;
 use serde::Serialize;
@@ -120,6 +120,9 @@ pub(crate) struct Rollout {
     /// Time until which it does not wait for windows and for the soaks of canary steps; absent if it is not urgent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) urgent_until: Option<Timestamp>,
+    /// The controller's estimate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) estimated_completion: Option<CompletionEstimate>,
 }
 
 /// Nodes that wait for the same reason.
@@ -172,6 +175,9 @@ pub(crate) struct NodeReport {
     pub(crate) target: Option<Version>,
     /// The step of the attempt under way, or `Idle`.
     pub(crate) step: &'static str,
+    /// True if the attempt under way is a drill.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) drill: bool,
     /// The reason why it waits, as one fixed word; absent if it is up to date.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,

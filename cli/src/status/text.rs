@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use models::names;
+use models::operator::CompletionEstimate;
 use models::time::between;
 use planner::wait::{WaitReason, WaitsFor};
 
@@ -49,9 +50,7 @@ pub(crate) fn render(report: &Report, look: Look) -> Page {
             report.nodes.len()
         ));
     }
-    if cut {
-        page.line("Lines that end with … are cut: -o wide shows them whole.");
-    }
+    page.cut_note(cut, look.width);
     page
 }
 
@@ -181,6 +180,10 @@ fn rollout_text(rollout: &Rollout, now: Timestamp) -> String {
     if let Some(waits) = &rollout.waits {
         text.push_str(&format!(", which {waits}"));
     }
+    if let Some(CompletionEstimate { at, earliest, latest, .. }) = &rollout.estimated_completion {
+        let range = if earliest == latest { String::new() } else { format!(", between {earliest:.0} and {latest:.0}") };
+        text.push_str(&format!("; completion expected at {}{range}", moment(*at, now)));
+    }
     text
 }
 
@@ -224,7 +227,7 @@ fn row(node: &NodeReport, wide: bool, now: Timestamp) -> [Cell; 6] {
         Cell::from(node.name.clone()),
         Cell::from(text(&node.version)),
         Cell::from(text(&node.target)),
-        Cell::new(node.step, step),
+        Cell::new(if node.drill { format!("{} (drill)", node.step) } else { node.step.to_owned() }, step),
         Cell::new(last.unwrap_or_default(), result),
         Cell::new(waits.join(": "), reason_style(node.reason.as_deref())),
     ]

@@ -31,6 +31,7 @@ use crate::call::{call, code, list};
 use crate::marks::NodeState;
 use crate::page::{Page, complain, print_line};
 use crate::swap;
+use crate::terminal;
 
 /// Interval of `watch`.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -109,7 +110,7 @@ async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Resul
         page.json(&report::json(&facts, &findings))?;
         print(&page)?;
     } else {
-        print(&report::page(&facts, &findings))?;
+        print(&report::page(&facts, &findings, Some(terminal::width())))?;
     }
     let blocking = findings.iter().filter(|finding| finding.severity == Severity::Blocks).count();
     if blocking > 0 {

@@ -7,7 +7,7 @@ use super::findings::{
     Finding, Severity, balancer_labels, cordons, generation, list, nodes_where, unknown, without_node, without_shadow,
 };
 use crate::marks::{NodeState, Tool};
-use crate::page::Page;
+use crate::page::{Page, Style};
 
 /// Returns the tags of the images, without repetition.
 fn tags(facts: &Facts) -> Vec<&str> {
@@ -27,19 +27,16 @@ const fn word(conversion: &Conversion) -> &'static str {
 }
 
 /// Makes the report for readers.
-pub(super) fn page(facts: &Facts, findings: &[Finding]) -> Page {
+pub(super) fn page(facts: &Facts, findings: &[Finding], width: Option<usize>) -> Page {
     let mut page = Page::default();
     let or_none = |text: String| if text.is_empty() { "none".to_owned() } else { text };
     let about = |names: Vec<&str>| or_none(list(names));
     if let Some(generation) = generation(facts) {
-        page.line(format_args!("Earlier operator: release {generation}, image tags: {}", about(tags(facts))));
+        page.paragraph(&format!("Earlier operator: release {generation}, image tags: {}", about(tags(facts))), width);
     }
     let workloads: Vec<String> = facts.workloads.iter().map(super::facts::Workload::id).collect();
-    page.line(format_args!(
-        "Workloads: {}; {} pod(s)",
-        about(workloads.iter().map(String::as_str).collect()),
-        facts.pods.len()
-    ));
+    let names = about(workloads.iter().map(String::as_str).collect());
+    page.paragraph(&format!("Workloads: {names}; {} pod(s)", facts.pods.len()), width);
     if let Some(definition) = &facts.definition {
         let conversion = match &definition.conversion {
             Conversion::NoWebhook => "no conversion webhook",
@@ -47,46 +44,51 @@ pub(super) fn page(facts: &Facts, findings: &[Finding]) -> Page {
             Conversion::Answers => "a conversion webhook that answers",
             Conversion::Fails(_) => "a conversion webhook that does not answer",
         };
-        page.line(format_args!(
+        let versions = format!(
             "Definition: versions {}, stored in {} now, in {} so far, {conversion}",
             definition.versions.join(", "),
             definition.storage,
             or_none(definition.stored.join(", ")),
-        ));
-        page.line(format_args!(
+        );
+        page.paragraph(&versions, width);
+        let shadows = format!(
             "Shadows: {}; under way: {}; may reboot: {}; may be armed: {}",
             facts.shadows.len(),
             about(nodes_where(facts, |shadow| shadow.state.is_under_way())),
             about(nodes_where(facts, |shadow| shadow.state.may_reboot())),
             about(nodes_where(facts, |shadow| shadow.state.may_be_armed())),
-        ));
+        );
+        page.paragraph(&shadows, width);
     }
     for (severity, title) in [
         (Severity::Blocks, "Prevents the takeover:"),
         (Severity::First, "Before the takeover:"),
         (Severity::Note, "To know:"),
     ] {
-        section(&mut page, title, findings.iter().filter(|finding| finding.severity == severity));
+        section(&mut page, title, findings.iter().filter(|finding| finding.severity == severity), width);
     }
     let unknown = unknown(facts);
     if !unknown.is_empty() {
         page.line("");
         page.line("Not known:");
         for sentence in unknown {
-            page.line(format_args!("  * {sentence}"));
+            page.indented("  *", BULLET, Style::Plain, &sentence, width);
         }
     }
     page
 }
 
-fn section<'a>(page: &mut Page, title: &str, findings: impl Iterator<Item = &'a Finding>) {
+/// Column at which the text of a finding begins.
+const BULLET: usize = 4;
+
+fn section<'a>(page: &mut Page, title: &str, findings: impl Iterator<Item = &'a Finding>, width: Option<usize>) {
     let mut findings = findings.peekable();
     if findings.peek().is_some() {
         page.line("");
         page.line(title);
     }
     for finding in findings {
-        page.line(format_args!("  * {}.", finding.text));
+        page.indented("  *", BULLET, Style::Plain, &format!("{}.", finding.text), width);
         for command in &finding.run {
             page.line(format_args!("      {command}"));
         }

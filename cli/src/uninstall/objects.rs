@@ -10,7 +10,8 @@ use models::names;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{GONE, PERIOD, is_gone};
+use super::{GONE, PERIOD};
+use crate::call::{call, if_there};
 use crate::page::print_line;
 
 /// Number of objects in a page of a list.
@@ -28,6 +29,8 @@ pub(super) struct Found {
     api: Api<DynamicObject>,
     name: String,
     uid: Option<String>,
+    /// The resource, and where it is, as in a right.
+    resource: String,
     /// Kind, namespace and name.
     pub(super) id: String,
 }
@@ -45,19 +48,19 @@ pub(crate) fn api(client: &Client, object: &Value) -> anyhow::Result<(Api<Dynami
     Ok((api, resource, name))
 }
 
-/// Returns the object in the cluster; `None` if it does not exist or its kind is not served.
-async fn get(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<ObjectMeta>> {
-    match api.get_metadata_opt(name).await {
-        Err(error) if is_gone(&error) => Ok(None),
-        found => Ok(found?.map(|found| found.metadata)),
-    }
+/// Returns the object in the cluster; `None` if it does not exist or its kind is not served. `resource` is that of a right.
+async fn get(api: &Api<DynamicObject>, resource: &str, name: &str) -> anyhow::Result<Option<ObjectMeta>> {
+    let found = if_there(call(&format!("get {resource}"), api.get_metadata(name)).await)?;
+    Ok(found.map(|found| found.metadata))
 }
 
 /// Returns the object in the cluster, if it exists and was installed with this operator.
 pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Option<Found>> {
     let id = deploy::yaml::id(object);
-    let (api, _, name) = api(client, object)?;
-    let Some(meta) = get(&api, &name).await.with_context(|| format!("{id} cannot be read"))? else { return Ok(None) };
+    let (api, resource, name) = api(client, object)?;
+    let within = object["metadata"]["namespace"].as_str().map_or_else(String::new, |name| format!(" in {name}"));
+    let resource = format!("{}{within}", resource.plural);
+    let Some(meta) = get(&api, &resource, &name).await? else { return Ok(None) };
     if !is_marked(&meta) {
         print_line(format_args!(
             "{id} stays: it has no label {}={}, so it was not installed with this operator",
@@ -80,7 +83,7 @@ pub(super) async fn find(client: &Client, object: &Value) -> anyhow::Result<Opti
             return Ok(None);
         }
     }
-    Ok(Some(Found { api, name, uid: meta.uid, id }))
+    Ok(Some(Found { api, name, uid: meta.uid, id, resource }))
 }
 
 /// Returns the objects of a definition in namespaces other than the operator's, as `namespace/name`: they belong to
@@ -96,10 +99,8 @@ async fn objects_elsewhere(client: &Client, definition: &Value) -> anyhow::Resul
     let mut found = Vec::new();
     let mut page = ListParams::default().limit(PAGE);
     loop {
-        let list = match api.list_metadata(&page).await {
-            Err(error) if is_gone(&error) => return Ok(found),
-            list => list?,
-        };
+        let right = format!("list {} in all namespaces", resource.plural);
+        let Some(list) = if_there(call(&right, api.list_metadata(&page)).await)? else { return Ok(found) };
         found.extend(list.items.iter().filter_map(|object| {
             let namespace = object.metadata.namespace.as_deref().filter(|other| *other != names::SYSTEM_NAMESPACE)?;
             Some(format!("{namespace}/{}", object.name_any()))
@@ -117,13 +118,11 @@ pub(super) async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result
     for object in objects.iter().rev() {
         let Some(found) = find(client, object).await? else { continue };
         let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
-        match found.api.delete(&found.name, &DeleteParams::background().preconditions(only_this)).await {
-            Ok(_) => {
-                print_line(format_args!("deleted {}", found.id));
-                going.push(found);
-            }
-            Err(error) if is_gone(&error) => {}
-            Err(error) => return Err(error).with_context(|| format!("{} cannot be deleted", found.id)),
+        let params = DeleteParams::background().preconditions(only_this);
+        let deleted = call(&format!("delete {}", found.resource), found.api.delete(&found.name, &params)).await;
+        if if_there(deleted).with_context(|| format!("{} cannot be deleted", found.id))?.is_some() {
+            print_line(format_args!("deleted {}", found.id));
+            going.push(found);
         }
     }
     Ok(going)
@@ -133,10 +132,8 @@ pub(super) async fn delete(client: &Client, objects: &[Value]) -> anyhow::Result
 pub(super) async fn remove(client: &Client, objects: &[Value]) -> anyhow::Result<()> {
     let going = delete(client, objects).await?;
     let deadline = Instant::now() + GONE;
-    for Found { api, name, id, .. } in going {
-        while let Some(found) =
-            get(&api, &name).await.with_context(|| format!("whether {id} is gone cannot be read"))?
-        {
+    for Found { api, name, id, resource, .. } in going {
+        while let Some(found) = get(&api, &resource, &name).await? {
             if Instant::now() >= deadline {
                 let finalizers = found.finalizers.unwrap_or_default().join(", ");
                 bail!(

@@ -18,7 +18,7 @@ use models::backoff::exponential;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Api, ListParams};
 use models::names;
-pub use pods::Evicted;
+pub use pods::{Evicted, Removal};
 pub use revision::Pace;
 
 use crate::cache::Cache;
@@ -239,9 +239,10 @@ impl Applier {
                 }
             }
             Action::Release => self.release(node).await?,
-            Action::Permit { nonce, rules } => {
+            Action::Permit { nonce, rules, pods_stay } => {
                 // After this time the result of the check is outdated.
-                let issued = tokio::time::timeout(PERMIT_LIMIT, self.issue_permit(node, &nonce, rules)).await;
+                let issued =
+                    tokio::time::timeout(PERMIT_LIMIT, self.issue_permit(node, &nonce, rules, pods_stay)).await;
                 issued.unwrap_or(Err(ApplyError::Late))?;
             }
             Action::ReadOwner { owner, namespace, labels, nodes } => {

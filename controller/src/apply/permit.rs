@@ -1,11 +1,12 @@
-//! The permit of a reboot, from the agent's request to the desired state that holds it: checked live, signed, written.
+//! The permit of a reboot, from the agent's request to the desired state that holds it: checked live, signed, written; and
+//! that of a drill, which permits no reboot.
 //! For the check the Node and its pods are read from the API server and not from a cache.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
-use models::permit::PermitClaims;
-use models::shadow::{BottlerocketShadowSpec, Permit};
+use models::permit::{PermitClaims, RehearsalClaims};
+use models::shadow::{BottlerocketShadowSpec, HostState, Permit};
 
 use super::{Applier, ApplyError};
 use planner::claims::ClaimField;
@@ -19,23 +20,39 @@ mod tests;
 impl Applier {
     /// Issues the permit for this agent's nonce, if the node as it is now still allows the reboot. It is written at the
     /// version of the shadow that the decision was made on.
-    pub(super) async fn issue_permit(&self, view: &NodeView, nonce: &str, rules: Rules) -> Result<(), ApplyError> {
+    ///
+    /// The desired state decides what is signed: under that of a drill, a rehearsal permit alone. `pods_stay` is true in a drill
+    /// that evicts no pods, and means nothing for a reboot.
+    pub(super) async fn issue_permit(
+        &self,
+        view: &NodeView,
+        nonce: &str,
+        rules: Rules,
+        pods_stay: bool,
+    ) -> Result<(), ApplyError> {
         let shadow = view.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
+        let rehearsal = match shadow.spec.state {
+            HostState::RebootedIntoUpdate => false,
+            HostState::RehearsedUpdate => true,
+            _ => return Err(ApplyError::Changed("the desired state")),
+        };
+        let rules = Some(rules).filter(|_| !(rehearsal && pods_stay));
         let claims = self.check_live(&view.facts, shadow, nonce, rules).await?;
-        let permit = Permit { nonce: nonce.to_owned(), jws: self.sign(&claims)? };
+        let jws = if rehearsal { self.sign(&RehearsalClaims::of(claims))? } else { self.sign(&claims)? };
+        let permit = Permit { nonce: nonce.to_owned(), jws };
         let spec = BottlerocketShadowSpec { permit: Some(permit), ..shadow.spec.clone() };
         self.leadership.check()?;
         self.write_spec(shadow, &spec).await
     }
 
-    /// Checks that the node is the one of the decision, in the boot of its desired state, claimed, and free of pods.
-    /// Returns what may be signed: a permit for one request of the agent in one boot of one node.
+    /// Checks that the node is the one of the decision, in the boot of its desired state, claimed, and free of pods, where
+    /// there are `rules` for them. Returns what may be signed: a permit for one request of the agent in one boot of one node.
     async fn check_live(
         &self,
         decided_on: &NodeFacts,
         shadow: &ShadowFacts,
         nonce: &str,
-        rules: Rules,
+        rules: Option<Rules>,
     ) -> Result<PermitClaims, ApplyError> {
         let (Some(version), Some(boot_id)) = (shadow.spec.version.clone(), shadow.spec.boot_id.clone()) else {
             return Err(ApplyError::Changed("the desired state"));
@@ -64,9 +81,12 @@ impl Applier {
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         // Pods that may be evicted count as well: none may be left.
-        let sorted = drain::sort(&pods, rules, shadow.status.controller.drain.as_ref());
-        if let Some(pod) = sorted.left().next() {
-            return Err(ApplyError::NoPermit(format!("{} is on the node", pod.title())));
+        let left = rules.and_then(|rules| {
+            let sorted = drain::sort(&pods, rules, shadow.status.controller.drain.as_ref());
+            sorted.left().next().map(PodFacts::title)
+        });
+        if let Some(pod) = left {
+            return Err(ApplyError::NoPermit(format!("{pod} is on the node")));
         }
         Ok(PermitClaims {
             node_uid: live.uid,

@@ -20,6 +20,17 @@ const PAGE: u32 = 200;
 /// Time until a pod is evicted again where no answer sets it.
 const RETRY: Duration = Duration::from_secs(2);
 
+/// The way in which a pod is removed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Removal {
+    /// The grace period, in seconds; `None`: the pod's own.
+    pub grace: Option<i64>,
+    /// True if it is deleted past its budgets.
+    pub delete: bool,
+    /// True if the API server is only asked whether it may be evicted.
+    pub dry_run: bool,
+}
+
 /// The end of an eviction or a deletion.
 #[derive(Debug)]
 pub struct Evicted {
@@ -33,19 +44,18 @@ pub struct Evicted {
 }
 
 impl Applier {
-    /// Evicts one pod, or deletes it past its budgets, under its uid.
-    pub async fn remove_pod(
-        &self,
-        node: String,
-        pod: Eviction,
-        (grace, delete): (Option<i64>, bool),
-        request: u64,
-    ) -> Evicted {
-        let answer = if delete { self.delete(&pod, grace).await } else { self.evict(&pod, grace).await };
+    /// Evicts one pod, or deletes it past its budgets, under its uid; in a dry run, the API server is only asked.
+    pub async fn remove_pod(&self, node: String, pod: Eviction, how: Removal, request: u64) -> Evicted {
+        let Removal { grace, delete, dry_run } = how;
+        let answer = if delete { self.delete(&pod, grace).await } else { self.evict(&pod, grace, dry_run).await };
         let (means, message) = answer.unwrap_or_else(|error| (Meaning::Retry(RETRY), error.to_string()));
         if means == Meaning::Leaves {
             let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
-            tracing::info!(node, namespace, pod = name, past_budgets = delete, "pod evicted");
+            if dry_run {
+                tracing::debug!(node, namespace, pod = name, "pod may be evicted");
+            } else {
+                tracing::info!(node, namespace, pod = name, past_budgets = delete, "pod evicted");
+            }
         }
         Evicted { node, namespace: pod.namespace, uid: pod.uid, request, means, message }
     }
@@ -72,7 +82,7 @@ impl Applier {
     }
 
     /// Writes the subresource directly: the client's own `evict` drops the delete options, and with them the uid.
-    async fn evict(&self, pod: &Eviction, grace: Option<i64>) -> Result<(Meaning, String), ApplyError> {
+    async fn evict(&self, pod: &Eviction, grace: Option<i64>, dry_run: bool) -> Result<(Meaning, String), ApplyError> {
         self.leadership.check()?;
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let body = EvictionBody {
@@ -87,8 +97,8 @@ impl Applier {
                 ..DeleteOptions::default()
             }),
         };
-        let answer: Result<kube::core::Status, _> =
-            api.create_subresource("eviction", &pod.name, &PostParams::default(), &body).await;
+        let params = PostParams { dry_run, ..PostParams::default() };
+        let answer: Result<kube::core::Status, _> = api.create_subresource("eviction", &pod.name, &params, &body).await;
         match answer {
             Ok(_) => Ok((Meaning::Leaves, String::new())),
             Err(kube::Error::Api(status)) => {

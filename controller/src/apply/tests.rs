@@ -10,7 +10,7 @@ use models::permit::SettingsClaims;
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy, HostState};
 use serde_json::{Value, json};
 
-use super::{Applier, ApplyError, Evicted};
+use super::{Applier, ApplyError, Evicted, Removal};
 use crate::caches::Caches;
 use crate::eviction::Meaning;
 use crate::leader::Leadership;
@@ -113,11 +113,11 @@ async fn call_of(action: Action) -> Call {
     calls[0].clone()
 }
 
-async fn evicted(applier: &Applier, pod: Eviction, how: (Option<i64>, bool)) -> Evicted {
+async fn evicted(applier: &Applier, pod: Eviction, how: Removal) -> Evicted {
     applier.remove_pod("a".into(), pod, how, 7).await
 }
 
-async fn call_about(pod: Eviction, how: (Option<i64>, bool)) -> Call {
+async fn call_about(pod: Eviction, how: Removal) -> Call {
     let (applier, calls) = applier();
     let evicted = evicted(&applier, pod, how).await;
     assert_eq!((evicted.node.as_str(), evicted.uid.as_str(), evicted.request), ("a", "pod-uid", 7));
@@ -183,7 +183,7 @@ async fn host_settings_are_signed_once_for_their_node() {
 #[tokio::test]
 async fn pod_deletion_carries_observed_uid() {
     let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: "pod-uid".into() };
-    let call = call_about(pod, (Some(0), true)).await;
+    let call = call_about(pod, Removal { grace: Some(0), delete: true, dry_run: false }).await;
     assert_eq!((call.method.as_str(), call.path.as_str()), ("DELETE", "/api/v1/namespaces/shop/pods/p"));
     assert_eq!(call.body["preconditions"]["uid"], "pod-uid");
     assert_eq!(call.body["gracePeriodSeconds"], 0);
@@ -258,9 +258,19 @@ async fn label_is_applied_under_separate_field_manager_without_force() {
 #[tokio::test]
 async fn eviction_carries_observed_pod_uid() {
     let pod = Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() };
-    let call = call_about(pod, (None, false)).await;
+    let call = call_about(pod, Removal::default()).await;
     assert_eq!(call.path, "/api/v1/namespaces/shop/pods/web-1/eviction");
+    assert!(!call.query.contains("dryRun"), "{call:?}");
     // The key is `deleteOptions`; the client's own `evict` writes another one, which the server ignores.
+    assert_eq!(call.body["deleteOptions"]["preconditions"]["uid"], "pod-uid");
+}
+
+#[tokio::test]
+async fn dry_run_of_eviction_asks_api_server_to_persist_nothing() {
+    let pod = Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() };
+    let call = call_about(pod, Removal { dry_run: true, ..Removal::default() }).await;
+    assert_eq!(call.path, "/api/v1/namespaces/shop/pods/web-1/eviction");
+    assert!(call.query.contains("dryRun=All"), "{call:?}");
     assert_eq!(call.body["deleteOptions"]["preconditions"]["uid"], "pod-uid");
 }
 
@@ -317,13 +327,13 @@ async fn controller_without_lease_writes_nothing() {
     applier.leadership = Leadership::over();
     for delete in [false, true] {
         let pod = Eviction { namespace: "n".into(), name: "p".into(), uid: "u".into() };
-        let means = evicted(&applier, pod, (None, delete)).await.means;
+        let means = evicted(&applier, pod, Removal { delete, ..Removal::default() }).await.means;
         assert!(matches!(means, Meaning::Retry(_)), "{means:?}");
     }
     for action in [
         Action::Claim { fields: planner::claims::ClaimFields::CORDON, note: None },
         Action::Release,
-        Action::Permit { nonce: "n".into(), rules: Default::default() },
+        Action::Permit { nonce: "n".into(), rules: Default::default(), pods_stay: false },
     ] {
         assert!(applier.carry_out(&node(), action).await.is_err());
     }
@@ -382,7 +392,8 @@ async fn permit_is_abandoned_when_live_check_gets_no_response() {
     let mut view = node();
     let shadow = view.shadow.as_mut().unwrap();
     (shadow.spec.version, shadow.spec.boot_id) = (Some(semver::Version::new(1, 20, 5)), Some("b".into()));
-    let action = Action::Permit { nonce: "n".into(), rules: Default::default() };
+    shadow.spec.state = HostState::RebootedIntoUpdate;
+    let action = Action::Permit { nonce: "n".into(), rules: Default::default(), pods_stay: false };
     assert!(matches!(applier.carry_out(&view, action).await, Err(ApplyError::Late)));
 }
 

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use models::operator::Quarantined;
-use models::shadow::{AttemptResult, DrainStatus, Permit, Record};
+use models::shadow::{AttemptResult, DrainStatus, Drill, Permit, Record};
 
 use super::*;
 use planner::claims::ClaimFields;
@@ -19,6 +19,7 @@ fn at(step: Step) -> ControllerReport {
         permit_issued: false,
         soak_restarted: false,
         verifying_since: None,
+        drill: None,
         rollout: None,
         disruptive: false,
     };
@@ -134,6 +135,7 @@ fn rollout_log_lines_name_variant_and_architecture() {
         ended: None,
         approved_step: None,
         urgent_until: None,
+        estimated_completion: None,
         record: None,
     };
     let with = |rollouts: &[(&str, i64)]| BottlerocketUpdateOperatorStatus {
@@ -174,6 +176,7 @@ fn acknowledged_approval_logs_whether_it_had_an_effect() {
             ended: None,
             approved_step: None,
             urgent_until: None,
+            estimated_completion: None,
             record: None,
         }],
         ..BottlerocketUpdateOperatorStatus::default()
@@ -237,5 +240,40 @@ fn freezes_quarantines_and_policy_changes_log_one_line_each() {
         (with(BLOCKED, "", "1"), with(BLOCKED, "ExpressionFires", "1"), vec![(true, "rollout blocked")]),
     ] {
         assert_eq!(texts(&of_operator(&before, &after)), expected, "{before:?} -> {after:?}");
+    }
+}
+
+#[test]
+fn each_step_of_a_drill_logs_one_line_that_names_it() {
+    let drill = |step, evict| {
+        let mut report = at(step);
+        report.progress.as_mut().unwrap().drill = Some(Drill { evict, ..Drill::default() });
+        report
+    };
+    let with = |report: ControllerReport, result: &str| {
+        let found = serde_json::json!({
+            "request": "1", "result": result, "message": "why", "started": "2026-01-01T00:00:00Z",
+            "ended": "2026-01-01T00:00:00Z",
+        });
+        let drill = Some(serde_json::from_value(found).unwrap());
+        ControllerReport { record: Some(Record { drill, ..Record::default() }), ..report }
+    };
+    use Step::{Draining, RehearsingDrain, RehearsingReboot, Releasing, Staging, Verifying};
+    for (before, after, warning, part) in [
+        (idle(), drill(Staging, false), false, "drill started: no pod is evicted"),
+        (idle(), drill(Staging, true), false, "drill started: its pods are to be evicted"),
+        (drill(Staging, false), drill(RehearsingDrain, false), false, "dry run of the drain started"),
+        (drill(Staging, true), drill(Draining, true), false, "drain started in a drill"),
+        (drill(Draining, true), drill(RehearsingReboot, true), false, "node drained in a drill"),
+        (drill(RehearsingReboot, true), drill(Verifying, true), false, "rehearsal permit verified"),
+        (drill(Verifying, false), with(idle(), "Passed"), false, "drill passed"),
+        (drill(Verifying, false), with(idle(), "EvictionsRefused"), true, "drill ended"),
+        (drill(Verifying, false), with(drill(Releasing, false), "Held"), true, "drill ended"),
+        (with(drill(Releasing, false), "Held"), with(idle(), "Held"), false, "drill over"),
+        (idle(), with(idle(), "Disabled"), true, "drill ended"),
+    ] {
+        let lines = of_report("a", &before, &after);
+        let is: Vec<_> = lines.iter().map(|line| (line.warning, line.text)).collect();
+        assert!(matches!(is[..], [(w, text)] if w == warning && text.starts_with(part)), "{part}: {is:?}");
     }
 }

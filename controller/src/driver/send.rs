@@ -18,7 +18,7 @@ use super::Driver;
 use super::answers::Ended;
 use super::memory::{PodWatch, Retracting, Sent};
 use super::retry::Target;
-use crate::apply::{ApplyError, Learned};
+use crate::apply::{ApplyError, Learned, Removal};
 use crate::cache::Cache;
 use crate::writes::{self, Priority};
 
@@ -71,7 +71,7 @@ impl Driver {
 
     /// Sends evictions, each in a task of its own; none of them keeps the node busy.
     pub(super) fn evict(&mut self, evictions: BTreeMap<String, Evictions>, now: Timestamp) {
-        for (name, Evictions { pods, grace, delete }) in evictions {
+        for (name, Evictions { pods, grace, delete, dry_run }) in evictions {
             // The versions before the request. A budget can refuse a pod and allow it again before the refusal arrives;
             // read then, that change would pass for one that the refusal included.
             let concerned = self.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
@@ -83,7 +83,7 @@ impl Driver {
                 let (request, uid) = (self.requests, pod.uid.clone());
                 let (applier, node) = (self.applier.clone(), name.clone());
                 let task = self.spawn(async move {
-                    Ended::Eviction(applier.remove_pod(node, pod, (grace, delete), request).await)
+                    Ended::Eviction(applier.remove_pod(node, pod, Removal { grace, delete, dry_run }, request).await)
                 });
                 let what = InFlight { since: now, deletes: delete };
                 let sent = Sent { request, what, budgets: budgets.clone(), task };

@@ -22,7 +22,7 @@ fn missing_since(since: Option<Timestamp>, there: Option<bool>, now: Timestamp) 
 impl NodeMemory {
     /// Forgets what the node's step has outlived.
     fn forget(&mut self, node: &NodeView) {
-        if node.step() != Some(Step::Draining) {
+        if !matches!(node.step(), Some(Step::Draining | Step::RehearsingDrain)) {
             self.in_flight.clear();
         }
         if node.progress().is_none() {
@@ -90,6 +90,7 @@ impl Driver {
             tls: self.applier.signer.facts(),
             migration: self.migration.facts(),
             history: self.history.facts(),
+            estimates: self.estimates.facts(),
             ..ClusterView::default()
         };
         if !view.stale && !view.earlier_pods.is_empty() {

@@ -78,7 +78,7 @@ async fn policy_change_for_large_fleet_delays_no_eviction_and_limits_writes() {
         actions.insert(name, Action::Spec { spec: Box::default() });
     }
     let pod = planner::plan::Eviction { namespace: "shop".into(), name: "web".into(), uid: "u".into() };
-    let evictions = Evictions { pods: vec![pod], grace: None, delete: false };
+    let evictions = Evictions { pods: vec![pod], grace: None, delete: false, dry_run: false };
     let plan = || Plan { actions: actions.clone(), ..Plan::default() };
     driver.act(&view, &mut plan());
     driver.evict(BTreeMap::from([("node-5000".to_owned(), evictions)]), crate::clock::now());
@@ -146,7 +146,7 @@ fn evictions(pods: &[&str]) -> BTreeMap<String, Evictions> {
         uid: format!("uid-{name}"),
     };
     let pods = pods.iter().map(pod).collect();
-    BTreeMap::from([("a".to_owned(), Evictions { pods, grace: None, delete: false })])
+    BTreeMap::from([("a".to_owned(), Evictions { pods, grace: None, delete: false, dry_run: false })])
 }
 
 fn refusal(pod: &str, request: u64) -> Evicted {

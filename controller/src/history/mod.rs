@@ -3,12 +3,14 @@
 
 mod keys;
 mod objects;
+mod pages;
 mod run;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use planner::view::HistoryFacts;
 
+pub use pages::Pages;
 pub use run::Historian;
 
 /// The known facts about the history, for plans. Clones share them.

@@ -16,8 +16,9 @@ use planner::history::{OpenPage, row_id, summary};
 use planner::view::{HistoryObject, RecordFacts};
 use serde_json::{Value, json};
 
-use crate::apply::ApplyError;
+use crate::apply::{Applier, ApplyError};
 use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::leader::Leadership;
 
 /// The most that the metadata of a page take as JSON, in bytes.
@@ -53,6 +54,15 @@ fn metadata(name: &str, record: &str, kind: &str) -> ObjectMeta {
 }
 
 impl Objects {
+    pub(super) fn of(applier: &Applier, caches: &Caches) -> Self {
+        Self {
+            client: applier.client.clone(),
+            namespace: applier.namespace.clone(),
+            leadership: applier.leadership.clone(),
+            known: caches.history.clone(),
+        }
+    }
+
     fn api(&self) -> Api<BottlerocketRolloutHistory> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }

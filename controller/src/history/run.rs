@@ -98,12 +98,7 @@ impl Historian {
     pub fn new(applier: Applier, caches: Caches, history: History, reading: Reading) -> Self {
         let (client, namespace) = (applier.client.clone(), applier.namespace.clone());
         let leadership = applier.leadership.clone();
-        let objects = Objects {
-            client: client.clone(),
-            namespace: namespace.clone(),
-            leadership: leadership.clone(),
-            known: caches.history.clone(),
-        };
+        let objects = Objects::of(&applier, &caches);
         Self {
             keys: Keys { client, namespace, leadership },
             reading: reading.of(&caches.history),

@@ -13,7 +13,7 @@ use super::{ALONE, float, seconds};
 type Entry = (&'static str, Labels, &'static str);
 
 /// Gauges about the fleet.
-pub(super) const FLEET: [Entry; 16] = [
+pub(super) const FLEET: [Entry; 17] = [
     ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
     ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
     ("nodes_waiting", &["reason"], "Nodes by the reason why they wait"),
@@ -41,6 +41,11 @@ pub(super) const FLEET: [Entry; 16] = [
     ("freshness_target_seconds", &[], "Time by spec.freshness.target for which a node may be behind"),
     ("nodes_within_freshness_target", &[], "Nodes that are not behind, or not for longer than spec.freshness.target"),
     ("freshness_ratio", &[], "Share of the nodes that are within spec.freshness.target, from 0 to 1"),
+    (
+        "estimated_completion_timestamp_seconds",
+        &[],
+        "Time at which the last running rollout is expected to be completed, in seconds since 1970",
+    ),
     ("earlier_operator_pods", &[], "Pods of the earlier operator; while there is one, nothing is done"),
 ];
 

@@ -208,7 +208,10 @@ impl Metrics {
         for (kind, code) in KINDS.into_iter().flat_map(|kind| CODES.map(|code| (kind, code))) {
             self.rejected.with_label_values(&[kind, code]);
         }
-        let steps = || std::iter::once(None).chain(Step::ALL.into_iter().map(Some));
+        let steps = || {
+            let of_updates = |step: &Step| !matches!(step, Step::RehearsingDrain | Step::RehearsingReboot);
+            std::iter::once(None).chain(Step::ALL.into_iter().filter(of_updates).map(Some))
+        };
         for (from, to) in steps().flat_map(|from| steps().map(move |to| (from, to))).filter(|(from, to)| from != to) {
             self.transitions.with_label_values(&[step_label(from), step_label(to)]);
         }
@@ -309,6 +312,7 @@ impl Metrics {
             earlier_pods,
             freshness: _,
             freshness_target: _,
+            estimated_completion,
         } = snapshot;
         self.fleet.reset();
         if let Some(counts) = counts {
@@ -322,6 +326,7 @@ impl Metrics {
             ("quarantined_versions", Some(float(*quarantined_versions))),
             ("policy_degraded", Some(flag(*policy_degraded))),
             ("window_open", Some(flag(*window_open))),
+            ("estimated_completion_timestamp_seconds", estimated_completion.map(seconds)),
             ("earlier_operator_pods", Some(float(*earlier_pods))),
         ] {
             if let Some(value) = value {
@@ -384,6 +389,10 @@ impl Metrics {
         let before = &before.status.controller;
         let (was, is) = (before.progress.as_ref(), after.report.progress.as_ref());
         let step = |progress: Option<&Progress>| progress.map(|p| p.step);
+        if is.or(was).is_some_and(|progress| progress.drill.is_some()) {
+            // A drill is no update.
+            return;
+        }
         if step(was) != step(is) {
             self.transitions.with_label_values(&[step_label(step(was)), step_label(step(is))]).inc();
             if let (None, Some(begun)) = (was, is) {
@@ -464,9 +473,10 @@ const fn step_label(step: Option<Step>) -> &'static str {
     }
 }
 
-/// Returns the words of all results.
+/// Returns the words of all results of updates.
 fn results() -> impl Iterator<Item = &'static str> {
-    FailureReason::ALL.iter().map(|reason| reason.as_str()).chain([UPDATED])
+    let of_updates = |reason: &&FailureReason| **reason != FailureReason::UnsupportedState;
+    FailureReason::ALL.iter().filter(of_updates).map(|reason| reason.as_str()).chain([UPDATED])
 }
 
 /// Returns the word of a result. A resource can hold any word; a label cannot.

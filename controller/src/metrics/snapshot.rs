@@ -73,11 +73,14 @@ pub struct Snapshot<'a> {
     pub freshness: Option<Freshness>,
     /// Maximum time for which a node may be behind, if policy has one.
     pub freshness_target: Option<Duration>,
+    /// The time at which the last running rollout is expected to be completed.
+    pub estimated_completion: Option<Timestamp>,
 }
 
 impl<'a> Snapshot<'a> {
     /// Returns the facts. `policy_degraded` is true if `policy` is not the one in the resource.
     pub fn of(view: &'a ClusterView, plan: &Plan, policy: &Policy, policy_degraded: bool, now: Timestamp) -> Self {
+        let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
         let labelled = view.nodes.values().filter(|node| node.facts.labelled).count();
         Self {
             now,
@@ -92,6 +95,7 @@ impl<'a> Snapshot<'a> {
             earlier_pods: view.earlier_pods.len(),
             freshness: plan.status.as_ref().and_then(|status| status.freshness.clone()),
             freshness_target: policy.freshness_target,
+            estimated_completion: rollouts.filter_map(|rollout| Some(rollout.estimated_completion?.at)).max(),
         }
     }
 }
@@ -101,9 +105,10 @@ fn node_state<'a>(name: &'a str, node: &'a NodeView, plan: &Plan) -> NodeState<'
     let reported = shadow.and_then(|s| s.status.agent.current_version.as_ref());
     NodeState {
         name,
-        step: node.step(),
+        // A drill is no step of an update.
+        step: node.update().map(|progress| progress.step),
         version: reported.map(Cow::Borrowed).or_else(|| node.facts.os_version().map(Cow::Owned)),
-        attempt: node.progress().map(|progress| (progress.from.as_ref(), &progress.version)),
+        attempt: node.update().map(|progress| (progress.from.as_ref(), &progress.version)),
         waits: match plan.waits.get(name) {
             // As in the operator's status: these are no reasons to wait.
             Some(Wait::UpToDate | Wait::NotLabelled) => Waits::Not,

@@ -29,6 +29,7 @@ fn at(step: Step, since: i64) -> ControllerReport {
         started: t(0),
         permit_issued: false,
         soak_restarted: false,
+        drill: None,
         disruptive: false,
         verifying_since: None,
         rollout: None,
@@ -75,6 +76,7 @@ fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Sna
         earlier_pods: 0,
         freshness: None,
         freshness_target: None,
+        estimated_completion: None,
     }
 }
 
@@ -149,6 +151,29 @@ fn metrics_after_one_update_match_expected_text() {
     let text = metrics.text();
     let expected = include_str!("one_update.txt");
     assert!(text == expected, "metrics/one_update.txt is not what comes out:\n{text}");
+}
+
+#[test]
+fn drill_counts_as_no_update_and_has_no_steps_of_one() {
+    let metrics = leading();
+    let before = metrics.text();
+    let drill = |step, since| {
+        let mut report = at(step, since);
+        report.progress.as_mut().unwrap().drill = Some(models::shadow::Drill::default());
+        report
+    };
+    let steps = [
+        (0, ControllerReport::default()),
+        (0, drill(Step::Staging, 0)),
+        (40, drill(Step::RehearsingDrain, 40)),
+        (100, drill(Step::RehearsingReboot, 100)),
+        (150, drill(Step::Verifying, 150)),
+        (240, ControllerReport::default()),
+    ];
+    for pair in steps.windows(2) {
+        write(&metrics, &pair[0].1, &pair[1].1, pair[1].0);
+    }
+    assert_eq!(metrics.text(), before);
 }
 
 #[test]
@@ -395,7 +420,9 @@ fn full() -> Metrics {
     let freshness = Freshness { nodes_within_target: Some(1), oldest_since: Some(t(0)), ..Freshness::default() };
     let target = Some(Duration::from_secs(60));
     let fleet = snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
-    metrics.observe(&Snapshot { freshness: Some(freshness), freshness_target: target, ..fleet });
+    let estimated_completion = Some(t(900));
+    metrics.observe(&Snapshot { freshness: Some(freshness), freshness_target: target, estimated_completion, ..fleet });
+    assert_eq!(value(&metrics, "estimated_completion_timestamp_seconds"), Some(seconds(t(900))));
     metrics.clock_offset(SignedDuration::from_millis(-20));
     one_update(&metrics);
     metrics.served("bottlerocketshadows", true);

@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use kube::Api;
 use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::operator::BottlerocketUpdateOperator;
+use models::shadow::Step;
 use semver::Version;
 use serde_json::{Value, json};
 
@@ -82,15 +83,46 @@ async fn plan_has_the_order_of_the_rollout_that_follows() -> anyhow::Result<()> 
         let dump = folder(ctx).join("dump.json").display().to_string();
         let dumped = plugin(ctx, &["plan", "--dump", &dump]).await?;
         assert!(dumped.status.success(), "{}", output_text(&dumped));
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&dump)?.permissions());
+        assert_eq!(mode & 0o777, 0o600, "only its owner may read the dump");
+        let both = plugin(ctx, &["plan", "--dump", &dump, "-o", "json"]).await?;
+        assert_eq!(both.status.code(), Some(2), "a dump has no output for programs: {}", output_text(&both));
         let (offline, _) = plan(ctx, &["--from-dump", &dump, "--policy", &enabled]).await?;
         assert_eq!(names(&offline), names(&other), "offline");
         let shown = plugin(ctx, &["plan", "--from-dump", &dump, "--policy", &enabled]).await?;
         let text = output_text(&shown);
         assert!(text.contains("PRESENT POLICY") && text.contains("6 of 6 nodes (all)"), "{text}");
 
-        planned = other;
-        ctx.policy(&json!({"enabled": true})).await?;
+        // Two images are downloaded at a time, and the first one that is there gets the slot: only from nodes that have
+        // theirs is the order certain.
+        let opens = (jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).hour() + 12) % 24;
+        let closed = json!({"windows": [{"cron": format!("0 {opens} * * *"), "duration": "1h"}]});
+        ctx.policy(&json!({"enabled": true, "schedule": closed, "strategy": {"preStage": {}}})).await?;
+        ctx.until("all nodes have their image", |world| {
+            world.shadows.values().filter(|shadow| shadow.step() == Some(Step::Staged)).count() == 6
+        })
+        .await?;
+        let open = policy_file(ctx, "open.json", |spec| spec["schedule"] = Value::Null).await?;
+        let (staged, code) = plan(ctx, &["--policy", &open]).await?;
+        assert_eq!((code, names(&staged).len()), (Some(0), 6), "{staged}");
+        planned = staged;
+        ctx.until("the completion is expected in the next window", |world| {
+            let rollouts = world.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
+            let estimate = rollouts.filter(|rollout| rollout.version == next).find_map(|r| r.estimated_completion);
+            estimate.is_some_and(|estimate| estimate.at.to_zoned(jiff::tz::TimeZone::UTC).hour() == opens)
+        })
+        .await?;
+        let shown = output_text(&plugin(ctx, &["status"]).await?);
+        assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains("completion expected at"), "{shown}");
+        ctx.policy(&json!({"schedule": null})).await?;
         ctx.bed.wait_updated(&next, PATIENCE).await?;
+        until_recorded(ctx, 2).await?;
+        let record = output_text(&plugin(ctx, &["history", "2"]).await?);
+        // By some hours: nothing is known of a window that a user opens.
+        assert!(
+            record.contains("First estimate") && record.contains("s before the range of the first estimate"),
+            "{record}"
+        );
         Ok(())
     })
     .await?;

@@ -66,7 +66,7 @@ fn example(of: &str) -> anyhow::Result<String> {
 }
 
 /// Applies the documented roles of users, and a binding for a user who may only read.
-async fn grant_documented_rights(ctx: &ScenarioContext) -> anyhow::Result<()> {
+pub(crate) async fn grant_documented_rights(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let roles = example("kind: ClusterRole")?;
     let binding = "\n---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: viewer}\n\
@@ -173,7 +173,7 @@ async fn plugin_releases_and_holds_nodes_and_hold_ends_at_its_time() -> anyhow::
         operate(ctx, &format!("release node/{first}"), OK, &[&format!("{first}: released; ")]).await?;
         let world = ctx.bed.recorder.so_far()?.end();
         ensure!(last_reason(&world, &first).as_deref() == Some("ReleaseRequested"), "{:?}", record(&world, &first));
-        // Its turn comes again, or first that of the other one.
+        // The other one goes first, though it has yet to download the image.
         let draining = |world: &ClusterState| {
             let drains = |node: &&String| step_of(world, node) == Some(Step::Draining);
             world.nodes.keys().find(drains).cloned()
@@ -181,6 +181,7 @@ async fn plugin_releases_and_holds_nodes_and_hold_ends_at_its_time() -> anyhow::
         let world = ctx.until("a node is drained again", |world| draining(world).is_some()).await?;
         held = draining(&world).context("just seen")?;
         let free = other(&held);
+        ensure!(free == first, "the released node is drained again before the other one");
 
         // A node that is held during its drain keeps its cordon.
         let line = format!("hold {held} --for 1h --reason audit");

@@ -8,7 +8,7 @@ fn all() -> Vec<Situation> {
 
 fn all_with(perhaps_armed: bool) -> Vec<Situation> {
     let mut out = Vec::new();
-    for desired in [Desired::Idle, Desired::Stage, Desired::Reboot, Desired::Unknown] {
+    for desired in [Desired::Idle, Desired::Stage, Desired::Reboot, Desired::Rehearse, Desired::Unknown] {
         for failed in [false, true] {
             for boot in [Boot::Same, Boot::Other] {
                 for image in [Image::Nothing, Image::Staged, Image::Doubtful, Image::Ready] {
@@ -64,6 +64,19 @@ fn host_is_armed_only_for_current_reboot_request_with_staged_image() {
                 "{s:?}"
             );
         }
+    }
+}
+
+#[test]
+fn rehearsal_neither_arms_nor_reboots_nor_is_taken_for_an_update() {
+    for s in all() {
+        let step = step(&s);
+        let allowed = |step| matches!(step, Step::Rehearse | Step::Rest | Step::Deactivate | Step::Fail(_));
+        assert!(s.desired != Desired::Rehearse || allowed(step), "{s:?}: {step:?}");
+        assert!(
+            step != Step::Rehearse || (s.desired == Desired::Rehearse && !s.failed && s.boot == Boot::Same),
+            "{s:?}"
+        );
     }
 }
 

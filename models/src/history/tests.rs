@@ -12,6 +12,7 @@ fn rollout() -> RecordedRollout {
         version: Version::new(1, 21, 0),
         from: Vec::new(),
         begun: Timestamp::from_second(1).unwrap(),
+        drill: false,
         first: None,
         steps: Vec::new(),
         policy: "{}".into(),
@@ -23,7 +24,8 @@ fn record_name_depends_on_everything_that_identifies_a_rollout_and_on_nothing_el
     let name = record_name(&rollout());
     assert!(name.starts_with("rollout-7-") && name.len() <= 63, "{name}");
     type Change = fn(&mut RecordedRollout);
-    let other: [Change; 6] = [
+    let other: [Change; 7] = [
+        |r| r.drill = true,
         |r| r.number = 8,
         |r| r.operator.uid = "uid-2".into(),
         |r| r.revision.number = 4,

@@ -236,6 +236,28 @@ pub struct RolloutRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub ended: Option<Timestamp>,
+    /// First estimate of its completion: the one that is held against what happened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_estimate: Option<CompletionEstimate>,
+}
+
+/// Expected completion of a rollout, from simulated courses of it. Nodes that wait for more than their turn at the end of a
+/// course, as for a user, are not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CompletionEstimate {
+    /// End of the last update in the median course.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub at: Timestamp,
+    /// End of the last update in the shortest course.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub earliest: Timestamp,
+    /// End of the last update in the longest course.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub latest: Timestamp,
+    /// Time of the estimate.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub made: Timestamp,
 }
 
 /// Rollout of a version to the nodes of one variant and architecture.
@@ -278,6 +300,10 @@ pub struct ActiveRollout {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub urgent_until: Option<Timestamp>,
+    /// Expected completion. It is made again every 15 minutes and after a request or a change of the policy, and written
+    /// where it differs by more than a tenth of the time left; absent while no update is expected to end, and after the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimated_completion: Option<CompletionEstimate>,
     /// Record of the rollout in the history; absent until its number is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<RolloutRecord>,

@@ -69,6 +69,28 @@ pub struct Armed {
     pub nonce: String,
 }
 
+/// Agent's request for a rehearsal permit in a drill, and its outcome. It is no record of an armed image: in a drill none is
+/// armed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Rehearsal {
+    /// Number of the attempt.
+    pub attempt: i64,
+    /// Boot in which the permit is requested.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub boot_id: String,
+    /// Version that the drill is for.
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
+    pub version: Version,
+    /// Nonce that a rehearsal permit has to answer.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub nonce: String,
+    /// True once the agent has verified the permit for this nonce.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub verified: bool,
+}
+
 /// Failure of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
@@ -76,7 +98,7 @@ pub struct Armed {
 pub struct Failure {
     /// Number of the attempt. While it is that of `spec`, nothing but `Idle` is carried out.
     pub attempt: i64,
-    /// Desired state when it failed: `Idle`, `StagedUpdate` or `RebootedIntoUpdate`.
+    /// Desired state when it failed: `Idle`, `StagedUpdate`, `RebootedIntoUpdate` or `RehearsedUpdate`.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: HostState,
     /// Reason, as one fixed word.
@@ -147,8 +169,8 @@ pub struct AgentStatus {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AgentReport {
-    /// State reached, `Idle`, `StagedUpdate` or `RebootedIntoUpdate`, computed from the host each time: it may go
-    /// backwards.
+    /// State reached, `Idle`, `StagedUpdate`, `RebootedIntoUpdate` or `RehearsedUpdate`, computed from the host each time: it
+    /// may go backwards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<StatusWord>"))]
     pub state: Option<HostState>,
@@ -177,6 +199,9 @@ pub struct AgentReport {
     /// Image that the agent is about to arm or has armed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub armed: Option<Armed>,
+    /// Request for a rehearsal permit; absent outside a drill.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rehearsal: Option<Rehearsal>,
     /// Failure of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,

@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 
 #[cfg(feature = "crd")]
 use super::MOST_ATTEMPTS;
+use super::drill::{Drill, DrillResult};
 use super::result::{DrainedPod, RolloutPlace, RolloutResult};
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
@@ -27,8 +28,12 @@ pub enum Step {
     LeavingLoadBalancer,
     /// The node is cordoned and its pods are evicted.
     Draining,
+    /// A drill: the node is claimed, and the API server is asked, for each pod, whether it may be evicted. None is.
+    RehearsingDrain,
     /// The desired state is the reboot into the new version.
     Rebooting,
+    /// A drill: the agent requests a rehearsal permit and verifies it. Nothing is armed and nothing reboots.
+    RehearsingReboot,
     /// The node is in another boot, and not Ready yet.
     Returning,
     /// The node runs the new version and is verified: it has to stay healthy for the soak.
@@ -42,12 +47,14 @@ pub enum Step {
 
 impl Step {
     /// All steps that this version knows.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Staging,
         Self::Staged,
         Self::LeavingLoadBalancer,
         Self::Draining,
+        Self::RehearsingDrain,
         Self::Rebooting,
+        Self::RehearsingReboot,
         Self::Returning,
         Self::Verifying,
         Self::Releasing,
@@ -60,7 +67,9 @@ impl Step {
             Self::Staged => "Staged",
             Self::LeavingLoadBalancer => "LeavingLoadBalancer",
             Self::Draining => "Draining",
+            Self::RehearsingDrain => "RehearsingDrain",
             Self::Rebooting => "Rebooting",
+            Self::RehearsingReboot => "RehearsingReboot",
             Self::Returning => "Returning",
             Self::Verifying => "Verifying",
             Self::Releasing => "Releasing",
@@ -74,7 +83,8 @@ impl Step {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Step: `Staging`, `Staged`, `LeavingLoadBalancer`, `Draining`, `Rebooting`, `Returning`, `Verifying` or `Releasing`.
+    /// Step: `Staging`, `Staged`, `LeavingLoadBalancer`, `Draining`, `Rebooting`, `Returning`, `Verifying` or `Releasing`; in a
+    /// drill also `RehearsingDrain` and `RehearsingReboot`.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: Step,
     /// Time at which the step began.
@@ -112,6 +122,9 @@ pub struct Progress {
     /// Place of the attempt in the rollout history.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutPlace>,
+    /// The drill that the attempt is; absent in an update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drill: Option<Drill>,
 }
 
 /// A pod that does not leave, and why.
@@ -256,6 +269,10 @@ pub struct ShadowRequests {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub release: Option<String>,
+    /// `brupop.bottlerocket.aws/drill`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub drill: Option<String>,
 }
 
 /// Record of a node's earlier attempts.
@@ -285,6 +302,9 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
     pub version_failures: Vec<VersionFailure>,
+    /// Result of the node's last drill. It counts as no attempt: neither against the version nor against the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drill: Option<DrillResult>,
 }
 
 /// The most results of ended attempts that a shadow keeps for the rollout history.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "crd")]
 use schemars::JsonSchema;
 
+use super::Drill;
 #[cfg(feature = "crd")]
 use super::MOST_ATTEMPTS;
 #[cfg(feature = "crd")]
@@ -125,9 +126,12 @@ pub struct RolloutResult {
     /// Version that the attempt was for.
     #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub to: Version,
-    /// `Updated`, or the reason of the failure.
+    /// `Updated`, or the reason of the failure; of a drill, as in `status.record.drill.result`.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub result: String,
+    /// The drill that the attempt was; absent in an update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drill: Option<Drill>,
     /// Explanation for users.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 512)))]

@@ -6,8 +6,9 @@ use models::condition::{Condition, ConditionStatus, find_condition, set_conditio
 use models::history::{
     BottlerocketRolloutHistoryStatus, EntryKind, FROZEN, HistoryEntry, MOST_ENTRIES, RecordedRollout, RolloutPhase,
 };
-use models::operator::{ActiveRollout, ENABLED, KnownVersion, WINDOW_OPEN};
+use models::operator::{ActiveRollout, CompletionEstimate, ENABLED, KnownVersion, WINDOW_OPEN};
 use models::plain::cut;
+use models::time::between;
 
 use crate::view::OperatorFacts;
 
@@ -164,6 +165,7 @@ pub(super) fn continued(
     now: Timestamp,
 ) -> BottlerocketRolloutHistoryStatus {
     let mut status = stored.clone();
+    status.first_estimate = active.record.as_ref().and_then(|record| record.first_estimate).or(status.first_estimate);
     let managers = &operator.managers;
     if status.entries.is_empty() {
         let from: Vec<_> = rollout.from.iter().map(|from| format!("{} ({} nodes)", from.version, from.nodes)).collect();
@@ -193,6 +195,19 @@ pub(super) fn continued(
     status
 }
 
+/// Returns the first estimate of a rollout held against its end, as the end of a sentence.
+fn held(first: &CompletionEstimate, at: Timestamp) -> String {
+    let CompletionEstimate { at: expected, earliest, latest, made } = first;
+    let found = match at {
+        at if at < *earliest => format!("{} s before", between(at, *earliest).as_secs()),
+        at if at > *latest => format!("{} s after", between(*latest, at).as_secs()),
+        _ => "within".to_owned(),
+    };
+    format!(
+        ", {found} the range of the first estimate: {expected:.0} ({earliest:.0} to {latest:.0}), made at {made:.0}"
+    )
+}
+
 /// Returns the status of a record that ends.
 pub(super) fn ended(
     stored: &BottlerocketRolloutHistoryStatus,
@@ -206,7 +221,8 @@ pub(super) fn ended(
         RolloutPhase::Stopped | RolloutPhase::Running | RolloutPhase::Unknown => EntryKind::Stopped,
     };
     let mut status = stored.clone();
-    status.entries.push(entry(at, kind, message));
+    let held = status.first_estimate.filter(|_| phase == RolloutPhase::Completed).map(|first| held(&first, at));
+    status.entries.push(entry(at, kind, &format!("{message}{}", held.unwrap_or_default())));
     (status.phase, status.ended) = (phase, Some(at));
     status
 }

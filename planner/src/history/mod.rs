@@ -17,7 +17,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::history::{
     BottlerocketRolloutHistoryStatus, HistoryPage, HistoryRow, LARGEST_OBJECT, MOST_PAGES, MOST_ROWS, PageSummary,
-    RecordedOperator, RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
+    RecordedOperator, RecordedRevision, RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
 };
 use models::names;
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord};
@@ -189,6 +189,7 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
         return plan;
     }
     begin(snapshot, &mut plan);
+    begin_drills(snapshot, &mut plan);
     for record in snapshot.records.values().filter(|record| record.runs()) {
         if record.status.pages.len() >= MOST_PAGES - 8 {
             plan.facts.full.insert(record.rollout.number);
@@ -210,7 +211,8 @@ fn numbered(operator: &OperatorFacts) -> impl Iterator<Item = (&ActiveRollout, &
 
 /// Returns the rollout of a record in the operator's status.
 fn active<'a>(snapshot: &HistorySnapshot<'a>, record: &RecordFacts) -> Option<(&'a ActiveRollout, &'a RolloutRecord)> {
-    let operator = snapshot.operator.filter(|operator| operator.uid == record.rollout.operator.uid)?;
+    let updates = !record.rollout.drill;
+    let operator = snapshot.operator.filter(|operator| updates && operator.uid == record.rollout.operator.uid)?;
     numbered(operator).find(|(_, place)| place.number == record.rollout.number)
 }
 
@@ -219,6 +221,9 @@ fn active<'a>(snapshot: &HistorySnapshot<'a>, record: &RecordFacts) -> Option<(&
 fn belongs(snapshot: &HistorySnapshot<'_>, waiting: &Waiting, rollout: &RecordedRollout) -> bool {
     let result = &waiting.result;
     let same = (&waiting.variant, &waiting.arch, &result.to) == (&rollout.variant, &rollout.arch, &rollout.version);
+    if result.drill.is_some() || rollout.drill {
+        return same && result.drill.is_some() && rollout.drill;
+    }
     result.rollout == rollout.number || (same && !is_known(snapshot, result.rollout))
 }
 
@@ -228,9 +233,14 @@ fn record_of<'a>(snapshot: &HistorySnapshot<'a>, waiting: &Waiting) -> Option<&'
     running.filter(|record| belongs(snapshot, waiting, &record.rollout)).max_by_key(|record| record.rollout.number)
 }
 
+/// Returns whether a rollout of this number is recorded.
+fn is_recorded(snapshot: &HistorySnapshot<'_>, number: i64) -> bool {
+    snapshot.records.values().any(|record| record.rollout.number == number && !record.rollout.drill)
+}
+
 /// Returns whether a rollout of this number is recorded, or will be.
 fn is_known(snapshot: &HistorySnapshot<'_>, number: i64) -> bool {
-    snapshot.records.values().any(|record| record.rollout.number == number)
+    is_recorded(snapshot, number)
         || snapshot.operator.is_some_and(|operator| numbered(operator).any(|(_, place)| place.number == number))
 }
 
@@ -238,10 +248,15 @@ fn is_known(snapshot: &HistorySnapshot<'_>, number: i64) -> bool {
 fn begin(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
     let Some(operator) = snapshot.operator else { return };
     for (active, place) in numbered(operator) {
-        let has =
-            |record: &RecordFacts| record.rollout.number == place.number && record.rollout.operator.uid == operator.uid;
+        let has = |record: &RecordFacts| {
+            let RecordedRollout { number, operator: of, drill, .. } = &record.rollout;
+            *number == place.number && of.uid == operator.uid && !drill
+        };
         let own = |waiting: &&Waiting| {
             let result = &waiting.result;
+            if result.drill.is_some() {
+                return false;
+            }
             let same =
                 (&waiting.variant, &waiting.arch, &result.to) == (&active.variant, &active.arch, &active.version);
             result.rollout == place.number || (same && !is_known(snapshot, result.rollout))
@@ -256,30 +271,69 @@ fn begin(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
         {
             *from.entry(version).or_default() += 1;
         }
-        // An invalid one is not what the rollout began under.
-        let in_force = operator.status.policy_in_force.clone();
-        let policy =
-            in_force.or_else(|| serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY));
-        let policy = policy.unwrap_or_default();
+        let policy = policy_of(operator);
         let spec: BottlerocketUpdateOperatorSpec = serde_json::from_str(&policy).unwrap_or_default();
         let rollout = RecordedRollout {
             number: place.number,
-            operator: RecordedOperator {
-                namespace: snapshot.namespace.to_owned(),
-                name: names::OPERATOR_NAME.to_owned(),
-                uid: operator.uid.clone(),
-            },
+            operator: recorded_operator(snapshot, operator),
             revision: place.revision.clone(),
             variant: active.variant.clone(),
             arch: active.arch.clone(),
             version: active.version.clone(),
             from: from.into_iter().map(|(version, nodes)| VersionCount { version: version.clone(), nodes }).collect(),
             begun: place.begun,
+            drill: false,
             first: place.first,
             steps: spec.strategy.unwrap_or_default().canary,
             policy,
         };
         // One that is being deleted, or cannot be read, keeps its name until it is gone.
+        let name = record_name(&rollout);
+        if !snapshot.objects.contains_key(&name) {
+            plan.actions.push(HistoryAction::Begin { name, rollout: Box::new(rollout) });
+        }
+    }
+}
+
+fn recorded_operator(snapshot: &HistorySnapshot<'_>, operator: &OperatorFacts) -> RecordedOperator {
+    let (namespace, name) = (snapshot.namespace.to_owned(), names::OPERATOR_NAME.to_owned());
+    RecordedOperator { namespace, name, uid: operator.uid.clone() }
+}
+
+/// The policy in force, as JSON. An invalid one is not what anything began under.
+fn policy_of(operator: &OperatorFacts) -> String {
+    let in_force = operator.status.policy_in_force.clone();
+    let written = || serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY);
+    in_force.or_else(written).unwrap_or_default()
+}
+
+/// Creates records of drills, for their results: no rollout is theirs. Those of one version that end together share one.
+fn begin_drills(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
+    let Some(operator) = snapshot.operator else { return };
+    let drills = snapshot.waiting.iter().filter(|waiting| waiting.result.drill.is_some());
+    let mut kinds: BTreeMap<(&str, &str, &Version), Timestamp> = BTreeMap::new();
+    for waiting in drills.filter(|waiting| record_of(snapshot, waiting).is_none()) {
+        let begun =
+            kinds.entry((&waiting.variant, &waiting.arch, &waiting.result.to)).or_insert(waiting.result.started);
+        *begun = waiting.result.started.min(*begun);
+    }
+    let assigned = numbered(operator).map(|(_, place)| place.number).max();
+    let last = assigned.max(plan.facts.highest).unwrap_or(0);
+    for (number, ((variant, arch, version), begun)) in (last + 1..).zip(kinds) {
+        let rollout = RecordedRollout {
+            number,
+            operator: recorded_operator(snapshot, operator),
+            revision: RecordedRevision::default(),
+            variant: variant.to_owned(),
+            arch: arch.to_owned(),
+            version: version.clone(),
+            from: Vec::new(),
+            begun,
+            drill: true,
+            first: None,
+            steps: Vec::new(),
+            policy: policy_of(operator),
+        };
         let name = record_name(&rollout);
         if !snapshot.objects.contains_key(&name) {
             plan.actions.push(HistoryAction::Begin { name, rollout: Box::new(rollout) });
@@ -302,7 +356,7 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
     rows.sort_by(|a, b| (a.result.ended, &a.node).cmp(&(b.result.ended, &b.node)));
     let number = record.next_page();
     let over = active.is_none_or(|(_, place)| place.ended.is_some());
-    let busy = snapshot.under_way.contains(&record.rollout.number);
+    let busy = snapshot.under_way.contains(&record.rollout.number) && !record.rollout.drill;
     let exists = |object: &&HistoryObject| object.owner.as_deref().is_none_or(|owner| owner == record.uid);
     let mut pending = true;
     match snapshot.open.get(&record.name).filter(|open| open.number == number) {
@@ -342,6 +396,7 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
             Some((phase @ RolloutPhase::Completed, at)) => (phase, at, "every node runs the version"),
             Some((phase @ RolloutPhase::Superseded, at)) => (phase, at, "nodes update to another version"),
             Some((_, at)) => (RolloutPhase::Stopped, at, stopped(plan, record)),
+            None if record.rollout.drill => (RolloutPhase::Completed, now, "the drills have ended"),
             None => (RolloutPhase::Stopped, now, "the operator's resource was deleted, or no longer knows it"),
         };
         let status = Box::new(course::ended(&status, phase, at, message));
@@ -410,9 +465,14 @@ fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
     let expected = |waiting: &Waiting| {
         let number = waiting.result.rollout;
         let running = record_of(snapshot, waiting).is_some();
-        let begins = snapshot.operator.iter().flat_map(|operator| numbered(operator)).any(|(_, place)| {
-            number == place.number && !snapshot.records.values().any(|record| record.rollout.number == number)
-        });
+        let begins = snapshot
+            .operator
+            .iter()
+            .flat_map(|operator| numbered(operator))
+            .any(|(_, place)| number == place.number && !is_recorded(snapshot, number));
+        if waiting.result.drill.is_some() {
+            return running || snapshot.operator.is_some();
+        }
         let unnumbered = snapshot.operator.iter().flat_map(|operator| &operator.status.active_rollouts).any(|active| {
             (&active.variant, &active.arch, &active.version) == (&waiting.variant, &waiting.arch, &waiting.result.to)
                 && !is_known(snapshot, number)

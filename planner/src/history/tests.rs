@@ -5,10 +5,10 @@ mod limits;
 use models::condition::{Condition, ConditionStatus};
 use models::history::{BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, EntryKind};
 use models::operator::{ENABLED, Quarantined, WINDOW_OPEN};
-use models::shadow::{DrainedPod, PodMove, RolloutResult, UPDATED};
+use models::shadow::{DrainedPod, Drill, PodMove, RolloutResult, UPDATED};
 
 use super::*;
-use crate::fixtures::{NEW, OLD, rollout, t};
+use crate::fixtures::{NEW, OLD, recorded, rollout, t};
 
 const VARIANT: &str = "aws-k8s-1.37";
 const ARCH: &str = "x86_64";
@@ -32,17 +32,6 @@ struct Leader {
     open: BTreeMap<String, OpenPage>,
 }
 
-fn place(number: i64) -> RolloutRecord {
-    RolloutRecord {
-        number,
-        begun: t(0),
-        first: None,
-        revision: models::history::RecordedRevision { name: "default-x".into(), number: 3 },
-        phase: RolloutPhase::Running,
-        ended: None,
-    }
-}
-
 fn result(number: i64, attempt: i64, ended: i64, pods: usize) -> RolloutResult {
     let pod = |number: usize| DrainedPod {
         namespace: "shop".into(),
@@ -60,6 +49,7 @@ fn result(number: i64, attempt: i64, ended: i64, pods: usize) -> RolloutResult {
         attempt,
         from: Some(OLD),
         to: NEW,
+        drill: None,
         result: UPDATED.into(),
         message: String::new(),
         started: t(0),
@@ -79,7 +69,7 @@ impl Server {
     fn new() -> Self {
         let mut server = Self::default();
         server.operator.uid = "op".into();
-        server.operator.status.active_rollouts = vec![ActiveRollout { record: Some(place(7)), ..rollout(NEW) }];
+        server.operator.status.active_rollouts = vec![ActiveRollout { record: Some(recorded(7)), ..rollout(NEW) }];
         server
     }
 
@@ -283,6 +273,47 @@ fn kill_between_any_two_calls_loses_and_duplicates_no_result() {
         for (number, page) in (1..).zip(&status.pages) {
             assert_eq!(server.open_page(&name, number).summary, *page, "kill {kill}");
         }
+    }
+}
+
+#[test]
+fn drill_has_a_record_of_its_own_beside_that_of_a_rollout() {
+    let drill = |attempt, ended| RolloutResult {
+        to: OLD,
+        drill: Some(Drill::of("1")),
+        result: "Passed".into(),
+        ..result(0, attempt, ended, 2)
+    };
+    for kill in 0..6 {
+        let (mut server, mut leader) = (Server::new(), Leader::default());
+        server.under_way.insert(7);
+        server.settle(&mut leader, 0, kill);
+        server.add("n0", drill(1, 10));
+        server.add("n1", drill(1, 10));
+        // The rollout is to the version that the drills were on, too: they are none of its attempts.
+        server.add("n2", RolloutResult { to: NEW, ..drill(1, 10) });
+        server.settle(&mut leader, 10, kill);
+        server.add("n0", drill(2, 20));
+        server.settle(&mut leader, 20, kill);
+        assert_eq!(server.shadows.values().map(Vec::len).sum::<usize>(), 0, "kill {kill}: all are cleared at once");
+        let heads = server.objects.values().filter_map(|object| Some((object.spec.rollout.clone()?, object)));
+        let (drills, rollouts): (Vec<_>, Vec<_>) = heads.partition(|(head, _)| head.drill);
+        assert_eq!((drills.len(), rollouts.len()), (3, 1), "kill {kill}");
+        let status = |object: &BottlerocketRolloutHistory| object.status.clone().unwrap();
+        assert_eq!((status(rollouts[0].1).phase, status(rollouts[0].1).nodes), (RolloutPhase::Running, 0));
+        let mut nodes: Vec<_> = drills.iter().map(|(_, object)| status(object).nodes).collect();
+        nodes.sort_unstable();
+        assert_eq!(nodes, [1, 1, 2], "kill {kill}");
+        assert!(drills.iter().all(|(head, object)| {
+            status(object).phase == RolloutPhase::Completed && head.number > 7 && !head.policy.is_empty()
+        }));
+        server.check();
+        // The next rollout gets the number of one of them if it was given at the same time, and has its own record.
+        let number = drills[0].0.number;
+        server.operator.status.active_rollouts[0].record = Some(recorded(number));
+        server.settle(&mut leader, 30, kill);
+        let same = server.objects.values().filter_map(|object| object.spec.rollout.as_ref());
+        assert_eq!(same.filter(|head| head.number == number).count(), 2, "kill {kill}");
     }
 }
 

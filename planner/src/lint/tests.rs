@@ -3,13 +3,14 @@ use std::sync::Arc;
 
 use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
 use models::reason::FailureReason;
-use models::shadow::{AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod};
+use models::shadow::{AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Drill};
 use serde_json::json;
 
 use super::*;
 use crate::claims::ClaimFields;
 use crate::fixtures::{NEW, at, cluster, node, pod, progress, t};
 use crate::plan::Eviction;
+use crate::rules::Rules;
 use crate::view::ShadowFacts;
 
 /// A staged node `a`, a node `b` that is drained, and an idle node `c`, in zones `a`, `b` and `a`; `a` and `b` are
@@ -98,12 +99,12 @@ fn reboot(node: &str, boot: &str) -> Plan {
 
 fn evicts(node: &str, uid: &str) -> Plan {
     let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
-    removes(node, Evictions { pods: vec![pod], grace: None, delete: false })
+    removes(node, Evictions { pods: vec![pod], grace: None, delete: false, dry_run: false })
 }
 
 fn deletes(node: &str, uid: &str) -> Plan {
     let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
-    removes(node, Evictions { pods: vec![pod], grace: None, delete: true })
+    removes(node, Evictions { pods: vec![pod], grace: None, delete: true, dry_run: false })
 }
 
 #[test]
@@ -428,4 +429,48 @@ fn nothing_is_done_beside_earlier_operator() {
         assert_eq!(findings.iter().map(|finding| finding.property).collect::<Vec<_>>(), ["S10"], "{sentence}");
         assert_eq!(plan, report, "{sentence}: only the report is left");
     }
+}
+
+/// A view whose node `b`, which is drained, is in a drill.
+fn in_drill(evict: bool) -> (ClusterView, Policy) {
+    let (mut view, policy) = world(json!({}), false);
+    let shadow = view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();
+    shadow.spec.state = HostState::RehearsedUpdate;
+    shadow.status.controller.progress.as_mut().unwrap().drill = Some(Drill { evict, ..Drill::default() });
+    (view, policy)
+}
+
+#[test]
+fn validator_rejects_reboot_and_unrequested_eviction_in_a_drill() {
+    let permit = |pods_stay| acts("b", Action::Permit { nonce: "n".into(), rules: Rules::default(), pods_stay });
+    let dry_run = || {
+        let mut plan = evicts("b", "p-b");
+        plan.evictions.get_mut("b").unwrap().dry_run = true;
+        plan
+    };
+    for (sentence, evict, plan, property) in [
+        ("a reboot", false, reboot("b", "b1"), Some("S2")),
+        ("a step of a reboot", false, goes_to("b", Step::Rebooting), Some("S2")),
+        ("the wait for a reboot", true, goes_to("b", Step::Returning), Some("S2")),
+        ("a rehearsal permit with pods on the node", false, permit(true), None),
+        ("that after evictions", true, permit(true), Some("S3")),
+        ("a rehearsal permit", true, permit(false), None),
+        ("a dry run", false, dry_run(), None),
+        ("a dry run where pods are to be evicted", true, dry_run(), Some("S6")),
+        ("evictions", true, evicts("b", "p-b"), None),
+        ("evictions that were not requested", false, evicts("b", "p-b"), Some("S6")),
+        ("deletions", true, deletes("b", "p-b"), Some("S6")),
+    ] {
+        let (view, policy) = in_drill(evict);
+        let mut plan = plan;
+        let findings = lint(&view, &policy, &mut plan);
+        assert_eq!(findings.first().map(|finding| finding.property), property, "{sentence}: {findings:?}");
+    }
+    let (mut view, policy) = in_drill(false);
+    view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().spec.state = HostState::RebootedIntoUpdate;
+    let findings = lint(&view, &policy, &mut permit(false));
+    assert_eq!(findings.first().map(|finding| finding.property), Some("S2"), "a permit of a reboot");
+    let (view, policy) = world(json!({}), false);
+    let findings = lint(&view, &policy, &mut permit(true));
+    assert_eq!(findings.first().map(|finding| finding.property), Some("S3"), "an update whose pods stay");
 }

@@ -20,7 +20,9 @@ fn changed(mut node: NodeView, change: &dyn Fn(&mut NodeView)) -> NodeView {
 
 /// Plans for node `a`, which has a slot, at this second.
 fn plan_at(node: NodeView, second: i64) -> Plan {
-    let (view, policy) = cluster(vec![node], &["a"]);
+    // An idle node has no slot.
+    let slots: &[&str] = if node.step().is_some() { &["a"] } else { &[] };
+    let (view, policy) = cluster(vec![node], slots);
     plan(&view, &policy, t(second))
 }
 

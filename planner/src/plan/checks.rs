@@ -67,6 +67,28 @@ const STEPS: [(Step, &str); 7] = [
     (Step::Verifying, "the node has stayed healthy for the soak"),
 ];
 
+/// The steps of a drill, each with what is true once it is over.
+const DRILL_STEPS: [(Step, &str); 7] = [
+    (Step::Staging, "the agent has taken on the drill, and the host has the image that it downloads"),
+    (Step::Staged, "the node has a slot"),
+    (Step::LeavingLoadBalancer, "the node has left external load balancers"),
+    (Step::Draining, "the pods have left the node"),
+    (Step::RehearsingDrain, "the API server has answered for each pod whether it may be evicted"),
+    (Step::RehearsingReboot, "the agent has verified a rehearsal permit"),
+    (Step::Verifying, "the node has stayed healthy for the soak"),
+];
+
+/// Returns the steps of an attempt.
+fn steps(progress: &Progress) -> Vec<(Step, &'static str)> {
+    let Some(drill) = &progress.drill else { return STEPS.to_vec() };
+    let left_out = |step| match step {
+        Step::LeavingLoadBalancer | Step::Draining => !drill.evict,
+        Step::RehearsingDrain => drill.evict,
+        _ => false,
+    };
+    DRILL_STEPS.into_iter().filter(|(step, _)| !left_out(*step)).collect()
+}
+
 /// The name of the check of what depends on other nodes.
 pub const TURN: &str = "HasTurn";
 
@@ -140,10 +162,18 @@ fn idle(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
 }
 
 fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
-    let (_, holds) = STEPS[0];
-    let staging = (!ctx.is_staged()).then_some(Wait::Staging);
-    checks.push(Check::new("Staged", holds, staging.into()));
-    add_gates(ctx, gates::of_staged(), checks);
+    match ctx.node.progress().and_then(|progress| progress.drill.as_ref()) {
+        Some(drill) => {
+            let early = |wait: &&Wait| matches!(wait, Wait::Staging | Wait::AwaitingAgent);
+            checks.push(Check::new("Staged", DRILL_STEPS[0].1, wait.filter(early).cloned().into()));
+            add_gates(ctx, gates::of_started_drill(drill.download), checks);
+        }
+        None => {
+            let staging = (!ctx.is_staged()).then_some(Wait::Staging);
+            checks.push(Check::new("Staged", STEPS[0].1, staging.into()));
+            add_gates(ctx, gates::of_staged(), checks);
+        }
+    }
     if !passed(checks) {
         checks.push(turn(CheckResult::NotReached));
         return add_drain_gates(ctx, checks);
@@ -165,12 +195,13 @@ fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
 }
 
 fn under_way(progress: &Progress, wait: Option<&Wait>, checks: &mut Vec<Check>) {
-    let now = STEPS.iter().position(|(step, _)| *step == progress.step);
+    let steps = steps(progress);
+    let now = steps.iter().position(|(step, _)| *step == progress.step);
     let Some(now) = now else {
         checks.push(Check::new("Releasing", "the node is released after its attempt", wait.cloned().into()));
         return;
     };
-    for (index, (step, holds)) in STEPS.iter().enumerate() {
+    for (index, (step, holds)) in steps.iter().enumerate() {
         let result = match index.cmp(&now) {
             std::cmp::Ordering::Less => CheckResult::Passed,
             std::cmp::Ordering::Equal => wait.cloned().into(),

@@ -11,6 +11,7 @@ use semver::Version;
 
 use crate::drain::{self, Sorted};
 use crate::plan::Wait;
+use crate::plan::attempt::pending_drill;
 use crate::plan::survey::{Survey, SurveyedNode};
 use crate::policy::{GroupPolicy, Policy};
 use crate::view::{ClusterView, DaemonSetIs, NodeFacts, ShadowFacts};
@@ -142,7 +143,8 @@ impl<'a> NodeContext<'a> {
     pub(super) fn last_attempt(&self) -> i64 {
         let record = self.shadow.status.controller.record.as_ref();
         let last = record.and_then(|record| record.last.as_ref()).map_or(0, |last| last.attempt);
-        self.shadow.spec.attempt.max(last)
+        let drill = record.and_then(|record| record.drill.as_ref()?.attempt).unwrap_or(0);
+        self.shadow.spec.attempt.max(last).max(drill)
     }
 
     /// Returns whether the target version runs in the node's current boot. The Node reports it; the agent status is
@@ -167,6 +169,7 @@ impl<'a> NodeContext<'a> {
             verifying_since: None,
             rollout: Some(self.place(version)),
             disruptive: false,
+            drill: None,
         }
     }
 
@@ -176,6 +179,11 @@ impl<'a> NodeContext<'a> {
         let (rollout, step) = rollout.map_or((0, 0), |rollout| (rollout.number, rollout.step));
         let boot_id = self.facts().boot_id.clone();
         RolloutPlace { rollout, step, boot_id, drain_started: None, drain_ended: None }
+    }
+
+    /// Returns whether the attempt under way is a drill, or one is requested for the idle node.
+    pub(super) fn is_drill(&self) -> bool {
+        self.node.progress().map_or(pending_drill(self).is_some(), |progress| progress.drill.is_some())
     }
 
     /// Returns the version of the attempt under way, or of the one that policy would begin.

@@ -108,7 +108,7 @@ mod tests {
             selector: Some(Selector::from_iter([Expression::Equal("app".into(), "web".into())])),
             ..BudgetFacts::default()
         }];
-        (view, [("a".to_owned(), Evictions { pods: due, grace: None, delete: false })].into())
+        (view, [("a".to_owned(), Evictions { pods: due, grace: None, delete: false, dry_run: false })].into())
     }
 
     #[test]

@@ -236,10 +236,16 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
 
 /// Returns whether a step begins the disruption of a node.
 pub(crate) fn begins_disruption(step: Step) -> bool {
-    matches!(step, Step::LeavingLoadBalancer | Step::Draining)
+    matches!(step, Step::LeavingLoadBalancer | Step::Draining | Step::RehearsingDrain)
 }
 
 impl Action {
+    /// Returns whether a write of the controller status leads to a step of a drill.
+    pub fn begins_drill(&self) -> bool {
+        let Self::Status { status, .. } = self else { return false };
+        status.report.progress.as_ref().is_some_and(|progress| progress.drill.is_some())
+    }
+
     /// Returns the step of the attempt that a write of the controller status leads to.
     pub fn next_step(&self) -> Option<Step> {
         match self {
@@ -258,7 +264,7 @@ impl Plan {
     /// Returns whether no pod is evicted any more once this action is carried out.
     pub fn ends_drain(action: &Action) -> bool {
         let continues = matches!(action, Action::Claim { .. } | Action::ReadOwner { .. });
-        !continues && action.next_step() != Some(Step::Draining)
+        !continues && !matches!(action.next_step(), Some(Step::Draining | Step::RehearsingDrain))
     }
 
     /// Returns whether this action begins the disruption of a node, or an attempt.

@@ -26,12 +26,12 @@ fn forced_drain_is_recorded_then_deletes_with_grace_then_without() {
     assert!(matches!(&recorded, Action::Status { note: Some(note), .. } if note.reason == "DrainForced"
         && note.message.contains("shop/p-a") && note.message.contains("shop/stuck")));
     written(&mut view, &recorded);
-    let Evictions { pods, grace, delete: true } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
+    let Evictions { pods, grace, delete: true, .. } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
         panic!()
     };
     assert_eq!((names(&pods), grace), (vec!["stuck"], Some(0)), "it has outlived its own grace period");
     view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().retain(|pod| pod.name != "stuck");
-    let Evictions { pods, grace, delete: true } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
+    let Evictions { pods, grace, delete: true, .. } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
         panic!()
     };
     assert_eq!((names(&pods), grace), (vec!["p-a"], None));

@@ -28,7 +28,10 @@ mod context;
 #[cfg(test)]
 mod drain_cases;
 #[cfg(test)]
+mod drill_cases;
+#[cfg(test)]
 mod earlier_cases;
+mod estimates;
 mod evictions;
 #[cfg(test)]
 mod expression_cases;
@@ -136,6 +139,8 @@ pub struct Evictions {
     pub grace: Option<i64>,
     /// True if they are deleted regardless of their budgets, as policy may allow after the deadline of a drain.
     pub delete: bool,
+    /// True if the API server is only asked whether they may be evicted, as in a drill.
+    pub dry_run: bool,
 }
 
 /// One write, or live read, for one node.
@@ -149,11 +154,14 @@ pub enum Action {
     Claim { fields: ClaimFields, note: Option<Note> },
     /// Releases the operator's claim on the node.
     Release,
-    /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce.
+    /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce: of the reboot,
+    /// or, under the desired state of a drill, a rehearsal permit.
     Permit {
         nonce: String,
         /// The rules for the pods that prevent the permit.
         rules: Rules,
+        /// True in a drill that evicts no pods: they prevent no rehearsal permit.
+        pods_stay: bool,
     },
     /// Reads the state of an owner's pods on other nodes.
     ReadOwner {

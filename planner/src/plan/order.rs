@@ -16,17 +16,20 @@ pub fn order_key<'a>(
     name: &'a str,
     node: &'a NodeView,
 ) -> impl Ord + use<'a> {
-    let record = node.record();
-    let last = record.and_then(|record| record.last.as_ref());
-    let released = last.is_some_and(|last| last.reason == FailureReason::ReleaseRequested.as_str());
     (
         own_node == Some(name),
         std::cmp::Reverse(node.facts.priority()),
         group.unwrap_or(usize::MAX),
         node.facts.zone(),
-        (record.map_or(0, |r| r.failures), released),
+        (node.record().map_or(0, |record| record.failures), was_released(node)),
         name,
     )
+}
+
+/// Returns whether the last attempt of a node was released at a user's request.
+pub(super) fn was_released(node: &NodeView) -> bool {
+    let last = node.record().and_then(|record| record.last.as_ref());
+    last.is_some_and(|last| last.reason == FailureReason::ReleaseRequested.as_str())
 }
 
 /// Sorts nodes in the order in which they are updated.

@@ -116,6 +116,7 @@ pub(super) fn keep(
                 revision: revision.clone(),
                 phase: RolloutPhase::Running,
                 ended: None,
+                first_estimate: None,
             });
         } else if runs
             && let Some(phase) = rollout.record.as_ref().and_then(|record| end(view, rollout, record, &revision))

@@ -3,8 +3,10 @@
 use models::operator::FROZEN;
 use models::shadow::{HostState, Record, Step, VersionFailure};
 
+use serde_json::json;
+
 use super::{Action, plan};
-use crate::fixtures::{NEW, at, cluster, failure, node, shadow, t, written};
+use crate::fixtures::{NEW, at, cluster, failure, node, shadow, t, updated, with_policy, written};
 use crate::hold::Hold;
 use crate::view::{ClusterView, ShadowFacts};
 use crate::wait::Wait;
@@ -65,7 +67,8 @@ fn hold_ends_at_its_time_for_which_the_planner_wakes() {
         let mut held = node("a");
         held.facts.hold = Some(hold);
         let (mut view, policy) = cluster(vec![], &[]);
-        let shadow = held.shadow.take().map(|shadow| ShadowFacts { owner_uid: Some(held.facts.uid.clone()), ..*shadow });
+        let shadow =
+            held.shadow.take().map(|shadow| ShadowFacts { owner_uid: Some(held.facts.uid.clone()), ..*shadow });
         view.insert(held.facts, shadow, t(now));
         let begins = plan(&view, &policy, t(now)).actions["a"].next_step() == Some(Step::Staging);
         assert_eq!(begins, expected.is_none(), "{sentence}");
@@ -105,4 +108,33 @@ fn release_during_attempt_is_acknowledged_when_attempt_ends() {
     let progress = shadow(&mut view).status.controller.progress.clone();
     assert_eq!(progress.map(|progress| progress.step), Some(Step::Releasing));
     assert_eq!(acknowledged(&mut view), (None, Some("now".into())));
+}
+
+#[test]
+fn released_node_begins_again_after_the_others_and_at_once_if_there_are_none() {
+    let released = || {
+        let mut node = node("a");
+        let mut record = updated();
+        record.last.as_mut().unwrap().reason = "ReleaseRequested".into();
+        node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        node
+    };
+    let staging = || at("b", Step::Staging, 0, HostState::StagedUpdate);
+    let staged = || at("b", Step::Staged, 0, HostState::StagedUpdate);
+    let pre_staged = json!({"strategy": {"preStage": {"maxConcurrent": 5}}});
+    for (sentence, others, spec, begins) in [
+        ("it is alone", vec![], json!({}), true),
+        ("the only slot is for the other one", vec![node("b")], json!({}), false),
+        ("the other one downloads its image", vec![staging()], json!({}), false),
+        ("the other one has its image", vec![staged()], json!({}), false),
+        ("both may have a slot", vec![node("b")], json!({"maxUnavailable": 2}), true),
+        ("images are downloaded ahead of time", vec![node("b")], pre_staged.clone(), false),
+        ("it is alone, and images are downloaded ahead of time", vec![], pre_staged, true),
+    ] {
+        let (mut view, _) = cluster(others.into_iter().chain([released()]).collect(), &[]);
+        let policy = with_policy(&mut view, spec);
+        let made = plan(&view, &policy, t(100));
+        assert_eq!(made.actions.contains_key("a"), begins, "{sentence}: {made:?}");
+        assert!(begins || matches!(made.waits.get("a"), Some(Wait::Queued { .. })), "{sentence}: {made:?}");
+    }
 }

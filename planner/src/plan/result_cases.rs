@@ -195,6 +195,7 @@ fn result_of_updated_node_names_its_rollout_times_boots_and_pods() {
         attempt: 1,
         from: Some(OLD),
         to: NEW,
+        drill: None,
         result: "Updated".into(),
         message,
         started: t(0),

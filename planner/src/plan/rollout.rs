@@ -136,7 +136,7 @@ impl Approval {
 fn done(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let last = node.record().and_then(|record| record.last.as_ref());
     last.is_some_and(|l| l.reason == UPDATED && l.version == rollout.version && l.ended >= rollout.started)
-        && node.progress().is_none()
+        && node.update().is_none()
 }
 
 /// Follows the rollouts. `wanted` are the nodes that have a target version and have not begun, with that version.
@@ -147,7 +147,7 @@ pub(super) fn follow<'a>(
     now: Timestamp,
 ) -> Rollouts {
     let Some(operator) = &view.operator else { return Rollouts::default() };
-    let under_way = view.nodes.values().filter_map(|node| Some((node, &node.progress()?.version)));
+    let under_way = view.nodes.values().filter_map(|node| Some((node, &node.update()?.version)));
     let mut keys: BTreeSet<KeyRef<'_>> = BTreeSet::new();
     wanted.chain(under_way).for_each(|(node, version)| _ = keys.insert(key(node, version)));
     let own = |(variant, arch, version): KeyRef<'_>| (variant.to_owned(), arch.to_owned(), version.clone());
@@ -174,6 +174,7 @@ pub(super) fn follow<'a>(
             ended: None,
             approved_step: None,
             urgent_until: None,
+            estimated_completion: None,
             record: None,
         });
         follow_urgency(view, &urgency, &mut active);
@@ -245,7 +246,7 @@ fn step_on(
     for node in view.nodes.values().filter(|node| key(node, &active.version) == borrowed(&own)) {
         rollout.total += usize::from(node.facts.labelled);
         rollout.finished += usize::from(node.facts.labelled && done(node, active));
-        let Some(progress) = node.progress().filter(|progress| progress.version == active.version) else { continue };
+        let Some(progress) = node.update().filter(|progress| progress.version == active.version) else { continue };
         let disrupted = node.disrupted() || slots.contains(node.facts.uid.as_str());
         let moves = progress.step != Step::Staged || disrupted;
         rollout.under_way += usize::from(moves);

@@ -263,6 +263,7 @@ impl WorkloadDescription {
             namespace: template.facts.namespace.clone(),
             name: name.clone(),
             allowed: (total - desired).max(0),
+            healthy: total,
             desired,
             expected: total,
             selector: Some(Selector::from_iter([Expression::Equal("workload".to_owned(), name)])),
@@ -284,6 +285,9 @@ impl Description {
         }
         if self.horizon.is_some_and(|horizon| horizon > LONGEST) {
             return Err(problem("horizon", "is longer than a year (8784h)"));
+        }
+        if self.versions.is_empty() {
+            return Err(problem("versions", "name the versions that nodes may be updated to, such as [1.20.5]"));
         }
         let mut versions = self.versions.clone();
         versions.extend(self.nodes.iter().map(|nodes| nodes.version.clone()));
@@ -422,6 +426,7 @@ mod tests {
     fn field_that_cannot_be_simulated_is_named() {
         for (sentence, change, part) in [
             ("a misspelt field", json!({"workload": []}), "unknown field `workload`"),
+            ("no version", json!({"versions": []}), "versions: name the versions"),
             ("no node", json!({"nodes": [{"count": 0, "version": "1.20.0"}]}), "nodes: 0 nodes in all"),
             (
                 "a workload without a namespace",

@@ -24,6 +24,7 @@ use std::time::Instant;
 use self::checks::explains;
 pub(super) use self::objects::some_policy;
 use self::objects::*;
+use super::estimate;
 use super::host::Host as SimulatedHost;
 use super::write;
 use crate::drain;
@@ -126,6 +127,11 @@ struct Behind {
     nodes: Option<ClusterView>,
     shadows: Option<ClusterView>,
     operator: Option<ClusterView>,
+}
+
+/// Returns whether pods are evicted, or asked about, in this step.
+fn drains(step: Option<Step>) -> bool {
+    matches!(step, Some(Step::Draining | Step::RehearsingDrain))
 }
 
 impl World {
@@ -283,7 +289,7 @@ impl World {
     fn plan(&mut self) -> Plan {
         let lasted = Duration::try_from(self.now.duration_since(self.began.0)).unwrap();
         self.standings.observe(&mut self.view.nodes, self.began.1 + lasted);
-        for node in self.view.nodes.values_mut().filter(|node| node.step() != Some(Step::Draining)) {
+        for node in self.view.nodes.values_mut().filter(|node| !drains(node.step())) {
             node.in_flight.clear();
         }
         let waits_for_slot = |node: &NodeView| matches!(node.step(), Some(Step::Staging | Step::Staged));
@@ -399,6 +405,32 @@ fn run(seed: u64, trouble: bool) {
         }
     }
     assert!(world.view.operator.unwrap().status.slots.is_empty(), "seed {seed}: slots are left");
+}
+
+#[test]
+fn completion_is_estimated_from_any_state_of_a_cluster() {
+    let mut made = 0;
+    for seed in 0..16 {
+        let mut world = World::new(seed, 4, 2);
+        world.view.history.highest = Some(0);
+        for _ in 0..30 + seed * 12 {
+            match world.rng.random_range(0..8) {
+                0..=3 => world.act(),
+                4..=5 => {
+                    let name = world.some_node();
+                    world.agent(&name);
+                }
+                6 => world.advance(Duration::from_secs(20)),
+                _ => world.trouble(),
+            }
+        }
+        for estimate in estimate(world.view.clone(), &world.policy, &[], world.now).rollouts.values() {
+            let order = [world.now, estimate.earliest, estimate.at, estimate.latest].map(Timestamp::as_second);
+            assert!(order.is_sorted(), "seed {seed}: {estimate:?} at {}", world.now);
+            made += 1;
+        }
+    }
+    assert!(made > 2, "{made} estimates");
 }
 
 /// Returns the simulation after an update of all its nodes, without faults but with unhealthy pods, and true if the

@@ -3,10 +3,10 @@
 use jiff::Timestamp;
 use models::permit::PERMIT_LIFETIME;
 use models::reason::FailureReason;
-use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, HostState, OfferedUpdates};
+use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, HostState, OfferedUpdates, Rehearsal};
 use semver::Version;
 
-use crate::view::NodeView;
+use crate::view::{NodeView, ShadowFacts};
 
 /// A host: its two partition sets, and what its agent has requested.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ impl Host {
         match spec.state {
             HostState::Idle | HostState::Unknown => {
                 self.armed = false;
-                agent.armed = None;
+                (agent.armed, agent.rehearsal) = (None, None);
                 agent.state = Some(HostState::Idle);
             }
             _ if failed => {}
@@ -97,6 +97,8 @@ impl Host {
                     agent.state = Some(HostState::StagedUpdate);
                 }
             }
+            HostState::RehearsedUpdate if !same_boot => fail(agent, FailureReason::RebootedByOther),
+            HostState::RehearsedUpdate => self.rehearse(shadow, fresh, now),
             HostState::RebootedIntoUpdate if !same_boot => {
                 let activated =
                     agent.armed.as_ref().is_some_and(|a| a.attempt == spec.attempt && a.phase == ArmedPhase::Activated);
@@ -131,6 +133,28 @@ impl Host {
                 }
             }
         }
+    }
+
+    /// Requests the permit of a drill, and reports that it was verified.
+    fn rehearse(&mut self, shadow: &mut ShadowFacts, fresh: bool, now: Timestamp) {
+        let (spec, agent) = (&shadow.spec, &mut shadow.status.agent);
+        let (Some(version), Some(boot_id)) = (spec.version.clone(), spec.boot_id.clone()) else { return };
+        let own = agent.rehearsal.take().filter(|own| own.attempt == spec.attempt && own.boot_id == boot_id);
+        let permit = spec.permit.as_ref().map(|permit| permit.nonce.as_str());
+        let answered = own.as_ref().is_some_and(|own| own.verified || (fresh && permit == Some(own.nonce.as_str())));
+        agent.rehearsal = match own {
+            Some(own) if answered => {
+                agent.state = Some(HostState::RehearsedUpdate);
+                Some(Rehearsal { verified: true, ..own })
+            }
+            Some(own) if fresh => Some(own),
+            _ => {
+                self.nonces += 1;
+                self.asked = Some(now);
+                let nonce = format!("{boot_id}-{}", self.nonces);
+                Some(Rehearsal { attempt: spec.attempt, boot_id, version, nonce, verified: false })
+            }
+        };
     }
 
     /// Boots the host: into the version that it was armed with unless that does not boot.

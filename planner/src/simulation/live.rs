@@ -7,10 +7,11 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use semver::Version;
 
+use super::durations::{UpdateDurations, shorten};
 use super::host::Host;
 use super::scenario::{Member, PodTemplate, Scenario, Span, Times, whole_second};
 use crate::policy::{Policy, Target};
-use crate::view::{ClusterView, NodeView, PodFacts, Standby};
+use crate::view::{ClusterView, NodeView, PodFacts};
 
 /// The longest simulated time.
 const HORIZON: SignedDuration = SignedDuration::from_hours(24 * 60);
@@ -45,11 +46,16 @@ fn waits_for_wave(node: &NodeView, policy: &Policy) -> bool {
 /// Returns the scenario that begins with this state of a cluster. The view has the pods of all nodes.
 ///
 /// It cannot know: the nodes that the scheduler may use for a pod, the wave of a host, and what expressions will return. Pods
-/// go to any node, waves do not come, and expressions return nothing. The leader hands over in time: no node is the leader's.
-pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp) -> Scenario {
+/// go to any node, waves do not come, and expressions return nothing. What a controller remembers is left out.
+///
+/// `updates` are the last updates of this cluster: the next ones take as long.
+pub fn live(mut view: ClusterView, policy: Policy, updates: &[UpdateDurations], now: Timestamp) -> Scenario {
+    (view.busy, view.paused, view.retracted) = Default::default();
+    view.expressions.clear();
     let mut offers: HashMap<Vec<Version>, Arc<[Version]>> = HashMap::new();
     let (mut members, mut pods, mut arriving, mut starting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for mut node in std::mem::take(&mut view.nodes).into_values() {
+        (node.blocked, node.in_flight, node.refused, node.owners) = Default::default();
         let mut own = Vec::new();
         for pod in node.pods.take().unwrap_or_default() {
             let Ok(index) = u32::try_from(pods.len()) else { break };
@@ -74,8 +80,7 @@ pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp)
         members.push(Member { node: Arc::new(node), name: None, host, offered, pods: own });
     }
     let takes_pods = |node: &&crate::view::NodeFacts| node.ready && !node.unschedulable && !node.deleting;
-    (view.own_node, view.standby) = (None, Standby::None);
-    Scenario {
+    let mut scenario = Scenario {
         elsewhere: view.unmanaged.values().filter(takes_pods).count(),
         budgets: std::mem::take(&mut view.budgets),
         base: view,
@@ -84,10 +89,84 @@ pub fn live(mut view: ClusterView, policy: Policy, times: Times, now: Timestamp)
         horizon: HORIZON,
         members,
         pods,
-        times,
+        times: Times::observed(updates),
         faults: Vec::new(),
         arriving,
         starting,
         exhaustive: false,
+    };
+    shorten(&mut scenario, updates);
+    scenario
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::{Expression, Selector};
+
+    use super::*;
+    use crate::fixtures::{NEW, cluster, node, t};
+    use crate::simulation::simulate;
+    use crate::view::BudgetFacts;
+
+    /// Simulates three nodes with one pod each under a budget that needs two healthy ones. Returns the nodes that are
+    /// updated.
+    fn updated(pods: [(bool, bool); 3], healthy: i32, lets_unhealthy_go: bool) -> Vec<String> {
+        let names = ["a", "b", "c"];
+        let nodes = names.iter().zip(pods).map(|(name, (ready, pending))| {
+            let mut node = node(name);
+            let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+            updates.available_versions = vec![NEW];
+            node.pods = Some(vec![PodFacts {
+                namespace: "shop".into(),
+                name: format!("web-{name}"),
+                uid: format!("web-{name}"),
+                node: (*name).into(),
+                controller_uid: Some("rs".into()),
+                labels: [("app".to_owned(), "web".to_owned())].into(),
+                ready,
+                pending,
+                ..PodFacts::default()
+            }]);
+            node
+        });
+        let (mut view, policy) = cluster(nodes.collect(), &[]);
+        view.budgets = vec![BudgetFacts {
+            namespace: "shop".into(),
+            name: "web".into(),
+            allowed: (healthy - 2).max(0),
+            healthy,
+            desired: 2,
+            expected: 3,
+            lets_unhealthy_go,
+            selector: Some(Selector::from_iter([Expression::Equal("app".into(), "web".into())])),
+            ..BudgetFacts::default()
+        }];
+        let mut scenario = live(view, policy, &[], t(0));
+        scenario.horizon = SignedDuration::from_hours(6);
+        let course = simulate(&scenario, 1);
+        assert_eq!(course.findings, []);
+        let nodes = names.iter().zip(&course.nodes);
+        nodes.filter(|(_, node)| node.updated).map(|(name, _)| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn pod_that_is_not_ready_stays_so_and_its_budget_counts_it_as_unhealthy() {
+        let (ready, unhealthy, pending) = ((true, false), (false, false), (false, true));
+        for (sentence, pods, healthy, lets_go, expected) in [
+            ("all are Ready", [ready, ready, ready], 3, false, vec!["a", "b", "c"]),
+            ("one starts, and is healthy soon", [ready, ready, pending], 2, false, vec!["a", "b", "c"]),
+            (
+                "one stays unhealthy, and may be evicted while the others are healthy",
+                [ready, ready, unhealthy],
+                2,
+                false,
+                vec!["c"],
+            ),
+            ("too few are healthy for any eviction", [ready, unhealthy, unhealthy], 1, false, vec![]),
+            ("unhealthy ones may go at any time", [ready, unhealthy, unhealthy], 1, true, vec!["b", "c"]),
+            ("one starts, and is not enough", [ready, unhealthy, pending], 1, false, vec!["b"]),
+        ] {
+            assert_eq!(updated(pods, healthy, lets_go), expected, "{sentence}");
+        }
     }
 }

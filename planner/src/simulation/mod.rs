@@ -5,6 +5,8 @@
 
 mod course;
 mod description;
+mod durations;
+mod estimate;
 mod host;
 mod live;
 mod pods;
@@ -19,6 +21,8 @@ mod tests;
 
 pub use course::{Course, Freeze, NodeCourse};
 pub use description::{Description, DescriptionError};
+pub use durations::{ENOUGH, UpdateDurations};
+pub use estimate::{estimate, estimate_due, no_estimate};
 pub use host::Host;
 pub use live::live;
 pub use scenario::{Fault, FaultEffect, Member, PodTemplate, Scenario, Span, Times};

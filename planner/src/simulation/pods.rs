@@ -85,7 +85,7 @@ impl<'a> Pods<'a> {
             start: scenario.start,
             guards: guards.collect(),
             facts: &scenario.budgets,
-            healthy: scenario.budgets.iter().map(|budget| budget.allowed.max(0) + budget.desired).collect(),
+            healthy: scenario.budgets.iter().map(|budget| budget.healthy).collect(),
             on,
             homeless: Vec::new(),
             next_node: 0,
@@ -108,6 +108,7 @@ impl<'a> Pods<'a> {
             uid: self.uid(pod),
             node: node.to_owned(),
             ready: pod.ready,
+            pending: shared.pending && !pod.ready,
             terminating: pod.ends > 0,
             ends_by,
             ..shared.clone()
@@ -131,7 +132,7 @@ impl<'a> Pods<'a> {
     /// Updates the budgets, which are those of the scenario, as the API server shows them.
     pub(super) fn show_budgets(&self, budgets: &mut [BudgetFacts]) {
         for (budget, healthy) in budgets.iter_mut().zip(&self.healthy) {
-            budget.allowed = (healthy - budget.desired).max(0);
+            (budget.allowed, budget.healthy) = ((healthy - budget.desired).max(0), *healthy);
         }
     }
 
@@ -139,8 +140,11 @@ impl<'a> Pods<'a> {
         &self.facts[index]
     }
 
-    /// Counts a healthy pod for its budgets, or no longer.
+    /// Counts a healthy pod for its budgets, or no longer. One that stays unhealthy is never counted.
     pub(super) fn count(&mut self, template: u32, change: i32) {
+        if self.templates[template as usize].stays_unhealthy() {
+            return;
+        }
         for budget in &self.guards[template as usize] {
             self.healthy[*budget as usize] += change;
         }
@@ -150,6 +154,8 @@ impl<'a> Pods<'a> {
     pub(super) fn evict(&mut self, member: usize, place: usize, delete: bool, ends: Timestamp) -> Answer {
         let Some(pod) = self.on[member].get(place).copied().filter(|pod| pod.ends == 0) else { return Answer::Gone };
         let guards = &self.guards[pod.template as usize];
+        // Budgets do not guard a pod that has not started.
+        let delete = delete || (self.template(pod).facts.pending && !pod.ready);
         let refuses = |index: &&u32| {
             let (budget, healthy) = (&self.facts[**index as usize], self.healthy[**index as usize]);
             healthy <= budget.desired && (pod.ready || !(budget.lets_unhealthy_go || healthy >= budget.desired))
@@ -209,7 +215,7 @@ impl<'a> Pods<'a> {
     pub(super) fn becomes_ready(&mut self, member: usize, serial: u32, template: u32) -> Option<usize> {
         let place = self.on[member].iter().position(|pod| (pod.serial, pod.template) == (serial, template))?;
         let pod = &mut self.on[member][place];
-        if pod.ends > 0 || pod.ready {
+        if pod.ends > 0 || pod.ready || self.templates[template as usize].stays_unhealthy() {
             return None;
         }
         pod.ready = true;

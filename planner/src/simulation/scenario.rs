@@ -107,6 +107,13 @@ pub struct PodTemplate {
     pub replaced: Option<Span>,
 }
 
+impl PodTemplate {
+    /// Returns whether the pod was running and not Ready at the beginning: neither it nor its replacement becomes Ready.
+    pub(super) fn stays_unhealthy(&self) -> bool {
+        !self.facts.ready && !self.facts.pending
+    }
+}
+
 /// A node of the fleet.
 #[derive(Clone, Debug)]
 pub struct Member {

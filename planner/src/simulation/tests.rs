@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fixtures::{NEW, OLD, node, t};
 use crate::policy::Policy;
-use crate::view::{BudgetFacts, ClusterView, NodeView, OperatorFacts, PodFacts};
+use crate::view::{BudgetFacts, ClusterView, NodeView, OperatorFacts, PodFacts, Standby};
 
 /// A fleet of nodes in two zones, each with pods of a Deployment that a budget guards.
 fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
@@ -55,6 +55,7 @@ fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
         namespace: "shop".into(),
         name: "web".into(),
         allowed: unavailable,
+        healthy: all,
         desired: all - unavailable,
         expected: all,
         selector: Some(kube::core::Selector::from_iter([kube::core::Expression::Equal("app".into(), "web".into())])),
@@ -121,6 +122,18 @@ fn bad_version_freezes_simulated_rollout() {
 }
 
 #[test]
+fn pods_that_come_to_a_node_with_a_bad_version_use_up_their_budget() {
+    let mut scenario = fleet(8, 4, &json!({"maxUnavailable": 1}));
+    scenario.horizon = SignedDuration::from_hours(5);
+    scenario.faults = vec![Fault { version: Some(NEW), effect: FaultEffect::PodsNotReady, rate: 1.0 }];
+    let course = simulate(&scenario, 1);
+    assert_eq!((course.findings.len(), course.freeze.as_ref()), (0, None), "no pod shows it during a verification");
+    assert!(course.cut && course.updated() < 8 && course.refusals["shop/web"] > 0, "{course:?}");
+    scenario.faults.clear();
+    assert_eq!(simulate(&scenario, 1).updated(), 8);
+}
+
+#[test]
 fn nodes_asleep_change_nothing_about_course() {
     let mut rng = StdRng::seed_from_u64(7);
     for seed in 0..12 {
@@ -160,4 +173,19 @@ fn nodes_of_an_earlier_rollout_are_updated_again_also_by_a_pin() {
     }
     let course = simulate(&scenario, 1);
     assert_eq!((course.updated(), course.current, course.findings.len()), (40, 40, 0), "{:?}", course.waits);
+}
+
+#[test]
+fn node_of_the_leader_is_the_last_one_and_is_updated_with_or_without_another_replica() {
+    for standby in [Standby::None, Standby::NotReady, Standby::Ready] {
+        for nodes in [1, 8, 300] {
+            let mut scenario = fleet(nodes, 2, &json!({"maxUnavailable": 2}));
+            scenario.base.own_node = Some("node-000000".into());
+            scenario.base.standby = standby;
+            scenario.elsewhere = 1;
+            let course = simulate(&scenario, 1);
+            let found = (course.updated(), course.order.last(), course.findings.len());
+            assert_eq!(found, (nodes, Some(&0), 0), "{standby:?}, {nodes} nodes: {:?}", course.waits);
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Actions as the API server and the controller carry them out.
 
 use jiff::Timestamp;
-use models::shadow::{Permit, is_agent_condition};
+use models::shadow::{HostState, Permit, is_agent_condition};
 
 use crate::claims::ClaimFields;
 use crate::drain;
@@ -36,11 +36,12 @@ pub(super) fn write(node: &mut NodeView, action: Action, cordoned: bool) -> Opti
     None
 }
 
-/// Issues a permit, unless the last check finds a pod on the node that has to leave, or the node in another boot.
-pub(super) fn permit(node: &mut NodeView, nonce: String, rules: Rules) {
+/// Issues a permit, or in a drill, whose pods may stay, a rehearsal permit, unless the last check finds a pod on the node that has to leave, or the node in another boot.
+pub(super) fn permit(node: &mut NodeView, nonce: String, rules: Rules, pods_stay: bool) {
     let Some(shadow) = &mut node.shadow else { return };
     let drain = shadow.status.controller.drain.as_ref();
-    let empty = drain::sort(node.pods.as_deref().unwrap_or_default(), rules, drain).empty();
+    let pods_stay = pods_stay && shadow.spec.state == HostState::RehearsedUpdate;
+    let empty = pods_stay || drain::sort(node.pods.as_deref().unwrap_or_default(), rules, drain).empty();
     let claimed = !node.facts.claims.is_empty();
     if empty && claimed && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
         shadow.spec.permit = Some(Permit { nonce, jws: String::new() });

@@ -153,6 +153,7 @@ impl Projection for ShadowFacts {
             deleting: meta.deletion_timestamp.is_some(),
             retry: request(meta, names::RETRY_ANNOTATION),
             release: request(meta, names::RELEASE_ANNOTATION),
+            drill: request(meta, names::DRILL_ANNOTATION),
             revision: meta.labels.as_ref().and_then(|labels| labels.get(names::REVISION_LABEL)).cloned(),
             shared_field: super::managers::shared_field(meta),
         })
@@ -340,6 +341,7 @@ impl Projection for BudgetFacts {
             name: text(budget.metadata.name.as_ref()),
             resource_version: text(budget.metadata.resource_version.as_ref()),
             allowed: status.and_then(|s| s.disruptions_allowed).unwrap_or(0),
+            healthy: status.and_then(|s| s.current_healthy).unwrap_or(0),
             desired: status.and_then(|s| s.desired_healthy).unwrap_or(0),
             expected: status.and_then(|s| s.expected_pods).unwrap_or(0),
             lets_unhealthy_go: spec.is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),

@@ -16,7 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CompletedMigration, Slot};
+use models::operator::{
+    BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CompletedMigration, CompletionEstimate,
+    OperatorRequests, Slot,
+};
 use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, Step};
 
 use crate::claims::{ClaimField, ClaimFields};
@@ -132,6 +135,8 @@ pub struct ShadowFacts {
     pub retry: Option<String>,
     /// The value of the annotation that requests the attempt's end.
     pub release: Option<String>,
+    /// The value of the annotation that requests a drill.
+    pub drill: Option<String>,
     /// The revision of the policy that its label names.
     pub revision: Option<String>,
     /// A field of the operator that another field manager owns too.
@@ -254,6 +259,11 @@ impl NodeView {
         self.shadow.as_ref()?.status.controller.progress.as_ref()
     }
 
+    /// Returns the update under way. A drill is none.
+    pub fn update(&self) -> Option<&Progress> {
+        self.progress().filter(|progress| progress.drill.is_none())
+    }
+
     /// Returns the record of its attempts.
     pub fn record(&self) -> Option<&Record> {
         self.shadow.as_ref()?.status.controller.record.as_ref()
@@ -370,6 +380,30 @@ pub struct ClusterView {
     pub migration: MigrationFacts,
     /// The known facts about the history of rollouts.
     pub history: HistoryFacts,
+    /// The last estimates; `None` until this leader has made some.
+    pub estimates: Option<EstimateFacts>,
+}
+
+/// The basis of estimates besides the nodes: they are made again when it changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EstimateBasis {
+    /// The numbers of the running rollouts.
+    pub rollouts: BTreeSet<i64>,
+    /// The generation of the policy.
+    pub generation: i64,
+    /// The requests that were carried out.
+    pub requests: Option<OperatorRequests>,
+    /// True while failures have stopped all updates.
+    pub frozen: bool,
+}
+
+/// Estimates of when rollouts are completed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EstimateFacts {
+    pub made: Timestamp,
+    pub basis: EstimateBasis,
+    /// By the number of the rollout. There is none for one of which no update is expected to end.
+    pub rollouts: BTreeMap<i64, CompletionEstimate>,
 }
 
 impl ClusterView {

@@ -84,6 +84,8 @@ pub struct BudgetFacts {
     pub resource_version: String,
     /// Number of pods that may be evicted now.
     pub allowed: i32,
+    /// Number of its pods that are healthy now.
+    pub healthy: i32,
     /// Number of its pods that have to be healthy.
     pub desired: i32,
     /// Number of its pods when all are there.

@@ -37,7 +37,9 @@ pub enum Wait {
         count: usize,
     },
     /// A host that the earlier operator told to reboot may still be going down.
-    #[error("the earlier bottlerocket-update-operator is gone; waiting until {until} for hosts that it told to reboot")]
+    #[error(
+        "the earlier bottlerocket-update-operator is gone; waiting until {until:.0} for hosts that it told to reboot"
+    )]
     EarlierOperatorGone { until: Timestamp },
     #[error("updates are disabled (spec.enabled of the operator's resource)")]
     Disabled,
@@ -93,7 +95,7 @@ pub enum Wait {
     )]
     HostArmedByOther,
     /// The last attempt failed, for this reason; the next one is not due.
-    #[error("the last attempt failed ({reason}); the next one is due at {until}")]
+    #[error("the last attempt failed ({reason}); the next one is due at {until:.0}")]
     BackOff { until: Timestamp, reason: String },
     /// Other nodes come first.
     #[error("{}", text::queued(*.position, .behind.as_deref()))]
@@ -119,7 +121,7 @@ pub enum Wait {
         count: usize,
     },
     /// The node is removed from external load balancers, and open connections may end.
-    #[error("out of external load balancers; the drain begins at {until}")]
+    #[error("out of external load balancers; the drain begins at {until:.0}")]
     LeavingLoadBalancer { until: Timestamp },
     /// Volumes of deleted pods are still attached.
     #[error("{count} volume(s) are still attached")]
@@ -138,12 +140,15 @@ pub enum Wait {
     },
     #[error("the agent has not requested its permit yet")]
     AwaitingAgent,
+    /// The rehearsal permit of a drill is issued.
+    #[error("the agent has not verified the permit of its drill yet")]
+    AwaitingRehearsal,
     /// The permit is issued.
     #[error("the host reboots")]
     AwaitingReboot,
     #[error("the node is back and not Ready yet")]
     AwaitingReady,
-    #[error("the node has to stay healthy until {until}")]
+    #[error("the node has to stay healthy until {until:.0}")]
     Soaking { until: Timestamp },
     #[error(
         "the attempt failed ({reason}) after its permit; \
@@ -327,6 +332,21 @@ mod tests {
         assert_eq!(closed.ends_at(), Some(at));
         assert_eq!(closed.to_string(), "no window is open; the next one opens at 2027-01-15T08:00:00Z");
         assert_eq!(Wait::WindowClosed { opens: None }.to_string(), "no window is open");
+    }
+
+    #[test]
+    fn times_in_messages_have_no_fractions_of_seconds() {
+        let at: Timestamp = "2026-01-01T00:00:07.123456789Z".parse().unwrap();
+        for wait in [
+            Wait::BackOff { until: at, reason: "BootFellBack".into() },
+            Wait::EarlierOperatorGone { until: at },
+            Wait::LeavingLoadBalancer { until: at },
+            Wait::Soaking { until: at },
+            Wait::Held { until: Some(at), reason: None },
+            Wait::WindowClosed { opens: Some(at) },
+        ] {
+            assert!(wait.to_string().contains("2026-01-01T00:00:07Z"), "{wait}");
+        }
     }
 
     #[test]

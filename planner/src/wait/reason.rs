@@ -101,6 +101,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (Draining, Update, "Pods that are being evicted or are terminating."),
     (DrainBlocked, Update, "The PodDisruptionBudget or the pod that the message names."),
     (AwaitingAgent, Update, "The agent's request for its permit."),
+    (AwaitingRehearsal, Update, "The agent's report that it has verified the rehearsal permit of a drill."),
     (AwaitingReboot, Update, "The reboot."),
     (AwaitingReady, Update, "The node, to become Ready after the reboot."),
     (Soaking, Update, "The end of `spec.health.after.soak`."),

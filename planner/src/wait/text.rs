@@ -6,9 +6,9 @@ use semver::Version;
 
 use crate::rules::Refusal;
 
-/// `; <what> <time>`, or nothing.
+/// `; <what> <time>` to the second, or nothing.
 pub(super) fn at(what: &str, time: Option<Timestamp>) -> String {
-    time.map_or_else(String::new, |time| format!("; {what} {time}"))
+    time.map_or_else(String::new, |time| format!("; {what} {time:.0}"))
 }
 
 pub(super) fn held(until: Option<Timestamp>, reason: Option<&str>) -> String {

@@ -6,6 +6,7 @@
 //!                        │ 30 s over: another nonce                                 ▼
 //!  reboot_armed:  report Activated + nonce ──► verify the permit ──► re-check ──► last check ──► reboot
 //!                                                                    the host
+//!  rehearse:      report the nonce ─────► verify the rehearsal permit ──► report that it was verified
 //! ```
 //!
 //! Each function starts from the beginning in every turn: the desired state, the boot, the permit and its age are checked
@@ -17,19 +18,24 @@ mod request;
 mod verify;
 
 use models::reason::FailureReason;
-use models::shadow::ArmedPhase;
+use models::shadow::{ArmedPhase, Rehearsal};
 use semver::Version;
 use tokio::time::Instant;
 
 use super::facts::read_status;
 use super::fail::fail;
+use super::report::report;
 use super::turn::{Next, Observed, Stop, Turn};
 use crate::boot;
+use crate::desired_state::DesiredState;
 use crate::host::types::UpdateStatus;
+use crate::permit;
+use crate::report::Finding;
+use crate::situation::host_state;
 use activate::activate;
 use reboot::reboot;
 pub(super) use request::PermitRequest;
-use request::request_permit;
+use request::{Purpose, request_permit};
 use verify::verify_permit;
 
 pub(super) async fn arm(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
@@ -38,8 +44,8 @@ pub(super) async fn arm(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, S
         let message = turn.boot.tries.message.clone();
         return fail(turn, found, FailureReason::ActivateFailed, message).await;
     }
-    let (request, view) = request_permit(turn, found, &version, ArmedPhase::Arming).await?;
-    verify_permit(turn, &view, &request)?;
+    let (request, view) = request_permit(turn, found, &version, Purpose::Reboot(ArmedPhase::Arming)).await?;
+    verify_permit(turn, &view, &request, permit::verify)?;
     check_still_valid(turn, &request)?;
     log_verified(turn, &version);
     activate(turn, &version).await
@@ -57,12 +63,36 @@ pub(super) async fn reboot_armed(turn: &mut Turn<'_>, found: &Observed) -> Resul
         let message = turn.boot.tries.message.clone();
         return fail(turn, found, FailureReason::RebootRefused, message).await;
     }
-    let (request, view) = request_permit(turn, found, &version, ArmedPhase::Activated).await?;
-    verify_permit(turn, &view, &request)?;
+    let (request, view) = request_permit(turn, found, &version, Purpose::Reboot(ArmedPhase::Activated)).await?;
+    verify_permit(turn, &view, &request, permit::verify)?;
     recheck_host(turn, &version).await?;
     check_still_valid(turn, &request)?;
     log_verified(turn, &version);
     reboot(turn).await
+}
+
+/// A rehearsal permit that was verified, and the desired state that it is for.
+#[derive(Clone, Debug)]
+pub(in crate::drive) struct Rehearsed {
+    desired: DesiredState,
+    rehearsal: Rehearsal,
+}
+
+/// Requests and verifies the permit of a drill, as that of a reboot, and reports it. Nothing is called on the host.
+pub(super) async fn rehearse(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
+    let Some(version) = turn.desired.version.clone() else { return Ok(Next::Wait) };
+    let state = host_state(&found.situation);
+    if let Some(done) = turn.boot.rehearsed.clone().filter(|done| done.desired == turn.desired) {
+        report(turn, found, &Finding::Rehearsal(done.rehearsal, state)).await?;
+        return Ok(Next::Wait);
+    }
+    let (request, view) = request_permit(turn, found, &version, Purpose::Rehearsal).await?;
+    verify_permit(turn, &view, &request, permit::verify_rehearsal)?;
+    check_still_valid(turn, &request)?;
+    tracing::info!(attempt = turn.desired.attempt.attempt, %version, "rehearsal permit verified; the host is not rebooted");
+    let rehearsal = Rehearsal { verified: true, ..request.rehearsal(turn, &version) };
+    turn.boot.rehearsed = Some(Rehearsed { desired: turn.desired.clone(), rehearsal });
+    Ok(Next::Again)
 }
 
 fn log_verified(turn: &Turn<'_>, version: &Version) {

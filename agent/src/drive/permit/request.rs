@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use models::backoff::equal_jitter;
 use models::permit::PERMIT_LIFETIME;
-use models::shadow::{Armed, ArmedPhase};
+use models::shadow::{Armed, ArmedPhase, Rehearsal};
 use models::wire::ShadowView;
 use rand::random;
 use semver::Version;
@@ -18,10 +18,20 @@ use crate::drive::turn::{Next, Observed, Stop, Turn};
 use crate::permit::new_nonce;
 use crate::report::Finding;
 use crate::retry::Delays;
+use crate::situation::host_state;
 
 /// Additional delay after an unanswered nonce, from the second nonce on. After the first nonce, its lifetime is delay
 /// enough.
 const UNANSWERED: Delays = (Duration::from_secs(5), Duration::from_secs(60));
+
+/// Use of a permit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The host is armed, or rebooted.
+    Reboot(ArmedPhase),
+    /// A drill: the permit is verified and not used.
+    Rehearsal,
+}
 
 /// A nonce that was sent for a desired state.
 #[derive(Clone, Debug)]
@@ -58,30 +68,44 @@ impl PermitRequest {
         self.sent + PERMIT_LIFETIME
     }
 
+    /// Returns the report of this request in a drill.
+    pub(super) fn rehearsal(&self, turn: &Turn<'_>, version: &Version) -> Rehearsal {
+        Rehearsal {
+            attempt: turn.desired.attempt.attempt,
+            boot_id: turn.boot.id.clone(),
+            version: version.clone(),
+            nonce: self.nonce.clone(),
+            verified: false,
+        }
+    }
+
     /// Returns true if the shadow has a permit for this nonce, by its unsigned fields.
     fn is_answered_in(&self, view: &ShadowView) -> bool {
         view.spec.permit.as_ref().is_some_and(|permit| permit.nonce == self.nonce)
     }
 }
 
-/// Reports that the image is about to be armed, or is armed, with the nonce of a valid request. Returns the request, and
+/// Reports that the image is about to be armed, or is armed, or that a drill rehearses it, with the nonce of a valid request. Returns the request, and
 /// the newest shadow once it has a permit for it.
 pub(super) async fn request_permit(
     turn: &mut Turn<'_>,
     found: &Observed,
     version: &Version,
-    phase: ArmedPhase,
+    purpose: Purpose,
 ) -> Result<(PermitRequest, Arc<ShadowView>), Stop> {
-    let request = current_request(turn, version, phase).await?;
+    let request = current_request(turn, version, purpose).await?;
     turn.boot.permit_request = Some(request.clone());
-    let armed = Armed {
-        attempt: turn.desired.attempt.attempt,
-        boot_id: found.facts.boot_id.clone(),
-        version: version.clone(),
-        phase,
-        nonce: request.nonce.clone(),
+    let finding = match purpose {
+        Purpose::Reboot(phase) => Finding::Armed(Armed {
+            attempt: turn.desired.attempt.attempt,
+            boot_id: found.facts.boot_id.clone(),
+            version: version.clone(),
+            phase,
+            nonce: request.nonce.clone(),
+        }),
+        Purpose::Rehearsal => Finding::Rehearsal(request.rehearsal(turn, version), host_state(&found.situation)),
     };
-    let acknowledged = report(turn, found, &Finding::Armed(armed)).await?;
+    let acknowledged = report(turn, found, &finding).await?;
     let newest = turn.clients.views.newest().ok_or(Next::Again)?;
     // The answer to the report and the newest view must both have this desired state, and the permit this nonce.
     if [&acknowledged, &newest].iter().any(|view| DesiredState::of(view) != turn.desired) {
@@ -90,14 +114,14 @@ pub(super) async fn request_permit(
     if !request.is_answered_in(&newest) {
         return Err(Next::At(request.expiry()).into());
     }
-    if phase == ArmedPhase::Activated && !request.is_answered_in(&acknowledged) {
+    if purpose == Purpose::Reboot(ArmedPhase::Activated) && !request.is_answered_in(&acknowledged) {
         return Err(Next::Again.into());
     }
     Ok((request, newest))
 }
 
 /// Returns the request that was sent before, or another one if its time has come.
-async fn current_request(turn: &mut Turn<'_>, version: &Version, phase: ArmedPhase) -> Result<PermitRequest, Stop> {
+async fn current_request(turn: &mut Turn<'_>, version: &Version, purpose: Purpose) -> Result<PermitRequest, Stop> {
     let Some(last) = turn.boot.permit_request.take().filter(|last| last.desired == turn.desired) else {
         return Ok(PermitRequest::new(&turn.desired, 0, Instant::now()));
     };
@@ -110,7 +134,7 @@ async fn current_request(turn: &mut Turn<'_>, version: &Version, phase: ArmedPha
         return Err(next.into());
     }
     // The image armed when the last nonce was sent may have been disarmed since.
-    if phase == ArmedPhase::Activated {
+    if purpose == Purpose::Reboot(ArmedPhase::Activated) {
         recheck_host(turn, version).await?;
     }
     Ok(PermitRequest::new(&turn.desired, last.before.saturating_add(1), Instant::now()))

@@ -8,16 +8,24 @@ use tokio::time::Instant;
 
 use super::PermitRequest;
 use crate::drive::turn::{Next, Turn};
-use crate::permit::verify;
 use crate::statement::StatementError;
 use crate::stream::chain;
 
 /// Interval of re-checks of a permit whose key is not trusted yet: the keys arrive as a file.
 const KEYS_POLL: Duration = Duration::from_secs(2);
 
-/// Verifies the permit in `view` for this boot and request; if it is refused, returns what to wait for.
-pub(super) fn verify_permit(turn: &mut Turn<'_>, view: &ShadowView, request: &PermitRequest) -> Result<(), Next> {
-    let Err(error) = check(turn, view, request) else { return Ok(()) };
+/// Verification of the signed text of a permit, by the trusted keys, against the expected claims.
+type Verify = fn(&str, &str, &PermitClaims) -> Result<(), StatementError>;
+
+/// Verifies the permit in `view` for this boot and request; if it is refused, returns what to wait for. `verify` is that of a
+/// permit for a reboot, or of a rehearsal permit: neither accepts the other.
+pub(super) fn verify_permit(
+    turn: &mut Turn<'_>,
+    view: &ShadowView,
+    request: &PermitRequest,
+    verify: Verify,
+) -> Result<(), Next> {
+    let Err(error) = check(turn, view, request, verify) else { return Ok(()) };
     let permit = view.spec.permit.as_ref().map_or("", |permit| permit.jws.as_str());
     if let Some(request) = &mut turn.boot.permit_request
         && request.refused != permit
@@ -29,7 +37,7 @@ pub(super) fn verify_permit(turn: &mut Turn<'_>, view: &ShadowView, request: &Pe
     Err(Next::At(if error.may_pass() { expiry.min(Instant::now() + KEYS_POLL) } else { expiry }))
 }
 
-fn check(turn: &Turn<'_>, view: &ShadowView, request: &PermitRequest) -> Result<(), StatementError> {
+fn check(turn: &Turn<'_>, view: &ShadowView, request: &PermitRequest, verify: Verify) -> Result<(), StatementError> {
     let permit = view.spec.permit.as_ref().ok_or(StatementError::Missing)?;
     // Without a node in the agent's own token there is nothing to compare the permit with.
     let node_uid = turn.clients.server.node_uid().ok_or(StatementError::Other("node"))?;

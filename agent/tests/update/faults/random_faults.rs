@@ -8,7 +8,8 @@ use std::collections::HashSet;
 
 use integ::host::{BootFault, Command, Fault, HostOptions, RebootFault, Transport, Worker};
 use integ::machine::Power;
-use models::shadow::HostState;
+use models::permit::{PermitClaims, RehearsalClaims};
+use models::shadow::{HostState, Permit};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
@@ -120,7 +121,11 @@ impl<'a> RandomRun<'a> {
             HostState::RebootedIntoUpdate if acknowledged && report.state == Some(HostState::RebootedIntoUpdate) => {
                 self.bench.withdraw();
             }
+            HostState::RehearsedUpdate if acknowledged && report.state == Some(HostState::RehearsedUpdate) => {
+                self.bench.withdraw();
+            }
             HostState::RebootedIntoUpdate => self.issue_permit(),
+            HostState::RehearsedUpdate => self.issue_rehearsal_permit(),
             HostState::StagedUpdate => {}
         }
     }
@@ -132,6 +137,15 @@ impl<'a> RandomRun<'a> {
             self.bench.web.change_spec(|spec| {
                 spec.state = HostState::Unknown;
                 spec.attempt = attempt;
+            });
+            return;
+        }
+        if self.rng.random_bool(0.15) {
+            let (attempt, boot) = (self.attempt, self.bench.boot());
+            let version = self.bench.host.snapshot().running_version;
+            self.bench.web.change_spec(|spec| {
+                (spec.state, spec.version, spec.attempt) = (HostState::RehearsedUpdate, Some(version), attempt);
+                spec.boot_id = Some(boot);
             });
             return;
         }
@@ -150,6 +164,26 @@ impl<'a> RandomRun<'a> {
         if asks && self.rng.random_bool(0.7) && self.answered.insert(armed.nonce.clone()) {
             self.permits.push(self.bench.host.log().len());
             self.bench.issue_permit(&self.bench.claims(&view));
+        }
+    }
+
+    /// Answers the request of a drill. It counts as no permit, by which a host may be armed or rebooted.
+    fn issue_rehearsal_permit(&mut self) {
+        let view = self.bench.web.view();
+        let Some(request) = view.status.report.rehearsal.as_ref().filter(|r| r.attempt == view.spec.attempt) else {
+            return;
+        };
+        if self.rng.random_bool(0.7) && self.answered.insert(request.nonce.clone()) {
+            let claims = RehearsalClaims::of(PermitClaims {
+                node_uid: "node-uid".into(),
+                boot_id: request.boot_id.clone(),
+                attempt: request.attempt,
+                version: request.version.clone(),
+                nonce: request.nonce.clone(),
+                host: view.spec.host.clone(),
+            });
+            let (nonce, jws) = (request.nonce.clone(), self.bench.sign(&claims));
+            self.bench.web.change_spec(|spec| spec.permit = Some(Permit { nonce, jws }));
         }
     }
 

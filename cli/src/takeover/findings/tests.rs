@@ -342,7 +342,7 @@ fn report_shows_findings_by_severity_and_what_is_not_known() {
     facts.pods.push(pod("agent"));
     facts.unread.push("the Helm releases in x: you need the right to list secrets in x".to_owned());
     let found = findings(&facts);
-    let text = report::page(&facts, &found).to_string();
+    let text = report::page(&facts, &found, None).to_string();
     let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is missing in:\n{text}"));
     let order = [
         "Earlier operator: release 1.1.0 or later, image tags: v1.4.0",

@@ -1,7 +1,7 @@
 //! The live check before a permit, on a Node and pods that differ from those that the decision was made on.
 
 use models::names::{CONTROLLER_MANAGER, HOLD_ANNOTATION, INTERFACE_LABEL, INTERFACE_VERSION};
-use models::permit::PermitClaims;
+use models::permit::{PermitClaims, REHEARSAL_AUDIENCE, RehearsalClaims};
 use models::shadow::{BottlerocketShadowSpec, HostState};
 use semver::Version;
 use serde_json::{Value, json};
@@ -65,6 +65,17 @@ fn decided_on() -> NodeView {
 
 /// Requests a permit with this state of the cluster; returns the result and the desired states that were written.
 async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result<(), ApplyError>, Vec<Value>) {
+    issue_permit_under(HostState::RebootedIntoUpdate, false, node, pods, signer).await
+}
+
+/// The same under this desired state, where pods may stay or not.
+async fn issue_permit_under(
+    state: HostState,
+    pods_stay: bool,
+    node: Value,
+    pods: Vec<Value>,
+    signer: &Signer,
+) -> (Result<(), ApplyError>, Vec<Value>) {
     let (mut applier, calls) = applier_answering(move |call| match call.path.as_str() {
         "/api/v1/nodes/a" => node.clone(),
         "/api/v1/pods" => {
@@ -74,8 +85,10 @@ async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result
         _ => call.body.clone(),
     });
     applier.signer = signer.clone();
-    let action = Action::Permit { nonce: "n-1".into(), rules: Rules::default() };
-    let result = applier.carry_out(&decided_on(), action).await.map(|_| ());
+    let action = Action::Permit { nonce: "n-1".into(), rules: Rules::default(), pods_stay };
+    let mut view = decided_on();
+    view.shadow.as_mut().unwrap().spec.state = state;
+    let result = applier.carry_out(&view, action).await.map(|_| ());
     let calls = calls.lock().unwrap();
     (result, calls.iter().filter(|call| call.method != "GET").map(|call| call.body.clone()).collect())
 }
@@ -105,6 +118,32 @@ async fn drained_node_gets_permit_for_its_boot_attempt_and_nonce() {
             host: None,
         };
         assert_eq!(claims, wanted);
+    }
+}
+
+#[tokio::test]
+async fn drill_gets_rehearsal_permit_alone_and_with_pods_on_the_node_only_if_they_stay() {
+    let signer = Signer::with_a_new_key();
+    let rehearsed = HostState::RehearsedUpdate;
+    for (pods_stay, pods) in [(true, vec![pod()]), (true, vec![]), (false, vec![])] {
+        let (result, written) = issue_permit_under(rehearsed, pods_stay, node(), pods, &signer).await;
+        result.unwrap();
+        let claims: RehearsalClaims = signer.read(written[0]["spec"]["permit"]["jws"].as_str().unwrap());
+        assert_eq!((claims.aud.as_str(), claims.nonce.as_str(), claims.attempt), (REHEARSAL_AUDIENCE, "n-1", 3));
+    }
+    // What the plan says of the pods of an update means nothing.
+    for (state, pods_stay) in [(rehearsed, false), (HostState::RebootedIntoUpdate, true)] {
+        let (result, written) = issue_permit_under(state, pods_stay, node(), vec![pod()], &signer).await;
+        assert!(matches!(result, Err(ApplyError::NoPermit(_))), "{state:?}: {result:?}");
+        assert!(written.is_empty(), "{state:?}: {written:#?}");
+    }
+    let mut uncordoned = node();
+    uncordoned["spec"] = json!({});
+    let (result, _) = issue_permit_under(rehearsed, true, uncordoned, vec![], &signer).await;
+    assert!(matches!(result, Err(ApplyError::NoPermit(_))), "{result:?}");
+    for state in [HostState::Idle, HostState::StagedUpdate, HostState::Unknown] {
+        let (result, written) = issue_permit_under(state, false, node(), vec![], &signer).await;
+        assert!(matches!(result, Err(ApplyError::Changed(_))) && written.is_empty(), "{state:?}: {result:?}");
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::shadow::{ArmedPhase, Step};
+use models::shadow::{ArmedPhase, HostState, Step};
 
 use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
 use crate::oracle::facts::{Pod, Shadow};
@@ -82,6 +82,12 @@ impl Check {
     }
 }
 
+/// Returns true if the permit is one of a drill that evicts no pods, by which no host reboots.
+fn rehearses_only(shadow: &Shadow) -> bool {
+    let drill = shadow.status.controller.progress.as_ref().and_then(|progress| progress.drill.as_ref());
+    shadow.spec.state == HostState::RehearsedUpdate && drill.is_some_and(|drill| !drill.evict)
+}
+
 impl super::Check for Check {
     fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
         if let Object::Pod(pod) = &moment.change.object {
@@ -102,7 +108,9 @@ impl super::Check for Check {
             && old.and_then(Shadow::permit_nonce) != Some(nonce)
         {
             self.permits.insert(nonce.to_owned(), moment.revision());
+            let stays = |pods: Vec<String>| if rehearses_only(new) { Vec::new() } else { pods };
             let left = self.left(moment.world, new.node(), nonce, moment.revision());
+            let left = stays(left);
             if !left.is_empty() {
                 let text = format!("a permit was issued with {} still on the node", left.join(", "));
                 verdict.report(Property::S3, Some(moment.revision()), Some(new.node()), text);

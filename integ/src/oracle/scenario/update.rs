@@ -73,6 +73,7 @@ impl Scenario {
                 started: old.map_or(since, |old| old.started),
                 soak_restarted: false,
                 verifying_since: None,
+                drill: None,
                 rollout: None,
                 permit_issued: false,
                 disruptive: !matches!(step, Step::Staging | Step::Staged),

@@ -92,6 +92,7 @@ pub(super) fn result(rollout: i64, attempt: i64, minutes: i64, pods: usize) -> R
         attempt,
         from: Some(OLD),
         to: NEW,
+        drill: None,
         result: UPDATED.into(),
         message: String::new(),
         started: ago(minutes + 9),
@@ -163,7 +164,8 @@ impl Fleet {
     pub(super) async fn rollout(&self, number: i64, phase: RolloutPhase) -> anyhow::Result<()> {
         let ended = (phase != RolloutPhase::Running).then(|| ago(0));
         let revision = RecordedRevision { name: "default-5d8f".into(), number: 3 };
-        let record = RolloutRecord { number, begun: ago(60), first: None, revision, phase, ended };
+        let record =
+            RolloutRecord { number, begun: ago(60), first: None, revision, phase, ended, first_estimate: None };
         let active = json!({
             "version": NEW, "variant": VARIANT, "arch": ARCH, "started": ago(60), "stepsPassed": 0, "record": record,
         });

@@ -27,7 +27,15 @@ const RECLAIMS: u32 = 3;
 fn fields_to_claim(step: Option<Step>, policy: &Policy) -> ClaimFields {
     match step {
         // In an unknown step nothing is released before the attempt has ended.
-        Some(Step::LeavingLoadBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Unknown) => {
+        Some(
+            Step::LeavingLoadBalancer
+            | Step::Draining
+            | Step::RehearsingDrain
+            | Step::Rebooting
+            | Step::RehearsingReboot
+            | Step::Returning
+            | Step::Unknown,
+        ) => {
             let policy = |field: &ClaimField| match field {
                 ClaimField::Cordon => true,
                 ClaimField::Balancer => policy.leave_load_balancer.is_some(),
@@ -36,6 +44,18 @@ fn fields_to_claim(step: Option<Step>, policy: &Policy) -> ClaimFields {
             ClaimField::ALL.into_iter().filter(policy).collect()
         }
         Some(Step::Staging | Step::Staged | Step::Verifying | Step::Releasing) | None => ClaimFields::default(),
+    }
+}
+
+/// Reason and message of the condition `Drained` during a drain.
+const DRAINING: (&str, &str) = ("Draining", "pods are being evicted");
+
+/// Names the attempt, for users.
+fn purpose(progress: &Progress) -> String {
+    match &progress.drill {
+        Some(drill) if drill.evict => "a drill, without a reboot".to_owned(),
+        Some(_) => "a drill, without an eviction or a reboot".to_owned(),
+        None => format!("the update to {}", progress.version),
     }
 }
 
@@ -64,23 +84,32 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
     let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(ctx.now) && !pod.finished && !pod.terminating);
     let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
     let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();
-    let first = if ctx.policy.leave_load_balancer.is_some() { Step::LeavingLoadBalancer } else { Step::Draining };
+    let first = match &progress.drill {
+        Some(drill) if !drill.evict => Step::RehearsingDrain,
+        _ if ctx.policy.leave_load_balancer.is_some() => Step::LeavingLoadBalancer,
+        _ => Step::Draining,
+    };
+    let purpose = purpose(progress);
     let place = progress.rollout.clone().unwrap_or_else(|| ctx.place(&progress.version));
     let rollout = Some(RolloutPlace { drain_started: Some(ctx.now), ..place });
     let mut action = go_to(ctx, &Progress { disruptive: true, rollout, ..progress.clone() }, first, |status| {
-        let message = format!("cordoned for the update to {}", progress.version);
+        let message = format!("cordoned for {purpose}");
         let set_by_others = ctx.facts().set_by_others.has(ClaimField::Cordon);
         let reason = if set_by_others { "CordonedBefore" } else { "Updating" };
         ctx.set_condition(status, CORDONED, true, reason, &message);
-        ctx.set_condition(status, DRAINED, false, "Draining", "pods are being evicted");
+        let draining = if first == Step::RehearsingDrain { ("Rehearsing", "no pod is evicted") } else { DRAINING };
+        ctx.set_condition(status, DRAINED, false, draining.0, draining.1);
         status.report.drain = Some(DrainStatus { pods, preexisting, ..DrainStatus::default() });
-        status.report.record.get_or_insert_default().unhealthy_before = unhealthy_before;
+        let record = status.report.record.get_or_insert_default();
+        // A drill forgets no owner that was unhealthy before the last update: that is evidence about its version.
+        let before = if progress.drill.is_some() { std::mem::take(&mut record.unhealthy_before) } else { Vec::new() };
+        record.unhealthy_before = owners(before.into_iter().chain(unhealthy_before), UNHEALTHY_OWNERS);
     });
     if let Action::Status { note, .. } = &mut action {
         *note = Some(Note {
             warning: false,
-            reason: "UpdateStarted",
-            message: format!("draining for the update to {} (attempt {})", progress.version, progress.attempt),
+            reason: if progress.drill.is_some() { "DrillStarted" } else { "UpdateStarted" },
+            message: format!("draining for {purpose} (attempt {})", progress.attempt),
         });
     }
     Decision::act(action).watching_pods()
@@ -169,7 +198,9 @@ mod tests {
             (Some(Step::Staged), false),
             (Some(Step::LeavingLoadBalancer), true),
             (Some(Step::Draining), true),
+            (Some(Step::RehearsingDrain), true),
             (Some(Step::Rebooting), true),
+            (Some(Step::RehearsingReboot), true),
             (Some(Step::Returning), true),
             (Some(Step::Verifying), false),
             (Some(Step::Releasing), false),

@@ -81,8 +81,9 @@ pub(super) fn signed_again(ctx: &NodeContext<'_>, progress: &Progress) -> Option
     // A desired state that is being withdrawn does not count: its withdrawal is signed by the key that there is.
     let under_way = match progress.step {
         Step::Staging | Step::Staged | Step::LeavingLoadBalancer | Step::Draining => {
-            spec.state == HostState::StagedUpdate
+            matches!(spec.state, HostState::StagedUpdate | HostState::RehearsedUpdate)
         }
+        Step::RehearsingDrain | Step::RehearsingReboot => spec.state == HostState::RehearsedUpdate,
         Step::Rebooting => spec.state != HostState::Idle,
         Step::Returning | Step::Verifying | Step::Releasing | Step::Unknown => false,
     };

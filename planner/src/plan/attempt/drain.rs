@@ -14,12 +14,13 @@ use models::shadow::{
 use super::LISTED_PODS;
 use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed};
 use super::claim::{claim_due, ended_during_drain};
+use super::drill;
 use super::fail::fail;
 use super::overdue::{delete_remaining, drain_timed_out};
 use super::permit::permit_request;
 use super::result::{bounded, mark_moved};
 use super::status::go_to;
-use crate::drain::{self, Sorted};
+use crate::drain::{ENDED, Sorted, listed, unlisted};
 use models::time::after;
 
 use crate::plan::context::NodeContext;
@@ -94,6 +95,8 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         // A kubelet that is silent ends no pod: without its object a second one would run beside it.
         let forced =
             claim.is_none() && policy.at_deadline == AtDeadline::Force && ctx.policy.present && ctx.facts().ready;
+        // A drill goes past no budget: nothing is urgent in it.
+        let forced = forced && progress.drill.is_none();
         let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty());
         return match &sorted {
             Some(sorted) if forced && !refused && !sorted.empty() => delete_remaining(ctx, progress, sorted, deadline),
@@ -138,7 +141,8 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Decision {
     let waits_for_answer = |pod: &PodFacts| ctx.node.in_flight.contains_key(&pod.uid);
     let due = sorted.first_to_go().filter(|pod| !waits_for_answer(pod));
     let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= ctx.now));
-    let evictions = Evictions { pods: due.map(Eviction::of).collect(), grace: policy.grace, delete: false };
+    let evictions =
+        Evictions { pods: due.map(Eviction::of).collect(), grace: policy.grace, delete: false, dry_run: false };
     let left = sorted.evictable.len() + sorted.leaving.len();
     let (blockers, changes) = blockers(ctx, sorted);
     let wait = match blockers.first() {
@@ -156,7 +160,7 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Decision {
     // A pod that has ended is waited for no longer than its grace period, and others as policy requires.
     let given_up = |pod: &&PodFacts| {
         let by = pod.ends_by?;
-        let ended = pod.finished.then(|| after(by, drain::ENDED));
+        let ended = pod.finished.then(|| after(by, ENDED));
         [ended, policy.skip_terminating_after.map(|skip| after(by, skip))].into_iter().flatten().min()
     };
     let given_up = sorted.leaving.iter().filter_map(given_up).min();
@@ -171,6 +175,7 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Decision {
 fn is_still_staged(ctx: &NodeContext<'_>) -> bool {
     let (spec, agent) = (&ctx.shadow.spec, &ctx.shadow.status.agent);
     ctx.is_staged()
+        || drill::request(ctx).is_some()
         || (spec.state == HostState::RebootedIntoUpdate
             && spec.permit.is_none()
             && permit_request(ctx).is_some_and(|armed| armed.phase == ArmedPhase::Arming)
@@ -182,7 +187,7 @@ fn is_still_staged(ctx: &NodeContext<'_>) -> bool {
 /// the scheduler may have placed before it observed the cordon, the number of times per owner is counted.
 pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<Action> {
     let recorded = ctx.drain_status()?;
-    let new: Vec<_> = drain::unlisted(&sorted.evictable, recorded).collect();
+    let new: Vec<_> = unlisted(&sorted.evictable, recorded).collect();
     let new = if recorded.pods.len() + new.len() > LISTED_PODS { Vec::new() } else { new };
     let evicted = tolerating_owners(sorted.evictable.iter().copied()).chain(recorded.evicted_owners.iter().cloned());
     let evicted = owners(evicted, EVICTED_OWNERS);
@@ -214,7 +219,7 @@ pub(super) fn returning_pod<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> O
     let too_often =
         |uid: &String| drain.returned_owners.iter().any(|owner| owner.uid == *uid && owner.times >= RETURNS);
     let owned = |pod: &&PodFacts| !pod.tolerates_cordon && pod.controller_uid.as_ref().is_some_and(too_often);
-    sorted.evictable.iter().copied().filter(owned).find(|pod| !drain::listed(pod, drain))
+    sorted.evictable.iter().copied().filter(owned).find(|pod| !listed(pod, drain))
 }
 
 pub(super) fn fail_for_returning_pod(ctx: &NodeContext<'_>, progress: &Progress, pod: &PodFacts) -> Decision {
@@ -237,9 +242,9 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
 
 /// The pods that the drain has listed and that are still on the node: the object, and not only its containers.
 fn remaining_listed<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
-    let listed = ctx.drain_status().map(|drain| &*drain.pods).unwrap_or_default();
-    let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
-    ctx.node.pods.iter().flatten().filter(move |pod| listed.contains(pod.uid.as_str()))
+    let recorded = ctx.drain_status().map(|drain| &*drain.pods).unwrap_or_default();
+    let recorded: BTreeSet<&str> = recorded.iter().map(|pod| pod.uid.as_str()).collect();
+    ctx.node.pods.iter().flatten().filter(move |pod| recorded.contains(pod.uid.as_str()))
 }
 
 /// The number of listed pods that have left.
@@ -265,7 +270,8 @@ fn end_drain(ctx: &NodeContext<'_>, progress: &Progress, sorted: &Sorted<'_>) ->
     };
     let place = progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
     let progress = Progress { rollout: place, ..progress.clone() };
-    let mut action = go_to(ctx, &progress, Step::Rebooting, |status| {
+    let next = if progress.drill.is_some() { Step::RehearsingReboot } else { Step::Rebooting };
+    let mut action = go_to(ctx, &progress, next, |status| {
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {
             (drain.removed, drain.blockers) = (pods_gone(ctx), Vec::new());

@@ -3,8 +3,9 @@
 use models::condition::ConditionStatus;
 use models::plain::cut;
 use models::reason::{FailureClass, FailureReason};
-use models::shadow::{AttemptResult, HEALTHY, Progress, Record, Step, VersionFailure};
+use models::shadow::{AttemptResult, HEALTHY, HostState, Progress, Record, Step, VersionFailure};
 
+use super::drill;
 use super::requests::acknowledge_release;
 use super::result::keep_result;
 use super::status::unblock;
@@ -18,6 +19,9 @@ const VERSION_FAILURES: usize = 8;
 
 /// Ends the attempt: recorded first, then withdrawn, then released.
 pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureReason, message: &str) -> Decision {
+    if let Some(drill) = &progress.drill {
+        return drill::end(ctx, progress, drill, reason.as_str(), message);
+    }
     let mut status = ctx.controller_status();
     let mut record = status.report.record.take().unwrap_or_default();
     let counts = reason.class() != FailureClass::Nothing;
@@ -34,15 +38,9 @@ pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureRe
     record.last = Some(attempt_result(ctx, progress, reason.as_str(), message));
     status.report.record = Some(record);
     keep_result(ctx, &mut status, progress, reason.as_str(), message, Vec::new());
-    // A permit is valid in the boot that its desired state names. In another one there is nothing left to wait for.
-    let desired_boot = ctx.shadow.spec.boot_id.as_ref();
-    let spent = desired_boot.is_some_and(|boot| *boot != ctx.facts().boot_id);
-    status.report.progress = Some(Progress {
-        step: Step::Releasing,
-        since: ctx.now,
-        permit_issued: !spent && (progress.permit_issued || ctx.shadow.spec.permit.is_some()),
-        ..progress.clone()
-    });
+    let permit_issued = may_reboot(ctx, progress);
+    status.report.progress =
+        Some(Progress { step: Step::Releasing, since: ctx.now, permit_issued, ..progress.clone() });
     acknowledge_release(ctx, &mut status);
     unblock(&mut status);
     let note = Note {
@@ -53,11 +51,21 @@ pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureRe
     Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
 }
 
+/// Returns whether the host may still act on a permit of this attempt. One is valid in the boot that its desired state names:
+/// in another one there is nothing left to wait for. By a rehearsal permit no host reboots.
+pub(super) fn may_reboot(ctx: &NodeContext<'_>, progress: &Progress) -> bool {
+    let spec = &ctx.shadow.spec;
+    let spent = spec.boot_id.as_ref().is_some_and(|boot| *boot != ctx.facts().boot_id);
+    let issued = spec.permit.is_some() && spec.state != HostState::RehearsedUpdate;
+    !spent && (progress.permit_issued || issued)
+}
+
 /// Returns the end of an attempt without an issued permit, whatever its step.
 pub(super) fn ended_from_outside(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Decision> {
     let fail = |reason, message| Some(fail(ctx, progress, reason, message));
     let agent = &ctx.shadow.status.agent;
-    if ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), &progress.version) {
+    let updates = progress.drill.as_ref().is_none_or(|drill| drill.download);
+    if updates && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), &progress.version) {
         return fail(FailureReason::Quarantined, "the version has failed on other nodes");
     }
     if !ctx.policy.present {

@@ -2,12 +2,14 @@
 //! beginning disrupts nothing.
 
 use models::reason::FailureReason;
-use models::shadow::{HostState, Progress, Step};
+use models::shadow::{Drill, HostState, Progress, Step};
 use semver::Version;
 
 use super::desired::{has_host_settings, withdraw};
+use super::drill;
 use super::fail::fail;
 use super::release::{down_by, forget_claim};
+use super::requests::{acknowledged, pending_drill};
 use super::status::{unblock, with_blocked_condition};
 use crate::plan::context::NodeContext;
 use crate::plan::{Action, Decision, Verdict, Wait, gates};
@@ -20,9 +22,11 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
         let (Some(version), Some(boot_id)) = (spec.version.clone(), spec.boot_id.clone()) else {
             return Decision::act(withdraw(ctx));
         };
+        let rehearsed = spec.state == HostState::RehearsedUpdate;
         let progress = Progress {
             boot_id,
-            permit_issued: spec.permit.is_some(),
+            permit_issued: spec.permit.is_some() && !rehearsed,
+            drill: rehearsed.then(|| Drill::of(&acknowledged(ctx).drill.unwrap_or_default())),
             disruptive: ctx.slot || ctx.facts().claimed(),
             ..ctx.new_progress(Step::Releasing, spec.attempt, &version)
         };
@@ -31,6 +35,9 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
     if ctx.facts().claimed()
         && let Some(wait) = gates::held(ctx)
     {
+        if pending_drill(ctx).is_some() {
+            return drill::refuse_request(ctx, &wait);
+        }
         // A held node stays out of service until the user removes the hold; its host's settings are restored.
         if !has_host_settings(ctx) {
             return Decision::act(withdraw(ctx));
@@ -56,13 +63,15 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
         // The host gets the policy's settings before anything begins: an attempt keeps those that it began with.
         return Decision::act(withdraw(ctx));
     }
-    with_blocked_condition(ctx, check_begin(ctx))
+    with_blocked_condition(ctx, drill::begin(ctx).unwrap_or_else(|| check_begin(ctx)))
 }
 
 /// Checks that an attempt may begin.
 fn check_begin(ctx: &NodeContext<'_>) -> Decision {
     match (gates::begin(ctx), ctx.version()) {
         (Some(wait), _) | (None, Err(wait)) => Decision::wait(wait),
+        // The slot of the attempt that has ended is about to be removed: another one waits for its own.
+        (None, Ok(_)) if ctx.slot => Decision::wait(Wait::Acting),
         (None, Ok(version)) => Decision { verdict: Verdict::Candidate(version.clone()), ..Decision::default() },
     }
 }

@@ -3,11 +3,13 @@
 //! `idle` → `stage` → `claim` (the start of the disruption) → `drain` (with `blockers`, and `overdue` past the
 //! deadline) → `permit` (requested, checked, issued) → `returning` → `verify`; `fail` and `release` end an attempt in any
 //! of them. `desired`, `result` and `status` make the writes that several phases need.
+//! `drill` has the phases of a drill.
 
 mod blockers;
 mod claim;
 mod desired;
 mod drain;
+mod drill;
 mod fail;
 mod idle;
 mod overdue;
@@ -25,12 +27,13 @@ use models::reason::FailureReason;
 use models::shadow::{HostState, Progress, Step};
 
 use self::desired::signed_again;
-use self::fail::fail;
+use self::fail::{fail, may_reboot};
 use self::status::with_blocked_condition;
 use crate::plan::Decision;
 use crate::plan::context::NodeContext;
 
 pub(super) use idle::begin;
+pub(in crate::plan) use requests::pending_drill;
 pub(super) use stage::waiting_staged;
 
 /// The number of pods of a drain that a shadow lists.
@@ -60,7 +63,22 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
         let calm = matches!(progress.step, Step::Staging | Step::Staged);
         return if calm { decision } else { decision.watching_pods() };
     }
-    let decision = match progress.step {
+    let decision = match (progress.step, &progress.drill) {
+        (Step::Staging | Step::Staged, Some(drill)) => drill::before_drain(ctx, progress, drill),
+        (Step::RehearsingDrain, Some(drill)) => drill::rehearse_drain(ctx, progress, drill).watching_pods(),
+        (Step::RehearsingReboot, Some(drill)) => drill::rehearse_reboot(ctx, progress, drill).watching_pods(),
+        (Step::Verifying, Some(drill)) => drill::verify(ctx, progress, drill).watching_pods(),
+        (Step::Rebooting | Step::Returning, Some(_)) | (Step::RehearsingDrain | Step::RehearsingReboot, None) => {
+            fail(ctx, progress, FailureReason::ProgressLost, "its step is none of a drill, or of an update")
+        }
+        (step, _) => of_update(ctx, progress, step),
+    };
+    with_blocked_condition(ctx, decision)
+}
+
+/// Decides the next step of an update, or one that a drill has in common with it.
+fn of_update(ctx: &NodeContext<'_>, progress: &Progress, step: Step) -> Decision {
+    match step {
         Step::Staging | Step::Staged => stage::decide(ctx, progress),
         Step::LeavingLoadBalancer => claim::leave_load_balancer(ctx, progress).watching_pods(),
         Step::Draining => drain::decide(ctx, progress).watching_pods(),
@@ -70,11 +88,10 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
         Step::Verifying => verify::decide(ctx, progress).watching_pods(),
         Step::Releasing => release::decide(ctx, progress),
         // Releasing the node is safe after any step: the release waits for a permit that was issued.
-        Step::Unknown => {
+        Step::RehearsingDrain | Step::RehearsingReboot | Step::Unknown => {
             fail(ctx, progress, FailureReason::ProgressLost, "its step is one of another version of the controller")
         }
-    };
-    with_blocked_condition(ctx, decision)
+    }
 }
 
 /// Returns when the step under way is given up; `None` where it has no time limit.
@@ -85,6 +102,7 @@ pub(in crate::plan) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> O
         Step::Rebooting => Some(permit::deadline(ctx, progress)),
         Step::Returning => Some(returning::deadline(ctx, progress)),
         Step::Verifying => Some(verify::deadline(ctx, progress)),
+        Step::RehearsingDrain | Step::RehearsingReboot => Some(drill::deadline(ctx, progress)),
         Step::Staged | Step::Releasing | Step::Unknown => None,
     }
 }
@@ -94,9 +112,15 @@ pub(in crate::plan) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> O
 /// desired state of the shadow decides, and once that is withdrawn, its attempt and the version that runs.
 fn is_unbacked(ctx: &NodeContext<'_>, progress: &Progress) -> bool {
     let spec = &ctx.shadow.spec;
-    let verified = spec.state == HostState::Idle && spec.attempt == progress.attempt && ctx.runs_target(progress);
+    let runs = progress.drill.is_some() || ctx.runs_target(progress);
+    let verified = spec.state == HostState::Idle && spec.attempt == progress.attempt && runs;
     let needs_either = match progress.step {
-        Step::LeavingLoadBalancer | Step::Draining | Step::Rebooting | Step::Unknown => true,
+        Step::LeavingLoadBalancer
+        | Step::Draining
+        | Step::RehearsingDrain
+        | Step::Rebooting
+        | Step::RehearsingReboot
+        | Step::Unknown => true,
         Step::Returning => ctx.view.operator.is_some(),
         Step::Verifying => ctx.view.operator.is_some() && !verified,
         Step::Staging | Step::Staged | Step::Releasing => false,
@@ -107,7 +131,7 @@ fn is_unbacked(ctx: &NodeContext<'_>, progress: &Progress) -> bool {
 /// Ends an attempt that is not the controller's own: it counts against the budget only if its host may still
 /// act on a permit.
 fn end_unbacked(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
-    let disruptive = progress.permit_issued || ctx.shadow.spec.permit.is_some();
+    let disruptive = may_reboot(ctx, progress);
     let progress = Progress { disruptive, ..progress.clone() };
     fail(ctx, &progress, FailureReason::ProgressLost, "neither a slot nor a claim on the node backs its step")
 }

@@ -70,9 +70,9 @@ pub(super) fn delete_remaining(
     let now: Vec<_> = sorted.left().filter(|pod| overdue(pod) && due(pod)).map(Eviction::of).collect();
     let evictions = if now.is_empty() {
         let first = sorted.left().filter(|pod| !pod.terminating && due(pod)).map(Eviction::of);
-        Evictions { pods: first.collect(), grace: ctx.group().drain.grace, delete: true }
+        Evictions { pods: first.collect(), grace: ctx.group().drain.grace, delete: true, dry_run: false }
     } else {
-        Evictions { pods: now, grace: Some(0), delete: true }
+        Evictions { pods: now, grace: Some(0), delete: true, dry_run: false }
     };
     let next = sorted.left().filter_map(|pod| pod.ends_by).filter(|at| *at > ctx.now).min().unwrap_or(limit);
     let retry = sorted.left().filter_map(|pod| ctx.node.blocked.get(&pod.uid)).map(|b| b.retry_at).min();

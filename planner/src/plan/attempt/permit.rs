@@ -92,5 +92,9 @@ fn answer_request(ctx: &NodeContext<'_>, progress: &Progress, nonce: &str) -> De
     if !sorted.leaving.is_empty() {
         return Decision::wait(Wait::Draining { left: sorted.leaving.len() });
     }
-    Decision::act(Action::Permit { nonce: nonce.to_owned(), rules: ctx.group().drain.rules_at(ctx.now) })
+    Decision::act(Action::Permit {
+        nonce: nonce.to_owned(),
+        rules: ctx.group().drain.rules_at(ctx.now),
+        pods_stay: false,
+    })
 }

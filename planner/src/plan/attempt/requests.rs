@@ -25,7 +25,7 @@ pub(super) fn resume(ctx: &NodeContext<'_>) -> Option<Action> {
     Some(Action::Status { status: Box::new(status), note: None })
 }
 
-fn acknowledged(ctx: &NodeContext<'_>) -> ShadowRequests {
+pub(super) fn acknowledged(ctx: &NodeContext<'_>) -> ShadowRequests {
     ctx.shadow.status.controller.record.as_ref().and_then(|r| r.requests.clone()).unwrap_or_default()
 }
 
@@ -45,6 +45,16 @@ pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
 /// The value of a `release` that is not acknowledged yet.
 pub(super) fn pending_release<'a>(ctx: &NodeContext<'a>) -> Option<&'a String> {
     ctx.shadow.release.as_ref().filter(|asked| Some(*asked) != acknowledged(ctx).release.as_ref())
+}
+
+/// The value of a `drill` that is not acknowledged yet.
+pub(in crate::plan) fn pending_drill<'a>(ctx: &NodeContext<'a>) -> Option<&'a String> {
+    ctx.shadow.drill.as_ref().filter(|asked| Some(*asked) != acknowledged(ctx).drill.as_ref())
+}
+
+/// Writes the acknowledgement of a `drill` into the status that begins or refuses it.
+pub(super) fn acknowledge_drill(ctx: &NodeContext<'_>, status: &mut ControllerStatus) {
+    acknowledged_in(status).drill.clone_from(&ctx.shadow.drill);
 }
 
 /// Acknowledges a `release` of a node without an attempt.

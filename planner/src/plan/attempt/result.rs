@@ -53,7 +53,7 @@ pub(super) fn keep_result(
     let unknown = || RolloutPlace { boot_id: String::new(), ..ctx.place(&progress.version) };
     let RolloutPlace { rollout, step, boot_id, drain_started, drain_ended } =
         progress.rollout.clone().unwrap_or_else(unknown);
-    let rollout = if rollout == 0 { ctx.place(&progress.version).rollout } else { rollout };
+    let rollout = if rollout == 0 && progress.drill.is_none() { ctx.place(&progress.version).rollout } else { rollout };
     let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.to_vec()).unwrap_or_default();
     if matches!(progress.step, Step::LeavingLoadBalancer | Step::Draining) {
         mark_moved(ctx, &mut pods, |_| None);
@@ -66,6 +66,7 @@ pub(super) fn keep_result(
         from: progress.from.clone(),
         to: progress.version.clone(),
         result: result.to_owned(),
+        drill: progress.drill.clone(),
         message: cut(message, MESSAGE),
         started: progress.started,
         drain_started,

@@ -6,6 +6,7 @@ use models::shadow::{HostState, Progress, Step};
 
 use super::claim::start_drain;
 use super::desired::desired_state;
+use super::drill;
 use super::fail::{ended_from_outside, fail};
 use super::status::{go_to, with_blocked_condition};
 use crate::plan::context::NodeContext;
@@ -27,13 +28,8 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         return fail(ctx, progress, FailureReason::Disabled, "updates were disabled");
     }
     let agent = &ctx.shadow.status.agent;
-    let host = want::Host { policy: ctx.policy, known: &ctx.survey.known, agent, now: ctx.now };
-    if let Some(message) = host.no_longer(&progress.version).filter(|_| !ctx.slot) {
-        return fail(ctx, progress, FailureReason::PolicyChanged, &message);
-    }
-    let wanted = ctx.node.want.as_ref().map(|want| &want.version);
-    if let Some(message) = wanted.and_then(|wanted| want::superseded(agent, &progress.version, wanted)) {
-        return fail(ctx, progress, FailureReason::Superseded, &message);
+    if let Some(decision) = no_longer_wanted(ctx, progress) {
+        return decision;
     }
     if spec.attempt < progress.attempt {
         return Decision::act(desired_state(ctx, HostState::StagedUpdate, progress));
@@ -70,6 +66,18 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     Decision { verdict: Verdict::WantsSlot, ..Decision::default() }
 }
 
+/// Returns the end of an attempt whose version policy or the host has given up before the drain.
+pub(super) fn no_longer_wanted(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Decision> {
+    let agent = &ctx.shadow.status.agent;
+    let host = want::Host { policy: ctx.policy, known: &ctx.survey.known, agent, now: ctx.now };
+    if let Some(message) = host.no_longer(&progress.version).filter(|_| !ctx.slot) {
+        return Some(fail(ctx, progress, FailureReason::PolicyChanged, &message));
+    }
+    let wanted = ctx.node.want.as_ref().map(|want| &want.version);
+    let message = wanted.and_then(|wanted| want::superseded(agent, &progress.version, wanted))?;
+    Some(fail(ctx, progress, FailureReason::Superseded, &message))
+}
+
 /// Records the reason why a staged node waits, once. The findings of the last check stay until the next one:
 /// `checked` is true if this was one.
 pub(in crate::plan) fn waiting_staged(
@@ -78,6 +86,9 @@ pub(in crate::plan) fn waiting_staged(
     wait: Wait,
     checked: bool,
 ) -> Decision {
+    if let Some(drill) = progress.drill.as_ref().filter(|_| checked && wait.reason().is_check_finding()) {
+        return drill::refuse(ctx, progress, drill, &wait);
+    }
     if progress.step == Step::Staging {
         return Decision::act(go_to(ctx, progress, Step::Staged, |_| {}));
     }

@@ -17,7 +17,7 @@ pub(super) fn go_to(
     status.report.progress =
         Some(Progress { step, since: ctx.now, boot_id: ctx.facts().boot_id.clone(), ..progress.clone() });
     unblock(&mut status);
-    if matches!(step, Step::Returning | Step::Verifying) {
+    if matches!(step, Step::Returning | Step::Verifying) && progress.drill.is_none() {
         // The findings after the previous update do not apply to this boot.
         let message = format!("the node was rebooted for {} and is being verified", progress.version);
         ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, "Verifying", &message);

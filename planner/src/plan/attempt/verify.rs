@@ -46,7 +46,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
             let again = Progress { soak_restarted: true, ..progress.clone() };
             return Decision::act(go_to(ctx, &again, Step::Returning, |_| {}));
         }
-        return check_health(ctx, progress, until);
+        return check_health(ctx, progress, until).unwrap_or_else(|| Decision::act(withdraw(ctx)));
     }
     record_update(ctx, progress)
 }
@@ -56,13 +56,13 @@ pub(super) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Timestamp 
     ctx.deadline(progress.verifying_since.unwrap_or(progress.since), ctx.group().after.timeout)
 }
 
-/// Continues the verification: it is over when the soak has passed, the pods are Ready, none of their containers was
+/// Continues the verification; `None` once it is over: when the soak has passed, the pods are Ready, none of their containers was
 /// restarted meanwhile, and the expressions return nothing.
-fn check_health(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Decision {
+pub(super) fn check_health(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) -> Option<Decision> {
     let after_policy = &ctx.group().after;
     let deadline = deadline(ctx, progress);
     let queries = gates::queries(&after_policy.expressions, &ctx.facts().name);
-    let looking = |decision: Decision| decision.querying(queries);
+    let looking = |decision: Decision| Some(decision.querying(queries));
     let Some(pods) = pods_to_verify(ctx) else {
         return looking(unknown_until(ctx, progress, deadline, Wait::ReadingPods));
     };
@@ -70,7 +70,7 @@ fn check_health(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) ->
     if let Some(condition) = ctx.facts().pressure.clone() {
         if ctx.now >= deadline {
             let message = format!("the node has had {condition} since its update to {}", progress.version);
-            return fail(ctx, progress, FailureReason::SoakFailed, &message);
+            return Some(fail(ctx, progress, FailureReason::SoakFailed, &message));
         }
         return looking(Decision::wait(Wait::NodePressure { condition }).waking_at(deadline));
     }
@@ -85,6 +85,11 @@ fn check_health(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) ->
             let (pod, why) = (first.pod.title(), first.why.clone());
             return looking(Decision::wait(Wait::Settling { pod, why, count: unhealthy.len() }).waking_at(settled));
         }
+        if progress.drill.is_some() {
+            let message =
+                format!("{} pod(s) are not healthy, {} first ({})", unhealthy.len(), first.pod.title(), first.why);
+            return Some(fail(ctx, progress, FailureReason::SoakFailed, &message));
+        }
         if let Some(decision) = evidence(ctx, progress, &unhealthy) {
             return looking(decision);
         }
@@ -93,7 +98,7 @@ fn check_health(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) ->
         // One that is the same for all nodes is no evidence against this node's version.
         Err(Wait::ExpressionFires { name, series, shared: false }) if ctx.now >= deadline => {
             let message = format!("the expression {name} returned {series} on {}", progress.version);
-            fail(ctx, progress, FailureReason::SoakFailed, &message)
+            Some(fail(ctx, progress, FailureReason::SoakFailed, &message))
         }
         Err(wait) => looking(unknown_until(ctx, progress, deadline, wait)),
         // Empty at last: also past the deadline it has the soak to stay so, and fails at once if it does not.
@@ -101,7 +106,7 @@ fn check_health(ctx: &NodeContext<'_>, progress: &Progress, until: Timestamp) ->
             let until = after(since, after_policy.soak);
             looking(Decision::wait(Wait::Soaking { until }).waking_at(until))
         }
-        Ok(_) => Decision::act(withdraw(ctx)),
+        Ok(_) => None,
     }
 }
 

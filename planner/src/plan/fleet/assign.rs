@@ -31,7 +31,7 @@ pub(super) struct Assignment<'a> {
 }
 
 fn rollout_of<'a>(node: &SurveyedNode<'a>) -> Option<KeyRef<'a>> {
-    node.node.progress().map(|progress| rollout::key(node.node, &progress.version))
+    node.node.update().map(|progress| rollout::key(node.node, &progress.version))
 }
 
 impl<'a> Assignment<'a> {

@@ -8,7 +8,7 @@ use super::{NodeRequests, Planner};
 use crate::plan::rollout::{self, KeyRef, Rollout};
 use crate::plan::slots::Budget;
 use crate::plan::survey::SurveyedNode;
-use crate::plan::{Wait, attempt};
+use crate::plan::{Wait, attempt, order};
 
 impl<'a> Planner<'a> {
     /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start:
@@ -32,7 +32,7 @@ impl<'a> Planner<'a> {
         let mut begun: BTreeMap<KeyRef<'_>, usize> = BTreeMap::new();
         let unseen = requests.beginning.iter().map(|(node, version)| rollout::key(node.node, version));
         let staged = ready.iter().filter_map(|node| {
-            let progress = node.node.progress().filter(|progress| progress.step == Step::Staged)?;
+            let progress = node.node.update().filter(|progress| progress.step == Step::Staged)?;
             Some(rollout::key(node.node, &progress.version))
         });
         for key in staged.chain(unseen) {
@@ -48,6 +48,7 @@ impl<'a> Planner<'a> {
             None => (2 * free).saturating_sub(staging.len() + ready.len()),
         };
         let mut room = room.saturating_sub(requests.beginning.len());
+        let mut before_it = staging.len() + ready.len() + requests.beginning.len();
         for (position, (node, version)) in requests.candidates.iter().enumerate() {
             let rollout = self.survey.rollouts.of(node, version).filter(|_| ahead.is_none());
             let key = rollout::key(node.node, version);
@@ -63,10 +64,14 @@ impl<'a> Planner<'a> {
                 self.wait(node, refused);
                 continue;
             }
-            let begin = self.context(node).filter(|_| room > 0).map(|ctx| attempt::begin(&ctx, version));
+            // A released node has its image already: it would have a slot before those that still download theirs.
+            let overtakes = order::was_released(node) && before_it >= free;
+            let begins = room > 0 && !overtakes;
+            let begin = self.context(node).filter(|_| begins).map(|ctx| attempt::begin(&ctx, version));
             match begin {
                 Some(action) => {
                     room -= 1;
+                    before_it += 1;
                     budget.take(node);
                     begun.insert(key, taken + 1);
                     self.plan.actions.insert(node.facts.name.clone(), action);

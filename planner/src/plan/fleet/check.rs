@@ -81,7 +81,7 @@ impl<'a> Planner<'a> {
         if let Some(refused) = assignment.budget.refusal(self.policy, node) {
             return Checked::NoRoom(refused);
         }
-        let version = node.progress().map(|progress| &progress.version);
+        let version = node.update().map(|progress| &progress.version);
         let rollout = version.and_then(|version| self.survey.rollouts.of(node, version));
         if rollout.and_then(Rollout::room_for_slots).is_some_and(|room| assignment.taken(node) >= room) {
             return Checked::StepFull(rollout.and_then(|rollout| rollout.wait.clone()));

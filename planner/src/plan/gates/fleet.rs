@@ -37,6 +37,10 @@ pub(super) fn has_canary_place(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 /// Returns why a closed window does not delay the node, if that is so.
 pub(super) fn urgency(ctx: &NodeContext<'_>) -> Option<String> {
+    // A drill is not urgent, whatever version the node is to have.
+    if ctx.is_drill() {
+        return None;
+    }
     let closed = matches!(ctx.survey.window(ctx.node), WindowState::Closed { blackout: false, .. });
     let version = ctx.version().ok().filter(|version| closed && ctx.survey.urgency.applies(ctx.node, version))?;
     let record = ctx.survey.urgency.record.as_ref()?;

@@ -138,6 +138,32 @@ pub(super) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
     first_refusal(&[New, Disrupt], ctx)
 }
 
+/// The gates that concern an update alone, and no drill: a drill needs no version unless it downloads one, and its request is
+/// newer than a back-off.
+const OF_VERSION: &[&str] = &["HasTarget", "NotQuarantined"];
+const OF_UPDATE: &[&str] = &["NotInBackOff", "CanaryPlace"];
+
+/// Returns the gates of a drill, of these stages, in their order.
+fn of_drill_in(stages: &[GateStage], download: bool) -> impl Iterator<Item = &'static Gate> + '_ {
+    let applies = move |gate: &&Gate| !OF_UPDATE.contains(&gate.name) && (download || !OF_VERSION.contains(&gate.name));
+    of(stages).filter(applies)
+}
+
+/// Checks that an idle node may begin a drill: also before a download the node has to be one that may be disrupted.
+pub(super) fn begin_drill(ctx: &NodeContext<'_>, download: bool) -> Option<Wait> {
+    of_drill_in(&[Begin, New, Disrupt], download).find_map(|gate| gate.refusal(ctx))
+}
+
+/// Returns the gates of a drill before it may have a slot, in their order.
+pub(super) fn of_started_drill(download: bool) -> impl Iterator<Item = &'static Gate> {
+    of_drill_in(&[New, Disrupt], download)
+}
+
+/// Checks that the node of a drill may be taken out of service, as far as the cheap gates go.
+pub(super) fn start_drill(ctx: &NodeContext<'_>, download: bool) -> Option<Wait> {
+    of_started_drill(download).find_map(|gate| gate.refusal(ctx))
+}
+
 /// Returns the exception by which a node passes a gate, if it does by one.
 pub(super) fn exception(gate: &str, ctx: &NodeContext<'_>) -> Option<String> {
     fleet::urgency(ctx).filter(|_| gate == WINDOW_OPEN)

@@ -147,6 +147,7 @@ fn number_is_above_every_one_that_is_known() {
                 revision: RecordedRevision::default(),
                 phase: Completed,
                 ended: Some(t(0)),
+                first_estimate: None,
             };
             fleet.status().active_rollouts = vec![ActiveRollout { record: Some(record), ..rollout(OLD) }];
         }),

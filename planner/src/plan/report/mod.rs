@@ -17,7 +17,7 @@ use super::context::condition;
 use super::records::finish;
 use super::rollout::key_of;
 use super::survey::Survey;
-use super::{Note, Plan, Wait, follow, gates, requests};
+use super::{Note, Plan, Wait, estimates, follow, gates, requests};
 use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
 use crate::revisions::{RevisionPlan, is_in_force};
@@ -73,8 +73,10 @@ fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
     let mut counts = Counts::default();
     for (node, wait) in survey.waits(plan).filter(|(node, _)| node.labelled) {
         counts.total += 1;
-        counts.updating += i64::from(node.step.is_some() && node.past_staging());
-        counts.staged += i64::from(node.step == Some(Step::Staged));
+        // A node in a drill is out of service, and neither staged nor updated.
+        let step = node.update().map(|progress| progress.step);
+        counts.updating += i64::from(step.is_some() && node.past_staging());
+        counts.staged += i64::from(step == Some(Step::Staged));
         counts.current += i64::from(follow::is_current(node, wait));
         counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
             Some(wait) => wait.blocks(),
@@ -275,6 +277,7 @@ pub(super) fn status(
             finish(rollout, RolloutPhase::Stopped, now);
         }
     }
+    estimates::record(view, &mut active_rollouts);
     let policy_in_force = if policy.errors.is_empty() {
         // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
         serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY_LENGTH)

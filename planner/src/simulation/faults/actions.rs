@@ -90,7 +90,10 @@ impl World {
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
         let Some(sent) = node.in_flight.remove(uid) else { return };
-        if up || sent.deletes {
+        let dry_run = node.step() == Some(Step::RehearsingDrain);
+        if up && dry_run {
+            node.blocked.insert(uid.to_owned(), Blocked { accepted: true, ..refusal(node, &sent, uid, now) });
+        } else if up || sent.deletes {
             let evicted = node.pods.iter().flatten().find(|p| p.uid == uid);
             if let Some(pod) = evicted.filter(|p| p.controller_uid.as_deref() == Some("partly-broken")) {
                 let uid = format!("{}-again", pod.uid);
@@ -99,16 +102,8 @@ impl World {
             leave(node, host, &[uid].into());
             node.blocked.remove(uid);
         } else {
-            let blocked = Blocked {
-                budget: budget.then(|| "shop/web".into()),
-                message: "not now".into(),
-                since: node.blocked.get(uid).map_or(sent.since, |old| old.since),
-                retry_at: now.checked_add(SignedDuration::from_secs(5)).unwrap(),
-                fatal: false,
-                accepted: false,
-                deleted: false,
-            };
-            node.blocked.insert(uid.to_owned(), blocked);
+            let budget = budget.then(|| "shop/web".into());
+            node.blocked.insert(uid.to_owned(), Blocked { budget, ..refusal(node, &sent, uid, now) });
         }
     }
 
@@ -146,7 +141,7 @@ impl World {
             node.in_flight.clear();
         }
         match action {
-            Action::Permit { nonce, rules } => return write::permit(node, nonce, rules),
+            Action::Permit { nonce, rules, pods_stay } => return write::permit(node, nonce, rules, pods_stay),
             Action::ReadOwner { owner, nodes, .. } => {
                 let mut health = OwnerHealth::default();
                 for (other, compared) in &nodes {
@@ -163,7 +158,12 @@ impl World {
                 let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers;
                 return write::read_lease(node, !down, now);
             }
-            Action::Spec { ref spec } => assert!(spec.attempt >= shadow.spec.attempt, "seed {seed}: attempt fell"),
+            Action::Spec { ref spec } => {
+                assert!(spec.attempt >= shadow.spec.attempt, "seed {seed}: attempt fell");
+                let drill = shadow.status.controller.progress.as_ref().is_some_and(|progress| progress.drill.is_some());
+                let reboots = spec.state == HostState::RebootedIntoUpdate;
+                assert!(!(drill && reboots), "seed {seed}: {name} is rebooted in a drill");
+            }
             Action::Status { ref status, .. } => {
                 let starts =
                     status.report.progress.as_ref().is_some_and(|p| p.step == Step::Draining && p.since == now);
@@ -175,7 +175,11 @@ impl World {
                 if let Some(progress) = drained_for {
                     let offered = &shadow.status.agent.updates.as_ref().unwrap().available_versions;
                     let version = &progress.version;
-                    assert!(offered.contains(version), "seed {seed}: {name} is drained for {version}, not offered");
+                    let concerns_version = progress.drill.as_ref().is_none_or(|drill| drill.download);
+                    assert!(
+                        offered.contains(version) || !concerns_version,
+                        "seed {seed}: {name} is drained for {version}, not offered"
+                    );
                 }
                 let before = shadow.status.controller.progress.as_ref().map(|p| p.step);
                 let out = status.report.progress.as_ref().is_some_and(|p| p.disruptive);
@@ -188,5 +192,18 @@ impl World {
             Action::Claim { .. } | Action::Release => {}
         }
         write::write(node, action, host.person_cordoned);
+    }
+}
+
+/// A refusal by the API server, without a budget.
+fn refusal(node: &NodeView, sent: &InFlight, uid: &str, now: Timestamp) -> Blocked {
+    Blocked {
+        budget: None,
+        message: "not now".into(),
+        since: node.blocked.get(uid).map_or(sent.since, |old| old.since),
+        retry_at: now.checked_add(SignedDuration::from_secs(5)).unwrap(),
+        fatal: false,
+        accepted: false,
+        deleted: false,
     }
 }

@@ -87,7 +87,7 @@ impl World {
         for rollout in status.iter().flat_map(|status| &status.active_rollouts).filter(|r| r.ended.is_none()) {
             let passed = usize::try_from(rollout.steps_passed).unwrap();
             let Some(step) = policy.canary.get(passed) else { continue };
-            let ours = |n: &&&NodeView| n.progress().is_some_and(|p| p.version == rollout.version);
+            let ours = |n: &&&NodeView| n.update().is_some_and(|p| p.version == rollout.version);
             let out = out.iter().filter(ours).count();
             let updated = |n: &&NodeView| {
                 let last = n.record().and_then(|r| r.last.as_ref());

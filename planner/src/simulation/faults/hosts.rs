@@ -70,7 +70,7 @@ impl World {
     /// Injects a fault.
     pub(super) fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..23);
+        let kind = self.rng.random_range(0..25);
         if !self.view.earlier_pods.is_empty() && self.rng.random_bool(0.4) {
             self.earlier_operator_leaves();
         }
@@ -149,6 +149,8 @@ impl World {
             12 => self.view.operator.as_mut().unwrap().resume = request,
             13 => node.shadow.as_mut().unwrap().retry = request,
             14 => node.shadow.as_mut().unwrap().release = request,
+            23 => node.shadow.as_mut().unwrap().drill = request.map(|request| format!("{request} evict")),
+            24 => node.shadow.as_mut().unwrap().drill = request,
             22 => self.view.earlier_pods = vec!["old/agent".into()],
             15 => self.ahead = SignedDuration::from_mins(ahead),
             // A client edits the status of a shadow by hand.

@@ -160,7 +160,7 @@ impl Run<'_> {
         self.touched.insert(index);
         self.acted.insert(index);
         match write::write(node, action, cordoned) {
-            Some(Action::Permit { nonce, rules }) => write::permit(node, nonce, rules),
+            Some(Action::Permit { nonce, rules, pods_stay }) => write::permit(node, nonce, rules, pods_stay),
             Some(Action::ReadLease) => write::read_lease(node, self.states[index].up, self.now),
             Some(Action::ReadOwner { owner, nodes, .. }) => {
                 let health = self.read_owner(&owner, &nodes);

@@ -286,6 +286,6 @@ pub(super) fn is_plain(node: &NodeView) -> bool {
         && agent.state == Some(HostState::Idle)
         && agent.updates.as_ref().is_some_and(|updates| updates.refresh_failure.is_none());
     let clean = node.record().is_none_or(|record| record.failures == 0 && record.version_failures.is_empty());
-    let requests = shadow.retry.is_some() || shadow.release.is_some() || shadow.deleting;
+    let requests = shadow.retry.is_some() || shadow.release.is_some() || shadow.drill.is_some() || shadow.deleting;
     rests && usual && reported && clean && !requests && facts.pressure.is_none() && node.agent_missing.is_none()
 }

@@ -23,7 +23,12 @@ impl Run<'_> {
             self.show_budgets();
             let plan = self.plan_all();
             self.planned = Some(self.now);
-            if !self.carry_out(plan, true) {
+            let hand_over = plan.hand_over;
+            if hand_over {
+                // Another replica leads from now on, on a node whose turn was before.
+                self.view.own_node = None;
+            }
+            if !self.carry_out(plan, true) && !hand_over {
                 break;
             }
             if !self.is_exact() {

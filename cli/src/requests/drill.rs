@@ -1,0 +1,289 @@
+//! `kubectl brupop drill`: rehearses an update on a node, and shows how it went.
+
+use std::cell::RefCell;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::Args;
+use jiff::Timestamp;
+use kube::Client;
+use models::condition::true_condition;
+use models::duration::Duration;
+use models::names::DRILL_ANNOTATION;
+use models::shadow::{BLOCKED, BottlerocketShadow, DOWNLOAD, DRILL_PASSED, DrillResult, EVICT, Step};
+use models::time::between;
+use serde_json::json;
+
+use super::attempt::progress;
+use super::nodes::find;
+use super::nonce;
+use crate::page::{Page, print_line};
+use crate::write::{Change, Decision, DryRun, DryRunOption, Object, Outcome, State, all};
+
+/// Exit code of a drill that did not pass.
+const NOT_PASSED: u8 = 7;
+
+/// Options of `drill`.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Name of the node.
+    #[arg(value_name = "NODE")]
+    node: String,
+    /// Evict the pods of the node, within their PodDisruptionBudgets. Default: the API server is only asked about each pod.
+    #[arg(long)]
+    evict: bool,
+    /// Have the host download the update that policy has for it, if there is one. It is not armed.
+    #[arg(long)]
+    download: bool,
+    #[command(flatten)]
+    dry: DryRunOption,
+    /// Wait until the drill has ended, and print how it went.
+    #[arg(
+        long,
+        value_name = "true|false",
+        hide_possible_values = true,
+        default_value = "true",
+        default_missing_value = "true",
+        num_args = 0..=1,
+        require_equals = true
+    )]
+    wait: bool,
+    /// Time to wait for that, e.g. 90s or 2h. The drill goes on after it.
+    #[arg(long, default_value = "1h")]
+    timeout: Duration,
+    /// `json` for programs: the result of the drill.
+    #[arg(long, short, value_parser = ["json"])]
+    output: Option<String>,
+}
+
+/// Returns the value of the request.
+fn request(options: &Options, now: Timestamp) -> String {
+    let mut words = vec![nonce(now)];
+    words.extend(options.evict.then(|| EVICT.to_owned()));
+    words.extend(options.download.then(|| DOWNLOAD.to_owned()));
+    words.join(" ")
+}
+
+/// Decides about `drill`.
+fn decide(shadow: &BottlerocketShadow, request: &str) -> Decision {
+    if progress(shadow).is_some_and(|progress| progress.drill.is_some()) {
+        return Decision::Nothing("a drill of it is under way; to end it: kubectl brupop release".to_owned());
+    }
+    Decision::write(json!({"metadata": {"annotations": {DRILL_ANNOTATION: request}}}), "asked to begin a drill")
+}
+
+/// Returns the result of the drill that was requested, once it has ended and the node is released.
+fn result<'a>(shadow: &'a BottlerocketShadow, request: &str) -> Option<&'a DrillResult> {
+    let controller = &shadow.status.as_ref()?.controller;
+    let found = controller.record.as_ref()?.drill.as_ref().filter(|found| found.drill.request == request)?;
+    let releases = controller.progress.as_ref().is_some_and(|progress| Some(progress.attempt) == found.attempt);
+    (!releases).then_some(found)
+}
+
+/// Returns what the drill waits for.
+fn pending(shadow: &BottlerocketShadow, request: &str) -> String {
+    let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let blocked = true_condition(conditions, BLOCKED).map(|blocked| format!(": {}", blocked.message));
+    let Some(progress) = progress(shadow) else { return "for the controller to begin the drill".to_owned() };
+    if progress.drill.as_ref().is_none_or(|drill| drill.request != request) {
+        return format!("its attempt under way ends first ({})", progress.step.as_str());
+    }
+    let step = match progress.step {
+        Step::Staging => "the agent takes on the drill",
+        Step::Staged => "for a slot",
+        Step::LeavingLoadBalancer => "the node leaves its load balancers",
+        Step::Draining => "its pods are evicted",
+        Step::RehearsingDrain => "the API server is asked about its pods",
+        Step::RehearsingReboot => "the agent requests and verifies a rehearsal permit",
+        Step::Verifying => "the soak, with the node back in service",
+        Step::Releasing => "the node is released",
+        _ => "a step that this version of the plugin does not know",
+    };
+    format!("{step} ({}){}", progress.step.as_str(), blocked.unwrap_or_default())
+}
+
+/// Returns the steps of a drill that it came to, each with its beginning and how long it took.
+fn steps(found: &DrillResult) -> Vec<[String; 3]> {
+    let drain = if found.drill.evict { "Drain" } else { "Drain (dry run)" };
+    let prepare = if found.drill.download { "Download and wait for a slot" } else { "Wait for the agent and a slot" };
+    let begun = [
+        (prepare, Some(found.started)),
+        (drain, found.drain_started),
+        ("Rehearsal permit", found.drain_ended),
+        ("Soak", found.soak_started),
+    ];
+    let begun: Vec<(&str, Timestamp)> = begun.into_iter().filter_map(|(name, at)| Some((name, at?))).collect();
+    let ends = begun.iter().skip(1).map(|(_, at)| *at).chain([found.ended]);
+    let row = |((name, at), end): (&(&str, Timestamp), Timestamp)| {
+        [(*name).to_owned(), format!("{at:.0}"), format!("{}s", between(*at, end).as_secs())]
+    };
+    begun.iter().zip(ends).map(row).collect()
+}
+
+/// Returns the result of a drill as text.
+pub(crate) fn text(node: &str, found: &DrillResult) -> Page {
+    let mut page = Page::default();
+    let drain = if found.drill.evict { "with evictions" } else { "without evictions" };
+    page.line(format_args!("Drill of {node}, {drain}: {}", found.result));
+    page.line(&found.message);
+    if found.attempt.is_some() {
+        page.line("");
+        page.table(["STEP", "BEGUN", "TOOK"], steps(found), None);
+    }
+    if !found.drill.refused.is_empty() {
+        page.line("");
+        let refused = found.drill.refused.iter();
+        let rows = refused.map(|pod| [pod.pod.clone(), pod.budget.clone().unwrap_or_default(), pod.message.clone()]);
+        page.table(["REFUSED POD", "BUDGET", "ANSWER"], rows, None);
+    }
+    page
+}
+
+/// Rehearses an update of a node.
+pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<ExitCode> {
+    let nodes = find(client, namespace, std::slice::from_ref(&options.node)).await?;
+    let node = nodes.into_iter().next().context("there is no such node")?;
+    if let Some(why) = node.not_managed() {
+        bail!("nothing was written: {} is not under the operator: {why}", node.name);
+    }
+    let (name, shadow) = (node.name, node.shadow.context("it has no shadow yet: does the controller run?")?);
+    let request = request(options, Timestamp::now());
+    let object = Object::shadow(client, namespace, &name);
+    let dry_run: DryRun = options.dry.dry_run;
+    let id = object.id.clone();
+    match object.write(shadow, dry_run, |shadow| Ok(decide(shadow, &request))).await? {
+        Outcome::Nothing(reason) => bail!("{name}: {reason}"),
+        Outcome::Dry(Change { patch, what }) => {
+            print_line(format_args!("{id} {what}{}: {patch}", dry_run.note()));
+            return Ok(ExitCode::SUCCESS);
+        }
+        Outcome::Written(change, _) if !options.wait => {
+            print_line(format_args!("{id} {}", change.what));
+            return Ok(ExitCode::SUCCESS);
+        }
+        Outcome::Written(..) => {}
+    }
+    let ended = RefCell::new(None);
+    let check = async |_: &()| {
+        let shadow = Object::shadow(client, namespace, &name).read().await?.context("its shadow is gone")?;
+        Ok(match result(&shadow, &request) {
+            Some(found) => {
+                *ended.borrow_mut() = Some(found.clone());
+                State::Done(String::new())
+            }
+            None => State::Pending(format!("{name}: {}", pending(&shadow, &request))),
+        })
+    };
+    let failed = all(options.timeout.0, vec![()], check, |(), _| {}).await;
+    if let Some(((), error)) = failed.into_iter().next() {
+        return Err(error);
+    }
+    let found = ended.into_inner().ok_or_else(|| anyhow!("the result of the drill is not known"))?;
+    let mut page = Page::default();
+    match options.output {
+        Some(_) => page.json(&serde_json::to_value(&found)?)?,
+        None => page = text(&name, &found),
+    }
+    page.print().context("the standard output cannot be written")?;
+    Ok(if found.result == DRILL_PASSED { ExitCode::SUCCESS } else { ExitCode::from(NOT_PASSED) })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::attempt::testing::{at, shadow};
+    use super::super::operator::testing::{condition, nothing, patch};
+    use super::*;
+
+    fn options(evict: bool, download: bool) -> Options {
+        let (dry, timeout) = (DryRunOption::default(), Duration(std::time::Duration::from_secs(1)));
+        Options { node: "a".into(), evict, download, dry, wait: true, timeout, output: None }
+    }
+
+    fn found(more: &Value) -> Value {
+        let mut found = json!({
+            "request": "r", "attempt": 1, "version": "1.20.0", "result": "Passed", "message": "all well",
+            "started": "2026-01-01T00:00:00Z", "drainStarted": "2026-01-01T00:00:10Z",
+            "drainEnded": "2026-01-01T00:00:12Z", "soakStarted": "2026-01-01T00:00:15Z",
+            "ended": "2026-01-01T00:01:15Z", "pods": 2,
+        });
+        found.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        found
+    }
+
+    #[test]
+    fn request_carries_its_options_and_fits_its_acknowledgement() {
+        let now = Timestamp::now();
+        for (evict, download) in [(false, false), (true, false), (false, true), (true, true)] {
+            let request = request(&options(evict, download), now);
+            let drill = models::shadow::Drill::of(&request);
+            assert_eq!((drill.evict, drill.download), (evict, download), "{request}");
+            assert!(request.len() <= 64, "{request}");
+        }
+    }
+
+    #[test]
+    fn drill_is_requested_unless_one_is_under_way() {
+        let expected = json!({"metadata": {"annotations": {DRILL_ANNOTATION: "r"}}});
+        assert_eq!(patch(decide(&shadow(&json!({})), "r")), expected);
+        assert_eq!(patch(decide(&shadow(&json!({"progress": at("Draining")})), "r")), expected);
+        let mut progress = at("RehearsingDrain");
+        progress["drill"] = json!({"request": "earlier"});
+        assert!(nothing(decide(&shadow(&json!({"progress": progress})), "r")).contains("under way"));
+    }
+
+    #[test]
+    fn wait_names_the_step_and_ends_with_the_result_of_this_request_once_the_node_is_released() {
+        let mut progress = at("Staged");
+        progress["drill"] = json!({"request": "r"});
+        let blocked = json!([condition(BLOCKED, "Queued", "b comes first")]);
+        let waiting = shadow(&json!({"progress": progress, "conditions": blocked}));
+        assert_eq!(result(&waiting, "r"), None);
+        assert_eq!(pending(&waiting, "r"), "for a slot (Staged): b comes first");
+        let update = shadow(&json!({"progress": at("Draining")}));
+        assert!(pending(&update, "r").contains("attempt under way ends first (Draining)"));
+        assert!(pending(&shadow(&json!({})), "r").contains("controller to begin"));
+        let ended = json!({"failures": 0, "drill": found(&json!({}))});
+        let mut releasing = at("Releasing");
+        releasing["drill"] = json!({"request": "r"});
+        assert_eq!(result(&shadow(&json!({"progress": releasing, "record": ended})), "r"), None);
+        assert_eq!(result(&shadow(&json!({"record": ended})), "another"), None);
+        assert_eq!(result(&shadow(&json!({"record": ended})), "r").unwrap().result, "Passed");
+        // The next attempt of the node may be under way already.
+        let mut next = at("Staging");
+        next["attempt"] = json!(2);
+        assert!(result(&shadow(&json!({"progress": next, "record": ended})), "r").is_some());
+    }
+
+    #[test]
+    fn result_shows_each_step_with_its_time_and_each_refused_pod_with_its_budget() {
+        let read = |more: Value| serde_json::from_value::<DrillResult>(found(&more)).unwrap();
+        let passed = text("a", &read(json!({}))).to_string();
+        for part in [
+            "Drill of a, without evictions: Passed",
+            "all well",
+            "Drain (dry run)",
+            "2026-01-01T00:00:10Z",
+            "Rehearsal permit",
+            "Soak",
+            "60s",
+        ] {
+            assert!(passed.contains(part), "{part}: {passed}");
+        }
+        assert!(!passed.contains("REFUSED"), "{passed}");
+        let refused =
+            json!([{"pod": "shop/web-1", "budget": "shop/web", "message": "not now", "since": "2026-01-01T00:00:10Z"}]);
+        let refused =
+            text("a", &read(json!({"evict": true, "result": "EvictionsRefused", "refused": refused}))).to_string();
+        for part in ["with evictions: EvictionsRefused", "shop/web-1", "shop/web", "not now"] {
+            assert!(refused.contains(part), "{part}: {refused}");
+        }
+        let mut early = read(json!({"result": "WindowClosed"}));
+        (early.attempt, early.drain_started, early.drain_ended, early.soak_started) = (None, None, None, None);
+        assert!(!text("a", &early).to_string().contains("STEP"));
+        early.attempt = Some(2);
+        let text = text("a", &early).to_string();
+        assert!(text.contains("75s") && !text.contains("Soak"), "{text}");
+    }
+}

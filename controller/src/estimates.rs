@@ -1,0 +1,70 @@
+//! Estimates of when rollouts are completed (`planner::simulation::estimate`), made beside the leader's turns.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use planner::policy::Policy;
+use planner::simulation::{estimate, no_estimate};
+use planner::view::{ClusterView, EstimateFacts};
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
+
+use crate::history::Pages;
+
+/// Time for the durations of the last updates to be read.
+const READ_LIMIT: Duration = Duration::from_secs(20);
+
+#[derive(Default)]
+struct State {
+    facts: Option<EstimateFacts>,
+    under_way: bool,
+}
+
+/// The last estimates, and the way to new ones.
+pub struct Estimates {
+    state: Arc<Mutex<State>>,
+    pages: Pages,
+    changed: Arc<watch::Sender<u64>>,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Estimates {
+    /// Returns estimates that go by the history's pages, and have not been made yet. `changed` is sent when they were.
+    pub fn new(pages: Pages, changed: Arc<watch::Sender<u64>>) -> Self {
+        Self { state: Arc::default(), pages, changed }
+    }
+
+    /// Returns the last estimates.
+    pub fn facts(&self) -> Option<EstimateFacts> {
+        lock(&self.state).facts.clone()
+    }
+
+    /// Begins to make new ones, unless some are being made. Nothing waits for them.
+    pub fn make(&self, view: &ClusterView, policy: &Policy, now: Timestamp) {
+        if std::mem::replace(&mut lock(&self.state).under_way, true) {
+            return;
+        }
+        let (view, policy, nothing) = (view.clone(), policy.clone(), no_estimate(view, now));
+        let (state, pages, changed) = (self.state.clone(), self.pages.clone(), self.changed.clone());
+        tokio::spawn(async move {
+            let updates = timeout(READ_LIMIT, pages.last_updates()).await.unwrap_or_default();
+            let (sender, made) = oneshot::channel();
+            // A thread that the end of the process does not wait for.
+            let simulates = move || _ = sender.send(estimate(view, &policy, &updates, now));
+            let thread = std::thread::Builder::new().name("estimate".to_owned()).spawn(simulates);
+            let facts = match thread {
+                Ok(_) => made.await.ok(),
+                Err(error) => {
+                    tracing::warn!(%error, "the completion of the rollout is not estimated: no thread can be started");
+                    None
+                }
+            };
+            *lock(&state) = State { facts: Some(facts.unwrap_or(nothing)), under_way: false };
+            changed.send_modify(|n| *n = n.wrapping_add(1));
+        });
+    }
+}

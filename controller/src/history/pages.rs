@@ -1,0 +1,48 @@
+//! The results of ended updates, read from the pages of the history.
+
+use models::history::{page_number, record_number};
+use planner::simulation::UpdateDurations;
+
+use super::objects::Objects;
+use crate::apply::Applier;
+use crate::caches::Caches;
+
+/// The most pages that are read: each may have hundreds of results.
+const PAGES: usize = 2;
+
+/// The pages of the history.
+#[derive(Clone)]
+pub struct Pages(Objects);
+
+impl Pages {
+    /// Returns the pages of the namespace that this applier writes to.
+    pub fn new(applier: &Applier, caches: &Caches) -> Self {
+        Self(Objects::of(applier, caches))
+    }
+
+    /// Reads how long the last updates took. What cannot be read is left out.
+    pub async fn last_updates(&self) -> Vec<UpdateDurations> {
+        let objects = self.0.known.items();
+        let place = |object: &&planner::view::HistoryObject| {
+            let record = object.name.rsplit_once("-p").map_or("", |(record, _)| record);
+            (record_number(record), page_number(record, &object.name))
+        };
+        let mut pages: Vec<_> = objects.values().filter(|object| object.page.is_some()).collect();
+        pages.sort_by_key(place);
+        let mut updates = Vec::new();
+        for page in pages.iter().rev().take(PAGES) {
+            match self.0.read(&page.name).await {
+                Ok(Some(found)) => {
+                    let page = found.object.ok().and_then(|object| object.spec.page).unwrap_or_default();
+                    updates.extend(page.rows.iter().filter_map(UpdateDurations::of));
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::debug!(error, object = page.name, "durations of earlier updates are not known");
+                }
+            }
+        }
+        updates
+    }
+}

@@ -1,0 +1,130 @@
+//! Drills: rehearsals of an update on a node, which arm nothing and reboot nothing.
+
+use jiff::Timestamp;
+use semver::Version;
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "crd")]
+use schemars::JsonSchema;
+
+use super::Blocker;
+#[cfg(feature = "crd")]
+use super::MOST_ATTEMPTS;
+#[cfg(feature = "crd")]
+use crate::schema::VersionText;
+
+/// The most pods that a drill names as refused.
+pub const MOST_REFUSED: usize = 32;
+
+/// The word in [`DrillResult::result`] for a drill in which nothing would have kept an update from the node.
+pub const DRILL_PASSED: &str = "Passed";
+
+/// The word in [`DrillResult::result`] for a drill that went through, and in which evictions were refused.
+pub const EVICTIONS_REFUSED: &str = "EvictionsRefused";
+
+/// Word in the value of a request for a drill: the pods are evicted, and not only asked about.
+pub const EVICT: &str = "evict";
+
+/// Word in the value of a request for a drill: the image of the update is downloaded first.
+pub const DOWNLOAD: &str = "download";
+
+/// A drill under way, as it was requested.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Drill {
+    /// Value of the annotation that requested it.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub request: String,
+    /// True if the pods are evicted; otherwise the API server is only asked whether they may be.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evict: bool,
+    /// True if the image is downloaded first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub download: bool,
+    /// Pods whose eviction was refused, the first 32; known once all pods have been asked about.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = MOST_REFUSED), extend("x-kubernetes-list-type" = "atomic")))]
+    pub refused: Vec<Blocker>,
+}
+
+impl Drill {
+    /// Returns the drill that a request asks for. Its value is any text that no request had before; `evict` and `download`
+    /// among its words, separated by blanks or commas, are options. A misspelt option is none, so that it moves no pod.
+    ///
+    /// ```
+    /// let drill = models::shadow::Drill::of("2026-11-25 evict");
+    /// assert!(drill.evict && !drill.download);
+    /// ```
+    pub fn of(request: &str) -> Self {
+        let has = |option: &str| request.split([' ', ',']).any(|word| word == option);
+        Self { request: request.to_owned(), evict: has(EVICT), download: has(DOWNLOAD), refused: Vec::new() }
+    }
+}
+
+/// Result of a drill.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DrillResult {
+    /// The drill.
+    #[serde(flatten)]
+    pub drill: Drill,
+    /// Number of the attempt; absent if the request was refused before one began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
+    pub attempt: Option<i64>,
+    /// Version that it was for: the one that runs, or the one that was downloaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
+    pub version: Option<Version>,
+    /// `Passed`, `EvictionsRefused`, the reason why the drill ended early, or the reason for which an update would wait.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub result: String,
+    /// Explanation for users.
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
+    pub message: String,
+    /// Time at which it began.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub started: Timestamp,
+    /// Time at which the node was taken out of service; absent if it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub drain_started: Option<Timestamp>,
+    /// Time at which the drain or its dry run was over; absent if it did not come to that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub drain_ended: Option<Timestamp>,
+    /// Time at which the agent had verified its rehearsal permit and the soak began; absent if it did not come to that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub soak_started: Option<Timestamp>,
+    /// Time at which it ended.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub ended: Timestamp,
+    /// Number of pods that an update would have evicted, or that were.
+    #[serde(default)]
+    pub pods: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drill_evicts_and_downloads_only_where_its_request_says_so() {
+        for (request, evict, download) in [
+            ("1", false, false),
+            ("kubectl-brupop 2026-11-25T09:00:00.000000000Z evict download", true, true),
+            ("7,evict", true, false),
+            ("download 7", false, true),
+            ("evicted", false, false),
+            ("Evict", false, false),
+            ("no-evict", false, false),
+        ] {
+            let drill = Drill::of(request);
+            assert_eq!((drill.evict, drill.download), (evict, download), "{request}");
+            assert_eq!(drill.request, request);
+        }
+    }
+}

@@ -1,0 +1,526 @@
+//! Drills: what they go through and what they never do, what refuses and what ends them, and what they leave.
+
+use std::collections::BTreeMap;
+
+use models::condition::Condition;
+use models::operator::CountOrPercent;
+use models::reason::FailureReason;
+use models::shadow::{DrillResult, Failure, HOST_REACHABLE, HostState, Permit, Record, Step, UNSUPPORTED_STATE};
+
+use super::{Action, Evictions, Plan, plan};
+use crate::claims::ClaimFields;
+use crate::fixtures::*;
+use crate::hold::Hold;
+use crate::lint::lint;
+use crate::policy::Policy;
+use crate::simulation::Host;
+use crate::view::{Blocked, ClusterView, PodFacts};
+
+/// A cluster, the hosts of its nodes, and what was done to them.
+struct Bench {
+    view: ClusterView,
+    policy: Policy,
+    now: i64,
+    hosts: BTreeMap<String, Host>,
+    /// The budget that refuses a pod, by its uid.
+    refused: BTreeMap<String, &'static str>,
+    /// The desired states of node `a`, each once, in their order.
+    states: Vec<HostState>,
+    /// Steps of node `a`.
+    steps: Vec<Step>,
+    evictions: Vec<Evictions>,
+    /// The reasons of the Events about it.
+    events: Vec<&'static str>,
+    /// The most nodes that were out of service at a time.
+    most_out: usize,
+}
+
+impl Bench {
+    /// Nodes `a`, `b` … of which each has these pods, with a drill of `a` requested.
+    fn new(nodes: &[&str], request: &str) -> Self {
+        let members = nodes.iter().map(|name| {
+            let mut node = node(name);
+            let pods = ["web", "db"].map(|kind| PodFacts {
+                name: format!("{kind}-{name}"),
+                uid: format!("{kind}-{name}"),
+                ready: true,
+                ..pod(name, false)
+            });
+            node.pods = Some(pods.to_vec());
+            let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+            agent.updates.as_mut().unwrap().available_versions = vec![OLD];
+            agent.updates.as_mut().unwrap().chosen_version = None;
+            node
+        });
+        let (mut view, policy) = cluster(members.collect(), &[]);
+        shadow(&mut view).drill = Some(request.into());
+        let hosts = nodes.iter().map(|name| ((*name).to_owned(), Host::new(OLD))).collect();
+        Self {
+            view,
+            policy,
+            now: 0,
+            hosts,
+            refused: BTreeMap::new(),
+            states: vec![],
+            steps: vec![],
+            evictions: vec![],
+            events: vec![],
+            most_out: 0,
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        let mut made = plan(&self.view, &self.policy, t(self.now));
+        let findings = lint(&self.view, &self.policy, &mut made);
+        assert!(findings.is_empty(), "{findings:?}");
+        made
+    }
+
+    /// Makes one plan and carries it out; then each agent does its part, if `agents` are there.
+    fn step(&mut self, agents: bool) {
+        self.now += 1;
+        let made = self.plan();
+        if let Some(slots) = made.slots {
+            self.view.operator.as_mut().unwrap().status.slots = slots;
+        }
+        for (name, evictions) in made.evictions {
+            for pod in &evictions.pods {
+                let node = self.view.nodes.get_mut(&name).unwrap();
+                let budget = self.refused.get(&pod.uid);
+                let (message, since, retry_at) = ("not now".to_owned(), t(self.now), t(self.now + 5));
+                let accepted = budget.is_none();
+                let budget = budget.map(|budget| (*budget).to_owned());
+                let answer = Blocked { budget, message, since, retry_at, fatal: false, accepted, deleted: false };
+                node.blocked.insert(pod.uid.clone(), answer);
+                if accepted && !evictions.dry_run {
+                    node.pods.as_mut().unwrap().retain(|other| other.uid != pod.uid);
+                }
+            }
+            self.evictions.push(evictions);
+        }
+        for (name, action) in made.actions {
+            self.carry_out(&name, action);
+        }
+        let out = self.view.nodes.values().filter(|node| node.facts.claimed()).count();
+        self.most_out = self.most_out.max(out);
+        for (name, host) in self.hosts.iter_mut().filter(|_| agents) {
+            let node = self.view.nodes.get_mut(name).unwrap();
+            let offered = node.shadow.as_ref().unwrap().status.agent.updates.clone().unwrap().available_versions;
+            host.agent_step(node, &offered, true, t(self.now));
+        }
+    }
+
+    fn carry_out(&mut self, name: &str, action: Action) {
+        let of_a = name == "a";
+        let node = self.view.nodes.get_mut(name).unwrap();
+        let shadow = node.shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, note } => {
+                let step = status.report.progress.as_ref().map(|progress| progress.step);
+                self.steps.extend(step.filter(|step| of_a && self.steps.last() != Some(step)));
+                self.events.extend(note.filter(|_| of_a).map(|note| note.reason));
+                shadow.status.controller = status.report;
+                shadow.status.conditions = status.conditions;
+            }
+            Action::Spec { spec } => {
+                let state = Some(spec.state).filter(|state| of_a && self.states.last() != Some(state));
+                self.states.extend(state);
+                shadow.spec = *spec;
+                shadow.generation += 1;
+            }
+            Action::Claim { fields, .. } => (node.facts.claims, node.facts.unschedulable) = (fields, true),
+            Action::Release => (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false),
+            Action::Permit { nonce, .. } => {
+                shadow.spec.permit = Some(Permit { nonce, jws: String::new() });
+                shadow.generation += 1;
+            }
+            Action::ReadOwner { .. } | Action::ReadLease => {}
+        }
+    }
+
+    /// Goes on until the drill has its result and the node is released, and returns the result.
+    fn end(&mut self) -> DrillResult {
+        for _ in 0..10_000 {
+            self.step(true);
+            let node = &self.view.nodes["a"];
+            if let Some(found) = node.record().and_then(|record| record.drill.clone())
+                && node.progress().is_none()
+            {
+                assert!(!node.facts.claimed() && !node.facts.unschedulable, "the node stays out of service");
+                self.step(true);
+                let slots = &self.view.operator.as_ref().unwrap().status.slots;
+                assert!(slots.iter().all(|slot| slot.node != "a"), "the node keeps its slot");
+                return found;
+            }
+        }
+        panic!("the drill does not end: {:?}, {:?}", self.steps, self.plan().waits);
+    }
+
+    /// Goes on until the drill is at this step.
+    fn until(&mut self, step: Step) {
+        for _ in 0..1000 {
+            if self.view.nodes["a"].step() == Some(step) {
+                return;
+            }
+            self.step(true);
+        }
+        panic!("the drill does not come to {step:?}: {:?}, {:?}", self.steps, self.plan().waits);
+    }
+
+    fn record(&self) -> Record {
+        self.view.nodes["a"].record().cloned().unwrap_or_default()
+    }
+
+    fn assert_nothing_armed_or_charged(&self) {
+        assert!(self.hosts.values().all(|host| !host.armed && host.boots == 0 && !host.cleared));
+        assert!(!self.states.contains(&HostState::RebootedIntoUpdate), "{:?}", self.states);
+        let record = self.record();
+        assert_eq!((record.failures, record.not_before, record.last), (0, None, None));
+        assert!(record.version_failures.is_empty());
+    }
+}
+
+#[test]
+fn dry_run_drill_rehearses_all_steps_and_evicts_arms_and_reboots_nothing() {
+    let mut bench = Bench::new(&["a"], "1");
+    let found = bench.end();
+    assert_eq!((found.result.as_str(), found.pods), ("Passed", 2), "{found:?}");
+    use Step::{RehearsingDrain, RehearsingReboot, Staging, Verifying};
+    let short: Vec<_> = bench.steps.iter().filter(|step| **step != Step::Staged).copied().collect();
+    assert_eq!(short, [Staging, RehearsingDrain, RehearsingReboot, Verifying]);
+    assert_eq!(bench.states, [HostState::RehearsedUpdate, HostState::Idle]);
+    assert!(bench.evictions.iter().all(|evictions| evictions.dry_run && !evictions.delete));
+    let asked: usize = bench.evictions.iter().map(|evictions| evictions.pods.len()).sum();
+    assert_eq!(asked, 2, "each pod is asked about once");
+    assert_eq!(bench.view.nodes["a"].pods.as_ref().unwrap().len(), 2);
+    assert_eq!(bench.events, ["DrillStarted", "DrillPassed"]);
+    assert_eq!(bench.record().requests.unwrap().drill.as_deref(), Some("1"));
+    assert!(found.drain_started < found.drain_ended && found.drain_ended < found.soak_started);
+    let soak = i64::try_from(bench.policy.all.after.soak.as_secs()).unwrap();
+    assert!(found.ended >= models::time::after(found.soak_started.unwrap(), bench.policy.all.after.soak), "{soak}");
+    bench.assert_nothing_armed_or_charged();
+    // The request is carried out once.
+    for _ in 0..5 {
+        bench.step(true);
+    }
+    assert_eq!(bench.view.nodes["a"].step(), None);
+}
+
+#[test]
+fn dry_run_names_pods_that_budgets_refuse_and_goes_on() {
+    let mut bench = Bench::new(&["a"], "1");
+    bench.refused.insert("web-a".into(), "shop/web");
+    let found = bench.end();
+    assert_eq!(found.result, "EvictionsRefused", "{found:?}");
+    let refused: Vec<_> = found.drill.refused.iter().map(|b| (b.pod.as_str(), b.budget.as_deref())).collect();
+    assert_eq!(refused, [("shop/web-a", Some("shop/web"))]);
+    assert!(found.message.contains("1 of 2 pod(s)") && found.message.contains("PodDisruptionBudget shop/web"));
+    assert_eq!(bench.steps.last(), Some(&Step::Verifying));
+    assert_eq!(bench.events, ["DrillStarted", "DrillFailed"]);
+    let asked: usize = bench.evictions.iter().map(|evictions| evictions.pods.len()).sum();
+    assert_eq!(asked, 2, "a refused pod is not asked about again");
+    bench.assert_nothing_armed_or_charged();
+}
+
+#[test]
+fn drill_with_evictions_drains_node_and_deletes_no_pod_past_its_budget() {
+    let mut bench = Bench::new(&["a"], "1 evict");
+    let found = bench.end();
+    assert_eq!((found.result.as_str(), found.pods), ("Passed", 2), "{found:?}");
+    assert!(bench.steps.contains(&Step::Draining) && bench.steps.contains(&Step::RehearsingReboot));
+    assert!(bench.evictions.iter().all(|evictions| !evictions.dry_run));
+    assert!(bench.view.nodes["a"].pods.as_ref().unwrap().is_empty());
+    bench.assert_nothing_armed_or_charged();
+
+    let mut blocked = Bench::new(&["a"], "1 evict");
+    blocked.policy.all.drain.at_deadline = models::operator::AtDeadline::Force;
+    blocked.refused.insert("web-a".into(), "shop/web");
+    let found = blocked.end();
+    assert_eq!(found.result, "DrainTimedOut", "{found:?}");
+    assert!(blocked.evictions.iter().all(|evictions| !evictions.delete));
+    blocked.assert_nothing_armed_or_charged();
+}
+
+#[test]
+fn drill_with_download_stages_image_and_leaves_it_disarmed() {
+    let mut bench = Bench::new(&["a"], "1,download");
+    shadow(&mut bench.view).status.agent.updates.as_mut().unwrap().available_versions = vec![NEW, OLD];
+    bench.step(true);
+    shadow(&mut bench.view).drill = Some("2 download".into());
+    let found = bench.end();
+    assert_eq!((found.result.as_str(), found.version.as_ref()), ("Passed", Some(&NEW)), "{found:?}");
+    assert_eq!(bench.hosts["a"].staged, Some(NEW));
+    let states = [HostState::StagedUpdate, HostState::RehearsedUpdate, HostState::Idle];
+    assert_eq!(bench.states[bench.states.len() - 3..], states);
+    bench.assert_nothing_armed_or_charged();
+}
+
+#[test]
+fn gate_of_an_update_ends_request_with_its_reason() {
+    type Change = fn(&mut Bench);
+    let facts = |bench: &mut Bench| bench.view.nodes.get_mut("a").unwrap().facts.clone();
+    let cases: &[(&str, &str, Change, &str)] = &[
+        ("disabled", "1", |b| b.policy.enabled = false, "Disabled"),
+        ("without the operator's resource", "1", |b| b.policy.present = false, "NoOperatorResource"),
+        ("held", "1", |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()), "Held"),
+        ("not Ready", "1", |b| b.view.nodes.get_mut("a").unwrap().facts.ready = false, "NodeNotReady"),
+        ("cordoned by others", "1", |b| b.view.nodes.get_mut("a").unwrap().facts.unschedulable = true, "Cordoned"),
+        (
+            "under pressure",
+            "1",
+            |b| b.view.nodes.get_mut("a").unwrap().facts.pressure = Some("DiskPressure".into()),
+            "NodePressure",
+        ),
+        (
+            "frozen",
+            "1",
+            |b| {
+                let record = shadow(&mut b.view).status.controller.record.get_or_insert_default();
+                record.version_failures.push(failure(NEW));
+            },
+            "Frozen",
+        ),
+        (
+            "outside of the window, also with pre-staging",
+            "1",
+            |b| {
+                b.policy = with_policy(
+                    &mut b.view,
+                    serde_json::json!({
+                        "schedule": {"windows": [{"cron": "0 3 1 1 *", "duration": "1h"}]},
+                        "strategy": {"preStage": {"maxNodes": 1}},
+                    }),
+                );
+            },
+            "WindowClosed",
+        ),
+        ("nothing to download", "1 download", |_| {}, "UpToDate"),
+    ];
+    for (sentence, request, change, expected) in cases {
+        let mut bench = Bench::new(&["a", "b"], request);
+        change(&mut bench);
+        let before = facts(&mut bench);
+        bench.step(true);
+        let record = bench.record();
+        let found = record.drill.clone().unwrap_or_else(|| panic!("{sentence}: {:?}", bench.plan().waits));
+        assert_eq!((found.result.as_str(), found.attempt), (*expected, None), "{sentence}");
+        assert_eq!(record.requests.unwrap().drill.as_deref(), Some(*request), "{sentence}");
+        assert_eq!(bench.events, ["DrillFailed"], "{sentence}");
+        assert_eq!(facts(&mut bench), before, "{sentence}: the node was changed");
+        assert!(bench.steps.is_empty() && bench.states.is_empty(), "{sentence}: {:?}", bench.steps);
+    }
+}
+
+#[test]
+fn drill_needs_no_version_and_no_end_of_a_back_off() {
+    let mut bench = Bench::new(&["a"], "1");
+    shadow(&mut bench.view).status.controller.record =
+        Some(Record { failures: 2, not_before: Some(t(100_000)), ..updated() });
+    let found = bench.end();
+    assert_eq!((found.result.as_str(), found.version), ("Passed", Some(OLD)));
+    let record = bench.record();
+    assert_eq!((record.failures, record.not_before, record.last), (2, Some(t(100_000)), updated().last));
+}
+
+#[test]
+fn finding_about_the_pods_ends_drill_before_the_node_is_claimed() {
+    let mut bench = Bench::new(&["a"], "1");
+    bench.view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0].controller_uid = None;
+    let found = bench.end();
+    assert_eq!((found.result.as_str(), found.drain_started), ("DrainRefused", None), "{found:?}");
+    assert_eq!(bench.most_out, 0);
+    bench.assert_nothing_armed_or_charged();
+}
+
+#[test]
+fn drill_waits_for_its_slot_and_update_of_the_node_waits_for_the_drill() {
+    let mut bench = Bench::new(&["a", "b"], "1");
+    for name in ["a", "b"] {
+        let agent = &mut bench.view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap().status.agent;
+        agent.updates.as_mut().unwrap().available_versions = vec![NEW, OLD];
+        agent.updates.as_mut().unwrap().chosen_version = Some(NEW);
+    }
+    // Another node has the only slot.
+    let held = at("b", Step::Draining, 0, HostState::StagedUpdate);
+    bench.view.nodes.insert("b".into(), held);
+    bench.view.operator.as_mut().unwrap().status.slots = vec![slot("b")];
+    bench.hosts.remove("b");
+    for _ in 0..20 {
+        bench.step(true);
+    }
+    assert_eq!(bench.view.nodes["a"].step(), Some(Step::Staged));
+    assert!(!bench.view.nodes["a"].facts.claimed() && bench.record().drill.is_none());
+    bench.view.nodes.insert("b".into(), node("b"));
+    bench.view.nodes.get_mut("b").unwrap().facts.hold = Some(Hold::default());
+    let found = bench.end();
+    assert_eq!(found.result, "Passed", "{found:?}");
+    assert_eq!(bench.most_out, 1);
+    assert!(bench.states.iter().all(|state| *state != HostState::StagedUpdate), "{:?}", bench.states);
+    // Its update comes now.
+    for _ in 0..10 {
+        bench.step(true);
+    }
+    assert!(bench.states.contains(&HostState::StagedUpdate), "{:?}", bench.states);
+}
+
+#[test]
+fn drills_never_take_more_nodes_out_of_service_than_the_budget_allows() {
+    for limit in [1, 2] {
+        let mut bench = Bench::new(&["a", "b", "c"], "1");
+        bench.policy.max_unavailable = CountOrPercent::Count(limit);
+        for name in ["b", "c"] {
+            bench.view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap().drill = Some("1 evict".into());
+        }
+        for _ in 0..2000 {
+            bench.step(true);
+        }
+        let passed = |name: &str| bench.view.nodes[name].record().and_then(|r| r.drill.clone()).map(|d| d.result);
+        for name in ["a", "b", "c"] {
+            assert_eq!(passed(name).as_deref(), Some("Passed"), "{name}");
+        }
+        assert_eq!(bench.most_out, usize::try_from(limit).unwrap());
+    }
+}
+
+#[test]
+fn agent_that_does_not_know_drills_ends_drill_before_the_node_is_claimed() {
+    for download in [false, true] {
+        let mut bench = Bench::new(&["a"], if download { "1 download" } else { "1" });
+        let updates = shadow(&mut bench.view).status.agent.updates.as_mut().unwrap();
+        (updates.available_versions, updates.chosen_version) = (vec![NEW, OLD], Some(NEW));
+        while bench.record().drill.is_none() {
+            let rehearses = bench.view.nodes["a"].shadow.as_ref().unwrap().spec.state == HostState::RehearsedUpdate;
+            bench.step(!rehearses);
+            if rehearses {
+                let conditions = &mut shadow(&mut bench.view).status.conditions;
+                let unsupported: Condition = condition(HOST_REACHABLE, UNSUPPORTED_STATE, "not known");
+                models::condition::set_condition(conditions, unsupported);
+            }
+        }
+        let found = bench.record().drill.unwrap();
+        assert_eq!((found.result.as_str(), found.drain_started), ("UnsupportedState", None), "{found:?}");
+        assert_eq!(bench.most_out, 0);
+    }
+}
+
+#[test]
+fn hold_release_pause_freeze_or_reboot_ends_drill_with_its_reason() {
+    type Change = fn(&mut Bench);
+    let cases: &[(&str, Step, Change, &str)] = &[
+        (
+            "a hold",
+            Step::RehearsingReboot,
+            |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()),
+            "Held",
+        ),
+        ("a release", Step::RehearsingReboot, |b| shadow(&mut b.view).release = Some("now".into()), "ReleaseRequested"),
+        (
+            "a release in the soak",
+            Step::Verifying,
+            |b| shadow(&mut b.view).release = Some("now".into()),
+            "ReleaseRequested",
+        ),
+        ("disabled before the slot", Step::Staging, |b| b.policy.enabled = false, "Disabled"),
+        (
+            "frozen before the slot",
+            Step::Staging,
+            |b| {
+                let record = shadow(&mut b.view).status.controller.record.get_or_insert_default();
+                record.version_failures.push(failure(NEW));
+            },
+            "Frozen",
+        ),
+        (
+            "rebooted by another client",
+            Step::RehearsingReboot,
+            |b| b.view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into(),
+            "RebootedByOther",
+        ),
+        (
+            "not Ready in the soak",
+            Step::Verifying,
+            |b| b.view.nodes.get_mut("a").unwrap().facts.ready = false,
+            "SoakFailed",
+        ),
+    ];
+    for (sentence, step, change, expected) in cases {
+        let mut bench = Bench::new(&["a"], "1");
+        bench.until(*step);
+        change(&mut bench);
+        for _ in 0..10 {
+            bench.step(true);
+        }
+        let found = bench.record().drill.unwrap_or_else(|| panic!("{sentence}: {:?}", bench.plan().waits));
+        assert_eq!(found.result, *expected, "{sentence}");
+        // The fleet is frozen by the failure of the case itself.
+        let record = bench.record();
+        assert_eq!((record.failures, record.not_before, record.last), (0, None, None), "{sentence}");
+        let held = bench.view.nodes["a"].facts.held();
+        assert!(held || !bench.view.nodes["a"].facts.claimed(), "{sentence}");
+        assert_eq!(bench.view.nodes["a"].step(), None, "{sentence}");
+    }
+}
+
+#[test]
+fn failure_in_a_drill_charges_neither_version_nor_node() {
+    for reason in FailureReason::ALL {
+        let mut bench = Bench::new(&["a"], "1");
+        bench.until(Step::RehearsingReboot);
+        let shadow = shadow(&mut bench.view);
+        let (attempt, step) = (shadow.spec.attempt, HostState::RehearsedUpdate);
+        shadow.status.agent.failure =
+            Some(Failure { attempt, step, reason: *reason, message: String::new(), time: t(bench.now) });
+        let found = bench.end();
+        assert_eq!(found.result, reason.as_str());
+        bench.assert_nothing_armed_or_charged();
+        let frozen = super::Quarantine::of(&bench.view, 1).frozen_by().is_some();
+        assert!(!frozen, "{reason}");
+    }
+}
+
+#[test]
+fn permit_of_a_drill_is_requested_answered_and_verified_and_waits_for_the_agent() {
+    let mut bench = Bench::new(&["a"], "1");
+    bench.until(Step::RehearsingReboot);
+    // An agent that verifies nothing.
+    let deadline = bench.now + i64::try_from(bench.policy.reboot.as_secs()).unwrap();
+    while bench.now <= deadline {
+        bench.step(false);
+    }
+    let found = bench.record().drill.unwrap();
+    assert_eq!((found.result.as_str(), found.soak_started), ("AgentSilent", None));
+    // By a rehearsal permit no host reboots, so nothing is waited for.
+    bench.step(true);
+    for _ in 0..4 {
+        bench.step(true);
+    }
+    assert_eq!(bench.view.nodes["a"].step(), None);
+}
+
+#[test]
+fn lost_record_of_a_drill_ends_it_as_a_drill() {
+    let mut bench = Bench::new(&["a"], "1");
+    bench.until(Step::RehearsingReboot);
+    shadow(&mut bench.view).status.controller.progress = None;
+    let found = bench.end();
+    assert_eq!((found.result.as_str(), found.drill.request.as_str()), ("ProgressLost", "1"));
+    bench.assert_nothing_armed_or_charged();
+}
+
+#[test]
+fn update_begins_only_once_the_slot_of_the_drill_is_removed() {
+    let mut bench = Bench::new(&["a"], "1");
+    shadow(&mut bench.view).drill = None;
+    let updates = shadow(&mut bench.view).status.agent.updates.as_mut().unwrap();
+    (updates.available_versions, updates.chosen_version) = (vec![NEW, OLD], Some(NEW));
+    bench.view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
+    let made = bench.plan();
+    assert_eq!((outcome(&made), made.slots), ("Acting".to_owned(), Some(vec![])));
+    bench.view.operator.as_mut().unwrap().status.slots.clear();
+    assert_eq!(outcome(&bench.plan()), "step Staging");
+    // Nor does another drill.
+    shadow(&mut bench.view).drill = Some("2".into());
+    assert_eq!(outcome(&bench.plan()), "step Staging");
+    bench.view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
+    assert_eq!(outcome(&bench.plan()), "Acting");
+}
