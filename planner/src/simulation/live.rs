@@ -122,7 +122,7 @@ mod tests {
                 uid: format!("web-{name}"),
                 node: (*name).into(),
                 controller_uid: Some("rs".into()),
-                labels: [("app".to_owned(), "web".to_owned())].into(),
+                labels: std::sync::Arc::new([("app".to_owned(), "web".to_owned())].into()),
                 ready,
                 pending,
                 ..PodFacts::default()
