@@ -85,8 +85,18 @@ pub fn estimate(mut view: ClusterView, policy: &Policy, updates: &[UpdateDuratio
         };
         let own: Vec<usize> = (0..scenario.members.len()).filter(|index| is_own(&scenario.members[*index])).collect();
         let end = |course: &super::Course| {
-            let left = own.iter().filter_map(|index| course.waits.get(scenario.members[*index].name()));
-            if course.cut || course.behind > 0 || left.into_iter().any(stops) {
+            let is_left = |index: &usize| {
+                let (member, node) = (&scenario.members[*index], &course.nodes[*index]);
+                let waits = course.waits.get(member.name());
+                // One that the course has not come to has no reason.
+                let unplanned = waits.is_none()
+                    && !node.updated
+                    && member.host.runs < rollout.version
+                    && member.offered.contains(&rollout.version)
+                    && !member.host.waits_for_wave;
+                unplanned || waits.is_some_and(stops)
+            };
+            if own.iter().any(is_left) {
                 return None;
             }
             let ends = own.iter().map(|index| &course.nodes[*index]).filter(|node| node.updated);

@@ -79,6 +79,12 @@ fn nothing_is_expected_while_no_update_can_end() {
     one_held[0].facts.hold = Some(crate::hold::Hold::default());
     let (view, policy) = running_rollout(one_held, &json!({}));
     assert!(estimated(&view, &policy, &[]).is_some(), "one node is held");
+    let (daily, open) = (json!([{"cron": "0 3 * * *", "duration": "4h"}]), t(100));
+    let mut one_held = nodes(3);
+    one_held[0].facts.hold = Some(crate::hold::Hold::default());
+    let (view, policy) = running_rollout(one_held, &json!({"schedule": {"windows": daily}}));
+    let found = estimated(&view, &policy, &[]);
+    assert!(found.is_some_and(|found| found.at > open), "one node is held, and windows open every day: {found:?}");
     // The window opens tomorrow: the estimate knows.
     let (view, policy) =
         running_rollout(nodes(3), &json!({"schedule": {"windows": [{"cron": "0 3 * * *", "duration": "4h"}]}}));
