@@ -106,7 +106,8 @@ async fn dry_run_drill_names_refusing_budget_and_changes_no_pod_and_no_host() ->
             Ok((recorded == 2 && text.matches("Completed").count() == 2).then_some(()))
         })
         .await?;
-        brupop(ctx, "history 1", OK, &["Drill on", "no host was rebooted", "EvictionsRefused", "node-1"]).await?;
+        brupop(ctx, "history 1 -o wide", OK, &["Drill on", "no host was rebooted", "EvictionsRefused", "node-1"])
+            .await?;
         brupop(ctx, "history --verify", OK, &[]).await?;
 
         // The reason of a gate ends a request at once.
