@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::crashes::PATIENCE;
 use crate::history::until_recorded;
+use crate::plugin::{output_text, plugin};
 use crate::support::{NEW, ScenarioContext, nodes, run};
-use crate::uninstall::{output_text, plugin};
 
 /// Exit code of a plan that is not as it has to be.
 const LATE: i32 = 6;

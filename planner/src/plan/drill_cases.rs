@@ -366,7 +366,7 @@ fn drill_waits_for_its_slot_and_update_of_the_node_waits_for_the_drill() {
     assert_eq!(found.result, "Passed", "{found:?}");
     assert_eq!(bench.most_out, 1);
     assert!(bench.states.iter().all(|state| *state != HostState::StagedUpdate), "{:?}", bench.states);
-    // Its update comes now.
+    // The node is updated next.
     for _ in 0..10 {
         bench.step(true);
     }
