@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(verify_rehearsal(&rehearsal, &signer.keys(), &claims()), Ok(()));
         assert_eq!(verify(&rehearsal, &signer.keys(), &claims()), other_purpose);
         assert_eq!(verify_rehearsal(&reboot, &signer.keys(), &claims()), other_purpose);
-        // Its form alone makes it no rehearsal.
+        // The fields of a rehearsal permit do not suffice: it has to name its purpose.
         let unnamed = RehearsalClaims { aud: String::new(), ..RehearsalClaims::of(claims()) };
         assert_eq!(verify_rehearsal(&signer.sign(&unnamed), &signer.keys(), &claims()), other_purpose);
         let older = RehearsalClaims { nonce: "n0".into(), ..RehearsalClaims::of(claims()) };

@@ -26,13 +26,12 @@ pub(crate) struct ConnectOptions {
     groups: Vec<String>,
 }
 
-impl ConnectOptions {
-    /// Sets up the client.
-    pub(crate) async fn client(&self) -> anyhow::Result<kube::Client> {
-        let config = self.config().await?;
-        kube::Client::try_from(config).context("the Kubernetes client cannot be set up")
-    }
+/// Sets up the client.
+pub(crate) fn client(config: Config) -> anyhow::Result<kube::Client> {
+    kube::Client::try_from(config).context("the Kubernetes client cannot be set up")
+}
 
+impl ConnectOptions {
     /// Reads the kubeconfig: the server and the user.
     pub(crate) async fn config(&self) -> anyhow::Result<Config> {
         let kubeconfig = match &self.kubeconfig {

@@ -133,7 +133,7 @@ async fn complete(words: &[String]) -> anyhow::Result<ExitCode> {
         let line = std::iter::once("kubectl-brupop").chain(words.iter().map(String::as_str));
         let matches = Arguments::command().ignore_errors(true).try_get_matches_from(line).ok();
         let connect = matches.and_then(|matches| connect::ConnectOptions::from_arg_matches(&matches).ok());
-        if let Ok(client) = connect.unwrap_or_default().client().await {
+        if let Ok(client) = connect.unwrap_or_default().config().await.and_then(connect::client) {
             found.add_nodes(completion::nodes(&client).await);
         }
     }
@@ -141,14 +141,12 @@ async fn complete(words: &[String]) -> anyhow::Result<ExitCode> {
 }
 
 async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    if let Command::History(options) = &arguments.command
-        && options.is_offline()
-    {
-        history::history(None, &arguments.namespace, options, terminal::colour(arguments.color)).await?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let colour = terminal::colour(arguments.color);
     match &arguments.command {
+        Command::History(options) if options.is_offline() => {
+            history::history(None, &arguments.namespace, options, colour).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Command::Completion(options) => return print(&completion::completion(options)),
         Command::Complete(words) => return complete(&words.words).await,
         Command::Plan(options) if options.is_offline() => {
@@ -165,7 +163,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     }
     let config = arguments.connect.config().await?;
     let server = config.cluster_url.clone();
-    let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
+    let client = connect::client(config)?;
     run_with(client, arguments, colour).await.map_err(|error| call::name_server(error, &server))
 }
 

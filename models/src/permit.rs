@@ -124,6 +124,17 @@ mod tests {
         HostPolicy { version_lock: version_lock.map(str::to_owned), ignore_waves, ..HostPolicy::default() }
     }
 
+    fn reboot_permit() -> PermitClaims {
+        PermitClaims {
+            node_uid: "n".into(),
+            boot_id: "b".into(),
+            attempt: 1,
+            version: semver::Version::new(1, 20, 5),
+            nonce: "x".into(),
+            host: Some(policy(Some("1.20.5"), Some(true))),
+        }
+    }
+
     #[test]
     fn only_policy_with_settings_is_signed() {
         for (policy, signed) in [
@@ -143,28 +154,13 @@ mod tests {
         let text = serde_json::to_string(&claims).unwrap();
         assert_eq!(text, r#"{"aud":"brupop-host-settings","nodeUid":"n","versionLock":"1.20.5","ignoreWaves":true}"#);
         assert!(serde_json::from_str::<PermitClaims>(&text).is_err());
-        let permit = PermitClaims {
-            node_uid: "n".into(),
-            boot_id: "b".into(),
-            attempt: 1,
-            version: semver::Version::new(1, 20, 5),
-            nonce: "x".into(),
-            host: Some(policy(Some("1.20.5"), Some(true))),
-        };
-        let read: SettingsClaims = serde_json::from_str(&serde_json::to_string(&permit).unwrap()).unwrap();
+        let read: SettingsClaims = serde_json::from_str(&serde_json::to_string(&reboot_permit()).unwrap()).unwrap();
         assert_ne!(read.aud, SETTINGS_AUDIENCE);
     }
 
     #[test]
     fn rehearsal_permit_reads_as_no_other_statement() {
-        let permit = PermitClaims {
-            node_uid: "n".into(),
-            boot_id: "b".into(),
-            attempt: 1,
-            version: semver::Version::new(1, 20, 5),
-            nonce: "x".into(),
-            host: Some(policy(Some("1.20.5"), Some(true))),
-        };
+        let permit = reboot_permit();
         let rehearsal = serde_json::to_string(&RehearsalClaims::of(permit.clone())).unwrap();
         // An agent of an earlier version ignores fields that it does not know: the permit has to lack one that it needs.
         assert!(serde_json::from_str::<PermitClaims>(&rehearsal).is_err());

@@ -32,7 +32,8 @@ pub(crate) struct HistoryOptions {
     /// Show the content of this revision of the policy.
     #[arg(long, conflicts_with_all = ["rollout", "verify", "export", "bundle"])]
     revision: Option<i64>,
-    /// `wide` for text in full, `json` or `yaml` for programs: the revisions and rollouts, or the record and the pages of one rollout as a List.
+    /// `wide` for text in full, `json` or `yaml` for programs: the revisions and rollouts, or the record and the pages of
+    /// one rollout as a List.
     #[arg(long, short, value_enum, conflicts_with_all = ["verify", "export", "html"])]
     output: Option<Format>,
     /// Verify the signatures of all records, or of one, and the digests of their pages. Exits with 0 only if all is well.

@@ -209,7 +209,7 @@ impl Metrics {
             self.rejected.with_label_values(&[kind, code]);
         }
         let steps = || {
-            let of_updates = |step: &Step| !matches!(step, Step::RehearsingDrain | Step::RehearsingReboot);
+            let of_updates = |step: &Step| !step.is_of_drills_alone();
             std::iter::once(None).chain(Step::ALL.into_iter().filter(of_updates).map(Some))
         };
         for (from, to) in steps().flat_map(|from| steps().map(move |to| (from, to))).filter(|(from, to)| from != to) {

@@ -9,8 +9,8 @@ use models::shadow::{HostState, Step};
 use serde_json::json;
 
 use crate::interfere::{release_into_blocked_drain, unblock};
+use crate::plugin::{output_text, plugin};
 use crate::support::{SHOP, ScenarioContext, nodes, operator_condition, run, shadow_of, status, step_of};
-use crate::uninstall::{output_text, plugin};
 
 /// The name of the pod.
 const POD: &str = "brupop-agent-x";

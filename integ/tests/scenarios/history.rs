@@ -23,9 +23,9 @@ use serde_json::json;
 use crate::crashes::PATIENCE;
 use crate::interfere::{poll, signal};
 use crate::leaders::two_controllers;
+use crate::plugin::{output_text, plugin};
 use crate::policy::create_policy;
 use crate::support::{NEW, SHOP, ScenarioContext, ScenarioResult, is_updated, nodes, operator_condition, run, status};
-use crate::uninstall::{output_text, plugin};
 
 /// A record with its pages.
 #[derive(Debug)]

@@ -325,13 +325,17 @@ async fn ensure_times_within_scenario(ctx: &ScenarioContext, began: Timestamp) -
     Ok(times.len())
 }
 
-/// Collects every time in an object, with its path, without those that the API server sets itself.
+/// Fields with times that the operator has not written, or that are to come.
+const NO_PAST: [&str; 3] = ["metadata", "firstEstimate", "estimatedCompletion"];
+
+/// Collects every time in an object, with its path, without those that the API server sets itself, and without estimates, which
+/// are about the future.
 fn collect_times(value: &Value, path: &str, times: &mut Vec<(String, Timestamp)>) {
     match value {
         Value::String(text) => times.extend(text.parse().ok().map(|time| (path.to_owned(), time))),
         Value::Array(items) => items.iter().for_each(|item| collect_times(item, path, times)),
         Value::Object(fields) => {
-            for (key, value) in fields.iter().filter(|(key, _)| *key != "metadata") {
+            for (key, value) in fields.iter().filter(|(key, _)| !NO_PAST.contains(&key.as_str())) {
                 collect_times(value, &format!("{path}.{key}"), times);
             }
         }

@@ -21,6 +21,7 @@ mod logs;
 mod lost_responses;
 mod migration;
 mod nodes;
+mod plugin;
 mod plugin_drill;
 mod plugin_install;
 mod plugin_plan;

@@ -9,29 +9,14 @@ use models::shadow::{DrillResult, HostState, Step};
 use serde_json::{Value, json};
 
 use crate::interfere::poll;
+use crate::plugin::{FAILED, OK, UNACKNOWLEDGED, brupop, output_text, plugin};
 use crate::support::{
     EVENTS_OF_NODES, NEW, OLD, SHOP, ScenarioContext, is_on, is_released, is_updated, nodes, record, run,
     run_expecting, shadow_of, step_of, until_event,
 };
-use crate::uninstall::{output_text, plugin};
 
-/// Exit codes of the plugin.
-const OK: i32 = 0;
-const FAILED: i32 = 1;
-const UNACKNOWLEDGED: i32 = 3;
+/// Exit code of a drill that did not pass.
 const NOT_PASSED: i32 = 7;
-
-/// Runs the plugin, and asserts its exit code and parts of its output.
-async fn brupop(ctx: &ScenarioContext, line: &str, code: i32, parts: &[&str]) -> anyhow::Result<String> {
-    let arguments: Vec<&str> = line.split(' ').collect();
-    let output = plugin(ctx, &arguments).await?;
-    let text = output_text(&output);
-    ensure!(output.status.code() == Some(code), "{line}: exit code {:?}: {text}", output.status.code());
-    for part in parts {
-        ensure!(text.contains(part), "{line}: no '{part}' in: {text}");
-    }
-    Ok(text)
-}
 
 /// The result of the last drill of a node.
 fn drill_of(world: &ClusterState, node: &str) -> anyhow::Result<DrillResult> {
@@ -106,7 +91,8 @@ async fn dry_run_drill_names_refusing_budget_and_changes_no_pod_and_no_host() ->
             Ok((recorded == 2 && text.matches("Completed").count() == 2).then_some(()))
         })
         .await?;
-        brupop(ctx, "history 1", OK, &["Drill on", "no host was rebooted", "EvictionsRefused", "node-1"]).await?;
+        brupop(ctx, "history 1 -o wide", OK, &["Drill on", "no host was rebooted", "EvictionsRefused", "node-1"])
+            .await?;
         brupop(ctx, "history --verify", OK, &[]).await?;
 
         // The reason of a gate ends a request at once.

@@ -2,8 +2,9 @@
 
 use models::condition::ConditionStatus;
 
+use crate::plugin::{output_text, plugin};
 use crate::support::{nodes, run};
-use crate::uninstall::{everything, output_text, plugin};
+use crate::uninstall::everything;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn plugin_installs_operator_and_leaves_existing_policy_alone() -> anyhow::Result<()> {

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::crashes::PATIENCE;
 use crate::history::until_recorded;
+use crate::plugin::{output_text, plugin};
 use crate::support::{NEW, ScenarioContext, nodes, run};
-use crate::uninstall::{output_text, plugin};
 
 /// Exit code of a plan that is not as it has to be.
 const LATE: i32 = 6;
@@ -39,6 +39,11 @@ async fn policy_file(ctx: &ScenarioContext, name: &str, change: impl FnOnce(&mut
 /// A folder of this test cluster alone.
 fn folder(ctx: &ScenarioContext) -> PathBuf {
     ctx.bed.control_plane.dir().to_owned()
+}
+
+/// Returns what a command prints, without its line breaks.
+fn words(output: &std::process::Output) -> String {
+    output_text(output).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn names(plan: &Value) -> Vec<String> {
@@ -112,12 +117,12 @@ async fn plan_has_the_order_of_the_rollout_that_follows() -> anyhow::Result<()> 
             estimate.is_some_and(|estimate| estimate.at.to_zoned(jiff::tz::TimeZone::UTC).hour() == opens)
         })
         .await?;
-        let shown = output_text(&plugin(ctx, &["status"]).await?);
-        assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains("completion expected at"), "{shown}");
+        let shown = words(&plugin(ctx, &["status"]).await?);
+        assert!(shown.contains("completion expected at"), "{shown}");
         ctx.policy(&json!({"schedule": null})).await?;
         ctx.bed.wait_updated(&next, PATIENCE).await?;
         until_recorded(ctx, 2).await?;
-        let record = output_text(&plugin(ctx, &["history", "2"]).await?);
+        let record = words(&plugin(ctx, &["history", "2", "-o", "wide"]).await?);
         // By some hours: nothing is known of a window that a user opens.
         assert!(
             record.contains("First estimate") && record.contains("s before the range of the first estimate"),

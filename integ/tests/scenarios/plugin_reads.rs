@@ -1,6 +1,6 @@
 //! The commands of the plugin that read: status, explain, watch, doctor and support-bundle.
 
-use std::process::{Output, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context as _, ensure};
 use integ::host::{BootFault, Fault};
@@ -11,12 +11,10 @@ use serde_json::Value;
 use tokio::process::{Child, Command};
 
 use crate::interfere::{blocked_drain, poll, unblock};
+use crate::plugin::{FAILED, OK, brupop, output_text, plugin, shell};
 use crate::support::{LIMIT, ScenarioContext, nodes, other, run, run_expecting};
-use crate::uninstall::{output_text, plugin, shell};
 
-/// Exit codes of the plugin.
-const OK: i32 = 0;
-const FAILED: i32 = 1;
+/// Exit code of `watch` when failures have frozen the rollout.
 const FROZEN: i32 = 4;
 
 /// Users: one that may read the operator's namespace alone, and one without any right.
@@ -33,21 +31,6 @@ metadata: {name: reader, namespace: brupop-system}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: reader}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
 "#;
-
-/// Runs the plugin, and asserts its exit code and parts of its output.
-async fn brupop(ctx: &ScenarioContext, line: &str, code: i32, parts: &[&str]) -> anyhow::Result<String> {
-    let arguments: Vec<&str> = line.split(' ').collect();
-    checked(line, &plugin(ctx, &arguments).await?, code, parts)
-}
-
-fn checked(line: &str, output: &Output, code: i32, parts: &[&str]) -> anyhow::Result<String> {
-    let text = output_text(output);
-    ensure!(output.status.code() == Some(code), "{line}: exit code {:?}: {text}", output.status.code());
-    for part in parts {
-        ensure!(text.contains(part), "{line}: no '{part}' in: {text}");
-    }
-    Ok(text)
-}
 
 /// Runs the plugin, and returns what it prints as JSON.
 async fn json(ctx: &ScenarioContext, line: &str) -> anyhow::Result<Value> {

@@ -6,9 +6,9 @@ use models::names::{HOLD_ANNOTATION, OPERATOR_NAME, SYSTEM_NAMESPACE};
 use serde_json::Value;
 
 use crate::interfere::poll;
+use crate::plugin::{plugin, shell};
 use crate::plugin_writes::grant_documented_rights;
 use crate::support::{ScenarioContext, nodes, run};
-use crate::uninstall::{plugin, shell};
 
 /// The rights of the user `bound`: everything of the operator in its namespace, and nothing else.
 const BOUND: &str = r#"
@@ -108,7 +108,7 @@ async fn refused_commands_name_the_missing_right_and_write_nothing() -> anyhow::
         for (line, _, bound) in COMMANDS {
             checked(ctx, line, "bound", bound).await?;
         }
-        // What was written with the right to it is one revision more, which only that user may undo.
+        // A user with the right has written another revision of the policy, which only that user may undo.
         poll("the quarantine is a revision", async || {
             Ok(plugin(ctx, &["undo", "--dry-run"]).await?.status.success().then_some(()))
         })

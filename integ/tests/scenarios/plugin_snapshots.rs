@@ -170,7 +170,7 @@ fn file(ctx: &ScenarioContext, name: &str, content: &str) -> anyhow::Result<Stri
 /// Waits until the plugin explains a node with this reason; `null` for none.
 async fn until_reason(ctx: &ScenarioContext, node: &str, reason: serde_json::Value) -> anyhow::Result<()> {
     poll(&format!("{node} waits for {reason}"), async || {
-        let output = crate::uninstall::plugin(ctx, &["explain", node, "-o", "json"]).await?;
+        let output = crate::plugin::plugin(ctx, &["explain", node, "-o", "json"]).await?;
         let explained: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let recorded = explained["recorded"].is_null();
         Ok((explained["time"].is_string() && explained["waits"]["reason"] == reason && recorded).then_some(()))

@@ -13,32 +13,15 @@ use semver::Version;
 use serde_json::{Value, json};
 
 use crate::interfere::{blocked_drain, resume_controllers, signal, unblock};
+use crate::plugin::{FAILED, OK, UNACKNOWLEDGED, brupop, output_text, plugin};
 use crate::policy::wait_for;
 use crate::support::{
     LIMIT, NEW, ScenarioContext, is_released, is_updated, last_reason, nodes, operator_condition, other, record,
     results, run, run_expecting, status, step_of,
 };
-use crate::uninstall::{output_text, plugin};
 
 /// A version between the one that nodes run at first and [`NEW`].
 const BETWEEN: Version = Version::new(1, 20, 1);
-
-/// Exit codes of the plugin.
-const OK: i32 = 0;
-const FAILED: i32 = 1;
-const UNACKNOWLEDGED: i32 = 3;
-
-/// Runs the plugin, and asserts its exit code and parts of its output.
-async fn brupop(ctx: &ScenarioContext, line: &str, code: i32, parts: &[&str]) -> anyhow::Result<String> {
-    let arguments: Vec<&str> = line.split(' ').collect();
-    let output = plugin(ctx, &arguments).await?;
-    let text = output_text(&output);
-    ensure!(output.status.code() == Some(code), "{line}: exit code {:?}: {text}", output.status.code());
-    for part in parts {
-        ensure!(text.contains(part), "{line}: no '{part}' in: {text}");
-    }
-    Ok(text)
-}
 
 /// The same as the user with the documented roles.
 async fn operate(ctx: &ScenarioContext, line: &str, code: i32, parts: &[&str]) -> anyhow::Result<String> {

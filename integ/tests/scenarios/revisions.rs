@@ -12,9 +12,9 @@ use serde_json::json;
 
 use crate::interfere::{poll, signal};
 use crate::leaders::{leader, two_controllers};
+use crate::plugin::{output_text, plugin};
 use crate::policy::create_policy;
 use crate::support::{OLD, ScenarioContext, run};
-use crate::uninstall::{output_text, plugin};
 
 /// The number, the target and the name of a revision.
 type Kept = (i64, String, String);

@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use crate::interfere::{is_armed, poll};
+use crate::plugin::{output_text, plugin, plugin_as, shell};
 use crate::support::{NEW, ScenarioContext, condition_of, is_on, nodes, record, run_expecting};
-use crate::uninstall::{EARLIER, install_lines, output_text, plugin, plugin_as, shell};
+use crate::uninstall::{EARLIER, install_lines};
 
 const OLD_NAMESPACE: &str = "brupop-bottlerocket-aws";
 const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";

@@ -11,8 +11,9 @@ use models::names::BALANCER_LABEL;
 use serde_json::{Value, json};
 
 use crate::interfere::poll;
+use crate::plugin::{output_text, plugin};
 use crate::support::{ScenarioContext, nodes, run_expecting};
-use crate::uninstall::{everything, output_text, plugin};
+use crate::uninstall::everything;
 
 const ANY: Expectations = Expectations { max_unavailable: Some(1), nothing_left: false };
 

@@ -1,8 +1,6 @@
 //! Uninstalling: everything of the operator is removed, and nothing else.
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -14,6 +12,7 @@ use models::names::{AGENT_NAMESPACE, HOLD_ANNOTATION, SYSTEM_NAMESPACE};
 use serde_json::json;
 
 use crate::interfere::{blocked_drain, poll, release_into_blocked_drain, unblock};
+use crate::plugin::{output_text, plugin, shell};
 use crate::support::{LIMIT, ScenarioContext, nodes, run_expecting};
 
 /// Kinds of objects that come and go by themselves.
@@ -74,29 +73,6 @@ async fn until_left(
     }
 }
 
-/// Runs `kubectl-brupop` as an administrator.
-pub(crate) async fn plugin(ctx: &ScenarioContext, arguments: &[&str]) -> anyhow::Result<Output> {
-    plugin_as(ctx.bed.control_plane.kubeconfig(), arguments).await
-}
-
-/// Runs the plugin as the user of a kubeconfig.
-pub(crate) async fn plugin_as(kubeconfig: &Path, arguments: &[&str]) -> anyhow::Result<Output> {
-    let program = integ::bed::Programs::find()?.plugin;
-    let output = tokio::process::Command::new(program)
-        .args(arguments)
-        .env("KUBECONFIG", kubeconfig)
-        .env("COLUMNS", "120")
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await?;
-    Ok(output)
-}
-
-pub(crate) fn output_text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
 const ANY: Expectations = Expectations { max_unavailable: Some(1), nothing_left: false };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,23 +118,6 @@ fn documented() -> (Vec<String>, Vec<String>) {
     let (first, rest) = lines.split_at(lines.iter().position(|line| line.starts_with('#')).unwrap_or_default());
     let owned = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
     (owned(first), owned(rest))
-}
-
-/// Runs a line in a shell, from the root of the repository, as an administrator.
-pub(crate) async fn shell(ctx: &ScenarioContext, line: &str) -> anyhow::Result<String> {
-    let kubectl = ctx.bed.control_plane.kubectl_command();
-    let folder = std::path::Path::new(kubectl.as_std().get_program()).parent().context("kubectl has a folder")?;
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
-    let output = tokio::process::Command::new("bash")
-        .args(["-ec", line])
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-        .env("PATH", path)
-        .env("KUBECONFIG", ctx.bed.control_plane.kubeconfig())
-        .kill_on_drop(true)
-        .output()
-        .await?;
-    anyhow::ensure!(output.status.success(), "{line}: {}", output_text(&output));
-    Ok(output_text(&output))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -60,6 +60,11 @@ impl Step {
         Self::Releasing,
     ];
 
+    /// Returns whether only drills have this step.
+    pub const fn is_of_drills_alone(self) -> bool {
+        matches!(self, Self::RehearsingDrain | Self::RehearsingReboot)
+    }
+
     /// The step as one fixed word.
     pub const fn as_str(self) -> &'static str {
         match self {

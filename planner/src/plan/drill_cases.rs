@@ -223,6 +223,16 @@ fn dry_run_names_pods_that_budgets_refuse_and_goes_on() {
 }
 
 #[test]
+fn pod_that_comes_before_the_node_is_cordoned_is_asked_about_too() {
+    let mut bench = Bench::new(&["a"], "1");
+    bench.until(Step::RehearsingDrain);
+    let late = PodFacts { name: "late-a".into(), uid: "late-a".into(), ready: true, ..pod("a", false) };
+    bench.view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().push(late);
+    let found = bench.end();
+    assert_eq!((found.result.as_str(), found.pods), ("Passed", 3), "{found:?}");
+}
+
+#[test]
 fn drill_with_evictions_drains_node_and_deletes_no_pod_past_its_budget() {
     let mut bench = Bench::new(&["a"], "1 evict");
     let found = bench.end();
@@ -356,7 +366,7 @@ fn drill_waits_for_its_slot_and_update_of_the_node_waits_for_the_drill() {
     assert_eq!(found.result, "Passed", "{found:?}");
     assert_eq!(bench.most_out, 1);
     assert!(bench.states.iter().all(|state| *state != HostState::StagedUpdate), "{:?}", bench.states);
-    // Its update comes now.
+    // The node is updated next.
     for _ in 0..10 {
         bench.step(true);
     }

@@ -12,6 +12,9 @@ use super::scenario::{Scenario, Span, Times};
 /// The number of ended updates from which on their durations are used.
 pub const ENOUGH: usize = 5;
 
+/// The longest duration that is believed, in seconds: a record may have any times.
+const LONGEST: u64 = 7 * 24 * 3600;
+
 /// Durations of the parts of one update, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -31,7 +34,7 @@ impl UpdateDurations {
             return None;
         }
         let (out, down, back) = (result.drain_started?, result.drain_ended?, result.soak_started?);
-        let seconds = |from, to| between(from, to).as_secs();
+        let seconds = |from, to| between(from, to).as_secs().min(LONGEST);
         Some(Self {
             before_drain: seconds(result.started, out),
             drain: seconds(out, down),

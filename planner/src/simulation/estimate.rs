@@ -12,7 +12,7 @@ use super::durations::{UpdateDurations, are_enough, observed};
 use super::scenario::{Member, Span};
 use super::{live, simulate};
 use crate::policy::Policy;
-use crate::view::{ClusterView, EstimateBasis, EstimateFacts, OperatorFacts};
+use crate::view::{ClusterView, EstimateBasis, EstimateFacts, NodeView, OperatorFacts};
 use crate::wait::{Wait, WaitReason, WaitsFor};
 
 /// Time between two estimates on the same basis.
@@ -21,6 +21,10 @@ const PERIOD: Duration = Duration::from_secs(15 * 60);
 /// Time between two estimates at least, and from the beginning of a rollout to its first one: hosts report the versions that
 /// they may have one after the other.
 const SETTLES: Duration = Duration::from_secs(30);
+
+/// Time between two estimates of which the first has found none for a rollout, although a node is out of service: a user may
+/// have ended a hold since, for example.
+const MISSING: Duration = Duration::from_secs(60);
 
 /// The number of simulated courses: odd, so that one of them is in the middle.
 const COURSES: u64 = 3;
@@ -58,7 +62,12 @@ pub fn estimate_due(view: &ClusterView) -> Option<Timestamp> {
     let operator = view.operator.as_ref()?;
     let settled = running(operator).map(|(_, record)| after(record.begun, SETTLES)).max()?;
     let Some(last) = &view.estimates else { return Some(settled) };
-    let pause = if last.basis == basis(operator) { PERIOD } else { SETTLES };
+    let missing = running(operator).any(|(_, record)| !last.rollouts.contains_key(&record.number));
+    let pause = match last.basis == basis(operator) {
+        false => SETTLES,
+        true if missing && view.nodes.values().any(NodeView::disrupted) => MISSING,
+        true => PERIOD,
+    };
     Some(after(last.made, pause).max(settled))
 }
 
@@ -85,8 +94,18 @@ pub fn estimate(mut view: ClusterView, policy: &Policy, updates: &[UpdateDuratio
         };
         let own: Vec<usize> = (0..scenario.members.len()).filter(|index| is_own(&scenario.members[*index])).collect();
         let end = |course: &super::Course| {
-            let left = own.iter().filter_map(|index| course.waits.get(scenario.members[*index].name()));
-            if course.cut || course.behind > 0 || left.into_iter().any(stops) {
+            let is_left = |index: &usize| {
+                let (member, node) = (&scenario.members[*index], &course.nodes[*index]);
+                let waits = course.waits.get(member.name());
+                // One that the course has not come to has no reason.
+                let unplanned = waits.is_none()
+                    && !node.updated
+                    && member.host.runs < rollout.version
+                    && member.offered.contains(&rollout.version)
+                    && !member.host.waits_for_wave;
+                unplanned || waits.is_some_and(stops)
+            };
+            if own.iter().any(is_left) {
                 return None;
             }
             let ends = own.iter().map(|index| &course.nodes[*index]).filter(|node| node.updated);

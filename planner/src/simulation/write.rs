@@ -36,7 +36,8 @@ pub(super) fn write(node: &mut NodeView, action: Action, cordoned: bool) -> Opti
     None
 }
 
-/// Issues a permit, or in a drill, whose pods may stay, a rehearsal permit, unless the last check finds a pod on the node that has to leave, or the node in another boot.
+/// Issues a permit, or in a drill, whose pods may stay, a rehearsal permit, unless the last check finds a pod on the node that
+/// has to leave, or the node in another boot.
 pub(super) fn permit(node: &mut NodeView, nonce: String, rules: Rules, pods_stay: bool) {
     let Some(shadow) = &mut node.shadow else { return };
     let drain = shadow.status.controller.drain.as_ref();

@@ -85,8 +85,8 @@ impl PermitRequest {
     }
 }
 
-/// Reports that the image is about to be armed, or is armed, or that a drill rehearses it, with the nonce of a valid request. Returns the request, and
-/// the newest shadow once it has a permit for it.
+/// Reports that the image is about to be armed, or is armed, or that a drill rehearses it, with the nonce of a valid request.
+/// Returns the request, and the newest shadow once it has a permit for it.
 pub(super) async fn request_permit(
     turn: &mut Turn<'_>,
     found: &Observed,

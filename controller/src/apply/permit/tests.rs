@@ -131,7 +131,7 @@ async fn drill_gets_rehearsal_permit_alone_and_with_pods_on_the_node_only_if_the
         let claims: RehearsalClaims = signer.read(written[0]["spec"]["permit"]["jws"].as_str().unwrap());
         assert_eq!((claims.aud.as_str(), claims.nonce.as_str(), claims.attempt), (REHEARSAL_AUDIENCE, "n-1", 3));
     }
-    // What the plan says of the pods of an update means nothing.
+    // `pods_stay` has an effect in a drill alone.
     for (state, pods_stay) in [(rehearsed, false), (HostState::RebootedIntoUpdate, true)] {
         let (result, written) = issue_permit_under(state, pods_stay, node(), vec![pod()], &signer).await;
         assert!(matches!(result, Err(ApplyError::NoPermit(_))), "{state:?}: {result:?}");

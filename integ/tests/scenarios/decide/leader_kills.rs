@@ -119,7 +119,8 @@ async fn update_completes_after_leader_kill_at_each_step() -> anyhow::Result<()>
         ctx.shop_is_ready(4).await
     })
     .await?;
-    assert_eq!(killed, Step::ALL.into_iter().map(Step::as_str).collect::<Killed>());
+    let of_update = Step::ALL.into_iter().filter(|step| !step.is_of_drills_alone());
+    assert_eq!(killed, of_update.map(Step::as_str).collect::<Killed>());
     for node in BOTH {
         let all = results(&ending.history, node);
         let withdrawn = (node == released).then_some((NEWER, "ReleaseRequested"));

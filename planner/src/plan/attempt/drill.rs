@@ -23,7 +23,7 @@ use models::time::after;
 
 use super::claim::{claim_due, ended_during_drain};
 use super::desired::{desired_state, withdraw};
-use super::drain::{deadline as drain_deadline, pods_gone};
+use super::drain::{deadline as drain_deadline, pods_gone, record_new};
 use super::fail::{ended_from_outside, may_reboot};
 use super::permit::deadline as permit_deadline;
 use super::release::forget_claim;
@@ -151,6 +151,10 @@ pub(super) fn rehearse_drain(ctx: &NodeContext<'_>, progress: &Progress, drill: 
     if let Some(refused) = gates::refusal(&sorted) {
         return refuse(ctx, progress, drill, &refused);
     }
+    // Pods that came after the node was chosen are listed before they are asked about, as in a drain.
+    if let Some(action) = record_new(ctx, &sorted).filter(|_| ctx.now < deadline) {
+        return Decision::act(action);
+    }
     let answered = |pod: &&&PodFacts| {
         let answer = ctx.node.blocked.get(&pod.uid);
         answer.is_some_and(|answer| answer.accepted || answer.fatal || answer.budget.is_some())
@@ -180,8 +184,9 @@ fn end_dry_run(ctx: &NodeContext<'_>, progress: &Progress, drill: &Drill, pods: 
         let (budget, message, since) = (answer.budget.clone(), cut(&answer.message, 512), answer.since);
         Some(Blocker { pod: pod.title(), budget, message, since })
     };
-    let refused: Vec<_> = pods.iter().filter_map(refusal).take(MOST_REFUSED).collect();
+    let mut refused: Vec<_> = pods.iter().filter_map(refusal).collect();
     let message = format!("{} pod(s) were asked about, {} are refused; none was evicted", pods.len(), refused.len());
+    refused.truncate(MOST_REFUSED);
     let place = progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
     let drill = Some(Drill { refused, ..drill.clone() });
     go_to(ctx, &Progress { rollout: place, drill, ..progress.clone() }, Step::RehearsingReboot, |status| {
@@ -282,7 +287,8 @@ fn pass(ctx: &NodeContext<'_>, progress: &Progress, drill: &Drill) -> Decision {
                 .budget
                 .as_ref()
                 .map_or_else(|| "the API server".to_owned(), |budget| format!("PodDisruptionBudget {budget}"));
-            let of = format!("{} of {pods} pod(s) would not be evicted now", drill.refused.len());
+            let more = if drill.refused.len() < MOST_REFUSED { "" } else { "at least " };
+            let of = format!("{more}{} of {pods} pod(s) would not be evicted now", drill.refused.len());
             (EVICTIONS_REFUSED, format!("{of}: {budget} refuses {}: {}", first.pod, first.message))
         }
         None if drill.evict => (DRILL_PASSED, format!("{pods} pod(s) were evicted, and the node stayed healthy")),

@@ -1,9 +1,10 @@
 use models::history::RolloutPhase;
 use models::operator::OperatorRequests;
+use models::shadow::{HostState, Step};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fixtures::{NEW, OLD, cluster, node, recorded, rollout, t};
+use crate::fixtures::{NEW, OLD, at, cluster, node, recorded, rollout, t};
 use crate::plan::plan;
 use crate::view::NodeView;
 
@@ -79,6 +80,12 @@ fn nothing_is_expected_while_no_update_can_end() {
     one_held[0].facts.hold = Some(crate::hold::Hold::default());
     let (view, policy) = running_rollout(one_held, &json!({}));
     assert!(estimated(&view, &policy, &[]).is_some(), "one node is held");
+    let (daily, open) = (json!([{"cron": "0 3 * * *", "duration": "4h"}]), t(100));
+    let mut one_held = nodes(3);
+    one_held[0].facts.hold = Some(crate::hold::Hold::default());
+    let (view, policy) = running_rollout(one_held, &json!({"schedule": {"windows": daily}}));
+    let found = estimated(&view, &policy, &[]);
+    assert!(found.is_some_and(|found| found.at > open), "one node is held, and windows open every day: {found:?}");
     // The window opens tomorrow: the estimate knows.
     let (view, policy) =
         running_rollout(nodes(3), &json!({"schedule": {"windows": [{"cron": "0 3 * * *", "duration": "4h"}]}}));
@@ -92,6 +99,13 @@ fn estimates_are_made_when_a_rollout_begins_every_quarter_of_an_hour_and_after_a
     assert_eq!(estimate_due(&view), Some(t(30)), "once the hosts have reported");
     view.estimates = Some(no_estimate(&view, t(40)));
     assert_eq!(estimate_due(&view), Some(t(40 + 900)));
+    let mut under_way = view.clone();
+    let out = at("node-0", Step::Draining, 0, HostState::StagedUpdate);
+    under_way.nodes.insert("node-0".into(), out);
+    assert_eq!(estimate_due(&under_way), Some(t(40 + 60)), "there is none, and a node is out of service");
+    let made = CompletionEstimate { at: t(90), earliest: t(90), latest: t(90), made: t(40) };
+    under_way.estimates.as_mut().unwrap().rollouts.insert(7, made);
+    assert_eq!(estimate_due(&under_way), Some(t(40 + 900)));
     type Change = fn(&mut OperatorFacts);
     let changes: [(&str, Change); 3] = [
         ("another policy", |operator| operator.generation += 1),
