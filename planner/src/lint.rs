@@ -3,7 +3,7 @@
 //! Actions that break one are dropped, together with everything that would start something new; a release is never
 //! dropped. A finding is a bug of the planner: it is logged and counted, and the fleet stays as it is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use models::names::INTERFACE_LABEL;
 use models::operator::{AtDeadline, CordonedNodes, Slot};
@@ -120,12 +120,12 @@ fn check_earlier_operator(view: &ClusterView, plan: &Plan) -> Option<Broken> {
 /// The nodes that get a slot. Nodes that are disrupted already keep their slots, also over a budget that was lowered since,
 /// or while the rollout is frozen.
 fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
-    let (Some(slots), Some(operator)) = (&plan.slots, &view.operator) else { return Vec::new() };
-    let uids = |slots: &[Slot]| slots.iter().map(|s| s.uid.clone()).collect::<BTreeSet<String>>();
-    let (held, planned) = (uids(&operator.status.slots), uids(slots));
-    let held = |uid: &String| held.contains(uid) && !view.retracted.contains(uid);
-    let new = |node: &&NodeView| planned.contains(&node.facts.uid) && !held(&node.facts.uid);
-    view.nodes.values().filter(new).filter(|node| !node.disrupted()).collect()
+    let Some(slots) = plan.slots.as_ref().filter(|_| view.operator.is_some()) else { return Vec::new() };
+    let held: HashSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
+    let new = slots.iter().map(|slot| slot.uid.as_str()).filter(|uid| !held.contains(uid));
+    let new: HashSet<&str> = new.collect();
+    let given = |node: &&NodeView| new.contains(node.facts.uid.as_str()) && !node.disrupted();
+    if new.is_empty() { Vec::new() } else { view.nodes.values().filter(given).collect() }
 }
 
 /// S1: slots are given only up to the budget.
@@ -139,20 +139,29 @@ fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVie
 
 /// S1 again, for the budgets of groups and for zones that take turns.
 fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
-    let slots: BTreeSet<&str> = plan.slots.iter().flatten().map(|slot| slot.uid.as_str()).collect();
-    let out: Vec<&NodeView> = view.nodes.values().filter(|n| slots.contains(n.facts.uid.as_str())).collect();
-    for node in new {
-        if policy.one_zone_at_a_time && out.iter().any(|other| other.facts.zone() != node.facts.zone()) {
+    if new.is_empty() {
+        return None;
+    }
+    let slots: HashSet<&str> = plan.slots.iter().flatten().map(|slot| slot.uid.as_str()).collect();
+    let with_slot = |node: &&NodeView| slots.contains(node.facts.uid.as_str());
+    let out: Vec<&NodeView> = view.nodes.values().filter(with_slot).collect();
+    for node in new.iter().filter(|_| policy.one_zone_at_a_time) {
+        if out.iter().any(|other| other.facts.zone() != node.facts.zone()) {
             return broken("S1", format!("{} is given a slot beside one in another zone", node.facts.name));
         }
-        let Some(index) = policy.group_of(&node.facts) else { continue };
-        let group = &policy.groups[index];
-        let members = |nodes: &mut dyn Iterator<Item = &NodeView>| {
-            nodes.filter(|n| policy.group_of(&n.facts) == Some(index)).count()
-        };
-        let total = view.unlisted.in_group(index) + members(&mut view.nodes.values().filter(|n| n.facts.labelled));
+    }
+    // The numbers of nodes and of slots of each group.
+    let groups = 0..policy.groups.len();
+    let mut counts: Vec<_> = groups.map(|index| (view.unlisted.in_group(index), 0)).collect();
+    for node in view.nodes.values() {
+        if let Some(index) = policy.group_of(&node.facts) {
+            counts[index].0 += usize::from(node.facts.labelled);
+            counts[index].1 += usize::from(with_slot(&node));
+        }
+    }
+    for index in new.iter().filter_map(|node| policy.group_of(&node.facts)) {
+        let (group, (total, taken)) = (&policy.groups[index], counts[index]);
         let Some(limit) = group.max_unavailable.as_ref().map(|limit| limit.of(total).unwrap_or(1)) else { continue };
-        let taken = members(&mut out.iter().copied());
         if taken > limit {
             return broken("S1", format!("{taken} slots in group {}, over its budget of {limit}", group.name));
         }

@@ -256,9 +256,9 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         time: now,
         node: node_state(name, facts, group),
         host: shadow.map(|shadow| host(shadow, facts, policy.ignore_waves)),
-        behind: freshness(&view, &policy, now).behind.remove(name).map(|behind| Behind {
+        behind: freshness(&view, &policy, now).of(name).map(|behind| Behind {
             since: behind.since,
-            newest: behind.newest,
+            newest: behind.newest.clone(),
             late: policy.freshness_target.map(|target| after(behind.since, target)),
         }),
         claim: facts.filter(|facts| facts.claimed()).map(|facts| Claim {

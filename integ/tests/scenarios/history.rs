@@ -129,7 +129,7 @@ fn assert_rows_equal_run(rows: &[HistoryRow], ending: &ScenarioResult, boots: &B
             let times = [row.result.drain_started, row.result.drain_ended, row.result.soak_started];
             assert!(times.iter().all(Option::is_some) && times.is_sorted(), "{row:?}");
         }
-        for pod in &row.result.pods {
+        for pod in row.result.pods.iter() {
             let (node, name) = &pods[&pod.uid];
             assert_eq!((node.as_deref(), name), (Some(row.node.as_str()), &pod.name), "the oracle saw it on that node");
             assert!(pod.ip.is_some() && pod.moved == Some(PodMove::Evicted), "{pod:?}");

@@ -124,11 +124,12 @@ pub(crate) async fn run_except(
     if let Err(error) = outcome {
         let verdict = judged.map_or_else(|error| format!("{error:#}"), |(verdict, _)| verdict.to_string());
         let diagnostics = diagnostics.unwrap_or_default();
-        return Err(error.context(format!(
-            "the scenario failed; {}\n{}{diagnostics}{defect_log_lines}oracle: {verdict}\n",
+        // The cause comes first: a long output may be cut.
+        return Err(anyhow::anyhow!(
+            "the scenario failed: {error:#}; {}\n{}{diagnostics}{defect_log_lines}oracle: {verdict}\n",
             repeat(),
             timeline(&so_far, began)
-        )));
+        ));
     }
     let (mut verdict, history) = judged?;
     verdict.violations.retain(|violation| Some(violation.property) != lost);

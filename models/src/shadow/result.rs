@@ -1,5 +1,7 @@
 //! Results of ended attempts, as the rollout history keeps them.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use semver::Version;
 use serde::{Deserialize, Serialize};
@@ -163,9 +165,9 @@ pub struct RolloutResult {
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_after: String,
     /// Pods that were to leave the node.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
-    pub pods: Vec<DrainedPod>,
+    pub pods: Arc<[DrainedPod]>,
     /// Namespace and name of the pods that ran on the node when its soak ended, without those of DaemonSets and static pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = RECORDED_RUNNING), inner(length(max = 320)), extend("x-kubernetes-list-type" = "atomic")))]

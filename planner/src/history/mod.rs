@@ -453,7 +453,7 @@ fn fitting(mut row: HistoryRow) -> HistoryRow {
     let pods = row.result.pods.len();
     while bytes(&row) > ROW_BYTES && !row.result.pods.is_empty() {
         let most = row.result.pods.len() * 9 / 10;
-        row.result.pods.truncate(most);
+        row.result.pods = row.result.pods[..most].into();
     }
     let message = format!("{} ({} pods are not listed)", row.result.message, pods - row.result.pods.len());
     row.result.message = models::plain::cut(&message, 512);

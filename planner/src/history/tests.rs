@@ -2,6 +2,8 @@
 
 mod limits;
 
+use std::sync::Arc;
+
 use models::condition::{Condition, ConditionStatus};
 use models::history::{BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, EntryKind};
 use models::operator::{ENABLED, Quarantined, WINDOW_OPEN};
@@ -464,7 +466,7 @@ fn page_and_record_of_5000_nodes_with_30_pods_stay_within_their_limits() {
 fn row_of_any_size_fits_a_page() {
     let mut large = result(7, 1, 0, 1024);
     large.running = (0..256).map(|number| format!("{}/{number:0253}", "n".repeat(63))).collect();
-    for pod in &mut large.pods {
+    for pod in Arc::make_mut(&mut large.pods) {
         pod.name = "p".repeat(253);
         pod.services = vec!["s".repeat(63); 8];
     }

@@ -85,6 +85,11 @@ pub(super) fn of<'a>(
 }
 
 impl FleetFreshness<'_> {
+    /// Returns by how much this node is behind; `None` if it is not.
+    pub fn of(&self, node: &str) -> Option<Behind<'_>> {
+        self.behind.iter().find(|(name, _)| *name == node).map(|(_, behind)| *behind)
+    }
+
     /// Returns the node that has been behind for the longest time, the first one by its name of several.
     pub fn oldest(&self) -> Option<(&str, Behind<'_>)> {
         self.behind.iter().copied().min_by_key(|(_, behind)| behind.since)

@@ -205,7 +205,7 @@ fn result_of_updated_node_names_its_rollout_times_boots_and_pods() {
         ended: t(100),
         boot_before: "b1".into(),
         boot_after: "b2".into(),
-        pods: moved,
+        pods: moved.into(),
         running: vec!["shop/web-1".into(), "shop/web-2".into()],
     };
     assert_eq!(result, expected);
@@ -300,7 +300,7 @@ fn oldest_results_are_dropped_beyond_limit() {
         let pods = vec![listed("p", None); pods];
         let results = (0..before).map(|number| RolloutResult {
             rollout: i64::try_from(number).unwrap(),
-            pods: pods.clone(),
+            pods: pods.clone().into(),
             ..ended.clone()
         });
         shadow(&mut view).status.controller.results = results.map(Arc::new).collect();

@@ -149,7 +149,13 @@ pub(super) fn follow<'a>(
     let Some(operator) = &view.operator else { return Rollouts::default() };
     let under_way = view.nodes.values().filter_map(|node| Some((node, &node.update()?.version)));
     let mut keys: BTreeSet<KeyRef<'_>> = BTreeSet::new();
-    wanted.chain(under_way).for_each(|(node, version)| _ = keys.insert(key(node, version)));
+    let mut last = None;
+    for key in wanted.chain(under_way).map(|(node, version)| key(node, version)) {
+        // Most have the key of the one before.
+        if last.replace(key) != Some(key) {
+            keys.insert(key);
+        }
+    }
     let own = |(variant, arch, version): KeyRef<'_>| (variant.to_owned(), arch.to_owned(), version.clone());
     let keys: BTreeSet<Key> = keys.into_iter().map(own).collect();
     let pending = operator.approve_step.is_some()

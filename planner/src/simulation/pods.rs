@@ -94,23 +94,17 @@ impl<'a> Pods<'a> {
         }
     }
 
-    fn uid(&self, pod: Pod) -> String {
-        let uid = &self.templates[pod.template as usize].facts.uid;
-        if pod.serial == 0 { uid.clone() } else { format!("{uid}-{}", pod.serial) }
-    }
-
     fn to_facts(&self, node: &str, pod: Pod) -> PodFacts {
-        let shared = &self.templates[pod.template as usize].facts;
-        let name = if pod.serial == 0 { shared.name.clone() } else { format!("{}-{}", shared.name, pod.serial) };
-        let ends_by = (pod.ends > 0).then(|| self.start + SignedDuration::from_secs(i64::from(pod.ends)));
+        let shared = &self.template(pod).facts;
+        let serial = if pod.serial > 0 { format!("-{}", pod.serial) } else { String::new() };
         PodFacts {
-            name,
-            uid: self.uid(pod),
+            name: [shared.name.as_str(), &serial].concat(),
+            uid: [shared.uid.as_str(), &serial].concat(),
             node: node.to_owned(),
             ready: pod.ready,
             pending: shared.pending && !pod.ready,
             terminating: pod.ends > 0,
-            ends_by,
+            ends_by: (pod.ends > 0).then(|| self.start + SignedDuration::from_secs(i64::from(pod.ends))),
             ..shared.clone()
         }
     }
@@ -172,10 +166,10 @@ impl<'a> Pods<'a> {
         Answer::Leaves(ends)
     }
 
-    /// Removes a pod that has ended. Returns its place in the node's list. The order of the others stays: plans sort them.
+    /// Removes a pod that has ended. Returns its place in the node's list, where the last one takes its place.
     pub(super) fn remove(&mut self, member: usize, serial: u32, template: u32) -> Option<usize> {
         let place = self.on[member].iter().position(|pod| (pod.serial, pod.template) == (serial, template))?;
-        self.on[member].remove(place);
+        self.on[member].swap_remove(place);
         Some(place)
     }
 

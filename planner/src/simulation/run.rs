@@ -54,6 +54,8 @@ struct State {
     host: Host,
     /// True if it takes pods.
     schedulable: bool,
+    /// True if its pods are in the view.
+    watched: bool,
     up: bool,
     /// The version breaks its pods.
     sick: bool,
@@ -71,6 +73,7 @@ impl State {
         Self {
             host: member.host.clone(),
             schedulable: facts.ready && !facts.unschedulable,
+            watched: false,
             up: facts.ready,
             sick: false,
             downloads_until: None,

@@ -1,6 +1,6 @@
 //! The drain: pods are evicted, and the phase ends when they have left.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -243,7 +243,7 @@ fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
 /// The pods that the drain has listed and that are still on the node: the object, and not only its containers.
 fn remaining_listed<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
     let recorded = ctx.drain_status().map(|drain| &*drain.pods).unwrap_or_default();
-    let recorded: BTreeSet<&str> = recorded.iter().map(|pod| pod.uid.as_str()).collect();
+    let recorded: HashSet<&str> = recorded.iter().map(|pod| pod.uid.as_str()).collect();
     ctx.node.pods.iter().flatten().filter(move |pod| recorded.contains(pod.uid.as_str()))
 }
 

@@ -1,12 +1,13 @@
 //! The result of an ended attempt, as the rollout history will hold it. It waits on the shadow until a page holds it, in the
 //! write that ends the attempt: no kill of this process can lose it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use models::plain::cut;
 use models::shadow::{
-    ControllerStatus, DrainedPod, MOST_RESULTS, PodMove, Progress, RECORDED_RUNNING, RolloutPlace, RolloutResult, Step,
+    ControllerStatus, DrainedPod, MOST_RESULTS, PodMove, Progress, RECORDED_BUDGETS, RECORDED_RUNNING,
+    RECORDED_SERVICES, RolloutPlace, RolloutResult, Step,
 };
 
 use crate::plan::context::NodeContext;
@@ -16,6 +17,10 @@ use crate::view::PodFacts;
 /// are dropped. The API server stores no object of more than 1.5 MiB.
 const MOST_BYTES: usize = 320 * 1024;
 
+/// The number of pods that fit whatever they are called: a name has up to 253 characters, and each may be guarded by that many
+/// budgets and Services.
+const FITTING: usize = MOST_BYTES / (1024 + 256 * (RECORDED_BUDGETS + RECORDED_SERVICES));
+
 /// The longest explanation.
 const MESSAGE: usize = 512;
 
@@ -23,7 +28,7 @@ const MESSAGE: usize = 512;
 /// there as `left` returns.
 pub(super) fn mark_moved(ctx: &NodeContext<'_>, pods: &mut [DrainedPod], left: impl Fn(&PodFacts) -> Option<PodMove>) {
     let Some(on_node) = &ctx.node.pods else { return };
-    let there: BTreeMap<&str, &PodFacts> = on_node.iter().map(|pod| (pod.uid.as_str(), pod)).collect();
+    let there: HashMap<&str, &PodFacts> = on_node.iter().map(|pod| (pod.uid.as_str(), pod)).collect();
     for pod in pods {
         pod.moved = match there.get(pod.uid.as_str()) {
             Some(found) => left(found),
@@ -54,9 +59,9 @@ pub(super) fn keep_result(
     let RolloutPlace { rollout, step, boot_id, drain_started, drain_ended } =
         progress.rollout.clone().unwrap_or_else(unknown);
     let rollout = if rollout == 0 && progress.drill.is_none() { ctx.place(&progress.version).rollout } else { rollout };
-    let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.to_vec()).unwrap_or_default();
+    let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.clone()).unwrap_or_default();
     if matches!(progress.step, Step::LeavingLoadBalancer | Step::Draining) {
-        mark_moved(ctx, &mut pods, |_| None);
+        mark_moved(ctx, Arc::make_mut(&mut pods), |_| None);
     }
     let results = &mut status.report.results;
     results.push(Arc::new(RolloutResult {
@@ -88,6 +93,9 @@ pub(super) fn keep_result(
 
 /// Returns the pods of a drain with no more facts than the shadow has room for: those beyond keep what identifies them.
 pub(super) fn bounded(mut pods: Vec<DrainedPod>) -> Vec<DrainedPod> {
+    if pods.len() <= FITTING {
+        return pods;
+    }
     let mut size = 0;
     for pod in &mut pods {
         size += serde_json::to_vec(pod).map_or(0, |text| text.len());

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use models::operator::AtDeadline;
 
-use crate::drain::{self, Sorted};
+use crate::drain::{self, Fate, Sorted};
 use crate::plan::context::NodeContext;
 use crate::rules::Refusal;
 use crate::view::{BudgetFacts, DaemonSetIs, PodFacts};
@@ -23,19 +23,31 @@ fn sorted<'a>(ctx: &NodeContext<'a>) -> Sorted<'a> {
     drain::sort(pods(ctx), ctx.group().drain.rules, None)
 }
 
+/// Returns the pods that a drain would treat like this.
+fn with_fate<'a>(ctx: &NodeContext<'a>, is_such: fn(Fate) -> bool) -> impl Iterator<Item = &'a PodFacts> {
+    let rules = ctx.group().drain.rules;
+    pods(ctx).iter().filter(move |pod| is_such(drain::fate(pod, rules, None)))
+}
+
 pub(super) fn daemon_sets_exist(ctx: &NodeContext<'_>) -> Option<Wait> {
     daemon_sets(pods(ctx))
 }
 
 pub(super) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Wait> {
-    refusal(&sorted(ctx))
+    // Sorted only where one is named.
+    let refused = with_fate(ctx, |fate| matches!(fate, Fate::Refused(_))).next().is_some();
+    if refused { refusal(&sorted(ctx)) } else { None }
 }
 
 /// Returns a budget that keeps a pod on the node. A pod that no budget lets go is deleted at the deadline, where policy
 /// requires it.
 pub(super) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let forced = ctx.group().drain.at_deadline == AtDeadline::Force;
-    if forced { None } else { never_allowed(&sorted(ctx).evictable, &ctx.view.budgets) }
+    if ctx.group().drain.at_deadline == AtDeadline::Force {
+        return None;
+    }
+    let budgets = &ctx.view.budgets;
+    never_allowed(with_fate(ctx, |fate| fate == Fate::Goes), budgets)?;
+    never_allowed(sorted(ctx).evictable.into_iter(), budgets)
 }
 
 pub(super) fn are_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
@@ -61,9 +73,9 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
 
 /// Returns a budget that could never let a pod go, or several over one pod, which the eviction API refuses: reported
 /// before the node is cordoned.
-fn never_allowed(evictable: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
+fn never_allowed<'a>(evictable: impl Iterator<Item = &'a PodFacts>, budgets: &[BudgetFacts]) -> Option<Wait> {
     let title = |budget: &BudgetFacts| format!("{}/{}", budget.namespace, budget.name);
-    evictable.iter().filter(|pod| !pod.pending).find_map(|pod| {
+    evictable.filter(|pod| !pod.pending).find_map(|pod| {
         let guarding: Vec<_> = budgets.iter().filter(|budget| budget.selects(pod)).collect();
         if guarding.len() > 1 {
             let budgets: BTreeSet<_> = guarding.into_iter().map(title).collect();
@@ -124,7 +136,7 @@ mod tests {
             ("a pod that is not Ready, and the budget guards it", sick.clone(), budget(3, 3), refused),
             ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),
         ] {
-            assert_eq!(never_allowed(&[&pod], &[budget]), expected, "{sentence}");
+            assert_eq!(never_allowed([&pod].into_iter(), &[budget]), expected, "{sentence}");
         }
     }
 
@@ -145,7 +157,7 @@ mod tests {
             ("one of another namespace", web(), BudgetFacts { namespace: "bank".into(), ..second() }, None),
             ("one that selects nothing", web(), BudgetFacts { selector: None, ..second() }, None),
         ] {
-            assert_eq!(never_allowed(&[&pod], &[budget(2, 3), second]), expected, "{sentence}");
+            assert_eq!(never_allowed([&pod].into_iter(), &[budget(2, 3), second]), expected, "{sentence}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the controller and the API server do with a plan.
+//! Plans carried out: the part of the controller and of the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::drain;
 use crate::plan::{Action, Evictions, Plan, Quarantine};
 use crate::simulation::course::Freeze;
 use crate::simulation::{pods, write};
-use crate::view::{Answer, Blocked, Compared, OwnerHealth, Refused};
+use crate::view::{Answer, Blocked, Compared, OwnerHealth, PodFacts, Refused};
 
 impl Run<'_> {
     /// Carries out a plan. Returns true if anything was done after which there may be more to do now.
@@ -73,6 +73,7 @@ impl Run<'_> {
                 if node.pods.is_some() && !wanted.contains(name) {
                     node.pods = None;
                     node.blocked.clear();
+                    self.states[self.index[name.as_str()]].watched = false;
                 }
             }
         }
@@ -80,6 +81,7 @@ impl Run<'_> {
             if let Some(node) = self.view.nodes.get_mut(name).filter(|node| node.pods.is_none()) {
                 let index = self.index[name.as_str()];
                 node.pods = Some(self.pods.watch(index, name));
+                self.states[index].watched = true;
                 self.touched.insert(index);
                 changed = true;
             }
@@ -103,23 +105,37 @@ impl Run<'_> {
         };
         let places: Vec<usize> = (0..pods.len()).filter(|place| due.contains(pods[*place].uid.as_str())).collect();
         let index = self.index[name];
+        // Put back when all are answered.
+        let Some(node) = self.view.nodes.get_mut(name) else { return };
+        let (mut pods, mut blocked) = (node.pods.take().unwrap_or_default(), std::mem::take(&mut node.blocked));
         for place in places {
-            let pod = self.pods.on(index)[place];
-            let ends = self.now + self.pods.template(pod).leaves.draw(&mut self.rng(index, Draw::Pod));
-            self.answer(index, place, evictions.delete, ends);
+            let leaves = &self.pods.template(self.pods.on(index)[place]).leaves;
+            let ends = self.now + leaves.draw(&mut self.rng(index, Draw::Pod));
+            self.answer((index, place), evictions.delete, ends, &mut pods[place], &mut blocked);
+        }
+        if !blocked.is_empty() {
+            self.refused.insert(index);
+        }
+        if let Some(node) = self.view.nodes.get_mut(name) {
+            (node.pods, node.blocked) = (Some(pods), blocked);
         }
     }
 
-    /// Answers the eviction of the pod at this place. If it is accepted, the pod ends at `ends`.
-    fn answer(&mut self, index: usize, place: usize, delete: bool, ends: Timestamp) {
+    /// Answers the eviction of the pod at this place of a node. If it is accepted, the pod ends at `ends`.
+    fn answer(
+        &mut self,
+        (index, place): (usize, usize),
+        delete: bool,
+        ends: Timestamp,
+        facts: &mut PodFacts,
+        blocked: &mut BTreeMap<String, Blocked>,
+    ) {
         let now = self.now;
-        let Some(node) = self.view.nodes.get_mut(self.scenario.members[index].name()) else { return };
-        let Some(facts) = node.pods.as_mut().and_then(|pods| pods.get_mut(place)) else { return };
         match self.pods.evict(index, place, delete, ends) {
             pods::Answer::Gone => {}
             pods::Answer::Leaves(ends) => {
                 (facts.terminating, facts.ready, facts.ends_by) = (true, false, Some(ends));
-                node.blocked.remove(&facts.uid);
+                blocked.remove(&facts.uid);
                 self.course.evictions += 1;
                 self.course.nodes[index].evicted += 1;
                 self.budgets_changed = true;
@@ -133,7 +149,7 @@ impl Run<'_> {
                 let budget = self.pods.budget(budget);
                 let title = format!("{}/{}", budget.namespace, budget.name);
                 *self.course.refusals.entry(title.clone()).or_default() += 1;
-                let since = node.blocked.get(&facts.uid).map_or(now, |before| before.since);
+                let since = blocked.get(&facts.uid).map_or(now, |before| before.since);
                 let refused = models::time::between(since, now);
                 let pause = drain::eviction_pause(drain::BLOCKED_RETRY, refused);
                 let answer = Blocked {
@@ -145,8 +161,7 @@ impl Run<'_> {
                     accepted: false,
                     deleted: false,
                 };
-                node.blocked.insert(facts.uid.clone(), answer);
-                self.refused.insert(index);
+                blocked.insert(facts.uid.clone(), answer);
             }
         }
     }

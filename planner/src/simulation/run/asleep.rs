@@ -28,7 +28,7 @@ struct Class {
     ahead: usize,
 }
 
-/// What is known of a class from a plan of the nodes that are awake.
+/// The facts of a class, from a plan of the nodes that are awake.
 #[derive(Clone, Default)]
 struct Seen {
     /// One that has not begun waits, and so do those that are asleep.
@@ -239,6 +239,7 @@ impl Run<'_> {
             }
             let name = self.scenario.members[index].name();
             self.view.nodes.remove(name);
+            self.states[index].watched = false;
             self.course.waits.remove(name);
             self.classes.sleep(index, name);
             for number in self.unlisted(index) {

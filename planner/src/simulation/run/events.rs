@@ -130,6 +130,9 @@ impl Run<'_> {
 
     /// Changes the facts about the pods of a node, if they are watched.
     fn edit_pods(&mut self, index: usize, change: impl FnOnce(&mut Vec<PodFacts>)) {
+        if !self.states[index].watched {
+            return;
+        }
         let Some(pods) = self.node_mut(index).and_then(|node| node.pods.as_mut()) else { return };
         change(pods);
         if self.scenario.exhaustive || !self.waits_whatever_pods_do(index) {
@@ -150,7 +153,7 @@ impl Run<'_> {
     fn pod_ends(&mut self, index: usize, serial: u32, template: u32) {
         let Some(place) = self.pods.remove(index, serial, template) else { return };
         self.edit_pods(index, |pods| {
-            pods.remove(place);
+            pods.swap_remove(place);
         });
         if self.scenario.pods[template as usize].replaced.is_some() {
             self.place(template);
@@ -170,7 +173,7 @@ impl Run<'_> {
             }
             Place::Nowhere => return,
         };
-        if self.node(target).is_some_and(|node| node.pods.is_some())
+        if self.states[target].watched
             && let Some(facts) = self.pods.last(target, self.scenario.members[target].name())
         {
             self.edit_pods(target, |pods| pods.push(facts));
