@@ -7,8 +7,11 @@ use super::objects::Objects;
 use crate::apply::Applier;
 use crate::caches::Caches;
 
-/// The most pages that are read: each may have hundreds of results.
+/// The number of pages with updates: each may have hundreds.
 const PAGES: usize = 2;
+
+/// The most pages that are read: those of drills have no update.
+const MOST_PAGES: usize = 12;
 
 /// The pages of the history.
 #[derive(Clone)]
@@ -30,11 +33,17 @@ impl Pages {
         let mut pages: Vec<_> = objects.values().filter(|object| object.page.is_some()).collect();
         pages.sort_by_key(place);
         let mut updates = Vec::new();
-        for page in pages.iter().rev().take(PAGES) {
+        let mut left = PAGES;
+        for page in pages.iter().rev().take(MOST_PAGES) {
+            if left == 0 {
+                break;
+            }
             match self.0.read(&page.name).await {
                 Ok(Some(found)) => {
                     let page = found.object.ok().and_then(|object| object.spec.page).unwrap_or_default();
+                    let before = updates.len();
                     updates.extend(page.rows.iter().filter_map(UpdateDurations::of));
+                    left -= usize::from(updates.len() > before);
                 }
                 Ok(None) => {}
                 Err(error) => {

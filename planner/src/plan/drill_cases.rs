@@ -381,9 +381,13 @@ fn drills_never_take_more_nodes_out_of_service_than_the_budget_allows() {
         for name in ["b", "c"] {
             bench.view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap().drill = Some("1 evict".into());
         }
+        let mut most_prepared = 0;
         for _ in 0..2000 {
             bench.step(true);
+            let prepared = bench.view.nodes.values().filter(|n| matches!(n.step(), Some(Step::Staging | Step::Staged)));
+            most_prepared = most_prepared.max(prepared.count());
         }
+        assert_eq!(most_prepared, usize::try_from(limit).unwrap(), "drills that have begun and have no slot yet");
         let passed = |name: &str| bench.view.nodes[name].record().and_then(|r| r.drill.clone()).map(|d| d.result);
         for name in ["a", "b", "c"] {
             assert_eq!(passed(name).as_deref(), Some("Passed"), "{name}");

@@ -121,6 +121,8 @@ impl<'a> Planner<'a> {
     fn collect(&mut self) -> NodeRequests<'a> {
         let view = self.view;
         let mut requests = NodeRequests::default();
+        let mut drills = self.drills_before_slot();
+        let most_drills = self.policy.max_unavailable.of(self.survey.total).unwrap_or(1);
         for node in &self.survey.nodes {
             let name = &node.node.facts.name;
             let decision = match self.context(node) {
@@ -147,13 +149,22 @@ impl<'a> Planner<'a> {
             requests.wants_slot.push(slots::makes_use(&decision.verdict));
             match decision.verdict {
                 Verdict::WantsSlot => requests.wanting.push(node),
+                Verdict::Drill(_) if drills >= most_drills => {
+                    self.wait(node, Wait::Queued { position: drills - most_drills, behind: None });
+                    drills += 1;
+                }
                 verdict if view.busy.contains(name) => {
+                    drills += usize::from(matches!(verdict, Verdict::Drill(_)));
                     if let Verdict::Candidate(version) = verdict
                         && !view.paused.contains(name)
                     {
                         requests.beginning.push((node, version));
                     }
                     self.wait(node, Wait::Acting);
+                }
+                Verdict::Drill(action) => {
+                    drills += 1;
+                    self.plan.actions.insert(name.clone(), action);
                 }
                 Verdict::Act(action) => {
                     self.plan.actions.insert(name.clone(), action);
@@ -163,6 +174,16 @@ impl<'a> Planner<'a> {
             }
         }
         requests
+    }
+
+    /// Counts the drills that have begun and have no slot yet. Each of these nodes is left alone by updates, and its agent
+    /// reports often.
+    fn drills_before_slot(&self) -> usize {
+        let prepares = |node: &&SurveyedNode<'_>| {
+            let drills = node.node.progress().is_some_and(|progress| progress.drill.is_some());
+            drills && matches!(node.step, Some(Step::Staging | Step::Staged))
+        };
+        self.survey.nodes.iter().filter(prepares).count()
     }
 
     /// Counts failures whose record is about to be written: nothing starts beside the write that freezes.

@@ -234,6 +234,8 @@ enum Verdict {
     Wait(Wait),
     /// Idle, and its own facts allow an attempt to this version.
     Candidate(semver::Version),
+    /// Idle, and its own facts allow the requested drill, which this action begins.
+    Drill(Action),
     /// Staged, and its own facts allow the disruption.
     WantsSlot,
 }

@@ -89,7 +89,7 @@ pub(super) fn makes_use(verdict: &Verdict) -> bool {
     match verdict {
         Verdict::WantsSlot | Verdict::Wait(Wait::ReadingPods) => true,
         Verdict::Act(action) => action.next_step().is_some_and(begins_disruption),
-        Verdict::Wait(_) | Verdict::Candidate(_) => false,
+        Verdict::Wait(_) | Verdict::Candidate(_) | Verdict::Drill(_) => false,
     }
 }
 

@@ -30,9 +30,9 @@ pub(super) fn earlier_operator(pods: &[String], count: usize) -> String {
 
 pub(super) fn queued(position: usize, behind: Option<&str>) -> String {
     match (position, behind) {
-        (_, None) => format!("{position} node(s) are updated before this one"),
+        (_, None) => format!("{position} node(s) come before this one"),
         (0, Some(node)) => format!("its turn comes next, after {node}"),
-        (_, Some(node)) => format!("{position} node(s) are updated before this one, the last of them {node}"),
+        (_, Some(node)) => format!("{position} node(s) come before this one, the last of them {node}"),
     }
 }
 

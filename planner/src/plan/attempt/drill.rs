@@ -66,7 +66,8 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
     status.report.drain = None;
     acknowledge_drill(ctx, &mut status);
     unblock(&mut status);
-    Some(Decision::act(Action::Status { status: Box::new(status), note: None }))
+    let action = Action::Status { status: Box::new(status), note: None };
+    Some(Decision { verdict: Verdict::Drill(action), ..Decision::default() })
 }
 
 /// Ends the request for a drill before it has begun, if there is one.
