@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use planner::simulation::{Description, simulate};
 use serde_json::json;
 
@@ -49,7 +49,7 @@ fn main() {
             u64::from(nodes) * 30,
             course.plans,
             course.evictions,
-            format!("{:#}", course.makespan()),
+            format!("{:#}", SignedDuration::from_secs(course.makespan().as_secs())),
             peak_memory()
         );
     }

@@ -22,7 +22,7 @@ struct Bench {
     policy: Policy,
     now: i64,
     hosts: BTreeMap<String, Host>,
-    /// The budget that refuses a pod, by its uid.
+    /// The budget that refuses a pod, by its uid; empty: it is refused without one.
     refused: BTreeMap<String, &'static str>,
     /// The desired states of node `a`, each once, in their order.
     states: Vec<HostState>,
@@ -89,7 +89,8 @@ impl Bench {
                 let budget = self.refused.get(&pod.uid);
                 let (message, since, retry_at) = ("not now".to_owned(), t(self.now), t(self.now + 5));
                 let accepted = budget.is_none();
-                let budget = budget.map(|budget| (*budget).to_owned());
+                let budget = budget.filter(|budget| !budget.is_empty()).map(|budget| (*budget).to_owned());
+                let since = node.blocked.get(&pod.uid).map_or(since, |before| before.since);
                 let answer = Blocked { budget, message, since, retry_at, fatal: false, accepted, deleted: false };
                 node.blocked.insert(pod.uid.clone(), answer);
                 if accepted && !evictions.dry_run {
@@ -219,6 +220,21 @@ fn dry_run_names_pods_that_budgets_refuse_and_goes_on() {
     assert_eq!(bench.events, ["DrillStarted", "DrillFailed"]);
     let asked: usize = bench.evictions.iter().map(|evictions| evictions.pods.len()).sum();
     assert_eq!(asked, 2, "a refused pod is not asked about again");
+    bench.assert_nothing_armed_or_charged();
+}
+
+#[test]
+fn refusal_without_a_budget_is_asked_about_again_for_a_minute_and_is_the_result_then() {
+    let mut bench = Bench::new(&["a"], "1");
+    bench.refused.insert("web-a".into(), "");
+    let found = bench.end();
+    assert_eq!(found.result, "EvictionsRefused", "{found:?}");
+    let refused: Vec<_> = found.drill.refused.iter().map(|b| (b.pod.as_str(), b.budget.as_deref())).collect();
+    assert_eq!(refused, [("shop/web-a", None)]);
+    let seconds = found.drain_ended.unwrap().duration_since(found.drain_started.unwrap()).as_secs();
+    assert!((60..90).contains(&seconds), "{seconds} s");
+    let asked: usize = bench.evictions.iter().map(|evictions| evictions.pods.len()).sum();
+    assert!(asked > 10, "asked {asked} times");
     bench.assert_nothing_armed_or_charged();
 }
 

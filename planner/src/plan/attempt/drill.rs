@@ -11,6 +11,8 @@
 //! drills reports so then. Whatever refuses it ends it, with the reason as its result; it waits for a slot alone. It counts
 //! against no version and puts no back-off on the node.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use models::condition::find_condition;
 use models::plain::cut;
@@ -34,10 +36,14 @@ use super::status::{go_to, unblock};
 use super::{stage, verify};
 use crate::plan::context::NodeContext;
 use crate::plan::{Action, Decision, Eviction, Evictions, Note, Verdict, Wait, gates};
-use crate::view::PodFacts;
+use crate::view::{Blocked, PodFacts};
 
 /// The number of refused pods that a message names.
 const NAMED: usize = 3;
+
+/// Time from the first refusal without a budget, as of a webhook or of an API server under load, for which a dry run asks about
+/// a pod again.
+const ASKS_AGAIN: Duration = Duration::from_secs(60);
 
 /// Begins the drill that is requested for an idle node, or ends the request with the reason against it. A moment's reason,
 /// such as a report that the agent is about to make, is waited for.
@@ -114,7 +120,10 @@ pub(super) fn before_drain(ctx: &NodeContext<'_>, progress: &Progress, drill: &D
         let deadline = stage::deadline(ctx, progress);
         return match (ctx.now >= deadline, downloads) {
             (true, true) => end(FailureReason::StageTimedOut, "the host did not stage the image in time"),
-            (true, false) => end(FailureReason::AgentSilent, "the agent has not requested a permit in time"),
+            (true, false) => end(
+                FailureReason::AgentSilent,
+                "no permit was requested in time: the agent does not answer, or it or the web API does not know drills",
+            ),
             (false, true) => Decision::wait(Wait::Staging).waking_at(deadline),
             (false, false) => Decision::wait(Wait::AwaitingAgent).waking_at(deadline),
         };
@@ -158,7 +167,9 @@ pub(super) fn rehearse_drain(ctx: &NodeContext<'_>, progress: &Progress, drill: 
     }
     let answered = |pod: &&&PodFacts| {
         let answer = ctx.node.blocked.get(&pod.uid);
-        answer.is_some_and(|answer| answer.accepted || answer.fatal || answer.budget.is_some())
+        let stays =
+            |answer: &Blocked| answer.fatal || answer.budget.is_some() || ctx.now >= after(answer.since, ASKS_AGAIN);
+        answer.is_some_and(|answer| answer.accepted || stays(answer))
     };
     let left: Vec<&PodFacts> = sorted.evictable.iter().filter(|pod| !answered(pod)).copied().collect();
     if left.is_empty() {

@@ -287,6 +287,40 @@ pub(super) fn is_plain(node: &NodeView) -> bool {
         && agent.state == Some(HostState::Idle)
         && agent.updates.as_ref().is_some_and(|updates| updates.refresh_failure.is_none());
     let clean = node.record().is_none_or(|record| record.failures == 0 && record.version_failures.is_empty());
-    let requests = shadow.retry.is_some() || shadow.release.is_some() || shadow.drill.is_some() || shadow.deleting;
-    rests && usual && reported && clean && !requests && facts.pressure.is_none() && node.agent_missing.is_none()
+    let done = node.record().and_then(|record| record.requests.clone()).unwrap_or_default();
+    let carried_out = |asked: &Option<String>, done: &Option<String>| asked.is_none() || asked == done;
+    let requests = carried_out(&shadow.retry, &done.retry)
+        && carried_out(&shadow.release, &done.release)
+        && carried_out(&shadow.drill, &done.drill);
+    rests
+        && usual
+        && reported
+        && clean
+        && requests
+        && !shadow.deleting
+        && facts.pressure.is_none()
+        && node.agent_missing.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{Record, ShadowRequests};
+
+    use super::*;
+    use crate::fixtures::node;
+
+    #[test]
+    fn request_that_was_carried_out_sets_no_node_apart() {
+        let mut asked = node("a");
+        let shadow = asked.shadow.as_mut().unwrap();
+        (shadow.retry, shadow.release, shadow.drill) = (Some("1".into()), Some("2".into()), Some("3 evict".into()));
+        assert!(!is_plain(&asked));
+        let mut done = ShadowRequests { retry: Some("1".into()), release: Some("2".into()), drill: None };
+        for (drill, plain) in [(None, false), (Some("2 evict".to_owned()), false), (Some("3 evict".to_owned()), true)] {
+            done.drill = drill;
+            let record = Record { requests: Some(done.clone()), ..Record::default() };
+            asked.shadow.as_mut().unwrap().status.controller.record = Some(record);
+            assert_eq!(is_plain(&asked), plain, "{done:?}");
+        }
+    }
 }
