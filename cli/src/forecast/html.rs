@@ -84,7 +84,7 @@ pub(crate) fn page(title: &str, scenario: &Scenario, course: &Course, summary: &
     }
     let data = json!({
         "begun": course.start.as_second(), "ended": course.end.as_second(), "entries": entries,
-        "texts": [oldest, newest, UPDATED, "Failed", "Under way"], "rows": rows,
+        "succeeds": UPDATED, "texts": [oldest, newest, UPDATED, "Failed", "Under way"], "rows": rows,
     });
     let attempts = nodes().filter(|(_, node)| node.began.is_some()).map(|(index, node)| {
         let at = |second: Option<u32>| second.map(|second| format!("{:.0}", course.time(second))).unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use jiff::Timestamp;
-use models::history::HistoryRow;
+use models::history::{HistoryRow, RecordedRollout};
 use models::plain::plain;
 use models::shadow::{DrainedPod, PodMove};
 use serde_json::{Value, json};
@@ -75,7 +75,7 @@ fn data(rollout: &Rollout) -> Value {
     });
     json!({
         "begun": rollout.head.begun.as_second(), "ended": rollout.status.ended.map(Timestamp::as_second),
-        "entries": entries.collect::<Vec<_>>(), "texts": texts.all, "rows": rows,
+        "succeeds": rollout.succeeds(), "entries": entries.collect::<Vec<_>>(), "texts": texts.all, "rows": rows,
     })
 }
 
@@ -105,7 +105,9 @@ pub(super) fn page(rollout: &Rollout) -> anyhow::Result<String> {
             moved(row, PodMove::LeftToReboot).to_string(),
         ]
     });
-    let name = format!("Rollout {}: {} on {}", rollout.head.number, rollout.head.version, rollout.head.variant);
+    let RecordedRollout { number, version, variant, drill, .. } = &rollout.head;
+    let what = if *drill { "Drills" } else { "Rollout" };
+    let name = format!("{what} {number}: {version} on {variant}");
     let header = ["Time", "Event", "Step", "Field manager", "Message"];
     let attempts =
         ["Node", "Attempt", "Step", "Started", "Took", "Result", "Message", "Evicted", "Forced", "Left to reboot"];

@@ -8,6 +8,7 @@ use models::condition::true_condition;
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, FROZEN, HistoryRow, RecordedRollout,
 };
+use models::shadow::{DRILL_PASSED, UPDATED};
 use serde_json::{Value, json};
 
 use crate::page::Page;
@@ -45,6 +46,11 @@ pub(super) struct Rollout {
 }
 
 impl Rollout {
+    /// Returns the result of an attempt that has succeeded.
+    pub(super) fn succeeds(&self) -> &'static str {
+        if self.head.drill { DRILL_PASSED } else { UPDATED }
+    }
+
     /// Reads a record and its pages.
     pub(super) fn parse(record: &Value, pages: &BTreeMap<i64, Value>) -> anyhow::Result<Self> {
         let head = typed(record)?;

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::history::{HistoryRow, RecordedRollout};
 use models::operator::{CanaryStep, CompletionEstimate, CountOrPercent, StepApproval};
-use models::shadow::{DRILL_PASSED, DrainedPod, PodMove, UPDATED};
+use models::shadow::{DrainedPod, PodMove};
 use models::time::between;
 
 use super::rollouts::{Rollout, steps};
@@ -77,8 +77,7 @@ pub(super) fn head(rollout: &Rollout) -> Vec<(&'static str, String)> {
         0 => "not known".to_owned(),
         number => format!("{number} ({})", head.revision.name),
     };
-    let succeeds = if head.drill { DRILL_PASSED } else { UPDATED };
-    let failed = rollout.rows.iter().filter(|row| row.result.result != succeeds).count();
+    let failed = rollout.rows.iter().filter(|row| row.result.result != rollout.succeeds()).count();
     let mut fields = vec![
         ("Rollout", format!("{}{continued}", head.number)),
         ("Record", rollout.name.clone()),
@@ -248,6 +247,8 @@ mod tests {
         for part in ["Drill on:        1.20.0", "(failed: 0)", "with evictions"] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        let html = super::super::html::page(&rollout).unwrap();
+        assert!(html.contains("<title>Drills 8: 1.20.0") && html.contains(r#""succeeds":"Passed""#), "{html}");
         let mut list = Page::default();
         super::super::rollouts::table(&mut list, &[record], None);
         assert!(list.to_string().contains("1.20.0 (drill)"), "{list}");

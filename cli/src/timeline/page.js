@@ -26,7 +26,7 @@
     const [node, attempt, step, from, to, result, message, started, drain, drained, soak, ended, before, after, pods, running, moved] = row;
     return {
       node, attempt, step, from: texts[from], to: texts[to], result: texts[result], message, started, drain, drained, soak, ended,
-      before, after, pods, running, moved, failed: texts[result] !== "Updated",
+      before, after, pods, running, moved, failed: texts[result] !== data.succeeds,
     };
   }).sort((a, b) => a.started - b.started);
   const byNode = new Map();
