@@ -1,19 +1,14 @@
 //! Estimates of when rollouts are completed (`planner::simulation::estimate`), made beside the leader's turns.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use planner::policy::Policy;
 use planner::simulation::{estimate, no_estimate};
 use planner::view::{ClusterView, EstimateFacts};
 use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
 
 use crate::history::Pages;
-
-/// Time for the durations of the last updates to be read.
-const READ_LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Default)]
 struct State {
@@ -51,7 +46,7 @@ impl Estimates {
         let (view, policy, nothing) = (view.clone(), policy.clone(), no_estimate(view, now));
         let (state, pages, changed) = (self.state.clone(), self.pages.clone(), self.changed.clone());
         tokio::spawn(async move {
-            let updates = timeout(READ_LIMIT, pages.last_updates()).await.unwrap_or_default();
+            let updates = pages.last_updates().await;
             let (sender, made) = oneshot::channel();
             // A thread that the end of the process does not wait for.
             let simulates = move || _ = sender.send(estimate(view, &policy, &updates, now));

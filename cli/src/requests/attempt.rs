@@ -5,7 +5,7 @@ use anyhow::{Context as _, bail};
 use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};
-use models::names::{RELEASE_ANNOTATION, RETRY_ANNOTATION};
+use models::names::{DRILL_ANNOTATION, RELEASE_ANNOTATION, RETRY_ANNOTATION};
 use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Progress, Record, Step,
 };
@@ -70,9 +70,20 @@ fn retried(shadow: &BottlerocketShadow, nonce: &str) -> State {
     })
 }
 
+/// Returns whether a drill is requested that the controller has neither begun nor refused.
+fn has_pending_drill(shadow: &BottlerocketShadow) -> bool {
+    let asked = shadow.metadata.annotations.as_ref().and_then(|annotations| annotations.get(DRILL_ANNOTATION));
+    let done = record(shadow).and_then(|record| record.requests.as_ref()).and_then(|requests| requests.drill.as_ref());
+    asked.is_some() && asked != done
+}
+
 /// Decides about `release`.
 fn decide_release(shadow: &BottlerocketShadow, nonce: &str) -> Decision {
     match progress(shadow) {
+        None if has_pending_drill(shadow) => Decision::write(
+            json!({"metadata": {"annotations": {RELEASE_ANNOTATION: nonce}}}),
+            "asked to end the request for its drill, which has not begun".to_owned(),
+        ),
         None => Decision::Nothing("no update of it is under way, so that there is nothing to release".to_owned()),
         Some(progress) if progress.step == Step::Releasing => {
             Decision::Nothing("it is being released already".to_owned())

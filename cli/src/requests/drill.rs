@@ -84,7 +84,10 @@ fn result<'a>(shadow: &'a BottlerocketShadow, request: &str) -> Option<&'a Drill
 fn pending(shadow: &BottlerocketShadow, request: &str) -> String {
     let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let blocked = true_condition(conditions, BLOCKED).map(|blocked| format!(": {}", blocked.message));
-    let Some(progress) = progress(shadow) else { return "for the controller to begin the drill".to_owned() };
+    let Some(progress) = progress(shadow) else {
+        let what = "for the controller to begin the drill, which it does while fewer than maxUnavailable others wait for their slots";
+        return what.to_owned();
+    };
     if progress.drill.as_ref().is_none_or(|drill| drill.request != request) {
         return format!("its attempt under way ends first ({})", progress.step.as_str());
     }

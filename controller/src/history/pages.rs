@@ -1,7 +1,10 @@
 //! The results of ended updates, read from the pages of the history.
 
+use std::time::Duration;
+
 use models::history::{page_number, record_number};
 use planner::simulation::UpdateDurations;
+use tokio::time::{Instant, timeout_at};
 
 use super::objects::Objects;
 use crate::apply::Applier;
@@ -13,6 +16,9 @@ const PAGES: usize = 2;
 /// The most pages that are read: those of drills have no update.
 const MOST_PAGES: usize = 12;
 
+/// Time for all of them.
+const LIMIT: Duration = Duration::from_secs(20);
+
 /// The pages of the history.
 #[derive(Clone)]
 pub struct Pages(Objects);
@@ -23,7 +29,7 @@ impl Pages {
         Self(Objects::of(applier, caches))
     }
 
-    /// Reads how long the last updates took. What cannot be read is left out.
+    /// Reads how long the last updates took. What cannot be read, or not in time, is left out.
     pub async fn last_updates(&self) -> Vec<UpdateDurations> {
         let objects = self.0.known.items();
         let place = |object: &&planner::view::HistoryObject| {
@@ -33,12 +39,13 @@ impl Pages {
         let mut pages: Vec<_> = objects.values().filter(|object| object.page.is_some()).collect();
         pages.sort_by_key(place);
         let mut updates = Vec::new();
-        let mut left = PAGES;
+        let (mut left, deadline) = (PAGES, Instant::now() + LIMIT);
         for page in pages.iter().rev().take(MOST_PAGES) {
             if left == 0 {
                 break;
             }
-            match self.0.read(&page.name).await {
+            let Ok(read) = timeout_at(deadline, self.0.read(&page.name)).await else { break };
+            match read {
                 Ok(Some(found)) => {
                     let page = found.object.ok().and_then(|object| object.spec.page).unwrap_or_default();
                     let before = updates.len();

@@ -4,8 +4,9 @@
 //! The checks are those of the plan: the gates, and the plan's own answer for what depends on other nodes.
 
 use jiff::Timestamp;
-use models::shadow::{Progress, Step};
+use models::shadow::{Drill, Progress, Step};
 
+use super::attempt::pending_drill;
 use super::context::NodeContext;
 use super::gates::Gate;
 use super::survey::Survey;
@@ -155,7 +156,10 @@ fn idle(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
     let of_claim = |wait: &&Wait| matches!(wait.reason(), WaitReason::Held | WaitReason::DisarmPending);
     let left = wait.filter(of_claim).filter(|_| ctx.facts().claimed());
     checks.push(Check::new("Released", "nothing of an earlier attempt is left on the node", left.cloned().into()));
-    add_gates(ctx, gates::of_idle(ctx), checks);
+    match pending_drill(ctx) {
+        Some(request) => add_gates(ctx, gates::of_idle_drill(Drill::of(request).download), checks),
+        None => add_gates(ctx, gates::of_idle(ctx), checks),
+    }
     let result = if passed(checks) { wait.cloned().into() } else { CheckResult::NotReached };
     checks.push(turn(result));
     add_drain_gates(ctx, checks);

@@ -46,6 +46,8 @@ struct Planner<'a> {
 struct NodeRequests<'a> {
     /// Idle nodes that may begin.
     candidates: Vec<(&'a SurveyedNode<'a>, Version)>,
+    /// Idle nodes whose drill may begin, with its first write unless that is under way.
+    drills: Vec<(&'a SurveyedNode<'a>, Option<Action>)>,
     /// Staged nodes that may be disrupted.
     wanting: Vec<&'a SurveyedNode<'a>>,
     /// Nodes that begin, of which the first write is under way or not observed yet.
@@ -91,6 +93,7 @@ impl<'a> Planner<'a> {
         }
         let mut assignment = Assignment::of(slots, budget.clone());
         let ready = self.give_slots(&requests.wanting, &mut assignment);
+        self.begin_drills(std::mem::take(&mut requests.drills), &assignment, freezes);
         self.begin(&requests, &ready, budget);
         self.report(Some(assignment.slots))
     }
@@ -121,8 +124,6 @@ impl<'a> Planner<'a> {
     fn collect(&mut self) -> NodeRequests<'a> {
         let view = self.view;
         let mut requests = NodeRequests::default();
-        let mut drills = self.drills_before_slot();
-        let most_drills = self.policy.max_unavailable.of(self.survey.total).unwrap_or(1);
         for node in &self.survey.nodes {
             let name = &node.node.facts.name;
             let decision = match self.context(node) {
@@ -149,23 +150,16 @@ impl<'a> Planner<'a> {
             requests.wants_slot.push(slots::makes_use(&decision.verdict));
             match decision.verdict {
                 Verdict::WantsSlot => requests.wanting.push(node),
-                Verdict::Drill(_) if drills >= most_drills => {
-                    self.wait(node, Wait::Queued { position: drills - most_drills, behind: None });
-                    drills += 1;
-                }
                 verdict if view.busy.contains(name) => {
-                    drills += usize::from(matches!(verdict, Verdict::Drill(_)));
-                    if let Verdict::Candidate(version) = verdict
-                        && !view.paused.contains(name)
-                    {
-                        requests.beginning.push((node, version));
+                    match verdict {
+                        _ if view.paused.contains(name) => {}
+                        Verdict::Candidate(version) => requests.beginning.push((node, version)),
+                        Verdict::Drill(_) => requests.drills.push((node, None)),
+                        _ => {}
                     }
                     self.wait(node, Wait::Acting);
                 }
-                Verdict::Drill(action) => {
-                    drills += 1;
-                    self.plan.actions.insert(name.clone(), action);
-                }
+                Verdict::Drill(action) => requests.drills.push((node, Some(action))),
                 Verdict::Act(action) => {
                     self.plan.actions.insert(name.clone(), action);
                 }
@@ -174,16 +168,6 @@ impl<'a> Planner<'a> {
             }
         }
         requests
-    }
-
-    /// Counts the drills that have begun and have no slot yet. Each of these nodes is left alone by updates, and its agent
-    /// reports often.
-    fn drills_before_slot(&self) -> usize {
-        let prepares = |node: &&SurveyedNode<'_>| {
-            let drills = node.node.progress().is_some_and(|progress| progress.drill.is_some());
-            drills && matches!(node.step, Some(Step::Staging | Step::Staged))
-        };
-        self.survey.nodes.iter().filter(prepares).count()
     }
 
     /// Counts failures whose record is about to be written: nothing starts beside the write that freezes.

@@ -79,9 +79,20 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
 /// Ends the request for a drill before it has begun, if there is one.
 pub(super) fn refuse_request(ctx: &NodeContext<'_>, wait: &Wait) -> Decision {
     let Some(request) = pending_drill(ctx) else { return Decision::wait(wait.clone()) };
+    end_request(ctx, request, wait.as_str(), &wait.to_string())
+}
+
+/// Ends the request for a drill that has not begun, since a user requests the release of the node; `None` if there is none.
+pub(super) fn release_request(ctx: &NodeContext<'_>) -> Option<Decision> {
+    let reason = FailureReason::ReleaseRequested.as_str();
+    Some(end_request(ctx, pending_drill(ctx)?, reason, "a user requested the release of the node"))
+}
+
+fn end_request(ctx: &NodeContext<'_>, request: &str, result: &str, message: &str) -> Decision {
     let mut status = ctx.controller_status();
     acknowledge_drill(ctx, &mut status);
-    let found = result_of(ctx, &Drill::of(request), None, wait.as_str(), &wait.to_string());
+    acknowledge_release(ctx, &mut status);
+    let found = result_of(ctx, &Drill::of(request), None, result, message);
     let note = note_of(&found);
     status.report.record.get_or_insert_default().drill = Some(found);
     Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
@@ -165,10 +176,10 @@ pub(super) fn rehearse_drain(ctx: &NodeContext<'_>, progress: &Progress, drill: 
     if let Some(action) = record_new(ctx, &sorted).filter(|_| ctx.now < deadline) {
         return Decision::act(action);
     }
+    let asks_until = |answer: &Blocked| after(answer.since, ASKS_AGAIN).min(deadline);
     let answered = |pod: &&&PodFacts| {
         let answer = ctx.node.blocked.get(&pod.uid);
-        let stays =
-            |answer: &Blocked| answer.fatal || answer.budget.is_some() || ctx.now >= after(answer.since, ASKS_AGAIN);
+        let stays = |answer: &Blocked| answer.fatal || answer.budget.is_some() || ctx.now >= asks_until(answer);
         answer.is_some_and(|answer| answer.accepted || stays(answer))
     };
     let left: Vec<&PodFacts> = sorted.evictable.iter().filter(|pod| !answered(pod)).copied().collect();
@@ -179,7 +190,7 @@ pub(super) fn rehearse_drain(ctx: &NodeContext<'_>, progress: &Progress, drill: 
         let named = left.iter().take(NAMED).map(|pod| pod.title()).collect::<Vec<_>>().join(", ");
         return timed_out(&format!("the API server has not answered for {} pod(s): {named}", left.len()));
     }
-    let retry = |pod: &PodFacts| ctx.node.blocked.get(&pod.uid).map(|answer| answer.retry_at);
+    let retry = |pod: &PodFacts| ctx.node.blocked.get(&pod.uid).map(|answer| answer.retry_at.min(asks_until(answer)));
     let due = left.iter().filter(|pod| !ctx.node.in_flight.contains_key(&pod.uid));
     let due = due.filter(|pod| retry(pod).is_none_or(|at| at <= ctx.now));
     let pods = due.map(|pod| Eviction::of(pod)).collect();

@@ -54,7 +54,7 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
             Some(progress) => {
                 fail(ctx, progress, FailureReason::ReleaseRequested, "a user requested the release of the node")
             }
-            None => Decision::act(requests::nothing_to_release(ctx)),
+            None => drill::release_request(ctx).unwrap_or_else(|| Decision::act(requests::nothing_to_release(ctx))),
         };
     }
     let Some(progress) = progress else { return idle::decide(ctx) };

@@ -4,13 +4,54 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use models::shadow::Step;
 
+use super::assign::Assignment;
 use super::{NodeRequests, Planner};
 use crate::plan::rollout::{self, KeyRef, Rollout};
 use crate::plan::slots::Budget;
 use crate::plan::survey::SurveyedNode;
-use crate::plan::{Wait, attempt, order};
+use crate::plan::{Action, Wait, attempt, order};
 
 impl<'a> Planner<'a> {
+    /// Lets requested drills begin: those that have begun and have no slot yet are no more than nodes may be out of service,
+    /// since updates leave such a node alone and its agent reports often. One that waits for room in its group or zone does not
+    /// count.
+    pub(super) fn begin_drills(
+        &mut self,
+        requested: Vec<(&'a SurveyedNode<'a>, Option<Action>)>,
+        assignment: &Assignment<'a>,
+        freezes: bool,
+    ) {
+        if requested.is_empty() {
+            return;
+        }
+        let has_slot = |node: &SurveyedNode<'_>| assignment.slots.iter().any(|slot| slot.uid == node.facts.uid);
+        let prepares = |node: &&SurveyedNode<'a>| {
+            let drills = node.node.progress().is_some_and(|progress| progress.drill.is_some());
+            drills && matches!(node.step, Some(Step::Staging | Step::Staged)) && !has_slot(node)
+        };
+        let prepared = self.survey.nodes.iter().filter(prepares).map(|node| (node, None));
+        let mut drills: Vec<_> = requested.into_iter().chain(prepared).collect();
+        order::rank(self.view, &mut drills, |(node, _)| node);
+        let most = self.policy.max_unavailable.of(self.survey.total).unwrap_or(1);
+        let (mut position, mut behind) = (0, None);
+        for (node, begin) in drills {
+            let refused = assignment.budget.refusal(self.policy, node);
+            match (begin, refused) {
+                (None, Some(_)) => continue,
+                (None, None) => {}
+                (Some(_), Some(refused)) => {
+                    self.wait(node, refused);
+                    continue;
+                }
+                (Some(action), None) if position < most && !freezes => {
+                    self.plan.actions.insert(node.facts.name.clone(), action);
+                }
+                (Some(_), None) => self.wait(node, Wait::Queued { position, behind }),
+            }
+            (position, behind) = (position + 1, Some(node.facts.name.clone()));
+        }
+    }
+
     /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start:
     /// for the free slots, and as many nodes again. With it, it has a limit of its own.
     pub(super) fn begin(

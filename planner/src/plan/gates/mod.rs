@@ -149,9 +149,15 @@ fn of_drill_in(stages: &[GateStage], download: bool) -> impl Iterator<Item = &'s
     of(stages).filter(applies)
 }
 
-/// Checks that an idle node may begin a drill: also before a download the node has to be one that may be disrupted.
+/// Returns the gates of an idle node before it begins a drill, in their order: also before a download the node has to be one
+/// that may be disrupted.
+pub(super) fn of_idle_drill(download: bool) -> impl Iterator<Item = &'static Gate> {
+    of_drill_in(&[Begin, New, Disrupt], download)
+}
+
+/// Checks that an idle node may begin a drill.
 pub(super) fn begin_drill(ctx: &NodeContext<'_>, download: bool) -> Option<Wait> {
-    of_drill_in(&[Begin, New, Disrupt], download).find_map(|gate| gate.refusal(ctx))
+    of_idle_drill(download).find_map(|gate| gate.refusal(ctx))
 }
 
 /// Returns the gates of a drill before it may have a slot, in their order.

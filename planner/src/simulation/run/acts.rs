@@ -92,7 +92,23 @@ impl Run<'_> {
     /// Evicts pods. The planner sends the requests about one budget one after the other; each is answered within the same
     /// second, so that all that are due follow here at once.
     fn evict(&mut self, name: &str, evictions: &Evictions) {
-        let Some(node) = self.view.nodes.get(name) else { return };
+        let Some(node) = self.view.nodes.get_mut(name) else { return };
+        if evictions.dry_run {
+            for pod in &evictions.pods {
+                let (since, message) = (self.now, String::new());
+                let answer = Blocked {
+                    budget: None,
+                    message,
+                    since,
+                    retry_at: since,
+                    fatal: false,
+                    accepted: true,
+                    deleted: false,
+                };
+                node.blocked.insert(pod.uid.clone(), answer);
+            }
+            return;
+        }
         let pods = node.pods.as_deref().unwrap_or_default();
         let due: BTreeSet<&str> = if evictions.delete {
             evictions.pods.iter().map(|pod| pod.uid.as_str()).collect()
