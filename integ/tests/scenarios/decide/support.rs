@@ -83,22 +83,24 @@ pub(super) async fn annotate(
 /// Waits until the controller exports a series with this value.
 pub(super) async fn until_metric(ctx: &ScenarioContext, series: &str, value: &str) -> anyhow::Result<()> {
     let line = format!("brupop_controller_{series} {value}");
-    poll(&format!("the metric {line}"), async || {
+    let mut last = String::new();
+    let found = poll(&format!("the metric {line}"), async || {
         // The leader may be changing from one pod to another.
-        let text = metrics(ctx).await.unwrap_or_default();
-        Ok(text.lines().any(|found| found == line).then_some(()))
+        last = metrics(ctx).await.unwrap_or_else(|error| format!("{error:#}"));
+        Ok(last.lines().any(|found| found == line).then_some(()))
     })
-    .await
+    .await;
+    found.with_context(|| format!("the last answer: {}", last.chars().take(4000).collect::<String>()))
 }
 
 async fn metrics(ctx: &ScenarioContext) -> anyhow::Result<String> {
     let selector = format!("app.kubernetes.io/component={CONTROLLER}");
-    let path = "jsonpath={.items[0].status.podIP}";
-    let address: Ipv4Addr = ctx
-        .kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", path])
-        .await?
-        .parse()
-        .context("no address yet")?;
+    let path = "jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.status.podIP}{'\\n'}{end}";
+    let pods = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", path]).await?;
+    // One that was evicted may be there for a while.
+    let runs = pods.lines().filter_map(|pod| pod.split_once(" Running ")).last();
+    let (_, address) = runs.with_context(|| format!("no pod runs: {pods}"))?;
+    let address: Ipv4Addr = address.parse().with_context(|| format!("no address yet: {pods}"))?;
     // A pod of the test cluster is 10.x.y.z for Kubernetes, and its process listens on 127.x.y.z.
     let [_, bed, node, pod] = address.octets();
     let url = format!("http://{}:8080/metrics", Ipv4Addr::new(127, bed, node, pod));
