@@ -14,8 +14,9 @@ triple=$("$cargo" -vV | sed -n 's/^host: //p')
 
 flags=(
   -C target-feature=+crt-static
-  # A panic ends the program without unwinding (`panic = "abort"`), and without symbols nothing reads these tables.
-  -C force-unwind-tables=no
+  # GNU's linker: LLVM's can only drop all unwind tables.
+  -C link-arg=-fuse-ld=bfd
+  -C link-arg=-Wl,-T,deploy/images/discard.ld
   # A tenth of the size of ordinary relocations. Static programs stay relocatable, so addresses are random.
   -C link-arg=-Wl,-z,pack-relative-relocs
   "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"

@@ -10,17 +10,17 @@ use crate::process::{cargo, output};
 
 /// A part of a program that has a license of its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Component {
+pub(crate) struct Component {
     /// Name.
-    pub name: String,
+    pub(crate) name: String,
     /// Version.
-    pub version: String,
+    pub(crate) version: String,
     /// SPDX expression of the license.
-    pub license: String,
+    pub(crate) license: String,
     /// SHA-256 of the archive in the registry; absent: a crate of this project, or a part of the toolchain.
-    pub checksum: Option<String>,
+    pub(crate) checksum: Option<String>,
     /// Folder of the sources; absent: a part of the toolchain.
-    pub folder: Option<PathBuf>,
+    pub(crate) folder: Option<PathBuf>,
 }
 
 /// The package that a program is built from.
@@ -41,9 +41,11 @@ pub(crate) fn package(root: &Path, program: &str, triple: &str) -> anyhow::Resul
         output(root, &cargo(), &["metadata", "--locked", "--format-version=1", "--filter-platform", triple])?;
     let metadata: Value = serde_json::from_str(&metadata).context("the output of cargo metadata")?;
     let lock = std::fs::read_to_string(root.join("Cargo.lock")).context("Cargo.lock cannot be read")?;
-    let (packages, checksums) = (metadata["packages"].as_array().context("cargo metadata has no packages")?, checksums(&lock));
+    let (packages, checksums) =
+        (metadata["packages"].as_array().context("cargo metadata has no packages")?, checksums(&lock));
     let own = packages.iter().find(|package| package["source"].is_null() && has_program(package, program));
-    let own = component(own.with_context(|| format!("no package of this project has the program {program}"))?, &checksums)?;
+    let own =
+        component(own.with_context(|| format!("no package of this project has the program {program}"))?, &checksums)?;
     let mut known = BTreeMap::new();
     for package in packages {
         let component = component(package, &checksums)?;

@@ -2,7 +2,7 @@
 
 use flate2::{Compression, GzBuilder};
 
-use crate::layout::sha256;
+use crate::digest::sha256;
 
 /// The file with the licenses.
 pub const LICENSES: &str = "licenses.txt";

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
+use crate::digest::sha256;
 use crate::layer::{Layer, archive};
 
 /// User and group of the programs, as in the manifests: nothing in the images belongs to them.
@@ -51,23 +51,29 @@ pub(crate) struct Layout {
 impl Image<'_> {
     pub(crate) fn layout(&self, layer: &Layer) -> anyhow::Result<Layout> {
         let labels = self.labels();
-        let config = Blob::json("application/vnd.oci.image.config.v1+json", &json!({
-            "created": self.created,
-            "architecture": self.architecture,
-            "os": "linux",
-            "config": {"User": USER, "Entrypoint": [format!("/{}", self.name)], "WorkingDir": "/", "Labels": labels},
-            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", layer.diff_id)]},
-            "history": [{"created": self.created, "created_by": "make images"}],
-        }));
+        let config = Blob::json(
+            "application/vnd.oci.image.config.v1+json",
+            &json!({
+                "created": self.created,
+                "architecture": self.architecture,
+                "os": "linux",
+                "config": {"User": USER, "Entrypoint": [format!("/{}", self.name)], "WorkingDir": "/", "Labels": labels},
+                "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", layer.diff_id)]},
+                "history": [{"created": self.created, "created_by": "make images"}],
+            }),
+        );
         let layer =
             Blob { media_type: "application/vnd.oci.image.layer.v1.tar+gzip", content: layer.compressed.clone() };
-        let manifest = Blob::json("application/vnd.oci.image.manifest.v1+json", &json!({
-            "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": config.descriptor(),
-            "layers": [layer.descriptor()],
-            "annotations": labels,
-        }));
+        let manifest = Blob::json(
+            "application/vnd.oci.image.manifest.v1+json",
+            &json!({
+                "schemaVersion": 2,
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "config": config.descriptor(),
+                "layers": [layer.descriptor()],
+                "annotations": labels,
+            }),
+        );
         let mut entry = manifest.descriptor();
         entry["platform"] = json!({"architecture": self.architecture, "os": "linux"});
         // The first is what containerd names the image by, the second what other tools do.
@@ -138,9 +144,4 @@ pub fn qualified(registry: Option<&str>, name: &str, tag: &str) -> String {
         _ if host == "localhost" || host.contains(['.', ':']) => format!("{registry}/{name}:{tag}"),
         _ => format!("docker.io/{registry}/{name}:{tag}"),
     }
-}
-
-/// Returns a digest in hexadecimal digits.
-pub(crate) fn sha256(content: &[u8]) -> String {
-    format!("{:x}", Sha256::digest(content))
 }

@@ -2,6 +2,7 @@
 //! else. The same program, sources and options give the same bytes.
 
 mod crates;
+mod digest;
 mod layer;
 mod layout;
 mod licenses;
@@ -13,9 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-pub use crates::Component;
-pub use layer::LICENSES;
-pub use layer::SBOM;
+pub use layer::{LICENSES, SBOM};
 pub use layout::{USER, qualified};
 pub use program::Program;
 

@@ -1,6 +1,6 @@
 //! The licenses of everything that a program is linked from, as one text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -20,12 +20,12 @@ pub(crate) fn text(program: &str, root: &Path, components: &[Component]) -> anyh
     let mut list = String::new();
     for component in components {
         let Component { name, version, license, .. } = component;
-        let numbers: Vec<String> =
-            of(root, component)?.iter().map(|text| texts.number(text).to_string()).collect();
-        let numbers = if numbers.is_empty() { String::new() } else { format!(" [{}]", numbers.join(", ")) };
-        writeln!(list, "{name} {version}: {license}{numbers}")?;
+        let numbers: BTreeSet<_> = of(root, component)?.iter().map(|text| texts.number(text)).collect();
+        let numbers: Vec<_> = numbers.iter().map(|number| format!("[{number}]")).collect();
+        writeln!(list, "{name} {version}: {license} {}", numbers.join(""))?;
     }
-    let mut all = format!("{program} is linked from these. The numbers are those of the texts below.\n\n{list}\n{GLIBC}\n");
+    let mut all =
+        format!("{program} is linked from these. The numbers are those of the texts below.\n\n{list}\n{GLIBC}\n");
     for (index, text) in texts.all.iter().enumerate() {
         write!(all, "\n{:=<100}\n[{}]\n\n{}\n", "", index + 1, text.trim_end())?;
     }

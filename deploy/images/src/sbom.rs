@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::crates::{Component, Package};
-use crate::layout::sha256;
+use crate::digest::sha256;
 
 /// The program that a document is about.
 pub(crate) struct Subject<'a> {
