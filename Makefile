@@ -199,8 +199,8 @@ release: tools ## Build all programs as they ship
 .PHONY: images
 images: tools ## Write the programs as OCI images to target/images (REGISTRY=registry.example/brupop TAG=v0.1.0)
 	@deploy/images/build.sh "$(SHIPPED)" $(IMAGES)
-	@SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}" $(CARGO) run --quiet --locked -p images -- --output "$(TARGET)/images" \
-		--revision "$$(git describe --always --abbrev=40 --exclude='*' --dirty)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
+	@SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct || echo 0)}" $(CARGO) run --quiet --locked -p images -- --output "$(TARGET)/images" \
+		--revision "$$(git describe --always --abbrev=40 --exclude='*' --dirty || true)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
 		$(IMAGES:%="$(SHIPPED)/%")
 
 .PHONY: test-images

@@ -12,12 +12,19 @@ target=${CARGO_TARGET_DIR:-$root/target}
 # Named even where it is the host: the flags are then not those of build scripts and macros, which cannot be static.
 triple=$("$cargo" -vV | sed -n 's/^host: //p')
 
+[ -f "$(cc -print-file-name=libc.a)" ] || { echo "make: the static C library is needed: install it (Debian: libc6-dev, Fedora: glibc-static)" >&2; exit 1; }
+glibc=$(getconf GNU_LIBC_VERSION)
+[ "$(printf '%s\n' "$glibc" "glibc 2.36" | sort -V | head -n 1)" = "glibc 2.36" ] || {
+  echo "make: static programs need glibc 2.36 or later (Debian 12, Ubuntu 24.04), and this is $glibc" >&2
+  exit 1
+}
+
 flags=(
   -C target-feature=+crt-static
   # GNU's linker: LLVM's can only drop all unwind tables.
   -C link-arg=-fuse-ld=bfd
   -C link-arg=-Wl,-T,deploy/images/discard.ld
-  # A tenth of the size of ordinary relocations. Static programs stay relocatable, so addresses are random.
+  # A fraction of the size of ordinary relocations, which keep the addresses of a static program random. glibc reads them since 2.36.
   -C link-arg=-Wl,-z,pack-relative-relocs
   "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
   "--remap-path-prefix=$root=/brupop"

@@ -11,7 +11,7 @@ use crate::layer::{Layer, archive};
 /// User and group of the programs, as in the manifests: nothing in the images belongs to them.
 pub const USER: &str = "65532:65532";
 
-/// What an image shows of itself.
+/// Properties that an image shows.
 pub(crate) struct Image<'a> {
     pub(crate) name: &'a str,
     pub(crate) title: &'a str,

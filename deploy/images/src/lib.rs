@@ -18,7 +18,7 @@ pub use layer::{LICENSES, SBOM};
 pub use layout::{USER, qualified};
 pub use program::Program;
 
-/// What is the same for all images of a run.
+/// Options of all images of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The repository's root.

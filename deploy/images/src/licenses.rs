@@ -8,11 +8,13 @@ use anyhow::Context as _;
 
 use crate::crates::Component;
 
-/// How files with a license begin, in lower case.
+/// Beginnings of the names of files with a license, in lower case.
 const NAMES: [&str; 6] = ["license", "licence", "copying", "copyright", "notice", "unlicense"];
 
-const GLIBC: &str = "glibc is linked statically. The LGPL grants you the right to exchange it: the sources of this program, and the \
-command that links it (`make release`), are what its project publishes.";
+const NOTE: &str = "\
+glibc is linked statically. The LGPL grants you the right to exchange it: the sources of this program, and the command
+that links it (`make release`), are what its project publishes.
+The exception in the license of libgcc sets no terms for programs that the compiler links.";
 
 /// Returns the list of the components with the license of each, and each distinct text once.
 pub(crate) fn text(program: &str, root: &Path, components: &[Component]) -> anyhow::Result<String> {
@@ -25,7 +27,7 @@ pub(crate) fn text(program: &str, root: &Path, components: &[Component]) -> anyh
         writeln!(list, "{name} {version}: {license} {}", numbers.join(""))?;
     }
     let mut all =
-        format!("{program} is linked from these. The numbers are those of the texts below.\n\n{list}\n{GLIBC}\n");
+        format!("{program} is linked from these. The numbers are those of the texts below.\n\n{list}\n{NOTE}\n");
     for (index, text) in texts.all.iter().enumerate() {
         write!(all, "\n{:=<100}\n[{}]\n\n{}\n", "", index + 1, text.trim_end())?;
     }

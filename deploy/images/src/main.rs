@@ -45,6 +45,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { programs, output, root, registry, tag, revision, epoch } = arguments;
+    let revision = revision.filter(|revision| !revision.is_empty());
     let options = Options { root, output, registry, tag, revision, epoch };
     for program in &programs {
         let image = pack(&options, program)?;

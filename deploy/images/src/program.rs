@@ -33,8 +33,8 @@ impl Program {
     /// Checks that none of these folders occurs in the program.
     pub fn names_none_of(&self, folders: &[PathBuf]) -> anyhow::Result<()> {
         for folder in folders {
-            let name = folder.as_os_str().as_encoded_bytes();
-            let found = !name.is_empty() && self.bytes.windows(name.len()).any(|part| part == name);
+            let begin = [folder.as_os_str().as_encoded_bytes(), b"/"].concat();
+            let found = self.bytes.windows(begin.len()).any(|part| part == begin);
             anyhow::ensure!(!found, "the program names the folder {}: build it with `make release`", folder.display());
         }
         Ok(())
