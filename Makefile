@@ -51,7 +51,7 @@ endif
 # The unit tests first: they need the processors, and end soon. The refusals and the short tests mostly wait, so they run beside others.
 RUN = BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
 LONG := scenarios drains refusals
-ALL := $(basename $(notdir $(wildcard */tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
+ALL := $(basename $(notdir $(wildcard */tests/*.rs deploy/*/tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
 .PHONY: run-others $(LONG:%=run-%)
 run-others:
 	@$(RUN) $(patsubst %,--test %,$(sort $(filter-out $(LONG),$(ALL))))
@@ -205,7 +205,7 @@ images: tools ## Write the programs as OCI images to target/images (REGISTRY=reg
 
 .PHONY: test-images
 test-images: images ## Check the images that `make images` wrote, and start each program in nothing but its image
-	BRUPOP_IMAGES="$(TARGET)/images" $(CARGO) test --workspace --locked --test images
+	BRUPOP_IMAGES="$(TARGET)/images" $(CARGO) test --locked -p images --test images
 
 .PHONY: manifests
 manifests: build ## Write the generated files again: manifests and the reference of the resources

@@ -21,7 +21,7 @@ const WRITTEN: &str = "BRUPOP_IMAGES";
 /// The agent as it ships.
 const AGENT: &str = "BRUPOP_AGENT_BIN";
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Parts of the toolchain that every program is linked with.
 const TOOLCHAIN: [&str; 3] = ["glibc", "libgcc", "rust-std"];
@@ -226,7 +226,7 @@ fn named(program: &[u8]) -> BTreeSet<(String, String)> {
 /// than for tests and builds, without procedural macros.
 fn reachable(program: &str) -> BTreeSet<(String, String)> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let filter = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
+    let filter = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
     let output = Command::new(cargo).args(["metadata", "--locked", "--format-version=1", "--manifest-path", filter]);
     let metadata = json(&{ output }.args(["--filter-platform", "x86_64-unknown-linux-gnu"]).output().unwrap().stdout);
     let packages: BTreeMap<_, _> =
