@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
@@ -234,9 +234,10 @@ fn named(program: &[u8]) -> BTreeSet<(String, String)> {
 /// than for tests and builds, without procedural macros.
 fn reachable(program: &str) -> BTreeSet<(String, String)> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let filter = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
-    let output = Command::new(cargo).args(["metadata", "--locked", "--format-version=1", "--manifest-path", filter]);
-    let metadata = json(&{ output }.args(["--filter-platform", "x86_64-unknown-linux-gnu"]).output().unwrap().stdout);
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
+    let arguments = ["metadata", "--locked", "--format-version=1", "--manifest-path", manifest, "--filter-platform"];
+    let output = Command::new(cargo).args(arguments).arg("x86_64-unknown-linux-gnu").output().unwrap();
+    let metadata = json(&output.stdout);
     let packages: BTreeMap<_, _> =
         metadata["packages"].as_array().unwrap().iter().map(|package| (text(package, "id"), package)).collect();
     let has = |package: &Value, kind: &str, name: Option<&str>| {
@@ -264,10 +265,13 @@ fn list_has_the_linked_crates_and_no_others() {
         let listed = image.listed();
         let named = named(&image.files[image.program()].1);
         assert!(named.len() > 20, "the program names few crates: {named:?}");
-        assert_eq!(named.difference(&listed).collect::<Vec<_>>(), [], "linked and not listed");
+        let missing: Vec<_> = named.difference(&listed).collect();
+        assert!(missing.is_empty(), "linked and not listed: {missing:?}");
         let reachable = reachable(image.program());
-        let crates = listed.iter().filter(|(name, _)| !TOOLCHAIN.contains(&name.as_str())).cloned().collect();
-        assert_eq!(BTreeSet::difference(&crates, &reachable).collect::<Vec<_>>(), [], "listed and not linked");
+        let crates: BTreeSet<_> =
+            listed.iter().filter(|(name, _)| !TOOLCHAIN.contains(&name.as_str())).cloned().collect();
+        let excess: Vec<_> = crates.difference(&reachable).collect();
+        assert!(excess.is_empty(), "listed and not linked: {excess:?}");
         assert_eq!(listed.len(), crates.len() + TOOLCHAIN.len());
     }
 }
@@ -293,7 +297,8 @@ fn list_has_checksums_and_licenses() {
 #[test]
 fn licenses_have_a_text_for_each_linked_crate() {
     for image in IMAGES.iter() {
-        let mut parts = image.text(LICENSES).split("\n====");
+        let separator = format!("\n{}\n[", "=".repeat(100));
+        let mut parts = image.text(LICENSES).split(&separator);
         let list = parts.next().unwrap();
         let texts: Vec<_> = parts.map(|part| part.split_once("]\n").unwrap().1.trim()).collect();
         for (name, version) in image.listed() {
