@@ -11,6 +11,9 @@ use crate::crates::Component;
 /// Beginnings of the names of files with a license, in lower case.
 const NAMES: [&str; 6] = ["license", "licence", "copying", "copyright", "notice", "unlicense"];
 
+/// Bytes of the shortest license; a shorter file only names some.
+const SHORTEST: usize = 200;
+
 const NOTE: &str = "\
 glibc is linked statically. The LGPL grants you the right to exchange it: the sources of this program, and the command
 that links it (`make release`), are what its project publishes.
@@ -63,12 +66,14 @@ fn of(root: &Path, component: &Component) -> anyhow::Result<Vec<String>> {
         None if license.contains("GCC-exception") => return Ok(Vec::new()),
         None => {}
     }
-    if files.is_empty() {
+    let mut texts = files.iter().map(|file| read(file)).collect::<anyhow::Result<Vec<_>>>()?;
+    texts.retain(|text| text.len() >= SHORTEST);
+    if texts.is_empty() {
         // Some crates are published without the text that they name.
         anyhow::ensure!(license.contains("Apache-2.0"), "{name} {version} ({license}) has no text of its license");
-        files.push(root.join("LICENSE-APACHE"));
+        texts.push(read(&root.join("LICENSE-APACHE"))?);
     }
-    files.iter().map(|file| read(file)).collect()
+    Ok(texts)
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {
