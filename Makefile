@@ -8,6 +8,10 @@ SHELL := /bin/bash
 
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+# The programs as they ship, and as the tests measure them.
+SHIPPED := $(TARGET)/shipped
+# What `make images` packs; the kubectl plugin is possible too: make images IMAGES=kubectl-brupop
+IMAGES ?= brupop-agent brupop-apiserver brupop-controller
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
 export RUST_TEST_THREADS ?= 8
 # The scenarios, drains and refusals append their durations to this file.
@@ -28,7 +32,7 @@ help: ## List the commands
 
 .PHONY: demo
 demo: tools control-plane build agent ## Show one update rolling through three simulated nodes (ARGS="--help" for more)
-	@BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
+	@BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
 test: tools $(if $(TEST),,lint) control-plane next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
@@ -45,9 +49,9 @@ else
 endif
 
 # The unit tests first: they need the processors, and end soon. The refusals and the short tests mostly wait, so they run beside others.
-RUN = BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
+RUN = BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
 LONG := scenarios drains refusals
-ALL := $(basename $(notdir $(wildcard */tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
+ALL := $(basename $(notdir $(wildcard */tests/*.rs deploy/*/tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
 .PHONY: run-others $(LONG:%=run-%)
 run-others:
 	@$(RUN) $(patsubst %,--test %,$(sort $(filter-out $(LONG),$(ALL))))
@@ -151,8 +155,8 @@ test-corrections: tools control-plane build ## Run selected tests of planner, dr
 
 .PHONY: bench-api
 bench-api: tools control-plane build ## Measure the web API with 1,000 connected agents (ARGS="--help" for more)
-	@$(CARGO) build --release --locked -p apiserver
-	@BRUPOP_APISERVER_BIN="$(TARGET)/release/brupop-apiserver" $(CARGO) run --quiet --locked -p integ --example bench_api -- $(ARGS)
+	@deploy/images/build.sh "$(SHIPPED)" brupop-apiserver
+	@BRUPOP_APISERVER_BIN="$(SHIPPED)/brupop-apiserver" $(CARGO) run --quiet --locked -p integ --example bench_api -- $(ARGS)
 
 .PHONY: bench-idle
 bench-idle: tools control-plane build ## Measure an idle fleet, outages of the API server and fail-overs (ARGS="--help" for more)
@@ -183,13 +187,25 @@ next: tools ## Build the programs of a stand-in for the next version (integ/next
 	@$(CARGO) build --workspace --bins --locked
 
 .PHONY: agent
-agent: tools ## Build the agent as it ships: small
-	@$(CARGO) build --release --locked -p agent
+agent: tools ## Build the agent as it ships: small and static
+	@deploy/images/build.sh "$(SHIPPED)" brupop-agent
 
+# The plugin is not static: on users' machines, host names are looked up by libraries that the system chooses.
 .PHONY: release
 release: tools ## Build all programs as they ship
-	$(CARGO) build --release --locked -p agent
-	$(CARGO) build --release --locked -p apiserver -p controller -p cli
+	@deploy/images/build.sh "$(SHIPPED)" brupop-agent brupop-apiserver brupop-controller
+	$(CARGO) build --release --locked -p cli
+
+.PHONY: images
+images: tools ## Write the programs as OCI images to target/images (REGISTRY=registry.example/brupop TAG=v0.1.0)
+	@deploy/images/build.sh "$(SHIPPED)" $(IMAGES)
+	@SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct || echo 0)}" $(CARGO) run --quiet --locked -p images -- --output "$(TARGET)/images" \
+		--revision "$$(git describe --always --abbrev=40 --exclude='*' --dirty || true)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
+		$(IMAGES:%="$(SHIPPED)/%")
+
+.PHONY: test-images
+test-images: images ## Check the images that `make images` wrote, and start each program in nothing but its image
+	BRUPOP_IMAGES="$(TARGET)/images" $(CARGO) test --locked -p images --test images
 
 .PHONY: manifests
 manifests: build ## Write the generated files again: manifests and the reference of the resources

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The modules of each crate, the lowest layer first. Modules joined by `/` share a layer: they depend on one another.
-const CRATES: [(&str, &str); 7] = [
+const CRATES: [(&str, &str); 8] = [
     (
         "models",
         "backoff condition time duration listen log names earlier pem plain reason resource_version schema shadow wire permit \
@@ -38,6 +38,7 @@ const CRATES: [(&str, &str); 7] = [
         "options object budget pod controller apiserver agent network namespaces crds reference admission policy \
          rights takeover openapi waiting yaml installation files",
     ),
+    ("deploy/images", "process program crates licenses digest sbom layer layout"),
     (
         "cli",
         "clock files near page terminal connect call write timeline history cluster advice forecast simulate plan completion rights marks status \

@@ -30,8 +30,8 @@ pub(super) struct Agents {
     private: u64,
     /// Size of the program's file, bytes.
     file: u64,
-    /// True for a release build.
-    release: bool,
+    /// True for the program that ships (`make agent`).
+    shipped: bool,
 }
 
 /// Most that an agent may use: KiB resident, bytes on disk.
@@ -58,7 +58,7 @@ impl Agents {
             if self.file == 0
                 && let Ok(path) = std::fs::read_link(format!("/proc/{}/exe", process.pid))
             {
-                self.release = path.components().any(|c| c.as_os_str() == "release");
+                self.shipped = path.components().any(|c| c.as_os_str() == "shipped");
                 self.file = std::fs::metadata(&path).map_or(0, |m| m.len());
             }
         }
@@ -69,9 +69,9 @@ impl Agents {
         self.resident > 0 && self.file > 0
     }
 
-    /// Returns true if the agents stayed within their limits. A debug build is not measured.
+    /// Returns true if the agents stayed within their limits. Only the program that ships is measured.
     fn within_limits(&self) -> bool {
-        !self.release || (self.resident <= RESIDENT_LIMIT && self.file <= FILE_LIMIT)
+        !self.shipped || (self.resident <= RESIDENT_LIMIT && self.file <= FILE_LIMIT)
     }
 }
 
@@ -132,7 +132,7 @@ pub(super) fn print(run: &Run, history: &History, target: &Version) {
         run.host_calls
     ));
     let build =
-        if run.agents.release { "as shipped" } else { "a debug build; `make demo` measures the one that ships" };
+        if run.agents.shipped { "as shipped" } else { "a debug build; `make demo` measures the one that ships" };
     say(&format!(
         "Largest agent: {:.1} MiB resident at its peak ({:.1} private), program {:.1} MiB ({build})",
         run.agents.resident as f64 / 1024.0,
@@ -169,7 +169,7 @@ pub(super) fn held(
             verdict.violations.is_empty(),
             format!("the safety properties held at each of {} changes", verdict.stats.changes),
         ),
-        if run.agents.seen() && !run.agents.release {
+        if run.agents.seen() && !run.agents.shipped {
             (true, "agents were measured; a debug build says nothing about their limits".to_owned())
         } else {
             (

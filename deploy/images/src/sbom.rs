@@ -1,0 +1,82 @@
+//! The list of what a program is linked from, as SPDX 2.3.
+
+use serde_json::{Value, json};
+
+use crate::crates::{Component, Package};
+use crate::digest::sha256;
+
+/// The program that a document is about.
+pub(crate) struct Subject<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) package: &'a Package,
+    pub(crate) created: &'a str,
+    pub(crate) program: &'a [u8],
+}
+
+/// Returns the document.
+pub(crate) fn document(subject: &Subject<'_>, components: &[Component]) -> anyhow::Result<String> {
+    let Subject { name, package, created, program } = subject;
+    let digest = sha256(program);
+    let mut packages = vec![json!({
+        "SPDXID": "SPDXRef-Program",
+        "name": name,
+        "versionInfo": package.version,
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": false,
+        "primaryPackagePurpose": "APPLICATION",
+        "licenseConcluded": "NOASSERTION",
+        "licenseDeclared": package.license,
+        "copyrightText": "NOASSERTION",
+        "checksums": [{"algorithm": "SHA256", "checksumValue": digest}],
+    })];
+    let mut relations = vec![relation("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-Program")];
+    for component in components {
+        relations.push(relation("SPDXRef-Program", "STATIC_LINK", &id(component)));
+        packages.push(entry(component));
+    }
+    let document = json!({
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": name,
+        "documentNamespace": format!("https://spdx.org/spdxdocs/{name}-{}-{digest}", package.version),
+        "creationInfo": {"created": created, "creators": [concat!("Tool: brupop-images-", env!("CARGO_PKG_VERSION"))]},
+        "packages": packages,
+        "relationships": relations,
+    });
+    Ok(format!("{document:#}\n"))
+}
+
+fn relation(from: &str, kind: &str, to: &str) -> Value {
+    json!({"spdxElementId": from, "relationshipType": kind, "relatedSpdxElement": to})
+}
+
+/// Identifiers have letters, digits, dots and hyphens only.
+fn id(component: &Component) -> String {
+    let text = format!("SPDXRef-{}-{}", component.name.replace('_', "."), component.version);
+    text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect()
+}
+
+fn entry(component: &Component) -> Value {
+    let Component { name, version, license, checksum, .. } = component;
+    let mut entry = json!({
+        "SPDXID": id(component),
+        "name": name,
+        "versionInfo": version,
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": false,
+        "licenseConcluded": "NOASSERTION",
+        "licenseDeclared": license,
+        "copyrightText": "NOASSERTION",
+    });
+    if let Some(checksum) = checksum {
+        let location = format!("https://static.crates.io/crates/{name}/{name}-{version}.crate");
+        entry["downloadLocation"] = location.into();
+        entry["checksums"] = json!([{"algorithm": "SHA256", "checksumValue": checksum}]);
+        let locator = format!("pkg:cargo/{name}@{}", version.replace('+', "%2B"));
+        entry["externalRefs"] = json!([{
+            "referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": locator,
+        }]);
+    }
+    entry
+}
