@@ -98,7 +98,7 @@ async fn metrics(ctx: &ScenarioContext) -> anyhow::Result<String> {
     let path = "jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.status.podIP}{'\\n'}{end}";
     let pods = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", path]).await?;
     // One that was evicted may be there for a while.
-    let runs = pods.lines().filter_map(|pod| pod.split_once(" Running ")).last();
+    let runs = pods.lines().find_map(|pod| pod.split_once(" Running "));
     let (_, address) = runs.with_context(|| format!("no pod runs: {pods}"))?;
     let address: Ipv4Addr = address.parse().with_context(|| format!("no address yet: {pods}"))?;
     // A pod of the test cluster is 10.x.y.z for Kubernetes, and its process listens on 127.x.y.z.
