@@ -9,7 +9,7 @@ use models::names::{DRILL_ANNOTATION, RELEASE_ANNOTATION, RETRY_ANNOTATION};
 use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Progress, Record, Step,
 };
-use planner::view::{NodeFacts, Projection as _};
+use planner::view::{NodeFacts, Projection as _, REQUEST_LENGTH};
 use serde_json::json;
 
 use super::nodes::{NodeOutcome, find, node_of, report};
@@ -73,7 +73,8 @@ fn retried(shadow: &BottlerocketShadow, nonce: &str) -> State {
 /// Returns whether a drill is requested that the controller has neither begun nor refused.
 fn has_pending_drill(shadow: &BottlerocketShadow) -> bool {
     let asked = shadow.metadata.annotations.as_ref().and_then(|annotations| annotations.get(DRILL_ANNOTATION));
-    let done = record(shadow).and_then(|record| record.requests.as_ref()).and_then(|requests| requests.drill.as_ref());
+    let asked = asked.map(|asked| asked.chars().take(REQUEST_LENGTH).collect::<String>());
+    let done = record(shadow).and_then(|record| record.requests.as_ref()).and_then(|requests| requests.drill.clone());
     asked.is_some() && asked != done
 }
 
@@ -255,6 +256,24 @@ mod tests {
         assert!(nothing(decide_release(&shadow(&json!({})), "nonce")).contains("nothing to release"));
         let releasing = shadow(&json!({"progress": at("Releasing")}));
         assert!(nothing(decide_release(&releasing, "nonce")).contains("being released already"));
+    }
+
+    #[test]
+    fn release_is_written_for_a_drill_that_has_not_begun() {
+        let expected = json!({"metadata": {"annotations": {RELEASE_ANNOTATION: "nonce"}}});
+        let long = "x".repeat(100);
+        for request in ["1 evict", &long] {
+            let done: String = request.chars().take(64).collect();
+            for (acknowledged, waits) in [("0", true), (done.as_str(), false)] {
+                let mut asked = shadow(&json!({"record": {"failures": 0, "requests": {"drill": acknowledged}}}));
+                let annotations = [(DRILL_ANNOTATION.to_owned(), request.to_owned())];
+                asked.metadata.annotations = Some(annotations.into());
+                match decide_release(&asked, "nonce") {
+                    Decision::Nothing(_) => assert!(!waits, "{request}"),
+                    decision => assert_eq!((patch(decision), waits), (expected.clone(), true), "{request}"),
+                }
+            }
+        }
     }
 
     #[test]

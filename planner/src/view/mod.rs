@@ -27,6 +27,7 @@ use crate::hold::Hold;
 use crate::wait::Wait;
 
 pub use earlier::EarlierPod;
+pub use facts::REQUEST_LENGTH;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OWNER_WAIT, OwnerHealth, PodFacts, ServiceFacts};

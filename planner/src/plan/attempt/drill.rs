@@ -373,8 +373,10 @@ fn result_of(
     message: &str,
 ) -> DrillResult {
     let place = progress.and_then(|progress| progress.rollout.clone()).unwrap_or_default();
-    let listed = ctx.drain_status().map_or(0, |drain| drain.pods.len());
-    let pods = if drill.evict { pods_gone(ctx) } else { i64::try_from(listed).unwrap_or(i64::MAX) };
+    // Before it has begun, a drain that is recorded is another one.
+    let listed = ctx.drain_status().filter(|_| progress.is_some()).map_or(0, |drain| drain.pods.len());
+    let pods =
+        if drill.evict && progress.is_some() { pods_gone(ctx) } else { i64::try_from(listed).unwrap_or(i64::MAX) };
     DrillResult {
         drill: drill.clone(),
         attempt: progress.map(|progress| progress.attempt),

@@ -12,9 +12,9 @@ use crate::plan::survey::SurveyedNode;
 use crate::plan::{Action, Wait, attempt, order};
 
 impl<'a> Planner<'a> {
-    /// Lets requested drills begin: those that have begun and have no slot yet are no more than nodes may be out of service,
-    /// since updates leave such a node alone and its agent reports often. One that waits for room in its group or zone does not
-    /// count.
+    /// Lets requested drills begin: each before which, in the order of updates, fewer wait for their slots than nodes may be out
+    /// of service, since updates leave such a node alone and its agent reports often. One that waits for room in its group or
+    /// zone does not count.
     pub(super) fn begin_drills(
         &mut self,
         requested: Vec<(&'a SurveyedNode<'a>, Option<Action>)>,
