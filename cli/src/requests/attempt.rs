@@ -271,7 +271,7 @@ mod tests {
                 match decide_release(&asked, "nonce") {
                     Decision::Nothing(_) => assert!(!waits, "{request}"),
                     decision @ Decision::Write(_) => {
-                        assert_eq!((patch(decision), waits), (expected.clone(), true), "{request}")
+                        assert_eq!((patch(decision), waits), (expected.clone(), true), "{request}");
                     }
                 }
             }
