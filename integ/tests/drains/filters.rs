@@ -24,13 +24,14 @@ crate::cases![
 
 async fn deployment_pods_move_to_other_nodes_and_node_is_updated(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 3, json!({})).await?;
+    let before: Vec<String> = case.state()?.pods_on_node("web").iter().map(|pod| pod.uid.clone()).collect();
+    assert!(!before.is_empty());
     case.start_update().await?;
     let end = case.updated().await?;
-    assert!(end.pods_on_node("web").is_empty() && !end.cordoned());
-    case.until("three pods are Ready elsewhere", |state| {
-        state.pods_of("web").iter().filter(|pod| pod.ready).count() == 3
-    })
-    .await?;
+    // A pod that replaces one of them may come to the node once that is back.
+    assert!(end.pods_of("web").iter().all(|pod| !before.contains(&pod.uid)) && !end.cordoned());
+    case.until("three pods are Ready", |state| state.pods_of("web").iter().filter(|pod| pod.ready).count() == 3)
+        .await?;
     Ok(())
 }
 
