@@ -159,7 +159,7 @@ fn fleet(size: usize) -> (ClusterView, Policy) {
 #[divan::bench(args = [100, 5_000, 100_000])]
 fn nodes(bencher: Bencher<'_, '_>, size: usize) {
     let (mut view, policy) = fleet(size);
-    // What the first plan records about versions and the rollout is what later ones find. By then the version is old enough.
+    // Later plans find the versions and the rollout that the first one records. By then the version is old enough.
     let first = plan(&view, &policy, at(-3600)).status;
     if let (Some(operator), Some(status)) = (&mut view.operator, first) {
         operator.status = status;

@@ -5,11 +5,11 @@ use anyhow::{Context as _, bail};
 use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};
-use models::names::{DRILL_ANNOTATION, RELEASE_ANNOTATION, RETRY_ANNOTATION};
+use models::names::{RELEASE_ANNOTATION, RETRY_ANNOTATION};
 use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Progress, Record, Step,
 };
-use planner::view::{NodeFacts, Projection as _, REQUEST_LENGTH};
+use planner::view::{NodeFacts, Projection as _, ShadowFacts};
 use serde_json::json;
 
 use super::nodes::{NodeOutcome, find, node_of, report};
@@ -72,10 +72,7 @@ fn retried(shadow: &BottlerocketShadow, nonce: &str) -> State {
 
 /// Returns whether a drill is requested that the controller has neither begun nor refused.
 fn has_pending_drill(shadow: &BottlerocketShadow) -> bool {
-    let asked = shadow.metadata.annotations.as_ref().and_then(|annotations| annotations.get(DRILL_ANNOTATION));
-    let asked = asked.map(|asked| asked.chars().take(REQUEST_LENGTH).collect::<String>());
-    let done = record(shadow).and_then(|record| record.requests.as_ref()).and_then(|requests| requests.drill.clone());
-    asked.is_some() && asked != done
+    ShadowFacts::project(shadow).is_some_and(|facts| facts.pending_drill().is_some())
 }
 
 /// Decides about `release`.
@@ -203,6 +200,7 @@ pub(super) mod testing {
 #[cfg(test)]
 mod tests {
     use jiff::SignedDuration;
+    use models::names::DRILL_ANNOTATION;
     use serde_json::Value;
 
     use super::super::operator::testing::{condition, nothing, patch};

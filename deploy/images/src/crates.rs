@@ -44,16 +44,14 @@ pub(crate) fn package(root: &Path, program: &str, triple: &str) -> anyhow::Resul
     let (packages, checksums) =
         (metadata["packages"].as_array().context("cargo metadata has no packages")?, checksums(&lock));
     let own = packages.iter().find(|package| package["source"].is_null() && has_program(package, program));
-    let own =
-        component(own.with_context(|| format!("no package of this project has the program {program}"))?, &checksums)?;
+    let own = own.with_context(|| format!("no package of this project has the program {program}"))?;
     let mut known = BTreeMap::new();
     for package in packages {
         let component = component(package, &checksums)?;
         known.insert((component.name.clone(), component.version.clone()), component);
     }
-    let description = packages.iter().find(|package| package["name"] == own.name.as_str());
-    let description = description.and_then(|package| package["description"].as_str()).unwrap_or(program).to_owned();
-    let Component { name, version, license, .. } = own;
+    let description = own["description"].as_str().unwrap_or(program).to_owned();
+    let Component { name, version, license, .. } = component(own, &checksums)?;
     Ok(Package { root: root.to_owned(), triple: triple.to_owned(), name, version, license, description, known })
 }
 

@@ -6,7 +6,6 @@
 use jiff::Timestamp;
 use models::shadow::{Drill, Progress, Step};
 
-use super::attempt::pending_drill;
 use super::context::NodeContext;
 use super::gates::Gate;
 use super::survey::Survey;
@@ -156,7 +155,7 @@ fn idle(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
     let of_claim = |wait: &&Wait| matches!(wait.reason(), WaitReason::Held | WaitReason::DisarmPending);
     let left = wait.filter(of_claim).filter(|_| ctx.facts().claimed());
     checks.push(Check::new("Released", "nothing of an earlier attempt is left on the node", left.cloned().into()));
-    match pending_drill(ctx) {
+    match ctx.shadow.pending_drill() {
         Some(request) => add_gates(ctx, gates::of_idle_drill(Drill::of(request).download), checks),
         None => add_gates(ctx, gates::of_idle(ctx), checks),
     }

@@ -11,7 +11,6 @@ use semver::Version;
 
 use crate::drain::{self, Sorted};
 use crate::plan::Wait;
-use crate::plan::attempt::pending_drill;
 use crate::plan::survey::{Survey, SurveyedNode};
 use crate::policy::{GroupPolicy, Policy};
 use crate::view::{ClusterView, DaemonSetIs, NodeFacts, ShadowFacts};
@@ -183,7 +182,7 @@ impl<'a> NodeContext<'a> {
 
     /// Returns whether the attempt under way is a drill, or one is requested for the idle node.
     pub(super) fn is_drill(&self) -> bool {
-        self.node.progress().map_or(pending_drill(self).is_some(), |progress| progress.drill.is_some())
+        self.node.progress().map_or(self.shadow.pending_drill().is_some(), |progress| progress.drill.is_some())
     }
 
     /// Returns the version of the attempt under way, or of the one that policy would begin.

@@ -16,6 +16,7 @@ use super::{Plan, Quarantine, Wait, gates};
 use crate::pause::Pause;
 use crate::policy::{GroupPolicy, Policy, WindowState};
 use crate::view::{ClusterView, NodeView, ShadowFacts};
+use crate::wait::in_order;
 
 /// A node, with what several parts of a plan read about it: in a large fleet, each walk over all nodes takes its time.
 pub(super) struct SurveyedNode<'a> {
@@ -137,13 +138,8 @@ impl<'a> Survey<'a> {
         &'s self,
         plan: &'s Plan,
     ) -> impl Iterator<Item = (&'s SurveyedNode<'a>, Option<&'s Wait>)> {
-        // Both are ordered by name.
-        let mut waits = plan.waits.iter().peekable();
-        self.nodes.iter().map(move |node| {
-            let name = &node.facts.name;
-            while waits.next_if(|(other, _)| *other < name).is_some() {}
-            (node, waits.next_if(|(other, _)| *other == name).map(|(_, wait)| wait))
-        })
+        let mut wait_of = in_order(&plan.waits);
+        self.nodes.iter().map(move |node| (node, wait_of(&node.facts.name)))
     }
 
     /// The policy for nodes like this one.

@@ -60,7 +60,7 @@ fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
 }
 
 /// Length to which a request's value is cut: that of an acknowledgement's field.
-pub const REQUEST_LENGTH: usize = 64;
+const REQUEST_LENGTH: usize = 64;
 
 /// Length to which the cause of a change is cut.
 pub(super) const CAUSE_LENGTH: usize = 1024;

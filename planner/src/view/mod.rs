@@ -20,14 +20,15 @@ use models::operator::{
     BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CompletedMigration, CompletionEstimate,
     OperatorRequests, Slot,
 };
-use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, Step};
+use models::shadow::{
+    BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, ShadowRequests, Step,
+};
 
 use crate::claims::{ClaimField, ClaimFields};
 use crate::hold::Hold;
 use crate::wait::Wait;
 
 pub use earlier::EarlierPod;
-pub use facts::REQUEST_LENGTH;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OWNER_WAIT, OwnerHealth, PodFacts, ServiceFacts};
@@ -142,6 +143,34 @@ pub struct ShadowFacts {
     pub revision: Option<String>,
     /// A field of the operator that another field manager owns too.
     pub shared_field: Option<SharedField>,
+}
+
+impl ShadowFacts {
+    /// Returns the value of a request unless it is acknowledged.
+    fn pending<'a>(
+        &'a self,
+        asked: &'a Option<String>,
+        done: fn(&ShadowRequests) -> &Option<String>,
+    ) -> Option<&'a String> {
+        let requests = self.status.controller.record.as_ref().and_then(|record| record.requests.as_ref());
+        let done = requests.and_then(|requests| done(requests).as_ref());
+        asked.as_ref().filter(|asked| Some(*asked) != done)
+    }
+
+    /// Returns the value of a `retry` that is not acknowledged yet.
+    pub fn pending_retry(&self) -> Option<&String> {
+        self.pending(&self.retry, |done| &done.retry)
+    }
+
+    /// Returns the value of a `release` that is not acknowledged yet.
+    pub fn pending_release(&self) -> Option<&String> {
+        self.pending(&self.release, |done| &done.release)
+    }
+
+    /// Returns the value of a `drill` that is not acknowledged yet.
+    pub fn pending_drill(&self) -> Option<&String> {
+        self.pending(&self.drill, |done| &done.drill)
+    }
 }
 
 /// The operator's resource.

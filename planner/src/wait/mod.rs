@@ -4,6 +4,8 @@
 mod reason;
 mod text;
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use models::names;
 use models::reason::FailureReason;
@@ -13,6 +15,16 @@ use strum::EnumDiscriminants;
 pub use reason::WaitsFor;
 
 use crate::rules::Refusal;
+
+/// Returns a look-up of the reasons why nodes wait. The nodes are asked about in the order of their names: one walk over both
+/// takes less than a search for each.
+pub(crate) fn in_order<'w>(waits: &'w BTreeMap<String, Wait>) -> impl FnMut(&str) -> Option<&'w Wait> {
+    let mut waits = waits.iter().peekable();
+    move |name| {
+        while waits.next_if(|(other, _)| other.as_str() < name).is_some() {}
+        waits.next_if(|(other, _)| *other == name).map(|(_, wait)| wait)
+    }
+}
 
 /// The reason why a node is not updated now, with the facts. Its text names the fact, the object, and what a user can do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, EnumDiscriminants)]

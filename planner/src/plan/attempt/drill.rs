@@ -29,7 +29,7 @@ use super::drain::{deadline as drain_deadline, pods_gone, record_new};
 use super::fail::{ended_from_outside, may_reboot};
 use super::permit::deadline as permit_deadline;
 use super::release::forget_claim;
-use super::requests::{acknowledge_drill, acknowledge_release, pending_drill};
+use super::requests::{acknowledge_drill, acknowledge_release};
 use super::result::keep_result;
 use super::stage::no_longer_wanted;
 use super::status::{go_to, unblock};
@@ -48,7 +48,7 @@ const ASKS_AGAIN: Duration = Duration::from_secs(60);
 /// Begins the drill that is requested for an idle node, or ends the request with the reason against it. A moment's reason,
 /// such as a report that the agent is about to make, is waited for.
 pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
-    let mut drill = Drill::of(pending_drill(ctx)?);
+    let mut drill = Drill::of(ctx.shadow.pending_drill()?);
     let current = ctx.shadow.status.agent.current_version.as_ref().ok_or(Wait::NoReport);
     let version = if drill.download { ctx.version() } else { current };
     let version = match gates::begin_drill(ctx, drill.download).map_or(version, Err) {
@@ -78,14 +78,14 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
 
 /// Ends the request for a drill before it has begun, if there is one.
 pub(super) fn refuse_request(ctx: &NodeContext<'_>, wait: &Wait) -> Decision {
-    let Some(request) = pending_drill(ctx) else { return Decision::wait(wait.clone()) };
+    let Some(request) = ctx.shadow.pending_drill() else { return Decision::wait(wait.clone()) };
     end_request(ctx, request, wait.as_str(), &wait.to_string())
 }
 
 /// Ends the request for a drill that has not begun, since a user requests the release of the node; `None` if there is none.
 pub(super) fn release_request(ctx: &NodeContext<'_>) -> Option<Decision> {
     let reason = FailureReason::ReleaseRequested.as_str();
-    Some(end_request(ctx, pending_drill(ctx)?, reason, "a user requested the release of the node"))
+    Some(end_request(ctx, ctx.shadow.pending_drill()?, reason, "a user requested the release of the node"))
 }
 
 fn end_request(ctx: &NodeContext<'_>, request: &str, result: &str, message: &str) -> Decision {

@@ -9,7 +9,7 @@ use super::desired::{has_host_settings, withdraw};
 use super::drill;
 use super::fail::fail;
 use super::release::{down_by, forget_claim};
-use super::requests::{acknowledged, pending_drill};
+use super::requests::acknowledged;
 use super::status::{unblock, with_blocked_condition};
 use crate::plan::context::NodeContext;
 use crate::plan::{Action, Decision, Verdict, Wait, gates};
@@ -35,7 +35,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
     if ctx.facts().claimed()
         && let Some(wait) = gates::held(ctx)
     {
-        if pending_drill(ctx).is_some() {
+        if ctx.shadow.pending_drill().is_some() {
             return drill::refuse_request(ctx, &wait);
         }
         // A held node stays out of service until the user removes the hold; its host's settings are restored.

@@ -33,7 +33,6 @@ use crate::plan::Decision;
 use crate::plan::context::NodeContext;
 
 pub(super) use idle::begin;
-pub(in crate::plan) use requests::pending_drill;
 pub(super) use stage::waiting_staged;
 
 /// The number of pods of a drain that a shadow lists.
@@ -49,7 +48,7 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
     if let Some(action) = requests::resume(ctx).or_else(|| requests::retry(ctx)) {
         return Decision::act(action);
     }
-    if requests::pending_release(ctx).is_some() {
+    if ctx.shadow.pending_release().is_some() {
         return match progress.filter(|progress| progress.step != Step::Releasing) {
             Some(progress) => {
                 fail(ctx, progress, FailureReason::ReleaseRequested, "a user requested the release of the node")

@@ -31,7 +31,7 @@ pub(super) fn acknowledged(ctx: &NodeContext<'_>) -> ShadowRequests {
 
 /// Carries out a `retry`: an image that another client armed may be disarmed, in this boot; then the back-off ends.
 pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
-    let asked = ctx.shadow.retry.as_ref().filter(|asked| Some(*asked) != acknowledged(ctx).retry.as_ref())?;
+    let asked = ctx.shadow.pending_retry()?;
     if ctx.is_armed_by_other() && disarm_in_boot(ctx).is_none() && !ctx.facts().boot_id.is_empty() {
         return Some(withdraw_and_disarm(ctx));
     }
@@ -40,16 +40,6 @@ pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
     status.report.record.get_or_insert_default().not_before = None;
     let note = Note { warning: false, reason: "Retry", message: "retry requested: the back-off is over".to_owned() };
     Some(Action::Status { status: Box::new(status), note: Some(note) })
-}
-
-/// The value of a `release` that is not acknowledged yet.
-pub(super) fn pending_release<'a>(ctx: &NodeContext<'a>) -> Option<&'a String> {
-    ctx.shadow.release.as_ref().filter(|asked| Some(*asked) != acknowledged(ctx).release.as_ref())
-}
-
-/// The value of a `drill` that is not acknowledged yet.
-pub(in crate::plan) fn pending_drill<'a>(ctx: &NodeContext<'a>) -> Option<&'a String> {
-    ctx.shadow.drill.as_ref().filter(|asked| Some(*asked) != acknowledged(ctx).drill.as_ref())
 }
 
 /// Writes the acknowledgement of a `drill` into the status that begins or refuses it.
@@ -66,7 +56,7 @@ pub(super) fn nothing_to_release(ctx: &NodeContext<'_>) -> Action {
 
 /// Writes the acknowledgement of a `release` into the status that ends the attempt.
 pub(super) fn acknowledge_release(ctx: &NodeContext<'_>, status: &mut ControllerStatus) {
-    if let Some(asked) = pending_release(ctx) {
+    if let Some(asked) = ctx.shadow.pending_release() {
         acknowledged_in(status).release = Some(asked.clone());
     }
 }

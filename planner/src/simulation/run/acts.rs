@@ -18,7 +18,7 @@ impl Run<'_> {
     pub(super) fn carry_out(&mut self, made: Plan, all: bool) -> bool {
         let mut changed = false;
         for query in made.expressions {
-            // What they will return cannot be known.
+            // Their results cannot be known.
             let quiet = Answer::Quiet { since: self.view.leader_since };
             changed |= self.view.expressions.insert(query, quiet).is_none();
         }
@@ -224,7 +224,7 @@ impl Run<'_> {
         if unseen {
             self.react(index);
         }
-        // What its agent has to see first is planned when it has.
+        // A write that its agent has to see is planned on once the agent has seen it.
         !unseen
     }
 

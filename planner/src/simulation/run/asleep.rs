@@ -9,7 +9,7 @@ use super::Run;
 use crate::plan::{Plan, order_key};
 use crate::simulation::scenario::Scenario;
 use crate::view::{NodeView, UnlistedNodes};
-use crate::wait::Wait;
+use crate::wait::{Wait, in_order};
 
 /// The number of nodes of a class that are woken at first.
 const AHEAD: usize = 16;
@@ -144,12 +144,10 @@ impl Run<'_> {
         &'w self,
         waits: &'w BTreeMap<String, Wait>,
     ) -> impl Iterator<Item = (usize, &'w NodeView, Option<&'w Wait>)> {
-        // All of them are ordered by name.
-        let mut waits = waits.iter().peekable();
-        self.view.nodes.iter().zip(self.classes.awake.values()).map(move |((name, node), index)| {
-            while waits.next_if(|(other, _)| *other < name).is_some() {}
-            (*index, node, waits.next_if(|(other, _)| *other == name).map(|(_, wait)| wait))
-        })
+        let mut wait_of = in_order(waits);
+        // Both are ordered by name.
+        let nodes = self.view.nodes.iter().zip(self.classes.awake.values());
+        nodes.map(move |((name, node), index)| (*index, node, wait_of(name)))
     }
 
     /// Keeps enough nodes of each class awake that wait for their update.
@@ -287,16 +285,12 @@ pub(super) fn is_plain(node: &NodeView) -> bool {
         && agent.state == Some(HostState::Idle)
         && agent.updates.as_ref().is_some_and(|updates| updates.refresh_failure.is_none());
     let clean = node.record().is_none_or(|record| record.failures == 0 && record.version_failures.is_empty());
-    let done = node.record().and_then(|record| record.requests.clone()).unwrap_or_default();
-    let carried_out = |asked: &Option<String>, done: &Option<String>| asked.is_none() || asked == done;
-    let requests = carried_out(&shadow.retry, &done.retry)
-        && carried_out(&shadow.release, &done.release)
-        && carried_out(&shadow.drill, &done.drill);
+    let requests = [shadow.pending_retry(), shadow.pending_release(), shadow.pending_drill()];
     rests
         && usual
         && reported
         && clean
-        && requests
+        && requests.iter().all(Option::is_none)
         && !shadow.deleting
         && facts.pressure.is_none()
         && node.agent_missing.is_none()
