@@ -207,6 +207,10 @@ images: tools ## Write the programs as OCI images to target/images (REGISTRY=reg
 test-images: images ## Check the images that `make images` wrote, and start each program in nothing but its image
 	BRUPOP_IMAGES="$(TARGET)/images" $(CARGO) test --locked -p images --test images
 
+.PHONY: test-vm
+test-vm: tools control-plane build ## Run the scenarios on real nodes in virtual machines, as root; tens of minutes (VM=name: one of them)
+	@integ/vm/test.sh "$(TARGET)" $(VM)
+
 .PHONY: manifests
 manifests: build ## Write the generated files again: manifests and the reference of the resources
 	"$(TARGET)/debug/brupop-deploy" --write

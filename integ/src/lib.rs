@@ -13,3 +13,4 @@ pub mod machine;
 pub mod oracle;
 pub mod proxy;
 pub mod rights;
+pub mod vm;

@@ -11,6 +11,7 @@
 //! (SIGKILL, Ctrl-C) the reaper does it alone. Every other process of a test cluster, such as those of pods, is
 //! [`marked`] and ended the same way; a client that restarts such processes has to end before the control plane.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -62,6 +63,8 @@ pub struct Options {
     /// Serve watches from the API server's cache, as every cluster does. Without it a watch from any revision of the
     /// run is answered, from etcd, also after a restart of the API server; with it, an old one may get 410 Gone.
     pub watch_cache: bool,
+    /// An address of this machine at which real nodes reach the API server, which then also dials their kubelets.
+    pub for_nodes: Option<Ipv4Addr>,
 }
 
 impl Default for Options {
@@ -70,6 +73,7 @@ impl Default for Options {
             node_monitor_grace: Duration::from_secs(10),
             keep_dir: std::env::var_os("BRUPOP_KEEP").is_some(),
             watch_cache: true,
+            for_nodes: None,
         }
     }
 }
@@ -86,6 +90,7 @@ pub struct ControlPlane {
     kubectl: PathBuf,
     probes: Probes,
     url: String,
+    node_url: Option<String>,
     config: Config,
     client: Client,
     pki: Pki,
@@ -119,7 +124,7 @@ impl ControlPlane {
         let begun = Instant::now();
         let bed = RunDirectory::make(options.keep_dir)?;
         let dir = bed.folder();
-        let pki = Pki::generate(dir.to_owned())?;
+        let pki = Pki::generate(dir.to_owned(), options.for_nodes)?;
         let ports = Ports::choose()?;
         let url = format!("https://127.0.0.1:{}", ports.apiserver);
         let probes = Probes::new(dir, &pki, ports)?;
@@ -185,6 +190,7 @@ impl ControlPlane {
             apiserver_arguments,
             probes,
             url,
+            node_url: options.for_nodes.map(|address| format!("https://{address}:{}", ports.apiserver)),
             config,
             client,
             pki,
@@ -241,6 +247,15 @@ impl ControlPlane {
     /// certificate. A kubelet is `system:node:NAME` in `system:nodes`.
     pub fn client_as(&self, user: &str, groups: &[&str]) -> anyhow::Result<Client> {
         Ok(Client::try_from(self.config_as(user, groups)?)?)
+    }
+
+    /// A kubeconfig of `user`, a member of `groups`, for a real node.
+    ///
+    /// # Errors
+    /// The control plane was started without an address for nodes.
+    pub fn node_kubeconfig(&self, user: &str, groups: &[&str]) -> anyhow::Result<String> {
+        let url = self.node_url.as_deref().context("the control plane has no address for nodes")?;
+        settings::kubeconfig(url, self.pki.ca_pem(), &self.pki.client(user, groups)?, None)
     }
 
     /// The configuration of [`ControlPlane::client_as`].

@@ -34,8 +34,9 @@ pub(super) struct Pki {
 
 impl Pki {
     /// Generates the authority, the serving certificates, the front proxy's client certificate and the keys of service
-    /// accounts, and writes them below `folder`, readable by this user alone.
-    pub(super) fn generate(folder: PathBuf) -> anyhow::Result<Self> {
+    /// accounts, and writes them below `folder`, readable by this user alone. The serving certificates are also valid for
+    /// `address`.
+    pub(super) fn generate(folder: PathBuf, address: Option<Ipv4Addr>) -> anyhow::Result<Self> {
         let mut parameters = CertificateParams::default();
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         parameters.key_usages =
@@ -46,10 +47,15 @@ impl Pki {
 
         write_private(&pki.file("ca.crt"), &pki.ca_pem)?;
         write_private(&pki.file("ca.key"), &pki.authority.key().serialize_pem())?;
-        pki.write("apiserver", &pki.server("kube-apiserver")?)?;
-        pki.write("controller-manager", &pki.server("kube-controller-manager")?)?;
-        pki.write("scheduler", &pki.server("kube-scheduler")?)?;
+        for (file, name) in [
+            ("apiserver", "kube-apiserver"),
+            ("controller-manager", "kube-controller-manager"),
+            ("scheduler", "kube-scheduler"),
+        ] {
+            pki.write(file, &pki.server(name, address)?)?;
+        }
         pki.write("front-proxy", &pki.client("front-proxy-client", &[])?)?;
+        pki.write("kubelet-client", &pki.client("kube-apiserver-kubelet-client", &["system:masters"])?)?;
         let service_accounts = KeyPair::generate()?;
         write_private(&pki.file("sa.key"), &service_accounts.serialize_pem())?;
         write_private(&pki.file("sa.pub"), &service_accounts.public_key_pem())?;
@@ -85,7 +91,7 @@ impl Pki {
         self.sign(parameters)
     }
 
-    fn server(&self, name: &str) -> anyhow::Result<Identity> {
+    fn server(&self, name: &str, address: Option<Ipv4Addr>) -> anyhow::Result<Identity> {
         let mut parameters = CertificateParams::new(vec![
             "localhost".to_owned(),
             "kubernetes".to_owned(),
@@ -96,6 +102,7 @@ impl Pki {
         parameters
             .subject_alt_names
             .extend([SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)), SanType::IpAddress(KUBERNETES_SERVICE)]);
+        parameters.subject_alt_names.extend(address.map(|address| SanType::IpAddress(IpAddr::V4(address))));
         parameters.distinguished_name.push(DnType::CommonName, name);
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.sign(parameters)

@@ -82,13 +82,11 @@ pub(super) fn etcd(bed: &Path) -> Vec<String> {
 pub(super) fn apiserver(bed: &Path, pki: &Pki, ports: Ports, options: &Options) -> Vec<String> {
     let file = |name: &str| pki.file(name).display().to_string();
     let bed = bed.display();
-    arguments([
+    let mut all = arguments([
         format!("--etcd-servers=unix://{bed}/{ETCD_SOCKET}"),
         // Revisions are kept for the whole run: the checks of a run read its history.
         "--etcd-compaction-interval=0".to_owned(),
         format!("--watch-cache={}", options.watch_cache),
-        "--bind-address=127.0.0.1".to_owned(),
-        "--advertise-address=127.0.0.1".to_owned(),
         format!("--secure-port={}", ports.apiserver),
         format!("--tls-cert-file={}", file("apiserver.crt")),
         format!("--tls-private-key-file={}", file("apiserver.key")),
@@ -106,15 +104,30 @@ pub(super) fn apiserver(bed: &Path, pki: &Pki, ports: Ports, options: &Options) 
         "--authorization-mode=Node,RBAC".to_owned(),
         "--enable-admission-plugins=NodeRestriction".to_owned(),
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
-        // The API server refuses loopback addresses as endpoints, and it has no other.
-        "--endpoint-reconciler-type=none".to_owned(),
         "--allow-privileged=true".to_owned(),
         "--profiling=false".to_owned(),
         format!("--audit-policy-file={bed}/audit-policy.yaml"),
         format!("--audit-log-path={bed}/audit.log"),
         // Never rotated: its readers remember their position.
         "--audit-log-maxsize=0".to_owned(),
-    ])
+    ]);
+    all.extend(match options.for_nodes {
+        None => vec![
+            "--bind-address=127.0.0.1".to_owned(),
+            "--advertise-address=127.0.0.1".to_owned(),
+            // The API server refuses loopback addresses as endpoints, and it has no other.
+            "--endpoint-reconciler-type=none".to_owned(),
+        ],
+        // On every address: the programs of this machine use loopback. Kubelets have certificates that they signed themselves.
+        Some(address) => vec![
+            "--bind-address=0.0.0.0".to_owned(),
+            format!("--advertise-address={address}"),
+            format!("--kubelet-client-certificate={}", file("kubelet-client.crt")),
+            format!("--kubelet-client-key={}", file("kubelet-client.key")),
+            "--kubelet-preferred-address-types=InternalIP".to_owned(),
+        ],
+    });
+    all
 }
 
 pub(super) fn controller_manager(bed: &Path, pki: &Pki, ports: Ports, options: &Options) -> Vec<String> {

@@ -1,0 +1,153 @@
+//! One real node: a virtual machine with its disks, its power cord, a root shell on a serial port, and the log of its host.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Files;
+use crate::control_plane::marked;
+use crate::host::Event;
+
+/// Longest wait for a command in a guest.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Lines of the console in a failure.
+const TAIL: usize = 25;
+
+/// A virtual machine. Dropping it ends it.
+pub struct Guest {
+    /// Name of the machine and of its Node.
+    pub name: String,
+    number: u8,
+    folder: PathBuf,
+    /// The folder of the test cluster.
+    bed: PathBuf,
+    script: PathBuf,
+    qemu: Option<Child>,
+}
+
+impl Guest {
+    /// Makes the machine's disks in `folder`, which has its seed already. It is off.
+    pub(super) async fn make(
+        files: &Files,
+        bed: &Path,
+        name: &str,
+        number: u8,
+        folder: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let copies = [(&files.data, "data"), (&files.initrd, "initrd")];
+        for (from, to) in copies {
+            let copy = Command::new("cp").arg("--sparse=always").arg(from).arg(folder.join(to)).status().await?;
+            ensure!(copy.success(), "cannot copy {}", from.display());
+        }
+        let flags = Command::new(&files.guest)
+            .args(["init", "--version", &super::FIRST.to_string(), "--flags"])
+            .arg(folder.join("flags"))
+            .output()
+            .await
+            .with_context(|| format!("cannot start {}", files.guest.display()))?;
+        ensure!(flags.status.success(), "{}", String::from_utf8_lossy(&flags.stderr));
+        let script = files.scripts.join("run.sh");
+        Ok(Self { name: name.to_owned(), number, folder, bed: bed.to_owned(), script, qemu: None })
+    }
+
+    /// Switches the machine on.
+    pub fn power_on(&mut self) -> anyhow::Result<()> {
+        ensure!(self.qemu.is_none(), "{} is on", self.name);
+        let log = std::fs::File::options().append(true).create(true).open(self.folder.join("qemu.log"))?;
+        let mut command = Command::new(&self.script);
+        command
+            .arg(self.number.to_string())
+            .arg(&self.folder)
+            // The second serial port is a root shell, the third one takes the host's log.
+            .args(["-chardev", "socket,id=shell,path=shell,server=on,wait=off", "-serial", "chardev:shell"])
+            .args(["-chardev", "file,id=events,path=events.log,append=on", "-serial", "chardev:events"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        marked(&mut command, &self.bed);
+        self.qemu = Some(command.kill_on_drop(true).spawn().context("cannot start the virtual machine")?);
+        Ok(())
+    }
+
+    /// Pulls the power cord.
+    pub async fn cut_power(&mut self) -> anyhow::Result<()> {
+        let mut qemu = self.qemu.take().context("the machine is off")?;
+        qemu.kill().await?;
+        Ok(())
+    }
+
+    /// Runs a command line as root in the guest, and returns what it prints.
+    ///
+    /// # Errors
+    /// There is no shell: the guest is not up. Or the command fails.
+    pub async fn shell(&self, line: &str) -> anyhow::Result<String> {
+        const END: &str = "end-of-command";
+        let run = async {
+            let mut stream = UnixStream::connect(self.folder.join("shell")).await?;
+            // The terminal echoes the line; the mark is only whole in the answer.
+            let request = format!("\n( {line} ) 2>&1; printf '%s-%s %s\\n' end of-command $?\n");
+            stream.write_all(request.as_bytes()).await?;
+            let (mut seen, mut buffer) = (String::new(), [0; 4096]);
+            loop {
+                let read = stream.read(&mut buffer).await?;
+                ensure!(read > 0, "the machine has ended");
+                seen.push_str(&String::from_utf8_lossy(&buffer[..read]));
+                let Some((before, after)) = seen.split_once(END) else { continue };
+                let Some((code, _)) = after.trim_start().split_once('\n') else { continue };
+                let output: Vec<&str> = before.lines().filter(|line| !line.contains("printf '%s-%s")).collect();
+                let output = output.join("\n").trim().to_owned();
+                ensure!(code.trim() == "0", "exit code {}: {output}", code.trim());
+                return Ok(output);
+            }
+        };
+        match timeout(PATIENCE, run).await {
+            Ok(result) => result.with_context(|| format!("{}: {line}", self.name)),
+            Err(_) => bail!("{}: {line}: no answer in {} s; its console:\n{}", self.name, PATIENCE.as_secs(), self.console()),
+        }
+    }
+
+    /// Waits until the console shows a text that was not there `before` so many bytes.
+    pub async fn until_console(&self, text: &str, before: usize, limit: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + limit;
+        while !self.console_text().get(before..).unwrap_or_default().contains(text) {
+            ensure!(Instant::now() < deadline, "{}: no '{text}' on its console:\n{}", self.name, self.console());
+            sleep(Duration::from_millis(200)).await;
+        }
+        Ok(())
+    }
+
+    /// All that the console has shown, of every boot.
+    pub fn console_text(&self) -> String {
+        let bytes = std::fs::read(self.folder.join("console.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The last lines of the console.
+    pub fn console(&self) -> String {
+        let text = self.console_text();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(TAIL)..].join("\n")
+    }
+
+    /// The log of the host, over all boots.
+    ///
+    /// # Errors
+    /// A line is no event.
+    pub fn events(&self) -> anyhow::Result<Vec<Event>> {
+        let text = match std::fs::read_to_string(self.folder.join("events.log")) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error.into()),
+        };
+        // A power cut may leave a part of a line, and a terminal ends lines by two characters.
+        let lines = text.lines().map(str::trim).filter(|line| line.starts_with('{') && line.ends_with('}'));
+        lines.map(|line| serde_json::from_str(line).with_context(|| format!("{}: {line}", self.name))).collect()
+    }
+}

@@ -1,0 +1,152 @@
+//! A test cluster of real nodes: virtual machines with kernel, systemd, containerd, runc and kubelet, two root sets, and a host
+//! API that really reboots them, on the same control plane as the simulated ones. `integ/vm` builds what they run, and
+//! `make test-vm` runs the scenarios; docs/testing.md describes both.
+
+mod dns;
+mod guest;
+mod network;
+mod seed;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kube::Client;
+use models::names;
+use semver::Version;
+use tokio::process::{Child, Command};
+
+use crate::control_plane::{self, ControlPlane};
+use crate::oracle::{Expectations, History, HostLog, Recorder, Verdict, judge, settled_audit};
+
+pub use self::guest::Guest;
+
+/// The version that a guest runs at first.
+pub const FIRST: Version = Version::new(1, 20, 0);
+/// The version that works.
+pub const UPDATED: Version = Version::new(1, 20, 5);
+/// The version that does not boot.
+pub const BROKEN: Version = Version::new(1, 20, 6);
+
+/// Longest wait for anything that contains one boot. Under emulation, beside others, one takes three minutes.
+pub const BOOT: Duration = Duration::from_secs(600);
+
+/// What `make test-vm` has built.
+#[derive(Debug)]
+struct Files {
+    scripts: PathBuf,
+    guest: PathBuf,
+    coredns: PathBuf,
+    initrd: PathBuf,
+    data: PathBuf,
+}
+
+impl Files {
+    fn find() -> anyhow::Result<Self> {
+        let path = |name: &str| {
+            let path = std::env::var_os(name).with_context(|| format!("{name} is not set: run it by make test-vm"))?;
+            let path = PathBuf::from(path);
+            anyhow::ensure!(path.exists(), "{name}: {} is missing: run make test-vm", path.display());
+            anyhow::Ok(path)
+        };
+        Ok(Self {
+            scripts: PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/vm")),
+            guest: path("BRUPOP_GUEST")?,
+            coredns: path("BRUPOP_COREDNS")?,
+            initrd: path("BRUPOP_VM_INITRD")?,
+            data: path("BRUPOP_VM_DATA")?,
+        })
+    }
+}
+
+/// A running cluster of virtual machines. Dropping it ends all its processes and removes its files.
+pub struct VmCluster {
+    /// The nodes, by number.
+    pub guests: Vec<Guest>,
+    /// Records the API server's history for the oracle.
+    pub recorder: Recorder,
+    /// An administrator's client.
+    pub client: Client,
+    _dns: Child,
+    /// The control plane; dropped last.
+    pub control_plane: ControlPlane,
+}
+
+impl VmCluster {
+    /// Starts the control plane and so many machines, and returns when each node takes pods. The operator is not installed.
+    pub async fn start(guests: u8) -> anyhow::Result<Self> {
+        let files = Files::find()?;
+        network::check(guests)?;
+        let options = control_plane::Options {
+            for_nodes: Some(network::GATEWAY),
+            // Kubernetes' default: an emulated node is too slow for less.
+            node_monitor_grace: Duration::from_secs(50),
+            ..control_plane::Options::default()
+        };
+        let control_plane = ControlPlane::start(options).await?;
+        let client = control_plane.client();
+        let recorder = Recorder::start(client.clone()).await?;
+        let binding = ["create", "clusterrolebinding", "kube-proxy", "--clusterrole=system:node-proxier"];
+        let proxy = control_plane.kubectl_command().args(binding).arg("--user=system:kube-proxy").output().await?;
+        anyhow::ensure!(proxy.status.success(), "{}", String::from_utf8_lossy(&proxy.stderr));
+        let dns = dns::start(&files.coredns, &control_plane, &client).await?;
+        let mut cluster = Self { guests: Vec::new(), recorder, client, _dns: dns, control_plane };
+        for number in 1..=guests {
+            let (name, others) = (format!("vm-{number}"), (1..=guests).filter(|other| *other != number));
+            let folder = cluster.control_plane.dir().join(&name);
+            std::fs::create_dir(&folder)?;
+            let labels = format!("{}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
+            let others: Vec<u8> = others.collect();
+            seed::write(&cluster.control_plane, &folder, &name, number, &labels, &others).await?;
+            let mut guest = Guest::make(&files, cluster.control_plane.dir(), &name, number, folder).await?;
+            guest.power_on()?;
+            cluster.guests.push(guest);
+        }
+        let ready = cluster
+            .recorder
+            .wait_until_state("every node is Ready", BOOT, |world| {
+                world.nodes.len() == usize::from(guests) && world.nodes.values().all(|node| node.ready)
+            })
+            .await;
+        let consoles = || {
+            let consoles = cluster.guests.iter().map(|guest| format!("{}:\n{}", guest.name, guest.console()));
+            consoles.collect::<Vec<_>>().join("\n")
+        };
+        ready.with_context(consoles)?;
+        Ok(cluster)
+    }
+
+    /// Runs kubectl as an administrator from the root of the repository, and returns what it prints.
+    pub async fn kubectl(&self, line: &str) -> anyhow::Result<String> {
+        self.run(self.control_plane.kubectl_command(), line).await
+    }
+
+    /// Runs a command with the words of a line as its arguments.
+    pub async fn run(&self, mut command: Command, line: &str) -> anyhow::Result<String> {
+        let output = command
+            .args(line.split_whitespace())
+            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        anyhow::ensure!(output.status.success(), "{line}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        Ok(text)
+    }
+
+    /// A guest by its name.
+    pub fn guest(&mut self, name: &str) -> anyhow::Result<&mut Guest> {
+        self.guests.iter_mut().find(|guest| guest.name == name).with_context(|| format!("no guest {name}"))
+    }
+
+    /// Judges the whole run.
+    pub async fn judge(self, expectations: &Expectations) -> anyhow::Result<(Verdict, History)> {
+        let logs = self.guests.iter().map(|guest| Ok(HostLog::of(&guest.name, &guest.events()?)));
+        let logs: Vec<HostLog> = logs.collect::<anyhow::Result<_>>()?;
+        let history = self.recorder.finish().await?;
+        let audit = settled_audit(&mut self.control_plane.audit(), &self.client).await?;
+        drop(self.guests);
+        self.control_plane.stop().await?;
+        Ok((judge(&history, &logs, &audit, expectations), history))
+    }
+}

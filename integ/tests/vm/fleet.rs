@@ -1,0 +1,71 @@
+//! Two machines in one rollout, with what goes wrong in real fleets: power cuts, restarts of kubelet and containerd, an update
+//! of the operator.
+
+use anyhow::Context as _;
+use integ::oracle::{ClusterState, Expectations};
+use integ::vm::{BOOT, FIRST, UPDATED};
+use models::shadow::Step;
+use serde_json::json;
+
+use crate::support::{SOON, Scenario, is_updated, results, run};
+
+/// The step of a node's attempt.
+fn step(world: &ClusterState, node: &str) -> Option<Step> {
+    world.shadow_of(world.nodes.get(node)?)?.status.controller.progress.as_ref().map(|progress| progress.step)
+}
+
+/// The nodes, the one that is out of service first.
+fn order(world: &ClusterState) -> Option<[&'static str; 2]> {
+    let drained = |node: &str| world.nodes.get(node).is_some_and(|node| node.claimed());
+    [["vm-1", "vm-2"], ["vm-2", "vm-1"]].into_iter().find(|order| drained(order[0]))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "it needs virtual machines: make test-vm"]
+async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_the_operator() -> anyhow::Result<()> {
+    let mut second = "";
+    let history = run(2, Expectations { max_unavailable: Some(1), nothing_left: true }, async |ctx: &mut Scenario| {
+        ctx.shop(2, json!(1)).await?;
+        ctx.target(&FIRST).await?;
+        ctx.install_by_readme().await?;
+        ctx.target(&UPDATED).await?;
+
+        // Kubelet and containerd restart while the first node is drained.
+        let mut nodes = None;
+        ctx.until("a node is drained", SOON, |world| {
+            nodes = order(world);
+            nodes.is_some()
+        })
+        .await?;
+        let [first, other] = nodes.context("just seen")?;
+        second = other;
+        ctx.cluster.guest(first)?.shell("systemctl restart containerd kubelet").await?;
+        ctx.until("the first node is updated", BOOT, |world| is_updated(world, first, &UPDATED)).await?;
+
+        // The power fails while the second one is drained. It comes back on the image that it had.
+        ctx.until("the second node is drained", BOOT, |world| step(world, other) == Some(Step::Draining)).await?;
+        let guest = ctx.cluster.guest(other)?;
+        guest.cut_power().await?;
+        guest.power_on()?;
+
+        // Meanwhile the operator is updated.
+        let manifest = include_str!("../../../deploy/manifests/brupop.yaml");
+        let current = concat!(":v", env!("CARGO_PKG_VERSION"));
+        let next = ctx.cluster.control_plane.dir().join("next.yaml");
+        std::fs::write(&next, manifest.replace(current, ":next"))?;
+        ctx.cluster.kubectl(&format!("apply --server-side -f {}", next.display())).await?;
+
+        ctx.updated(&UPDATED).await?;
+        let images = ctx.cluster.kubectl("get pods -A -l app.kubernetes.io/name=brupop -o jsonpath={..image}").await?;
+        anyhow::ensure!(images.contains(":next"), "{images}");
+        ctx.shop_is_ready(2).await?;
+        Ok(())
+    })
+    .await?;
+    for node in ["vm-1", "vm-2"] {
+        let results = results(&history, node);
+        assert_eq!(results.last(), Some(&(UPDATED, "Updated".to_owned())), "{node}: {results:?}");
+    }
+    assert!(results(&history, second).len() > 1, "the power cut ended an attempt: {:?}", results(&history, second));
+    Ok(())
+}

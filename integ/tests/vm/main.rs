@@ -1,0 +1,57 @@
+//! Scenarios on real nodes: virtual machines that really drain, shut down, and boot another image. `make test-vm` runs them;
+//! under emulation they take minutes, so `make test` does not.
+
+mod fleet;
+mod support;
+
+use anyhow::ensure;
+use integ::oracle::Expectations;
+use integ::vm::{BOOT, BROKEN, FIRST, UPDATED};
+use models::condition::ConditionStatus;
+use models::operator::FROZEN;
+use serde_json::json;
+
+use crate::support::{Scenario, results, run};
+
+/// One machine is the whole cluster: controller, web API and agent run on the node that they update.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "it needs virtual machines: make test-vm"]
+async fn cluster_of_one_node_updates_itself_and_falls_back_from_an_image_that_does_not_boot() -> anyhow::Result<()> {
+    let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
+    let history = run(1, expectations, async |ctx: &mut Scenario| {
+        // On a single node an evicted pod has no other node: a budget that kept one of them would block for ever.
+        ctx.shop(2, json!("100%")).await?;
+        let kernel = ctx.cluster.guests[0].shell("cat /proc/sys/kernel/random/boot_id").await?;
+        ctx.target(&FIRST).await?;
+        ctx.install_by_readme().await?;
+        ctx.promises_of_the_manifests_hold("vm-1").await?;
+
+        ctx.target(&UPDATED).await?;
+        ctx.updated(&UPDATED).await?;
+        let node = ctx.cluster.kubectl("get node vm-1 -o jsonpath={.status.nodeInfo}").await?;
+        let boot = ctx.cluster.guests[0].shell("cat /proc/sys/kernel/random/boot_id").await?;
+        ensure!(boot != kernel && node.contains(&boot), "another boot: {kernel}, {boot}, {node}");
+        ensure!(node.contains("Bottlerocket OS 1.20.5"), "the image of set B runs: {node}");
+        let mounted = ctx.cluster.guests[0].shell("findmnt -no SOURCE /").await?;
+        ensure!(!mounted.is_empty());
+        ctx.shop_is_ready(2).await?;
+
+        ctx.target(&BROKEN).await?;
+        ctx.until("the rollout is frozen", BOOT, |world| {
+            let frozen = support::condition(world, FROZEN).is_some_and(|c| c.status == ConditionStatus::True);
+            frozen && world.operator.as_ref().is_some_and(|operator| operator.status.slots.is_empty())
+        })
+        .await?;
+        ctx.ready_on(&UPDATED).await?;
+        let shown = ctx.brupop("status").await?;
+        ensure!(shown.contains("frozen") && shown.contains("1.20.6"), "{shown}");
+
+        let gone = ctx.brupop("uninstall --yes").await?;
+        ensure!(gone.contains("the operator is uninstalled"), "{gone}");
+        Ok(())
+    })
+    .await?;
+    let results = results(&history, "vm-1");
+    assert_eq!(results, [(UPDATED, "Updated".to_owned()), (BROKEN, "BootFellBack".to_owned())]);
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! Shared parts of the scenarios on real nodes.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use integ::bed::{Programs, workload};
+use integ::oracle::{ClusterState, Expectations, History};
+use integ::vm::{BOOT, VmCluster};
+use models::condition::{Condition, find_condition};
+use models::names::{AGENT_NAMESPACE, OPERATOR_NAME, SYSTEM_NAMESPACE};
+use models::shadow::HostState;
+use semver::Version;
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+/// Namespace of the workload.
+const SHOP: &str = "shop";
+
+/// Longest wait for what contains no boot.
+pub(crate) const SOON: Duration = Duration::from_secs(300);
+
+/// A running scenario.
+pub(crate) struct Scenario {
+    pub(crate) cluster: VmCluster,
+}
+
+/// Runs a scenario on so many machines, and judges it.
+pub(crate) async fn run(
+    guests: u8,
+    expectations: Expectations,
+    scenario: impl AsyncFnOnce(&mut Scenario) -> anyhow::Result<()>,
+) -> anyhow::Result<History> {
+    let mut ctx = Scenario { cluster: VmCluster::start(guests).await? };
+    let outcome = scenario(&mut ctx).await;
+    if let Err(error) = outcome {
+        let told = ctx.diagnostics().await;
+        return Err(error.context(format!("the scenario failed\n{told}")));
+    }
+    let (verdict, history) = ctx.cluster.judge(&expectations).await?;
+    verdict.ensure_safe()?;
+    Ok(history)
+}
+
+/// The results of a node's attempts, in order.
+pub(crate) fn results(history: &History, node: &str) -> Vec<(Version, String)> {
+    let attempts = history.attempts().into_iter().filter(|attempt| attempt.node == node);
+    attempts.map(|attempt| (attempt.to, attempt.result.unwrap_or_default())).collect()
+}
+
+/// A condition of the operator's resource.
+pub(crate) fn condition<'a>(world: &'a ClusterState, type_: &str) -> Option<&'a Condition> {
+    find_condition(&world.operator.as_ref()?.status.conditions, type_)
+}
+
+/// Returns true if a node runs a version, released, with nothing under way.
+pub(crate) fn is_updated(world: &ClusterState, name: &str, version: &Version) -> bool {
+    let Some(node) = world.nodes.get(name) else { return false };
+    let Some(shadow) = world.shadow_of(node) else { return false };
+    let agent = &shadow.status.agent;
+    node.ready
+        && !node.claimed()
+        && shadow.spec.state == HostState::Idle
+        && shadow.status.controller.progress.is_none()
+        && agent.current_version.as_ref() == Some(version)
+        && agent.boot_id.as_deref() == Some(node.boot_id.as_str())
+}
+
+impl Scenario {
+    /// Runs the plugin as an administrator.
+    pub(crate) async fn brupop(&self, line: &str) -> anyhow::Result<String> {
+        let mut command = Command::new(Programs::find()?.plugin);
+        command.env("KUBECONFIG", self.cluster.control_plane.kubeconfig()).env("COLUMNS", "120");
+        self.cluster.run(command, line).await
+    }
+
+    /// Creates the workload, with so many of its pods allowed to be disrupted, and waits until it is Ready.
+    pub(crate) async fn shop(&self, pods: usize, max_unavailable: Value) -> anyhow::Result<()> {
+        workload::apply(&self.cluster.client, workload::web(SHOP, pods, max_unavailable)).await?;
+        self.shop_is_ready(pods).await
+    }
+
+    pub(crate) async fn shop_is_ready(&self, pods: usize) -> anyhow::Result<()> {
+        self.until("the workload is Ready", SOON, |world| {
+            world.pods.values().filter(|pod| pod.namespace == SHOP && pod.ready && !pod.terminating).count() == pods
+        })
+        .await
+    }
+
+    /// Sets the version that nodes update to, and the times of a test. The operator need not be installed yet.
+    pub(crate) async fn target(&self, version: &Version) -> anyhow::Result<()> {
+        let policy = json!({
+            "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
+            "metadata": {"name": OPERATOR_NAME, "namespace": SYSTEM_NAMESPACE},
+            "spec": {
+                "version": {"target": version.to_string(), "refreshInterval": "10s"},
+                "health": {"after": {"soak": "15s"}},
+            },
+        });
+        if self.cluster.kubectl("get crd bottlerocketupdateoperators.brupop.bottlerocket.aws").await.is_err() {
+            self.readme_lines(|line| line.contains("crds.yaml")).await?;
+            self.cluster.kubectl(&format!("create namespace {SYSTEM_NAMESPACE}")).await?;
+        }
+        workload::apply(&self.cluster.client, vec![policy]).await
+    }
+
+    /// Runs the lines of README's installation that a filter chooses, in a shell.
+    async fn readme_lines(&self, choose: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+        const README: &str = include_str!("../../../README.md");
+        let (_, section) = README.split_once("\n## Install it\n").context("README has no installation")?;
+        let block = section.split("```\n").nth(1).context("README's installation has no lines")?;
+        let block = block.replace("&&\n", "&& ");
+        let lines: Vec<&str> = block.lines().filter(|line| !line.contains("--watch") && choose(line)).collect();
+        ensure!(!lines.is_empty(), "README's installation has other lines: {block}");
+        let kubectl = self.cluster.control_plane.kubectl();
+        let folder = kubectl.parent().context("kubectl has a folder")?;
+        for line in lines {
+            let mut command = Command::new("bash");
+            command
+                .env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default()))
+                .env("KUBECONFIG", self.cluster.control_plane.kubeconfig())
+                .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+            for line in self.cluster.guests.iter().map(|guest| line.replace("NODE", &guest.name)) {
+                let output = command.args(["-ec", &line]).output().await?;
+                let error = String::from_utf8_lossy(&output.stderr);
+                ensure!(output.status.success(), "{line}: {error}");
+                if !line.contains("label") {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Installs the operator as README says, and waits until it runs and every agent has reported.
+    pub(crate) async fn install_by_readme(&self) -> anyhow::Result<()> {
+        self.readme_lines(|_| true).await?;
+        let nodes = self.cluster.guests.len();
+        self.until("every agent has reported", SOON, |world| {
+            let shadows = world.shadows.values();
+            shadows.filter(|shadow| shadow.status.agent.updates.is_some()).count() == nodes
+        })
+        .await
+    }
+
+    /// Waits until the cluster state meets a condition.
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        limit: Duration,
+        holds: impl FnMut(&ClusterState) -> bool,
+    ) -> anyhow::Result<()> {
+        self.cluster.recorder.wait_until_state(what, limit, holds).await?;
+        Ok(())
+    }
+
+    /// Waits until every node runs a version, released.
+    pub(crate) async fn updated(&self, version: &Version) -> anyhow::Result<()> {
+        let nodes: Vec<String> = self.cluster.guests.iter().map(|guest| guest.name.clone()).collect();
+        let limit = BOOT * u32::try_from(nodes.len())?;
+        self.until(&format!("every node is on {version}"), limit, |world| {
+            nodes.iter().all(|node| is_updated(world, node, version))
+                && world.operator.as_ref().is_none_or(|operator| operator.status.slots.is_empty())
+        })
+        .await
+    }
+
+    /// Waits until every node is Ready on a version and released.
+    pub(crate) async fn ready_on(&self, version: &Version) -> anyhow::Result<()> {
+        self.updated(version).await
+    }
+
+    /// Checks what the agent's pod may do, as the kernel of its node has it.
+    pub(crate) async fn promises_of_the_manifests_hold(&self, node: &str) -> anyhow::Result<()> {
+        let guest = self.cluster.guests.iter().find(|guest| guest.name == node).context("no such guest")?;
+        let status = guest.shell("cat /proc/$(pidof brupop-agent)/status").await?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.map(|value| value.split_whitespace().collect::<Vec<_>>().join(" ")).unwrap_or_default()
+        };
+        for (name, value) in [
+            ("Uid", "65532 65532 65532 65532"),
+            ("Gid", "65532 65532 65532 65532"),
+            ("CapEff", "0000000000000000"),
+            ("CapBnd", "0000000000000000"),
+            ("NoNewPrivs", "1"),
+            ("Seccomp", "2"),
+        ] {
+            ensure!(field(name) == value, "{name} of the agent: {}, not {value}", field(name));
+        }
+        ensure!(field("Groups").split(' ').any(|group| group == "274"), "groups of the agent: {}", field("Groups"));
+        let mounts = guest.shell("grep ' / ' /proc/$(pidof brupop-agent)/mounts").await?;
+        ensure!(mounts.split_whitespace().nth(3).is_some_and(|options| options.starts_with("ro")), "{mounts}");
+        let socket = guest.shell("stat -c '%u:%g %a' /run/api.sock").await?;
+        ensure!(socket == "0:274 660", "{socket}");
+        let cgroup = "/sys/fs/cgroup$(cut -d: -f3 /proc/$(pidof brupop-agent)/cgroup)";
+        let memory = guest.shell(&format!("cat {cgroup}/memory.max {cgroup}/memory.peak {cgroup}/memory.current")).await?;
+        let memory: Vec<u64> = memory.lines().filter_map(|line| line.trim().parse().ok()).collect();
+        let [limit, peak, current] = memory[..] else { anyhow::bail!("memory of the agent: {memory:?}") };
+        println!("agent on {node}: memory.max {limit}, memory.peak {peak}, memory.current {current}");
+        ensure!(limit == 32 << 20 && peak < limit / 2, "the agent has no room under its limit: {memory:?}");
+        Ok(())
+    }
+
+    /// Returns what explains a failure.
+    async fn diagnostics(&self) -> String {
+        let mut told = String::new();
+        for line in [
+            "get nodes,pods -A -o wide".to_owned(),
+            "get events -A --sort-by=.lastTimestamp".to_owned(),
+            format!("-n {SYSTEM_NAMESPACE} get brs,bruo -o yaml"),
+            format!("-n {SYSTEM_NAMESPACE} logs -l app.kubernetes.io/name=brupop --tail=60 --prefix"),
+            format!("-n {AGENT_NAMESPACE} logs -l app.kubernetes.io/name=brupop --tail=60 --prefix"),
+        ] {
+            let text = self.cluster.kubectl(&line).await.unwrap_or_else(|error| format!("{error:#}"));
+            told.push_str(&format!("\n$ kubectl {line}\n{text}"));
+        }
+        for guest in &self.cluster.guests {
+            let units = guest.shell("systemctl --failed --no-legend; journalctl -b -q --no-pager -n 40").await;
+            told.push_str(&format!("\n{}:\n{}\n{}", guest.name, guest.console(), units.unwrap_or_default()));
+        }
+        told
+    }
+}
