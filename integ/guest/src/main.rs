@@ -168,7 +168,7 @@ fn log(event: EventKind) {
     let text = |version: Option<Version>| version.map(|version| version.to_string());
     match event {
         EventKind::Call { method, path, status, body } => {
-            tracing::info!(method, path, status, body, "request answered")
+            tracing::info!(method, path, status, body, "request answered");
         }
         EventKind::CommandFinished { command, ok, version } => {
             tracing::info!(%command, ok, version = text(version), "command finished");
