@@ -70,9 +70,9 @@ struct Serve {
     /// The name of the node
     #[arg(long)]
     name: String,
-    /// The place in the waves of a new machine, 0 to 2047; random if absent
-    #[arg(long)]
-    seed: Option<u32>,
+    /// The place of a new machine in the waves
+    #[arg(long, default_value_t = 42, value_parser = clap::value_parser!(u32).range(0..2048))]
+    seed: u32,
     /// The variant of its images
     #[arg(long, default_value = "aws-k8s-1.37")]
     variant: String,
@@ -91,7 +91,7 @@ impl From<Serve> for GuestOptions {
     fn from(serve: Serve) -> Self {
         // Version and releases are those of the disk and of the folder.
         let mut host = HostOptions::new(serve.name, "/", Version::new(0, 0, 0), Releases::default());
-        host = host.seed(serve.seed.unwrap_or_else(|| rand::random_range(0..2048)));
+        host = host.seed(serve.seed);
         host.socket = serve.socket;
         host.variant = serve.variant;
         host.arch = serve.arch;
