@@ -51,7 +51,7 @@ endif
 # The unit tests first: they need the processors, and end soon. The refusals and the short tests mostly wait, so they run beside others.
 RUN = BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
 LONG := scenarios drains refusals
-ALL := $(basename $(notdir $(wildcard */tests/*.rs deploy/*/tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
+ALL := $(basename $(notdir $(wildcard */tests/*.rs deploy/*/tests/*.rs integ/*/tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
 .PHONY: run-others $(LONG:%=run-%)
 run-others:
 	@$(RUN) $(patsubst %,--test %,$(sort $(filter-out $(LONG),$(ALL))))

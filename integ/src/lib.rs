@@ -7,10 +7,10 @@ pub mod bed;
 pub mod control_plane;
 pub mod demo;
 pub mod durations;
-pub mod host;
 pub mod kubelet;
-pub mod machine;
 pub mod oracle;
 pub mod proxy;
 pub mod rights;
 pub mod vm;
+
+pub use guest::{host, machine};

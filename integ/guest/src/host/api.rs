@@ -120,7 +120,7 @@ pub(super) fn answer(core: &Arc<Core>, request: &Request) -> (Response, Then) {
         ("DELETE", "/tx") => Response::json(&state.settings.delete(transaction)),
         ("GET", "/tx/list") => Response::json(&state.settings.transactions()),
         ("GET", "/updates/status") => update_status(state),
-        ("POST", "/actions/reboot") => return reboot(state),
+        ("POST", "/actions/reboot") => return reboot(core, state),
         ("POST", action) => {
             let Some(command) = Command::ALL.into_iter().find(|command| command.path() == action) else {
                 return (Response::error(404, ""), Then::Nothing);
@@ -157,7 +157,7 @@ fn update_status(state: &State) -> Response {
     }
 }
 
-fn reboot(state: &mut State) -> (Response, Then) {
+fn reboot(core: &Core, state: &mut State) -> (Response, Then) {
     let failure = |code: i32, stderr: &str| {
         Response::error(500, format!("Failed to reboot, exit code: {code}, stderr: {stderr}"))
     };
@@ -174,6 +174,9 @@ fn reboot(state: &mut State) -> (Response, Then) {
         Some(RebootFault::ReplyCut) => true,
         None => false,
     };
+    if let Some(Err(refused)) = core.hardware.as_ref().map(|hardware| hardware.reboot()) {
+        return (failure(refused.code, &refused.stderr), Then::Nothing);
+    }
     state.shutting_down = true;
     (Response::no_content(), Then::Reboot { reply_cut })
 }

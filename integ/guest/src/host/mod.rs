@@ -1,15 +1,19 @@
-//! A simulated Bottlerocket host: the update API on its Unix socket, and the machine behind it.
+//! A Bottlerocket host: the update API on its Unix socket, and the machine behind it, which is simulated.
 //!
 //! It reproduces the pitfalls of the real host. [`state`] is the update dispatcher, [`disk`] the partition sets and the
 //! choice of the next boot, [`releases`] what updog finds, [`settings`] its configuration; `api` and `server` put them
 //! on the socket; `power` boots the machine and shuts it down; [`faults`] is the fault injection and [`log`] the
 //! events. A test replays the exchanges recorded from a real API server against it.
+//!
+//! [`guest`] puts the same API, dispatcher and settings on a real machine, whose disk and power are `hardware`.
 
 mod api;
 pub mod client;
 mod core;
 pub mod disk;
 pub mod faults;
+pub mod guest;
+mod hardware;
 pub mod log;
 mod power;
 pub mod releases;
@@ -118,6 +122,8 @@ pub struct HostOptions {
     pub name: String,
     /// Folder of its file system. `<root>/run/api.sock` has to be shorter than 108 bytes.
     pub root: PathBuf,
+    /// The API's socket, below `root`.
+    pub socket: PathBuf,
     /// The version that it was installed with.
     pub version: Version,
     /// Variant, for example `aws-k8s-1.37`.
@@ -148,9 +154,11 @@ impl HostOptions {
     /// A host of variant `aws-k8s-1.37` on which nothing takes time, with the settings of a new one.
     pub fn new(name: impl Into<String>, root: impl Into<PathBuf>, version: Version, releases: Releases) -> Self {
         let seed = 42;
+        let root = root.into();
         Self {
             name: name.into(),
-            root: root.into(),
+            socket: root.join("run/api.sock"),
+            root,
             version,
             variant: "aws-k8s-1.37".to_owned(),
             arch: "x86_64".to_owned(),
@@ -174,8 +182,10 @@ impl HostOptions {
         self
     }
 
-    fn socket(&self) -> PathBuf {
-        self.root.join("run/api.sock")
+    fn check_socket(&self) -> anyhow::Result<()> {
+        let length = self.socket.as_os_str().len();
+        ensure!(length <= SOCKET_PATH_LIMIT, "{} is too long for a socket: {length} bytes", self.socket.display());
+        Ok(())
     }
 
     fn pretty_name(&self, version: &Version) -> String {
@@ -226,8 +236,7 @@ impl Host {
     /// # Errors
     /// When its file system cannot be written or its socket cannot be bound.
     pub async fn start(options: HostOptions) -> anyhow::Result<Self> {
-        let length = options.socket().as_os_str().len();
-        ensure!(length <= SOCKET_PATH_LIMIT, "{} is too long for a socket: {length} bytes", options.socket().display());
+        options.check_socket()?;
         let (orders, received) = mpsc::unbounded_channel();
         let core = Arc::new(Core::new(options, orders));
         let server = power::come_up(&core, None).with_context(|| format!("booting {}", core.options.name))?;
@@ -258,7 +267,7 @@ impl Host {
 
     /// The API's socket.
     pub fn socket(&self) -> PathBuf {
-        self.core().options.socket()
+        self.core().options.socket.clone()
     }
 
     /// All events so far.
@@ -356,19 +365,7 @@ impl Host {
 
     /// The current state of the host.
     pub fn snapshot(&self) -> Snapshot {
-        let core = self.core();
-        let state = &*core.lock();
-        let machine = core.machine.borrow().clone();
-        Snapshot {
-            running_version: core.running(state),
-            boot_id: machine.boot_id,
-            power: machine.power,
-            status: state.dispatcher.peek().cloned(),
-            running_command: state.dispatcher.running(),
-            disk: state.disk.clone(),
-            settings: state.settings.committed().clone(),
-            effective_settings: state.effective.clone(),
-        }
+        self.core().snapshot()
     }
 
     fn send(&self, order: Order) -> bool {

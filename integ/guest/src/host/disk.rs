@@ -3,9 +3,10 @@
 //! The rules are those of signpost (which writes the flags) and of Bottlerocket's GRUB (which reads them).
 
 use semver::Version;
+use serde::{Deserialize, Serialize};
 
 /// One of the two partition sets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetName {
     /// The first set, from which a new disk boots.
     A,
@@ -14,7 +15,7 @@ pub enum SetName {
 }
 
 /// One partition set: its image and its boot flags.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionSet {
     /// The image on it; `None` if it is empty or was written in part.
     pub version: Option<Version>,
@@ -33,7 +34,7 @@ impl PartitionSet {
 }
 
 /// The disk, and the set that the running system came from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
     /// Set A.
     pub a: PartitionSet,

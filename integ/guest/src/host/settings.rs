@@ -128,7 +128,7 @@ pub struct SettingsTree {
 }
 
 /// The data store: committed settings and pending transactions.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SettingsStore {
     committed: UpdatesSettings,
     pending: BTreeMap<String, UpdatesSettings>,

@@ -41,12 +41,15 @@ pub(super) enum Stop {
 impl Server {
     /// Binds the socket, always as a new inode, and serves.
     pub(super) fn start(core: Arc<Core>) -> anyhow::Result<Self> {
-        let socket = core.options.socket();
+        let socket = &core.options.socket;
         // Bound under another name and renamed over the old one: a file system may reuse a removed file's inode number.
         let fresh = socket.with_file_name(".api.new");
         remove(&fresh)?;
         let listener = UnixListener::bind(&fresh).with_context(|| format!("binding {}", fresh.display()))?;
-        std::fs::rename(&fresh, &socket).with_context(|| format!("moving the socket to {}", socket.display()))?;
+        if let Some(hardware) = &core.hardware {
+            hardware.admit_group(&fresh)?;
+        }
+        std::fs::rename(&fresh, socket).with_context(|| format!("moving the socket to {}", socket.display()))?;
         remove(&socket.with_file_name(".api.old"))?;
         Ok(Self(tokio::spawn(serve(listener, core))))
     }
@@ -54,9 +57,9 @@ impl Server {
     /// Ends the server and all its connections.
     pub(super) async fn stop(self, core: &Core, how: Stop) {
         if how == Stop::Clean {
-            let socket = core.options.socket();
+            let socket = &core.options.socket;
             // Kept under another name until there is a new one, so that the new one cannot have the same inode number.
-            if let Err(error) = std::fs::rename(&socket, socket.with_file_name(".api.old")) {
+            if let Err(error) = std::fs::rename(socket, socket.with_file_name(".api.old")) {
                 tracing::warn!(%error, host = core.options.name, "the API socket could not be removed");
             }
         }
@@ -142,7 +145,8 @@ async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming)
         Some(Transport::Status(status, body)) => (Some(Response::error(*status, body.as_str())), Then::Nothing),
         _ => {
             let (response, then) = api::answer(core, &request);
-            (Some(response), then)
+            let kept = core.keep(&core.lock());
+            (Some(kept.map_or_else(|error| Response::error(500, error), |()| response)), then)
         }
     };
     match fault {

@@ -10,19 +10,22 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use crate::machine::{MachineState, Power};
 
-use super::HostOptions;
 use super::disk::Disk;
 use super::faults::{Script, Worker};
+use super::hardware::{Hardware, Kept, KeptBoot};
 use super::log::{EventKind, Log};
 use super::power::Order;
 use super::releases::Listing;
 use super::settings::{SettingsStore, UpdatesSettings, VersionLock};
 use super::state::{Command, Dispatcher, Ending, Found, Refusal, UpdateImage, UpdateStatus};
+use super::{HostOptions, Snapshot};
 
 /// The shared state of the tasks of one host.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) options: HostOptions,
+    /// The machine of a real host; `None`: all of it is simulated.
+    pub(super) hardware: Option<Arc<Hardware>>,
     pub(super) log: Log,
     state: Mutex<State>,
     /// Power, boot id and image, as the kubelet sees them.
@@ -66,7 +69,26 @@ pub(super) struct Job {
     worker: Worker,
     /// The version that a prepare writes, decided by updog at its start.
     writes: Option<Version>,
+    /// The error that ended its work on a real disk.
+    failure: Option<String>,
     delay: Duration,
+}
+
+/// The effect of a command that succeeds.
+struct Effect {
+    stderr: String,
+    /// Result of a refresh.
+    found: Option<Found>,
+    /// The version that a refresh chose, a prepare wrote, or an activate armed.
+    version: Option<Version>,
+    /// The change of the next boot.
+    flags: Option<EventKind>,
+}
+
+impl Effect {
+    fn new(stderr: impl Into<String>, version: Option<Version>) -> Self {
+        Self { stderr: stderr.into(), found: None, version, flags: None }
+    }
 }
 
 impl Core {
@@ -94,8 +116,65 @@ impl Core {
             orders,
             turn: tokio::sync::Mutex::default(),
             locked: watch::Sender::new(false),
+            hardware: None,
             options,
         }
+    }
+
+    /// The state of a real host on this machine, with what it kept.
+    pub(super) fn on(
+        hardware: Hardware,
+        disk: Disk,
+        options: HostOptions,
+        orders: mpsc::UnboundedSender<Order>,
+    ) -> Self {
+        let mut core = Self::new(options, orders);
+        let state = core.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        state.disk = disk;
+        if let Some(Kept { settings, boot }) = hardware.kept() {
+            state.settings = settings;
+            state.effective = boot.effective;
+            let last = boot.status.as_ref().and_then(|status| status.most_recent_command.as_ref());
+            state.last_record = last.map_or(state.last_record, |last| last.timestamp);
+            state.dispatcher = Dispatcher::resume(boot.status);
+        }
+        core.hardware = Some(Arc::new(hardware));
+        core
+    }
+
+    /// The current state, read past all locks.
+    pub(super) fn snapshot(&self) -> Snapshot {
+        let state = &*self.lock();
+        let machine = self.machine.borrow().clone();
+        Snapshot {
+            running_version: self.running(state),
+            boot_id: machine.boot_id,
+            power: machine.power,
+            status: state.dispatcher.peek().cloned(),
+            running_command: state.dispatcher.running(),
+            disk: state.disk.clone(),
+            settings: state.settings.committed().clone(),
+            effective_settings: state.effective.clone(),
+        }
+    }
+
+    /// Reads the boot flags again: on a real host another program marks a good boot.
+    fn read_flags(&self, state: &mut State) -> Result<(), String> {
+        if let Some(hardware) = &self.hardware {
+            state.disk = hardware.read_flags()?;
+        }
+        Ok(())
+    }
+
+    fn write_flags(&self, state: &State) -> Result<(), String> {
+        self.hardware.as_ref().map_or(Ok(()), |hardware| hardware.write_flags(&state.disk))
+    }
+
+    /// Keeps what a restart of a real host's API server does not change.
+    pub(super) fn keep(&self, state: &State) -> Result<(), String> {
+        let Some(hardware) = &self.hardware else { return Ok(()) };
+        let boot = KeptBoot { status: state.dispatcher.peek().cloned(), effective: state.effective.clone() };
+        hardware.keep(Kept { settings: state.settings.clone(), boot })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -134,6 +213,9 @@ impl Core {
 
     /// Starts a command: everything up to the response to the caller.
     pub(super) fn begin(&self, state: &mut State, command: Command) -> Result<Job, Refusal> {
+        if let Err(error) = self.read_flags(state) {
+            tracing::warn!(error, host = self.options.name, "boot flags cannot be read");
+        }
         let running = self.image(self.running(state));
         let next_to_boot = state.disk.next() == Some(state.disk.active);
         state.dispatcher.begin(command, || UpdateStatus::fresh(running, next_to_boot))?;
@@ -147,7 +229,7 @@ impl Core {
             Command::Activate => timings.activate,
             Command::Deactivate => timings.deactivate,
         });
-        let mut writes = None;
+        let (mut writes, mut failure) = (None, None);
         if command == Command::Prepare {
             writes = match &worker {
                 Worker::Writes(version) => Some(version.clone()),
@@ -160,9 +242,10 @@ impl Core {
                     self.note(EventKind::Disarmed);
                 }
                 state.disk.clear_inactive();
+                failure = self.write_flags(state).err();
             }
         }
-        Ok(Job { serial: state.serial, command, worker, writes, delay })
+        Ok(Job { serial: state.serial, command, worker, writes, failure, delay })
     }
 
     /// Carries out a command: at once if it takes no time, otherwise in the background.
@@ -175,7 +258,7 @@ impl Core {
             }
             _ => {}
         }
-        if job.delay.is_zero() {
+        if job.delay.is_zero() && !self.writes_image(&job) {
             self.end(&job);
             return;
         }
@@ -183,17 +266,78 @@ impl Core {
         tokio::spawn(async move {
             tokio::time::sleep(job.delay).await;
             if let Some(core) = core.upgrade() {
+                let job = core.write_image(job).await;
                 core.end(&job);
             }
         });
     }
 
+    /// Returns true if the command has an image to write to a real disk.
+    fn writes_image(&self, job: &Job) -> bool {
+        let works = matches!(job.worker, Worker::Succeeds | Worker::LosesRecord | Worker::Writes(_));
+        self.hardware.is_some() && works && job.failure.is_none() && job.writes.is_some()
+    }
+
+    /// Writes the command's image to a real disk.
+    async fn write_image(&self, mut job: Job) -> Job {
+        if self.writes_image(&job)
+            && let (Some(hardware), Some(version)) = (self.hardware.clone(), job.writes.clone())
+        {
+            let set = self.lock().disk.inactive();
+            let written = tokio::task::spawn_blocking(move || hardware.write_image(set, &version)).await;
+            job.failure = written.unwrap_or_else(|error| Err(error.to_string())).err();
+        }
+        job
+    }
+
     /// Ends the waiting command.
-    pub(super) fn release(&self) {
+    pub(super) fn release(self: &Arc<Self>) {
         let waiting = self.lock().waiting.take();
         if let Some(job) = waiting {
-            self.end(&job);
+            self.carry_out(Job { worker: Worker::Succeeds, delay: Duration::ZERO, ..job });
         }
+    }
+
+    /// Does the work of a command that no fault ends: its effect on the disk.
+    fn work(&self, state: &mut State, job: &Job) -> Result<Effect, String> {
+        if let Some(failure) = &job.failure {
+            return Err(failure.clone());
+        }
+        self.read_flags(state)?;
+        let before = state.disk.clone();
+        let effect = match job.command {
+            Command::Refresh => {
+                let listing = self.listing(state);
+                let version = self.pick(state, &listing);
+                let chosen = Some(version.clone().map(|version| self.image(version)));
+                let found = Some(Found { available: listing.available, chosen });
+                Effect { found, ..Effect::new("", version) }
+            }
+            Command::Prepare => match &job.writes {
+                Some(written) => {
+                    state.disk.write_inactive(written.clone());
+                    Effect::new(self.options.updog.starting(written), Some(written.clone()))
+                }
+                None => Effect::new("No update required\n", None),
+            },
+            Command::Activate => {
+                state.disk.upgrade_to_inactive()?;
+                let version = state.disk.inactive_set().version.clone();
+                let flags = version.clone().map(|version| EventKind::Armed { version });
+                Effect { flags, ..Effect::new("", version) }
+            }
+            Command::Deactivate => {
+                state.disk.cancel_upgrade();
+                Effect { flags: Some(EventKind::Disarmed), ..Effect::new("", None) }
+            }
+        };
+        if state.disk != before
+            && let Err(error) = self.write_flags(state)
+        {
+            state.disk = before;
+            return Err(error);
+        }
+        Ok(effect)
     }
 
     /// Ends a command: its effect on the disk, its record, and the release of the lock, in one step.
@@ -210,41 +354,20 @@ impl Core {
             Worker::Killed { signal } => Ending::Failed { exit_status: *signal, stderr: String::new() },
             Worker::Exits { status, stderr, .. } => Ending::Failed { exit_status: *status, stderr: stderr.clone() },
             Worker::BadConfig if job.command == Command::Refresh => {
-                success("", Some(Found { available: self.listing(state).available, chosen: None }))
+                let found = Some(Found { available: self.listing(state).available, chosen: None });
+                Ending::Succeeded { stderr: String::new(), found }
             }
             Worker::Succeeds
             | Worker::Waits
             | Worker::LosesRecord
             | Worker::BadConfig
             | Worker::Writes(_)
-            | Worker::WritesNothing => match job.command {
-                Command::Refresh => {
-                    let listing = self.listing(state);
-                    version = self.pick(state, &listing);
-                    let chosen = version.clone().map(|version| self.image(version));
-                    success("", Some(Found { available: listing.available, chosen: Some(chosen) }))
+            | Worker::WritesNothing => match self.work(state, job) {
+                Ok(effect) => {
+                    (version, flags) = (effect.version, effect.flags);
+                    Ending::Succeeded { stderr: effect.stderr, found: effect.found }
                 }
-                Command::Prepare => match &job.writes {
-                    Some(written) => {
-                        state.disk.write_inactive(written.clone());
-                        version = Some(written.clone());
-                        success(&self.options.updog.starting(written), None)
-                    }
-                    None => success("No update required\n", None),
-                },
-                Command::Activate => match state.disk.upgrade_to_inactive() {
-                    Ok(()) => {
-                        version = state.disk.inactive_set().version.clone();
-                        flags = version.clone().map(|version| EventKind::Armed { version });
-                        success("", None)
-                    }
-                    Err(refusal) => Ending::Failed { exit_status: 1, stderr: format!("{refusal}\n") },
-                },
-                Command::Deactivate => {
-                    state.disk.cancel_upgrade();
-                    flags = Some(EventKind::Disarmed);
-                    success("", None)
-                }
+                Err(error) => Ending::Failed { exit_status: 1, stderr: format!("{error}\n") },
             },
         };
         let ending = if job.worker == Worker::LosesRecord { Ending::Unrecorded } else { ending };
@@ -252,6 +375,9 @@ impl Core {
         let at = Timestamp::now().max(state.last_record + Duration::from_nanos(1));
         state.last_record = at;
         state.dispatcher.end(ending, at);
+        if let Err(error) = self.keep(state) {
+            tracing::error!(error, host = self.options.name, "record of a command not kept");
+        }
         self.locked.send_replace(false);
         if let Some(flags) = flags {
             self.note(flags);
@@ -285,8 +411,4 @@ impl Core {
             }
         });
     }
-}
-
-fn success(stderr: &str, found: Option<Found>) -> Ending {
-    Ending::Succeeded { stderr: stderr.to_owned(), found }
 }

@@ -13,10 +13,10 @@ use std::fmt;
 
 use jiff::Timestamp;
 use semver::Version;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Commands of the dispatcher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Command {
     /// Checks for updates and chooses a version.
@@ -56,7 +56,7 @@ impl fmt::Display for Command {
 }
 
 /// `update_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UpdateState {
     /// Nothing is chosen, or the last refresh failed.
     Idle,
@@ -69,7 +69,7 @@ pub enum UpdateState {
 }
 
 /// An image in the repository.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpdateImage {
     /// Architecture, for example `x86_64`.
     pub arch: String,
@@ -80,7 +80,7 @@ pub struct UpdateImage {
 }
 
 /// An image on a partition set.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StagedImage {
     /// The image.
     pub image: UpdateImage,
@@ -89,7 +89,7 @@ pub struct StagedImage {
 }
 
 /// `cmd_status`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommandStatus {
     /// updog exited with 0.
     Success,
@@ -98,7 +98,7 @@ pub enum CommandStatus {
 }
 
 /// Result of the last command that left a record.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandResult {
     /// The command.
     pub cmd_type: Command,
@@ -113,7 +113,7 @@ pub struct CommandResult {
 }
 
 /// The response to `GET /updates/status`. All six keys are always present.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpdateStatus {
     /// The state.
     pub update_state: UpdateState,
@@ -203,6 +203,11 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
+    /// The dispatcher with the status file that it left in this boot; a command that ran is gone.
+    pub(super) fn resume(status: Option<UpdateStatus>) -> Self {
+        Self { status, running: None }
+    }
+
     /// The status as a reader gets it.
     ///
     /// # Errors
