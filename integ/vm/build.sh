@@ -74,7 +74,7 @@ cp "$part/kernel/lib/modules/$release"/modules.{builtin,builtin.modinfo,order} "
 chroot "$root" depmod "$release"
 
 mkdir -p "$root/opt/bin" "$root/opt/cni/bin"
-cp "$bin"/kubernetes/* "$bin"/containerd/* "$bin"/runc/* "$root/opt/bin/"
+cp "$bin"/kubernetes/* "$bin"/containerd/containerd* "$bin"/runc/* "$root/opt/bin/"
 cp "$bin"/cni/* "$root/opt/cni/bin/"
 cp -r --preserve=mode "$here/root/." "$root/"
 echo api:x:274: >>"$root/etc/group"
@@ -104,6 +104,7 @@ done | awk '!seen[$0]++' | while read -r module; do
   basename "$module" >>"$initrd/modules/order"
 done
 (cd "$initrd" && find . | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0 | gzip -1) >"$part/initrd"
+truncate -s %4 "$part/initrd" # where the kernel looks for the archive that follows
 
 # /var, with Kubernetes' pause image: an OCI layout as data.sh takes it.
 tar -C "$root/var" -cf "$part/var.tar" .
@@ -136,8 +137,8 @@ BRUPOP_VM_IMAGES=$part "$here/data.sh" "$part/data.img"
 image() { # VERSION FOLDER
   printf 'NAME=Bottlerocket\nID=bottlerocket\nVERSION="%s (%s)"\nPRETTY_NAME="Bottlerocket OS %s (%s)"\nVARIANT_ID=%s\nVERSION_ID=%s\nBUILD_ID=abcdef01\n' \
     "$1" $variant "$1" $variant $variant "$1" >"$2/usr/lib/os-release"
-  mkfs.ext4 -q -b 4096 -m 0 -O ^has_journal,^resize_inode -d "$2" "$part/$1.img" 512M
-  resize2fs -M "$part/$1.img" >/dev/null 2>&1
+  mkfs.ext4 -q -b 4096 -m 0 -N "$(($(find "$2" | wc -l) + 64))" -O ^has_journal,^resize_inode -d "$2" \
+    "$part/$1.img" "$(($(du -sk "$2" | cut -f1) * 102 / 100 + 4096))k" >/dev/null
 }
 image $first "$root"
 image $updated "$root"
@@ -146,7 +147,7 @@ mkdir -p "$part/broken"/{dev,etc,proc,run,sys,tmp,usr/lib,var}
 image $broken "$part/broken"
 mv "$part/$updated.img" "$part/$broken.img" "$part/releases/"
 mkfs.ext4 -q -m 0 -O ^has_journal,^resize_inode -d "$part/releases" "$part/releases.img" \
-  "$(($(du -sm --apparent-size "$part/releases" | cut -f1) + 32))M"
+  "$(($(du -sm --apparent-size "$part/releases" | cut -f1) + 32))M" >/dev/null
 
 for file in vmlinuz initrd $first.img releases.img data.img var.tar; do mv "$part/$file" "$images/"; done
 rm -rf "$part"

@@ -39,5 +39,5 @@ done
 kill "$containerd"; wait "$containerd" || true
 containerd=
 rm -f "$out.part"
-mkfs.ext4 -q -m 0 -J size=8 -d "$folder/var" "$out.part" 4G
+mkfs.ext4 -q -m 0 -J size=8 -d "$folder/var" "$out.part" 4G >/dev/null
 mv "$out.part" "$out"
