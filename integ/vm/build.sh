@@ -10,7 +10,7 @@
 #   1.20.0.img        the root set that a node runs at first: ext4 without journal
 #   releases.img      ext4 with the images that updates write: 1.20.5.img, alike but for /usr/lib/os-release, and
 #                     1.20.6.img, which has no init: the kernel panics and the machine restarts
-#   data.img          an empty data disk (ext4, /var) with the pause image; var.tar is what data.sh makes others from
+#   data.img          an empty data disk (ext4, /var) with the pause image; data.sh makes others from var.tar and pause.tar
 # The folder's name is a digest of all that goes into it. Interrupted? Run it again.
 #
 # A guest, as init, root/ and run.sh make it. Disks are known by their serials, in the guest /run/disks/SERIAL:
@@ -89,7 +89,7 @@ for masked in modprobe@{configfs,dm_mod,drm,efi_pstore,fuse,loop}.service kmod-s
   unit "$masked"
 done
 chroot "$root" systemctl --quiet set-default multi-user.target
-chroot "$root" systemctl --quiet enable network containerd kubelet kube-proxy host-api mark-successful-boot
+chroot "$root" systemctl --quiet enable network containerd kubelet kube-proxy host-api mark-successful-boot shell
 
 # The initramfs: busybox, the modules that lead to the disks and to the network, and init.
 initrd=$part/initrd.d
@@ -127,8 +127,9 @@ oci=application/vnd.oci.image
 printf '{"schemaVersion":2,"mediaType":"%s.manifest.v1+json","config":{"mediaType":"%s.config.v1+json",%s},"layers":[{"mediaType":"%s.layer.v1.tar",%s}]}' \
   $oci $oci "$config" $oci "$layer" >"$part/manifest"
 manifest=$(blob "$part/manifest")
-printf '{"schemaVersion":2,"manifests":[{"mediaType":"%s.manifest.v1+json",%s,"annotations":{"io.containerd.image.name":"%s","org.opencontainers.image.ref.name":"%s"}}]}' \
-  $oci "$manifest" guest.invalid/pause:3.10.2 3.10.2 >"$layout/index.json"
+# Once as the sandbox of pods, and once as the only container of the tests' workloads.
+named() { printf '{"mediaType":"%s.manifest.v1+json",%s,"annotations":{"io.containerd.image.name":"%s","org.opencontainers.image.ref.name":"%s"}}' $oci "$manifest" "$1" "${1##*:}"; }
+printf '{"schemaVersion":2,"manifests":[%s,%s]}' "$(named guest.invalid/pause:3.10.2)" "$(named example.invalid/app:1)" >"$layout/index.json"
 printf '{"imageLayoutVersion":"1.0.0"}' >"$layout/oci-layout"
 tar -C "$layout" -cf "$part/pause.tar" oci-layout index.json blobs
 BRUPOP_VM_IMAGES=$part "$here/data.sh" "$part/data.img"
@@ -149,7 +150,7 @@ mv "$part/$updated.img" "$part/$broken.img" "$part/releases/"
 mkfs.ext4 -q -m 0 -O ^has_journal,^resize_inode -d "$part/releases" "$part/releases.img" \
   "$(($(du -sm --apparent-size "$part/releases" | cut -f1) + 32))M" >/dev/null
 
-for file in vmlinuz initrd $first.img releases.img data.img var.tar; do mv "$part/$file" "$images/"; done
+for file in vmlinuz initrd $first.img releases.img data.img var.tar pause.tar; do mv "$part/$file" "$images/"; done
 rm -rf "$part"
 touch "$images/done"
 echo "vm: the guest is ready after $((SECONDS - started)) s: $images" >&2

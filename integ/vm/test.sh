@@ -12,7 +12,7 @@ folder=$target/vm
 
 built=$("$here/build.sh")
 mkdir -p "$folder"
-"$here/guest.sh" "$folder"
+CARGO_TARGET_DIR=$target "$here/guest.sh"
 "$here/initramfs.sh" "$folder/brupop-guest" "$folder/initrd"
 
 # The images that nodes have: those of the programs as they ship, once more as those of a next version, and the workload's.
@@ -23,8 +23,8 @@ for tag in '' next; do
   "$cargo" run --quiet --locked -p images -- --output "$folder/images$tag" ${tag:+--tag "$tag"} \
     $(printf "$target/shipped/%s " $programs) >/dev/null
 done
-"$here/data.sh" "$folder/data" "$built/app.tar" "$folder"/images*/*.tar
+"$here/data.sh" "$folder/data" "$built/pause.tar" "$folder"/images*/*.tar
 
 tests=$("$cargo" test --locked -p integ --test vm --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
-export BRUPOP_GUEST=$folder/brupop-guest BRUPOP_COREDNS=$built/coredns BRUPOP_VM_INITRD=$folder/initrd BRUPOP_VM_DATA=$folder/data
+export BRUPOP_GUEST=$folder/brupop-guest BRUPOP_COREDNS=$("$here/programs.sh")/coredns/coredns BRUPOP_VM_INITRD=$folder/initrd BRUPOP_VM_DATA=$folder/data
 BRUPOP_VM_MEMORY=${BRUPOP_VM_MEMORY:-1536} exec "$here/network.sh" 2 "$tests" --ignored --nocapture --test-threads=1 ${2:+"$2"}

@@ -1,6 +1,8 @@
 //! `brupop-guest`: in a virtual machine of a test, what Bottlerocket's boot loader and API server are on a node.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -82,6 +84,9 @@ struct Serve {
     /// The command that reboots the machine, its words separated by spaces
     #[arg(long, value_name = "COMMAND", default_value = "systemctl reboot")]
     reboot_command: String,
+    /// A file or terminal to which each event is written as a line of JSON
+    #[arg(long, value_name = "FILE")]
+    events: Option<PathBuf>,
     /// The file with the boot id
     #[arg(long, value_name = "FILE", default_value = "/proc/sys/kernel/random/boot_id")]
     boot_id: PathBuf,
@@ -132,7 +137,8 @@ fn run(action: Action) -> anyhow::Result<()> {
         Action::Serve(options) => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.context("starting the runtime")?;
-            let served = runtime.block_on(serve((*options).into()));
+            let events = options.events.clone();
+            let served = runtime.block_on(serve((*options).into(), events.as_deref()));
             // An image that is being written ends with the process, as on a host whose API server is restarted.
             runtime.shutdown_background();
             served
@@ -140,21 +146,32 @@ fn run(action: Action) -> anyhow::Result<()> {
     }
 }
 
-async fn serve(options: GuestOptions) -> anyhow::Result<()> {
+async fn serve(options: GuestOptions, events: Option<&Path>) -> anyhow::Result<()> {
     let mut terminated = signal(SignalKind::terminate()).context("waiting for SIGTERM")?;
     let mut interrupted = signal(SignalKind::interrupt()).context("waiting for SIGINT")?;
+    let open = |path: &Path| {
+        let opened = File::options().append(true).create(true).open(path);
+        opened.with_context(|| format!("opening {}", path.display()))
+    };
+    let mut file = events.map(open).transpose()?;
     let socket = options.host.socket.display().to_string();
     let guest = Guest::start(options)?;
-    let mut events = guest.subscribe();
+    let mut live = guest.subscribe();
     let now = guest.snapshot();
     tracing::info!(version = %now.running_version, boot_id = now.boot_id, socket, "host API served");
+    let mut written = 0;
     loop {
+        for event in guest.events().into_iter().skip(written) {
+            written += 1;
+            if let Some(file) = &mut file {
+                let line = serde_json::to_string(&event)? + "\n";
+                file.write_all(line.as_bytes()).context("writing an event")?;
+            }
+            log(event.kind);
+        }
         tokio::select! {
-            event = events.recv() => match event {
-                Ok(event) => log(event.kind),
-                Err(RecvError::Lagged(lost)) => tracing::warn!(lost, "events not logged"),
-                Err(RecvError::Closed) => break,
-            },
+            // What is new is read above.
+            event = live.recv() => if matches!(event, Err(RecvError::Closed)) { break },
             _ = terminated.recv() => break,
             _ = interrupted.recv() => break,
         }

@@ -15,7 +15,7 @@ use crate::machine::Power;
 use super::core::Core;
 use super::faults::Fault;
 use super::hardware::Hardware;
-use super::log::Event;
+use super::log::{Event, EventKind};
 use super::releases::Releases;
 use super::server::{Server, Stop};
 use super::{HostOptions, Snapshot};
@@ -64,14 +64,19 @@ impl Guest {
         options.host.releases = Releases::of(images(&options.releases)?);
         let host = options.host.clone();
         let hardware = Hardware::new(options)?;
-        let boot_id = hardware.boot_id.clone();
+        let (boot_id, new_boot) = (hardware.boot_id.clone(), hardware.new_boot);
         // The machine's power is not in this process: nothing receives orders.
         let core = Arc::new(Core::on(hardware, disk, host, mpsc::unbounded_channel().0));
         core.keep(&core.lock()).map_err(anyhow::Error::msg)?;
         core.machine.send_modify(|machine| {
-            machine.boot_id = boot_id;
+            machine.boot_id.clone_from(&boot_id);
             machine.power = Power::Up;
         });
+        if new_boot {
+            // A fall-back shows in the versions of two boots; this process knows only its own.
+            let version = core.options.version.clone();
+            core.note(EventKind::Booted { boot_id, version, fell_back: false });
+        }
         let server = Server::start(core.clone())?;
         Ok(Self { core, server })
     }
@@ -79,6 +84,11 @@ impl Guest {
     /// Subscribes to new events.
     pub fn subscribe(&self) -> broadcast::Receiver<Event> {
         self.core.log.subscribe()
+    }
+
+    /// The events of this process, in order.
+    pub fn events(&self) -> Vec<Event> {
+        self.core.log.all()
     }
 
     /// Injects a fault. A fault of a boot has no effect.

@@ -58,6 +58,8 @@ pub(super) struct RebootFailure {
 pub(super) struct Hardware {
     options: GuestOptions,
     pub(super) boot_id: String,
+    /// True in the first process of this boot.
+    pub(super) new_boot: bool,
     /// The kept state as it was read or last written.
     kept: Mutex<Option<Kept>>,
 }
@@ -70,15 +72,18 @@ impl Hardware {
         let boot_id = boot_id.trim().to_owned();
         std::fs::create_dir_all(&options.state).with_context(|| format!("making {}", options.state.display()))?;
         let path = file(&options);
+        let mut new_boot = true;
         let kept = match std::fs::read(&path) {
             Ok(content) => {
-                let file = serde_json::from_slice(&content).with_context(|| format!("reading {}", path.display()))?;
+                let file: KeptFile =
+                    serde_json::from_slice(&content).with_context(|| format!("reading {}", path.display()))?;
+                new_boot = file.boot_id != boot_id;
                 Some(of_boot(file, &boot_id))
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
         };
-        Ok(Self { options, boot_id, kept: Mutex::new(kept) })
+        Ok(Self { options, boot_id, new_boot, kept: Mutex::new(kept) })
     }
 
     /// The kept state; `None` on a new machine.

@@ -4,12 +4,13 @@ use std::sync::{Mutex, PoisonError};
 
 use jiff::Timestamp;
 use semver::Version;
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use super::state::Command;
 
-/// One event on a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One event on a host. Its JSON is a line of the log that a virtual machine leaves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Time of the event.
     pub at: Timestamp,
@@ -20,7 +21,7 @@ pub struct Event {
 }
 
 /// Origin of a shutdown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ShutdownBy {
     /// `POST /actions/reboot`.
     Api,
@@ -29,7 +30,7 @@ pub enum ShutdownBy {
 }
 
 /// Kinds of events on a host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EventKind {
     /// A request was received on the socket.
     Call {

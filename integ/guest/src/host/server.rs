@@ -190,6 +190,10 @@ async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming)
         None => false,
     };
     if reboot {
+        if core.hardware.is_some() {
+            // The machine's power is not in this process, which notes what it knows of it.
+            core.note(EventKind::ShutdownOrdered { by: ShutdownBy::Api });
+        }
         // After the response, so that an instant machine does not always lose it.
         let _ = core.orders.send(Order::Reboot(ShutdownBy::Api));
     }
