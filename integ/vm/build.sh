@@ -10,7 +10,7 @@
 #   1.20.0.img        the root set that a node runs at first: ext4 without journal
 #   releases.img      ext4 with the images that updates write: 1.20.5.img, alike but for /usr/lib/os-release, and
 #                     1.20.6.img, which has no init: the kernel panics and the machine restarts
-#   data.img          an empty data disk (ext4, /var) with the pause image; var.tar is what data.sh makes others from
+#   data.img          a data disk (ext4, /var) with no image but pause; data.sh makes others, from var.tar and pause.tar
 # The folder's name is a digest of all that goes into it. Interrupted? Run it again.
 #
 # A guest, as init, root/ and run.sh make it. Disks are known by their serials, in the guest /run/disks/SERIAL:
@@ -149,7 +149,7 @@ mv "$part/$updated.img" "$part/$broken.img" "$part/releases/"
 mkfs.ext4 -q -m 0 -O ^has_journal,^resize_inode -d "$part/releases" "$part/releases.img" \
   "$(($(du -sm --apparent-size "$part/releases" | cut -f1) + 32))M" >/dev/null
 
-for file in vmlinuz initrd $first.img releases.img data.img var.tar; do mv "$part/$file" "$images/"; done
+for file in vmlinuz initrd $first.img releases.img data.img var.tar pause.tar; do mv "$part/$file" "$images/"; done
 rm -rf "$part"
 touch "$images/done"
 echo "vm: the guest is ready after $((SECONDS - started)) s: $images" >&2

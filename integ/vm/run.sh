@@ -25,7 +25,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 n=${1:?usage: run.sh N FOLDER [QEMU-ARGUMENT…]} folder=${2:?usage: run.sh N FOLDER [QEMU-ARGUMENT…]}
 shift 2
-images=$("$here/build.sh" --where)
+images=$("$here/build.sh")
 cd "$folder"
 [ -e root-a ] || { cp --sparse=always "$images/1.20.0.img" .root-a; truncate -s 512M .root-a; mv .root-a root-a; }
 [ -e root-b ] || truncate -s 512M root-b
