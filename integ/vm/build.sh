@@ -6,11 +6,11 @@
 #   build.sh --where   only print that folder
 #
 # In the folder:
-#   vmlinuz, initrd   kernel and initramfs; initramfs.sh adds the guest's program
-#   1.20.0.img        the root set that a node runs at first: ext4 without journal
-#   releases.img      ext4 with the images that updates write: 1.20.5.img, alike but for /usr/lib/os-release, and
-#                     1.20.6.img, which has no init: the kernel panics and the machine restarts
-#   data.img          a data disk (ext4, /var) with no image but pause; data.sh makes others, from var.tar and pause.tar
+#   vmlinuz, initrd      kernel and initramfs; initramfs.sh adds the guest's program
+#   1.20.0.img           the root set that a node runs at first: ext4 without journal
+#   releases.img         ext4 with the image that updates write, 1.20.5.img, alike but for /usr/lib/os-release
+#   releases-broken.img  the same with 1.20.6.img, which has no init: the kernel panics and the machine restarts at once
+#   data.img             a data disk (ext4, /var) with no image but pause; data.sh makes others, from var.tar and pause.tar
 # The folder's name is a digest of all that goes into it. Interrupted? Run it again.
 #
 # A guest, as init, root/ and run.sh make it. Disks are known by their serials, in the guest /run/disks/SERIAL:
@@ -31,7 +31,7 @@ variant=aws-k8s-1.37
 
 cache=${BRUPOP_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set BRUPOP_CACHE}/.cache}/brupop}
 key=$(cd "$here" && { ./programs.sh --where | sed 's#.*/##'; ./debian.sh --where | sed 's#.*/##'
-  tar --sort=name --mtime=@0 --owner=0 --group=0 --mode=a-w -cf - build.sh data.sh init root; } | sha256sum | cut -c1-16)
+  tar --sort=name --mtime=@0 --owner=0 --group=0 --mode=a-w,a+rX -cf - build.sh data.sh init root; } | sha256sum | cut -c1-16)
 images=$cache/vm/$key
 if [ "${1:-}" = --where ] || [ -e "$images/done" ]; then echo "$images"; exit 0; fi
 
@@ -55,7 +55,7 @@ mkdir -p "$images"
 exec 9>"$images/.lock"; flock 9
 started=$SECONDS
 part=$images/.part
-rm -rf "$part"; mkdir -p "$part/root" "$part/releases"
+rm -rf "$part"; mkdir -p "$part/root"
 root=$part/root
 
 tar -xf "$debian/userland.tar" -C "$root" --exclude='./dev/*'
@@ -145,11 +145,16 @@ image $updated "$root"
 # Nothing but its name, so that the initramfs finds no init and the kernel panics.
 mkdir -p "$part/broken"/{dev,etc,proc,run,sys,tmp,usr/lib,var}
 image $broken "$part/broken"
-mv "$part/$updated.img" "$part/$broken.img" "$part/releases/"
-mkfs.ext4 -q -m 0 -O ^has_journal,^resize_inode -d "$part/releases" "$part/releases.img" \
-  "$(($(du -sm --apparent-size "$part/releases" | cut -f1) + 32))M" >/dev/null
+releases() { # OUT VERSION
+  mkdir "$part/$1.d"
+  mv "$part/$2.img" "$part/$1.d/"
+  mkfs.ext4 -q -m 0 -O ^has_journal,^resize_inode -d "$part/$1.d" "$part/$1" \
+    "$(($(du -sm --apparent-size "$part/$1.d" | cut -f1) + 32))M" >/dev/null
+}
+releases releases.img $updated
+releases releases-broken.img $broken
 
-for file in vmlinuz initrd $first.img releases.img data.img var.tar pause.tar; do mv "$part/$file" "$images/"; done
+for file in vmlinuz initrd $first.img releases.img releases-broken.img data.img var.tar pause.tar; do mv "$part/$file" "$images/"; done
 rm -rf "$part"
 touch "$images/done"
 echo "vm: the guest is ready after $((SECONDS - started)) s: $images" >&2

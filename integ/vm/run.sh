@@ -14,7 +14,7 @@
 #   root-a   the system that runs at first, 1.20.0
 #   root-b   room for another system
 #   data     /var: made from data.img, or by data.sh with images in it
-# The disk `releases` is shared by all guests: the images that updates write.
+#   releases a link to releases.img, the images that updates write; a link to releases-broken.img gives others
 #
 # In FOLDER the guest leaves console.log (all boots, one after the other) and monitor (QEMU's, a socket).
 #
@@ -30,6 +30,7 @@ cd "$folder"
 [ -e root-a ] || { cp --sparse=always "$images/1.20.0.img" .root-a; truncate -s 512M .root-a; mv .root-a root-a; }
 [ -e root-b ] || truncate -s 512M root-b
 [ -e data ] || { cp --sparse=always "$images/data.img" .data; mv .data data; }
+[ -e releases ] || ln -s "$images/releases.img" releases
 
 accelerator="-accel tcg,thread=multi,tb-size=256 -cpu Westmere"
 [ -z "${BRUPOP_VM_KVM:-}" ] || accelerator="-accel kvm -cpu host"
@@ -42,7 +43,7 @@ disk root-b root-b
 disk data data
 disk flags flags
 disk seed seed readonly=on
-disk releases "$images/releases.img" readonly=on
+disk releases releases readonly=on
 
 : >>console.log
 # shellcheck disable=SC2086 # the accelerator is several arguments
