@@ -31,7 +31,7 @@ variant=aws-k8s-1.37
 
 cache=${BRUPOP_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set BRUPOP_CACHE}/.cache}/brupop}
 key=$(cd "$here" && { ./programs.sh --where | sed 's#.*/##'; ./debian.sh --where | sed 's#.*/##'
-  tar --sort=name --mtime=@0 --owner=0 --group=0 --mode=a-w -cf - build.sh data.sh init root; } | sha256sum | cut -c1-16)
+  tar --sort=name --mtime=@0 --owner=0 --group=0 --mode=a-w,a+rX -cf - build.sh data.sh init root; } | sha256sum | cut -c1-16)
 images=$cache/vm/$key
 if [ "${1:-}" = --where ] || [ -e "$images/done" ]; then echo "$images"; exit 0; fi
 
@@ -55,7 +55,7 @@ mkdir -p "$images"
 exec 9>"$images/.lock"; flock 9
 started=$SECONDS
 part=$images/.part
-rm -rf "$part"; mkdir -p "$part/root" "$part/releases"
+rm -rf "$part"; mkdir -p "$part/root"
 root=$part/root
 
 tar -xf "$debian/userland.tar" -C "$root" --exclude='./dev/*'
@@ -146,6 +146,7 @@ image $updated "$root"
 # Nothing but its name, so that the initramfs finds no init and the kernel panics.
 mkdir -p "$part/broken"/{dev,etc,proc,run,sys,tmp,usr/lib,var}
 image $broken "$part/broken"
+mkdir "$part/releases"
 mv "$part/$updated.img" "$part/$broken.img" "$part/releases/"
 mkfs.ext4 -q -m 0 -O ^has_journal,^resize_inode -d "$part/releases" "$part/releases.img" \
   "$(($(du -sm --apparent-size "$part/releases" | cut -f1) + 32))M" >/dev/null

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Makes a guest's data disk (ext4, /var) with container images in it. As root. The images are imported here, by a
+# Makes a guest's data disk (ext4, /var) with container images in it, pause among them. As root. The images are imported here, by a
 # containerd on this machine: in a guest it would take a minute for each.
 #
-#   data.sh OUT ARCHIVE…   OUT is a sparse file of 4 GiB; an ARCHIVE is an OCI layout in a tar, whose index names the
-#                          image by the annotation io.containerd.image.name
+#   data.sh OUT [ARCHIVE…]   OUT is a sparse file of 4 GiB; an ARCHIVE is an OCI layout in a tar, whose index names the
+#                            image by the annotation io.containerd.image.name
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-out=${1:?usage: data.sh OUT ARCHIVE…}
+out=${1:?usage: data.sh OUT [ARCHIVE…]}
 shift
 bin=$("$here/programs.sh" --where)/containerd
-images=${BRUPOP_VM_IMAGES:-$("$here/build.sh" --where)}
+images=${BRUPOP_VM_IMAGES:-$("$here/build.sh")}
 folder=$(mktemp -d)
 containerd=
 cleanup() {
@@ -32,7 +32,7 @@ EOF
 "$bin/containerd" --config "$folder/config.toml" >"$folder/log" 2>&1 &
 containerd=$!
 for _ in $(seq 100); do [ ! -S "$folder/containerd.sock" ] || break; sleep 0.1; done
-for archive in "$@"; do
+for archive in "$images/pause.tar" "$@"; do
   "$bin/ctr" --address "$folder/containerd.sock" -n k8s.io images import --local "$archive" >>"$folder/log" 2>&1 ||
     { tail -n 20 "$folder/log" >&2; echo "vm: $archive cannot be imported" >&2; exit 1; }
 done

@@ -10,5 +10,5 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 install -D -m 755 "$program" "$folder/bin/brupop-guest"
 # The kernel unpacks archives that follow one another, each compressed or not.
-(cat "$("$here/build.sh" --where)/initrd"; cd "$folder"; printf 'bin/brupop-guest\n' | cpio --quiet -o -H newc) >"$out.part"
+(cat "$("$here/build.sh")/initrd"; cd "$folder"; printf 'bin/brupop-guest\n' | cpio --quiet -o -H newc) >"$out.part"
 mv "$out.part" "$out"

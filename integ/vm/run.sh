@@ -6,8 +6,8 @@
 #
 # FOLDER holds one file for each disk, named as its serial. The caller writes:
 #   initrd   the output of initramfs.sh (no disk)
-#   flags    64 KiB: the boot flags as JSON, padded with zeros
-#   seed     a tar that is unpacked to /etc: node.env (NODE, ADDRESS, GATEWAY, LABELS, ROUTES),
+#   flags    the output of `brupop-guest init --flags FILE --version 1.20.0`
+#   seed     a tar that is unpacked to /etc: node.env (NODE, ADDRESS, GATEWAY, LABELS, ROUTES, SEED),
 #            kubernetes/{ca.crt,kubelet.kubeconfig,kube-proxy.kubeconfig}, cni/net.d/10-bridge.conflist.
 #            Read at each boot; its size stays the same while the guest runs.
 # and run.sh makes what is missing of:
@@ -19,13 +19,13 @@
 # In FOLDER the guest leaves console.log (all boots, one after the other) and monitor (QEMU's, a socket).
 #
 #   BRUPOP_VM_MEMORY  MiB of a guest (default: 1024)
-#   BRUPOP_VM_KVM=1   use KVM instead of emulation, ten times quicker where /dev/kvm works
+#   BRUPOP_VM_KVM=1   use KVM instead of emulation, where it works
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 n=${1:?usage: run.sh N FOLDER [QEMU-ARGUMENT…]} folder=${2:?usage: run.sh N FOLDER [QEMU-ARGUMENT…]}
 shift 2
-images=$("$here/build.sh" --where)
+images=$("$here/build.sh")
 cd "$folder"
 [ -e root-a ] || { cp --sparse=always "$images/1.20.0.img" .root-a; truncate -s 512M .root-a; mv .root-a root-a; }
 [ -e root-b ] || truncate -s 512M root-b
