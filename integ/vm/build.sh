@@ -18,7 +18,7 @@
 #   /etc               the root set's, with the tar on `seed` over it, in memory: changes are gone after a reboot
 #   /var               `data`
 #   /run/brupop-guest  the guest's program; units: host-api.service (serve), mark-successful-boot.service
-#   /run/releases      `releases`, read-only
+#   /run/repository    `releases`, read-only; an image is offered once /var/lib/releases has a link to it
 #
 #   BRUPOP_CACHE   where to keep everything   (default: $XDG_CACHE_HOME/brupop or ~/.cache/brupop)
 set -euo pipefail

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
@@ -12,6 +13,9 @@ use guest::host::{Disk, EventKind, HostOptions, Releases};
 use semver::Version;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::broadcast::error::RecvError;
+
+/// Interval of looking for new images in the repository.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The disk's boot flags, and the host's update API, of a node in a virtual machine.
 #[derive(Debug, Parser)]
@@ -51,7 +55,7 @@ struct Device {
 struct Serve {
     #[command(flatten)]
     device: Device,
-    /// The folder of the update repository: each image is a file VERSION.img
+    /// The folder of the update repository: each image is a file VERSION.img, which may appear later
     #[arg(long, value_name = "FOLDER")]
     releases: PathBuf,
     /// The API's socket
@@ -160,6 +164,7 @@ async fn serve(options: GuestOptions, events: Option<&Path>) -> anyhow::Result<(
     let now = guest.snapshot();
     tracing::info!(version = %now.running_version, boot_id = now.boot_id, socket, "host API served");
     let mut written = 0;
+    let mut look = tokio::time::interval(LOOK);
     loop {
         for event in guest.events().into_iter().skip(written) {
             written += 1;
@@ -172,6 +177,7 @@ async fn serve(options: GuestOptions, events: Option<&Path>) -> anyhow::Result<(
         tokio::select! {
             // What is new is read above.
             event = live.recv() => if matches!(event, Err(RecvError::Closed)) { break },
+            _ = look.tick() => guest.look_for_releases()?,
             _ = terminated.recv() => break,
             _ = interrupted.recv() => break,
         }

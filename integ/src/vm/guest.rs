@@ -5,10 +5,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
+use semver::Version;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use super::Files;
 use crate::control_plane::marked;
@@ -109,17 +110,15 @@ impl Guest {
         };
         match timeout(PATIENCE, run).await {
             Ok(result) => result.with_context(|| format!("{}: {line}", self.name)),
-            Err(_) => bail!("{}: {line}: no answer in {} s; its console:\n{}", self.name, PATIENCE.as_secs(), self.console()),
+            Err(_) => {
+                bail!("{}: {line}: no answer in {} s; its console:\n{}", self.name, PATIENCE.as_secs(), self.console())
+            }
         }
     }
 
-    /// Waits until the console shows a text that was not there `before` so many bytes.
-    pub async fn until_console(&self, text: &str, before: usize, limit: Duration) -> anyhow::Result<()> {
-        let deadline = Instant::now() + limit;
-        while !self.console_text().get(before..).unwrap_or_default().contains(text) {
-            ensure!(Instant::now() < deadline, "{}: no '{text}' on its console:\n{}", self.name, self.console());
-            sleep(Duration::from_millis(200)).await;
-        }
+    /// Makes a version appear in the update repository.
+    pub async fn publish(&self, version: &Version) -> anyhow::Result<()> {
+        self.shell(&format!("ln -s /run/repository/{version}.img /var/lib/releases/")).await?;
         Ok(())
     }
 

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::Client;
-use models::names;
 use semver::Version;
 use tokio::process::{Child, Command};
 
@@ -95,9 +94,8 @@ impl VmCluster {
             let (name, others) = (format!("vm-{number}"), (1..=guests).filter(|other| *other != number));
             let folder = cluster.control_plane.dir().join(&name);
             std::fs::create_dir(&folder)?;
-            let labels = format!("{}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION);
             let others: Vec<u8> = others.collect();
-            seed::write(&cluster.control_plane, &folder, &name, number, &labels, &others).await?;
+            seed::write(&cluster.control_plane, &folder, &name, number, &others).await?;
             let mut guest = Guest::make(&files, cluster.control_plane.dir(), &name, number, folder).await?;
             guest.power_on()?;
             cluster.guests.push(guest);

@@ -12,20 +12,18 @@ use crate::control_plane::ControlPlane;
 /// Size of the disk, in bytes. QEMU wants it to stay the same.
 const SIZE: u64 = 1 << 20;
 
-/// Writes the seed of the node `name` with this number. `labels` are those that it registers with, `others` the numbers of
-/// the other guests.
+/// Writes the seed of the node `name` with this number. `others` are the numbers of the other guests.
 pub(super) async fn write(
     control_plane: &ControlPlane,
     folder: &Path,
     name: &str,
     number: u8,
-    labels: &str,
     others: &[u8],
 ) -> anyhow::Result<()> {
     let etc = folder.join("etc");
     let routes: Vec<String> = others.iter().map(|other| format!("{}={}", pods(*other), address(*other))).collect();
     let environment = format!(
-        "NODE={name}\nADDRESS={}\nGATEWAY={GATEWAY}\nROUTES=\"{}\"\nLABELS={labels}\n",
+        "NODE={name}\nADDRESS={}\nGATEWAY={GATEWAY}\nROUTES=\"{}\"\nLABELS=example.com/machine=virtual\n",
         address(number),
         routes.join(" ")
     );

@@ -3,7 +3,7 @@
 
 use anyhow::Context as _;
 use integ::oracle::{ClusterState, Expectations};
-use integ::vm::{BOOT, FIRST, UPDATED};
+use integ::vm::{BOOT, UPDATED};
 use models::shadow::Step;
 use serde_json::json;
 
@@ -26,9 +26,8 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
     let mut second = "";
     let history = run(2, Expectations { max_unavailable: Some(1), nothing_left: true }, async |ctx: &mut Scenario| {
         ctx.shop(2, json!(1)).await?;
-        ctx.target(&FIRST).await?;
         ctx.install_by_readme().await?;
-        ctx.target(&UPDATED).await?;
+        ctx.publish(&UPDATED).await?;
 
         // Kubelet and containerd restart while the first node is drained.
         let mut nodes = None;

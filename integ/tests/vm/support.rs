@@ -33,8 +33,8 @@ pub(crate) async fn run(
     let mut ctx = Scenario { cluster: VmCluster::start(guests).await? };
     let outcome = scenario(&mut ctx).await;
     if let Err(error) = outcome {
-        let told = ctx.diagnostics().await;
-        return Err(error.context(format!("the scenario failed\n{told}")));
+        // The cause comes first: a long output may be cut.
+        return Err(anyhow::anyhow!("the scenario failed: {error:#}\n{}", ctx.diagnostics().await));
     }
     let (verdict, history) = ctx.cluster.judge(&expectations).await?;
     verdict.ensure_safe()?;
@@ -86,54 +86,39 @@ impl Scenario {
         .await
     }
 
-    /// Sets the version that nodes update to, and the times of a test. The operator need not be installed yet.
-    pub(crate) async fn target(&self, version: &Version) -> anyhow::Result<()> {
-        let policy = json!({
-            "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
-            "metadata": {"name": OPERATOR_NAME, "namespace": SYSTEM_NAMESPACE},
-            "spec": {
-                "version": {"target": version.to_string(), "refreshInterval": "10s"},
-                "health": {"after": {"soak": "15s"}},
-            },
-        });
-        if self.cluster.kubectl("get crd bottlerocketupdateoperators.brupop.bottlerocket.aws").await.is_err() {
-            self.readme_lines(|line| line.contains("crds.yaml")).await?;
-            self.cluster.kubectl(&format!("create namespace {SYSTEM_NAMESPACE}")).await?;
-        }
-        workload::apply(&self.cluster.client, vec![policy]).await
-    }
-
-    /// Runs the lines of README's installation that a filter chooses, in a shell.
-    async fn readme_lines(&self, choose: impl Fn(&str) -> bool) -> anyhow::Result<()> {
-        const README: &str = include_str!("../../../README.md");
-        let (_, section) = README.split_once("\n## Install it\n").context("README has no installation")?;
-        let block = section.split("```\n").nth(1).context("README's installation has no lines")?;
-        let block = block.replace("&&\n", "&& ");
-        let lines: Vec<&str> = block.lines().filter(|line| !line.contains("--watch") && choose(line)).collect();
-        ensure!(!lines.is_empty(), "README's installation has other lines: {block}");
-        let kubectl = self.cluster.control_plane.kubectl();
-        let folder = kubectl.parent().context("kubectl has a folder")?;
-        for line in lines {
-            let mut command = Command::new("bash");
-            command
-                .env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default()))
-                .env("KUBECONFIG", self.cluster.control_plane.kubeconfig())
-                .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-            for line in self.cluster.guests.iter().map(|guest| line.replace("NODE", &guest.name)) {
-                let output = command.args(["-ec", &line]).output().await?;
-                let error = String::from_utf8_lossy(&output.stderr);
-                ensure!(output.status.success(), "{line}: {error}");
-                if !line.contains("label") {
-                    break;
-                }
-            }
+    /// Makes a version appear in the update repository of every machine.
+    pub(crate) async fn publish(&self, version: &Version) -> anyhow::Result<()> {
+        for guest in &self.cluster.guests {
+            guest.publish(version).await?;
         }
         Ok(())
     }
 
-    /// Installs the operator as README says, and waits until it runs and every agent has reported.
+    /// Runs the commands of README's installation, those about a node for each of them, and waits until every agent has
+    /// reported. The times of the policy become those of a test.
     pub(crate) async fn install_by_readme(&self) -> anyhow::Result<()> {
-        self.readme_lines(|_| true).await?;
+        const README: &str = include_str!("../../../README.md");
+        let (_, section) = README.split_once("\n## Install it\n").context("README has no installation")?;
+        let block = section.split("```\n").nth(1).context("README's installation has no commands")?;
+        let block = block.replace("&&\n", "&& ");
+        let kubectl = self.cluster.control_plane.kubectl();
+        let folder = kubectl.parent().context("kubectl has a folder")?;
+        for line in block.lines().filter(|line| !line.contains("--watch")) {
+            let nodes = self.cluster.guests.iter().map(|guest| line.replace("NODE", &guest.name));
+            for line in nodes.take(if line.contains("NODE") { usize::MAX } else { 1 }) {
+                let output = Command::new("bash")
+                    .args(["-ec", &line])
+                    .env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default()))
+                    .env("KUBECONFIG", self.cluster.control_plane.kubeconfig())
+                    .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+                    .output()
+                    .await?;
+                ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+            }
+        }
+        let policy = json!({"spec": {"version": {"refreshInterval": "10s"}, "health": {"after": {"soak": "15s"}}}});
+        let patch = format!("-n {SYSTEM_NAMESPACE} patch bruo {OPERATOR_NAME} --type=merge -p {policy}");
+        self.cluster.kubectl(&patch).await?;
         let nodes = self.cluster.guests.len();
         self.until("every agent has reported", SOON, |world| {
             let shadows = world.shadows.values();
@@ -164,11 +149,6 @@ impl Scenario {
         .await
     }
 
-    /// Waits until every node is Ready on a version and released.
-    pub(crate) async fn ready_on(&self, version: &Version) -> anyhow::Result<()> {
-        self.updated(version).await
-    }
-
     /// Checks what the agent's pod may do, as the kernel of its node has it.
     pub(crate) async fn promises_of_the_manifests_hold(&self, node: &str) -> anyhow::Result<()> {
         let guest = self.cluster.guests.iter().find(|guest| guest.name == node).context("no such guest")?;
@@ -193,7 +173,8 @@ impl Scenario {
         let socket = guest.shell("stat -c '%u:%g %a' /run/api.sock").await?;
         ensure!(socket == "0:274 660", "{socket}");
         let cgroup = "/sys/fs/cgroup$(cut -d: -f3 /proc/$(pidof brupop-agent)/cgroup)";
-        let memory = guest.shell(&format!("cat {cgroup}/memory.max {cgroup}/memory.peak {cgroup}/memory.current")).await?;
+        let memory =
+            guest.shell(&format!("cat {cgroup}/memory.max {cgroup}/memory.peak {cgroup}/memory.current")).await?;
         let memory: Vec<u64> = memory.lines().filter_map(|line| line.trim().parse().ok()).collect();
         let [limit, peak, current] = memory[..] else { anyhow::bail!("memory of the agent: {memory:?}") };
         println!("agent on {node}: memory.max {limit}, memory.peak {peak}, memory.current {current}");

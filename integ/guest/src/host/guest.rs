@@ -49,6 +49,8 @@ pub struct GuestOptions {
 pub struct Guest {
     core: Arc<Core>,
     server: Server,
+    /// The folder of the update repository.
+    releases: PathBuf,
 }
 
 impl Guest {
@@ -62,7 +64,7 @@ impl Guest {
         let version = disk.active_set().version.clone();
         options.host.version = version.with_context(|| format!("the running set {:?} has no image", disk.active))?;
         options.host.releases = Releases::of(images(&options.releases)?);
-        let host = options.host.clone();
+        let (host, releases) = (options.host.clone(), options.releases.clone());
         let hardware = Hardware::new(options)?;
         let (boot_id, new_boot) = (hardware.boot_id.clone(), hardware.new_boot);
         // The machine's power is not in this process: nothing receives orders.
@@ -78,12 +80,23 @@ impl Guest {
             core.note(EventKind::Booted { boot_id, version, fell_back: false });
         }
         let server = Server::start(core.clone())?;
-        Ok(Self { core, server })
+        Ok(Self { core, server, releases })
     }
 
     /// Subscribes to new events.
     pub fn subscribe(&self) -> broadcast::Receiver<Event> {
         self.core.log.subscribe()
+    }
+
+    /// Offers also the images that have appeared in the repository since.
+    ///
+    /// # Errors
+    /// When its folder cannot be read.
+    pub fn look_for_releases(&self) -> anyhow::Result<()> {
+        for version in images(&self.releases)? {
+            self.core.options.releases.publish(version);
+        }
+        Ok(())
     }
 
     /// The events of this process, in order.
@@ -127,7 +140,9 @@ fn images(folder: &Path) -> anyhow::Result<Vec<Version>> {
         let Some(stem) = name.to_str().and_then(|name| name.strip_suffix(".img")) else { continue };
         match Version::parse(stem) {
             Ok(version) => versions.push(version),
-            Err(error) => tracing::warn!(%error, file = %name.display(), "image without a version in its name ignored"),
+            Err(error) => {
+                tracing::debug!(%error, file = %name.display(), "image without a version in its name ignored")
+            }
         }
     }
     Ok(versions)
