@@ -4,12 +4,16 @@
 #   network.sh NODES COMMAND…   e.g. network.sh 2 cargo test -p integ --test vm
 #
 # Inside, this machine is 10.99.0.1 and node N (1 …) is 10.99.0.(10+N), its tap device is tapN and its pods are
-# 10.244.N.0/24. Nothing leads out of this network, and it disturbs no other. When the command ends, everything that it
-# started ends (control plane and QEMU too), and the network is gone.
+# 10.244.N.0/24. Nothing leads out of this network, and it disturbs no other. When the command or this script ends,
+# everything that it started ends (control plane and QEMU too), and the network is gone.
 set -euo pipefail
 
 if [ "${1:-}" != --inside ]; then
-  exec unshare --net --mount --pid --fork --kill-child --mount-proc -- "${BASH_SOURCE[0]}" --inside "$@"
+  # unshare itself ignores SIGTERM; with it everything inside is killed.
+  unshare --net --mount --pid --fork --kill-child --mount-proc -- "${BASH_SOURCE[0]}" --inside "$@" <&0 &
+  trap 'kill -KILL $!' HUP INT TERM
+  wait $!
+  exit
 fi
 nodes=${2:?usage: network.sh NODES COMMAND…}
 shift 2

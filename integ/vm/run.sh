@@ -7,9 +7,11 @@
 # FOLDER holds one file for each disk, named as its serial. The caller writes:
 #   initrd   the output of initramfs.sh (no disk)
 #   flags    the output of `brupop-guest init --flags FILE --version 1.20.0`
-#   seed     a tar that is unpacked to /etc: node.env (NODE, ADDRESS, GATEWAY, LABELS, ROUTES, SEED),
-#            kubernetes/{ca.crt,kubelet.kubeconfig,kube-proxy.kubeconfig}, cni/net.d/10-bridge.conflist.
-#            Read at each boot; its size stays the same while the guest runs.
+#   seed     a tar that is unpacked to /etc at each boot (its size stays the same while the guest runs):
+#            node.env: NODE, its name; ADDRESS; GATEWAY; LABELS, of the Node; ROUTES to other nodes' pods,
+#              "10.244.2.0/24=10.99.0.12 …"; SEED, the place in the waves (optional)
+#            kubernetes/{ca.crt,kubelet.kubeconfig,kube-proxy.kubeconfig}
+#            cni/net.d/10-bridge.conflist: a bridge that is the gateway, without masquerade, with host-local addresses
 # and run.sh makes what is missing of:
 #   root-a   the system that runs at first, 1.20.0
 #   root-b   room for another system
