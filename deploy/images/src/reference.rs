@@ -15,7 +15,7 @@ pub fn qualified(registry: Option<&str>, name: &str, tag: &str) -> anyhow::Resul
     let registry = given.strip_suffix('/').unwrap_or(given);
     let (host, path) = registry.split_once('/').unwrap_or((registry, ""));
     let repository = match registry {
-        "" => format!("docker.io/library/{name}"),
+        "" if given.is_empty() => format!("docker.io/library/{name}"),
         _ if host == "localhost" || host.contains(['.', ':']) => {
             ensure!(is_host(host), "REGISTRY {given:?}: {host:?} is not a host's name with or without a port");
             ensure!(path.is_empty() || path.split('/').all(is_component), "REGISTRY {given:?}: {path:?} {COMPONENTS}");
