@@ -19,9 +19,12 @@ SHIPPED := $(TARGET)/shipped
 # What `make images` packs; the kubectl plugin is possible too: make images IMAGES=kubectl-brupop
 IMAGES ?= brupop-agent brupop-apiserver brupop-controller
 # Options of `make images`, in the environment: a quote in one would end the quoting of a command line.
-export REGISTRY TAG REVISION ARCH
+export REGISTRY TAG REVISION
+# For `make images` alone, also if the environment has it.
+unexport ARCH
+architecture = $(subst x86_64,amd64,$(subst aarch64,arm64,$(1)))
 # An architecture that this machine does not run. Its programs have a folder of their own.
-FOREIGN := $(filter-out $(subst x86_64,amd64,$(subst aarch64,arm64,$(shell uname -m))),$(ARCH))
+FOREIGN := $(filter-out $(call architecture,$(shell uname -m)),$(call architecture,$(ARCH)))
 PACKED := $(SHIPPED)$(FOREIGN:%=-%)
 PACK = $(CARGO) run --quiet --locked -p images --
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
@@ -211,7 +214,7 @@ release: tools ## Build all programs as they ship
 .PHONY: images
 images: tools ## Write the programs as OCI images to target/images (REGISTRY=registry.example/brupop TAG=v0.1.0 ARCH=amd64)
 	@$(PACK) --check
-	@deploy/images/build.sh "$(PACKED)" $(IMAGES)
+	@ARCH="$(ARCH)" deploy/images/build.sh "$(PACKED)" $(IMAGES)
 	@$(PACK) --output "$(TARGET)/images" $(IMAGES:%="$(PACKED)/%")
 
 # The variables by which the end-to-end scenario runs the packed programs.

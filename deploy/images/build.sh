@@ -23,24 +23,23 @@ host=$("$rustc" -vV | sed -n 's/^host: //p')
 
 # Named even where it is the host: the flags are then not those of build scripts and macros, which cannot be static.
 case ${ARCH:-$host} in
-  amd64) triple=x86_64-unknown-linux-gnu ;;
-  arm64) triple=aarch64-unknown-linux-gnu ;;
+  amd64 | x86_64) triple=x86_64-unknown-linux-gnu ;;
+  arm64 | aarch64) triple=aarch64-unknown-linux-gnu ;;
   "$host") triple=${host/musl/gnu} ;;
   *) die "ARCH is amd64 or arm64, and not '$ARCH'" ;;
 esac
 cc=cc
 if [ "${triple%%-*}" != "${host%%-*}" ]; then
   cc=${triple%%-*}-linux-gnu-gcc
-  command -v "$cc" >/dev/null || die "$cc is needed: install it with its static C library (Debian: gcc-${triple%%-*}-linux-gnu and libc6-dev-$ARCH-cross)"
+  command -v "$cc" >/dev/null || die "$cc is needed: install it with its static C library (Debian, for arm64: gcc-aarch64-linux-gnu and libc6-dev-arm64-cross)"
 fi
-[ -d "$("$rustc" --print target-libdir --target "$triple")" ] || die "the Rust standard library for $triple is needed: rustup target add $triple"
-
 # Asked of the compiler: getconf tells of this machine, which may have another C library than the programs.
-glibc=$(printf '#include <features.h>\nglibc __GLIBC__.__GLIBC_MINOR__\n' | "$cc" -E -P - 2>/dev/null | sed -nE 's/^glibc ([0-9]+) *[.] *([0-9]+)$/\1.\2/p')
+glibc=$(printf '#include <features.h>\nglibc __GLIBC__.__GLIBC_MINOR__\n' | "$cc" -E -P - 2>/dev/null | sed -nE 's/^glibc ([0-9]+) *[.] *([0-9]+)$/\1.\2/p') || true
 [ -n "$glibc" ] || die "the programs are linked with glibc, and $cc has another C library or no headers: build on Debian 12, Ubuntu 24.04 or later with libc6-dev, or on Fedora with glibc-static"
 [ "$(printf '%s\n' "$glibc" 2.36 | sort -V | head -n 1)" = 2.36 ] || die "static programs need glibc 2.36 or later (Debian 12, Ubuntu 24.04), and this is $glibc"
 [ -f "$("$cc" -print-file-name=libc.a)" ] || die "the static C library is needed: install it (Debian: libc6-dev, Fedora: glibc-static)"
 "$cc" -fuse-ld=bfd -Wl,--version >/dev/null 2>&1 || die "GNU's linker ld.bfd is needed: install binutils"
+[ -d "$("$rustc" --print target-libdir --target "$triple")" ] || die "the Rust standard library for $triple is needed: rustup target add $triple"
 
 flags=(
   -C target-feature=+crt-static
@@ -53,7 +52,7 @@ flags=(
 if "$cc" -fuse-ld=bfd -Wl,--help | grep pack-relative-relocs >/dev/null; then
   flags+=(-C link-arg=-Wl,-z,pack-relative-relocs)
 elif [ "${triple%%-*}" = x86_64 ]; then
-  die "GNU's linker of binutils 2.38 or later is needed, and this is $("$cc" -fuse-ld=bfd -Wl,--version | head -n 1)"
+  die "GNU's linker of binutils 2.38 or later is needed, and this is $("$cc" -fuse-ld=bfd -Wl,--version 2>/dev/null | head -n 1)"
 fi
 # The sources of the standard library are there if the component rust-src is. Without it, the paths are as here.
 std=$("$rustc" --print sysroot)/lib/rustlib/src/rust

@@ -113,3 +113,21 @@ fn created(epoch: u64) -> anyhow::Result<String> {
     let seconds = i64::try_from(epoch).context("the time of the images is too late")?;
     Ok(jiff::Timestamp::from_second(seconds).context("the time of the images is too late")?.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_with_sources_of_this_toolchain_is_refused() {
+        let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+        let sysroot = toolchain::sysroot(root).unwrap();
+        let place = |folder: &str| Program {
+            bytes: format!("{folder}/library/core/src/cell.rs").into_bytes(),
+            architecture: "amd64",
+        };
+        let folders = machine_folders(root).unwrap();
+        assert!(place(&format!("{}/lib/rustlib/src/rust", sysroot.display())).names_none_of(&folders).is_err());
+        assert!(place("/rustc/59807616e1fa2540724bfbac14d7976d7e4a3860").names_none_of(&folders).is_ok());
+    }
+}

@@ -248,11 +248,11 @@ fn named(program: &[u8]) -> BTreeSet<(String, String)> {
 
 /// Returns the crates that a program can be linked from, whatever its features: those that its package depends on other
 /// than for tests and builds, without procedural macros.
-fn reachable(program: &str) -> BTreeSet<(String, String)> {
+fn reachable(program: &str, architecture: &str) -> BTreeSet<(String, String)> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
     let arguments = ["metadata", "--locked", "--format-version=1", "--manifest-path", manifest, "--filter-platform"];
-    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let triple = format!("{architecture}-unknown-linux-gnu");
     let output = Command::new(cargo).args(arguments).arg(triple).output().unwrap();
     let metadata = json(&output.stdout);
     let packages: BTreeMap<_, _> =
@@ -284,7 +284,8 @@ fn list_has_the_linked_crates_and_no_others() {
         assert!(named.len() > 20, "the program names few crates: {named:?}");
         let missing: Vec<_> = named.difference(&listed).collect();
         assert!(missing.is_empty(), "linked and not listed: {missing:?}");
-        let reachable = reachable(image.program());
+        let reachable =
+            reachable(image.program(), if image.config["architecture"] == "arm64" { "aarch64" } else { "x86_64" });
         let crates: BTreeSet<_> =
             listed.iter().filter(|(name, _)| !TOOLCHAIN.contains(&name.as_str())).cloned().collect();
         let excess: Vec<_> = crates.difference(&reachable).collect();
