@@ -15,7 +15,8 @@ shift
 # Set for cargo too: its configuration can name another folder, and relative ones would depend on the working directory.
 CARGO_TARGET_DIR=$(absolute "${CARGO_TARGET_DIR:-$root/target}")
 CARGO_HOME=$(absolute "${CARGO_HOME:-$HOME/.cargo}")
-export CARGO_TARGET_DIR CARGO_HOME
+# Incremental programs have other bytes.
+export CARGO_TARGET_DIR CARGO_HOME CARGO_INCREMENTAL=0
 cd "$root"
 cargo=${CARGO:-cargo}
 rustc=${RUSTC:-rustc}
