@@ -1,36 +1,40 @@
 //! `brupop-images`: writes programs as OCI images.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::Parser;
-use images::{Options, pack};
+use images::{Options, origin, pack, qualified};
 
 /// Writes each program as an OCI image: an archive that container engines and registries read.
 #[derive(Debug, Parser)]
 #[command(name = "brupop-images", version, arg_required_else_help = true)]
 struct Arguments {
-    /// Programs as `make release` builds them.
-    #[arg(required = true)]
+    /// Programs as `make images` builds them.
+    #[arg(required_unless_present = "check")]
     programs: Vec<PathBuf>,
-    /// Folder for the archives.
-    #[arg(long, value_name = "FOLDER")]
+    /// Check registry and tag, and write nothing.
+    #[arg(long, conflicts_with = "programs")]
+    check: bool,
+    /// Folder for the archives; those of earlier runs are removed.
+    #[arg(long, value_name = "FOLDER", default_value = "target/images")]
     output: PathBuf,
     /// The repository's root.
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     root: PathBuf,
     /// Registry and path in front of the images' names, such as registry.example/brupop.
-    #[arg(long)]
+    #[arg(long, env = "REGISTRY")]
     registry: Option<String>,
-    /// Tag of the images.
-    #[arg(long, default_value = concat!("v", env!("CARGO_PKG_VERSION")))]
-    tag: String,
-    /// Commit that the programs were built from.
-    #[arg(long)]
+    /// Tag of the images; by default v and the version.
+    #[arg(long, env = "TAG")]
+    tag: Option<String>,
+    /// Commit that the programs were built from; by default what git says.
+    #[arg(long, env = "REVISION")]
     revision: Option<String>,
-    /// Seconds since 1970 of everything in the images that has a time.
-    #[arg(long, value_name = "SECONDS", env = "SOURCE_DATE_EPOCH", default_value_t = 0)]
-    epoch: u64,
+    /// Seconds since 1970 of everything in the images that has a time; by default the time of the commit.
+    #[arg(long, value_name = "SECONDS", env = "SOURCE_DATE_EPOCH")]
+    epoch: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -44,8 +48,20 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let Arguments { programs, output, root, registry, tag, revision, epoch } = arguments;
-    let revision = revision.filter(|revision| !revision.is_empty());
+    let Arguments { programs, check, output, root, registry, tag, revision, epoch } = arguments;
+    // A variable of make that is empty is one that is not set.
+    let given = |option: Option<String>| option.filter(|value| !value.is_empty());
+    let (registry, revision) = (given(registry), given(revision));
+    let tag = given(tag).unwrap_or_else(|| concat!("v", env!("CARGO_PKG_VERSION")).to_owned());
+    qualified(registry.as_deref(), "brupop-controller", &tag)?;
+    if check {
+        return Ok(());
+    }
+    let (revision, epoch, warning) = origin(&root, revision, epoch);
+    if let Some(warning) = warning {
+        eprintln!("{warning}");
+    }
+    remove_archives(&output)?;
     let options = Options { root, output, registry, tag, revision, epoch };
     for program in &programs {
         let image = pack(&options, program)?;
@@ -59,4 +75,36 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Removes the archives of earlier runs, which can have other tags, in a folder that need not be there.
+fn remove_archives(folder: &Path) -> anyhow::Result<()> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.ends_with(".tar") && (name.starts_with("brupop-") || name.starts_with("kubectl-brupop")) {
+            std::fs::remove_file(&path).with_context(|| format!("{} cannot be removed", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn archives_of_earlier_runs_are_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        remove_archives(&folder.path().join("absent")).unwrap();
+        for name in ["brupop-agent.tar", "kubectl-brupop.tar", "mine.tar", "brupop-agent.txt"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        remove_archives(folder.path()).unwrap();
+        let mut left: Vec<_> =
+            std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["brupop-agent.txt", "mine.tar"]);
+    }
 }
