@@ -47,7 +47,7 @@ help: ## List the commands
 
 .PHONY: demo
 demo: tools control-plane build agent ## Show one update rolling through three simulated nodes (ARGS="--help" for more)
-	@BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
+	@$(if $(filter --vm,$(ARGS)),integ/vm/with.sh "$(TARGET)" 2) env BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
 test: tools $(if $(TEST),,lint) control-plane next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
@@ -225,8 +225,9 @@ test-images: tools control-plane build images ## Check the images that `make ima
 	$(if $(FOREIGN),@echo "make: no node was updated: this machine does not run programs for $(ARCH)",$(PROGRAMS) "$(TARGET)/debug/brupop-demo")
 
 .PHONY: test-vm
-test-vm: tools control-plane build ## Run the scenarios on real nodes in virtual machines, as root; tens of minutes (VM=name: one of them)
-	@integ/vm/test.sh "$(TARGET)" $(VM)
+test-vm: tools control-plane build ## Run the scenarios on real nodes in virtual machines, as root; half an hour (VM=name: one of them)
+	$(CARGO) test --locked -p integ --test vm --no-run
+	@integ/vm/with.sh "$(TARGET)" 2 $(CARGO) test --locked -p integ --test vm -- --ignored --nocapture --test-threads=1 $(VM)
 
 .PHONY: manifests
 manifests: build ## Write the generated files again: manifests and the reference of the resources

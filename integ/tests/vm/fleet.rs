@@ -3,11 +3,11 @@
 
 use anyhow::Context as _;
 use integ::oracle::{ClusterState, Expectations};
-use integ::vm::{BOOT, UPDATED};
+use integ::vm::{BOOT, SOON, UPDATED};
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::support::{SOON, Scenario, is_updated, results, run};
+use crate::support::{Scenario, is_updated, results, run};
 
 /// The step of a node's attempt.
 fn step(world: &ClusterState, node: &str) -> Option<Step> {
@@ -26,8 +26,8 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
     let mut second = "";
     let history = run(2, Expectations { max_unavailable: Some(1), nothing_left: true }, async |ctx: &mut Scenario| {
         ctx.shop(2, json!(1)).await?;
-        ctx.install_by_readme().await?;
-        ctx.publish(&UPDATED).await?;
+        ctx.cluster.install_by_readme().await?;
+        ctx.cluster.publish(&UPDATED).await?;
 
         // Kubelet and containerd restart while the first node is drained.
         let mut nodes = None;
