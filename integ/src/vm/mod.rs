@@ -35,7 +35,7 @@ pub const BOOT: Duration = Duration::from_secs(600);
 /// Longest wait for what contains no boot.
 pub const SOON: Duration = Duration::from_secs(300);
 
-/// What `make test-vm` has built.
+/// The files that `make test-vm` has built.
 #[derive(Debug)]
 struct Files {
     scripts: PathBuf,
