@@ -9,6 +9,8 @@ use serde_json::json;
 
 use crate::support::{Scenario, is_updated, results, run};
 
+const MANIFEST: &str = include_str!("../../../deploy/manifests/brupop.yaml");
+
 /// The step of a node's attempt.
 fn step(world: &ClusterState, node: &str) -> Option<Step> {
     world.shadow_of(world.nodes.get(node)?)?.status.controller.progress.as_ref().map(|progress| progress.step)
@@ -47,8 +49,9 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
         guest.cut_power().await?;
         guest.power_on()?;
 
-        // Meanwhile the operator is updated.
-        let manifest = include_str!("../../../deploy/manifests/brupop.yaml");
+        // Meanwhile the operator is updated, as docs/install.md says: without the last document, the policy.
+        let (manifest, policy) = MANIFEST.rsplit_once("\n---\n").context("the manifest has documents")?;
+        anyhow::ensure!(policy.contains("kind: BottlerocketUpdateOperator\n"), "the policy is last: {policy}");
         let current = concat!(":v", env!("CARGO_PKG_VERSION"));
         let next = ctx.cluster.control_plane.dir().join("next.yaml");
         std::fs::write(&next, manifest.replace(current, ":next"))?;
