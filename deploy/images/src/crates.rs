@@ -6,31 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde_json::Value;
 
+use crate::component::{Component, cargo_purl};
 use crate::process::{cargo, output};
 use crate::toolchain::Toolchain;
-
-/// A part of a program that has a license of its own.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Component {
-    /// Name.
-    pub(crate) name: String,
-    /// Version.
-    pub(crate) version: String,
-    /// SPDX expression of the license, or `NOASSERTION`.
-    pub(crate) license: String,
-    /// SHA-256 of the archive in the registry; absent: a crate of this project, or a part of the toolchain.
-    pub(crate) checksum: Option<String>,
-    /// Folder of the sources; absent: a part of the toolchain.
-    pub(crate) folder: Option<PathBuf>,
-    /// Files with the licenses of a part of the toolchain.
-    pub(crate) texts: Vec<PathBuf>,
-    /// Package URL, which scanners look up.
-    pub(crate) purl: Option<String>,
-    /// Package of the distribution, or another name of what was built.
-    pub(crate) origin: Option<String>,
-    /// Name of the component that has this one inside; absent: the program itself.
-    pub(crate) within: Option<&'static str>,
-}
 
 /// The package that a program is built from.
 #[derive(Clone, Debug)]
@@ -79,11 +57,6 @@ fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) ->
     let checksum = checksums.get(&(name.clone(), version.clone())).cloned();
     let purl = checksum.as_ref().map(|_| cargo_purl(&name, &version));
     Ok(Component { name, version, license, checksum, folder, purl, ..Component::default() })
-}
-
-/// Returns the package URL of a crate of crates.io.
-pub(crate) fn cargo_purl(name: &str, version: &str) -> String {
-    format!("pkg:cargo/{name}@{}", version.replace('+', "%2B"))
 }
 
 /// Returns the checksums in a Cargo.lock.

@@ -2,6 +2,7 @@
 //! else. The same program, sources and options give the same bytes.
 
 mod commit;
+mod component;
 mod crates;
 mod digest;
 mod layer;

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::crates::{Component, Package};
+use crate::component::Component;
+use crate::crates::Package;
 use crate::digest::sha256;
 
 /// The program that a document is about.

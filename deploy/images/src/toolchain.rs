@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use crate::crates::{Component, cargo_purl};
+use crate::component::{Component, cargo_purl};
 use crate::process::output;
 
 fn rustc(root: &Path, arguments: &[&str]) -> anyhow::Result<String> {
