@@ -10,7 +10,7 @@ use models::condition::{Condition, find_condition};
 use models::names::{AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use models::shadow::HostState;
 use semver::Version;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::process::Command;
 
 /// Namespace of the workload.
