@@ -17,8 +17,8 @@ pub(crate) fn sysroot(root: &Path) -> anyhow::Result<PathBuf> {
     Ok(rustc(root, &["--print", "sysroot"])?.trim().into())
 }
 
-/// The crates that the standard library links, with their licenses. The distribution has these in a web page only
-/// (`share/doc/rust/COPYRIGHT-library.html`). Beside the libraries of these crates are others, for tests and macros, and
+/// The crates that the standard library links, with their licenses. The distribution has them in a web page only
+/// (`share/doc/rust/COPYRIGHT-library.html`), without adler2 and compiler_builtins. Beside the libraries of these crates are others, for tests and macros, and
 /// with the component rustc-dev those of the compiler.
 const STD_CRATES: [(&str, &str); 11] = [
     ("addr2line", "Apache-2.0 OR MIT"),
