@@ -202,12 +202,12 @@ next: tools ## Build the programs of a stand-in for the next version (integ/next
 	@$(CARGO) build --workspace --bins --locked
 
 .PHONY: agent
-agent: tools ## Build the agent as it ships: small and static
+agent: own-architecture tools ## Build the agent as it ships: small and static
 	@deploy/images/build.sh "$(SHIPPED)" brupop-agent
 
 # The plugin is not static: on users' machines, host names are looked up by libraries that the system chooses.
 .PHONY: release
-release: tools ## Build all programs as they ship
+release: own-architecture tools ## Build all programs as they ship
 	@deploy/images/build.sh "$(SHIPPED)" brupop-agent brupop-apiserver brupop-controller
 	$(CARGO) build --release --locked -p cli
 
@@ -222,7 +222,8 @@ PROGRAMS = $(foreach program,$(filter brupop-%,$(IMAGES)),$(shell tr a-z- A-Z_ <
 .PHONY: test-images
 test-images: tools control-plane build images ## Check the images that `make images` wrote, start each program in nothing but its image, and update nodes with them
 	BRUPOP_IMAGES="$(TARGET)/images" $(CARGO) test --locked -p images
-	$(if $(FOREIGN),@echo "make: no node was updated: this machine does not run programs for $(ARCH)",$(PROGRAMS) "$(TARGET)/debug/brupop-demo")
+	$(if $(FOREIGN),@echo "make: no node was updated: this machine does not run programs for $(ARCH)",$\
+		$(if $(filter brupop-%,$(IMAGES)),$(PROGRAMS) "$(TARGET)/debug/brupop-demo",@echo "make: no node was updated: the plugin updates none"))
 
 .PHONY: test-vm
 test-vm: tools control-plane build ## Run the scenarios on real nodes in virtual machines, as root; half an hour (VM=name: one of them)
@@ -236,6 +237,11 @@ manifests: build ## Write the generated files again: manifests and the reference
 .PHONY: fmt
 fmt: tools ## Format the code
 	$(CARGO) fmt --all
+
+# ARCH in the environment is not meant for these.
+.PHONY: own-architecture
+own-architecture:
+	$(if $(and $(filter command,$(origin ARCH)),$(FOREIGN)),@echo "make: only images are built for another architecture: make images ARCH=$(FOREIGN)" >&2; exit 1)
 
 # One clear error for what is missing, before anything else is tried.
 .PHONY: tools

@@ -34,7 +34,7 @@ if [ "${triple%%-*}" != "${host%%-*}" ]; then
   cc=${triple%%-*}-linux-gnu-gcc
   command -v "$cc" >/dev/null || die "$cc is needed: install it with its static C library (Debian, for arm64: gcc-aarch64-linux-gnu and libc6-dev-arm64-cross)"
 fi
-# Asked of the compiler: getconf tells of this machine, which may have another C library than the programs.
+# Asked of the compiler: getconf reports on this machine, which may have another C library than the programs.
 glibc=$(printf '#include <features.h>\nglibc __GLIBC__.__GLIBC_MINOR__\n' | "$cc" -E -P - 2>/dev/null | sed -nE 's/^glibc ([0-9]+) *[.] *([0-9]+)$/\1.\2/p') || true
 [ -n "$glibc" ] || die "the programs are linked with glibc, and $cc has another C library or no headers: build on Debian 12, Ubuntu 24.04 or later with libc6-dev, or on Fedora with glibc-static"
 [ "$(printf '%s\n' "$glibc" 2.36 | sort -V | head -n 1)" = 2.36 ] || die "static programs need glibc 2.36 or later (Debian 12, Ubuntu 24.04), and this is $glibc"

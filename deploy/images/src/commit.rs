@@ -7,9 +7,9 @@ use anyhow::Context as _;
 use crate::process::output;
 
 /// Time of the images without a commit: 2026-01-01T00:00:00Z, in seconds since 1970.
-pub const FIXED_EPOCH: u64 = 1_767_225_600;
+const FIXED_EPOCH: u64 = 1_767_225_600;
 
-/// A commit, as git knows it.
+/// A commit of the project's git repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
     /// The digits of the commit, with `-dirty` where files were changed since.
@@ -19,13 +19,13 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// Asks git for the commit of a checkout.
+    /// Reads the commit of a checkout with git.
     pub fn of(root: &Path) -> anyhow::Result<Self> {
         let git = |arguments: &[&str]| output(root, "git", arguments);
         // The sources can have been unpacked in a folder of another project.
         let prefix = git(&["rev-parse", "--show-prefix"])?;
         anyhow::ensure!(prefix.trim().is_empty(), "the next git repository is that of a folder above");
-        let epoch = git(&["log", "-1", "--format=%ct"])?;
+        let epoch = git(&["log", "-1", "--no-show-signature", "--format=%ct"])?;
         Ok(Self {
             revision: git(&["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"])?.trim().to_owned(),
             epoch: epoch.trim().parse().with_context(|| format!("git log printed the time {epoch:?}"))?,
@@ -33,7 +33,7 @@ impl Commit {
     }
 }
 
-/// Returns revision and time of the images, and a warning where one of them is asked of git and git does not answer.
+/// Returns revision and time of the images. What is not given is read with git; where that fails, there is a warning.
 pub fn origin(root: &Path, revision: Option<String>, epoch: Option<u64>) -> (Option<String>, u64, Option<String>) {
     if let (Some(_), Some(epoch)) = (&revision, epoch) {
         return (revision, epoch, None);
@@ -57,10 +57,15 @@ pub fn origin(root: &Path, revision: Option<String>, epoch: Option<u64>) -> (Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::command;
 
     fn git(folder: &Path, arguments: &[&str]) {
-        let identity = ["-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"];
-        output(folder, "git", &[&identity[..], arguments].concat()).unwrap();
+        let mut git = command(folder, "git");
+        git.args(["-c", "user.name=a", "-c", "user.email=a@b.example"]).args(arguments);
+        // Nothing of the user's configuration.
+        git.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
+        let done = git.env("GIT_COMMITTER_DATE", "@1900000000 +0000").output().unwrap();
+        assert!(done.status.success(), "{done:?}");
     }
 
     #[test]
@@ -71,7 +76,7 @@ mod tests {
         git(folder.path(), &["add", "a"]);
         git(folder.path(), &["commit", "--quiet", "--message", "a", "--date", "@1800000000 +0000"]);
         let clean = Commit::of(folder.path()).unwrap();
-        assert!(clean.revision.len() == 40 && clean.epoch > FIXED_EPOCH, "{clean:?}");
+        assert!(clean.revision.len() == 40 && clean.epoch == 1_900_000_000, "{clean:?}");
         std::fs::write(folder.path().join("a"), "2").unwrap();
         let expected = format!("{}-dirty", clean.revision);
         assert_eq!(origin(folder.path(), None, None), (Some(expected), clean.epoch, None));
@@ -84,12 +89,24 @@ mod tests {
     }
 
     #[test]
+    fn repository_of_a_hook_is_left_alone() {
+        let (hook, test) = (tempfile::tempdir().unwrap(), "commit::tests::commit_of_checkout_is_found");
+        git(hook.path(), &["init", "--quiet"]);
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", test]).env("GIT_DIR", hook.path().join(".git"));
+        let done = again.env("GIT_WORK_TREE", hook.path()).env("GIT_INDEX_FILE", hook.path().join("index")).output();
+        let done = done.unwrap();
+        assert!(done.status.success() && String::from_utf8_lossy(&done.stdout).contains("1 passed"), "{done:?}");
+        assert!(Commit::of(hook.path()).is_err() && !hook.path().join("index").exists());
+    }
+
+    #[test]
     fn sources_without_repository_get_the_fixed_time_and_a_warning() {
         let folder = tempfile::tempdir().unwrap();
         let (revision, epoch, warning) = origin(folder.path(), None, None);
         assert_eq!((revision, epoch), (None, FIXED_EPOCH));
         let warning = warning.unwrap();
-        assert!(warning.contains("REVISION") && warning.contains("(cause: git rev-parse"), "{warning}");
+        assert!(warning.contains("REVISION") && warning.contains("(cause: "), "{warning}");
         assert!(!warning.contains('\n'), "{warning}");
         let (revision, epoch, warning) = origin(folder.path(), None, Some(5));
         assert_eq!((revision, epoch), (None, 5));

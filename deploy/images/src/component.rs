@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub(crate) struct Component {
     /// Name.
     pub(crate) name: String,
-    /// Version.
+    /// Version; empty: unknown.
     pub(crate) version: String,
     /// SPDX expression of the license, or `NOASSERTION`.
     pub(crate) license: String,
@@ -27,5 +27,6 @@ pub(crate) struct Component {
 
 /// Returns the package URL of a crate of crates.io.
 pub(crate) fn cargo_purl(name: &str, version: &str) -> String {
-    format!("pkg:cargo/{name}@{}", version.replace('+', "%2B"))
+    let version = if version.is_empty() { String::new() } else { format!("@{}", version.replace('+', "%2B")) };
+    format!("pkg:cargo/{name}{version}")
 }

@@ -29,7 +29,8 @@ pub(crate) fn text(program: &str, root: &Path, components: &[Component]) -> anyh
         let numbers: Vec<_> = numbers.iter().map(|number| format!("[{number}]")).collect();
         let within = within.map(|whole| format!(" in {whole}")).unwrap_or_default();
         let origin = origin.as_ref().map(|origin| format!(" ({origin})")).unwrap_or_default();
-        writeln!(list, "{name} {version}{within}{origin}: {license} {}", numbers.join(""))?;
+        let version = if version.is_empty() { String::new() } else { format!(" {version}") };
+        writeln!(list, "{name}{version}{within}{origin}: {license} {}", numbers.join(""))?;
     }
     let mut all =
         format!("{program} is linked from these. The numbers are those of the texts below.\n\n{list}\n{NOTE}\n");

@@ -26,15 +26,15 @@ struct Arguments {
     /// Registry and path in front of the images' names, such as registry.example/brupop.
     #[arg(long, env = "REGISTRY")]
     registry: Option<String>,
-    /// Tag of the images; by default v and the version.
+    /// Tag of the images; default: v and the version.
     #[arg(long, env = "TAG")]
     tag: Option<String>,
-    /// Commit that the programs were built from; by default what git says.
+    /// Commit that the programs were built from; default: the commit of the checkout.
     #[arg(long, env = "REVISION")]
     revision: Option<String>,
-    /// Seconds since 1970 of everything in the images that has a time; by default the time of the commit.
+    /// Seconds since 1970 of everything in the images that has a time; default: the time of the commit.
     #[arg(long, value_name = "SECONDS", env = "SOURCE_DATE_EPOCH")]
-    epoch: Option<u64>,
+    epoch: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -51,7 +51,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let Arguments { programs, check, output, root, registry, tag, revision, epoch } = arguments;
     // A variable of make that is empty is one that is not set.
     let given = |option: Option<String>| option.filter(|value| !value.is_empty());
-    let (registry, revision) = (given(registry), given(revision));
+    let (registry, revision, epoch) =
+        (given(registry), given(revision), given(epoch).as_deref().map(seconds).transpose()?);
     let tag = given(tag).unwrap_or_else(|| concat!("v", env!("CARGO_PKG_VERSION")).to_owned());
     qualified(registry.as_deref(), "brupop-controller", &tag)?;
     if check {
@@ -77,6 +78,11 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Reads a time in seconds since 1970.
+fn seconds(text: &str) -> anyhow::Result<u64> {
+    text.parse().with_context(|| format!("SOURCE_DATE_EPOCH or --epoch is in seconds since 1970, and not {text:?}"))
+}
+
 /// Removes the archives of earlier runs, which can have other tags, in a folder that need not be there.
 fn remove_archives(folder: &Path) -> anyhow::Result<()> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
@@ -93,6 +99,14 @@ fn remove_archives(folder: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn empty_variables_are_unset_and_a_wrong_time_names_its_variable() {
+        let arguments = ["brupop-images", "--check", "--registry=", "--tag=", "--revision=", "--epoch="];
+        run(Arguments::try_parse_from(arguments).unwrap()).unwrap();
+        let wrong = Arguments::try_parse_from(["brupop-images", "--check", "--epoch=now"]).unwrap();
+        assert!(run(wrong).unwrap_err().to_string().contains("SOURCE_DATE_EPOCH"));
+    }
 
     #[test]
     fn archives_of_earlier_runs_are_removed_and_nothing_else() {

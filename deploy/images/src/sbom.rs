@@ -62,7 +62,8 @@ fn relation(from: &str, kind: &str, to: &str) -> Value {
 fn id(component: &Component) -> String {
     let Component { name, version, within, .. } = component;
     let whole = within.map(|name| format!("{name}-")).unwrap_or_default();
-    let text = format!("SPDXRef-{whole}{}-{version}", name.replace('_', "."));
+    let version = if version.is_empty() { String::new() } else { format!("-{version}") };
+    let text = format!("SPDXRef-{whole}{}{version}", name.replace('_', "."));
     text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect()
 }
 
@@ -71,13 +72,15 @@ fn entry(component: &Component) -> Value {
     let mut entry = json!({
         "SPDXID": id(component),
         "name": name,
-        "versionInfo": version,
         "downloadLocation": "NOASSERTION",
         "filesAnalyzed": false,
         "licenseConcluded": "NOASSERTION",
         "licenseDeclared": license,
         "copyrightText": "NOASSERTION",
     });
+    if !version.is_empty() {
+        entry["versionInfo"] = version.as_str().into();
+    }
     if let Some(checksum) = checksum {
         let location = format!("https://static.crates.io/crates/{name}/{name}-{version}.crate");
         entry["downloadLocation"] = location.into();

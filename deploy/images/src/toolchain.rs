@@ -17,14 +17,14 @@ pub(crate) fn sysroot(root: &Path) -> anyhow::Result<PathBuf> {
     Ok(rustc(root, &["--print", "sysroot"])?.trim().into())
 }
 
-/// Libraries beside the standard library that no program is linked from.
-const FOR_TESTS_AND_MACROS: [&str; 4] = ["libtest-", "libproc_macro-", "libgetopts-", "librustc_literal_escaper-"];
-
-/// Licenses of the crates that the standard library is built from: its distribution names their versions alone.
-const STD_LICENSES: [(&str, &str); 10] = [
+/// The crates that the standard library links, with their licenses. The distribution has them in a web page only
+/// (`share/doc/rust/COPYRIGHT-library.html`), without adler2 and compiler_builtins. Beside the libraries of these crates are others, for tests and macros, and
+/// with the component rustc-dev those of the compiler.
+const STD_CRATES: [(&str, &str); 11] = [
     ("addr2line", "Apache-2.0 OR MIT"),
     ("adler2", "0BSD OR MIT OR Apache-2.0"),
     ("cfg-if", "MIT OR Apache-2.0"),
+    ("compiler_builtins", COMPILER_BUILTINS),
     ("gimli", "MIT OR Apache-2.0"),
     ("hashbrown", "MIT OR Apache-2.0"),
     ("libc", "MIT OR Apache-2.0"),
@@ -33,6 +33,9 @@ const STD_LICENSES: [(&str, &str); 10] = [
     ("object", "Apache-2.0 OR MIT"),
     ("rustc-demangle", "MIT OR Apache-2.0"),
 ];
+
+/// In part LLVM's compiler-rt and musl's mathematics.
+const COMPILER_BUILTINS: &str = "MIT AND Apache-2.0 WITH LLVM-exception AND (MIT OR Apache-2.0)";
 
 /// A toolchain that programs for a target are built with.
 pub(crate) struct Toolchain<'a> {
@@ -99,7 +102,8 @@ impl<'a> Toolchain<'a> {
         Ok(std)
     }
 
-    /// Returns the crates that the standard library is built from. They are those whose sources its libraries name.
+    /// Returns the crates that the standard library is built from: those that have a library in the toolchain, with the
+    /// versions in the names of their sources. Libraries without such names have no known version.
     fn std_crates(&self) -> anyhow::Result<Vec<Component>> {
         let folder = rustc(self.root, &["--print", "target-libdir", "--target", self.triple])?;
         let folder = Path::new(folder.trim());
@@ -107,21 +111,34 @@ impl<'a> Toolchain<'a> {
         let mut found = BTreeSet::new();
         for entry in std::fs::read_dir(folder).with_context(unreadable)? {
             let path = entry.with_context(unreadable)?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name.ends_with(".rlib") && !FOR_TESTS_AND_MACROS.iter().any(|begin| name.starts_with(begin)) {
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let Some(name) = library_name(&file) else { continue };
+            if name == "std" {
+                // It has code of what it links, also of a crate that is not in the list yet.
                 found.extend(std_sources(&std::fs::read(&path).with_context(unreadable)?));
+            } else if let Some((name, _)) = STD_CRATES.iter().find(|(known, _)| known.replace('-', "_") == name) {
+                let mut sources = std_sources(&std::fs::read(&path).with_context(unreadable)?);
+                sources.retain(|(source, _)| source == name);
+                let unknown = sources.is_empty().then(|| ((*name).to_owned(), String::new()));
+                found.extend(sources.into_iter().chain(unknown));
             }
         }
-        let license = |name: &str| {
-            let known = STD_LICENSES.iter().find(|(known, _)| *known == name);
-            known.map_or("NOASSERTION", |(_, license)| license)
-        };
-        let component = |(name, version): (String, String)| Component {
-            purl: Some(cargo_purl(&name, &version)),
-            within: Some("rust-std"),
-            ..part(&name, version, license(&name), None)
-        };
-        Ok(found.into_iter().map(component).collect())
+        anyhow::ensure!(!found.is_empty(), "{} has no libraries of the Rust standard library", folder.display());
+        found.into_iter().map(|(name, version)| self.std_crate(&name, version)).collect()
+    }
+
+    fn std_crate(&self, name: &str, version: String) -> anyhow::Result<Component> {
+        let known = STD_CRATES.iter().find(|(known, _)| *known == name);
+        let license = known.map_or("NOASSERTION", |(_, license)| license);
+        let mut texts = Vec::new();
+        if license == COMPILER_BUILTINS {
+            let licenses = sysroot(self.root)?.join("share/doc/rust/licenses");
+            texts.extend(["MIT.txt", "LLVM-exception.txt"].map(|text| licenses.join(text)));
+            texts.retain(|text| text.is_file());
+            texts.push(self.root.join("LICENSE-APACHE"));
+        }
+        let purl = Some(cargo_purl(name, &version));
+        Ok(Component { texts, purl, within: Some("rust-std"), ..part(name, version, license, None) })
     }
 
     /// Returns the file that the linker takes for a library.
@@ -134,6 +151,11 @@ impl<'a> Toolchain<'a> {
 fn part(name: &str, version: String, license: &str, package: Option<DistributionPackage>) -> Component {
     let (purl, origin) = package.map(|package| (package.purl, package.shown)).unzip();
     Component { name: name.to_owned(), version, license: license.to_owned(), purl, origin, ..Component::default() }
+}
+
+/// Returns the name in the file name of a Rust library, such as `cfg_if` in `libcfg_if-0ce073fff809ec38.rlib`.
+fn library_name(file: &str) -> Option<&str> {
+    Some(file.strip_prefix("lib")?.strip_suffix(".rlib")?.rsplit_once('-')?.0)
 }
 
 /// Returns name and version of the crates of the standard library whose sources a file names.
@@ -226,12 +248,26 @@ mod tests {
     }
 
     #[test]
+    fn libraries_have_names() {
+        assert_eq!(library_name("libcfg_if-0ce073fff809ec38.rlib"), Some("cfg_if"));
+        assert_eq!(
+            (library_name("libcfg_if-0ce073fff809ec38.rmeta"), library_name("librustc-stable_rt.asan.a")),
+            (None, None)
+        );
+    }
+
+    #[test]
     fn licenses_of_std_crates_are_known() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
         let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
         let crates = Toolchain::new(root, &triple).std_crates().unwrap();
         let unknown: Vec<_> = crates.iter().filter(|component| component.license == "NOASSERTION").collect();
-        assert!(unknown.is_empty(), "add them to STD_LICENSES: {unknown:?}");
+        assert!(unknown.is_empty(), "add them to STD_CRATES: {unknown:?}");
+        // Each has a library. Their sources are named by none, and so by no program.
+        for name in ["adler2", "compiler_builtins"] {
+            assert!(crates.iter().any(|component| component.name == name), "{name}: {crates:?}");
+        }
+        assert_eq!(crates.len(), STD_CRATES.len(), "each has one version: {crates:?}");
     }
 
     #[test]

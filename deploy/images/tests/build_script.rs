@@ -39,7 +39,11 @@ impl Machine {
             .arg(Path::new(ROOT).canonicalize().unwrap().join("deploy/images/build.sh"))
             .args(["out", "brupop-agent"]);
         command.current_dir(self.path()).env_remove("ARCH").env_remove("CARGO_TARGET_DIR").env_remove("RUSTC");
-        command.env("PATH", path).env("CARGO", self.path().join("cargo")).envs(variables.iter().copied());
+        command
+            .env("PATH", path)
+            .env("LC_ALL", "C")
+            .env("CARGO", self.path().join("cargo"))
+            .envs(variables.iter().copied());
         command.output().unwrap()
     }
 
