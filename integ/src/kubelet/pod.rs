@@ -334,6 +334,8 @@ async fn live(shared: &Arc<PodShared>, running: &mut JoinSet<()>) {
     if pod.metadata.deletion_timestamp.is_some() {
         return;
     }
+    // A real kubelet takes longer to start a container than to report that it will.
+    shared.post().await;
     let all = init_containers(&pod).into_iter().chain(containers(&pod)).collect::<Vec<_>>();
     let images = &shared.ctx.options.images;
     let is_process = |c: &Container| images.contains(c.image.as_deref().unwrap_or_default());

@@ -42,7 +42,7 @@ pub struct Seen {
 pub fn sequences(seen: &[Seen]) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     let mut last: BTreeMap<(&str, &str), &str> = BTreeMap::new();
-    let mut shown: BTreeSet<(&str, &str)> = BTreeSet::new();
+    let mut shown: BTreeSet<(String, String)> = BTreeSet::new();
     for state in seen {
         let position = lines.iter().position(|line| line.step == state.step && line.object == state.object);
         let position = position.unwrap_or_else(|| {
@@ -62,16 +62,9 @@ pub fn sequences(seen: &[Seen]) -> Vec<Line> {
         }
     }
     lines.retain(|line| !line.step.is_empty());
-    for state in seen.iter().filter(|state| !state.step.is_empty()) {
-        let Some(line) = lines.iter_mut().find(|line| line.step == state.step && line.object == state.object) else {
-            continue;
-        };
-        for field in state.fields.keys() {
-            let first = shown.insert((&state.object, field));
-            if !first && line.fields.get(field).is_some_and(|states| states.len() == 1) {
-                line.fields.remove(field);
-            }
-        }
+    for line in &mut lines {
+        let object = line.object.clone();
+        line.fields.retain(|field, states| shown.insert((object.clone(), field.clone())) || states.len() > 1);
     }
     lines.retain(|line| !line.fields.is_empty());
     lines

@@ -9,13 +9,8 @@ use serde_json::Value;
 /// The state of an object: a value for each of its fields.
 pub type Fields = BTreeMap<String, String>;
 
-/// The taints of the node lifecycle controller.
-const TAINTS: [(&str, &str); 4] = [
-    ("node.kubernetes.io/not-ready", "NoSchedule"),
-    ("node.kubernetes.io/not-ready", "NoExecute"),
-    ("node.kubernetes.io/unreachable", "NoSchedule"),
-    ("node.kubernetes.io/unreachable", "NoExecute"),
-];
+/// The taints of the node lifecycle controller. Those that evict follow at the pace of its queue, and are not compared.
+const TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
 /// A Node. `boots` holds the boot ids that were seen, whose places replace them.
 pub fn node(node: &Node, boots: &mut Vec<String>) -> Fields {
@@ -34,10 +29,9 @@ pub fn node(node: &Node, boots: &mut Vec<String>) -> Fields {
     }
     let spec = node.spec.as_ref();
     let taints = spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
-    for (key, effect) in TAINTS {
-        let there = taints.iter().any(|taint| taint.key == key && taint.effect == effect);
-        let short = key.rsplit('/').next().unwrap_or(key);
-        set(&format!("taint {short}:{effect}"), there.to_string());
+    for key in TAINTS {
+        let there = taints.iter().any(|taint| taint.key == key && taint.effect == "NoSchedule");
+        set(&format!("taint {}", key.trim_start_matches("node.kubernetes.io/")), there.to_string());
     }
     set("unschedulable", spec.and_then(|spec| spec.unschedulable).unwrap_or_default().to_string());
     fields
@@ -84,7 +78,7 @@ pub fn pod(pod: &Pod, gone: bool) -> Fields {
     fields
 }
 
-/// The claims of a token. `None` if it is no token.
+/// The claims of a pod's token.
 pub fn token(claims: &Value, node: &Node, pod: &Pod) -> Fields {
     let bound = &claims["kubernetes.io"];
     let names = |what: &str, metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {

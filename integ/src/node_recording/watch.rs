@@ -55,6 +55,9 @@ impl Collected {
     fn begin_step(&mut self, step: &str) {
         step.clone_into(&mut self.step);
         self.renewed = self.renewal();
+        if let Some(node) = self.node.take() {
+            self.add_node(node);
+        }
     }
 
     /// Adds `renewed` of the Lease to a step that is over.
