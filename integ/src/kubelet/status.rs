@@ -106,7 +106,7 @@ pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition],
             conditions,
             now,
             "PodReadyToStartContainers",
-            input.pod_ip.is_some() && !finished,
+            has_sandbox(input.containers) && !finished,
             (None, None),
         ),
         condition(input, conditions, now, "Initialized", initialized || finished, (None, None)),
@@ -169,6 +169,12 @@ fn phase(input: &StatusInput<'_>, main: &[&ContainerView], initialized: bool) ->
     }
     let begun = |c: &&ContainerView| !matches!(c.doing, ContainerPhase::Waiting { .. }) || c.last.is_some();
     if initialized && !main.is_empty() && main.iter().all(begun) { "Running" } else { "Pending" }
+}
+
+/// Returns true if the pod has come as far as its containers: a real kubelet makes the sandbox after the volumes.
+fn has_sandbox(containers: &[ContainerView]) -> bool {
+    let before = |reason: &str| reason == "ContainerCreating" || reason == "PodInitializing";
+    containers.iter().any(|c| !matches!(&c.doing, ContainerPhase::Waiting { reason, .. } if before(reason)))
 }
 
 /// Returns true if all readiness gates, which are conditions of other controllers, are met.

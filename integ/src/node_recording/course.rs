@@ -15,7 +15,6 @@ use tokio::time::sleep;
 
 use super::states;
 use super::watch::{Collected, Watch};
-use super::{Line, sequences};
 use crate::bed::workload;
 
 /// The image whose containers run a shell: on a real node the host's, which is mounted.
@@ -57,40 +56,43 @@ pub struct Course<'a, M> {
 }
 
 impl<M: Machine> Course<'_, M> {
+    /// Starts to collect what the course shows.
+    pub fn watch(&self) -> Watch {
+        Watch::start(&self.client, self.node, NAMESPACE)
+    }
+
     /// Takes the node through the course.
     ///
     /// # Errors
     /// When a step does not come to its end.
-    pub async fn run(&mut self) -> anyhow::Result<Vec<Line>> {
-        let watch = Watch::start(&self.client, self.node, NAMESPACE);
-        self.until(&watch, "the node takes pods", node_is_ready).await?;
-        self.start(&watch).await?;
-        self.change_volumes(&watch).await?;
-        self.end_pods(&watch).await?;
+    pub async fn run(&mut self, watch: &Watch) -> anyhow::Result<()> {
+        self.until(watch, "the node takes pods", node_is_ready).await?;
+        self.start(watch).await?;
+        self.change_volumes(watch).await?;
+        self.end_pods(watch).await?;
 
         let boot = watch.lock().boot();
         let before = containers(&watch.lock());
-        self.begin(&watch, "reboot");
+        self.begin(watch, "reboot");
         self.machine.reboot().await?;
-        self.until(&watch, "the node is back", |all| all.boot() != boot && node_is_ready(all)).await?;
-        self.run_again(&watch, &before).await?;
+        self.until(watch, "the node is back", |all| all.boot() != boot && node_is_ready(all)).await?;
+        self.run_again(watch, &before).await?;
 
         let boot = watch.lock().boot();
         let before = containers(&watch.lock());
         self.machine.cut_power().await?;
         sleep(IN_FLIGHT).await;
-        self.begin(&watch, "power off");
-        self.until(&watch, "the node is Unknown, and no pod is Ready", |all| {
+        self.begin(watch, "power off");
+        self.until(watch, "the node is Unknown, and no pod is Ready", |all| {
             node_condition(all).as_deref() == Some("Unknown") && all.pods.values().all(|pod| !is_ready(pod))
         })
         .await?;
         watch.end(self.quiet).await;
-        self.begin(&watch, "power on");
+        self.begin(watch, "power on");
         self.machine.restore_power().await?;
-        self.until(&watch, "the node is back", |all| all.boot() != boot && node_is_ready(all)).await?;
-        self.run_again(&watch, &before).await?;
-        let lines = sequences(&watch.lock().seen);
-        Ok(lines)
+        self.until(watch, "the node is back", |all| all.boot() != boot && node_is_ready(all)).await?;
+        self.run_again(watch, &before).await?;
+        Ok(())
     }
 
     /// Each pod starts.
@@ -208,7 +210,7 @@ impl<M: Machine> Course<'_, M> {
                 {"secret": {"name": "late", "optional": optional, "items": [{"key": "word", "path": "secret"}]}},
             ]}})
         };
-        let probe = |script: &str| json!({"exec": {"command": ["sh", "-c", script]}, "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 20});
+        let probe = |script: &str| json!({"exec": {"command": ["sh", "-c", script]}, "periodSeconds": 5, "failureThreshold": 1, "timeoutSeconds": 60});
         let mut daemon = self.shell(polite, &[token]);
         daemon["priorityClassName"] = json!("system-node-critical");
         let pause = json!({

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::{Seen, states};
+use super::{Line, Seen, sequences, states};
 
 /// Pause between two looks at what was collected.
 const LOOK: Duration = Duration::from_millis(100);
@@ -124,6 +124,11 @@ impl Watch {
     /// What was collected.
     pub fn lock(&self) -> MutexGuard<'_, Collected> {
         self.collected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sequences of what was collected.
+    pub fn lines(&self) -> Vec<Line> {
+        sequences(&self.lock().seen)
     }
 
     /// Begins a step: what is seen from now on belongs to it.
