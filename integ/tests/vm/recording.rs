@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use integ::node_recording::course::{Course, Machine};
-use integ::node_recording::{compare, read, write};
+use integ::node_recording::write;
 use integ::vm::{BOOT, Guest, VmCluster};
 
 /// Longer than kubelets take to renew their Lease, 10 s.
@@ -32,26 +32,20 @@ impl Machine for Real {
     }
 }
 
-/// `BRUPOP_WRITE_RECORDING` names the file to write; without it, the node is compared with the recording.
+/// Records to the file that `BRUPOP_WRITE_RECORDING` names. It takes a quarter of an hour, so that it is left out without it.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "it needs virtual machines: make test-vm"]
-async fn kubelet_does_what_was_recorded() -> anyhow::Result<()> {
+async fn real_node_is_recorded() -> anyhow::Result<()> {
+    let Some(path) = std::env::var_os("BRUPOP_WRITE_RECORDING") else {
+        eprintln!("BRUPOP_WRITE_RECORDING names no file: nothing is recorded");
+        return Ok(());
+    };
     let mut cluster = VmCluster::start(1).await?;
     let mut machine = Real(cluster.guests.remove(0));
     let (client, node) = (cluster.client.clone(), machine.0.name.clone());
     let mut course = Course { client, node: &node, machine: &mut machine, limit: BOOT, quiet: QUIET };
     let watch = course.watch();
     let outcome = course.run(&watch).await;
-    let lines = watch.lines();
-    let written = std::env::var_os("BRUPOP_WRITE_RECORDING");
-    if let Some(path) = &written {
-        std::fs::write(path, write(&lines)?)?;
-    }
-    outcome.with_context(|| machine.0.console())?;
-    if written.is_some() {
-        return Ok(());
-    }
-    let differences = compare(&read(include_str!("../../testdata/real-node.jsonl"))?, &lines);
-    assert!(differences.is_empty(), "{differences:#?}");
-    Ok(())
+    std::fs::write(path, write(&watch.lines())?)?;
+    outcome.with_context(|| machine.0.console())
 }
