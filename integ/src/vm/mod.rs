@@ -143,8 +143,8 @@ impl VmCluster {
     /// # Errors
     /// A command fails, README has none, or an agent is silent for longer than [`SOON`].
     pub async fn install_by_readme(&self) -> anyhow::Result<()> {
-        const README: &str = include_str!("../../../README.md");
-        let (_, section) = README.split_once("\n## Install it\n").context("README has no installation")?;
+        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"))?;
+        let (_, section) = readme.split_once("\n## Install it\n").context("README has no installation")?;
         let block = section.split("```\n").nth(1).context("README's installation has no commands")?;
         let block = block.replace("&&\n", "&& ");
         let kubectl = self.control_plane.kubectl().parent().context("kubectl has a folder")?;
