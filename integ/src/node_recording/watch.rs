@@ -121,7 +121,7 @@ impl Watch {
         Self { collected, _tasks: tasks }
     }
 
-    /// What was collected.
+    /// Everything that was collected so far.
     pub fn lock(&self) -> MutexGuard<'_, Collected> {
         self.collected.lock().unwrap_or_else(PoisonError::into_inner)
     }
