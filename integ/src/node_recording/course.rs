@@ -47,7 +47,7 @@ pub struct Course<'a, M> {
     pub client: Client,
     /// The node.
     pub node: &'a str,
-    /// Its machine.
+    /// The machine of the node.
     pub machine: &'a mut M,
     /// Longest wait in a step.
     pub limit: Duration,

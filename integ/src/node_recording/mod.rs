@@ -34,7 +34,7 @@ pub struct Seen {
     pub step: String,
     /// The object.
     pub object: String,
-    /// Its state.
+    /// The state of the object.
     pub fields: Fields,
 }
 
