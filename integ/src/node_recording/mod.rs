@@ -1,4 +1,4 @@
-//! The effects of a kubelet on the objects of the API server, as short sequences that two kubelets can be compared by: a real one,
+//! Sequences of the changes that a kubelet makes to the objects of the API server, by which two kubelets can be compared: a real one,
 //! in a virtual machine, is recorded in `integ/testdata/real-node.jsonl`, and the stand-in has to do the same.
 //!
 //! [`course`] takes a node through a fixed course, [`watch`] collects each state of its Node, Lease and pods meanwhile, and
@@ -34,7 +34,7 @@ pub struct Seen {
     pub step: String,
     /// The object.
     pub object: String,
-    /// State.
+    /// The state of the object.
     pub fields: Fields,
 }
 

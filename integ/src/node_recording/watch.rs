@@ -121,7 +121,7 @@ impl Watch {
         Self { collected, _tasks: tasks }
     }
 
-    /// The states so far.
+    /// Everything that was collected so far.
     pub fn lock(&self) -> MutexGuard<'_, Collected> {
         self.collected.lock().unwrap_or_else(PoisonError::into_inner)
     }
