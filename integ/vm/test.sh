@@ -23,7 +23,7 @@ for tag in '' next; do
   "$cargo" run --quiet --locked -p images -- --output "$folder/images$tag" ${tag:+--tag "$tag"} \
     $(printf "$target/shipped/%s " $programs) >/dev/null
 done
-"$here/data.sh" "$folder/data" "$built/pause.tar" "$folder"/images*/*.tar
+"$here/data.sh" "$folder/data" "$built/images.tar" "$folder"/images*/*.tar
 
 tests=$("$cargo" test --locked -p integ --test vm --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 export BRUPOP_GUEST=$folder/brupop-guest BRUPOP_COREDNS=$("$here/programs.sh")/coredns/coredns BRUPOP_VM_INITRD=$folder/initrd BRUPOP_VM_DATA=$folder/data
