@@ -147,9 +147,8 @@ impl Places {
         ctx.cluster.kubectl(&format!("wait pods -A -l {OTHER} --for=condition=Ready --timeout=120s")).await?;
 
         let guest = &ctx.cluster.guests[0];
-        let listed = guest
-            .shell("for n in $(ls /run/netns); do echo $n $(ip -n $n -4 -o address show dev eth0); done")
-            .await?;
+        let listed =
+            guest.shell("for n in $(ls /run/netns); do echo $n $(ip -n $n -4 -o address show dev eth0); done").await?;
         let mut namespaces = BTreeMap::new();
         for line in listed.lines() {
             let mut words = line.split_whitespace();
@@ -159,25 +158,26 @@ impl Places {
         }
         let mut places = BTreeMap::new();
         for pod in Api::<Pod>::all(ctx.cluster.client.clone()).list(&kube::api::ListParams::default()).await? {
-            let labels = pod.metadata.labels.clone().unwrap_or_default();
+            // Pods of before the reboot may still be there, and their addresses may be those of others now.
+            let status = pod.status.unwrap_or_default();
+            if status.phase.as_deref() != Some("Running") || pod.metadata.deletion_timestamp.is_some() {
+                continue;
+            }
+            let labels = pod.metadata.labels.unwrap_or_default();
             let name = match labels.get(COMPONENT_LABEL) {
                 Some(component) if !labels.contains_key(OTHER) => component.clone(),
-                _ => pod.metadata.name.clone().unwrap_or_default(),
+                _ => pod.metadata.name.unwrap_or_default(),
             };
-            let Some(address) = pod.status.and_then(|status| status.pod_ip) else { continue };
+            let Some(address) = status.pod_ip else { continue };
             let address: Ipv4Addr = address.parse()?;
             // Pods of the host's network have none of their own.
             if let Some(namespace) = namespaces.get(&address) {
                 places.insert(name, Place { address, namespace: namespace.clone() });
             }
         }
-        let starts: Vec<String> = places
-            .values()
-            .map(|place| format!("nsenter --net=/run/netns/{} busybox httpd -p {PORT} -h /tmp", place.namespace))
-            .collect();
-        for start in starts {
-            guest.shell(&start).await?;
-        }
+        let all: Vec<&str> = places.values().map(|place| place.namespace.as_str()).collect();
+        let listen = format!("nsenter --net=/run/netns/$n busybox httpd -p {PORT} -h /tmp");
+        guest.shell(&format!("for n in {}; do {listen}; done", all.join(" "))).await?;
         Ok(Self(places))
     }
 
