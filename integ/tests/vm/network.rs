@@ -98,6 +98,8 @@ const PODS: [(&str, &str); 5] = [
 async fn enforced_network_policies_pass_what_the_operator_needs_and_drop_the_rest() -> anyhow::Result<()> {
     run(1, Expectations { max_unavailable: Some(1), nothing_left: true }, async |ctx: &mut Scenario| {
         ctx.cluster.kubectl("apply -f integ/vm/kube-network-policies/install.yaml").await?;
+        let enforcing = "nft list table inet kube-network-policies >/dev/null 2>&1";
+        ctx.cluster.guests[0].shell(&format!("until {enforcing}; do sleep 1; done")).await?;
         ctx.install_by_readme().await?;
         // All that the operator does, with kubelet's probes, from the start of the plugin after a reboot on.
         ctx.publish(&UPDATED).await?;
@@ -135,15 +137,20 @@ struct Places(BTreeMap<String, Place>);
 impl Places {
     /// Creates the other pods, and makes every pod listen on `PORT`.
     async fn prepare(ctx: &Scenario) -> anyhow::Result<Self> {
-        let mut objects = vec![
+        let namespaces = vec![
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "elsewhere"}}),
             json!({
                 "apiVersion": "v1", "kind": "Namespace",
                 "metadata": {"name": "monitoring", "labels": {METRICS_LABEL: METRICS_ENABLED}},
             }),
         ];
-        objects.extend(PODS.map(|(namespace, name)| pod(namespace, name)));
-        workload::apply(&ctx.cluster.client, objects).await?;
+        workload::apply(&ctx.cluster.client, namespaces).await?;
+        for (namespace, name) in PODS {
+            // Pods are refused until the controller manager has created their account.
+            let account = format!("-n {namespace} wait serviceaccount/default --for=create --timeout=60s");
+            ctx.cluster.kubectl(&account).await?;
+            workload::apply(&ctx.cluster.client, vec![pod(namespace, name)]).await?;
+        }
         ctx.cluster.kubectl(&format!("wait pods -A -l {OTHER} --for=condition=Ready --timeout=120s")).await?;
 
         let guest = &ctx.cluster.guests[0];
@@ -188,7 +195,7 @@ impl Places {
             isolated.iter().map(|name| Ok(self.get(name)?.address.to_string())).collect::<anyhow::Result<_>>()?;
         let mut set = String::new();
         for _ in 0..30 {
-            set = ctx.cluster.guests[0].shell("nft list set inet kube-network-policies podips-v4").await?;
+            set = ctx.cluster.guests[0].shell("nft list set inet kube-network-policies podips-v4 || true").await?;
             let known: BTreeSet<&str> = set.split([' ', ',', '\t', '\r', '\n']).collect();
             if isolated.iter().all(|address| known.contains(address.as_str())) {
                 return Ok(());
@@ -208,7 +215,7 @@ impl Places {
         let mut missing = Vec::new();
         for _ in 0..ATTEMPTS {
             let answered = self.answered(ctx, from, &targets).await?;
-            println!("from {from}: {answered:?} of {:?}", targets.iter().map(|(name, _)| name).collect::<Vec<_>>());
+            println!("{from} reaches {answered:?}");
             for name in drop.split_whitespace() {
                 ensure!(!answered.contains(name), "{from} reaches {name}");
             }
