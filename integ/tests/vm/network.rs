@@ -98,6 +98,7 @@ const PODS: [(&str, &str); 5] = [
 async fn enforced_network_policies_pass_what_the_operator_needs_and_drop_the_rest() -> anyhow::Result<()> {
     run(1, Expectations { max_unavailable: Some(1), nothing_left: true }, async |ctx: &mut Scenario| {
         ctx.cluster.kubectl("apply -f integ/vm/kube-network-policies/install.yaml").await?;
+        ctx.cluster.kubectl("-n kube-system rollout status daemonset/kube-network-policies --timeout=300s").await?;
         let enforcing = "nft list table inet kube-network-policies >/dev/null 2>&1";
         ctx.cluster.guests[0].shell(&format!("until {enforcing}; do sleep 1; done")).await?;
         ctx.install_by_readme().await?;
