@@ -7,11 +7,26 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
-TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
+# Set for cargo too, whose configuration can name another folder. Relative folders are those of the checkout.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+TARGET := $(if $(filter /%,$(TARGET)),$(TARGET),$(CURDIR)/$(TARGET))
+override export CARGO_TARGET_DIR := $(TARGET)
+ifneq ($(CARGO_HOME),)
+override export CARGO_HOME := $(if $(filter /%,$(CARGO_HOME)),$(CARGO_HOME),$(CURDIR)/$(CARGO_HOME))
+endif
 # The programs as they ship, and as the tests measure them.
 SHIPPED := $(TARGET)/shipped
 # What `make images` packs; the kubectl plugin is possible too: make images IMAGES=kubectl-brupop
 IMAGES ?= brupop-agent brupop-apiserver brupop-controller
+# Options of `make images`, in the environment: a quote in one would end the quoting of a command line.
+export REGISTRY TAG REVISION
+# For `make images` alone, also if the environment has it.
+unexport ARCH
+architecture = $(subst x86_64,amd64,$(subst aarch64,arm64,$(1)))
+# An architecture that this machine does not run. Its programs have a folder of their own.
+FOREIGN := $(filter-out $(call architecture,$(shell uname -m)),$(call architecture,$(ARCH)))
+PACKED := $(SHIPPED)$(FOREIGN:%=-%)
+PACK = $(CARGO) run --quiet --locked -p images --
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
 export RUST_TEST_THREADS ?= 8
 # The scenarios, drains and refusals append their durations to this file.
@@ -32,7 +47,7 @@ help: ## List the commands
 
 .PHONY: demo
 demo: tools control-plane build agent ## Show one update rolling through three simulated nodes (ARGS="--help" for more)
-	@BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
+	@$(if $(filter --vm,$(ARGS)),integ/vm/with.sh "$(TARGET)" 2) env BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
 test: tools $(if $(TEST),,lint) control-plane next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
@@ -170,7 +185,7 @@ fuzz: tools ## Feed random bytes to every parser of external input, FUZZ_SECONDS
 .PHONY: mutants
 mutants: tools ## Change the planner's rules one by one and list the changes that no test notices; hours for all (ARGS="--re src/lint.rs")
 	@command -v cargo-mutants >/dev/null || { echo "make: cargo-mutants is needed: cargo install --locked cargo-mutants" >&2; exit 1; }
-	$(CARGO) mutants --no-shuffle --output "$(TARGET)" $(ARGS)
+	env -u CARGO_TARGET_DIR $(CARGO) mutants --no-shuffle --output "$(TARGET)" $(ARGS)
 
 .PHONY: control-plane
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
@@ -187,29 +202,33 @@ next: tools ## Build the programs of a stand-in for the next version (integ/next
 	@$(CARGO) build --workspace --bins --locked
 
 .PHONY: agent
-agent: tools ## Build the agent as it ships: small and static
+agent: own-architecture tools ## Build the agent as it ships: small and static
 	@deploy/images/build.sh "$(SHIPPED)" brupop-agent
 
 # The plugin is not static: on users' machines, host names are looked up by libraries that the system chooses.
 .PHONY: release
-release: tools ## Build all programs as they ship
+release: own-architecture tools ## Build all programs as they ship
 	@deploy/images/build.sh "$(SHIPPED)" brupop-agent brupop-apiserver brupop-controller
 	$(CARGO) build --release --locked -p cli
 
 .PHONY: images
-images: tools ## Write the programs as OCI images to target/images (REGISTRY=registry.example/brupop TAG=v0.1.0)
-	@deploy/images/build.sh "$(SHIPPED)" $(IMAGES)
-	@SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct || echo 0)}" $(CARGO) run --quiet --locked -p images -- --output "$(TARGET)/images" \
-		--revision "$$(git describe --always --abbrev=40 --exclude='*' --dirty || true)" $(if $(REGISTRY),--registry "$(REGISTRY)") $(if $(TAG),--tag "$(TAG)") \
-		$(IMAGES:%="$(SHIPPED)/%")
+images: tools ## Write the programs as OCI images to target/images (REGISTRY=registry.example/brupop TAG=v0.1.0 ARCH=amd64)
+	@$(PACK) --check
+	@ARCH="$(ARCH)" deploy/images/build.sh "$(PACKED)" $(IMAGES)
+	@$(PACK) --output "$(TARGET)/images" $(IMAGES:%="$(PACKED)/%")
 
+# The variables by which the demo runs the packed programs.
+PROGRAMS = $(foreach program,$(filter brupop-%,$(IMAGES)),$(shell tr a-z- A-Z_ <<<"$(program)")_BIN="$(PACKED)/$(program)")
 .PHONY: test-images
-test-images: images ## Check the images that `make images` wrote, and start each program in nothing but its image
-	BRUPOP_IMAGES="$(TARGET)/images" $(CARGO) test --locked -p images --test images
+test-images: tools control-plane build images ## Check the images that `make images` wrote, start each program in nothing but its image, and update nodes with them
+	BRUPOP_IMAGES="$(TARGET)/images" $(CARGO) test --locked -p images
+	$(if $(FOREIGN),@echo "make: no node was updated: this machine does not run programs for $(ARCH)",$\
+		$(if $(filter brupop-%,$(IMAGES)),$(PROGRAMS) "$(TARGET)/debug/brupop-demo",@echo "make: no node was updated: the plugin updates none"))
 
 .PHONY: test-vm
-test-vm: tools control-plane build ## Run the scenarios on real nodes in virtual machines, as root; tens of minutes (VM=name: one of them)
-	@integ/vm/test.sh "$(TARGET)" $(VM)
+test-vm: tools control-plane build ## Run the scenarios on real nodes in virtual machines, as root; half an hour (VM=name: one of them)
+	$(CARGO) test --locked -p integ --test vm --no-run
+	@integ/vm/with.sh "$(TARGET)" 2 $(CARGO) test --locked -p integ --test vm -- --ignored --nocapture --test-threads=1 $(VM)
 
 .PHONY: manifests
 manifests: build ## Write the generated files again: manifests and the reference of the resources
@@ -218,6 +237,11 @@ manifests: build ## Write the generated files again: manifests and the reference
 .PHONY: fmt
 fmt: tools ## Format the code
 	$(CARGO) fmt --all
+
+# ARCH in the environment is not meant for these.
+.PHONY: own-architecture
+own-architecture:
+	$(if $(and $(filter command,$(origin ARCH)),$(FOREIGN)),@echo "make: only images are built for another architecture: make images ARCH=$(FOREIGN)" >&2; exit 1)
 
 # One clear error for what is missing, before anything else is tried.
 .PHONY: tools

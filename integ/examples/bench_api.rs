@@ -156,8 +156,7 @@ impl Server {
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it", "namespace": SYSTEM_NAMESPACE}}],
         });
         std::fs::write(directory.join("kubeconfig"), kubeconfig.to_string())?;
-        let program = std::env::var_os("BRUPOP_APISERVER_BIN").map_or(Programs::find()?.apiserver, PathBuf::from);
-        Ok(Self { program, directory, ca: own.cert.pem(), port: AtomicU16::new(0) })
+        Ok(Self { program: Programs::find()?.apiserver, directory, ca: own.cert.pem(), port: AtomicU16::new(0) })
     }
 
     /// Starts a process, and waits until it is ready.

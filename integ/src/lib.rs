@@ -8,6 +8,7 @@ pub mod control_plane;
 pub mod demo;
 pub mod durations;
 pub mod kubelet;
+pub mod node_recording;
 pub mod oracle;
 pub mod proxy;
 pub mod rights;

@@ -38,7 +38,7 @@ const CRATES: [(&str, &str); 8] = [
         "options object budget pod controller apiserver agent network namespaces crds reference admission policy \
          rights takeover openapi waiting yaml installation files",
     ),
-    ("deploy/images", "process program crates licenses digest sbom layer layout"),
+    ("deploy/images", "process commit digest reference program component toolchain crates licenses sbom layer layout"),
     (
         "cli",
         "clock files near page terminal connect call write timeline history cluster advice forecast simulate plan completion rights marks status \

@@ -1,4 +1,4 @@
-//! The crates that a program is linked from, as cargo knows them, and the parts of the toolchain beside them.
+//! The crates that a program is linked from, as cargo knows them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,22 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde_json::Value;
 
+use crate::component::{Component, cargo_purl};
 use crate::process::{cargo, output};
-
-/// A part of a program that has a license of its own.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Component {
-    /// Name.
-    pub(crate) name: String,
-    /// Version.
-    pub(crate) version: String,
-    /// SPDX expression of the license.
-    pub(crate) license: String,
-    /// SHA-256 of the archive in the registry; absent: a crate of this project, or a part of the toolchain.
-    pub(crate) checksum: Option<String>,
-    /// Folder of the sources; absent: a part of the toolchain.
-    pub(crate) folder: Option<PathBuf>,
-}
+use crate::toolchain::Toolchain;
 
 /// The package that a program is built from.
 #[derive(Clone, Debug)]
@@ -68,7 +55,8 @@ fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) ->
     let license = text("license").unwrap_or_default().replace('/', " OR ");
     let folder = text("manifest_path").and_then(|path| Path::new(&path).parent().map(Path::to_path_buf));
     let checksum = checksums.get(&(name.clone(), version.clone())).cloned();
-    Ok(Component { name, version, license, checksum, folder })
+    let purl = checksum.as_ref().map(|_| cargo_purl(&name, &version));
+    Ok(Component { name, version, license, checksum, folder, purl, ..Component::default() })
 }
 
 /// Returns the checksums in a Cargo.lock.
@@ -97,26 +85,9 @@ impl Package {
             linked.insert(self.known.get(&key).with_context(|| format!("cargo metadata has no {line}"))?.clone());
         }
         let mut linked: Vec<_> = linked.into_iter().collect();
-        linked.extend(toolchain(&self.root)?);
+        linked.extend(Toolchain::new(&self.root, &self.triple).components()?);
         Ok(linked)
     }
-}
-
-/// Returns what every program has from the machine that builds it.
-fn toolchain(root: &Path) -> anyhow::Result<[Component; 3]> {
-    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
-    let part = |name: &str, asked: String, license: &str| Component {
-        name: name.to_owned(),
-        version: asked.split_whitespace().nth(1).unwrap_or(asked.trim()).to_owned(),
-        license: license.to_owned(),
-        checksum: None,
-        folder: None,
-    };
-    Ok([
-        part("glibc", output(root, "getconf", &["GNU_LIBC_VERSION"])?, "LGPL-2.1-or-later"),
-        part("libgcc", output(root, "cc", &["-dumpfullversion"])?, "GPL-3.0-or-later WITH GCC-exception-3.1"),
-        part("rust-std", output(root, &rustc, &["--version"])?, "MIT OR Apache-2.0"),
-    ])
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ pub(crate) struct Image<'a> {
     pub(crate) name: &'a str,
     pub(crate) title: &'a str,
     pub(crate) version: &'a str,
-    pub(crate) license: &'a str,
+    /// SPDX expression with the licenses of everything in the image.
+    pub(crate) licenses: &'a str,
     pub(crate) revision: Option<&'a str>,
     pub(crate) created: &'a str,
     pub(crate) architecture: &'a str,
@@ -95,7 +96,7 @@ impl Image<'_> {
             key("title"): self.name,
             key("description"): self.title,
             key("version"): self.version,
-            key("licenses"): self.license,
+            key("licenses"): self.licenses,
             key("created"): self.created,
         });
         if let Some(revision) = self.revision {
@@ -126,22 +127,5 @@ impl Layout {
         let folder = path.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder).with_context(|| format!("{} cannot be created", folder.display()))?;
         std::fs::write(path, archive(epoch, &files)?).with_context(|| format!("{} cannot be written", path.display()))
-    }
-}
-
-/// Returns the name of an image as containerd and the kubelet complete it.
-///
-/// ```
-/// assert_eq!(images::qualified(None, "a", "v1"), "docker.io/library/a:v1");
-/// assert_eq!(images::qualified(Some("registry.example/b/"), "a", "v1"), "registry.example/b/a:v1");
-/// assert_eq!(images::qualified(Some("me"), "a", "v1"), "docker.io/me/a:v1");
-/// ```
-pub fn qualified(registry: Option<&str>, name: &str, tag: &str) -> String {
-    let registry = registry.unwrap_or_default().trim_end_matches('/');
-    let host = registry.split('/').next().unwrap_or_default();
-    match registry {
-        "" => format!("docker.io/library/{name}:{tag}"),
-        _ if host == "localhost" || host.contains(['.', ':']) => format!("{registry}/{name}:{tag}"),
-        _ => format!("docker.io/{registry}/{name}:{tag}"),
     }
 }

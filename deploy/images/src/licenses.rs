@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use crate::crates::Component;
+use crate::component::Component;
 
 /// Beginnings of the names of files with a license, in lower case.
 const NAMES: [&str; 6] = ["license", "licence", "copying", "copyright", "notice", "unlicense"];
 
-/// Bytes of the shortest license; a shorter file only names some.
+/// Bytes of the shortest license; a shorter file only names some, or is a notice.
 const SHORTEST: usize = 200;
 
 const NOTE: &str = "\
 glibc is linked statically. The LGPL grants you the right to exchange it: the sources of this program, and the command
-that links it (`make release`), are what its project publishes.
+that links it (`make images`), are what its project publishes.
 The exception in the license of libgcc sets no terms for programs that the compiler links.";
 
 /// Returns the list of the components with the license of each, and each distinct text once.
@@ -24,10 +24,13 @@ pub(crate) fn text(program: &str, root: &Path, components: &[Component]) -> anyh
     let mut texts = Texts::default();
     let mut list = String::new();
     for component in components {
-        let Component { name, version, license, .. } = component;
+        let Component { name, version, license, origin, within, .. } = component;
         let numbers: BTreeSet<_> = of(root, component)?.iter().map(|text| texts.number(text)).collect();
         let numbers: Vec<_> = numbers.iter().map(|number| format!("[{number}]")).collect();
-        writeln!(list, "{name} {version}: {license} {}", numbers.join(""))?;
+        let within = within.map(|whole| format!(" in {whole}")).unwrap_or_default();
+        let origin = origin.as_ref().map(|origin| format!(" ({origin})")).unwrap_or_default();
+        let version = if version.is_empty() { String::new() } else { format!(" {version}") };
+        writeln!(list, "{name}{version}{within}{origin}: {license} {}", numbers.join(""))?;
     }
     let mut all =
         format!("{program} is linked from these. The numbers are those of the texts below.\n\n{list}\n{NOTE}\n");
@@ -35,6 +38,23 @@ pub(crate) fn text(program: &str, root: &Path, components: &[Component]) -> anyh
         write!(all, "\n{:=<100}\n[{}]\n\n{}\n", "", index + 1, text.trim_end())?;
     }
     Ok(all)
+}
+
+/// Returns one SPDX expression with the licenses of everything.
+pub(crate) fn expression(components: &[Component]) -> String {
+    let known = components.iter().map(|component| component.license.as_str()).filter(|known| *known != "NOASSERTION");
+    let normal = known.map(|license| {
+        let mut choices: Vec<_> = license.split(" OR ").collect();
+        if choices.len() > 1 && !license.contains(['(', ')']) && !license.contains(" AND ") {
+            // The sequence makes no difference.
+            choices.sort_unstable();
+        }
+        choices.join(" OR ")
+    });
+    let distinct: BTreeSet<_> = normal.collect();
+    let compound = |license: &str| license.contains(" OR ") || license.contains(" AND ");
+    let parts = distinct.iter().map(|part| if compound(part) { format!("({part})") } else { part.clone() });
+    parts.collect::<Vec<_>>().join(" AND ")
 }
 
 /// Distinct texts; spaces and the ends of lines make no difference.
@@ -56,19 +76,18 @@ impl Texts {
 
 /// Returns the texts of a component's license.
 fn of(root: &Path, component: &Component) -> anyhow::Result<Vec<String>> {
-    let Component { name, version, license, checksum, folder } = component;
-    let mut files = Vec::new();
+    let Component { name, version, license, checksum, folder, .. } = component;
+    let mut files = component.texts.clone();
     match folder {
         Some(folder) if checksum.is_some() => collect(folder, &mut files)?,
         Some(_) => files.extend(["LICENSE-APACHE", "LICENSE-MIT"].map(|file| root.join(file))),
-        None if name == "glibc" => files.push(root.join("deploy/images/LICENSE-LGPL-2.1")),
-        // The exception sets no terms for what the compiler links.
-        None if license.contains("GCC-exception") => return Ok(Vec::new()),
         None => {}
     }
     let mut texts = files.iter().map(|file| read(file)).collect::<anyhow::Result<Vec<_>>>()?;
-    texts.retain(|text| text.len() >= SHORTEST);
-    if texts.is_empty() {
+    texts.retain(|text| !text.trim().is_empty());
+    // The exception sets no terms for what the compiler links, and the Unlicense none at all.
+    let terms = !license.contains("GCC-exception") && !license.contains("Unlicense") && license != "NOASSERTION";
+    if terms && texts.iter().all(|text| text.len() < SHORTEST) {
         // Some crates are published without the text that they name.
         anyhow::ensure!(license.contains("Apache-2.0"), "{name} {version} ({license}) has no text of its license");
         texts.push(read(&root.join("LICENSE-APACHE"))?);
@@ -126,17 +145,40 @@ mod tests {
         assert_eq!(texts.all, ["a  b\n", "c"]);
     }
 
+    fn component(license: &str, folder: &Path) -> Component {
+        Component {
+            name: "a".into(),
+            version: "1.0.0".into(),
+            license: license.into(),
+            checksum: Some("aa".into()),
+            folder: Some(folder.to_owned()),
+            ..Component::default()
+        }
+    }
+
+    #[test]
+    fn short_notice_is_kept() {
+        let (root, folder) = (Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")), tempfile::tempdir().unwrap());
+        std::fs::write(folder.path().join("LICENSE"), "word ".repeat(100)).unwrap();
+        std::fs::write(folder.path().join("NOTICE"), "Copyright 2026 A\n").unwrap();
+        let texts = of(root, &component("MIT", folder.path())).unwrap();
+        assert_eq!((texts.len(), texts[1].as_str()), (2, "Copyright 2026 A\n"));
+        // It is no license.
+        std::fs::remove_file(folder.path().join("LICENSE")).unwrap();
+        assert!(of(root, &component("MIT", folder.path())).is_err());
+    }
+
+    #[test]
+    fn expression_has_each_license_once() {
+        let licenses = ["MIT OR Apache-2.0", "Apache-2.0 OR MIT", "ISC", "ISC AND (Apache-2.0 OR MIT)", "NOASSERTION"];
+        let components = licenses.map(|license| component(license, Path::new("a")));
+        assert_eq!(expression(&components), "(Apache-2.0 OR MIT) AND ISC AND (ISC AND (Apache-2.0 OR MIT))");
+    }
+
     #[test]
     fn component_without_any_text_is_an_error() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-        let mut component = Component {
-            name: "a".into(),
-            version: "1.0.0".into(),
-            license: "MIT".into(),
-            checksum: Some("aa".into()),
-            folder: Some(root.join("deploy/images/src")),
-        };
-        component.folder = Some(root.join(".ci"));
+        let mut component = component("MIT", &root.join(".ci"));
         assert!(of(root, &component).is_err());
         component.license = "MIT OR Apache-2.0".into();
         assert!(of(root, &component).is_ok_and(|texts| texts[0].contains("Apache License")));

@@ -5,10 +5,24 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
+/// Variables of git's hooks. With them, git reads and changes another repository than that of its folder.
+const REPOSITORY: [&str; 6] =
+    ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"];
+
+/// Returns the command that runs a program in a folder.
+pub(crate) fn command(folder: &Path, program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(folder);
+    for variable in REPOSITORY {
+        command.env_remove(variable);
+    }
+    command
+}
+
 /// Runs a program in a folder and returns its output.
 pub(crate) fn output(folder: &Path, program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let what = || format!("{program} {}", arguments.join(" "));
-    let done = Command::new(program).args(arguments).current_dir(folder).output().with_context(what)?;
+    let done = command(folder, program).args(arguments).output().with_context(what)?;
     anyhow::ensure!(done.status.success(), "{}: {}", what(), String::from_utf8_lossy(&done.stderr).trim());
     String::from_utf8(done.stdout).with_context(what)
 }

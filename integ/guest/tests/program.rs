@@ -11,6 +11,7 @@ use std::time::Duration;
 use guest::host::client;
 use guest::host::disk::PartitionSet;
 use guest::host::guest::flags;
+use guest::host::{Event, EventKind, ShutdownBy};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -91,7 +92,7 @@ impl Machine {
         let gid = std::fs::metadata(self.folder.path()).unwrap().gid().to_string();
         let mut command = Command::new(env!("CARGO_BIN_EXE_brupop-guest"));
         command.args(["serve", "--name", "node-1", "--seed", "7", "--socket-gid", &gid, "--reboot-command", &reboot]);
-        let files = ["flags", "releases", "socket", "root-a", "root-b", "state", "boot-id"];
+        let files = ["flags", "releases", "socket", "root-a", "root-b", "state", "boot-id", "events"];
         for option in files {
             command.arg(format!("--{option}")).arg(self.path(&option.replace("boot-id", "boot_id")));
         }
@@ -214,6 +215,43 @@ async fn update_boots_new_image_and_next_update_takes_the_other_device() {
     assert!(machine.set_b().successful);
     assert_eq!(std::fs::read_to_string(machine.path("root-a")).unwrap(), "oldning");
     assert_eq!(machine.boot(), "B\n");
+}
+
+#[tokio::test]
+async fn image_that_appears_in_the_repository_is_offered() {
+    let machine = Machine::up().await;
+    std::fs::write(machine.path("releases/1.20.6.img"), image()).unwrap();
+    machine
+        .wait("it is offered", async || {
+            machine.refresh().await;
+            let offered = machine.status().await["available_updates"].to_string();
+            offered.contains("1.20.6").then_some(())
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn events_of_all_boots_are_lines_of_json() {
+    let machine = Machine::up().await;
+    machine.stage().await;
+    machine.command("activate").await;
+    assert_eq!(machine.call("POST", "/actions/reboot", None).await.status, 204);
+    let machine = machine.booted("second").await;
+    let log = machine
+        .wait("the second boot is logged", async || {
+            let text = std::fs::read_to_string(machine.path("events")).unwrap();
+            text.contains("second").then_some(text)
+        })
+        .await;
+    let events: Vec<Event> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told = events.into_iter().filter_map(|event| match event.kind {
+        EventKind::Booted { boot_id, version, .. } => Some(format!("{boot_id} runs {version}")),
+        EventKind::Armed { version } => Some(format!("armed {version}")),
+        EventKind::ShutdownOrdered { by: ShutdownBy::Api } => Some("reboot".to_owned()),
+        _ => None,
+    });
+    let told: Vec<String> = told.collect();
+    assert_eq!(told, ["first runs 1.20.0", "armed 1.20.5", "reboot", "second runs 1.20.5"]);
 }
 
 #[tokio::test]

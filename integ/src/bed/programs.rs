@@ -10,8 +10,10 @@ use crate::kubelet::Images;
 const DIRECTORY: &str = "BRUPOP_BIN_DIR";
 /// Folder with the programs of the next version's stand-in (`make next`), if it is not beside that one.
 const NEXT: &str = "BRUPOP_NEXT_DIR";
-/// The agent's program, if it is from another build.
+/// Programs that are from another build.
 const AGENT: &str = "BRUPOP_AGENT_BIN";
+const APISERVER: &str = "BRUPOP_APISERVER_BIN";
+const CONTROLLER: &str = "BRUPOP_CONTROLLER_BIN";
 
 /// The operator's programs.
 #[derive(Clone, Debug)]
@@ -53,14 +55,17 @@ impl Programs {
         })
     }
 
-    /// Finds the programs in `BRUPOP_BIN_DIR`, or beside the running program.
+    /// Finds the programs that have a variable of their own, and the others in `BRUPOP_BIN_DIR`, or beside the running
+    /// program.
     pub fn find() -> anyhow::Result<Self> {
         let folder = Self::folder()?;
-        let agent = std::env::var_os(AGENT).map_or_else(|| folder.join("brupop-agent"), PathBuf::from);
+        let program = |variable: &str, name: &str| {
+            existing(std::env::var_os(variable).map_or_else(|| folder.join(name), PathBuf::from))
+        };
         Ok(Self {
-            agent: existing(agent)?,
-            apiserver: existing(folder.join("brupop-apiserver"))?,
-            controller: existing(folder.join("brupop-controller"))?,
+            agent: program(AGENT, "brupop-agent")?,
+            apiserver: program(APISERVER, "brupop-apiserver")?,
+            controller: program(CONTROLLER, "brupop-controller")?,
             plugin: existing(folder.join("kubectl-brupop"))?,
         })
     }

@@ -9,9 +9,7 @@ use models::shadow::{BLOCKED, Step, UPDATED};
 use semver::Version;
 use tokio::time::Instant;
 
-use super::summary::Agents;
-use crate::bed::TestCluster;
-use crate::oracle::{ClusterState, Shadow};
+use crate::oracle::{ClusterState, Recorder, Shadow};
 
 /// End of the rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,22 +119,23 @@ fn frozen(world: &ClusterState) -> bool {
         && world.operator.as_ref().is_none_or(|o| o.status.slots.is_empty())
 }
 
-/// Shows the rollout until it ends: on a terminal as a table that is redrawn, elsewhere as a line per change. Meanwhile
-/// it measures the agents, which end with every reboot of their hosts.
+/// Shows the rollout of so many nodes until it ends: on a terminal as a table that is redrawn, elsewhere as a line per
+/// change. `sample` is called once for each frame.
 pub(super) async fn follow(
-    bed: &TestCluster,
+    recorder: &Recorder,
+    nodes: usize,
     target: &Version,
     expects_freeze: bool,
     limit: Duration,
-) -> anyhow::Result<(End, Agents)> {
+    mut sample: impl FnMut(),
+) -> anyhow::Result<End> {
     let terminal = std::io::stdout().is_terminal();
     let began = Instant::now();
     let mut lines = 0;
-    let mut agents = Agents::default();
     let mut printed = std::collections::BTreeMap::new();
     loop {
-        agents.sample(bed);
-        let world = bed.recorder.so_far()?.end();
+        sample();
+        let world = recorder.so_far()?.end();
         let rows = rows(&world, target);
         let seconds = began.elapsed().as_secs_f64();
         if terminal {
@@ -152,14 +151,14 @@ pub(super) async fn follow(
                 }
             }
         }
-        if ended(&world, target, bed.members.len()) {
-            return Ok((End::Updated, agents));
+        if ended(&world, target, nodes) {
+            return Ok(End::Updated);
         }
         if expects_freeze && frozen(&world) {
-            return Ok((End::Frozen, agents));
+            return Ok(End::Frozen);
         }
         if began.elapsed() > limit {
-            return Ok((End::TimedOut, agents));
+            return Ok(End::TimedOut);
         }
         tokio::time::sleep(FRAME).await;
     }

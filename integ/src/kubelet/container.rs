@@ -94,7 +94,7 @@ impl ContainerTask {
                         if error.is::<EnvError>() { "CreateContainerConfigError" } else { "RunContainerError" };
                     let message = format!("{error:#}");
                     self.pod.ctx.event(&self.pod.current(), "Warning", "Failed", &format!("Error: {message}"));
-                    self.update(|v| v.doing = ContainerPhase::waiting(reason, Some(message)));
+                    self.update(|v| v.wait(reason, Some(message)));
                     RETRY
                 }
                 Ok((child, surroundings)) => {
@@ -138,9 +138,8 @@ impl ContainerTask {
             self.pod.ctx.event(&pod, "Warning", "BackOff", &message);
         }
         self.update(|v| {
-            if let ContainerPhase::Ended(ended) = &v.doing {
-                v.last = Some(ended.clone());
-                v.doing = ContainerPhase::waiting("CrashLoopBackOff", Some(message));
+            if let ContainerPhase::Ended(_) = &v.doing {
+                v.wait("CrashLoopBackOff", Some(message));
             }
         });
     }
@@ -191,13 +190,10 @@ impl ContainerTask {
         let id = format!("sim://{:016x}{:016x}", rand::random::<u64>(), rand::random::<u64>());
         let probes = self.spec.startup_probe.is_some();
         self.update(|v| {
-            if let ContainerPhase::Ended(ended) = &v.doing {
-                v.last = Some(ended.clone());
-            }
             if again {
                 v.restarts += 1;
             }
-            v.doing = ContainerPhase::Running { since: Timestamp::now() };
+            v.run(Timestamp::now());
             v.container_id = id;
             v.started = !probes;
             v.ready = !probes && self.spec.readiness_probe.is_none();
@@ -383,7 +379,7 @@ impl ContainerTask {
         let init = self.pod.view(self.index).is_some_and(|v| v.init);
         let since = Timestamp::now();
         self.update(|v| {
-            v.doing = ContainerPhase::Running { since };
+            v.run(since);
             v.container_id = format!("sim://{:016x}", rand::random::<u64>());
             v.started = true;
         });

@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep};
 use super::Ctx;
 use super::container::ContainerTask;
 use super::process::locked;
-use super::status::{ContainerPhase, ContainerView, Ended, SHUT_DOWN, StatusInput, Verdict, status_patch};
+use super::status::{ContainerPhase, ContainerView, Ended, LOST, SHUT_DOWN, StatusInput, Verdict, status_patch};
 use super::volumes::Volumes;
 
 /// Delay before a retry of a failure outside this pod.
@@ -264,12 +264,18 @@ fn views(pod: &Pod) -> Vec<ContainerView> {
         let earlier = before(&container.name).filter(|c| c.container_id.as_deref().is_some_and(|id| !id.is_empty()));
         let restarts = earlier.map_or(0, |c| u32::try_from(c.restart_count).unwrap_or_default() + 1);
         let last = earlier.map(|c| lost(c.container_id.clone().unwrap_or_default()));
+        let policy = pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).unwrap_or("Always");
         let reason = if init || init_containers(pod).is_empty() { "ContainerCreating" } else { "PodInitializing" };
+        let (doing, last) = match last {
+            // It will be restarted, so that the pod goes on.
+            Some(last) if policy == "Always" && init_containers(pod).is_empty() => (ContainerPhase::Ended(last), None),
+            last => (ContainerPhase::waiting(reason, None), last),
+        };
         ContainerView {
             name: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
             init,
-            doing: ContainerPhase::waiting(reason, None),
+            doing,
             last,
             restarts,
             ready: false,
@@ -286,7 +292,7 @@ fn lost(container_id: String) -> Ended {
     Ended {
         exit_code: 255,
         signal: None,
-        reason: "Unknown".to_owned(),
+        reason: LOST.to_owned(),
         message: None,
         started: None,
         finished: Timestamp::now(),
@@ -334,6 +340,8 @@ async fn live(shared: &Arc<PodShared>, running: &mut JoinSet<()>) {
     if pod.metadata.deletion_timestamp.is_some() {
         return;
     }
+    // A real kubelet takes longer to start a container than to report that it will.
+    shared.post().await;
     let all = init_containers(&pod).into_iter().chain(containers(&pod)).collect::<Vec<_>>();
     let images = &shared.ctx.options.images;
     let is_process = |c: &Container| images.contains(c.image.as_deref().unwrap_or_default());
@@ -370,7 +378,7 @@ async fn mount(shared: &Arc<PodShared>) {
             shared.ctx.event(&shared.current(), "Warning", "FailedMount", &message);
             let count = locked(&shared.views).len();
             for index in 0..count {
-                shared.update(index, |v| v.doing = ContainerPhase::waiting("ContainerCreating", Some(message.clone())));
+                shared.update(index, |v| v.wait("ContainerCreating", Some(message.clone())));
             }
             last_message = message;
         }

@@ -46,6 +46,27 @@ pub(crate) struct ContainerView {
     pub(crate) container_id: String,
 }
 
+impl ContainerView {
+    /// The container waits. If it has ended, that end becomes its last one.
+    pub(crate) fn wait(&mut self, reason: &str, message: Option<String>) {
+        if let ContainerPhase::Ended(ended) = &self.doing {
+            self.last = Some(ended.clone());
+        }
+        self.doing = ContainerPhase::waiting(reason, message);
+    }
+
+    /// The container runs. If it has ended, that end becomes its last one.
+    pub(crate) fn run(&mut self, since: Timestamp) {
+        if let ContainerPhase::Ended(ended) = &self.doing {
+            self.last = Some(ended.clone());
+        }
+        self.doing = ContainerPhase::Running { since };
+    }
+}
+
+/// The reason of an end that was not observed, because the machine lost its power.
+pub(crate) const LOST: &str = "Unknown";
+
 /// A phase that the kubelet sets itself, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
@@ -88,7 +109,10 @@ pub(crate) struct StatusInput<'a> {
 pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition], now: Timestamp) -> Value {
     let (init, main): (Vec<_>, Vec<_>) = input.containers.iter().partition(|c| c.init);
     let initialized = init.iter().all(|c| matches!(&c.doing, ContainerPhase::Ended(e) if e.exit_code == 0));
-    let phase = input.verdict.map_or_else(|| phase(input, &main, initialized), |v| v.phase);
+    let ended = phase(input, &main, initialized);
+    // A pod that completes when its node shuts down has succeeded: only its condition tells of the shutdown.
+    let verdict = input.verdict.filter(|v| !(v.disruption && ended == "Succeeded"));
+    let phase = verdict.map_or(ended, |v| v.phase);
     let finished = phase == "Succeeded" || phase == "Failed";
     let unready: Vec<&str> = main.iter().filter(|c| !c.ready).map(|c| c.name.as_str()).collect();
     let all_ready = unready.is_empty() && !main.is_empty() && !finished;
@@ -100,29 +124,27 @@ pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition],
             (Some("ContainersNotReady"), Some(format!("containers with unready status: [{}]", unready.join(" "))))
         }
     };
+    let sandbox = has_sandbox(input.containers) && !finished;
+    let no_sandbox = (Some("PodSandboxNotReady"), Some("pod sandbox is not ready".to_owned()));
+    let completed = ((phase == "Succeeded").then_some("PodCompleted"), None);
+    let condition =
+        |kind: &str, holds: bool, why: (_, Option<String>)| condition(input, conditions, now, kind, holds, why);
     let mut reported = vec![
-        condition(
-            input,
-            conditions,
-            now,
-            "PodReadyToStartContainers",
-            input.pod_ip.is_some() && !finished,
-            (None, None),
-        ),
-        condition(input, conditions, now, "Initialized", initialized || finished, (None, None)),
-        condition(input, conditions, now, "ContainersReady", all_ready, why_not.clone()),
-        condition(input, conditions, now, "Ready", all_ready && gates_pass(input.pod, conditions), why_not),
+        condition("PodReadyToStartContainers", sandbox, if sandbox { (None, None) } else { no_sandbox }),
+        condition("Initialized", initialized || finished, completed),
+        condition("ContainersReady", all_ready, why_not.clone()),
+        condition("Ready", all_ready && gates_pass(input.pod, conditions), why_not),
     ];
     if let Some(verdict) = input.verdict.filter(|v| v.disruption) {
         let why = (Some("TerminationByKubelet"), Some(verdict.message.to_owned()));
-        reported.push(condition(input, conditions, now, "DisruptionTarget", true, why));
+        reported.push(condition("DisruptionTarget", true, why));
     }
     let generation = input.pod.metadata.generation;
     let host_ip = input.host_ip.to_string();
     let mut status = json!({
         "phase": phase,
-        "reason": input.verdict.map(|v| v.reason),
-        "message": input.verdict.map(|v| v.message),
+        "reason": verdict.map(|v| v.reason),
+        "message": verdict.map(|v| v.message),
         "observedGeneration": generation,
         "startTime": stamp(input.start_time),
         "hostIP": host_ip,
@@ -169,6 +191,15 @@ fn phase(input: &StatusInput<'_>, main: &[&ContainerView], initialized: bool) ->
     }
     let begun = |c: &&ContainerView| !matches!(c.doing, ContainerPhase::Waiting { .. }) || c.last.is_some();
     if initialized && !main.is_empty() && main.iter().all(begun) { "Running" } else { "Pending" }
+}
+
+/// Returns true if the pod has come as far as its containers: a real kubelet makes the sandbox after the volumes.
+fn has_sandbox(containers: &[ContainerView]) -> bool {
+    containers.iter().any(|c| match &c.doing {
+        ContainerPhase::Waiting { reason, .. } => reason != "ContainerCreating" && reason != "PodInitializing",
+        ContainerPhase::Running { .. } => true,
+        ContainerPhase::Ended(ended) => ended.reason != LOST,
+    })
 }
 
 /// Returns true if all readiness gates, which are conditions of other controllers, are met.
@@ -322,11 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn node_shutdown_sets_pod_phase_failed_and_reason_terminated() {
-        let status = patch("Always", exited(0), false, true, Some(&SHUT_DOWN));
-        assert_eq!(status["phase"], "Failed");
-        assert_eq!(status["reason"], "Terminated");
-        assert_eq!(condition_of(&status, "DisruptionTarget"), "True");
+    fn node_shutdown_fails_pods_except_those_that_complete() {
+        for (code, phase, reason) in [(0, "Succeeded", Value::Null), (1, "Failed", json!("Terminated"))] {
+            let status = patch("Always", exited(code), false, true, Some(&SHUT_DOWN));
+            assert_eq!((&status["phase"], &status["reason"]), (&json!(phase), &reason));
+            assert_eq!(condition_of(&status, "DisruptionTarget"), "True");
+        }
     }
 
     #[test]

@@ -2,14 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
+use jiff::Timestamp;
 use semver::Version;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
-use tokio::time::timeout;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 
 use super::Files;
 use crate::control_plane::marked;
@@ -17,6 +20,12 @@ use crate::host::Event;
 
 /// Longest wait for a command in a guest.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Interval of looking at the host's log.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// File with the host's log.
+const EVENTS: &str = "events.log";
 
 /// Lines of the console in a failure.
 const TAIL: usize = 25;
@@ -31,6 +40,29 @@ pub struct Guest {
     bed: PathBuf,
     script: PathBuf,
     qemu: Option<Child>,
+    arrivals: Arc<Mutex<Vec<Arrival>>>,
+    /// The task that notes them; it ends with the set.
+    _watch: JoinSet<()>,
+}
+
+/// Length of the file with the host's log, in bytes, and the time since which it has it.
+struct Arrival {
+    length: u64,
+    at: Timestamp,
+}
+
+/// Notes when the file with the host's log grows: a machine's clock is up to a second behind that of the control plane.
+async fn watch(path: PathBuf, arrivals: Arc<Mutex<Vec<Arrival>>>) {
+    let mut seen = 0;
+    loop {
+        let length = tokio::fs::metadata(&path).await.map_or(0, |metadata| metadata.len());
+        if length > seen {
+            seen = length;
+            let mut arrivals = arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+            arrivals.push(Arrival { length, at: Timestamp::now() });
+        }
+        sleep(LOOK).await;
+    }
 }
 
 impl Guest {
@@ -54,8 +86,11 @@ impl Guest {
             .await
             .with_context(|| format!("cannot start {}", files.guest.display()))?;
         ensure!(flags.status.success(), "{}", String::from_utf8_lossy(&flags.stderr));
-        let script = files.scripts.join("run.sh");
-        Ok(Self { name: name.to_owned(), number, folder, bed: bed.to_owned(), script, qemu: None })
+        let (script, arrivals) = (files.scripts.join("run.sh"), Arc::default());
+        let mut task = JoinSet::new();
+        task.spawn(watch(folder.join(EVENTS), Arc::clone(&arrivals)));
+        let (name, bed) = (name.to_owned(), bed.to_owned());
+        Ok(Self { name, number, folder, bed, script, qemu: None, arrivals, _watch: task })
     }
 
     /// Switches the machine on.
@@ -68,7 +103,7 @@ impl Guest {
             .arg(&self.folder)
             // The second serial port is a root shell, the third one takes the host's log.
             .args(["-chardev", "socket,id=shell,path=shell,server=on,wait=off", "-serial", "chardev:shell"])
-            .args(["-chardev", "file,id=events,path=events.log,append=on", "-serial", "chardev:events"])
+            .args(["-chardev", &format!("file,id=events,path={EVENTS},append=on"), "-serial", "chardev:events"])
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
@@ -135,18 +170,31 @@ impl Guest {
         lines[lines.len().saturating_sub(TAIL)..].join("\n")
     }
 
-    /// The log of the host, over all boots.
+    /// The log of the host, over all boots, by the clock of this machine.
     ///
     /// # Errors
     /// A line is no event.
     pub fn events(&self) -> anyhow::Result<Vec<Event>> {
-        let text = match std::fs::read_to_string(self.folder.join("events.log")) {
+        let text = match std::fs::read_to_string(self.folder.join(EVENTS)) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(error.into()),
         };
-        // A power cut may leave a part of a line, and a terminal ends lines by two characters.
-        let lines = text.lines().map(str::trim).filter(|line| line.starts_with('{') && line.ends_with('}'));
-        lines.map(|line| serde_json::from_str(line).with_context(|| format!("{}: {line}", self.name))).collect()
+        let arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut events, mut end) = (Vec::new(), 0);
+        for line in text.split_inclusive('\n') {
+            end += line.len() as u64;
+            let line = line.trim();
+            // A power cut may leave a part of a line, and a terminal ends lines by two characters.
+            if !line.starts_with('{') || !line.ends_with('}') {
+                continue;
+            }
+            let mut event: Event = serde_json::from_str(line).with_context(|| format!("{}: {line}", self.name))?;
+            if let Some(arrival) = arrivals.iter().find(|arrival| arrival.length >= end) {
+                event.at = arrival.at;
+            }
+            events.push(event);
+        }
+        Ok(events)
     }
 }

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::Client;
+use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
 use semver::Version;
+use serde_json::json;
 use tokio::process::{Child, Command};
 
 use crate::control_plane::{self, ControlPlane};
@@ -31,7 +33,10 @@ pub const BROKEN: Version = Version::new(1, 20, 6);
 /// Longest wait for anything that contains one boot. Under emulation, beside others, one takes three minutes.
 pub const BOOT: Duration = Duration::from_secs(600);
 
-/// What `make test-vm` has built.
+/// Longest wait for what contains no boot.
+pub const SOON: Duration = Duration::from_secs(300);
+
+/// The files that `make test-vm` has built.
 #[derive(Debug)]
 struct Files {
     scripts: PathBuf,
@@ -131,6 +136,46 @@ impl VmCluster {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         anyhow::ensure!(output.status.success(), "{line}: {text}{}", String::from_utf8_lossy(&output.stderr));
         Ok(text)
+    }
+
+    /// Runs the commands of README's installation, those about a node for each of them, and waits until every agent has
+    /// reported. The times of the policy become those of a test.
+    ///
+    /// # Errors
+    /// A command fails, README has none, or an agent is silent for longer than [`SOON`].
+    pub async fn install_by_readme(&self) -> anyhow::Result<()> {
+        const README: &str = include_str!("../../../README.md");
+        let (_, section) = README.split_once("\n## Install it\n").context("README has no installation")?;
+        let block = section.split("```\n").nth(1).context("README's installation has no commands")?;
+        let block = block.replace("&&\n", "&& ");
+        let kubectl = self.control_plane.kubectl().parent().context("kubectl has a folder")?;
+        let path = format!("{}:{}", kubectl.display(), std::env::var("PATH").unwrap_or_default());
+        for line in block.lines().filter(|line| !line.contains("--watch")) {
+            let nodes = self.guests.iter().map(|guest| line.replace("NODE", &guest.name));
+            for line in nodes.take(if line.contains("NODE") { usize::MAX } else { 1 }) {
+                let mut shell = Command::new("bash");
+                shell.env("PATH", &path).env("KUBECONFIG", self.control_plane.kubeconfig()).args(["-ec", &line]);
+                self.run(shell, "").await.context(line)?;
+            }
+        }
+        let policy = json!({"spec": {"version": {"refreshInterval": "10s"}, "health": {"after": {"soak": "15s"}}}});
+        let patch = "patch bruo --type=merge";
+        self.kubectl(&format!("-n {SYSTEM_NAMESPACE} {patch} {OPERATOR_NAME} -p {policy}")).await?;
+        self.recorder
+            .wait_until_state("every agent has reported", SOON, |world| {
+                let reported = world.shadows.values().filter(|shadow| shadow.status.agent.updates.is_some());
+                reported.count() == self.guests.len()
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Makes a version appear in the update repository of every machine.
+    pub async fn publish(&self, version: &Version) -> anyhow::Result<()> {
+        for guest in &self.guests {
+            guest.publish(version).await?;
+        }
+        Ok(())
     }
 
     /// A guest by its name.

@@ -6,6 +6,7 @@
 
 mod nodes;
 mod pods;
+mod recorded;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

@@ -27,12 +27,15 @@ fn deleted_pod_is_killed_after_grace_period() {
 }
 
 #[test]
-fn graceful_reboot_fails_pods_and_changes_boot_id() {
+fn graceful_reboot_ends_pods_and_changes_boot_id() {
     on_a_node("reboot", async |bed| {
         let polite = "trap 'echo asked; exit 0' TERM; echo up; while :; do sleep 0.05; done";
         let critical = json!({"priorityClassName": "system-node-critical", "containers": [shell(polite)]});
         bed.pod("critical", critical).await;
         bed.pod("process", json!({"containers": [shell(polite)]})).await;
+        let failing = polite.replace("exit 0", "exit 1");
+        bed.pod("failing", json!({"containers": [shell(&failing)]})).await;
+        bed.logged("failing", "up").await;
         bed.pod("pretended", json!({"containers": [{"name": "c", "image": "pause"}]})).await;
         bed.logged("critical", "up").await;
         bed.logged("process", "up").await;
@@ -44,12 +47,12 @@ fn graceful_reboot_fails_pods_and_changes_boot_id() {
             node_condition(n, "Ready") == Some(("False".to_owned(), "node is shutting down".to_owned()))
         })
         .await;
-        for name in ["critical", "process", "pretended"] {
-            let pod = bed.see(name, "it failed", |p| phase(p) == "Failed").await;
+        for name in ["critical", "process", "pretended", "failing"] {
+            let ended = if name == "failing" { "Failed" } else { "Succeeded" };
+            let pod = bed.see(name, "it has ended", |p| phase(p) == ended).await;
             assert_eq!(condition(&pod, "Ready").as_deref(), Some("False"));
-            let status = pod.status.unwrap();
-            assert_eq!(status.reason.as_deref(), Some("Terminated"));
-            assert!(status.message.unwrap().contains("imminent node shutdown"));
+            assert_eq!(condition(&pod, "DisruptionTarget").as_deref(), Some("True"));
+            assert_eq!(pod.status.unwrap().reason.as_deref(), (ended == "Failed").then_some("Terminated"));
         }
         assert!(bed.log("process", "c").ends_with("asked\n"));
         bed.pod("late", json!({"containers": [{"name": "c", "image": "pause"}]})).await;
@@ -69,7 +72,7 @@ fn graceful_reboot_fails_pods_and_changes_boot_id() {
             .await;
         assert_eq!(node.status.unwrap().node_info.unwrap().os_image, "Bottlerocket OS 1.20.2");
         bed.see("next", "a pod bound meanwhile runs", is_ready).await;
-        assert_eq!(phase(&bed.api::<Pod>().get("process").await.unwrap()), "Failed");
+        assert_eq!(phase(&bed.api::<Pod>().get("process").await.unwrap()), "Succeeded");
         assert_eq!(bed.kubelet.processes().len(), 1);
     });
 }

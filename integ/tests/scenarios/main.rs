@@ -28,6 +28,7 @@ mod plugin_plan;
 mod plugin_reads;
 mod plugin_refusals;
 mod plugin_snapshots;
+mod plugin_snapshots_writes;
 mod plugin_writes;
 mod policy;
 mod requests;

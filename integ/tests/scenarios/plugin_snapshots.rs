@@ -1,5 +1,5 @@
 //! The whole output of the plugin's reading commands on a real control plane, 80 and 200 columns wide, with and without
-//! colours, compared with the files in `integ/tests/snapshots`.
+//! colours, compared with the files in `integ/tests/snapshots`. The commands that write are in `plugin_snapshots_writes`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -85,47 +85,78 @@ fn normalised(output: &str) -> String {
             line.truncate(line.trim_end().rfind("  ").unwrap_or(0));
             line.push_str("  …");
         }
-        for (pattern, placeholder) in PLACEHOLDERS.iter() {
-            *line = pattern.replace_all(line, *placeholder).into_owned();
-        }
+        *line = replaced(line);
         line.truncate(line.trim_end().len());
     }
     lines.join("\n") + "\n"
 }
 
+/// Returns a text with placeholders for what differs from run to run.
+fn replaced(text: &str) -> String {
+    PLACEHOLDERS
+        .iter()
+        .fold(text.to_owned(), |text, (pattern, placeholder)| pattern.replace_all(&text, *placeholder).into_owned())
+}
+
+/// Output of a command.
+#[derive(Debug, PartialEq, Eq)]
+struct Printed {
+    text: String,
+    errors: String,
+    code: i32,
+}
+
+impl Printed {
+    /// All of it, the standard output first, without what differs from run to run.
+    fn replaced(&self) -> String {
+        replaced(&(self.text.clone() + &self.errors))
+    }
+}
+
+/// Runs a command. Lines about its progress are left out, for which ones there are depends on the time that it takes, and
+/// those about logs, which the kubelets of the test cluster do not serve.
+async fn output(ctx: &ScenarioContext, line: &str, width: usize, colour: &str) -> anyhow::Result<Printed> {
+    let output = Command::new(integ::bed::Programs::find()?.plugin)
+        .args(line.split(' '))
+        .arg(format!("--color={colour}"))
+        .env("KUBECONFIG", ctx.bed.control_plane.kubeconfig())
+        .env("COLUMNS", width.to_string())
+        .env_remove("RUST_BACKTRACE")
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    let left_out = |line: &str| line.starts_with("waiting: ") || line.starts_with("missing: logs/");
+    let progress = |line: &str| line.ends_with('…') || line.ends_with("...");
+    let text: Vec<&str> = std::str::from_utf8(&output.stdout)?.lines().filter(|line| !left_out(line)).collect();
+    let errors = std::str::from_utf8(&output.stderr)?.lines().filter(|line| !left_out(line) && !progress(line));
+    let joined = |lines: Vec<&str>| lines.into_iter().map(|line| format!("{line}\n")).collect::<String>();
+    let (text, errors) = (joined(text), joined(errors.collect()));
+    ensure!(colour == "always" || !text.contains('\u{1b}'), "{line}: colours: {text:?}");
+    Ok(Printed { text, errors, code: output.status.code().context("the plugin was killed")? })
+}
+
+/// Forms of an output: columns, and whether colours are used.
+const FORMS: [(usize, &str); 4] = [(80, "never"), (200, "never"), (80, "always"), (200, "always")];
+
 /// The snapshots of a scenario.
 #[derive(Default)]
-struct Snapshots {
+pub(crate) struct Snapshots {
     taken: BTreeMap<&'static str, String>,
 }
 
 impl Snapshots {
-    /// Runs a command in each width, with and without colours, and keeps what it prints and its exit code.
+    /// Runs a command that reads in each form, and keeps what it prints and its exit code.
     async fn take(&mut self, ctx: &ScenarioContext, name: &'static str, line: &str) -> anyhow::Result<()> {
         let mut sections =
             format!("$ kubectl brupop {}\n", normalised(line).trim_end().replace(&folder(ctx), "FOLDER"));
-        for (width, colour) in [(80, "never"), (200, "never"), (80, "always"), (200, "always")] {
-            let output = Command::new(integ::bed::Programs::find()?.plugin)
-                .args(line.split(' '))
-                .arg(format!("--color={colour}"))
-                .env("KUBECONFIG", ctx.bed.control_plane.kubeconfig())
-                .env("COLUMNS", width.to_string())
-                .env_remove("RUST_BACKTRACE")
-                .stdin(Stdio::null())
-                .kill_on_drop(true)
-                .output()
-                .await?;
-            let text = String::from_utf8(output.stdout)?;
+        for (width, colour) in FORMS {
+            let Printed { text, errors, code } = output(ctx, line, width, colour).await?;
             // A command that writes prints one line for each object.
             let fits = |shown: &&str| is_command(shown) || line.starts_with("undo");
             for shown in COLOUR.replace_all(&text, "").lines().filter(|shown| !fits(shown)) {
                 ensure!(shown.chars().count() <= width, "{line}: a line is wider than {width}: {shown}");
             }
-            ensure!(colour == "always" || !text.contains('\u{1b}'), "{line}: colours: {text:?}");
-            let code = output.status.code().context("the plugin was killed")?;
-            let errors = String::from_utf8(output.stderr)?;
-            let errors = errors.lines().filter(|line| !line.ends_with('…') && !line.ends_with("..."));
-            let errors: String = errors.map(|line| format!("{line}\n")).collect();
             let colours = if colour == "always" { ", colours" } else { "" };
             let text = normalised(&(text + &errors)).replace(&folder(ctx), "FOLDER");
             sections.push_str(&format!("\n=== {width} columns{colours}, exit code {code}\n{text}"));
@@ -134,8 +165,45 @@ impl Snapshots {
         Ok(())
     }
 
+    /// Runs commands that write, one after the other, and keeps what they print and their exit codes.
+    pub(crate) async fn write(
+        &mut self,
+        ctx: &ScenarioContext,
+        name: &'static str,
+        lines: &[&str],
+    ) -> anyhow::Result<()> {
+        for line in lines {
+            let printed = output(ctx, line, 80, "never").await?;
+            let section = format!("$ kubectl brupop {line}\n{}exit code {}\n", printed.replaced(), printed.code);
+            let taken = self.taken.entry(name).or_default();
+            taken.push_str(if taken.is_empty() { "" } else { "\n" });
+            taken.push_str(&section.replace(&folder(ctx), "FOLDER"));
+        }
+        Ok(())
+    }
+
+    /// The same with a dry run of the API server before each, which prints the same in every form.
+    pub(crate) async fn rehearse_and_write(
+        &mut self,
+        ctx: &ScenarioContext,
+        name: &'static str,
+        lines: &[&str],
+    ) -> anyhow::Result<()> {
+        for line in lines {
+            let dry = format!("{line} --dry-run=server");
+            self.write(ctx, name, &[&dry]).await?;
+            let mut forms = Vec::new();
+            for (width, colour) in FORMS {
+                forms.push(output(ctx, &dry, width, colour).await?.replaced());
+            }
+            ensure!(forms.windows(2).all(|two| two[0] == two[1]), "{dry}: width or colours change it: {forms:#?}");
+            self.write(ctx, name, &[line]).await?;
+        }
+        Ok(())
+    }
+
     /// Compares all of them with their files, or writes those.
-    fn compare(&self) -> anyhow::Result<()> {
+    pub(crate) fn compare(&self) -> anyhow::Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
         let mut differences = Vec::new();
         for (name, taken) in &self.taken {
@@ -156,7 +224,7 @@ impl Snapshots {
 }
 
 /// A folder of this test cluster alone.
-fn folder(ctx: &ScenarioContext) -> String {
+pub(crate) fn folder(ctx: &ScenarioContext) -> String {
     ctx.bed.control_plane.dir().display().to_string()
 }
 
@@ -168,7 +236,7 @@ fn file(ctx: &ScenarioContext, name: &str, content: &str) -> anyhow::Result<Stri
 }
 
 /// Waits until the plugin explains a node with this reason; `null` for none.
-async fn until_reason(ctx: &ScenarioContext, node: &str, reason: serde_json::Value) -> anyhow::Result<()> {
+pub(crate) async fn until_reason(ctx: &ScenarioContext, node: &str, reason: serde_json::Value) -> anyhow::Result<()> {
     poll(&format!("{node} waits for {reason}"), async || {
         let output = crate::plugin::plugin(ctx, &["explain", node, "-o", "json"]).await?;
         let explained: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();

@@ -3,11 +3,13 @@
 
 use anyhow::Context as _;
 use integ::oracle::{ClusterState, Expectations};
-use integ::vm::{BOOT, UPDATED};
+use integ::vm::{BOOT, SOON, UPDATED};
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::support::{SOON, Scenario, is_updated, results, run};
+use crate::support::{Scenario, is_updated, results, run};
+
+const MANIFEST: &str = include_str!("../../../deploy/manifests/brupop.yaml");
 
 /// The step of a node's attempt.
 fn step(world: &ClusterState, node: &str) -> Option<Step> {
@@ -26,8 +28,8 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
     let mut second = "";
     let history = run(2, Expectations { max_unavailable: Some(1), nothing_left: true }, async |ctx: &mut Scenario| {
         ctx.shop(2, json!(1)).await?;
-        ctx.install_by_readme().await?;
-        ctx.publish(&UPDATED).await?;
+        ctx.cluster.install_by_readme().await?;
+        ctx.cluster.publish(&UPDATED).await?;
 
         // Kubelet and containerd restart while the first node is drained.
         let mut nodes = None;
@@ -47,8 +49,9 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
         guest.cut_power().await?;
         guest.power_on()?;
 
-        // Meanwhile the operator is updated.
-        let manifest = include_str!("../../../deploy/manifests/brupop.yaml");
+        // Meanwhile the operator is updated, as docs/install.md says: without the last document, the policy.
+        let (manifest, policy) = MANIFEST.rsplit_once("\n---\n").context("the manifest has documents")?;
+        anyhow::ensure!(policy.contains("kind: BottlerocketUpdateOperator\n"), "the policy is last: {policy}");
         let current = concat!(":v", env!("CARGO_PKG_VERSION"));
         let next = ctx.cluster.control_plane.dir().join("next.yaml");
         std::fs::write(&next, manifest.replace(current, ":next"))?;

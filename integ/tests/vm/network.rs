@@ -101,7 +101,7 @@ async fn enforced_network_policies_pass_what_the_operator_needs_and_drop_the_res
         ctx.cluster.kubectl("-n kube-system rollout status daemonset/kube-network-policies --timeout=300s").await?;
         let enforcing = "nft list table inet kube-network-policies >/dev/null 2>&1";
         ctx.cluster.guests[0].shell(&format!("until {enforcing}; do sleep 1; done")).await?;
-        ctx.install_by_readme().await?;
+        ctx.cluster.install_by_readme().await?;
         // All that the operator does, with kubelet's probes, from the start of the plugin after a reboot on.
         ctx.publish(&UPDATED).await?;
         ctx.updated(&UPDATED).await?;

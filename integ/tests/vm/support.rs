@@ -5,19 +5,16 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use integ::bed::{Programs, workload};
 use integ::oracle::{ClusterState, Expectations, History};
-use integ::vm::{BOOT, VmCluster};
+use integ::vm::{BOOT, SOON, VmCluster};
 use models::condition::{Condition, find_condition};
-use models::names::{AGENT_NAMESPACE, OPERATOR_NAME, SYSTEM_NAMESPACE};
+use models::names::{AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use models::shadow::HostState;
 use semver::Version;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::process::Command;
 
 /// Namespace of the workload.
 const SHOP: &str = "shop";
-
-/// Longest wait for what contains no boot.
-pub(crate) const SOON: Duration = Duration::from_secs(300);
 
 /// A running scenario.
 pub(crate) struct Scenario {
@@ -82,47 +79,6 @@ impl Scenario {
     pub(crate) async fn shop_is_ready(&self, pods: usize) -> anyhow::Result<()> {
         self.until("the workload is Ready", SOON, |world| {
             world.pods.values().filter(|pod| pod.namespace == SHOP && pod.ready && !pod.terminating).count() == pods
-        })
-        .await
-    }
-
-    /// Makes a version appear in the update repository of every machine.
-    pub(crate) async fn publish(&self, version: &Version) -> anyhow::Result<()> {
-        for guest in &self.cluster.guests {
-            guest.publish(version).await?;
-        }
-        Ok(())
-    }
-
-    /// Runs the commands of README's installation, those about a node for each of them, and waits until every agent has
-    /// reported. The times of the policy become those of a test.
-    pub(crate) async fn install_by_readme(&self) -> anyhow::Result<()> {
-        const README: &str = include_str!("../../../README.md");
-        let (_, section) = README.split_once("\n## Install it\n").context("README has no installation")?;
-        let block = section.split("```\n").nth(1).context("README's installation has no commands")?;
-        let block = block.replace("&&\n", "&& ");
-        let kubectl = self.cluster.control_plane.kubectl();
-        let folder = kubectl.parent().context("kubectl has a folder")?;
-        for line in block.lines().filter(|line| !line.contains("--watch")) {
-            let nodes = self.cluster.guests.iter().map(|guest| line.replace("NODE", &guest.name));
-            for line in nodes.take(if line.contains("NODE") { usize::MAX } else { 1 }) {
-                let output = Command::new("bash")
-                    .args(["-ec", &line])
-                    .env("PATH", format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default()))
-                    .env("KUBECONFIG", self.cluster.control_plane.kubeconfig())
-                    .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-                    .output()
-                    .await?;
-                ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-            }
-        }
-        let policy = json!({"spec": {"version": {"refreshInterval": "10s"}, "health": {"after": {"soak": "15s"}}}});
-        let patch = format!("-n {SYSTEM_NAMESPACE} patch bruo {OPERATOR_NAME} --type=merge -p {policy}");
-        self.cluster.kubectl(&patch).await?;
-        let nodes = self.cluster.guests.len();
-        self.until("every agent has reported", SOON, |world| {
-            let shadows = world.shadows.values();
-            shadows.filter(|shadow| shadow.status.agent.updates.is_some()).count() == nodes
         })
         .await
     }

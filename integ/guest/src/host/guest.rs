@@ -141,7 +141,7 @@ fn images(folder: &Path) -> anyhow::Result<Vec<Version>> {
         match Version::parse(stem) {
             Ok(version) => versions.push(version),
             Err(error) => {
-                tracing::debug!(%error, file = %name.display(), "image without a version in its name ignored")
+                tracing::debug!(%error, file = %name.display(), "image without a version in its name ignored");
             }
         }
     }
