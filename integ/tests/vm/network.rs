@@ -189,7 +189,7 @@ impl Places {
         Ok(Self(places))
     }
 
-    /// Waits until the plugin knows every pod of the operator's namespaces.
+    /// Waits until the plugin isolates every pod of the operator's namespaces.
     async fn wait_until_enforced(&self, ctx: &Scenario) -> anyhow::Result<()> {
         let isolated = [AGENT, APISERVER, CONTROLLER, "other-system", "other-agents"];
         let isolated: Vec<String> =
@@ -203,7 +203,7 @@ impl Places {
             }
             sleep(Duration::from_secs(2)).await;
         }
-        anyhow::bail!("the plugin does not know all of {isolated:?}: {set}")
+        anyhow::bail!("the plugin does not isolate all of {isolated:?}: {set}")
     }
 
     /// Checks the connections from a place: all of `pass` are answered, and none of `drop`.
