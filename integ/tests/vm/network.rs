@@ -103,7 +103,7 @@ async fn enforced_network_policies_pass_what_the_operator_needs_and_drop_the_res
         ctx.cluster.guests[0].shell(&format!("until {enforcing}; do sleep 1; done")).await?;
         ctx.cluster.install_by_readme().await?;
         // All that the operator does, with kubelet's probes, from the start of the plugin after a reboot on.
-        ctx.publish(&UPDATED).await?;
+        ctx.cluster.publish(&UPDATED).await?;
         ctx.updated(&UPDATED).await?;
 
         let outside = TcpListener::bind((GATEWAY, PORT)).await?;
