@@ -10,7 +10,8 @@
 #   1.20.0.img        the root set that a node runs at first: ext4 without journal
 #   releases.img      ext4 with the images that updates write: 1.20.5.img, alike but for /usr/lib/os-release, and
 #                     1.20.6.img, which has no init: the kernel panics and the machine restarts
-#   data.img          an empty data disk (ext4, /var) with the pause image; data.sh makes others from var.tar and pause.tar
+#   data.img          an empty data disk (ext4, /var) with the images of pause and kube-network-policies; data.sh makes others
+#                     from var.tar and images.tar
 # The folder's name is a digest of all that goes into it. Interrupted? Run it again.
 #
 # A guest, as init, root/ and run.sh make it. Disks are known by their serials, in the guest /run/disks/SERIAL:
@@ -106,10 +107,12 @@ done
 (cd "$initrd" && find . | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0 | gzip -1) >"$part/initrd"
 truncate -s %4 "$part/initrd" # where the kernel looks for the archive that follows
 
-# /var, with Kubernetes' pause image: an OCI layout as data.sh takes it.
+# /var, with the images of pods that are not the operator's: an OCI layout as data.sh takes it.
 tar -C "$root/var" -cf "$part/var.tar" .
 rm -rf "$root/var"; mkdir "$root/var"
-layout=$part/pause
+layout=$part/layout
+oci=application/vnd.oci.image
+manifests=
 mkdir -p "$layout/blobs/sha256"
 blob() { # FILE: keeps it under its digest and prints the fields of a descriptor
   local digest
@@ -117,21 +120,30 @@ blob() { # FILE: keeps it under its digest and prints the fields of a descriptor
   printf '"digest":"sha256:%s","size":%s' "$digest" "$(stat -c %s "$1")"
   mv "$1" "$layout/blobs/sha256/$digest"
 }
-tar --mtime=@0 --owner=0 --group=0 -C "$bin" -cf "$part/layer" pause
-diff=$(sha256sum <"$part/layer" | cut -d' ' -f1)
-layer=$(blob "$part/layer")
-printf '{"architecture":"amd64","os":"linux","config":{"Entrypoint":["/pause"],"User":"65535:65535"},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
-  "$diff" >"$part/config"
-config=$(blob "$part/config")
-oci=application/vnd.oci.image
-printf '{"schemaVersion":2,"mediaType":"%s.manifest.v1+json","config":{"mediaType":"%s.config.v1+json",%s},"layers":[{"mediaType":"%s.layer.v1.tar",%s}]}' \
-  $oci $oci "$config" $oci "$layer" >"$part/manifest"
-manifest=$(blob "$part/manifest")
-# Once as the sandbox of pods, and once as the only container of the tests' workloads.
-named() { printf '{"mediaType":"%s.manifest.v1+json",%s,"annotations":{"io.containerd.image.name":"%s","org.opencontainers.image.ref.name":"%s"}}' $oci "$manifest" "$1" "${1##*:}"; }
-printf '{"schemaVersion":2,"manifests":[%s,%s]}' "$(named guest.invalid/pause:3.10.2)" "$(named example.invalid/app:1)" >"$layout/index.json"
+container() { # PROGRAM USER NAME…: adds an image with nothing but this program, under each name
+  local user=$2 diff layer config manifest program
+  program=$(basename "$1")
+  tar --mtime=@0 --owner=0 --group=0 -C "$(dirname "$1")" -cf "$part/layer" "$program"
+  diff=$(sha256sum <"$part/layer" | cut -d' ' -f1)
+  layer=$(blob "$part/layer")
+  printf '{"architecture":"amd64","os":"linux","config":{"Entrypoint":["/%s"],"User":"%s"},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
+    "$program" "$user" "$diff" >"$part/config"
+  config=$(blob "$part/config")
+  printf '{"schemaVersion":2,"mediaType":"%s.manifest.v1+json","config":{"mediaType":"%s.config.v1+json",%s},"layers":[{"mediaType":"%s.layer.v1.tar",%s}]}' \
+    $oci $oci "$config" $oci "$layer" >"$part/manifest"
+  manifest=$(blob "$part/manifest")
+  shift 2
+  for name; do
+    manifests=${manifests:+$manifests,}$(printf '{"mediaType":"%s.manifest.v1+json",%s,"annotations":{"io.containerd.image.name":"%s","org.opencontainers.image.ref.name":"%s"}}' \
+      $oci "$manifest" "$name" "${name##*:}")
+  done
+}
+# pause: once as the sandbox of pods, and once as the only container of the tests' workloads.
+container "$bin/pause" 65535:65535 guest.invalid/pause:3.10.2 example.invalid/app:1
+container "$bin/kube-network-policies/cmd" 0:0 guest.invalid/kube-network-policies:v0.8.0
+printf '{"schemaVersion":2,"manifests":[%s]}' "$manifests" >"$layout/index.json"
 printf '{"imageLayoutVersion":"1.0.0"}' >"$layout/oci-layout"
-tar -C "$layout" -cf "$part/pause.tar" oci-layout index.json blobs
+tar -C "$layout" -cf "$part/images.tar" oci-layout index.json blobs
 BRUPOP_VM_IMAGES=$part "$here/data.sh" "$part/data.img"
 
 # The root sets. An image is as small as its files allow: an update writes all of it.
@@ -151,7 +163,7 @@ mv "$part/$updated.img" "$part/$broken.img" "$part/releases/"
 mkfs.ext4 -q -m 0 -O ^has_journal,^resize_inode -d "$part/releases" "$part/releases.img" \
   "$(($(du -sm --apparent-size "$part/releases" | cut -f1) + 32))M" >/dev/null
 
-for file in vmlinuz initrd $first.img releases.img data.img var.tar pause.tar; do mv "$part/$file" "$images/"; done
+for file in vmlinuz initrd $first.img releases.img data.img var.tar images.tar; do mv "$part/$file" "$images/"; done
 rm -rf "$part"
 touch "$images/done"
 echo "vm: the guest is ready after $((SECONDS - started)) s: $images" >&2

@@ -32,7 +32,7 @@ EOF
 "$bin/containerd" --config "$folder/config.toml" >"$folder/log" 2>&1 &
 containerd=$!
 for _ in $(seq 100); do [ ! -S "$folder/containerd.sock" ] || break; sleep 0.1; done
-for archive in "$images/pause.tar" "$@"; do
+for archive in "$images/images.tar" "$@"; do
   "$bin/ctr" --address "$folder/containerd.sock" -n k8s.io images import --local "$archive" >>"$folder/log" 2>&1 ||
     { tail -n 20 "$folder/log" >&2; echo "vm: $archive cannot be imported" >&2; exit 1; }
 done

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the programs of a guest's node from Go modules into a cache folder: kubelet, kube-proxy, containerd (with its
-# shim and ctr), runc, the CNI plugins, and Kubernetes' pause; and CoreDNS, which runs beside the guests. build.sh calls it.
+# shim and ctr), runc, the CNI plugins, kube-network-policies, and Kubernetes' pause; and CoreDNS, which runs beside the guests.
+# build.sh calls it.
 #
 #   programs.sh           build what is missing, then print the folder that holds the programs
 #   programs.sh --where   only print that folder
@@ -17,7 +18,7 @@ die() { printf 'vm: %s\n' "$*" >&2; exit 1; }
 say() { printf 'vm: %s\n' "$*" >&2; }
 
 cache=${BRUPOP_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set BRUPOP_CACHE}/.cache}/brupop}
-key=$(cat "$here"/{kubernetes,containerd,runc,cni,coredns}/go.{mod,sum} "$here/coredns/main.go" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
+key=$(cat "$here"/{kubernetes,containerd,runc,cni,kube-network-policies,coredns}/go.{mod,sum} "$here/coredns/main.go" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
 bin=$cache/vm-programs/$key
 if [ "${1:-}" = --where ]; then echo "$bin"; exit 0; fi
 if [ -e "$bin/done" ]; then echo "$bin"; exit 0; fi
@@ -55,6 +56,7 @@ build() {
 
 build kubernetes -tags=selinux,notest,grpcnotrace -ldflags "$stamp" tool
 build cni -ldflags "-s -w" tool
+build kube-network-policies -ldflags "-s -w" tool
 build coredns -ldflags "-s -w" .
 CGO_ENABLED=1 build runc -tags=seccomp,netgo,osusergo -ldflags "-s -w -extldflags -static" tool
 build containerd -tags=no_btrfs,no_devmapper,no_zfs,no_aufs,no_tracing,urfave_cli_no_docs,static_build \

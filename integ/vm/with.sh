@@ -23,7 +23,7 @@ for tag in '' next; do
   (cd "$root" && CARGO_TARGET_DIR=$target TAG=$tag REGISTRY= "$cargo" run --quiet --locked -p images -- --output "$folder/images$tag" \
     "${programs[@]/#/$target/shipped/}") >/dev/null
 done
-"$here/data.sh" "$folder/data" "$built/pause.tar" "$folder"/images*/*.tar
+"$here/data.sh" "$folder/data" "$built/images.tar" "$folder"/images*/*.tar
 
 export BRUPOP_GUEST=$folder/brupop-guest BRUPOP_COREDNS=$("$here/programs.sh")/coredns/coredns
 export BRUPOP_VM_INITRD=$folder/initrd BRUPOP_VM_DATA=$folder/data BRUPOP_VM_MEMORY=${BRUPOP_VM_MEMORY:-1536}

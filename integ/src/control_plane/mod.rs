@@ -125,7 +125,7 @@ impl ControlPlane {
         let bed = RunDirectory::make(options.keep_dir)?;
         let dir = bed.folder();
         let pki = Pki::generate(dir.to_owned(), options.for_nodes)?;
-        let ports = Ports::choose()?;
+        let ports = Ports::of(options)?;
         let url = format!("https://127.0.0.1:{}", ports.apiserver);
         let probes = Probes::new(dir, &pki, ports)?;
 

@@ -24,7 +24,16 @@ pub(super) struct Ports {
     pub(super) scheduler: u16,
 }
 
+/// Port of an API server for real nodes, which the NetworkPolicies of the operator allow.
+const APISERVER_PORT: u16 = 6443;
+
 impl Ports {
+    /// Ports of a control plane with these options.
+    pub(super) fn of(options: &Options) -> anyhow::Result<Self> {
+        let ports = Self::choose()?;
+        Ok(if options.for_nodes.is_some() { Self { apiserver: APISERVER_PORT, ..ports } } else { ports })
+    }
+
     pub(super) fn choose() -> anyhow::Result<Self> {
         // All stay bound until all are chosen, so that they differ.
         let (one, two, three) = (free_port()?, free_port()?, free_port()?);

@@ -21,6 +21,7 @@ use crate::control_plane::{self, ControlPlane};
 use crate::oracle::{Expectations, History, HostLog, Recorder, Verdict, judge, settled_audit};
 
 pub use self::guest::Guest;
+pub use self::network::GATEWAY;
 
 /// The version that a guest runs at first.
 pub const FIRST: Version = Version::new(1, 20, 0);

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use anyhow::{Context as _, ensure};
 
 /// This machine, as guests see it: their router, their DNS and the API server's address.
-pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 
 /// Address of the guest with this number.
 pub(super) const fn address(number: u8) -> Ipv4Addr {

@@ -2,6 +2,7 @@
 //! under emulation they take minutes, so `make test` does not.
 
 mod fleet;
+mod network;
 mod recording;
 mod support;
 
