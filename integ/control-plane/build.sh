@@ -5,7 +5,7 @@
 #   build.sh           build what is missing, then print the folder that holds the binaries
 #   build.sh --where   only print that folder
 #
-# The folder's name is a digest of the module files and of this script, so a changed version never meets an old binary.
+# The folder's name is a digest of the module files, of this script and of go.sh, so a changed version never meets an old binary.
 # Interrupted? Run it again: Go keeps every package that was compiled, and a binary appears only when it is whole.
 #
 #   BRUPOP_CACHE        where to keep the binaries   (default: $XDG_CACHE_HOME/brupop or ~/.cache/brupop)
@@ -14,7 +14,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-kubernetes_version=v1.37.1
+. "$here/go.sh"
 needed="etcd kube-apiserver kube-controller-manager kube-scheduler kubectl"
 
 die() { printf 'control-plane: %s\n' "$*" >&2; exit 1; }
@@ -30,7 +30,7 @@ fi
 
 cache=${BRUPOP_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set BRUPOP_CACHE}/.cache}/brupop}
 key=$(cat "$here"/kubernetes/go.mod "$here"/kubernetes/go.sum "$here"/etcd/go.mod "$here"/etcd/go.sum \
-  "$here"/kwok/go.mod "$here"/kwok/go.sum "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
+  "$here"/kwok/go.mod "$here"/kwok/go.sum "$here/go.sh" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
 bin=$cache/control-plane/$key
 if [ "${1:-}" = --where ]; then echo "$bin"; exit 0; fi
 
@@ -53,17 +53,6 @@ if command -v flock >/dev/null; then exec 9>"$bin/.lock"; flock 9; fi
 part=$bin/.part.$$
 trap 'rm -rf "$part"' EXIT
 mkdir -p "$part"
-
-export CGO_ENABLED=0 GOFLAGS=-mod=readonly GOTOOLCHAIN=local GOWORK=off
-# The compiler is thousands of short processes. They are a tenth quicker if each collects its garbage only when it has much.
-export GOGC=off GOMEMLIMIT=1536MiB
-# A fixed stamp: the same sources give the same binary, and a re-link stays cached.
-stamp="-s -w"
-for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-  stamp="$stamp -X $package.gitVersion=$kubernetes_version -X $package.gitMajor=1 -X $package.gitMinor=37"
-  stamp="$stamp -X $package.gitCommit=0000000000000000000000000000000000000000 -X $package.gitTreeState=archive"
-  stamp="$stamp -X $package.buildDate=2026-01-01T00:00:00Z"
-done
 
 # build MODULE "WHAT" GO-BUILD-ARGUMENTS...: one `go build`, its progress shown as packages compiled so far.
 build() {
@@ -89,7 +78,7 @@ if ! all_there etcd; then
   mv "$part/server" "$bin/etcd"
 fi
 if ! all_there kube-apiserver kube-controller-manager kube-scheduler kubectl; then
-  build kubernetes "Kubernetes $kubernetes_version" -tags=selinux,notest,grpcnotrace -ldflags "$stamp" tool
+  build kubernetes "Kubernetes $kubernetes_version" "${kubernetes_flags[@]}" tool
   for b in kube-apiserver kube-controller-manager kube-scheduler kubectl; do mv "$part/$b" "$bin/$b"; done
 fi
 if [ -n "${BRUPOP_WITH_KWOK:-}" ] && ! all_there kwok; then

@@ -6,11 +6,11 @@
 #   programs.sh           build what is missing, then print the folder that holds the programs
 #   programs.sh --where   only print that folder
 #
-# The folder's name is a digest of the module files and of this script. Interrupted? Run it again.
+# The folder's name is a digest of the module files, of this script and of go.sh. Interrupted? Run it again.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-kubernetes_version=v1.37.1
+. "$here/../control-plane/go.sh"
 containerd_version=2.4.2
 pause_version=3.10.2
 
@@ -18,7 +18,7 @@ die() { printf 'vm: %s\n' "$*" >&2; exit 1; }
 say() { printf 'vm: %s\n' "$*" >&2; }
 
 cache=${BRUPOP_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set BRUPOP_CACHE}/.cache}/brupop}
-key=$(cat "$here"/{kubernetes,containerd,runc,cni,kube-network-policies,coredns}/go.{mod,sum} "$here/coredns/main.go" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
+key=$(cat "$here"/{kubernetes,containerd,runc,cni,kube-network-policies,coredns}/go.{mod,sum} "$here/coredns/main.go" "$here/../control-plane/go.sh" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
 bin=$cache/vm-programs/$key
 if [ "${1:-}" = --where ]; then echo "$bin"; exit 0; fi
 if [ -e "$bin/done" ]; then echo "$bin"; exit 0; fi
@@ -31,15 +31,6 @@ mkdir -p "$bin"
 exec 9>"$bin/.lock"; flock 9
 part=$bin/.part
 rm -rf "$part"; mkdir -p "$part"
-
-export CGO_ENABLED=0 GOFLAGS=-mod=readonly GOTOOLCHAIN=local GOWORK=off GOGC=off GOMEMLIMIT=1536MiB
-# The stamp and the tags of the control plane, so that both share what is compiled.
-stamp="-s -w"
-for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-  stamp="$stamp -X $package.gitVersion=$kubernetes_version -X $package.gitMajor=1 -X $package.gitMinor=37"
-  stamp="$stamp -X $package.gitCommit=0000000000000000000000000000000000000000 -X $package.gitTreeState=archive"
-  stamp="$stamp -X $package.buildDate=2026-01-01T00:00:00Z"
-done
 
 # build MODULE GO-BUILD-ARGUMENTS...: one `go build` of a module's tools. What is whole stays when a later one fails.
 build() {
@@ -54,7 +45,7 @@ build() {
   say "$module: built in $((SECONDS - started)) s"
 }
 
-build kubernetes -tags=selinux,notest,grpcnotrace -ldflags "$stamp" tool
+build kubernetes "${kubernetes_flags[@]}" tool
 build cni -ldflags "-s -w" tool
 build kube-network-policies -ldflags "-s -w" tool
 build coredns -ldflags "-s -w" .

@@ -6,21 +6,22 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-target=${1:?usage: with.sh TARGET NODES COMMAND…} nodes=${2:?usage: with.sh TARGET NODES COMMAND…}
+export CARGO_TARGET_DIR=${1:?usage: with.sh TARGET NODES COMMAND…}
+target=$CARGO_TARGET_DIR nodes=${2:?usage: with.sh TARGET NODES COMMAND…}
 shift 2
 cargo=${CARGO:-cargo}
 folder=$target/vm
 
 built=$("$here/build.sh")
 mkdir -p "$folder"
-CARGO_TARGET_DIR=$target "$here/guest.sh"
+"$here/guest.sh"
 "$here/initramfs.sh" "$folder/brupop-guest" "$folder/initrd"
 
 # The images that nodes have: those of the programs as they ship, once more as those of a next version, and the workload's.
 programs=(brupop-agent brupop-apiserver brupop-controller)
-CARGO_TARGET_DIR=$target "$root/deploy/images/build.sh" "$target/shipped" "${programs[@]}"
+"$root/deploy/images/build.sh" "$target/shipped" "${programs[@]}"
 for tag in '' next; do
-  (cd "$root" && CARGO_TARGET_DIR=$target TAG=$tag REGISTRY= "$cargo" run --quiet --locked -p images -- --output "$folder/images$tag" \
+  (cd "$root" && TAG=$tag REGISTRY= "$cargo" run --quiet --locked -p images -- --output "$folder/images$tag" \
     "${programs[@]/#/$target/shipped/}") >/dev/null
 done
 "$here/data.sh" "$folder/data" "$built/images.tar" "$folder"/images*/*.tar

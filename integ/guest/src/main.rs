@@ -175,7 +175,7 @@ async fn serve(options: GuestOptions, events: Option<&Path>) -> anyhow::Result<(
             log(event.kind);
         }
         tokio::select! {
-            // What is new is read above.
+            // The new events are read above.
             event = live.recv() => if matches!(event, Err(RecvError::Closed)) { break },
             _ = look.tick() => guest.look_for_releases()?,
             _ = terminated.recv() => break,

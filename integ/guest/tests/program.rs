@@ -211,7 +211,7 @@ async fn update_boots_new_image_and_next_update_takes_the_other_device() {
     assert_eq!(machine.get("/os").await["version_id"], "1.20.5");
     machine.set(r#"{"updates":{"version-lock":"1.20.0"}}"#).await;
     machine.stage().await;
-    // What another program wrote to the flags is still there.
+    // The change of the flags by another program is kept.
     assert!(machine.set_b().successful);
     assert_eq!(std::fs::read_to_string(machine.path("root-a")).unwrap(), "oldning");
     assert_eq!(machine.boot(), "B\n");

@@ -245,7 +245,7 @@ impl TestCluster {
         let nodes: Vec<String> = self.members.iter().map(|m| m.name.clone()).collect();
         self.wait(&format!("every node on {version}, idle and schedulable"), limit, |history| {
             let end = history.end();
-            nodes.iter().all(|name| oracle_input::is_updated(&end, name, version))
+            nodes.iter().all(|name| end.is_updated(name, version))
                 && end.operator.as_ref().is_none_or(|o| o.status.slots.is_empty())
         })
         .await

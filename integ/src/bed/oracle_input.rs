@@ -2,24 +2,8 @@
 
 use std::fmt::Write as _;
 
-use models::shadow::HostState;
-use semver::Version;
-
 use super::TestCluster;
-use crate::oracle::{ClusterState, Expectations, History, HostLog, Verdict, judge, settled_audit};
-
-/// Returns true if a node runs `version`, has no attempt under way and is released.
-pub(super) fn is_updated(world: &ClusterState, name: &str, version: &Version) -> bool {
-    let Some(node) = world.nodes.get(name) else { return false };
-    let Some(shadow) = world.shadow_of(node) else { return false };
-    let agent = &shadow.status.agent;
-    node.ready
-        && !node.claimed()
-        && shadow.spec.state == HostState::Idle
-        && shadow.status.controller.progress.is_none()
-        && agent.current_version.as_ref() == Some(version)
-        && agent.boot_id.as_deref() == Some(node.boot_id.as_str())
-}
+use crate::oracle::{Expectations, History, HostLog, Verdict, judge, settled_audit};
 
 /// Converts a host's log for the oracle.
 pub fn host_log(name: &str, host: &crate::host::Host) -> HostLog {

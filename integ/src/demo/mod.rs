@@ -164,8 +164,7 @@ fn host_calls(bed: &TestCluster) -> usize {
 }
 
 fn workload_ready(history: &History, pods: usize) -> bool {
-    let end = history.end();
-    end.pods.values().filter(|p| p.namespace == SHOP && p.ready && !p.terminating).count() == pods
+    history.end().ready_pods(SHOP) == pods
 }
 
 /// Waits until the workload is ready and every agent has reported.

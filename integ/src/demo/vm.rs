@@ -22,11 +22,7 @@ pub(super) async fn run() -> anyhow::Result<bool> {
     let cluster = VmCluster::start(MACHINES).await?;
     say(&format!("  every node is Ready after {:.0} s", began.elapsed().as_secs_f64()));
     workload::apply(&cluster.client, workload::web(SHOP, PODS, json!(1))).await?;
-    let ready = "the workload is Ready";
-    let world = cluster.recorder.wait_until_state(ready, SOON, |world| {
-        world.pods.values().filter(|pod| pod.namespace == SHOP && pod.ready && !pod.terminating).count() == PODS
-    });
-    world.await?;
+    cluster.recorder.wait_until_state("the workload is Ready", SOON, |world| world.ready_pods(SHOP) == PODS).await?;
     say(&format!("Deployment {SHOP}/web: {PODS} pods, a PodDisruptionBudget lets 1 be disrupted at a time"));
     say("Installing the operator by the commands of the README ...");
     cluster.install_by_readme().await?;

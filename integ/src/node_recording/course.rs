@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
 use kube::api::{DeleteParams, EvictParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::states;
 use super::watch::{Collected, Watch};
@@ -64,7 +64,7 @@ impl<M: Machine> Course<'_, M> {
     /// Takes the node through the course.
     ///
     /// # Errors
-    /// When a step does not come to its end.
+    /// A step does not come to its end.
     pub async fn run(&mut self, watch: &Watch) -> anyhow::Result<()> {
         self.until(watch, "the node takes pods", node_is_ready).await?;
         self.start(watch).await?;
@@ -100,9 +100,13 @@ impl<M: Machine> Course<'_, M> {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
         workload::apply(&self.client, vec![namespace, self.config_map("config", "good")]).await?;
         let accounts: Api<ServiceAccount> = self.api();
-        while accounts.get_opt("default").await?.is_none() {
-            sleep(Duration::from_millis(50)).await;
-        }
+        let created = async {
+            while accounts.get_opt("default").await?.is_none() {
+                sleep(Duration::from_millis(50)).await;
+            }
+            anyhow::Ok(())
+        };
+        timeout(self.limit, created).await.context("the namespace has no ServiceAccount `default`")??;
         self.begin(watch, "start");
         workload::apply(&self.client, self.pods()).await?;
         self.until(watch, "all pods are as they have to be", |all| {

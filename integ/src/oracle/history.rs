@@ -183,6 +183,12 @@ impl History {
         all
     }
 
+    /// The results of a node's attempts, in order: each as the version and the result.
+    pub fn results(&self, node: &str) -> Vec<(Version, String)> {
+        let attempts = self.attempts().into_iter().filter(|attempt| attempt.node == node);
+        attempts.map(|attempt| (attempt.to, attempt.result.unwrap_or_default())).collect()
+    }
+
     /// The attempts of all nodes, in the order in which they began.
     pub fn attempts(&self) -> Vec<Attempt> {
         let mut all: Vec<Attempt> = Vec::new();

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use models::condition::{Condition, find_condition};
 use models::names;
+use models::shadow::HostState;
 use semver::Version;
 
 use super::facts::{Budget, Node, Object, Operator, Pod, Shadow};
@@ -70,6 +72,30 @@ impl ClusterState {
     pub fn node_of(&self, shadow: &Shadow) -> Option<&Arc<Node>> {
         let (name, uid) = shadow.owner.as_ref()?;
         self.nodes.get(name).filter(|node| node.uid == *uid)
+    }
+
+    /// Returns true if a node runs `version`, has no attempt under way and is released.
+    pub fn is_updated(&self, node: &str, version: &Version) -> bool {
+        let Some(node) = self.nodes.get(node) else { return false };
+        let Some(shadow) = self.shadow_of(node) else { return false };
+        let agent = &shadow.status.agent;
+        node.ready
+            && !node.claimed()
+            && shadow.spec.state == HostState::Idle
+            && shadow.status.controller.progress.is_none()
+            && agent.current_version.as_ref() == Some(version)
+            && agent.boot_id.as_deref() == Some(node.boot_id.as_str())
+    }
+
+    /// Number of pods of a namespace that are Ready and stay.
+    pub fn ready_pods(&self, namespace: &str) -> usize {
+        let stays = |pod: &Pod| pod.ready && !pod.terminating && !pod.finished;
+        self.pods.values().filter(|pod| pod.namespace == namespace && stays(pod)).count()
+    }
+
+    /// A condition of the operator's resource.
+    pub fn operator_condition(&self, type_: &str) -> Option<&Condition> {
+        find_condition(&self.operator.as_ref()?.status.conditions, type_)
     }
 
     /// Nodes that are out of service because of the operator, by uid, with their names, according to slots, progress or

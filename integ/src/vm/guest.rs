@@ -157,15 +157,10 @@ impl Guest {
         Ok(())
     }
 
-    /// All that the console has shown, of every boot.
-    pub fn console_text(&self) -> String {
-        let bytes = std::fs::read(self.folder.join("console.log")).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-
     /// The last lines of the console.
     pub fn console(&self) -> String {
-        let text = self.console_text();
+        let bytes = std::fs::read(self.folder.join("console.log")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(TAIL)..].join("\n")
     }

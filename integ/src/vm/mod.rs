@@ -17,6 +17,7 @@ use semver::Version;
 use serde_json::json;
 use tokio::process::{Child, Command};
 
+use crate::bed::workload;
 use crate::control_plane::{self, ControlPlane};
 use crate::oracle::{Expectations, History, HostLog, Recorder, Verdict, judge, settled_audit};
 
@@ -91,9 +92,13 @@ impl VmCluster {
         let control_plane = ControlPlane::start(options).await?;
         let client = control_plane.client();
         let recorder = Recorder::start(client.clone()).await?;
-        let binding = ["create", "clusterrolebinding", "kube-proxy", "--clusterrole=system:node-proxier"];
-        let proxy = control_plane.kubectl_command().args(binding).arg("--user=system:kube-proxy").output().await?;
-        anyhow::ensure!(proxy.status.success(), "{}", String::from_utf8_lossy(&proxy.stderr));
+        let binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+            "metadata": {"name": "kube-proxy"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:node-proxier"},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "system:kube-proxy"}],
+        });
+        workload::apply(&client, vec![binding]).await?;
         let dns = dns::start(&files.coredns, &control_plane, &client).await?;
         let mut cluster = Self { guests: Vec::new(), recorder, client, _dns: dns, control_plane };
         for number in 1..=guests {

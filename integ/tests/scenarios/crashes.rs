@@ -20,9 +20,7 @@ use crate::interfere::{
     agent_on, blocked_drain, finish_command, is_activate, is_armed, permit_of, poll, released,
     request_permit_with_stopped_controllers, resume_controllers, signal, unblock, until_host,
 };
-use crate::support::{
-    NEW, ScenarioContext, ScenarioResult, is_released, last_reason, nodes, operator_condition, run, shadow_of,
-};
+use crate::support::{NEW, ScenarioContext, ScenarioResult, is_released, last_reason, nodes, run, shadow_of};
 
 /// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
 /// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
@@ -39,7 +37,7 @@ fn assert_rebooted_by_other_then_updated(ending: &ScenarioResult, node: &str) {
     let world = ending.history.replay(|_, _, world| {
         charged |=
             world.shadows.values().flat_map(|s| &s.status.controller.record).any(|r| !r.version_failures.is_empty());
-        charged |= operator_condition(world, "Frozen").is_some_and(|c| c.status == ConditionStatus::True);
+        charged |= world.operator_condition("Frozen").is_some_and(|c| c.status == ConditionStatus::True);
     });
     assert!(!charged, "the version is not to blame");
     assert!(world.nodes.values().all(|n| !n.claimed()));

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::interfere::{release_into_blocked_drain, unblock};
 use crate::plugin::{output_text, plugin};
-use crate::support::{SHOP, ScenarioContext, nodes, operator_condition, run, shadow_of, status, step_of};
+use crate::support::{SHOP, ScenarioContext, nodes, run, shadow_of, status, step_of};
 
 /// The name of the pod.
 const POD: &str = "brupop-agent-x";
@@ -44,12 +44,12 @@ async fn delete_earlier_pod(ctx: &ScenarioContext) -> anyhow::Result<()> {
 async fn paused(ctx: &ScenarioContext, nodes: i64) -> anyhow::Result<ClusterState> {
     let world = ctx
         .until("the operator reports the earlier one", |world| {
-            let blocked = operator_condition(world, BLOCKED);
+            let blocked = world.operator_condition(BLOCKED);
             blocked.is_some_and(|c| c.status == ConditionStatus::True && c.reason == REASON)
                 && status(world).waiting.iter().any(|waiting| waiting.reason == REASON && waiting.nodes == nodes)
         })
         .await?;
-    let message = operator_condition(&world, BLOCKED).map(|c| c.message.clone()).unwrap_or_default();
+    let message = world.operator_condition(BLOCKED).map(|c| c.message.clone()).unwrap_or_default();
     anyhow::ensure!(message.contains(&format!("{NAMESPACE}/{POD}")), "{message}");
     Ok(world)
 }
@@ -71,7 +71,7 @@ async fn nothing_is_done_beside_earlier_operator_until_its_last_pod_is_gone() ->
         delete_earlier_pod(ctx).await?;
         ctx.until("nodes wait for hosts of the earlier operator", |world| {
             let waits = |c: &Condition| c.status == ConditionStatus::Unknown && c.message.contains("waiting until");
-            operator_condition(world, BLOCKED).is_some_and(waits)
+            world.operator_condition(BLOCKED).is_some_and(waits)
                 && status(world).waiting.iter().any(|waiting| waiting.reason == GONE && waiting.nodes == 2)
         })
         .await?;

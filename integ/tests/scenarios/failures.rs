@@ -11,7 +11,7 @@ use semver::Version;
 use serde_json::json;
 
 use crate::interfere::is_activate;
-use crate::support::{NEW, OLD, nodes, operator_condition, run, shadow_of};
+use crate::support::{NEW, OLD, nodes, run, shadow_of};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn boot_fallback_freezes_rollout_across_controller_restart_and_newer_release() -> anyhow::Result<()> {
@@ -67,7 +67,7 @@ async fn boot_fallback_freezes_rollout_across_controller_restart_and_newer_relea
         let expected = if *name == tried[0].node { vec![(NEW, FailureReason::BootFellBack)] } else { vec![] };
         assert_eq!(reasons, expected, "{name}");
     }
-    assert_eq!(operator_condition(&world, "Frozen").unwrap().status, ConditionStatus::True);
+    assert_eq!(world.operator_condition("Frozen").unwrap().status, ConditionStatus::True);
     Ok(())
 }
 
@@ -112,7 +112,7 @@ async fn failed_download_is_retried_without_disruption() -> anyhow::Result<()> {
     let world = ending.world();
     let record = shadow_of(&world, "node-1").unwrap().status.controller.record.clone().unwrap();
     assert_eq!((record.failures, record.version_failures.len()), (0, 0), "a success clears the node's failures");
-    assert_ne!(operator_condition(&world, "Frozen").unwrap().status, ConditionStatus::True);
+    assert_ne!(world.operator_condition("Frozen").unwrap().status, ConditionStatus::True);
     Ok(())
 }
 

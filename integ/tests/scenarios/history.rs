@@ -25,7 +25,7 @@ use crate::interfere::{poll, signal};
 use crate::leaders::two_controllers;
 use crate::plugin::{output_text, plugin};
 use crate::policy::create_policy;
-use crate::support::{NEW, SHOP, ScenarioContext, ScenarioResult, is_updated, nodes, operator_condition, run, status};
+use crate::support::{NEW, SHOP, ScenarioContext, ScenarioResult, is_updated, nodes, run, status};
 
 /// A record with its pages.
 #[derive(Debug)]
@@ -222,7 +222,7 @@ async fn history_equals_the_run_although_controllers_are_killed_after_each_of_it
 /// Passes a canary step with a pause in between, by the hands of kubectl users.
 async fn canary_with_pause(ctx: &ScenarioContext) -> anyhow::Result<()> {
     ctx.until("one node is updated, and the step waits for approval", |world| {
-        operator_condition(world, "Progressing").is_some_and(|c| c.reason == "AwaitingApproval")
+        world.operator_condition("Progressing").is_some_and(|c| c.reason == "AwaitingApproval")
     })
     .await?;
     ctx.policy(&json!({"enabled": false})).await?;

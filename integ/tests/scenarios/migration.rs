@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::interfere::poll;
 use crate::rotation;
-use crate::support::{ScenarioContext, nodes, operator_condition, run, status};
+use crate::support::{ScenarioContext, nodes, run, status};
 
 const EARLIER: &str = include_str!("../../testdata/earlier-operator.yaml");
 const DEFINITION: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
@@ -94,10 +94,10 @@ async fn until_reason(ctx: &ScenarioContext, reason: &str) -> anyhow::Result<Con
     let is = |condition: &&Condition| condition.reason == reason;
     let world = ctx
         .until(&format!("the storage migration is {reason}"), |world| {
-            operator_condition(world, STORAGE_MIGRATED).as_ref().is_some_and(is)
+            world.operator_condition(STORAGE_MIGRATED).as_ref().is_some_and(is)
         })
         .await?;
-    operator_condition(&world, STORAGE_MIGRATED).cloned().context("just seen")
+    world.operator_condition(STORAGE_MIGRATED).cloned().context("just seen")
 }
 
 fn idle() -> Value {
@@ -363,7 +363,7 @@ async fn later_version_and_way_back_are_migrated_by_hand_and_missing_right_is_na
             request += 1;
             rotation::ask_for(ctx, MIGRATE_STORAGE_ANNOTATION, &request.to_string()).await?;
             let world = ctx.bed.recorder.so_far()?.end();
-            let condition = operator_condition(&world, STORAGE_MIGRATED).cloned();
+            let condition = world.operator_condition(STORAGE_MIGRATED).cloned();
             Ok(condition.filter(|condition| condition.status == ConditionStatus::False))
         })
         .await?;

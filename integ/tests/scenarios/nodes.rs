@@ -7,7 +7,7 @@ use models::operator::DEGRADED;
 use models::shadow::{BLOCKED, HOST_REACHABLE, Step, UPDATED};
 use serde_json::{Value, json};
 
-use crate::support::{NEW, condition_of, nodes, operator_condition, results, run, shadow_of, status, step_of};
+use crate::support::{NEW, condition_of, nodes, run, shadow_of, status, step_of};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn update_keeps_cordon_labels_annotations_and_taints_of_user() -> anyhow::Result<()> {
@@ -134,14 +134,14 @@ async fn missing_agents_and_web_api_are_reported_and_block_updates() -> anyhow::
                 status(world).waiting.iter().any(|w| (w.reason.as_str(), w.nodes) == ("AgentNotReady", 2))
             })
             .await?;
-        anyhow::ensure!(operator_condition(&world, DEGRADED).is_some_and(|c| c.reason == "AsExpected"));
+        anyhow::ensure!(world.operator_condition(DEGRADED).is_some_and(|c| c.reason == "AsExpected"));
         agents(Value::Null).await?;
         ctx.updated().await?;
         Ok(())
     })
     .await?;
     for node in ["node-1", "node-2"] {
-        let reasons: Vec<_> = results(&ending.history, node).into_iter().map(|(_, reason)| reason).collect();
+        let reasons: Vec<_> = ending.history.results(node).into_iter().map(|(_, reason)| reason).collect();
         assert_eq!(reasons, [UPDATED], "{node} was tried without its agent");
         assert!(condition_of(&ending.world(), node, BLOCKED).is_none_or(|c| c.status == ConditionStatus::False));
     }

@@ -99,7 +99,6 @@ fn replaced(text: &str) -> String {
 }
 
 /// Output of a command.
-#[derive(Debug, PartialEq, Eq)]
 struct Printed {
     text: String,
     errors: String,
@@ -107,9 +106,9 @@ struct Printed {
 }
 
 impl Printed {
-    /// All of it, the standard output first, without what differs from run to run.
+    /// All of it, the standard output first, and the exit code, without what differs from run to run.
     fn replaced(&self) -> String {
-        replaced(&(self.text.clone() + &self.errors))
+        format!("{}exit code {}\n", replaced(&(self.text.clone() + &self.errors)), self.code)
     }
 }
 
@@ -173,13 +172,17 @@ impl Snapshots {
         lines: &[&str],
     ) -> anyhow::Result<()> {
         for line in lines {
-            let printed = output(ctx, line, 80, "never").await?;
-            let section = format!("$ kubectl brupop {line}\n{}exit code {}\n", printed.replaced(), printed.code);
-            let taken = self.taken.entry(name).or_default();
-            taken.push_str(if taken.is_empty() { "" } else { "\n" });
-            taken.push_str(&section.replace(&folder(ctx), "FOLDER"));
+            let printed = output(ctx, line, 80, "never").await?.replaced();
+            self.add(ctx, name, line, &printed);
         }
         Ok(())
+    }
+
+    /// Adds a command that writes, and what it has printed.
+    fn add(&mut self, ctx: &ScenarioContext, name: &'static str, line: &str, printed: &str) {
+        let taken = self.taken.entry(name).or_default();
+        taken.push_str(if taken.is_empty() { "" } else { "\n" });
+        taken.push_str(&format!("$ kubectl brupop {line}\n{printed}").replace(&folder(ctx), "FOLDER"));
     }
 
     /// The same with a dry run of the API server before each, which prints the same in every form.
@@ -191,12 +194,12 @@ impl Snapshots {
     ) -> anyhow::Result<()> {
         for line in lines {
             let dry = format!("{line} --dry-run=server");
-            self.write(ctx, name, &[&dry]).await?;
             let mut forms = Vec::new();
             for (width, colour) in FORMS {
                 forms.push(output(ctx, &dry, width, colour).await?.replaced());
             }
             ensure!(forms.windows(2).all(|two| two[0] == two[1]), "{dry}: width or colours change it: {forms:#?}");
+            self.add(ctx, name, &dry, &forms[0]);
             self.write(ctx, name, &[line]).await?;
         }
         Ok(())

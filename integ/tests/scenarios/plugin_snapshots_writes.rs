@@ -12,7 +12,7 @@ use crate::interfere::unblock;
 use crate::plugin_snapshots::{Snapshots, folder, until_reason};
 use crate::plugin_writes::grant_documented_rights;
 use crate::policy::wait_for;
-use crate::support::{ScenarioContext, is_released, is_updated, nodes, operator_condition, run_expecting, status};
+use crate::support::{ScenarioContext, is_released, is_updated, nodes, run_expecting, status};
 
 /// Waits until the first canary step waits for its approval.
 async fn until_step_waits(ctx: &ScenarioContext) -> anyhow::Result<()> {
@@ -73,7 +73,7 @@ async fn output_of_writing_commands_is_that_of_the_snapshots() -> anyhow::Result
         ctx.bed.member("node-2")?.host.script(Fault::boot(BootFault::NewImageFails));
         taken.rehearse_and_write(ctx, "approve", &["approve 2", "approve 1", "approve"]).await?;
         ctx.until("the rollout is frozen and the node is released", |world| {
-            operator_condition(world, FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
+            world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
                 && is_released(world, "node-2")
                 && status(world).slots.is_empty()
         })

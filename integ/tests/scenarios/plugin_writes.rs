@@ -16,8 +16,8 @@ use crate::interfere::{blocked_drain, resume_controllers, signal, unblock};
 use crate::plugin::{FAILED, OK, UNACKNOWLEDGED, brupop, output_text, plugin};
 use crate::policy::wait_for;
 use crate::support::{
-    LIMIT, NEW, ScenarioContext, is_released, is_updated, last_reason, nodes, operator_condition, other, record,
-    results, run, run_expecting, status, step_of,
+    LIMIT, NEW, ScenarioContext, is_released, is_updated, last_reason, nodes, other, record, run, run_expecting,
+    status, step_of,
 };
 
 /// A version between the one that nodes run at first and [`NEW`].
@@ -135,7 +135,7 @@ async fn plugin_pauses_resumes_approves_and_pins() -> anyhow::Result<()> {
     })
     .await?;
     for node in ["node-1", "node-2"] {
-        let versions: Vec<Version> = results(&ending.history, node).into_iter().map(|(version, _)| version).collect();
+        let versions: Vec<Version> = ending.history.results(node).into_iter().map(|(version, _)| version).collect();
         assert_eq!(versions, [NEW, BETWEEN], "{node}");
     }
     Ok(())
@@ -199,7 +199,7 @@ async fn plugin_releases_and_holds_nodes_and_hold_ends_at_its_time() -> anyhow::
     })
     .await?;
     for (node, result) in [(&first, "ReleaseRequested"), (&held, "Held")] {
-        let results = results(&ending.history, node);
+        let results = ending.history.results(node);
         assert!(results.contains(&(NEW, result.to_owned())), "{node}: {results:?}");
     }
     Ok(())
@@ -215,7 +215,7 @@ async fn plugin_quarantines_failed_version_and_settles_its_failures_by_name() ->
         ctx.bed.member("node-1")?.host.script(Fault::boot(BootFault::NewImageFails));
         ctx.release();
         ctx.until("the rollout is frozen and the node is released", |world| {
-            operator_condition(world, FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
+            world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
                 && is_released(world, "node-1")
                 && status(world).slots.is_empty()
         })
@@ -248,7 +248,7 @@ async fn plugin_quarantines_failed_version_and_settles_its_failures_by_name() ->
         Ok(())
     })
     .await?;
-    let results: Vec<String> = results(&ending.history, "node-1").into_iter().map(|(_, result)| result).collect();
+    let results: Vec<String> = ending.history.results("node-1").into_iter().map(|(_, result)| result).collect();
     assert_eq!(results, ["BootFellBack", "Updated"]);
     Ok(())
 }

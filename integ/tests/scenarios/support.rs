@@ -236,11 +236,9 @@ impl ScenarioContext {
     /// Waits until so many pods of the workload are Ready and their budget knows it.
     pub(crate) async fn shop_is_ready(&self, pods: usize) -> anyhow::Result<()> {
         self.until(&format!("{pods} pods of the workload are Ready"), |world| {
-            let ready =
-                world.pods.values().filter(|p| p.namespace == SHOP && p.ready && !p.terminating && !p.finished).count();
             let known =
                 world.budgets.values().filter(|b| b.namespace == SHOP).all(|b| b.current_healthy as usize == pods);
-            ready == pods && known
+            world.ready_pods(SHOP) == pods && known
         })
         .await?;
         Ok(())
@@ -264,10 +262,10 @@ impl ScenarioContext {
     pub(crate) async fn until_operator(&self, type_: &str, status: ConditionStatus) -> anyhow::Result<Condition> {
         let world = self
             .until(&format!("the operator's resource says {type_}={status:?}"), |world| {
-                operator_condition(world, type_).is_some_and(|c| c.status == status)
+                world.operator_condition(type_).is_some_and(|c| c.status == status)
             })
             .await?;
-        operator_condition(&world, type_).cloned().context("just seen")
+        world.operator_condition(type_).cloned().context("just seen")
     }
 
     /// Releases [`NEW`] to all hosts.
@@ -360,11 +358,6 @@ pub(crate) fn condition_of<'a>(world: &'a ClusterState, node: &str, type_: &str)
     find_condition(&shadow_of(world, node)?.status.conditions, type_)
 }
 
-/// A condition of the operator's resource.
-pub(crate) fn operator_condition<'a>(world: &'a ClusterState, type_: &str) -> Option<&'a Condition> {
-    find_condition(&world.operator.as_ref()?.status.conditions, type_)
-}
-
 /// Namespace of Events about Nodes.
 pub(crate) const EVENTS_OF_NODES: &str = "default";
 
@@ -374,12 +367,6 @@ pub(crate) fn is_on(world: &ClusterState, node: &str, version: &Version) -> bool
         && shadow_of(world, node).is_some_and(|shadow| {
             shadow.status.agent.current_version.as_ref() == Some(version) && shadow.step().is_none()
         })
-}
-
-/// The results of a node's attempts, each as the version and the result.
-pub(crate) fn results(history: &History, node: &str) -> Vec<(Version, String)> {
-    let attempts = history.attempts().into_iter().filter(|attempt| attempt.node == node);
-    attempts.map(|attempt| (attempt.to, attempt.result.unwrap_or_default())).collect()
 }
 
 /// The status of the operator's resource.

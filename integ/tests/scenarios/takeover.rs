@@ -154,10 +154,7 @@ async fn earlier_operator(ctx: &ScenarioContext) -> anyhow::Result<()> {
 
 /// Waits until the earlier operator's pods run.
 async fn running(ctx: &ScenarioContext) -> anyhow::Result<()> {
-    ctx.until("the earlier operator runs", |world| {
-        world.pods.values().filter(|pod| pod.namespace == OLD_NAMESPACE && pod.ready && !pod.terminating).count() == 5
-    })
-    .await?;
+    ctx.until("the earlier operator runs", |world| world.ready_pods(OLD_NAMESPACE) == 5).await?;
     Ok(())
 }
 

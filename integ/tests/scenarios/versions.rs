@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::crashes::{PATIENCE, after_changes};
 use crate::interfere::{agent_on, poll, signal};
-use crate::support::{ScenarioContext, last_reason, nodes, results, run, shadow_of};
+use crate::support::{ScenarioContext, last_reason, nodes, run, shadow_of};
 
 /// The tag of the next version's images.
 const NEXT: &str = "next";
@@ -198,7 +198,7 @@ async fn older_components_ignore_unknown_desired_state_and_older_controller_ends
         Ok(())
     })
     .await?;
-    let results = results(&ending.history, "node-1");
+    let results = ending.history.results("node-1");
     let (old, new) = (Version::new(1, 20, 5), newer);
     let expected = [(old, UPDATED), (new.clone(), "ProgressLost"), (new, UPDATED)];
     assert_eq!(results, expected.map(|(version, result)| (version, result.to_owned())));

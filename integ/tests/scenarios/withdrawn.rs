@@ -14,11 +14,11 @@ use crate::interfere::{
     agent_on, blocked_drain, finish_command, is_activate, is_armed, permit_of, released,
     request_permit_with_stopped_controllers, resume_controllers, signal, unblock, until_host, withdraw,
 };
-use crate::support::{NEW, ScenarioContext, ScenarioResult, is_released, nodes, results, run, shadow_of};
+use crate::support::{NEW, ScenarioContext, ScenarioResult, is_released, nodes, run, shadow_of};
 
 /// The reasons of the ends of one node's attempts.
 fn reasons(ending: &ScenarioResult, node: &str) -> Vec<String> {
-    results(&ending.history, node).into_iter().map(|(_, reason)| reason).collect()
+    ending.history.results(node).into_iter().map(|(_, reason)| reason).collect()
 }
 
 /// Waits until the agent has confirmed that it carries out no desired state and that nothing of the operator is armed.

@@ -7,7 +7,7 @@ use integ::vm::{BOOT, SOON, UPDATED};
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::support::{Scenario, is_updated, results, run};
+use crate::support::{Scenario, run};
 
 const MANIFEST: &str = include_str!("../../../deploy/manifests/brupop.yaml");
 
@@ -41,7 +41,7 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
         let [first, other] = nodes.context("just seen")?;
         second = other;
         ctx.cluster.guest(first)?.shell("systemctl restart containerd kubelet").await?;
-        ctx.until("the first node is updated", BOOT, |world| is_updated(world, first, &UPDATED)).await?;
+        ctx.until("the first node is updated", BOOT, |world| world.is_updated(first, &UPDATED)).await?;
 
         // The power fails while the second one is drained. It comes back on the image that it had.
         ctx.until("the second node is drained", BOOT, |world| step(world, other) == Some(Step::Draining)).await?;
@@ -65,9 +65,9 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
     })
     .await?;
     for node in ["vm-1", "vm-2"] {
-        let results = results(&history, node);
+        let results = history.results(node);
         assert_eq!(results.last(), Some(&(UPDATED, "Updated".to_owned())), "{node}: {results:?}");
     }
-    assert!(results(&history, second).len() > 1, "the power cut ended an attempt: {:?}", results(&history, second));
+    assert!(history.results(second).len() > 1, "the power cut ended an attempt: {:?}", history.results(second));
     Ok(())
 }

@@ -13,7 +13,7 @@ use models::condition::ConditionStatus;
 use models::operator::FROZEN;
 use serde_json::json;
 
-use crate::support::{Scenario, results, run};
+use crate::support::{Scenario, run};
 
 /// One machine is the whole cluster: controller, web API and agent run on the node that they update.
 #[tokio::test(flavor = "multi_thread")]
@@ -23,6 +23,7 @@ async fn cluster_of_one_node_updates_itself_and_falls_back_from_an_image_that_do
     let history = run(1, expectations, async |ctx: &mut Scenario| {
         // On a single node an evicted pod has no other node: a budget that kept one of them would block for ever.
         ctx.shop(2, json!("100%")).await?;
+        let mounted = ctx.cluster.guests[0].shell("findmnt -no SOURCE /").await?;
         let kernel = ctx.cluster.guests[0].shell("cat /proc/sys/kernel/random/boot_id").await?;
         ctx.cluster.install_by_readme().await?;
         ctx.promises_of_the_manifests_hold("vm-1").await?;
@@ -33,13 +34,13 @@ async fn cluster_of_one_node_updates_itself_and_falls_back_from_an_image_that_do
         let boot = ctx.cluster.guests[0].shell("cat /proc/sys/kernel/random/boot_id").await?;
         ensure!(boot != kernel && node.contains(&boot), "another boot: {kernel}, {boot}, {node}");
         ensure!(node.contains("Bottlerocket OS 1.20.5"), "the image of set B runs: {node}");
-        let mounted = ctx.cluster.guests[0].shell("findmnt -no SOURCE /").await?;
-        ensure!(!mounted.is_empty());
+        let other = ctx.cluster.guests[0].shell("findmnt -no SOURCE /").await?;
+        ensure!(!mounted.is_empty() && !other.is_empty() && mounted != other, "the other disk: {mounted}, {other}");
         ctx.shop_is_ready(2).await?;
 
         ctx.cluster.publish(&BROKEN).await?;
         ctx.until("the rollout is frozen", BOOT, |world| {
-            let frozen = support::condition(world, FROZEN).is_some_and(|c| c.status == ConditionStatus::True);
+            let frozen = world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::True);
             frozen && world.operator.as_ref().is_some_and(|operator| operator.status.slots.is_empty())
         })
         .await?;
@@ -52,7 +53,7 @@ async fn cluster_of_one_node_updates_itself_and_falls_back_from_an_image_that_do
         Ok(())
     })
     .await?;
-    let results = results(&history, "vm-1");
+    let results = history.results("vm-1");
     assert_eq!(results, [(UPDATED, "Updated".to_owned()), (BROKEN, "BootFellBack".to_owned())]);
     Ok(())
 }

@@ -6,9 +6,7 @@ use anyhow::{Context as _, ensure};
 use integ::bed::{Programs, workload};
 use integ::oracle::{ClusterState, Expectations, History};
 use integ::vm::{BOOT, SOON, VmCluster};
-use models::condition::{Condition, find_condition};
 use models::names::{AGENT_NAMESPACE, SYSTEM_NAMESPACE};
-use models::shadow::HostState;
 use semver::Version;
 use serde_json::Value;
 use tokio::process::Command;
@@ -38,30 +36,6 @@ pub(crate) async fn run(
     Ok(history)
 }
 
-/// The results of a node's attempts, in order.
-pub(crate) fn results(history: &History, node: &str) -> Vec<(Version, String)> {
-    let attempts = history.attempts().into_iter().filter(|attempt| attempt.node == node);
-    attempts.map(|attempt| (attempt.to, attempt.result.unwrap_or_default())).collect()
-}
-
-/// A condition of the operator's resource.
-pub(crate) fn condition<'a>(world: &'a ClusterState, type_: &str) -> Option<&'a Condition> {
-    find_condition(&world.operator.as_ref()?.status.conditions, type_)
-}
-
-/// Returns true if a node runs a version, released, with nothing under way.
-pub(crate) fn is_updated(world: &ClusterState, name: &str, version: &Version) -> bool {
-    let Some(node) = world.nodes.get(name) else { return false };
-    let Some(shadow) = world.shadow_of(node) else { return false };
-    let agent = &shadow.status.agent;
-    node.ready
-        && !node.claimed()
-        && shadow.spec.state == HostState::Idle
-        && shadow.status.controller.progress.is_none()
-        && agent.current_version.as_ref() == Some(version)
-        && agent.boot_id.as_deref() == Some(node.boot_id.as_str())
-}
-
 impl Scenario {
     /// Runs the plugin as an administrator.
     pub(crate) async fn brupop(&self, line: &str) -> anyhow::Result<String> {
@@ -77,10 +51,7 @@ impl Scenario {
     }
 
     pub(crate) async fn shop_is_ready(&self, pods: usize) -> anyhow::Result<()> {
-        self.until("the workload is Ready", SOON, |world| {
-            world.pods.values().filter(|pod| pod.namespace == SHOP && pod.ready && !pod.terminating).count() == pods
-        })
-        .await
+        self.until("the workload is Ready", SOON, |world| world.ready_pods(SHOP) == pods).await
     }
 
     /// Waits until the cluster state meets a condition.
@@ -99,7 +70,7 @@ impl Scenario {
         let nodes: Vec<String> = self.cluster.guests.iter().map(|guest| guest.name.clone()).collect();
         let limit = BOOT * u32::try_from(nodes.len())?;
         self.until(&format!("every node is on {version}"), limit, |world| {
-            nodes.iter().all(|node| is_updated(world, node, version))
+            nodes.iter().all(|node| world.is_updated(node, version))
                 && world.operator.as_ref().is_none_or(|operator| operator.status.slots.is_empty())
         })
         .await

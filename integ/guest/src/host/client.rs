@@ -23,7 +23,7 @@ pub struct Reply {
 /// Sends one request on a new connection. A body is sent as JSON.
 ///
 /// # Errors
-/// When the socket cannot be reached, or the connection ends before the response is complete.
+/// The socket cannot be reached, or the connection ends before the response is complete.
 pub async fn call(socket: &Path, method: &str, target: &str, body: Option<&str>) -> anyhow::Result<Reply> {
     let mut stream =
         UnixStream::connect(socket).await.with_context(|| format!("connecting to {}", socket.display()))?;
@@ -33,7 +33,7 @@ pub async fn call(socket: &Path, method: &str, target: &str, body: Option<&str>)
 /// Sends one request on an open connection.
 ///
 /// # Errors
-/// When the connection ends before the response is complete.
+/// The connection ends before the response is complete.
 pub async fn send(stream: &mut UnixStream, method: &str, target: &str, body: Option<&str>) -> anyhow::Result<Reply> {
     let mut request = format!("{method} {target} HTTP/1.1\r\nhost: localhost\r\n");
     if let Some(body) = body {
@@ -48,7 +48,7 @@ pub async fn send(stream: &mut UnixStream, method: &str, target: &str, body: Opt
 /// Reads one response from a connection.
 ///
 /// # Errors
-/// When the connection ends before the response is complete, or it is not HTTP.
+/// The connection ends before the response is complete, or it is not HTTP.
 pub async fn read(stream: &mut UnixStream) -> anyhow::Result<Reply> {
     let mut received = Vec::new();
     loop {

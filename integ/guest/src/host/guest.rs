@@ -57,7 +57,7 @@ impl Guest {
     /// Reads flags, state and releases, and serves the API.
     ///
     /// # Errors
-    /// When one of them cannot be read, the running set has no image, or the socket cannot be bound.
+    /// One of them cannot be read, the running set has no image, or the socket cannot be bound.
     pub fn start(mut options: GuestOptions) -> anyhow::Result<Self> {
         options.host.check_socket()?;
         let disk = flags::read(&options.flags)?;
@@ -91,7 +91,7 @@ impl Guest {
     /// Offers also the images that have appeared in the repository since.
     ///
     /// # Errors
-    /// When its folder cannot be read.
+    /// The folder cannot be read.
     pub fn look_for_releases(&self) -> anyhow::Result<()> {
         for version in images(&self.releases)? {
             self.core.options.releases.publish(version);

@@ -234,7 +234,7 @@ impl Host {
     /// Installs and boots a host, and returns when it is up.
     ///
     /// # Errors
-    /// When its file system cannot be written or its socket cannot be bound.
+    /// The file system cannot be written or the socket cannot be bound.
     pub async fn start(options: HostOptions) -> anyhow::Result<Self> {
         options.check_socket()?;
         let (orders, received) = mpsc::unbounded_channel();
@@ -299,7 +299,7 @@ impl Host {
     /// before its end if it takes time.
     ///
     /// # Errors
-    /// When the dispatcher refuses it.
+    /// The dispatcher refuses it.
     pub async fn foreign(&self, command: Command) -> Result<(), Refusal> {
         let core = self.core();
         // The sender lives as long as this handle.

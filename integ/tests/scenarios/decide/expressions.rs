@@ -8,8 +8,8 @@ use models::shadow::{Step, UPDATED};
 use serde_json::{Value, json};
 
 use super::prometheus::Prometheus;
-use super::support::{blocked, is_on, is_released, results, waiting};
-use crate::support::{NEW, OLD, nodes, operator_condition, run, shadow_of, step_of};
+use super::support::{blocked, is_on, is_released, waiting};
+use crate::support::{NEW, OLD, nodes, run, shadow_of, step_of};
 
 /// A test cluster whose policy queries a server each second.
 fn options_with_expressions(count: usize, prometheus: &Prometheus, health: &Value) -> TestClusterOptions {
@@ -56,12 +56,12 @@ async fn firing_or_failing_expression_blocks_updates() -> anyhow::Result<()> {
         prometheus.start_serving().await?;
         let world = ctx
             .until("the node waits since the expression fires", |world| {
-                let blocked = operator_condition(world, "Blocked");
+                let blocked = world.operator_condition("Blocked");
                 blocked.is_some_and(|c| c.reason == "ExpressionFires") && waiting(world, "ExpressionFires") == 1
             })
             .await?;
         assert!(blocked(&world, "node-1").is_none());
-        let message = &operator_condition(&world, "Blocked").unwrap().message;
+        let message = &world.operator_condition("Blocked").unwrap().message;
         let series = r#"job:errors:burnrate1h{job="shop"} 1"#;
         assert!(message.contains("error-budget") && message.contains(series), "{message}");
         // It is staged, and the firing expression keeps it in that state.
@@ -75,7 +75,7 @@ async fn firing_or_failing_expression_blocks_updates() -> anyhow::Result<()> {
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending.history, "node-1"), [(NEW, UPDATED.to_owned())]);
+    assert_eq!(ending.history.results("node-1"), [(NEW, UPDATED.to_owned())]);
     assert!(blocked(&ending.world(), "node-1").is_none());
     Ok(())
 }

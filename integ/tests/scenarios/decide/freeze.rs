@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::support::{annotate, is_released, record, status, until_event, until_metric};
 use crate::policy::{create_policy, wait_for};
-use crate::support::{NEW, ScenarioContext, nodes, operator_condition, run};
+use crate::support::{NEW, ScenarioContext, nodes, run};
 
 async fn resume(ctx: &ScenarioContext, nonce: &str) -> anyhow::Result<()> {
     annotate(ctx, &["bruo", OPERATOR_NAME], RESUME_ANNOTATION, nonce).await
@@ -25,7 +25,7 @@ async fn until_frozen_by(ctx: &ScenarioContext, node: Option<&str>) -> anyhow::R
     };
     let world = ctx
         .until("the rollout is frozen, and every node is released", |world| {
-            operator_condition(world, FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
+            world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
                 && quarantined(world).is_some()
                 && world.nodes.keys().all(|node| is_released(world, node))
                 && status(world).slots.is_empty()
@@ -34,7 +34,7 @@ async fn until_frozen_by(ctx: &ScenarioContext, node: Option<&str>) -> anyhow::R
     let quarantined = quarantined(&world).context("just seen")?;
     assert_eq!(quarantined.reason, FailureReason::BootFellBack);
     assert_eq!(quarantined.nodes.len(), 1, "the first one that fails stops the rollout: {quarantined:?}");
-    let frozen = operator_condition(&world, FROZEN).context("just seen")?;
+    let frozen = world.operator_condition(FROZEN).context("just seen")?;
     for part in ["1.20.5", "BootFellBack", &quarantined.nodes[0], RESUME_ANNOTATION] {
         assert!(frozen.message.contains(part), "{part} in {frozen:?}");
     }
@@ -80,7 +80,7 @@ async fn freeze_persists_until_resume_request_and_each_request_counts_once() -> 
         resume(ctx, "first").await?;
         ctx.renewals(2).await?;
         let world = ctx.bed.recorder.so_far()?.end();
-        assert_eq!(operator_condition(&world, FROZEN).unwrap().status, ConditionStatus::True);
+        assert_eq!(world.operator_condition(FROZEN).unwrap().status, ConditionStatus::True);
 
         resume(ctx, "second").await?;
         ctx.updated().await?;

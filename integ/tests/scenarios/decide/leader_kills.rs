@@ -10,7 +10,6 @@ use models::shadow::{HostState, Step, UPDATED};
 use nix::sys::signal::Signal;
 use semver::Version;
 
-use super::support::results;
 use crate::crashes::PATIENCE;
 use crate::interfere::{finish_command, is_activate, poll, release_into_blocked_drain, signal, unblock, until_host};
 use crate::leaders::{leader, two_controllers};
@@ -122,7 +121,7 @@ async fn update_completes_after_leader_kill_at_each_step() -> anyhow::Result<()>
     let of_update = Step::ALL.into_iter().filter(|step| !step.is_of_drills_alone());
     assert_eq!(killed, of_update.map(Step::as_str).collect::<Killed>());
     for node in BOTH {
-        let all = results(&ending.history, node);
+        let all = ending.history.results(node);
         let withdrawn = (node == released).then_some((NEWER, "ReleaseRequested"));
         let expected = [(NEW, UPDATED)].into_iter().chain(withdrawn).chain([(NEWER, UPDATED)]);
         let expected: Vec<_> = expected.map(|(version, end)| (version, end.to_owned())).collect();

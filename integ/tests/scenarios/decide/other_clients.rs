@@ -9,9 +9,9 @@ use models::shadow::{Record, Step, UPDATED};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::support::{is_on, results, waiting};
+use super::support::{is_on, waiting};
 use crate::interfere::{agent_on, blocked_drain, signal, unblock};
-use crate::support::{NEW, OLD, ScenarioContext, nodes, operator_condition, run, shadow_of, step_of};
+use crate::support::{NEW, OLD, ScenarioContext, nodes, run, shadow_of, step_of};
 
 /// The controller's record of a node.
 fn record(world: &ClusterState, node: &str) -> Record {
@@ -85,9 +85,9 @@ async fn update_by_other_client_ends_attempt_without_failure() -> anyhow::Result
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending.history, other), [(NEW, "UpdatedByOther".to_owned())]);
-    assert_eq!(results(&ending.history, &first), [(NEW, UPDATED.to_owned())]);
-    assert_ne!(operator_condition(&ending.world(), "Frozen").unwrap().status, ConditionStatus::True);
+    assert_eq!(ending.history.results(other), [(NEW, "UpdatedByOther".to_owned())]);
+    assert_eq!(ending.history.results(&first), [(NEW, UPDATED.to_owned())]);
+    assert_ne!(ending.world().operator_condition("Frozen").unwrap().status, ConditionStatus::True);
     assert_eq!(
         (ending.verdict.stats.arms, ending.verdict.stats.reboots),
         (1, 1),
@@ -120,7 +120,7 @@ async fn rollback_by_other_client_is_reported_without_version_failure() -> anyho
         assert_eq!(failure.version_failures, [], "the version is not to blame");
         assert!(failure.not_before.is_some(), "the client that did that is given time");
         assert!(events(ctx, NODE).await?.contains(&"UpdateFailed".to_owned()));
-        assert_ne!(operator_condition(&world, "Frozen").unwrap().status, ConditionStatus::True);
+        assert_ne!(world.operator_condition("Frozen").unwrap().status, ConditionStatus::True);
 
         // Once the lock is removed, it is updated again.
         ctx.policy(&json!({"health": {"after": {"soak": "1s"}}})).await?;
@@ -139,7 +139,7 @@ async fn rollback_by_other_client_is_reported_without_version_failure() -> anyho
     })
     .await?;
     let ended = ["BootedOtherVersion", UPDATED, UPDATED].map(|result| (NEW, result.to_owned()));
-    assert_eq!(results(&ending.history, NODE), ended);
+    assert_eq!(ending.history.results(NODE), ended);
     assert_eq!(ending.verdict.stats.reboots, 3);
     Ok(())
 }

@@ -6,9 +6,7 @@ use models::shadow::{HOST_REACHABLE, UPDATED};
 use semver::Version;
 use serde_json::json;
 
-use super::support::{
-    assert_signed, blocked, blocked_for, is_on, lock_of, results, settings_calls, settings_changes, waiting,
-};
+use super::support::{assert_signed, blocked, blocked_for, is_on, lock_of, settings_calls, settings_changes, waiting};
 use crate::support::{NEW, OLD, ScenarioContext, nodes, run, shadow_of};
 
 const BOTH: [&str; 2] = ["node-1", "node-2"];
@@ -67,7 +65,7 @@ async fn pinned_version_upgrades_and_downgrades_and_unpinning_restores_host_sett
     .await?;
     let all = [FIRST, PINNED, FIRST, NEW].map(|version| (version, UPDATED.to_owned()));
     for node in BOTH {
-        assert_eq!(results(&ending.history, node), all, "{node}");
+        assert_eq!(ending.history.results(node), all, "{node}");
     }
     assert_signed(&ending.history);
     assert_eq!(ending.verdict.stats.reboots, 8);
@@ -104,7 +102,7 @@ async fn version_lock_of_other_client_is_reported_and_blocks_update_until_remove
     })
     .await?;
     for node in BOTH {
-        assert_eq!(results(&ending.history, node), [(NEW, UPDATED.to_owned())], "{node} had no attempt before");
+        assert_eq!(ending.history.results(node), [(NEW, UPDATED.to_owned())], "{node} had no attempt before");
     }
     let world = ending.world();
     assert!(blocked(&world, "node-1").is_none());

@@ -8,7 +8,7 @@ use models::shadow::{HostState, Step};
 use semver::Version;
 use serde_json::{Value, json};
 
-use super::support::{is_updated, last_reason, record, results, status};
+use super::support::{is_updated, last_reason, record, status};
 use super::windows::{closed_schedule, open_schedule, slots_granted_outside_window};
 use crate::interfere::{finish_command, is_call, until_host};
 use crate::policy::wait_for;
@@ -150,7 +150,7 @@ async fn staged_image_of_withdrawn_release_is_not_booted() -> anyhow::Result<()>
     })
     .await?;
     for node in ["node-1", "node-2"] {
-        let reasons: Vec<_> = results(&ending.history, node).into_iter().map(|(_, reason)| reason).collect();
+        let reasons: Vec<_> = ending.history.results(node).into_iter().map(|(_, reason)| reason).collect();
         assert_eq!(reasons, ["Superseded", models::shadow::UPDATED], "{node}");
     }
     assert_eq!(ending.verdict.stats.reboots, 2, "no host booted the version that was withdrawn");

@@ -9,7 +9,7 @@ use models::shadow::UPDATED;
 use semver::Version;
 use serde_json::json;
 
-use super::support::{assert_signed, lock_of, results, status, waiting};
+use super::support::{assert_signed, lock_of, status, waiting};
 use crate::support::{LIMIT, NEW, OLD, ScenarioContext, nodes, run};
 
 const FIRST: Version = Version::new(1, 20, 4);
@@ -39,7 +39,7 @@ async fn version_range_selects_newest_version_not_excluded() -> anyhow::Result<(
         ctx.policy(&json!({"version": {"target": ">=1.21, <1.20"}})).await?;
         ctx.until_operator(models::operator::DEGRADED, models::condition::ConditionStatus::True).await?;
         let world = ctx.bed.recorder.so_far()?.end();
-        let degraded = crate::support::operator_condition(&world, models::operator::DEGRADED).context("just seen")?;
+        let degraded = world.operator_condition(models::operator::DEGRADED).context("just seen")?;
         assert!(
             degraded.message.contains("spec.version.target") && degraded.message.contains(">=1.20, <1.23"),
             "{degraded:?}"
@@ -49,7 +49,7 @@ async fn version_range_selects_newest_version_not_excluded() -> anyhow::Result<(
     .await?;
     for node in ["node-1", "node-2"] {
         let expected = [FIRST, NEW].map(|version| (version, UPDATED.to_owned()));
-        assert_eq!(results(&ending.history, node), expected, "{node}");
+        assert_eq!(ending.history.results(node), expected, "{node}");
     }
     assert_signed(&ending.history);
     Ok(())
@@ -111,7 +111,7 @@ async fn minimum_age_selects_newest_version_old_enough() -> anyhow::Result<()> {
     .await?;
     for node in ["node-1", "node-2"] {
         let expected = [FIRST, NEW].map(|version| (version, UPDATED.to_owned()));
-        assert_eq!(results(&ending.history, node), expected, "{node}");
+        assert_eq!(ending.history.results(node), expected, "{node}");
     }
     assert_signed(&ending.history);
     Ok(())

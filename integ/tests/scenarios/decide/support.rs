@@ -13,7 +13,7 @@ use crate::interfere::poll;
 use crate::support::{ScenarioContext, condition_of};
 
 pub(super) use crate::support::{
-    EVENTS_OF_NODES, is_on, is_released, is_updated, last_reason, other, record, results, status, until_event,
+    EVENTS_OF_NODES, is_on, is_released, is_updated, last_reason, other, record, status, until_event,
 };
 
 /// Number of nodes that wait for a reason, by the operator's status.

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::support::{status, until_event, until_metric};
 use super::windows::{closed_schedule, slots_granted_outside_window};
 use crate::policy::wait_for;
-use crate::support::{NEW, ScenarioContext, nodes, operator_condition, run};
+use crate::support::{NEW, ScenarioContext, nodes, run};
 
 /// The first entry of this kind in the history.
 async fn entry(ctx: &ScenarioContext, kind: EntryKind) -> anyhow::Result<Option<HistoryEntry>> {
@@ -59,7 +59,7 @@ async fn urgent_version_passes_closed_window_and_soak_with_event_and_history() -
                 })
             })
             .await?;
-        let window = operator_condition(&world, WINDOW_OPEN).unwrap();
+        let window = world.operator_condition(WINDOW_OPEN).unwrap();
         assert_eq!(
             (window.status, window.reason.as_str()),
             (ConditionStatus::False, "Closed"),

@@ -7,7 +7,7 @@ use models::shadow::{BLOCKED, ShadowRequests};
 use serde_json::json;
 
 use super::support::{
-    EVENTS_OF_NODES, annotate, is_released, is_updated, last_reason, other, record, results, status, until_event,
+    EVENTS_OF_NODES, annotate, is_released, is_updated, last_reason, other, record, status, until_event,
 };
 use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
@@ -97,7 +97,7 @@ async fn release_request_ends_attempt_without_failure_or_back_off() -> anyhow::R
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending.history, &target), [(NEW, "ReleaseRequested".to_owned()), (NEW, "Updated".to_owned())]);
+    assert_eq!(ending.history.results(&target), [(NEW, "ReleaseRequested".to_owned()), (NEW, "Updated".to_owned())]);
     Ok(())
 }
 
@@ -131,7 +131,7 @@ async fn hold_during_drain_keeps_cordon_and_frees_slot_without_failure() -> anyh
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending.history, &target), [(NEW, "Held".to_owned()), (NEW, "Updated".to_owned())]);
+    assert_eq!(ending.history.results(&target), [(NEW, "Held".to_owned()), (NEW, "Updated".to_owned())]);
     assert!(condition_of(&ending.world(), &target, BLOCKED).is_none_or(|c| c.status != ConditionStatus::True));
     Ok(())
 }

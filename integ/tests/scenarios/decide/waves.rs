@@ -7,7 +7,7 @@ use models::shadow::UPDATED;
 use semver::Version;
 use serde_json::json;
 
-use super::support::{assert_signed, is_on, results, settings_calls, waiting};
+use super::support::{assert_signed, is_on, settings_calls, waiting};
 use crate::support::{LIMIT, NEW, OLD, ScenarioContext, nodes, run, shadow_of};
 
 /// The node of the later wave, and its place in the waves. All others are at 42.
@@ -70,7 +70,7 @@ async fn node_waits_for_its_wave_unless_waves_are_ignored() -> anyhow::Result<()
     })
     .await?;
     for node in ["node-1", "node-2", LATE.0] {
-        assert_eq!(results(&ending.history, node), [NEW, NEWER].map(|version| (version, UPDATED.to_owned())), "{node}");
+        assert_eq!(ending.history.results(node), [NEW, NEWER].map(|version| (version, UPDATED.to_owned())), "{node}");
     }
     assert_signed(&ending.history);
     Ok(())

@@ -13,7 +13,7 @@ use super::mid_rollout_changes::two_prestaged_nodes;
 use super::support::{is_updated, other, status, until_metric};
 use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
-use crate::support::{OLD, nodes, operator_condition, run, shadow_of, step_of};
+use crate::support::{OLD, nodes, run, shadow_of, step_of};
 
 /// A window that opens in twelve hours.
 pub(super) fn closed_schedule() -> Value {
@@ -62,11 +62,11 @@ async fn closed_window_completes_running_update_and_blocks_new_ones() -> anyhow:
         let world = ctx
             .until("the staged node waits for the window, and the operator says when it opens", |world| {
                 wait_for(world, "WindowClosed", 1)
-                    && operator_condition(world, WINDOW_OPEN).is_some_and(|c| c.status == ConditionStatus::False)
+                    && world.operator_condition(WINDOW_OPEN).is_some_and(|c| c.status == ConditionStatus::False)
                     && status(world).next_window.is_some_and(|at| at > Timestamp::now())
             })
             .await?;
-        assert_eq!(operator_condition(&world, WINDOW_OPEN).unwrap().reason, "Closed");
+        assert_eq!(world.operator_condition(WINDOW_OPEN).unwrap().reason, "Closed");
         assert_eq!(step_of(&world, &node), Some(Step::Draining), "what has started is not taken back");
         until_metric(ctx, "window_open", "0").await?;
 
@@ -78,7 +78,7 @@ async fn closed_window_completes_running_update_and_blocks_new_ones() -> anyhow:
 
         ctx.policy(&json!({"schedule": blackout()?})).await?;
         let world = ctx.until("the node waits for the blackout's end", |world| wait_for(world, "Blackout", 1)).await?;
-        assert_eq!(operator_condition(&world, WINDOW_OPEN).unwrap().reason, "Blackout");
+        assert_eq!(world.operator_condition(WINDOW_OPEN).unwrap().reason, "Blackout");
         assert_eq!(step_of(&world, next), Some(Step::Staged), "it keeps its image");
         assert_eq!(shadow_of(&world, next).unwrap().status.agent.current_version, Some(OLD));
         assert!(status(&world).slots.is_empty() && !world.nodes[next].claimed());

@@ -17,7 +17,7 @@ const DEVICE: u64 = 64 * 1024;
 /// Reads the flags.
 ///
 /// # Errors
-/// When the device cannot be read, is empty, or was written in part.
+/// The device cannot be read, is empty, or was written in part.
 pub fn read(device: &Path) -> anyhow::Result<Disk> {
     let mut block = Vec::with_capacity(BLOCK);
     let file = File::open(device).with_context(|| format!("opening {}", device.display()))?;
@@ -37,7 +37,7 @@ pub fn read(device: &Path) -> anyhow::Result<Disk> {
 /// Writes the flags, and returns when they are on the disk.
 ///
 /// # Errors
-/// When the device cannot be written.
+/// The device cannot be written.
 pub fn write(device: &Path, disk: &Disk) -> anyhow::Result<()> {
     let file = OpenOptions::new().write(true).open(device).with_context(|| format!("opening {}", device.display()))?;
     put(file, disk).with_context(|| format!("writing {}", device.display()))
@@ -46,7 +46,7 @@ pub fn write(device: &Path, disk: &Disk) -> anyhow::Result<()> {
 /// Makes the file of a new disk with these flags.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// The file cannot be written.
 pub fn create(path: &Path, disk: &Disk) -> anyhow::Result<()> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
     let file = file.with_context(|| format!("making {}", path.display()))?;
@@ -67,7 +67,7 @@ fn put(mut file: File, disk: &Disk) -> anyhow::Result<()> {
 /// Chooses the set to boot as GRUB does, which spends one of its tries.
 ///
 /// # Errors
-/// When no set boots, or the device cannot be read or written.
+/// No set boots, or the device cannot be read or written.
 pub fn boot(device: &Path) -> anyhow::Result<SetName> {
     let mut disk = read(device)?;
     let Some(set) = disk.boot() else { bail!("no partition set boots: {}", serde_json::to_string(&disk)?) };
@@ -78,7 +78,7 @@ pub fn boot(device: &Path) -> anyhow::Result<SetName> {
 /// Marks the running set successful, at the end of a good boot.
 ///
 /// # Errors
-/// When the device cannot be read or written.
+/// The device cannot be read or written.
 pub fn mark_successful(device: &Path) -> anyhow::Result<()> {
     let mut disk = read(device)?;
     disk.mark_successful_boot();
