@@ -1,13 +1,17 @@
 //! Addresses of nodes and pods. The API server refuses loopback addresses as endpoints, and every process of the test
-//! cluster has to use loopback: so a pod is `10.R.n.p` for Kubernetes, and its process listens on `127.R.n.p`.
+//! cluster has to use loopback: so a pod is `10.R.n.p` for Kubernetes, and its process listens on `127.R.n.p`. Beside virtual
+//! machines there is a network, which routes `10.200.0.0/16` to this machine: there a process has the pod's address itself.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 /// The port whose listener marks a second octet as taken: above the range that Linux assigns by itself.
 const CLAIM_PORT: u16 = 65_000;
+
+/// The second octet that the network of virtual machines routes to this machine.
+const ROUTED: u8 = 200;
 
 /// The addresses of one test cluster: a second octet that no other test cluster on this machine uses, held until the
 /// last clone is dropped.
@@ -24,11 +28,22 @@ impl Addresses {
         for step in 0..254_u16 {
             let bed = (u16::from(first - 1) + step) % 254 + 1;
             let Ok(bed) = u8::try_from(bed) else { continue };
-            if let Ok(listener) = TcpListener::bind((Ipv4Addr::new(127, bed, 255, 254), CLAIM_PORT)) {
-                return Ok(Self { bed, _claim: Arc::new(listener) });
+            if let (false, Ok(addresses)) = (bed == ROUTED, Self::of(bed)) {
+                return Ok(addresses);
             }
         }
-        bail!("all of 127.1.0.0/16 to 127.254.0.0/16 are taken: 254 test beds run on this machine")
+        bail!("all of 127.1.0.0/16 to 127.254.0.0/16 are taken: 253 test beds run on this machine")
+    }
+
+    /// The addresses that virtual machines reach, inside the network that `integ/vm/network.sh` makes.
+    pub fn routed() -> Result<Self> {
+        Self::of(ROUTED)
+    }
+
+    fn of(bed: u8) -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::new(127, bed, 255, 254), CLAIM_PORT))
+            .with_context(|| format!("127.{bed}.0.0/16 is taken"))?;
+        Ok(Self { bed, _claim: Arc::new(listener) })
     }
 
     /// The second octet.
@@ -41,11 +56,12 @@ impl Addresses {
         NodeAddress { bed: self.bed, node }
     }
 
-    /// The loopback address of the process that Kubernetes knows under `address`, if it is in this test cluster.
+    /// The address of the process that Kubernetes knows under `address`, if it can be reached.
     pub fn process_ip(&self, address: IpAddr) -> Option<IpAddr> {
         match address {
             IpAddr::V4(ip) if ip.octets()[0] == 10 && ip.octets()[1] == self.bed => Some(IpAddr::V4(to_process(ip))),
-            _ => None,
+            // A pod on a virtual machine.
+            _ => (self.bed == ROUTED).then_some(address),
         }
     }
 }
@@ -71,10 +87,12 @@ impl NodeAddress {
     }
 }
 
-/// `127.b.c.d` for `10.b.c.d`.
+/// `127.b.c.d` for `10.b.c.d`, unless that is routed to this machine.
 pub fn to_process(ip: Ipv4Addr) -> Ipv4Addr {
-    let [_, b, c, d] = ip.octets();
-    Ipv4Addr::new(127, b, c, d)
+    match ip.octets() {
+        [_, ROUTED, ..] => ip,
+        [_, b, c, d] => Ipv4Addr::new(127, b, c, d),
+    }
 }
 
 /// The pod addresses of one node, assigned in turn, so that a released address is reused last: a client with an old
@@ -126,6 +144,14 @@ mod tests {
         let pod = bed.node(3).pod_ip(7);
         assert_eq!(bed.process_ip(pod.into()), Some(Ipv4Addr::new(127, bed.bed(), 3, 7).into()));
         assert_eq!(bed.process_ip(Ipv4Addr::new(192, 168, 1, 1).into()), None);
+    }
+
+    #[test]
+    fn beside_virtual_machines_processes_have_the_addresses_of_their_pods() {
+        let bed = Addresses { bed: ROUTED, _claim: Arc::new(TcpListener::bind("127.0.0.1:0").unwrap()) };
+        for pod in [bed.node(3).pod_ip(7), Ipv4Addr::new(10, 244, 1, 9)] {
+            assert_eq!(bed.process_ip(pod.into()), Some(pod.into()));
+        }
     }
 
     #[test]

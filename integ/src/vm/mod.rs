@@ -6,6 +6,7 @@ mod dns;
 mod guest;
 mod network;
 mod seed;
+mod stand_in;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,12 +18,13 @@ use semver::Version;
 use serde_json::json;
 use tokio::process::{Child, Command};
 
-use crate::bed::workload;
+use crate::bed::{host_log, workload};
 use crate::control_plane::{self, ControlPlane};
-use crate::oracle::{Expectations, History, HostLog, Recorder, Verdict, judge, settled_audit};
+use crate::oracle::{ClusterState, Expectations, History, HostLog, Recorder, Verdict, judge, settled_audit};
 
 pub use self::guest::Guest;
 pub use self::network::GATEWAY;
+use self::stand_in::StandIn;
 
 /// The version that a guest runs at first.
 pub const FIRST: Version = Version::new(1, 20, 0);
@@ -73,6 +75,7 @@ pub struct VmCluster {
     pub recorder: Recorder,
     /// An administrator's client.
     pub client: Client,
+    stand_in: Option<StandIn>,
     _dns: Child,
     /// The control plane; dropped last.
     pub control_plane: ControlPlane,
@@ -100,7 +103,7 @@ impl VmCluster {
         });
         workload::apply(&client, vec![binding]).await?;
         let dns = dns::start(&files.coredns, &control_plane, &client).await?;
-        let mut cluster = Self { guests: Vec::new(), recorder, client, _dns: dns, control_plane };
+        let mut cluster = Self { guests: Vec::new(), stand_in: None, recorder, client, _dns: dns, control_plane };
         for number in 1..=guests {
             let (name, others) = (format!("vm-{number}"), (1..=guests).filter(|other| *other != number));
             let folder = cluster.control_plane.dir().join(&name);
@@ -123,6 +126,20 @@ impl VmCluster {
         };
         ready.with_context(consoles)?;
         Ok(cluster)
+    }
+
+    /// Adds a node without a machine, and returns when it is Ready.
+    pub async fn add_stand_in(&mut self, name: &str) -> anyhow::Result<()> {
+        self.stand_in = Some(StandIn::start(name, &self.control_plane, &self.client).await?);
+        let ready = |world: &ClusterState| world.nodes.get(name).is_some_and(|node| node.ready);
+        self.recorder.wait_until_state(&format!("{name} is Ready"), SOON, ready).await?;
+        Ok(())
+    }
+
+    /// The names of all nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        let stand_in = self.stand_in.iter().map(|stand_in| stand_in.node.name.as_str());
+        self.guests.iter().map(|guest| guest.name.as_str()).chain(stand_in)
     }
 
     /// Runs kubectl as an administrator from the root of the repository, and returns what it prints.
@@ -156,29 +173,36 @@ impl VmCluster {
         let kubectl = self.control_plane.kubectl().parent().context("kubectl has a folder")?;
         let path = format!("{}:{}", kubectl.display(), std::env::var("PATH").unwrap_or_default());
         for line in block.lines().filter(|line| !line.contains("--watch")) {
-            let nodes = self.guests.iter().map(|guest| line.replace("NODE", &guest.name));
+            let nodes = self.nodes().map(|node| line.replace("NODE", node));
             for line in nodes.take(if line.contains("NODE") { usize::MAX } else { 1 }) {
                 let mut shell = Command::new("bash");
                 shell.env("PATH", &path).env("KUBECONFIG", self.control_plane.kubeconfig()).args(["-ec", &line]);
                 self.run(shell, "").await.context(line)?;
             }
         }
-        let policy = json!({"spec": {"version": {"refreshInterval": "10s"}, "health": {"after": {"soak": "15s"}}}});
+        let policy = json!({"spec": {
+            "version": {"refreshInterval": "10s"},
+            "health": {"after": {"soak": "15s"}},
+            "failurePolicy": {"backOff": "10s"},
+        }});
         let patch = "patch bruo --type=merge";
         self.kubectl(&format!("-n {SYSTEM_NAMESPACE} {patch} {OPERATOR_NAME} -p {policy}")).await?;
         self.recorder
             .wait_until_state("every agent has reported", SOON, |world| {
                 let reported = world.shadows.values().filter(|shadow| shadow.status.agent.updates.is_some());
-                reported.count() == self.guests.len()
+                reported.count() == self.nodes().count()
             })
             .await?;
         Ok(())
     }
 
-    /// Makes a version appear in the update repository of every machine.
+    /// Makes a version appear in the update repository of every node.
     pub async fn publish(&self, version: &Version) -> anyhow::Result<()> {
         for guest in &self.guests {
             guest.publish(version).await?;
+        }
+        if let Some(stand_in) = &self.stand_in {
+            stand_in.releases.publish(version.clone());
         }
         Ok(())
     }
@@ -191,10 +215,14 @@ impl VmCluster {
     /// Judges the whole run.
     pub async fn judge(self, expectations: &Expectations) -> anyhow::Result<(Verdict, History)> {
         let logs = self.guests.iter().map(|guest| Ok(HostLog::of(&guest.name, &guest.events()?)));
-        let logs: Vec<HostLog> = logs.collect::<anyhow::Result<_>>()?;
+        let mut logs: Vec<HostLog> = logs.collect::<anyhow::Result<_>>()?;
+        logs.extend(self.stand_in.iter().map(|stand_in| host_log(&stand_in.node.name, &stand_in.node.host)));
         let history = self.recorder.finish().await?;
         let audit = settled_audit(&mut self.control_plane.audit(), &self.client).await?;
         drop(self.guests);
+        if let Some(stand_in) = self.stand_in {
+            stand_in.node.kubelet.stop().await;
+        }
         self.control_plane.stop().await?;
         Ok((judge(&history, &logs, &audit, expectations), history))
     }

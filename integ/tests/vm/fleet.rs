@@ -1,5 +1,5 @@
-//! Two machines in one rollout, with what goes wrong in real fleets: power cuts, restarts of kubelet and containerd, an update
-//! of the operator.
+//! Two machines and a stand-in in one rollout, with what goes wrong in real fleets: power cuts, restarts of kubelet and
+//! containerd, an update of the operator.
 
 use anyhow::Context as _;
 use integ::oracle::{ClusterState, Expectations};
@@ -16,7 +16,10 @@ fn step(world: &ClusterState, node: &str) -> Option<Step> {
     world.shadow_of(world.nodes.get(node)?)?.status.controller.progress.as_ref().map(|progress| progress.step)
 }
 
-/// The nodes, the one that is out of service first.
+/// The stand-in.
+const STAND_IN: &str = "stand-in";
+
+/// The machines, the one that is out of service first.
 fn order(world: &ClusterState) -> Option<[&'static str; 2]> {
     let drained = |node: &str| world.nodes.get(node).is_some_and(|node| node.claimed());
     [["vm-1", "vm-2"], ["vm-2", "vm-1"]].into_iter().find(|order| drained(order[0]))
@@ -27,13 +30,14 @@ fn order(world: &ClusterState) -> Option<[&'static str; 2]> {
 async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_the_operator() -> anyhow::Result<()> {
     let mut second = "";
     let history = run(2, Expectations { max_unavailable: Some(1), nothing_left: true }, async |ctx: &mut Scenario| {
-        ctx.shop(2, json!(1)).await?;
+        ctx.cluster.add_stand_in(STAND_IN).await?;
+        ctx.shop(3, json!(1)).await?;
         ctx.cluster.install_by_readme().await?;
         ctx.cluster.publish(&UPDATED).await?;
 
-        // Kubelet and containerd restart while the first node is drained.
+        // Kubelet and containerd restart while the first machine is drained.
         let mut nodes = None;
-        ctx.until("a node is drained", SOON, |world| {
+        ctx.until("a machine is drained", SOON, |world| {
             nodes = order(world);
             nodes.is_some()
         })
@@ -41,10 +45,10 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
         let [first, other] = nodes.context("just seen")?;
         second = other;
         ctx.cluster.guest(first)?.shell("systemctl restart containerd kubelet").await?;
-        ctx.until("the first node is updated", BOOT, |world| world.is_updated(first, &UPDATED)).await?;
+        ctx.until("the first machine is updated", BOOT, |world| world.is_updated(first, &UPDATED)).await?;
 
         // The power fails while the second one is drained. It comes back on the image that it had.
-        ctx.until("the second node is drained", BOOT, |world| step(world, other) == Some(Step::Draining)).await?;
+        ctx.until("the second machine is drained", BOOT, |world| step(world, other) == Some(Step::Draining)).await?;
         let guest = ctx.cluster.guest(other)?;
         guest.cut_power().await?;
         guest.power_on()?;
@@ -60,11 +64,11 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
         ctx.updated(&UPDATED).await?;
         let images = ctx.cluster.kubectl("get pods -A -l app.kubernetes.io/name=brupop -o jsonpath={..image}").await?;
         anyhow::ensure!(images.contains(":next"), "{images}");
-        ctx.shop_is_ready(2).await?;
+        ctx.shop_is_ready(3).await?;
         Ok(())
     })
     .await?;
-    for node in ["vm-1", "vm-2"] {
+    for node in ["vm-1", "vm-2", STAND_IN] {
         let results = history.results(node);
         assert_eq!(results.last(), Some(&(UPDATED, "Updated".to_owned())), "{node}: {results:?}");
     }

@@ -67,7 +67,7 @@ impl Scenario {
 
     /// Waits until every node runs a version, released.
     pub(crate) async fn updated(&self, version: &Version) -> anyhow::Result<()> {
-        let nodes: Vec<String> = self.cluster.guests.iter().map(|guest| guest.name.clone()).collect();
+        let nodes: Vec<&str> = self.cluster.nodes().collect();
         let limit = BOOT * u32::try_from(nodes.len())?;
         self.until(&format!("every node is on {version}"), limit, |world| {
             nodes.iter().all(|node| world.is_updated(node, version))
