@@ -32,7 +32,7 @@ variant=aws-k8s-1.37
 
 cache=${BRUPOP_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set BRUPOP_CACHE}/.cache}/brupop}
 key=$(cd "$here" && { ./programs.sh --where | sed 's#.*/##'; ./debian.sh --where | sed 's#.*/##'
-  tar --sort=name --mtime=@0 --owner=0 --group=0 --mode=a-w,a+rX -cf - build.sh data.sh init root; } | sha256sum | cut -c1-16)
+  tar --sort=name --mtime=@0 --owner=0 --group=0 --mode=a-w,a+rX -cf - build.sh data.sh init root selinux.cil; } | sha256sum | cut -c1-16)
 images=$cache/vm/$key
 if [ "${1:-}" = --where ] || [ -e "$images/done" ]; then echo "$images"; exit 0; fi
 
@@ -47,6 +47,7 @@ need cpio "$(have cpio)"
 need e2fsprogs "$(have mkfs.ext4)"
 need iproute2 "$(have ip)"
 need util-linux "$(have unshare)"
+need secilc "$(have secilc)"
 [ -z "$missing" ] || { echo "vm: a guest needs more packages: apt-get install --no-install-recommends$missing" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || { echo "vm: a guest is built and run as root (mmdebstrap, network namespaces)" >&2; exit 1; }
 
@@ -81,6 +82,13 @@ cp -r --preserve=mode "$here/root/." "$root/"
 echo api:x:274: >>"$root/etc/group"
 : >"$root/etc/resolv.conf"
 : >"$root/etc/machine-id"
+{ # A range is of categories that are declared, one by one.
+  printf '(category c%s)\n' $(seq 0 1023)
+  printf '(categoryorder (%s))\n(sensitivitycategory s0 (range c0 c1023))\n' "$(seq -f c%g -s ' ' 0 1023)"
+} >"$part/categories.cil"
+mkdir -p "$root"/etc/selinux/guest/{policy,contexts/files}
+secilc -c 33 -o "$root/etc/selinux/guest/policy/policy.33" -f "$root/etc/selinux/guest/contexts/files/file_contexts" \
+  "$here/selinux.cil" "$part/categories.cil"
 unit() { ln -sf /dev/null "$root/etc/systemd/system/$1"; }
 # Each of these costs a second or more of an emulated boot, and a node has no use for it.
 for masked in modprobe@{configfs,dm_mod,drm,efi_pstore,fuse,loop}.service kmod-static-nodes.service getty.target \

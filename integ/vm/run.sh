@@ -51,6 +51,6 @@ disk releases "$images/releases.img" readonly=on
 exec qemu-system-x86_64 -machine q35,hpet=off $accelerator -smp 2 -m "${BRUPOP_VM_MEMORY:-1024}" \
   -nodefaults -no-user-config -display none -chardev file,id=console,path=console.log,append=on -serial chardev:console \
   -monitor unix:monitor,server,nowait -kernel "$images/vmlinuz" -initrd initrd \
-  -append "console=ttyS0 quiet loglevel=4 panic=-1 net.ifnames=0 systemd.show_status=0 systemd.unified_cgroup_hierarchy=1 mitigations=off" \
+  -append "console=ttyS0 quiet loglevel=4 panic=-1 net.ifnames=0 systemd.show_status=0 systemd.unified_cgroup_hierarchy=1 mitigations=off security=selinux selinux=1" \
   "${disks[@]}" -device virtio-rng-pci -netdev "tap,id=net,ifname=tap$n,script=no,downscript=no" \
   -device "virtio-net-pci,netdev=net,mac=52:54:00:00:00:$(printf %02x "$n")" "$@"

@@ -97,8 +97,16 @@ impl Scenario {
         ensure!(field("Groups").split(' ').any(|group| group == "274"), "groups of the agent: {}", field("Groups"));
         let mounts = guest.shell("grep ' / ' /proc/$(pidof brupop-agent)/mounts").await?;
         ensure!(mounts.split_whitespace().nth(3).is_some_and(|options| options.starts_with("ro")), "{mounts}");
-        let socket = guest.shell("stat -c '%u:%g %a' /run/api.sock").await?;
-        ensure!(socket == "0:274 660", "{socket}");
+        let socket = guest.shell("stat -c '%u:%g %a %C' /run/api.sock").await?;
+        ensure!(socket == "0:274 660 system_u:object_r:api_socket_t:s0", "{socket}");
+        let label = guest.shell("cat /sys/fs/selinux/enforce /proc/$(pidof brupop-agent)/attr/current").await?;
+        let label = label.trim_end_matches('\0');
+        ensure!(label == "1system_u:system_r:control_t:s0", "SELinux does not enforce, or the agent's label: {label}");
+        // As root, so that nothing but the label counts.
+        for (label, may) in [("control_t", true), ("container_t", false)] {
+            let writes = guest.shell(&format!("runcon -t {label} -- test -w /run/api.sock")).await;
+            ensure!(writes.is_ok() == may, "{label} and the socket: {writes:?}");
+        }
         let cgroup = "/sys/fs/cgroup$(cut -d: -f3 /proc/$(pidof brupop-agent)/cgroup)";
         let memory =
             guest.shell(&format!("cat {cgroup}/memory.max {cgroup}/memory.peak {cgroup}/memory.current")).await?;
