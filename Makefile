@@ -46,7 +46,7 @@ help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
 
 .PHONY: demo
-demo: tools control-plane build agent ## Show one update rolling through three simulated nodes (ARGS="--help" for more)
+demo: tools $(if $(filter --vm,$(ARGS)),tools-vm) control-plane build agent ## Show one update rolling through three simulated nodes (ARGS="--help" for more)
 	@$(if $(filter --vm,$(ARGS)),integ/vm/with.sh "$(TARGET)" 2) env BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
@@ -226,9 +226,9 @@ test-images: tools control-plane build images ## Check the images that `make ima
 		$(if $(filter brupop-%,$(IMAGES)),$(PROGRAMS) "$(TARGET)/debug/brupop-demo",@echo "make: no node was updated: the plugin updates none"))
 
 .PHONY: test-vm
-test-vm: tools control-plane build ## Run the scenarios on real nodes in virtual machines, as root; half an hour (VM=name: one of them)
-	$(CARGO) test --locked -p integ --test vm --no-run
-	@integ/vm/with.sh "$(TARGET)" 2 $(CARGO) test --locked -p integ --test vm -- --ignored --nocapture --test-threads=1 $(VM)
+test-vm: tools tools-vm control-plane build ## Run the scenarios on real nodes in virtual machines, as root; 40 minutes (VM=name: one of them)
+	@[ -n "$$($(CARGO) test --locked -p integ --test vm -- --ignored --list $(VM) | grep ': test$$')" ] || { echo "make: no scenario is named $(VM): see integ/tests/vm" >&2; exit 1; }
+	@integ/vm/with.sh "$(TARGET)" 2 $(CARGO) test --locked -p integ --test vm -- --ignored --nocapture --test-threads=1 $(or $(VM),--skip recording)
 
 .PHONY: manifests
 manifests: build ## Write the generated files again: manifests and the reference of the resources
@@ -252,6 +252,10 @@ tools:
 .PHONY: tools-lint
 tools-lint:
 	@for part in fmt clippy; do $(CARGO) $$part --version >/dev/null 2>&1 || { echo "make: cargo $$part is needed: rustup component add rustfmt clippy" >&2; exit 1; }; done
+
+.PHONY: tools-vm
+tools-vm:
+	@integ/vm/build.sh --check
 
 .PHONY: tools-go
 tools-go:

@@ -4,6 +4,7 @@
 #
 #   build.sh           build what is missing, then print the folder of the images
 #   build.sh --where   only print that folder
+#   build.sh --check   only check that it can be built and run here
 #
 # In the folder:
 #   vmlinuz, initrd   kernel and initramfs; initramfs.sh adds the guest's program
@@ -34,14 +35,18 @@ cache=${BRUPOP_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set BRUPOP_CACH
 key=$(cd "$here" && { ./programs.sh --where | sed 's#.*/##'; ./debian.sh --where | sed 's#.*/##'
   tar --sort=name --mtime=@0 --owner=0 --group=0 --mode=a-w,a+rX -cf - build.sh data.sh init root selinux.cil; } | sha256sum | cut -c1-16)
 images=$cache/vm/$key
-if [ "${1:-}" = --where ] || [ -e "$images/done" ]; then echo "$images"; exit 0; fi
+if [ "${1:-}" = --where ]; then echo "$images"; exit 0; fi
 
+[ "$(id -u)" = 0 ] || { echo "vm: a guest is built and run as root (mmdebstrap, network namespaces): docs/testing.md has the command" >&2; exit 1; }
+[ "$(uname -m)" = x86_64 ] || { echo "vm: a guest is built and run on x86_64, and this is $(uname -m)" >&2; exit 1; }
 missing=
 need() { [ -n "$2" ] || missing="$missing $1"; }
 have() { command -v "$1" || true; }
 need qemu-system-x86 "$(have qemu-system-x86_64)"
 need mmdebstrap "$(have mmdebstrap)"
+need debian-archive-keyring "$(ls /usr/share/keyrings/debian-archive-keyring.gpg 2>/dev/null)"
 need gcc "$(have gcc)"
+need pkg-config "$(have pkg-config)"
 need libseccomp-dev "$(ls /usr/include/seccomp.h 2>/dev/null)"
 need cpio "$(have cpio)"
 need e2fsprogs "$(have mkfs.ext4)"
@@ -49,7 +54,9 @@ need iproute2 "$(have ip)"
 need util-linux "$(have unshare)"
 need secilc "$(have secilc)"
 [ -z "$missing" ] || { echo "vm: a guest needs more packages: apt-get install --no-install-recommends$missing" >&2; exit 1; }
-[ "$(id -u)" = 0 ] || { echo "vm: a guest is built and run as root (mmdebstrap, network namespaces)" >&2; exit 1; }
+"$here/programs.sh" --check
+if [ "${1:-}" = --check ]; then exit 0; fi
+if [ -e "$images/done" ]; then echo "$images"; exit 0; fi
 
 bin=$("$here/programs.sh")
 debian=$("$here/debian.sh")

@@ -25,7 +25,7 @@ cat >"$folder/config.toml" <<EOF
 version = 3
 root = "$folder/var/lib/containerd"
 state = "$folder/state"
-disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"]
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"]
 [grpc]
   address = "$folder/containerd.sock"
 EOF

@@ -11,7 +11,13 @@ set -euo pipefail
 if [ "${1:-}" != --inside ]; then
   # unshare itself ignores SIGTERM; with it everything inside is killed.
   unshare --net --mount --pid --fork --kill-child --mount-proc -- "${BASH_SOURCE[0]}" --inside "$@" <&0 &
-  trap 'kill -KILL $!' HUP INT TERM
+  # All processes in it first; a test bed's reaper, which ignores that, removes its files.
+  end() {
+    pkill -TERM --nslist pid --ns "$(pgrep -P $!)" || true
+    for _ in $(seq 100); do kill -0 $! 2>/dev/null || exit 130; sleep 0.1; done
+    kill -KILL $!
+  }
+  trap end HUP INT TERM
   wait $!
   exit
 fi
@@ -27,5 +33,9 @@ for n in $(seq "$nodes"); do
   ip link set "tap$n" master br0 up
   ip route add "10.244.$n.0/24" via "10.99.0.$((10 + n))"
 done
-# Not by exec: the first process of a PID namespace has to outlive orphans, which a shell does.
-"$@"
+# Not by exec: the first process of a PID namespace has to outlive orphans, and its end kills them.
+status=0
+"$@" || status=$?
+others() { for process in /proc/[0-9]*; do [ "$process" = /proc/$$ ] || return 0; done; return 1; }
+for _ in $(seq 100); do others || break; sleep 0.1; done
+exit $status

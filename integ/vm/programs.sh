@@ -5,6 +5,7 @@
 #
 #   programs.sh           build what is missing, then print the folder that holds the programs
 #   programs.sh --where   only print that folder
+#   programs.sh --check   only check that they can be built
 #
 # The folder's name is a digest of the module files, of this script and of go.sh. Interrupted? Run it again.
 set -euo pipefail
@@ -21,11 +22,12 @@ cache=${BRUPOP_CACHE:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set BRUPOP_CACH
 key=$(cat "$here"/{kubernetes,containerd,runc,cni,kube-network-policies,coredns}/go.{mod,sum} "$here/coredns/main.go" "$here/../control-plane/go.sh" "${BASH_SOURCE[0]}" | sha256sum | cut -c1-16)
 bin=$cache/vm-programs/$key
 if [ "${1:-}" = --where ]; then echo "$bin"; exit 0; fi
-if [ -e "$bin/done" ]; then echo "$bin"; exit 0; fi
+if [ -e "$bin/done" ]; then [ "${1:-}" = --check ] || echo "$bin"; exit 0; fi
 
 have=$(go env GOVERSION 2>/dev/null | sed 's/^go//')
 [ "$(printf '1.26.6\n%s\n' "$have" | sort -V | head -n 1)" = 1.26.6 ] ||
   die "Go 1.26.6 or later is needed to build a node's programs (once, some minutes); this is '${have:-no Go}'. Install it from your distribution or go.dev/dl."
+if [ "${1:-}" = --check ]; then exit 0; fi
 
 mkdir -p "$bin"
 exec 9>"$bin/.lock"; flock 9

@@ -136,6 +136,8 @@ pub struct Node {
     pub boot_id: String,
     /// True if its kubelet reports it as Ready.
     pub ready: bool,
+    /// True if its kubelet reports that it shuts down.
+    pub shutting_down: bool,
     /// True while it is being deleted.
     pub deleting: bool,
     /// The shared fields, with their values.
@@ -166,11 +168,14 @@ impl Node {
         }
         let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+        let message = ready.and_then(|condition| condition.message.as_deref()).unwrap_or_default();
         Self {
             name: text(meta.name.as_ref()),
             uid: text(meta.uid.as_ref()),
             boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
-            ready: conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
+            ready: ready.is_some_and(|condition| condition.status == "True"),
+            shutting_down: message == "node is shutting down",
             deleting: meta.deletion_timestamp.is_some(),
             owners: owners(meta.managed_fields.as_deref().unwrap_or_default()),
             fields,

@@ -157,12 +157,30 @@ impl Guest {
         Ok(())
     }
 
-    /// The last lines of the console.
+    /// The last lines of the console, and what QEMU says.
     pub fn console(&self) -> String {
-        let bytes = std::fs::read(self.folder.join("console.log")).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes);
+        let text = self.text("console.log");
         let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(TAIL)..].join("\n")
+        let qemu = self.text("qemu.log");
+        [&lines[lines.len().saturating_sub(TAIL)..], &[qemu.trim()]].concat().join("\n")
+    }
+
+    /// The root sets that were tried, one for each boot.
+    pub fn booted(&self) -> Vec<String> {
+        let sets = self.text("console.log");
+        sets.lines().filter_map(|line| Some(line.trim().strip_prefix("guest: booting ")?.to_owned())).collect()
+    }
+
+    fn text(&self, file: &str) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.folder.join(file)).unwrap_or_default()).into_owned()
+    }
+
+    /// Fails if QEMU has ended although the power was not cut.
+    pub(super) fn runs(&mut self) -> anyhow::Result<()> {
+        if let Some(ended) = self.qemu.as_mut().and_then(|qemu| qemu.try_wait().transpose()).transpose()? {
+            bail!("{}: QEMU has ended ({ended}): {}", self.name, self.text("qemu.log").trim());
+        }
+        Ok(())
     }
 
     /// The log of the host, over all boots, by the clock of this machine.

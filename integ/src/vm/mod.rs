@@ -36,6 +36,9 @@ pub const BROKEN: Version = Version::new(1, 20, 6);
 /// Longest wait for anything that contains one boot. Under emulation, beside others, one takes three minutes.
 pub const BOOT: Duration = Duration::from_secs(600);
 
+/// Time in which QEMU says what it lacks.
+const QEMU_STARTS: Duration = Duration::from_secs(2);
+
 /// Longest wait for what contains no boot.
 pub const SOON: Duration = Duration::from_secs(300);
 
@@ -113,6 +116,10 @@ impl VmCluster {
             let mut guest = Guest::make(&files, cluster.control_plane.dir(), &name, number, folder).await?;
             guest.power_on()?;
             cluster.guests.push(guest);
+        }
+        tokio::time::sleep(QEMU_STARTS).await;
+        for guest in &mut cluster.guests {
+            guest.runs()?;
         }
         let ready = cluster
             .recorder

@@ -4,6 +4,7 @@
 use anyhow::Context as _;
 use integ::oracle::{ClusterState, Expectations};
 use integ::vm::{BOOT, SOON, UPDATED};
+use models::names::{AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use models::shadow::Step;
 use serde_json::json;
 
@@ -19,9 +20,9 @@ fn step(world: &ClusterState, node: &str) -> Option<Step> {
 /// The stand-in.
 const STAND_IN: &str = "stand-in";
 
-/// The machines, the one that is out of service first.
+/// The machines, the one that is drained first.
 fn order(world: &ClusterState) -> Option<[&'static str; 2]> {
-    let drained = |node: &str| world.nodes.get(node).is_some_and(|node| node.claimed());
+    let drained = |node: &str| step(world, node) == Some(Step::Draining);
     [["vm-1", "vm-2"], ["vm-2", "vm-1"]].into_iter().find(|order| drained(order[0]))
 }
 
@@ -62,8 +63,16 @@ async fn rollout_survives_power_cuts_restarts_below_the_agent_and_an_update_of_t
         ctx.cluster.kubectl(&format!("apply --server-side -f {}", next.display())).await?;
 
         ctx.updated(&UPDATED).await?;
-        let images = ctx.cluster.kubectl("get pods -A -l app.kubernetes.io/name=brupop -o jsonpath={..image}").await?;
-        anyhow::ensure!(images.contains(":next"), "{images}");
+        for (namespace, part) in [
+            (SYSTEM_NAMESPACE, "deployment/brupop-controller"),
+            (SYSTEM_NAMESPACE, "deployment/brupop-apiserver"),
+            (AGENT_NAMESPACE, "daemonset/brupop-agent"),
+        ] {
+            ctx.cluster.kubectl(&format!("rollout status -n {namespace} {part} --timeout=5m")).await?;
+            let image = format!("get {part} -n {namespace} -o jsonpath={{.spec.template.spec.containers[*].image}}");
+            let image = ctx.cluster.kubectl(&image).await?;
+            anyhow::ensure!(image.ends_with(":next"), "{part}: {image}");
+        }
         ctx.shop_is_ready(3).await?;
         Ok(())
     })

@@ -28,8 +28,14 @@ async fn cluster_of_one_node_updates_itself_and_falls_back_from_an_image_that_do
         ctx.cluster.install_by_readme().await?;
         ctx.promises_of_the_manifests_hold("vm-1").await?;
 
+        // What the host API does when it is restarted: its socket is another one, and the agent's pod has the old one.
+        ctx.cluster.guests[0].shell("systemctl restart host-api").await?;
+        ctx.agent_is_restarted("vm-1").await?;
+
         ctx.cluster.publish(&UPDATED).await?;
+        ctx.until("the kubelet says that its node shuts down", BOOT, |world| world.nodes["vm-1"].shutting_down).await?;
         ctx.updated(&UPDATED).await?;
+        ctx.promises_of_the_manifests_hold("vm-1").await?;
         let node = ctx.cluster.kubectl("get node vm-1 -o jsonpath={.status.nodeInfo}").await?;
         let boot = ctx.cluster.guests[0].shell("cat /proc/sys/kernel/random/boot_id").await?;
         ensure!(boot != kernel && node.contains(&boot), "another boot: {kernel}, {boot}, {node}");
@@ -39,12 +45,16 @@ async fn cluster_of_one_node_updates_itself_and_falls_back_from_an_image_that_do
         ctx.shop_is_ready(2).await?;
 
         ctx.cluster.publish(&BROKEN).await?;
-        ctx.until("the rollout is frozen", BOOT, |world| {
+        // Two boots: of the image that does not boot, and the fall back.
+        ctx.until("the rollout is frozen", 2 * BOOT, |world| {
             let frozen = world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::True);
             frozen && world.operator.as_ref().is_some_and(|operator| operator.status.slots.is_empty())
         })
         .await?;
         ctx.updated(&UPDATED).await?;
+        let booted = ctx.cluster.guests[0].booted();
+        let tried = booted.starts_with(&["root-a", "root-b", "root-a"].map(str::to_owned));
+        ensure!(tried && booted.last().is_some_and(|set| set == "root-b"), "the sets that were booted: {booted:?}");
         let shown = ctx.brupop("status").await?;
         ensure!(shown.contains("Frozen:") && shown.contains("BootFellBack on vm-1"), "{shown}");
 

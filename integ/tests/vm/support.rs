@@ -10,6 +10,7 @@ use models::names::{AGENT_NAMESPACE, SYSTEM_NAMESPACE};
 use semver::Version;
 use serde_json::Value;
 use tokio::process::Command;
+use tokio::time::{Instant, sleep};
 
 /// Namespace of the workload.
 const SHOP: &str = "shop";
@@ -76,44 +77,62 @@ impl Scenario {
         .await
     }
 
-    /// Checks what the agent's pod may do, as the kernel of its node has it.
+    /// Waits until the agent runs in another container than before, and reports.
+    pub(crate) async fn agent_is_restarted(&self, node: &str) -> anyhow::Result<()> {
+        let restarts = format!("get pods -n {AGENT_NAMESPACE} -o jsonpath={{..restartCount}}");
+        let deadline = Instant::now() + SOON;
+        while self.cluster.kubectl(&restarts).await?.trim() == "0" {
+            ensure!(Instant::now() < deadline, "the agent on {node} still has the old socket of the host API");
+            sleep(Duration::from_secs(2)).await;
+        }
+        Ok(())
+    }
+
+    /// Checks what the pods of a node may do, as its kernel has it.
     pub(crate) async fn promises_of_the_manifests_hold(&self, node: &str) -> anyhow::Result<()> {
         let guest = self.cluster.guests.iter().find(|guest| guest.name == node).context("no such guest")?;
-        let status = guest.shell("cat /proc/$(pidof brupop-agent)/status").await?;
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.map(|value| value.split_whitespace().collect::<Vec<_>>().join(" ")).unwrap_or_default()
-        };
-        for (name, value) in [
-            ("Uid", "65532 65532 65532 65532"),
-            ("Gid", "65532 65532 65532 65532"),
-            ("CapEff", "0000000000000000"),
-            ("CapBnd", "0000000000000000"),
-            ("NoNewPrivs", "1"),
-            ("Seccomp", "2"),
-        ] {
-            ensure!(field(name) == value, "{name} of the agent: {}, not {value}", field(name));
+        for (program, memory) in
+            [("brupop-agent", 32 << 20), ("brupop-apiserver", 256 << 20), ("brupop-controller", 256 << 20)]
+        {
+            let pid = format!("$(pidof -s {program})");
+            let status = guest.shell(&format!("cat /proc/{pid}/status")).await?;
+            let field = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+                line.map(|value| value.split_whitespace().collect::<Vec<_>>().join(" ")).unwrap_or_default()
+            };
+            for (name, value) in [
+                ("Uid", "65532 65532 65532 65532"),
+                ("Gid", "65532 65532 65532 65532"),
+                ("CapEff", "0000000000000000"),
+                ("CapBnd", "0000000000000000"),
+                ("NoNewPrivs", "1"),
+                ("Seccomp", "2"),
+            ] {
+                ensure!(field(name) == value, "{name} of {program}: {}, not {value}", field(name));
+            }
+            let agent = program == "brupop-agent";
+            let api = field("Groups").split(' ').any(|group| group == "274");
+            ensure!(api == agent, "groups of {program}: {}", field("Groups"));
+            let mounts = guest.shell(&format!("grep ' / ' /proc/{pid}/mounts")).await?;
+            ensure!(mounts.split_whitespace().nth(3).is_some_and(|options| options.starts_with("ro")), "{mounts}");
+            let label = guest.shell(&format!("cat /proc/{pid}/attr/current")).await?;
+            let type_ = if agent { "control_t" } else { "container_t" };
+            ensure!(label.split(':').nth(2) == Some(type_), "SELinux label of {program}: {label}");
+            let cgroup = format!("/sys/fs/cgroup$(cut -d: -f3 /proc/{pid}/cgroup)");
+            let figures = guest.shell(&format!("cat {cgroup}/memory.max {cgroup}/memory.peak")).await?;
+            let figures: Vec<u64> = figures.lines().filter_map(|line| line.trim().parse().ok()).collect();
+            let [limit, peak] = figures[..] else { anyhow::bail!("memory of {program}: {figures:?}") };
+            println!("{program} on {node}: memory.max {limit}, memory.peak {peak}");
+            ensure!(limit == memory && peak < limit / 2, "{program} has no room under its limit: {figures:?}");
         }
-        ensure!(field("Groups").split(' ').any(|group| group == "274"), "groups of the agent: {}", field("Groups"));
-        let mounts = guest.shell("grep ' / ' /proc/$(pidof brupop-agent)/mounts").await?;
-        ensure!(mounts.split_whitespace().nth(3).is_some_and(|options| options.starts_with("ro")), "{mounts}");
         let socket = guest.shell("stat -c '%u:%g %a %C' /run/api.sock").await?;
         ensure!(socket == "0:274 660 system_u:object_r:api_socket_t:s0", "{socket}");
-        let label = guest.shell("cat /sys/fs/selinux/enforce /proc/$(pidof brupop-agent)/attr/current").await?;
-        let label = label.trim_end_matches('\0');
-        ensure!(label == "1system_u:system_r:control_t:s0", "SELinux does not enforce, or the agent's label: {label}");
+        ensure!(guest.shell("cat /sys/fs/selinux/enforce").await? == "1", "SELinux does not enforce");
         // As root, so that nothing but the label counts.
         for (label, may) in [("control_t", true), ("container_t", false)] {
             let writes = guest.shell(&format!("runcon -t {label} -- test -w /run/api.sock")).await;
             ensure!(writes.is_ok() == may, "{label} and the socket: {writes:?}");
         }
-        let cgroup = "/sys/fs/cgroup$(cut -d: -f3 /proc/$(pidof brupop-agent)/cgroup)";
-        let memory =
-            guest.shell(&format!("cat {cgroup}/memory.max {cgroup}/memory.peak {cgroup}/memory.current")).await?;
-        let memory: Vec<u64> = memory.lines().filter_map(|line| line.trim().parse().ok()).collect();
-        let [limit, peak, current] = memory[..] else { anyhow::bail!("memory of the agent: {memory:?}") };
-        println!("agent on {node}: memory.max {limit}, memory.peak {peak}, memory.current {current}");
-        ensure!(limit == 32 << 20 && peak < limit / 2, "the agent has no room under its limit: {memory:?}");
         Ok(())
     }
 
