@@ -161,7 +161,7 @@ pub(super) fn key(component: Component) -> &'static str {
 }
 
 fn connections(policy: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
-    let Some(rules) = policy["spec"]["egress"].as_array_mut() else { return Ok(()) };
+    let Some(Value::Array(rules)) = policy.pointer_mut("/spec/egress") else { return Ok(()) };
     for rule in rules {
         if rule["ports"] == network::cluster_api_ports() {
             let lines = [

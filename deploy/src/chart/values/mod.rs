@@ -13,7 +13,7 @@ pub(super) use settings::{of_definitions, of_operator};
 
 /// One value of a chart.
 pub(super) struct Setting {
-    /// Its place among the values, with dots between the levels.
+    /// Place among the values, with dots between the levels.
     path: String,
     about: String,
     default: Value,

@@ -2,11 +2,11 @@
 
 use anyhow::Context;
 use kube::Resource as _;
-use models::names::{AGENT_NAMESPACE, APPLICATION_LABEL, COMPONENT_LABEL, INTERFACE_LABEL};
+use models::names::AGENT_NAMESPACE;
 use models::operator::BottlerocketUpdateOperator;
 use serde_json::{Value, json};
 
-use super::shape::{boolean, integer, list_of, map, one_of, pattern, resources, strict, text, texts_except};
+use super::shape::{boolean, integer, list_of, map, one_of, pattern, resources, strict, text, texts};
 use super::{super::places::key, Setting};
 use crate::options::{Component, Options};
 use crate::{crds, network, objects, policy};
@@ -42,7 +42,6 @@ pub(super) fn section(path: &str) -> Option<&'static str> {
 /// # Errors
 /// If the manifests lack an object whose field is a default.
 pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
-    let labels = || texts_except(&reserved());
     let digest = || pattern("^(sha256:[0-9a-f]{64})?$");
     let mut settings = vec![
         setting(
@@ -77,10 +76,10 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
         setting(
             "commonLabels",
             json!({}),
-            labels(),
+            texts(),
             "Labels of all objects and pods, beside those that the operator needs.",
         ),
-        setting("commonAnnotations", json!({}), texts_except("^helm\\.sh/"), "Annotations of all objects and pods."),
+        setting("commonAnnotations", json!({}), texts(), "Annotations of all objects and pods."),
         setting("logging.format", json!("text"), one_of(&["text", "json"]), "Format: text or json."),
         setting(
             "logging.level",
@@ -138,18 +137,12 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
         setting("monitoring.podMonitor.enabled", json!(false), boolean(), "Create a PodMonitor for controller and web API. The namespace of Prometheus needs the label brupop.bottlerocket.aws/metrics=enabled, or the NetworkPolicies deny its requests."),
         setting("monitoring.serviceMonitor.enabled", json!(false), boolean(), "The same as a ServiceMonitor with its Services, for a Prometheus that takes no PodMonitors. Not both."),
         setting("monitoring.interval", json!(""), pattern("^([0-9]+(ms|s|m|h))*$"), "Time between two scrapes, such as 30s. Empty: that of Prometheus."),
-        setting("monitoring.labels", json!({}), labels(), "Labels of the monitors, by which Prometheus selects them."),
+        setting("monitoring.labels", json!({}), texts(), "Labels of the monitors, by which Prometheus selects them."),
     ]);
     for component in [Component::Controller, Component::Apiserver, Component::Agent] {
         settings.extend(of_component(component)?);
     }
     Ok(settings)
-}
-
-/// Pattern of the labels that the operator sets itself.
-fn reserved() -> String {
-    let escaped = |label: &str| label.replace('.', "\\.");
-    format!("^({}|{}|pod-security\\.kubernetes\\.io/.*)$", escaped(APPLICATION_LABEL), escaped(COMPONENT_LABEL))
 }
 
 fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
@@ -171,7 +164,7 @@ fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
         setting(&path("resources"), pod["containers"][0]["resources"].clone(), resources(), "Requests and limits. A limit of CPU would slow updates down."),
         setting(&path("priorityClassName"), pod["priorityClassName"].clone(), text(), "Priority class."),
         setting(&path("tolerations"), pod["tolerations"].clone(), list_of(map()), if agent { "Tolerations. By default all: a node with a taint is updated too." } else { "Tolerations. By default cordoned nodes, since these pods uncordon them, and unresponsive ones for a short time." }),
-        setting(&path("nodeSelector"), json!({}), if agent { texts_except(&format!("^{}$", INTERFACE_LABEL.replace('.', "\\."))) } else { texts_except("^$") }, if agent { "Labels of nodes that get an agent, beside the operator's own." } else { "Labels of the nodes that these pods run on." }),
+        setting(&path("nodeSelector"), json!({}), texts(), if agent { "Labels of nodes that get an agent, beside the operator's own." } else { "Labels of the nodes that these pods run on." }),
     ]);
     if !agent {
         settings.extend([
@@ -190,8 +183,8 @@ fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
         ]);
     }
     settings.extend([
-        setting(&path("podLabels"), json!({}), texts_except(&reserved()), "Labels of the pods alone."),
-        setting(&path("podAnnotations"), json!({}), texts_except("^$"), "Annotations of the pods alone."),
+        setting(&path("podLabels"), json!({}), texts(), "Labels of the pods alone."),
+        setting(&path("podAnnotations"), json!({}), texts(), "Annotations of the pods alone."),
         setting(&path("logLevel"), json!(""), text(), "Level or filter of its log, instead of logging.level."),
         setting(&path("extraArgs"), json!([]), list_of(text()), "Further arguments of the program."),
     ]);
@@ -207,7 +200,7 @@ pub(in super::super) fn of_definitions() -> Vec<Setting> {
             boolean(),
             "Keep the definitions when the release is uninstalled: with them, Kubernetes deletes all their objects.",
         ),
-        setting("labels", json!({}), texts_except(&reserved()), "Labels of the definitions."),
-        setting("annotations", json!({}), texts_except("^helm\\.sh/"), "Annotations of the definitions."),
+        setting("labels", json!({}), texts(), "Labels of the definitions."),
+        setting("annotations", json!({}), texts(), "Annotations of the definitions."),
     ]
 }

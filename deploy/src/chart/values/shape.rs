@@ -27,12 +27,9 @@ pub(super) fn map() -> Value {
     json!({"type": "object"})
 }
 
-/// Texts by name, without names that match a pattern.
-pub(super) fn texts_except(names: &str) -> Value {
-    json!({
-        "type": "object", "additionalProperties": {"type": "string"},
-        "propertyNames": {"not": {"pattern": names}},
-    })
+/// Texts by name, such as labels.
+pub(super) fn texts() -> Value {
+    json!({"type": "object", "additionalProperties": {"type": "string"}})
 }
 
 pub(super) fn list_of(items: Value) -> Value {
