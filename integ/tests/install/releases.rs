@@ -88,7 +88,7 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     // A user's change that the values contradict is a conflict; by the same values it is none.
     let patch = r#"{"spec":{"enabled":true}}"#;
     kubectl(&control_plane, &["patch", "bruo", "default", "-n", SYSTEM_NAMESPACE, "--type=merge", "-p", patch]).await?;
-    let upgrade = format!("upgrade brupop {OPERATOR} -n {SYSTEM_NAMESPACE} --reuse-values");
+    let upgrade = format!("upgrade brupop {OPERATOR} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values");
     let error = helm.refused(&upgrade).await?;
     ensure!(error.contains("conflict") && error.contains(".spec.enabled"), "{error}");
     assert_eq!(enabled(&control_plane).await?, "true");
@@ -112,7 +112,7 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     let changed = next(OPERATOR, folder.path(), "templates/policy.yaml", |text| {
         text.replace("\nspec:\n", "\nspec:\n  labelNodes: false\n")
     })?;
-    helm.line(&format!("upgrade brupop {changed} -n {SYSTEM_NAMESPACE} --reuse-values")).await?;
+    helm.line(&format!("upgrade brupop {changed} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values")).await?;
     let next_image = field(&control_plane, controller, image).await?;
     ensure!(next_image.contains(":v9"), "{next_image}");
     assert_eq!(enabled(&control_plane).await?, "true");
