@@ -50,7 +50,7 @@ demo: tools $(if $(filter --vm,$(ARGS)),tools-vm) control-plane build agent ## S
 	@$(if $(filter --vm,$(ARGS)),integ/vm/with.sh "$(TARGET)" 2) env BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
-test: tools $(if $(TEST),,lint) control-plane next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
+test: tools $(if $(TEST),,lint) control-plane helm next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	$(CARGO) test --workspace --locked --no-run
 ifdef TEST
 	$(RUN) -- $(TEST)
@@ -96,7 +96,7 @@ deny: tools ## Check versions, licenses and sources of all dependencies (DENY="a
 .PHONY: words
 words: ## Check that docs, manifests and doc comments follow the glossary
 	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner watches || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
-	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
+	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests deploy/chart deploy/chart-crds examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 .PHONY: test-unit
@@ -136,6 +136,12 @@ test-takeover: tools control-plane build ## Run the tests of moving in over the 
 	$(CARGO) test --workspace --locked --lib --bins -- takeover:: swap:: migrate:: managed_fields:: earlier::
 	$(CARGO) test --workspace --locked --test manifests -- --include-ignored takeover:: rows:: migration:: manifests_are_accepted
 	$(CARGO) test --workspace --locked --test scenarios -- takeover:: takeover_preflight:: migration:: earlier:: uninstall::
+
+.PHONY: test-install
+test-install: tools control-plane helm build ## Run the tests of the installation: Helm charts, kustomization, and the quick starts from their pages
+	$(CARGO) test --workspace --locked --lib --bins -- chart:: pages:: files:: install::
+	$(CARGO) test --workspace --locked --test install
+	$(CARGO) test --workspace --locked --test scenarios -- plugin_install::
 
 .PHONY: test-plugin
 test-plugin: tools control-plane build ## Run the tests of the kubectl plugin, each by name: unit tests, and the scenarios that run it
@@ -190,6 +196,10 @@ mutants: tools ## Change the planner's rules one by one and list the changes tha
 .PHONY: control-plane
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
 	@integ/control-plane/build.sh >/dev/null
+
+.PHONY: helm
+helm: tools-go ## Build Helm into the cache (once, minutes)
+	@integ/helm/build.sh >/dev/null
 
 .PHONY: build
 build: tools ## Build all programs, unoptimised

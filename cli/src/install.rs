@@ -9,6 +9,7 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
 use models::names;
+use models::operator::BottlerocketUpdateOperator;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -33,9 +34,10 @@ pub(crate) struct InstallOptions {
     /// Tag of all images. Default: the version of this plugin.
     #[arg(long)]
     tag: Option<String>,
-    /// Install with a policy that starts no update (`spec.enabled: false`). A policy that exists stays as it is.
+    /// Install with a policy that enables updates (`spec.enabled: true`); by default none starts. A policy that exists stays
+    /// as it is.
     #[arg(long)]
-    paused: bool,
+    enable: bool,
     /// List what would be applied, and apply nothing.
     #[arg(long)]
     dry_run: bool,
@@ -59,9 +61,9 @@ fn objects(options: &InstallOptions) -> anyhow::Result<Vec<Value>> {
         chosen.tag.clone_from(tag);
     }
     let mut objects = deploy::objects(&chosen)?;
-    if options.paused {
+    if options.enable {
         for policy in objects.iter_mut().filter(|object| is_policy(object)) {
-            policy["spec"]["enabled"] = json!(false);
+            policy["spec"]["enabled"] = json!(true);
         }
     }
     Ok(objects)
@@ -128,6 +130,14 @@ async fn agents(client: &Client) -> anyhow::Result<i32> {
     Ok(found.and_then(|set| set.status).map_or(0, |status| status.desired_number_scheduled))
 }
 
+/// Returns true if the operator's resource is there and starts no update.
+async fn disabled(client: &Client) -> anyhow::Result<bool> {
+    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
+    let right = format!("get bottlerocketupdateoperators in {}", names::SYSTEM_NAMESPACE);
+    let found = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)?;
+    Ok(found.is_some_and(|operator| operator.spec.enabled == Some(false)))
+}
+
 /// Installs the operator.
 pub(crate) async fn install(client: Client, options: &InstallOptions) -> anyhow::Result<()> {
     let objects = objects(options)?;
@@ -182,6 +192,9 @@ pub(crate) async fn install(client: Client, options: &InstallOptions) -> anyhow:
         )),
         nodes => print_line(format_args!("The operator is installed, on {nodes} nodes: kubectl brupop status")),
     }
+    if disabled(&client).await? {
+        print_line(format_args!("No update starts before updates are enabled: kubectl brupop resume"));
+    }
     Ok(())
 }
 
@@ -191,7 +204,7 @@ mod tests {
 
     fn options() -> InstallOptions {
         let timeout = models::duration::Duration::from_secs(0);
-        InstallOptions { registry: None, tag: None, paused: false, dry_run: false, timeout }
+        InstallOptions { registry: None, tag: None, enable: false, dry_run: false, timeout }
     }
 
     #[test]
@@ -206,13 +219,13 @@ mod tests {
         let options = InstallOptions {
             registry: Some("registry.example/brupop".to_owned()),
             tag: Some("v9".to_owned()),
-            paused: true,
+            enable: true,
             ..options()
         };
         let objects = objects(&options).unwrap();
         let text = serde_json::to_string(&objects).unwrap();
         assert_eq!(text.matches("\"image\":\"registry.example/brupop/").count(), text.matches("\"image\":").count());
         assert!(text.contains(":v9\""));
-        assert_eq!(objects.last().unwrap()["spec"]["enabled"], false);
+        assert_eq!(objects.last().unwrap()["spec"]["enabled"], true);
     }
 }

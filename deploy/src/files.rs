@@ -7,21 +7,23 @@ use serde_json::Value;
 
 use crate::installation::objects;
 use crate::options::{COMMAND, Options};
-use crate::{crds, openapi, reference, rights, waiting, yaml};
+use crate::{chart, crds, openapi, reference, rights, waiting, yaml};
 
 /// All generated files: the path from the repository's root, and the required content.
 ///
 /// # Errors
 /// If one cannot be generated.
-pub fn all() -> anyhow::Result<[(&'static str, String); 6]> {
-    Ok([
+pub fn all() -> anyhow::Result<Vec<(&'static str, String)>> {
+    let mut files = vec![
         ("deploy/manifests/crds.yaml", definitions()?),
-        ("deploy/manifests/brupop.yaml", manifest(&Options::default())?),
+        ("deploy/manifests/brupop.yaml", manifest(&Options::default(), true)?),
         ("deploy/manifests/force.yaml", force()?),
         ("docs/resources.md", reference::markdown()?),
         ("docs/waiting.md", waiting::markdown()),
         ("docs/openapi.yaml", web_api()?),
-    ])
+    ];
+    files.extend(chart::files()?);
+    Ok(files)
 }
 
 /// The custom resource definitions alone: the first step of an installation, since kubectl looks the default policy's
@@ -41,9 +43,11 @@ pub fn definitions() -> anyhow::Result<String> {
 ///
 /// # Errors
 /// If it cannot be generated.
-pub fn manifest(options: &Options) -> anyhow::Result<String> {
+pub fn manifest(options: &Options, with_policy: bool) -> anyhow::Result<String> {
     let mut objects = objects(options)?;
-    objects.retain(|object| object["kind"] != "CustomResourceDefinition");
+    objects.retain(|object| {
+        object["kind"] != "CustomResourceDefinition" && (with_policy || object["kind"] != "BottlerocketUpdateOperator")
+    });
     let about = "The Bottlerocket update operator: everything that is installed after crds.yaml.";
     documents(about, " docs/install.md says how to apply it.", &objects)
 }

@@ -7,6 +7,7 @@ mod admission;
 mod agent;
 mod apiserver;
 mod budget;
+mod chart;
 mod controller;
 pub mod crds;
 pub mod files;

@@ -45,6 +45,9 @@ enum Print {
         /// A further argument of the controller, such as --serving-certificate=provided; may be given repeatedly.
         #[arg(long, allow_hyphen_values = true)]
         controller_arg: Vec<String>,
+        /// Leave the policy out, such as for an upgrade of a cluster whose policy has been changed.
+        #[arg(long)]
+        without_policy: bool,
     },
     /// The reference of the custom resources.
     Docs,
@@ -72,13 +75,13 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     match arguments.print {
         None => {}
         Some(Print::Crds) => print!("{}", files::definitions()?),
-        Some(Print::Manifest { registry, tag, cluster_domain, log_format, controller_arg }) => {
+        Some(Print::Manifest { registry, tag, cluster_domain, log_format, controller_arg, without_policy }) => {
             let controller_args = controller_arg;
             let mut options = Options { registry, cluster_domain, log_format, controller_args, ..Options::default() };
             if let Some(tag) = tag {
                 options.tag = tag;
             }
-            print!("{}", files::manifest(&options)?);
+            print!("{}", files::manifest(&options, !without_policy)?);
         }
         Some(Print::Docs) => print!("{}", reference::markdown()?),
     }

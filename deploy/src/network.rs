@@ -19,7 +19,7 @@ use crate::{apiserver, pod};
 
 /// Ports of the cluster's API server: behind its Service, and where it listens in most clusters that are not managed.
 /// It runs on the host's network or outside of the cluster, so no selector matches it, and its addresses change.
-const CLUSTER_API_PORTS: [i32; 2] = [443, 6443];
+pub(crate) const CLUSTER_API_PORTS: [i32; 2] = [443, 6443];
 
 /// Port of DNS. Its server may be a pod, or an address of the node's own (a cache on each node): any address is
 /// allowed.
@@ -27,14 +27,14 @@ const DNS_PORT: i32 = 53;
 
 /// Port of Prometheus' own pods, for the expressions of a policy. If policy names another one, a further NetworkPolicy
 /// has to open it (`docs/expressions.md`).
-const PROMETHEUS_PORT: i32 = 9090;
+pub(crate) const PROMETHEUS_PORT: i32 = 9090;
 
 /// Label that Kubernetes puts on each namespace: its name.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 pub(crate) fn all() -> [Value; 5] {
     let scrapes = || from(&in_namespaces(METRICS_LABEL, METRICS_ENABLED), pod::PLAIN_PORT);
-    let cluster_api = || json!({"ports": CLUSTER_API_PORTS.map(tcp)});
+    let cluster_api = || json!({"ports": cluster_api_ports()});
     let names = || json!({"ports": [{"protocol": "UDP", "port": DNS_PORT}, tcp(DNS_PORT)]});
     let prometheus = to(&in_namespaces(METRICS_LABEL, METRICS_ENABLED), PROMETHEUS_PORT);
     let agents = from(&pods_of(AGENT_NAMESPACE, Component::Agent), apiserver::TLS_PORT);
@@ -46,6 +46,11 @@ pub(crate) fn all() -> [Value; 5] {
         nothing(AGENT_NAMESPACE),
         exactly(AGENT_NAMESPACE, Component::Agent, &[], &[web_api, names()]),
     ]
+}
+
+/// [`CLUSTER_API_PORTS`], as a rule has them.
+pub(crate) fn cluster_api_ports() -> Value {
+    json!(CLUSTER_API_PORTS.map(tcp))
 }
 
 /// Denies all connections of all pods of the namespace, also those of other users.

@@ -1,4 +1,5 @@
-//! The policy of a new installation. Its values are the defaults, written out so that users see what they can change.
+//! The policy of a new installation: no update starts until a user enables it. The other values are the defaults, written
+//! out so that users see what they can change.
 
 use kube::Resource as _;
 use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
@@ -13,7 +14,7 @@ pub(crate) fn default() -> Value {
         "kind": BottlerocketUpdateOperator::kind(&()),
         "metadata": namespaced(SYSTEM_NAMESPACE, OPERATOR_NAME),
         "spec": {
-            "enabled": true,
+            "enabled": false,
             "version": {"target": "latest", "refreshInterval": "1h"},
             "maxUnavailable": 1,
             "drain": {"timeout": "30m"},

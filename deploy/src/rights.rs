@@ -40,6 +40,13 @@ struct Granted {
 }
 
 pub(crate) fn all() -> Vec<Value> {
+    let mut objects = accounts_and_roles();
+    objects.extend(aggregated());
+    objects
+}
+
+/// The service accounts, and what each may do.
+pub(crate) fn accounts_and_roles() -> Vec<Value> {
     let mut objects = vec![
         service_account(SYSTEM_NAMESPACE, CONTROLLER),
         service_account(SYSTEM_NAMESPACE, APISERVER),
@@ -50,6 +57,12 @@ pub(crate) fn all() -> Vec<Value> {
     objects
 }
 
+/// The rights of users to the operator's resources: parts of the cluster's roles `view`, `edit` and `admin`, to which the
+/// API server adds them. They are bound to no account of the operator.
+pub(crate) fn aggregated() -> Vec<Value> {
+    for_users().iter().map(|(to, rules)| aggregated_role(to, rules)).collect()
+}
+
 /// The additional rights of the controller if policy has `drain.atDeadline: Force`. Not part of the installation.
 pub(crate) fn force() -> Vec<Value> {
     forced().objects().into()
@@ -58,7 +71,55 @@ pub(crate) fn force() -> Vec<Value> {
 /// The reason of each rule of a role, in the role's own order. Empty for other objects.
 pub(crate) fn reasons(object: &Value) -> Vec<&'static str> {
     let granted = installed().into_iter().chain([forced()]).find(|granted| granted.objects()[0] == *object);
-    granted.into_iter().flat_map(|granted| granted.rules).map(|rule| rule.why).collect()
+    let mut rules = granted.map(|granted| granted.rules);
+    if rules.is_none() {
+        let users = for_users().into_iter().find(|(to, rules)| aggregated_role(to, rules) == *object);
+        rules = users.map(|(_, rules)| rules);
+    }
+    rules.into_iter().flatten().map(|rule| rule.why).collect()
+}
+
+/// The cluster's roles, with the rules that are added to them. `admin` contains `edit`, which contains `view`.
+fn for_users() -> [(&'static str, Vec<Rule>); 3] {
+    const NODES: &str = "bottlerocketshadows";
+    const OPERATORS: &str = "bottlerocketupdateoperators";
+    const HISTORIES: &str = "bottlerocketrollouthistories";
+    let read = |resource| rule(GROUP, resource, "get list watch");
+    [
+        (
+            "view",
+            vec![
+                read(NODES).why("The state of each node and of its update."),
+                read(OPERATORS).why("The policy and the state of the rollout."),
+                read(HISTORIES).why("The history of rollouts."),
+            ],
+        ),
+        (
+            "edit",
+            vec![
+                rule(GROUP, OPERATORS, "create patch update")
+                    .why("The policy, and requests to the operator, which are annotations."),
+                rule(GROUP, NODES, "patch update")
+                    .why("Requests that concern one node: retry, release and drill, which are annotations."),
+            ],
+        ),
+        (
+            "admin",
+            vec![
+                rule(GROUP, OPERATORS, "delete").why("The end of all updates: the first step of an uninstallation."),
+                rule(GROUP, NODES, "delete")
+                    .why("A shadow that is left over; the controller creates those that it needs."),
+                rule(GROUP, HISTORIES, "delete").why("Records of ended rollouts that are not to be kept."),
+            ],
+        ),
+    ]
+}
+
+fn aggregated_role(to: &str, rules: &[Rule]) -> Value {
+    let mut metadata = cluster(&format!("brupop-aggregate-to-{to}"));
+    metadata["labels"][format!("{RBAC}/aggregate-to-{to}")] = "true".into();
+    let rules: Vec<_> = rules.iter().map(|rule| &rule.rule).collect();
+    json!({"apiVersion": format!("{RBAC}/v1"), "kind": "ClusterRole", "metadata": metadata, "rules": rules})
 }
 
 fn installed() -> Vec<Granted> {

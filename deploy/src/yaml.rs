@@ -24,18 +24,27 @@ const WIDTH: usize = 120;
 /// # Errors
 /// If an object cannot be written as YAML.
 pub fn documents(objects: &[Value]) -> anyhow::Result<String> {
+    objects.iter().map(|object| document(object, &rights::reasons(object))).collect()
+}
+
+/// An object as a YAML document after a separator line, with the reasons of its rules.
+///
+/// # Errors
+/// If it cannot be written as YAML.
+pub(crate) fn document(object: &Value, reasons: &[&str]) -> anyhow::Result<String> {
+    let document = value(object).with_context(|| format!("cannot write {} as YAML", id(object)))?;
+    Ok(format!("---\n{}", explained(document.trim_end(), reasons)))
+}
+
+/// A value as YAML, its keys in order, whatever order the JSON library keeps.
+///
+/// # Errors
+/// If it cannot be written as YAML.
+pub(crate) fn value(value: &Value) -> anyhow::Result<String> {
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
-    let mut text = String::new();
-    for object in objects {
-        // In order, whatever order the JSON library keeps.
-        let mut sorted = object.clone();
-        sorted.sort_all_objects();
-        let document = serde_saphyr::to_string_with_options(&sorted, options.clone())
-            .with_context(|| format!("cannot write {} as YAML", id(object)))?;
-        text.push_str("---\n");
-        text.push_str(&explained(document.trim_end(), &rights::reasons(object)));
-    }
-    Ok(text)
+    let mut sorted = value.clone();
+    sorted.sort_all_objects();
+    Ok(serde_saphyr::to_string_with_options(&sorted, options)?)
 }
 
 /// A document with a reason above each item of `rules`. The items begin at the margin, and nothing within them does.
@@ -56,7 +65,7 @@ fn explained(document: &str, reasons: &[&str]) -> String {
 }
 
 /// Wraps words as lines of a comment.
-fn comment(words: &str) -> String {
+pub(crate) fn comment(words: &str) -> String {
     let (mut text, mut length) = (String::new(), WIDTH);
     for word in words.split(' ') {
         length += 1 + word.len();

@@ -10,6 +10,7 @@ pub mod durations;
 pub mod kubelet;
 pub mod node_recording;
 pub mod oracle;
+pub mod pages;
 pub mod proxy;
 pub mod rights;
 pub mod vm;

@@ -38,7 +38,7 @@ pub struct TestClusterOptions {
     pub version: Version,
     /// Duration of the hosts' commands and reboots.
     pub timings: Timings,
-    /// Merged over `spec` of the default policy that is installed; `null` installs no policy.
+    /// Merged over `spec` of the default policy that is installed, which is disabled; `null` installs no policy.
     pub policy: Value,
     /// Labels that the nodes register with, besides the operator's own.
     pub labels: BTreeMap<String, String>,
@@ -65,6 +65,7 @@ impl Default for TestClusterOptions {
             version: Version::new(1, 20, 0),
             timings: Timings::instant(),
             policy: json!({
+                "enabled": true,
                 "version": {"refreshInterval": "1s"},
                 "health": {"after": {"soak": "1s"}},
                 "failurePolicy": {"backOff": "2s"},

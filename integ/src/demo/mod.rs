@@ -89,7 +89,7 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
         nodes: usize::from(options.nodes),
         version: old.clone(),
         timings,
-        policy: json!({"version": {"refreshInterval": "1s"}, "health": {"after": {"soak": "1s"}}}),
+        policy: json!({"enabled": true, "version": {"refreshInterval": "1s"}, "health": {"after": {"soak": "1s"}}}),
         ..TestClusterOptions::default()
     })
     .await?;
@@ -104,7 +104,7 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
     let (budget, allows) = if options.nodes == 1 { (json!("100%"), "all") } else { (json!(1), "1") };
     workload::apply(&bed.client, workload::web(SHOP, pods, budget)).await?;
     say(&format!("Deployment {SHOP}/web: {pods} pods, a PodDisruptionBudget lets {allows} be disrupted at a time"));
-    say("Installing the operator from its manifest, by server-side apply ...");
+    say("Installing the operator from its manifest, by server-side apply, with updates enabled ...");
     let began = Instant::now();
     bed.install().await?;
     settled(&bed, pods, &old).await?;

@@ -21,6 +21,7 @@ use tokio::process::{Child, Command};
 use crate::bed::{host_log, workload};
 use crate::control_plane::{self, ControlPlane};
 use crate::oracle::{ClusterState, Expectations, History, HostLog, Recorder, Verdict, judge, settled_audit};
+use crate::pages;
 
 pub use self::guest::Guest;
 pub use self::network::GATEWAY;
@@ -173,18 +174,15 @@ impl VmCluster {
     /// # Errors
     /// A command fails, README has none, or an agent is silent for longer than [`SOON`].
     pub async fn install_by_readme(&self) -> anyhow::Result<()> {
-        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"))?;
-        let (_, section) = readme.split_once("\n## Install it\n").context("README has no installation")?;
-        let block = section.split("```\n").nth(1).context("README's installation has no commands")?;
-        let block = block.replace("&&\n", "&& ");
         let kubectl = self.control_plane.kubectl().parent().context("kubectl has a folder")?;
         let path = format!("{}:{}", kubectl.display(), std::env::var("PATH").unwrap_or_default());
-        for line in block.lines().filter(|line| !line.contains("--watch")) {
+        let lines = pages::commands("README.md", "Install it")?;
+        for line in lines.iter().filter(|line| !line.contains("--watch")) {
             let nodes = self.nodes().map(|node| line.replace("NODE", node));
             for line in nodes.take(if line.contains("NODE") { usize::MAX } else { 1 }) {
                 let mut shell = Command::new("bash");
                 shell.env("PATH", &path).env("KUBECONFIG", self.control_plane.kubeconfig()).args(["-ec", &line]);
-                self.run(shell, "").await.context(line)?;
+                self.run(shell, "").await.with_context(|| line.clone())?;
             }
         }
         let policy = json!({"spec": {

@@ -33,7 +33,7 @@ async fn output_of_writing_commands_is_that_of_the_snapshots() -> anyhow::Result
         grant_documented_rights(ctx).await?;
         // The operator's own pods are on the second node, which is updated last.
         ctx.kubectl(&["taint", "nodes", "node-1", "example.com/last=:NoSchedule"]).await?;
-        taken.write(ctx, "install", &["install --dry-run", "install --paused", "install"]).await?;
+        taken.write(ctx, "install", &["install --dry-run", "install", "install --enable"]).await?;
         ctx.kubectl(&["taint", "nodes", "node-1", "example.com/last-"]).await?;
         ctx.reported().await?;
         ctx.policy(&json!({

@@ -1,0 +1,309 @@
+//! Renderings of the charts: that of the default values is the manifest, and each value changes what it names.
+
+use anyhow::ensure;
+use models::names::SYSTEM_NAMESPACE;
+use serde_json::{Value, json};
+
+use crate::helm::{DEFINITIONS, Helm, OPERATOR, manifest};
+
+const CONTROLLER: &str = "Deployment brupop-system/brupop-controller";
+const APISERVER: &str = "Deployment brupop-system/brupop-apiserver";
+const AGENT: &str = "DaemonSet brupop-agents/brupop-agent";
+const POLICY: &str = "BottlerocketUpdateOperator brupop-system/default";
+const WORKLOADS: [&str; 3] = [CONTROLLER, APISERVER, AGENT];
+
+#[tokio::test]
+async fn default_rendering_is_the_manifest() -> anyhow::Result<()> {
+    let helm = Helm::find(None).await?;
+    let rendered = helm.render(OPERATOR, &json!({"namespaces": {"system": {"create": true}}})).await?;
+    assert_eq!(rendered, manifest("brupop.yaml")?);
+    let mut without_namespace = manifest("brupop.yaml")?;
+    without_namespace.remove("Namespace brupop-system");
+    assert_eq!(helm.render(OPERATOR, &json!({})).await?, without_namespace);
+
+    let definitions = manifest("crds.yaml")?;
+    assert_eq!(helm.render(DEFINITIONS, &json!({"keep": false})).await?, definitions);
+    let mut kept = helm.render(DEFINITIONS, &json!({})).await?;
+    for (id, definition) in &mut kept {
+        assert_eq!(definition["metadata"]["annotations"].take(), json!({"helm.sh/resource-policy": "keep"}), "{id}");
+        definition["metadata"].as_object_mut().map(|metadata| metadata.remove("annotations"));
+    }
+    assert_eq!(kept, definitions);
+
+    // The right to delete pods is the other manifest.
+    let forced = helm.render(OPERATOR, &json!({"rbac": {"forceDrain": true}})).await?;
+    for (id, object) in manifest("force.yaml")? {
+        assert_eq!(forced.get(&id), Some(&object));
+    }
+    assert_eq!(forced.len(), without_namespace.len() + 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn charts_pass_lint_and_package() -> anyhow::Result<()> {
+    let helm = Helm::find(None).await?;
+    for chart in [OPERATOR, DEFINITIONS] {
+        helm.line(&format!("lint --strict --namespace {SYSTEM_NAMESPACE} {chart}")).await?;
+    }
+    for (values, ..) in rows() {
+        let file = helm.values(&values)?;
+        helm.line(&format!("lint --strict --namespace {SYSTEM_NAMESPACE} {OPERATOR} -f {file}")).await?;
+    }
+    Ok(())
+}
+
+/// Values, with the object and the place in it that they change (empty: the object itself), and what is there then;
+/// null: nothing.
+fn rows() -> Vec<(Value, Vec<(&'static str, &'static str, Value)>)> {
+    const POD: &str = "/spec/template/spec";
+    const ANNOTATED: &str = "/spec/template/metadata/annotations";
+    let args = "/spec/template/spec/containers/0/args";
+    let image = "/spec/template/spec/containers/0/image";
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let zone = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}});
+    let spread =
+        json!([{"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
+    let of = |object: &'static str, place: &'static str, is: Value| (object, place, is);
+    vec![
+        (
+            json!({"image": {"registry": "registry.example/brupop/", "tag": "v9", "digests": {"agent": digest}}}),
+            vec![
+                of(CONTROLLER, image, json!("registry.example/brupop/brupop-controller:v9")),
+                of(AGENT, image, json!(format!("registry.example/brupop/brupop-agent@{digest}"))),
+            ],
+        ),
+        (
+            json!({"image": {"pullPolicy": "Always"}, "imagePullSecrets": [{"name": "registry"}]}),
+            WORKLOADS
+                .into_iter()
+                .flat_map(|workload| {
+                    [
+                        of(workload, "/spec/template/spec/imagePullSecrets", json!([{"name": "registry"}])),
+                        of(workload, "/spec/template/spec/containers/0/imagePullPolicy", json!("Always")),
+                    ]
+                })
+                .collect(),
+        ),
+        (
+            json!({"commonLabels": {"team": "a"}, "commonAnnotations": {"note": "1"}, "agent": {"podAnnotations": {"own": "2"}}}),
+            vec![
+                of("Namespace brupop-agents", "/metadata/labels/team", json!("a")),
+                of("ClusterRole brupop-controller", "/metadata/annotations/note", json!("1")),
+                of(POLICY, "/metadata/labels/team", json!("a")),
+                of(AGENT, "/spec/template/metadata/labels/team", json!("a")),
+                of(AGENT, "/spec/selector/matchLabels/team", Value::Null),
+                of(AGENT, ANNOTATED, json!({"note": "1", "own": "2"})),
+                of(CONTROLLER, ANNOTATED, json!({"note": "1"})),
+            ],
+        ),
+        (
+            json!({"logging": {"format": "json", "level": "debug"}, "agent": {"logLevel": "info,agent=trace"}}),
+            vec![
+                of(APISERVER, "/spec/template/spec/containers/0/args/5", json!("--log-format=json")),
+                of(APISERVER, "/spec/template/spec/containers/0/args/6", json!("--log-filter=debug")),
+                of(AGENT, "/spec/template/spec/containers/0/args/7", json!("--log-filter=info,agent=trace")),
+            ],
+        ),
+        (
+            json!({"controller": {
+                "replicas": 3, "priorityClassName": "", "tolerations": [], "nodeSelector": {"pool": "a"}, "affinity": zone,
+                "topologySpreadConstraints": spread, "resources": {"limits": {"memory": "1Gi"}}, "podLabels": {"b": "c"},
+            }}),
+            vec![
+                of(CONTROLLER, "/spec/replicas", json!(3)),
+                of(CONTROLLER, "/spec/template/spec/priorityClassName", Value::Null),
+                of(CONTROLLER, "/spec/template/spec/tolerations", Value::Null),
+                of(CONTROLLER, "/spec/template/spec/nodeSelector", json!({"pool": "a"})),
+                of(CONTROLLER, "/spec/template/spec/affinity/nodeAffinity", zone["nodeAffinity"].clone()),
+                of(CONTROLLER, "/spec/template/spec/topologySpreadConstraints", spread.clone()),
+                of(CONTROLLER, "/spec/template/spec/containers/0/resources/limits/memory", json!("1Gi")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/resources/requests/memory", json!("64Mi")),
+                of(CONTROLLER, "/spec/template/metadata/labels/b", json!("c")),
+                of(CONTROLLER, "/spec/selector/matchLabels/b", Value::Null),
+            ],
+        ),
+        (
+            json!({"agent": {"nodeSelector": {"pool": "a"}, "tolerations": [{"key": "x", "operator": "Exists"}]}}),
+            vec![
+                of(
+                    AGENT,
+                    "/spec/template/spec/nodeSelector",
+                    json!({"bottlerocket.aws/updater-interface-version": "2.0.0", "pool": "a"}),
+                ),
+                of(AGENT, "/spec/template/spec/tolerations", json!([{"key": "x", "operator": "Exists"}])),
+            ],
+        ),
+        (
+            json!({"namespaces": {"agents": {"create": false, "name": "hosts"}}}),
+            vec![
+                of("Namespace hosts", "", Value::Null),
+                of(
+                    "DaemonSet hosts/brupop-agent",
+                    POD,
+                    manifest("brupop.yaml").map_or(Value::Null, |all| all[AGENT]["spec"]["template"]["spec"].clone()),
+                ),
+                of("Role hosts/brupop-controller", "/metadata/namespace", json!("hosts")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/1", json!("--agent-namespace=hosts")),
+            ],
+        ),
+        (
+            json!({"policy": {"enabled": true, "spec": {"maxUnavailable": "10%", "drain": {"timeout": "1h"}}}}),
+            vec![
+                of(POLICY, "/spec/enabled", json!(true)),
+                of(POLICY, "/spec/maxUnavailable", json!("10%")),
+                of(POLICY, "/spec/drain/timeout", json!("1h")),
+                of(POLICY, "/spec/version/target", json!("latest")),
+            ],
+        ),
+        (json!({"policy": {"create": false}}), vec![of(POLICY, "", Value::Null)]),
+        (
+            json!({"clusterDomain": "corp.example", "certificate": {"source": "cert-manager", "issuer": {"name": "own"}}, "controller": {"extraArgs": ["--trust-wait=1m"]}}),
+            vec![
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/5", json!("--cluster-domain=corp.example")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/6", json!("--serving-certificate=provided")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--trust-wait=1m")),
+                of(
+                    "Certificate brupop-system/brupop-apiserver",
+                    "/spec/dnsNames/1",
+                    json!("brupop-apiserver.brupop-system.svc.corp.example"),
+                ),
+                of("Certificate brupop-system/brupop-apiserver", "/spec/issuerRef/name", json!("own")),
+            ],
+        ),
+        (
+            json!({"certificate": {"source": "provided"}}),
+            vec![
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/5", json!("--serving-certificate=provided")),
+                of("Certificate brupop-system/brupop-apiserver", "", Value::Null),
+            ],
+        ),
+        (
+            json!({"networkPolicy": {"apiServerPorts": [8443], "prometheusPort": 10902}}),
+            vec![
+                of(
+                    "NetworkPolicy brupop-system/brupop-controller",
+                    "/spec/egress/0/ports",
+                    json!([{"port": 8443, "protocol": "TCP"}]),
+                ),
+                of("NetworkPolicy brupop-system/brupop-controller", "/spec/egress/2/ports/0/port", json!(10902)),
+            ],
+        ),
+        (
+            json!({"networkPolicy": {"enabled": false}, "rbac": {"aggregateRoles": false}}),
+            vec![
+                of("NetworkPolicy brupop-system/brupop-default-deny", "", Value::Null),
+                of("ClusterRole brupop-aggregate-to-edit", "", Value::Null),
+            ],
+        ),
+        (
+            json!({"monitoring": {"podMonitor": {"enabled": true}, "interval": "30s", "labels": {"release": "prometheus"}}}),
+            vec![
+                of(
+                    "PodMonitor brupop-system/brupop",
+                    "/spec/podMetricsEndpoints",
+                    json!([{"port": "metrics", "interval": "30s"}]),
+                ),
+                of("PodMonitor brupop-system/brupop", "/metadata/labels/release", json!("prometheus")),
+            ],
+        ),
+        (
+            json!({"monitoring": {"serviceMonitor": {"enabled": true}}}),
+            vec![
+                of("ServiceMonitor brupop-system/brupop", "/spec/endpoints", json!([{"port": "metrics"}])),
+                of(
+                    "Service brupop-system/brupop-controller-metrics",
+                    "/spec/selector/app.kubernetes.io~1component",
+                    json!("brupop-controller"),
+                ),
+            ],
+        ),
+        (
+            json!({"controller": {"replicas": 1}}),
+            vec![of(
+                CONTROLLER,
+                args,
+                manifest("brupop.yaml").map_or(Value::Null, |all| {
+                    all[CONTROLLER]["spec"]["template"]["spec"]["containers"][0]["args"].clone()
+                }),
+            )],
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn each_value_changes_what_it_names() -> anyhow::Result<()> {
+    let helm = Helm::find(None).await?;
+    for (values, expected) in rows() {
+        let rendered = helm.render(OPERATOR, &values).await?;
+        for (object, place, is) in expected {
+            let mut found = rendered.get(object).and_then(|object| object.pointer(place)).cloned().unwrap_or_default();
+            if object.contains(" hosts/brupop-agent") && !found.is_null() {
+                // Nothing in the agent's pod names its namespace.
+                ensure!(!found.to_string().contains("brupop-agents"), "{found}");
+            }
+            found.sort_all_objects();
+            let mut is = is;
+            is.sort_all_objects();
+            ensure!(found == is, "{values}: {object} {place} is {found}, not {is}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_names_a_namespace_that_values_replace() -> anyhow::Result<()> {
+    let helm = Helm::find(None).await?;
+    let file = helm.values(&json!({"namespaces": {"agents": {"name": "hosts"}}}))?;
+    let text = helm.line(&format!("template brupop {OPERATOR} -n updates -f {file}")).await?;
+    let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with('#')).collect();
+    for name in ["brupop-system", "brupop-agents"] {
+        let lines: Vec<&&str> = code.iter().filter(|line| line.contains(name)).collect();
+        ensure!(lines.is_empty(), "{lines:?}");
+    }
+    ensure!(code.iter().any(|line| line.contains("https://brupop-apiserver.updates.svc")), "{text}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn invalid_values_are_refused_with_place_and_reason() -> anyhow::Result<()> {
+    let helm = Helm::find(None).await?;
+    for (values, place, reason) in [
+        (json!({"controller": {"replica": 3}}), "/controller", "'replica' not allowed"),
+        (json!({"controller": {"replicas": "3"}}), "/controller/replicas", "want integer"),
+        (json!({"imagePullSecrets": ["registry"]}), "/imagePullSecrets/0", "want object"),
+        (json!({"image": {"digests": {"agent": "v1"}}}), "/image/digests/agent", "does not match pattern"),
+        (json!({"logging": {"format": "yaml"}}), "/logging/format", "must be one of 'text', 'json'"),
+        (json!({"policy": {"enabled": "yes"}}), "/policy/enabled", "want boolean"),
+        (json!({"policy": {"spec": {"enabled": true}}}), "/policy/spec", "'enabled' not allowed"),
+        (json!({"policy": {"spec": {"maxUnavailble": 1}}}), "/policy/spec", "'maxUnavailble' not allowed"),
+        (json!({"policy": {"spec": {"drain": {"timeout": 30}}}}), "/policy/spec/drain/timeout", "want string"),
+        (json!({"networkPolicy": {"apiServerPorts": [0]}}), "/networkPolicy/apiServerPorts/0", "minimum"),
+        (json!({"namespaces": {"agents": {"name": "Hosts"}}}), "/namespaces/agents/name", "does not match pattern"),
+        (
+            json!({"namespaces": {"agents": {"name": "brupop-system"}}}),
+            "namespaces.agents.name",
+            "a namespace of their own",
+        ),
+        (json!({"certificate": {"source": "cert-manager"}}), "certificate.issuer.name", "the name of an issuer"),
+        (json!({"commonLabels": {"app.kubernetes.io/name": "x"}}), "commonLabels", "is set by the chart itself"),
+        (
+            json!({"controller": {"podLabels": {"app.kubernetes.io/component": "x"}}}),
+            "controller.podLabels",
+            "is set by the chart itself",
+        ),
+        (
+            json!({"monitoring": {"podMonitor": {"enabled": true}, "serviceMonitor": {"enabled": true}}}),
+            "monitoring",
+            "not both",
+        ),
+    ] {
+        let file = helm.values(&values)?;
+        let error = helm.refused(&format!("template brupop {OPERATOR} -n {SYSTEM_NAMESPACE} -f {file}")).await?;
+        ensure!(error.contains(place) && error.contains(reason), "{values}: {error}");
+    }
+    let error = helm.refused(&format!("template brupop {OPERATOR}")).await?;
+    ensure!(error.contains("a namespace of its own, not default"), "{error}");
+    let error = helm.refused(&format!("template brupop {DEFINITIONS} --set keep=no")).await?;
+    ensure!(error.contains("/keep") && error.contains("want boolean"), "{error}");
+    Ok(())
+}

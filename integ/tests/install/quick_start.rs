@@ -1,0 +1,118 @@
+//! The quick starts, run from their pages as they are: nothing happens to a node before it is labelled and updates are enabled.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use integ::bed::{TestCluster, TestClusterOptions};
+use integ::host::Snapshot;
+use integ::oracle::{ClusterState, Expectations};
+use integ::pages;
+use models::names::{CONTROLLER, CONTROLLER_MANAGER, SYSTEM_NAMESPACE};
+use semver::Version;
+use tokio::process::Command;
+
+use crate::helm::{Helm, ROOT, kubectl};
+
+const NEW: Version = Version::new(1, 20, 5);
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Runs a line in a shell, from the root of the repository, with kubectl and helm.
+async fn shell(bed: &TestCluster, helm: &Helm, line: &str) -> anyhow::Result<()> {
+    let kubectl = bed.control_plane.kubectl().parent().context("kubectl has a folder")?;
+    let path = format!("{}:{}:{}", helm.folder()?, kubectl.display(), std::env::var("PATH").unwrap_or_default());
+    let mut bash = Command::new("bash");
+    bash.args(["-ec", line]).current_dir(ROOT).stdin(Stdio::null()).kill_on_drop(true);
+    let output = helm.configure(&mut bash).env("PATH", path).output().await?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    ensure!(output.status.success(), "{line}: {}{}", text(&output.stdout), text(&output.stderr));
+    Ok(())
+}
+
+/// The state of a host that an update changes.
+fn on_disk(host: &Snapshot) -> String {
+    format!("{:?} {:?} {:?} {:?}", host.boot_id, host.disk, host.settings, host.running_version)
+}
+
+/// Returns true if each node has reported the new version, and waits because updates are disabled.
+fn all_wait(world: &ClusterState) -> bool {
+    let chosen = |shadow: &integ::oracle::Shadow| {
+        shadow.status.agent.updates.as_ref().and_then(|updates| updates.chosen_version.clone())
+    };
+    let operator = world.operator.as_ref();
+    world.shadows.len() == 2
+        && world.shadows.values().all(|shadow| chosen(shadow) == Some(NEW))
+        && operator.is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == "Disabled" && w.nodes == 2))
+}
+
+/// Waits until the leader has renewed its lease so often: it has worked since then.
+async fn renewals(bed: &TestCluster, times: usize) -> anyhow::Result<()> {
+    let lease = ["-n", SYSTEM_NAMESPACE, "get", "lease", CONTROLLER, "-o", "jsonpath={.spec.renewTime}"];
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    let mut seen = std::collections::BTreeSet::new();
+    while seen.len() <= times {
+        ensure!(tokio::time::Instant::now() < deadline, "the lease is not renewed: {seen:?}");
+        seen.insert(kubectl(&bed.control_plane, &lease).await?);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Ok(())
+}
+
+/// Runs the commands that install the operator, then those that label nodes, then the one that enables updates.
+/// `hurry` adds to the last one what shortens the observation of updated nodes.
+async fn quick_start(
+    options: TestClusterOptions,
+    install: &[String],
+    own: &[String],
+    hurry: impl Fn(&str) -> String,
+) -> anyhow::Result<()> {
+    let bed = TestCluster::start(TestClusterOptions { nodes: 2, labelled: false, ..options }).await?;
+    let helm = Helm::find(Some(&bed.control_plane)).await?;
+    let hosts = || bed.members.iter().map(|member| on_disk(&member.host.snapshot())).collect::<Vec<_>>();
+    let owners = async || kubectl(&bed.control_plane, &["get", "nodes", "--show-managed-fields", "-o", "yaml"]).await;
+    let before = hosts();
+    bed.releases.publish(NEW);
+    for line in install {
+        shell(&bed, &helm, line).await?;
+    }
+    let rollout = ["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=120s"];
+    kubectl(&bed.control_plane, &rollout).await?;
+    let world = bed.recorder.so_far()?.end();
+    ensure!(world.shadows.is_empty(), "no node has the label: {:?}", world.shadows);
+
+    let [label, enable] = own else { anyhow::bail!("two lines of one's own: {own:?}") };
+    for member in &bed.members {
+        shell(&bed, &helm, &label.replace("NODE", &member.name)).await?;
+    }
+    bed.wait_state("labelled nodes wait because updates are disabled", LIMIT, all_wait).await?;
+    renewals(&bed, 3).await?;
+    let world = bed.recorder.so_far()?.end();
+    ensure!(world.nodes.values().all(|node| !node.claimed()), "{:?}", world.nodes);
+    ensure!(world.shadows.values().all(|shadow| shadow.spec.attempt == 0 && shadow.step().is_none()));
+    assert_eq!(hosts(), before, "no host has been touched");
+    ensure!(!owners().await?.contains(&format!("manager: {CONTROLLER_MANAGER}\n")), "no Node has been written");
+
+    shell(&bed, &helm, &hurry(enable)).await?;
+    bed.wait_updated(&NEW, LIMIT).await?;
+    let (verdict, _) = bed.judge(&Expectations { max_unavailable: Some(1), nothing_left: true }).await?;
+    verdict.ensure_safe()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readme_changes_no_node_until_it_is_labelled_and_updates_are_enabled() -> anyhow::Result<()> {
+    let lines = pages::commands("README.md", "Install it")?;
+    let lines: Vec<String> = lines.into_iter().filter(|line| !line.contains("--watch")).collect();
+    let (install, own) = lines.split_at_checked(1).context("README has commands")?;
+    let soak =
+        r#"kubectl patch bruo default -n brupop-system --type=merge -p '{"spec":{"health":{"after":{"soak":"1s"}}}}'"#;
+    quick_start(TestClusterOptions::default(), install, own, |enable| format!("{soak} && {enable}")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn charts_change_no_node_until_it_is_labelled_and_updates_are_enabled() -> anyhow::Result<()> {
+    let install = pages::commands("docs/install.md", "With Helm")?;
+    let own = pages::commands("docs/install.md", "Label and enable with Helm")?;
+    let deploy = deploy::Options { registry: Some("registry.example/brupop".to_owned()), ..deploy::Options::default() };
+    let options = TestClusterOptions { deploy, ..TestClusterOptions::default() };
+    quick_start(options, &install, &own, |enable| format!("{enable} --set policy.spec.health.after.soak=1s")).await
+}

@@ -1,0 +1,185 @@
+//! Releases of the charts on a real API server: installation, upgrade with the definitions, rollback, uninstallation.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use integ::control_plane::{ControlPlane, Options};
+use models::names::{INTERFACE_LABEL, SYSTEM_NAMESPACE};
+use serde_json::{Value, json};
+
+use crate::helm::{DEFINITIONS, Helm, OPERATOR, ROOT, kubectl, manifest};
+
+const NAMESPACE: &str = "-n brupop-system --create-namespace";
+const SHADOWS: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
+
+/// A field of an object; empty if there is none.
+async fn field(control_plane: &ControlPlane, object: &str, path: &str) -> anyhow::Result<String> {
+    let output = format!("jsonpath={{{path}}}");
+    kubectl(control_plane, &["get", object, "--all-namespaces=false", "-n", SYSTEM_NAMESPACE, "-o", &output]).await
+}
+
+async fn enabled(control_plane: &ControlPlane) -> anyhow::Result<String> {
+    field(control_plane, "bruo/default", ".spec.enabled").await
+}
+
+/// Every object of the manifests, by kind and name.
+async fn installed(control_plane: &ControlPlane) -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (id, object) in manifest("brupop.yaml")? {
+        let (kind, name) = (text(&object["kind"])?, text(&object["metadata"]["name"])?);
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(SYSTEM_NAMESPACE);
+        let get = ["get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "name"];
+        if !kubectl(control_plane, &get).await?.is_empty() {
+            found.push(id);
+        }
+    }
+    Ok(found)
+}
+
+fn text(value: &Value) -> anyhow::Result<&str> {
+    value.as_str().context("no text")
+}
+
+/// A copy of a chart as its next version, with changes of one file.
+fn next(chart: &str, folder: &Path, file: &str, change: impl Fn(String) -> String) -> anyhow::Result<String> {
+    let (from, to) = (Path::new(ROOT).join(chart), folder.join(chart));
+    std::fs::create_dir_all(to.join("templates"))?;
+    for entry in std::fs::read_dir(&from)?.chain(std::fs::read_dir(from.join("templates"))?) {
+        let path = entry?.path();
+        if path.is_file() {
+            std::fs::copy(&path, to.join(path.strip_prefix(&from)?))?;
+        }
+    }
+    let version =
+        |text: String| text.replace("\nversion: ", "\nversion: 9").replace("\nappVersion: v", "\nappVersion: v9");
+    let changes: [(&str, &dyn Fn(String) -> String); 2] = [("Chart.yaml", &version), (file, &change)];
+    for (file, change) in changes {
+        let before = std::fs::read_to_string(to.join(file))?;
+        let after = change(before.clone());
+        ensure!(before != after, "{file} has nothing to change");
+        std::fs::write(to.join(file), after)?;
+    }
+    to.to_str().map(str::to_owned).context("a path of text")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow::Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let helm = Helm::find(Some(&control_plane)).await?;
+    let folder = tempfile::tempdir()?;
+
+    // The operator without its definitions is refused, and nothing of it is left.
+    let error = helm.refused(&format!("install brupop {OPERATOR} {NAMESPACE}")).await?;
+    ensure!(error.contains("ensure CRDs are installed first"), "{error}");
+    let left = installed(&control_plane).await?;
+    ensure!(left == ["Namespace brupop-system"], "{left:?}");
+
+    helm.line(&format!("install brupop-crds {DEFINITIONS} {NAMESPACE}")).await?;
+    let notes = helm.line(&format!("install brupop {OPERATOR} {NAMESPACE} --set image.registry=r.example/b")).await?;
+    ensure!(notes.contains("No update starts until you enable updates") && notes.contains(INTERFACE_LABEL), "{notes}");
+    let all: Vec<String> = manifest("brupop.yaml")?.into_keys().collect();
+    assert_eq!(installed(&control_plane).await?, all);
+    assert_eq!(enabled(&control_plane).await?, "false");
+    let image = ".spec.template.spec.containers[0].image";
+    let controller = "deployment/brupop-controller";
+    let first = format!("r.example/b/brupop-controller:v{}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(field(&control_plane, controller, image).await?, first);
+
+    // A user's change that the values contradict is a conflict; by the same values it is none.
+    let patch = r#"{"spec":{"enabled":true}}"#;
+    kubectl(&control_plane, &["patch", "bruo", "default", "-n", SYSTEM_NAMESPACE, "--type=merge", "-p", patch]).await?;
+    let upgrade = format!("upgrade brupop {OPERATOR} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values");
+    let error = helm.refused(&upgrade).await?;
+    ensure!(error.contains("conflict") && error.contains(".spec.enabled"), "{error}");
+    assert_eq!(enabled(&control_plane).await?, "true");
+    let notes = helm.line(&format!("{upgrade} --set policy.enabled=true")).await?;
+    ensure!(notes.contains("Updates are enabled"), "{notes}");
+    let shadow = json!({
+        "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+        "metadata": {"name": "brs-a", "namespace": SYSTEM_NAMESPACE}, "spec": {"state": "Idle", "attempt": 0},
+    });
+    let file = helm.values(&shadow)?;
+    kubectl(&control_plane, &["create", "-f", &file]).await?;
+
+    // The next version: a definition with a further field, and other images.
+    let description = "description: Attempt";
+    let changed = next(DEFINITIONS, folder.path(), "templates/crds.yaml", |text| {
+        text.replacen(description, "description: Changed attempt", 1)
+    })?;
+    helm.line(&format!("upgrade brupop-crds {changed} -n {SYSTEM_NAMESPACE}")).await?;
+    let definition = kubectl(&control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
+    ensure!(definition.contains("Changed attempt"), "the definition is not upgraded");
+    let changed = next(OPERATOR, folder.path(), "templates/policy.yaml", |text| {
+        text.replace("\nspec:\n", "\nspec:\n  labelNodes: false\n")
+    })?;
+    helm.line(&format!("upgrade brupop {changed} -n {SYSTEM_NAMESPACE} --reset-then-reuse-values")).await?;
+    let next_image = field(&control_plane, controller, image).await?;
+    ensure!(next_image.contains(":v9"), "{next_image}");
+    assert_eq!(enabled(&control_plane).await?, "true");
+    assert_eq!(field(&control_plane, "brs/brs-a", ".spec.state").await?, "Idle");
+
+    // Back to the revision that enabled updates, then to the first one. The definitions stay as they are.
+    let revisions: Vec<Value> =
+        serde_json::from_str(&helm.line(&format!("history brupop -n {SYSTEM_NAMESPACE} -o json")).await?)?;
+    let good = revisions
+        .iter()
+        .filter(|revision| revision["status"] == "superseded")
+        .filter_map(|revision| revision["revision"].as_i64());
+    let last = good.max().context("no revision to go back to")?;
+    helm.line(&format!("rollback brupop {last} -n {SYSTEM_NAMESPACE}")).await?;
+    assert_eq!(field(&control_plane, controller, image).await?, first);
+    assert_eq!(enabled(&control_plane).await?, "true");
+    // The first revision disables them. The user's own change is in the way, as in an upgrade.
+    let error = helm.refused(&format!("rollback brupop 1 -n {SYSTEM_NAMESPACE}")).await?;
+    ensure!(error.contains(".spec.enabled"), "{error}");
+    helm.line(&format!("rollback brupop 1 -n {SYSTEM_NAMESPACE} --force-conflicts")).await?;
+    assert_eq!(enabled(&control_plane).await?, "false");
+    let definition = kubectl(&control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
+    ensure!(definition.contains("Changed attempt"), "the definition is rolled back");
+
+    helm.line(&format!("uninstall brupop -n {SYSTEM_NAMESPACE} --wait")).await?;
+    let left = installed(&control_plane).await?;
+    ensure!(left == ["Namespace brupop-system"], "{left:?}");
+    helm.line(&format!("uninstall brupop-crds -n {SYSTEM_NAMESPACE}")).await?;
+    assert_eq!(
+        field(&control_plane, "brs/brs-a", ".spec.state").await?,
+        "Idle",
+        "the definitions are kept, with shadows"
+    );
+    // And are taken up by the next installation.
+    helm.line(&format!("install brupop-crds {DEFINITIONS} -n {SYSTEM_NAMESPACE}")).await?;
+    helm.line(&format!("upgrade brupop-crds {DEFINITIONS} -n {SYSTEM_NAMESPACE} --set keep=false")).await?;
+    helm.line(&format!("uninstall brupop-crds -n {SYSTEM_NAMESPACE} --wait")).await?;
+    assert_eq!(kubectl(&control_plane, &["get", "crd", "-o", "name"]).await?, "", "keep=false deletes them");
+    control_plane.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn installation_by_kubectl_becomes_a_release() -> anyhow::Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let helm = Helm::find(Some(&control_plane)).await?;
+    kubectl(&control_plane, &["apply", "--server-side", "-f", "deploy/manifests/crds.yaml"]).await?;
+    kubectl(&control_plane, &["wait", "--for=condition=Established", "-f", "deploy/manifests/crds.yaml"]).await?;
+    kubectl(&control_plane, &["apply", "--server-side", "-f", "deploy/manifests/brupop.yaml"]).await?;
+    for (release, chart) in [("brupop-crds", DEFINITIONS), ("brupop", OPERATOR)] {
+        let install = format!("install {release} {chart} -n {SYSTEM_NAMESPACE}");
+        let error = helm.refused(&install).await?;
+        ensure!(error.contains("cannot be imported into the current release"), "{error}");
+        let uid = field(&control_plane, &format!("crd/{SHADOWS}"), ".metadata.uid").await?;
+        helm.line(&format!("{install} --take-ownership")).await?;
+        assert_eq!(field(&control_plane, &format!("crd/{SHADOWS}"), ".metadata.uid").await?, uid);
+    }
+    control_plane.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn definitions_of_the_earlier_operator_are_refused() -> anyhow::Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let helm = Helm::find(Some(&control_plane)).await?;
+    kubectl(&control_plane, &["apply", "--server-side", "-f", "integ/testdata/earlier-operator.yaml"]).await?;
+    let before = kubectl(&control_plane, &["get", "crd", "-o", "yaml"]).await?;
+    let error = helm.refused(&format!("install brupop-crds {DEFINITIONS} {NAMESPACE}")).await?;
+    ensure!(error.contains(SHADOWS) && error.contains("cannot be imported"), "{error}");
+    assert_eq!(kubectl(&control_plane, &["get", "crd", "-o", "yaml"]).await?, before);
+    control_plane.stop().await
+}
