@@ -16,7 +16,7 @@ override export CARGO_HOME := $(if $(filter /%,$(CARGO_HOME)),$(CARGO_HOME),$(CU
 endif
 # The programs as they ship, and as the tests measure them.
 SHIPPED := $(TARGET)/shipped
-# What `make images` packs; the kubectl plugin is possible too: make images IMAGES=kubectl-brupop
+# What `make images` packs; the kubectl plugin, as a release has it, is possible too: make images IMAGES=kubectl-brupop
 IMAGES ?= brupop-agent brupop-apiserver brupop-controller
 # Options of `make images`, in the environment: a quote in one would end the quoting of a command line.
 export REGISTRY TAG REVISION
@@ -83,6 +83,7 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 	$(CARGO) build --workspace --bins --locked
 	"$(TARGET)/debug/brupop-deploy" --check
 	@$(CARGO) tree --locked --manifest-path fuzz/Cargo.toml >/dev/null || { echo "make: fuzz/Cargo.lock is stale: run cargo update --workspace in fuzz" >&2; exit 1; }
+	@if command -v go >/dev/null; then go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.8; else echo "make: Go is not installed: the workflows are not checked"; fi
 	@git apply --check integ/next/next.patch || { echo "make: integ/next/next.patch does not fit the sources any more: mend it (docs/testing.md)" >&2; exit 1; }
 	@tree=$$($(CARGO) tree --locked -p planner -e normal --prefix none) && ! grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' <<<"$$tree" || { echo "make: the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)" >&2; exit 1; }
 	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; else echo "make: cargo-deny is not installed: versions, licenses and sources of dependencies are not checked (make deny)"; fi

@@ -1,0 +1,121 @@
+//! `deploy/release/files.sh`, with images and plugins that are only names and bytes.
+
+#![expect(clippy::unwrap_used, reason = "only tests are here")]
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const REGISTRY: &str = "registry.example/brupop";
+const IMAGES: [&str; 3] = ["brupop-agent", "brupop-apiserver", "brupop-controller"];
+
+/// A checkout whose changelog has a section of this version, and the folder of its release.
+struct Release {
+    folder: tempfile::TempDir,
+}
+
+impl Release {
+    fn new(changelog: &str) -> Self {
+        let release = Self { folder: tempfile::tempdir().unwrap() };
+        for (from, to) in [("Cargo.toml", "Cargo.toml"), ("deploy/release/files.sh", "deploy/release/files.sh")] {
+            let to = release.folder.path().join(to);
+            std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+            std::fs::copy(format!("{ROOT}/{from}"), to).unwrap();
+        }
+        release.write("CHANGELOG.md", changelog);
+        for system in ["linux-amd64", "darwin-arm64"] {
+            release.write(&format!("files/kubectl-brupop-{system}.tar.gz"), system);
+        }
+        release.digests(&IMAGES);
+        release
+    }
+
+    fn write(&self, path: &str, content: &str) {
+        let path = self.folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+
+    fn read(&self, path: &str) -> String {
+        std::fs::read_to_string(self.folder.path().join("files").join(path)).unwrap()
+    }
+
+    fn digests(&self, images: &[&str]) {
+        let lines: Vec<String> = images.iter().map(|name| format!("{name} sha256:{}\n", "a1".repeat(32))).collect();
+        self.write("digests", &lines.concat());
+    }
+
+    fn files(&self, version: &str) -> Output {
+        let mut command = Command::new("bash");
+        command.current_dir(self.folder.path()).env("BRUPOP_DEPLOY", env!("CARGO_BIN_EXE_brupop-deploy"));
+        command.args(["deploy/release/files.sh", version, REGISTRY, "digests"]);
+        command.args(["https://code.example/brupop/releases/download/v1/", "files"]);
+        command.output().unwrap()
+    }
+
+    /// Returns the one line of a refusal.
+    fn refusal(&self, version: &str) -> String {
+        let output = self.files(version);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+        error
+    }
+}
+
+fn changelog() -> String {
+    format!("# Changelog\n\n## Unreleased\n\n* later\n\n## {VERSION} (2026-12-01)\n\n* first\n\n## 0.0.9\n\n* before\n")
+}
+
+#[test]
+fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found_by_krew() {
+    let release = Release::new(&changelog());
+    let output = release.files(VERSION);
+    assert!(output.status.success(), "{output:?}");
+    let manifest = release.read("brupop.yaml");
+    let images: Vec<&str> = manifest.lines().filter_map(|line| line.trim().strip_prefix("image: ")).collect();
+    assert_eq!(images.len(), IMAGES.len());
+    for name in IMAGES {
+        let image = format!("{REGISTRY}/{name}:v{VERSION}@sha256:{}", "a1".repeat(32));
+        assert!(images.contains(&image.as_str()), "{images:?} without {image}");
+    }
+    assert!(release.read("crds.yaml").contains("kind: CustomResourceDefinition"));
+    assert_eq!(release.read("notes.md").trim(), "* first");
+    let krew: Value = serde_saphyr::from_str(&release.read("krew.yaml")).unwrap();
+    assert_eq!(krew["spec"]["homepage"], "https://code.example/brupop");
+    let sums = release.read("SHA256SUMS");
+    let platforms = krew["spec"]["platforms"].as_array().unwrap();
+    let systems: Vec<String> = platforms
+        .iter()
+        .map(|platform| {
+            let uri = platform["uri"].as_str().unwrap();
+            let file = uri.strip_prefix("https://code.example/brupop/releases/download/v1/").unwrap();
+            assert!(sums.contains(&format!("{}  {file}\n", platform["sha256"].as_str().unwrap())), "{sums}{platform}");
+            let labels = &platform["selector"]["matchLabels"];
+            format!("{}/{}", labels["os"].as_str().unwrap(), labels["arch"].as_str().unwrap())
+        })
+        .collect();
+    assert_eq!(systems, ["darwin/arm64", "linux/amd64"]);
+    let mut check = Command::new("sha256sum");
+    check.args(["--check", "--quiet", "SHA256SUMS"]).current_dir(release.folder.path().join("files"));
+    assert!(check.status().unwrap().success());
+    assert_eq!(sums.lines().count(), 5);
+}
+
+#[test]
+fn release_without_its_version_changelog_or_a_digest_is_refused() {
+    let release = Release::new(&changelog());
+    assert!(release.refusal("9.9.9").contains(&format!("Cargo.toml has version {VERSION}")));
+    release.digests(&IMAGES[..2]);
+    assert!(release.refusal(VERSION).contains("lacks the digest of: registry.example/brupop/brupop-controller"));
+    release.write("digests", "brupop-agent sha256:abc\n");
+    assert!(release.refusal(VERSION).contains("the digest of brupop-agent is not sha256:"));
+    let empty = format!("## Unreleased\n\n* later\n\n## {VERSION}\n\n## 0.0.9\n\n* before\n");
+    assert!(Release::new(&empty).refusal(VERSION).contains(&format!("no section \"## {VERSION}\"")));
+    let release = Release::new(&changelog());
+    for system in ["linux-amd64", "darwin-arm64"] {
+        std::fs::remove_file(release.folder.path().join(format!("files/kubectl-brupop-{system}.tar.gz"))).unwrap();
+    }
+    assert!(release.refusal(VERSION).contains("kubectl-brupop-OS-ARCH.tar.gz"));
+}
