@@ -14,7 +14,7 @@ use futures::{StreamExt as _, stream};
 use integ::bed::Programs;
 use integ::control_plane::{ControlPlane, Options};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PostParams};
 use models::names::{AGENT_NAMESPACE, CONTROLLER, SYSTEM_NAMESPACE};
@@ -51,11 +51,12 @@ const CLASSES: [(&str, Class); 5] = [
 ];
 
 /// Words for what readers fill in, and what the test fills in.
-const PLACEHOLDERS: [(&str, &str); 12] = [
+const PLACEHOLDERS: [(&str, &str); 13] = [
     ("NODE", "n1"),
     ("OTHER", "n2"),
     ("NAMESPACE", "default"),
-    ("MONITORING", "default"),
+    ("MONITORING", "monitoring"),
+    ("OVERLAY", "deploy/manifests"),
     ("POD-OF-THE-AGENT", "agent"),
     ("POD", "web-0"),
     ("RELEASE", "release"),
@@ -72,15 +73,21 @@ const TOOLS: [&str; 11] = ["bash", "cat", "chmod", "cp", "date", "mkdir", "mktem
 /// Programs with a stand-in that tries the command.
 const TRIED: [&str; 5] = ["kubectl", "kubectl-brupop", "make", "cargo", "grep"];
 
-/// Programs that are not run: they need a registry, root, or a host.
-const NOT_TRIED: [&str; 6] = ["crane", "skopeo", "tar", "apt-get", "rustup", "apiclient"];
+/// Programs that are not run here: they need a registry, root or a host, or have tests of their own.
+const NOT_TRIED: [&str; 7] = ["crane", "skopeo", "tar", "apt-get", "rustup", "apiclient", "helm"];
 
 /// Environment variable with a folder of definitions of other projects, whose objects are then tried as well.
 const DEFINITIONS: &str = "BRUPOP_DEFINITIONS";
 
 /// API groups of other projects, whose definitions are not installed here. A page that shows one says that it was not tried.
-const OTHER_PROJECTS: [&str; 5] =
-    ["cert-manager.io", "argoproj.io", "kustomize.toolkit.fluxcd.io", "helm.toolkit.fluxcd.io", "karpenter.sh"];
+const OTHER_PROJECTS: [&str; 6] = [
+    "cert-manager.io",
+    "argoproj.io",
+    "kustomize.toolkit.fluxcd.io",
+    "helm.toolkit.fluxcd.io",
+    "karpenter.sh",
+    "monitoring.coreos.com",
+];
 
 /// A fenced block.
 struct Block {
@@ -159,7 +166,7 @@ fn read(page: &str, text: &str, blocks: &mut Vec<Block>) -> anyhow::Result<Vec<(
         let unindented = line.trim_start();
         match (&mut open, unindented.strip_prefix("```")) {
             (None, Some(info)) => {
-                // integ/src/vm reads the commands of README, whose fences have no info string.
+                // integ/src/vm reads README's commands of the installation, whose fence has no info string.
                 let info = if info.is_empty() && page == "README.md" { "sh" } else { info };
                 indent = line.len() - unindented.len();
                 open = Some(Block { page: page.into(), line: number + 1, info: info.into(), text: String::new() });
@@ -196,6 +203,8 @@ async fn create_objects(control_plane: &ControlPlane) -> anyhow::Result<()> {
         let shadow = super::shadow(&format!("brs-{name}"), &json!({"spec": {"attempt": 0}}));
         shadows.patch(&format!("brs-{name}"), &super::operator_apply(), &Patch::Apply(&shadow)).await?;
     }
+    let namespace = serde_json::from_value(json!({"metadata": {"name": "monitoring"}}))?;
+    Api::<Namespace>::all(control_plane.client()).create(&PostParams::default(), &namespace).await?;
     let leases: Api<Lease> = Api::namespaced(control_plane.client(), SYSTEM_NAMESPACE);
     let lease = serde_json::from_value(json!({"metadata": {"name": CONTROLLER}, "spec": {"holderIdentity": "pod"}}))?;
     leases.create(&PostParams::default(), &lease).await?;
@@ -265,6 +274,7 @@ impl<'a> Shell<'a> {
             .env_clear();
         command.env("PATH", self.folder.join("programs")).env("HOME", &folder).env("ROOT", root().canonicalize()?);
         command.env("KUBECTL", self.control_plane.kubectl_command().as_std().get_program());
+        command.env("OTHER_PROJECTS", OTHER_PROJECTS.join("|"));
         command.env("KUBECONFIG", self.control_plane.kubeconfig()).env("KUBERC", "off");
         command.env("KUBECACHEDIR", self.folder.join("cache")).env("REAL_GREP", tool("grep")?);
         command.env("PLUGIN", &self.plugin).env("DEPLOY", self.plugin.with_file_name("brupop-deploy"));
@@ -291,6 +301,13 @@ impl<'a> Shell<'a> {
                 if std::env::var_os(DEFINITIONS).is_none() {
                     continue;
                 }
+            }
+            if group == "kustomize.config.k8s.io" {
+                let build = format!(
+                    "mkdir overlay\ncat >overlay/kustomization.yaml <<'END'\n{object}\nEND\nkubectl kustomize overlay\n"
+                );
+                self.run(number, &build).await?;
+                continue;
             }
             if object["kind"] == "BottlerocketUpdateOperator" {
                 let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(object["spec"].clone())?;

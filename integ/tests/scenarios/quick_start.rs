@@ -20,7 +20,10 @@ async fn shorten_times(ctx: &ScenarioContext) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn quick_start_updates_a_node_by_the_commands_of_its_page() -> anyhow::Result<()> {
-    let options = TestClusterOptions { labelled: false, ..nodes(1) };
+    // The registry and the tag of the page.
+    let (registry, tag) = (Some("registry.example/brupop".to_owned()), "v0.1.0".to_owned());
+    let deploy = deploy::Options { registry, tag, ..deploy::Options::default() };
+    let options = TestClusterOptions { labelled: false, deploy, ..nodes(1) };
     let ending = run(options, async |ctx| {
         ctx.release();
         let blocks: Vec<&str> = PAGE.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();

@@ -13,8 +13,13 @@ kubectl)
   for argument; do case $argument in --watch | -w) ;; *) arguments+=("$argument") ;; esac; done
   case "${1-} $*" in
     *" --help") "$KUBECTL" "${arguments[@]}" ;;
-    annotate\ * | apply\ * | cordon\ * | create\ * | delete\ * | label\ * | patch\ * | scale\ * | uncordon\ *)
+    apply\ *)
+      # Objects of another project, whose definition is not here.
+      answer=$("$KUBECTL" "${arguments[@]}" --dry-run=server 2>&1) ||
+        [[ $answer =~ "no matches for kind \""[A-Za-z]+"\" in version \""($OTHER_PROJECTS)/ ]] || refuse "$answer" ;;
+    annotate\ * | cordon\ * | create\ * | delete\ * | label\ * | patch\ * | scale\ * | uncordon\ *)
       "$KUBECTL" "${arguments[@]}" --dry-run=server ;;
+    kustomize\ *) "$KUBECTL" "${arguments[@]}" ;;
     auth\ *)
       # The exit code is 1 for "no" too.
       answer=$("$KUBECTL" "${arguments[@]}" 2>&1) || [ "$answer" = no ] || refuse "$answer" ;;
