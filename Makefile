@@ -50,7 +50,7 @@ demo: tools $(if $(filter --vm,$(ARGS)),tools-vm) control-plane build agent ## S
 	@$(if $(filter --vm,$(ARGS)),integ/vm/with.sh "$(TARGET)" 2) env BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
-test: tools $(if $(TEST),,lint) control-plane helm next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
+test: tools $(if $(TEST),,lint docs) control-plane helm next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	$(CARGO) test --workspace --locked --no-run
 ifdef TEST
 	$(RUN) -- $(TEST)
@@ -99,6 +99,13 @@ words: ## Check that docs, manifests and doc comments follow the glossary
 	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner watches || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
 	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests deploy/chart deploy/chart-crds examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
+
+# mdBook is installed into the cache once, which takes two or three minutes; the book takes a second.
+.PHONY: docs
+docs: tools ## Build the documentation as a site for browsers, and check its links
+	@integ/book/build.sh "$(TARGET)/site"
+	@BRUPOP_BOOK="$(TARGET)/site" $(CARGO) test --quiet --workspace --locked --test docs -- --include-ignored
+	@echo "make: the documentation is in $(TARGET)/site/docs/index.html"
 
 .PHONY: test-unit
 test-unit: tools ## Run the unit tests and the quick tests that need no control plane

@@ -1,4 +1,7 @@
-//! Texts in `docs/` about the shared rules, compared with the code.
+//! Texts in `docs/` about the shared rules, compared with the code; and the links of all pages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
 
 #[test]
 fn documented_step_table_matches_agent() {
@@ -12,11 +15,9 @@ fn documented_step_table_matches_agent() {
 
 #[test]
 fn documented_files_and_tests_exist() {
-    let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    let docs = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    let pages = docs.chain(["README.md", "CONTRIBUTING.md"].map(|page| root.join(page)));
+    let root = root();
     let mut missing = Vec::new();
-    for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
+    for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
         // A path from the root to a source file, and perhaps an item in it: `planner/src/lint.rs::lint`.
         for quoted in text.split('`').skip(1).step_by(2).filter(|quoted| !quoted.contains(char::is_whitespace)) {
@@ -32,4 +33,151 @@ fn documented_files_and_tests_exist() {
         }
     }
     assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn links_between_pages_lead_to_files_and_headings() {
+    let pages = pages();
+    let anchors: BTreeMap<PathBuf, BTreeSet<String>> =
+        pages.iter().map(|page| (page.clone(), headings(&std::fs::read_to_string(page).unwrap()))).collect();
+    let mut broken = Vec::new();
+    for page in &pages {
+        for link in links(&std::fs::read_to_string(page).unwrap()) {
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if file.is_empty() { page.clone() } else { plain(&page.with_file_name(file)) };
+            let found = match anchors.get(&target) {
+                Some(anchors) => anchor.is_empty() || anchors.contains(anchor),
+                None => anchor.is_empty() && target.exists(),
+            };
+            if !found {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Each page is a chapter of the book, once.
+#[test]
+fn summary_of_the_book_has_every_page() {
+    let summary = docs().join("SUMMARY.md");
+    let mut chapters: Vec<PathBuf> = Vec::new();
+    for link in links(&std::fs::read_to_string(&summary).unwrap()) {
+        chapters.push(plain(&summary.with_file_name(link)));
+    }
+    chapters.sort();
+    let mut pages: Vec<PathBuf> = pages();
+    pages.retain(|page| page.starts_with(docs()) && *page != summary);
+    pages.sort();
+    assert_eq!(chapters, pages);
+}
+
+/// Checks the book that `make docs` has built: `BRUPOP_BOOK` is the folder of the site.
+#[test]
+#[ignore = "it needs the book: make docs"]
+fn links_of_the_book_lead_to_files_and_headings() {
+    let site = plain(Path::new(&std::env::var("BRUPOP_BOOK").expect("BRUPOP_BOOK is the folder of the site")));
+    let pages = files_under(&site, "html");
+    assert!(pages.len() > pages_of_book(), "{} pages in {}", pages.len(), site.display());
+    let texts: BTreeMap<PathBuf, String> =
+        pages.into_iter().map(|page| (page.clone(), std::fs::read_to_string(page).unwrap())).collect();
+    let mut broken = Vec::new();
+    for (page, text) in &texts {
+        let attributes = [" href=\"", " src=\""].into_iter().flat_map(|name| text.split(name).skip(1));
+        for link in attributes.filter_map(|rest| rest.split('"').next()) {
+            if link.contains(':') || link.starts_with("//") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { plain(&page.with_file_name(file)) };
+            let has_anchor = || texts.get(&target).is_some_and(|text| text.contains(&format!("id=\"{anchor}\"")));
+            if !target.exists() || !(anchor.is_empty() || has_anchor()) {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+fn root() -> PathBuf {
+    plain(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+}
+
+fn docs() -> PathBuf {
+    root().join("docs")
+}
+
+/// All pages: those of `docs`, and those in the root of the repository.
+fn pages() -> Vec<PathBuf> {
+    let mut pages = files_under(&docs(), "md");
+    pages.extend(["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"].map(|page| root().join(page)));
+    pages
+}
+
+fn pages_of_book() -> usize {
+    files_under(&docs(), "md").len() - 1
+}
+
+fn files_under(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(files_under(&path, extension));
+        } else if path.extension().is_some_and(|found| found == extension) {
+            files.push(path);
+        }
+    }
+    files
+}
+
+/// The path without `.` and `..`, also of what does not exist.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                plain.pop();
+            }
+            other => plain.push(other),
+        }
+    }
+    plain
+}
+
+/// The text outside of fenced blocks.
+fn prose(text: &str) -> String {
+    let mut in_block = false;
+    let lines = text.lines().filter(|line| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_block ^= is_fence;
+        !in_block && !is_fence
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The targets of links and pictures that are in the repository.
+fn links(text: &str) -> Vec<String> {
+    let prose = prose(text);
+    // Code in a line has no links; the text of a link may have code.
+    let targets = prose.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let targets = targets.map(|target| target.split_whitespace().collect::<String>());
+    targets.filter(|target| !target.contains(':') && !target.contains('`')).collect()
+}
+
+/// The anchors of the headings, as Git hosts and mdBook make them: two equal ones get a number.
+fn headings(text: &str) -> BTreeSet<String> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut anchors = BTreeSet::new();
+    let prose = prose(text);
+    let titles = prose.lines().filter(|line| line.starts_with('#'));
+    for title in titles.filter_map(|line| line.trim_start_matches('#').strip_prefix(' ')) {
+        let kept = title.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect();
+        let count = counts.entry(anchor.clone()).or_default();
+        anchors.insert(if *count == 0 { anchor.clone() } else { format!("{anchor}-{count}") });
+        *count += 1;
+    }
+    anchors
 }

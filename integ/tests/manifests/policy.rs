@@ -389,35 +389,6 @@ pub(super) async fn unknown_fields_are_rejected_or_dropped(client: Client) -> an
     Ok(())
 }
 
-/// Checks that the policies in the documentation, and the examples as they are, are accepted.
-pub(super) async fn documented_policies_are_accepted(client: Client) -> anyhow::Result<()> {
-    let resource = ApiResource::erase::<BottlerocketUpdateOperator>(&());
-    let operators: Api<DynamicObject> = Api::namespaced_with(client, SYSTEM_NAMESPACE, &resource);
-    let params = PatchParams { dry_run: true, ..PatchParams::apply("a-person").force().validation_strict() };
-    for (file, blocks) in [("policy.md", 9), ("expressions.md", 1)] {
-        let text = std::fs::read_to_string(super::docs(file))?;
-        let blocks_seen: Vec<&str> =
-            super::blocks(&text).into_iter().filter(|block| !block.contains("kind: NetworkPolicy")).collect();
-        assert_eq!(blocks_seen.len(), blocks, "{file}");
-        for block in blocks_seen {
-            let mut shown: Value = serde_saphyr::from_str(block).with_context(|| format!("{file}: {block}"))?;
-            let spec = shown["spec"].take();
-            let answer = operators.patch("default", &params, &Patch::Apply(object("default", &spec))).await;
-            answer.with_context(|| format!("{file}: {block}"))?;
-        }
-    }
-    let mut examples = 0;
-    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies"))? {
-        let file = file?.path();
-        let shown: Value = serde_saphyr::from_str(&std::fs::read_to_string(&file)?)?;
-        let answer = operators.patch("default", &params, &Patch::Apply(shown)).await;
-        answer.with_context(|| file.display().to_string())?;
-        examples += 1;
-    }
-    assert_eq!(examples, 5);
-    Ok(())
-}
-
 /// A spec with a value in every part.
 fn full() -> Value {
     let schedule = json!({

@@ -31,6 +31,7 @@ mod plugin_snapshots;
 mod plugin_snapshots_writes;
 mod plugin_writes;
 mod policy;
+mod quick_start;
 mod requests;
 mod revisions;
 mod rights;

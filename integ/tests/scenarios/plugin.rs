@@ -48,11 +48,13 @@ pub(crate) async fn brupop(ctx: &ScenarioContext, line: &str, code: i32, parts: 
     Ok(text)
 }
 
-/// Runs a line in a shell, from the root of the repository, as an administrator.
+/// Runs lines in a shell, from the root of the repository, as an administrator, with kubectl and the plugin.
 pub(crate) async fn shell(ctx: &ScenarioContext, line: &str) -> anyhow::Result<String> {
     let kubectl = ctx.bed.control_plane.kubectl_command();
     let folder = std::path::Path::new(kubectl.as_std().get_program()).parent().context("kubectl has a folder")?;
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+    let plugin = integ::bed::Programs::find()?.plugin;
+    let plugin = plugin.parent().context("the plugin has a folder")?;
+    let path = format!("{}:{}:{}", folder.display(), plugin.display(), std::env::var("PATH").unwrap_or_default());
     let output = tokio::process::Command::new("bash")
         .args(["-ec", line])
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
