@@ -189,7 +189,7 @@ impl World {
                     host.pinned_left = 0;
                 }
             }
-            Action::Claim { .. } | Action::Release => {}
+            Action::Claim { .. } | Action::Release | Action::Hook { .. } => {}
         }
         write::write(node, action, host.person_cordoned);
     }
