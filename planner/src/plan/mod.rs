@@ -48,6 +48,8 @@ mod hand_over_cases;
 #[cfg(test)]
 mod health_cases;
 #[cfg(test)]
+mod hook_cases;
+#[cfg(test)]
 mod key_cases;
 mod labels;
 mod order;
