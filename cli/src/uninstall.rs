@@ -178,6 +178,8 @@ fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String
     for node in nodes {
         if node.claimed() && !node.held() {
             left.push(format!("{} is not released yet", node.name));
+        } else if node.hook_request.is_some() {
+            left.push(format!("the request to hooks on {} is not withdrawn yet", node.name));
         }
     }
     left
@@ -194,7 +196,8 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     for node in call("list nodes", nodes.list(&ListParams::default())).await? {
         let facts = NodeFacts::project(&node).map(|node| node.at(Timestamp::now()));
-        let Some(NodeFacts { name, uid, hold, unschedulable, claims, .. }) = facts else { continue };
+        let Some(facts) = facts else { continue };
+        let NodeFacts { name, uid, hold, unschedulable, claims, hook_request, .. } = &facts;
         let mut managers = Vec::new();
         if is_labelled_by_us(&node.metadata) {
             managers.push(names::LABEL_MANAGER);
@@ -207,16 +210,23 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
             let mut kept = json!({
                 "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": uid},
             });
-            if manager == names::CONTROLLER_MANAGER && hold.is_some() && unschedulable {
+            if manager == names::CONTROLLER_MANAGER && hold.is_some() && *unschedulable {
                 kept["spec"] = json!({"unschedulable": true});
                 print_line(format_args!(
                     "{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}"
                 ));
             }
-            call("patch nodes", nodes.patch(&name, &PatchParams::apply(manager), &Patch::Apply(kept)))
+            call("patch nodes", nodes.patch(name, &PatchParams::apply(manager), &Patch::Apply(kept)))
                 .await
                 .with_context(|| format!("the operator's fields on node {name} cannot be removed"))?;
             print_line(format_args!("removed the fields of {manager} from node {name}"));
+        }
+        if hook_request.is_some() {
+            let none = json!({"metadata": {"uid": uid, "annotations": {names::HOOKS_ANNOTATION: null}}});
+            call("patch nodes", nodes.patch(name, &PatchParams::default(), &Patch::Merge(none)))
+                .await
+                .with_context(|| format!("the request to hooks on node {name} cannot be withdrawn"))?;
+            print_line(format_args!("withdrew the request to hooks on node {name}"));
         }
     }
     Ok(())
@@ -304,6 +314,12 @@ mod tests {
             ("a pinned host without an agent", node(&json!({"name": "a"})), pinned, Some("give a the label")),
             ("a host of which settings were only read", node(&json!({"name": "a"})), found, None),
             ("a claim", claimed(&json!({})), idle(), Some("a is not released yet")),
+            (
+                "a request to hooks",
+                node(&json!({"name": "a", "annotations": {names::HOOKS_ANNOTATION: "BeforeDrain/1/1"}})),
+                idle(),
+                Some("the request to hooks on a is not withdrawn yet"),
+            ),
             ("a cordon kept by a user's hold", claimed(&json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),
         ] {
             let left = unfinished(&[nodes], &[shadows]);

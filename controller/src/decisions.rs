@@ -78,7 +78,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
         match (before.facts.claimed(), after.facts.claimed()) {
             (false, true) => lines.push(Line::new("node claimed").about(name, progress)),
             (true, false) => {
-                let back = |step| matches!(step, Step::Rebooting | Step::Returning | Step::Verifying);
+                let back = |step| matches!(step, Step::Rebooting | Step::Returning | Step::Verifying | Step::AfterUpdate);
                 let rebooted = progress.is_some_and(|p| back(p.step));
                 let text = if rebooted { "node rebooted: released" } else { "node released" };
                 lines.push(Line::new(text).about(name, progress));
@@ -89,6 +89,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
             _ => {}
         }
     }
+    lines.extend(of_hooks(before.facts, after.facts).map(|line| line.about(name, progress)));
     let permit = |pair: Pair<'_>| pair.shadow.and_then(|s| s.spec.permit.clone());
     if let Some(given) = permit(after)
         && permit(before).is_none_or(|before| before.nonce != given.nonce)
@@ -98,6 +99,16 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
         lines.push(Line::new(text).about(name, progress));
     }
     lines
+}
+
+/// Returns the decision about the request to hooks.
+fn of_hooks(before: &NodeFacts, after: &NodeFacts) -> Option<Line> {
+    let (was, is) = (before.hook_request.as_ref(), after.hook_request.as_ref());
+    match is {
+        _ if was == is || before.uid != after.uid => None,
+        Some(request) => Some(Line::new("hooks requested").because("", request)),
+        None => Some(Line::new("request to hooks withdrawn")),
+    }
 }
 
 fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) -> Vec<Line> {
@@ -116,7 +127,7 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         }]
     };
     let text = match (step(was), step(is)) {
-        (None | Some(Step::Verifying), None) if last.is_some_and(|l| l.reason == UPDATED) && was.is_some() => {
+        (None | Some(Step::Verifying | Step::AfterUpdate), None) if last.is_some_and(|l| l.reason == UPDATED) && was.is_some() => {
             return ended(Line::new("node verified"));
         }
         (None, None) => return requests(node, before, after),
@@ -140,6 +151,8 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         }
         (_, Some(Step::Staging)) => "image to be staged again",
         (_, Some(Step::Staged)) => "image staged",
+        (_, Some(Step::BeforeDrain)) => "hooks awaited before the drain",
+        (_, Some(Step::AfterUpdate)) => "hooks awaited after the update",
         (_, Some(Step::LeavingLoadBalancer)) => "leaving load balancers",
         (_, Some(Step::Draining)) => "drain started",
         (_, Some(Step::Rebooting)) => "node drained",
@@ -172,6 +185,8 @@ fn of_drill(node: &str, before: &ControllerReport, after: &ControllerReport) -> 
         (_, Some(Step::RehearsingReboot)) => "dry run of the drain is over",
         (_, Some(Step::Verifying)) => "rehearsal permit verified: node released, soak started",
         (_, Some(Step::Staged)) => "drill waits for a slot",
+        (Some(Step::Staging | Step::Staged), Some(Step::BeforeDrain)) => "hooks awaited before the drain of a drill",
+        (Some(Step::Verifying), Some(Step::AfterUpdate)) => "hooks awaited after a drill",
         (_, Some(Step::LeavingLoadBalancer)) => "leaving load balancers in a drill",
         (_, Some(Step::Draining)) if step(was) != Some(Step::Draining) => "drain started in a drill",
         _ => return Some(requests(node, before, after)),

@@ -31,6 +31,7 @@ pub fn priority(node: &NodeView, action: &Action) -> Priority {
         Action::Permit { .. }
         | Action::Release
         | Action::Claim { .. }
+        | Action::Hook { .. }
         | Action::ReadOwner { .. }
         | Action::ReadLease => Priority::Urgent,
         Action::Spec { .. } | Action::Status { .. } if node.disrupted() => Priority::Urgent,

@@ -47,6 +47,11 @@ pub const INTERFACE_VERSION: &str = "2.0.0";
 /// Annotation on a Node: no new attempt starts, a running one ends, and a cordon of the operator stays until it is removed.
 pub const HOLD_ANNOTATION: &str = "brupop.bottlerocket.aws/hold";
 
+/// Annotation on a Node during an attempt: the request to all hooks, which its removal withdraws.
+pub const HOOKS_ANNOTATION: &str = "brupop.bottlerocket.aws/hooks";
+/// Prefix of the annotations on a Node with the answers of hooks, before the name of the hook.
+pub const HOOK_ANSWER_PREFIX: &str = "hook.brupop.bottlerocket.aws/";
+
 /// Annotation on the operator's resource: failures of versions are resolved and the rollout continues. Its value names the
 /// request; a value that is acknowledged in `status.requests` is not carried out again.
 pub const RESUME_ANNOTATION: &str = "brupop.bottlerocket.aws/resume";

@@ -86,6 +86,10 @@ reasons! {
     PodsReturn => Node,
     /// A client uncordoned the node in mid-drain, again and again.
     Uncordoned => Node,
+    /// A hook did not answer in time.
+    HookTimedOut => Node,
+    /// A hook refused.
+    HookRefused => Node,
     /// The agent did not answer in time.
     AgentSilent => Node,
     /// The node did not reboot in time.

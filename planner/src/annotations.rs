@@ -32,7 +32,7 @@ impl Place {
                 names::DRILL_ANNOTATION,
                 names::MIGRATED_FROM_ANNOTATION,
             ],
-            Self::Node => &[names::HOLD_ANNOTATION],
+            Self::Node => &[names::HOLD_ANNOTATION, names::HOOKS_ANNOTATION],
         }
     }
 

@@ -12,6 +12,7 @@ pub mod drain;
 pub mod expressions;
 pub mod history;
 pub mod hold;
+pub mod hooks;
 pub mod lint;
 pub mod pause;
 pub mod plan;

@@ -8,9 +8,11 @@ use std::collections::{BTreeSet, HashSet};
 use models::names::INTERFACE_LABEL;
 use models::operator::{AtDeadline, CordonedNodes, Slot};
 use models::shadow::{HostPolicy, HostState, Step};
+use models::time::after;
 
 use crate::claims::ClaimField;
 use crate::drain;
+use crate::hooks::{self, HookAnswer};
 use crate::plan::{Action, Evictions, LISTED_PODS, Plan, Quarantine, ShadowChange, begins_disruption};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
@@ -65,6 +67,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_start(frozen, policy, node, action));
             add(Some(name), check_offer(node, action));
             add(Some(name), check_drill(node, action));
+            add(Some(name), check_hooks(policy, node, action));
             add(Some(name), check_reboot(node, action));
             add(Some(name), check_disruption(view, plan, node, action));
         }
@@ -200,6 +203,26 @@ fn check_offer(node: &NodeView, action: &Action) -> Option<Broken> {
     let offered = updates.available_versions.contains(version) || updates.chosen_version.as_ref() == Some(version);
     let text = || format!("it is drained for {version}, which its host no longer offers");
     (drains && !offered).then(|| ("S7", text()))
+}
+
+/// S11: no drain begins before each hook that is awaited has answered, or its time is over and policy continues then.
+fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
+    let Action::Status { status, .. } = action else { return None };
+    let (old, new) = (node.progress()?, status.report.progress.as_ref()?);
+    let before = matches!(old.step, Step::Staging | Step::Staged | Step::BeforeDrain);
+    if !before || new.step == Step::BeforeDrain || !begins_disruption(new.step) {
+        return None;
+    }
+    let request = hooks::request(old).unwrap_or_default();
+    let awaited = policy.hooks.iter().filter_map(|hook| Some((hook, hook.before?)));
+    for (hook, wait) in awaited {
+        let answered = hooks::answer(&node.facts.hook_answers, &hook.name, &request) == HookAnswer::Done;
+        let over = wait.continues && !request.is_empty() && new.since >= after(old.since, wait.timeout);
+        if !answered && !over {
+            return broken("S11", format!("its drain begins without the answer of hook {}", hook.name));
+        }
+    }
+    None
 }
 
 /// S2 and S3: the desired state to reboot names the node's current boot and comes after the drain.

@@ -288,6 +288,9 @@ fn given_up(step: Option<Step>) -> String {
         Some(Step::Draining | Step::LeavingLoadBalancer) => {
             "the drain ends: what is left is deleted, or the node is released, as spec.drain.atDeadline says".to_owned()
         }
+        Some(Step::BeforeDrain | Step::AfterUpdate) => {
+            "the last hook is no longer waited for, as its onTimeout says".to_owned()
+        }
         Some(Step::Verifying) => "the verification ends with what is known then".to_owned(),
         Some(step) => format!("the step {} is given up, and the attempt fails", step.as_str()),
         None => "the attempt is given up".to_owned(),
@@ -301,6 +304,7 @@ fn end_of(wait: &Wait) -> String {
         Wait::Blackout { .. } => "the blackout is over and a window is open".to_owned(),
         Wait::BackOff { .. } => "the back-off is over".to_owned(),
         Wait::Soaking { .. } => "the node has stayed healthy for long enough".to_owned(),
+        Wait::AwaitingHook { .. } => "a hook is no longer waited for".to_owned(),
         Wait::LeavingLoadBalancer { .. } => "the drain begins".to_owned(),
         Wait::TooYoung { .. } => "the version is old enough".to_owned(),
         Wait::CanaryStep { .. } => "the soak of the canary step is over".to_owned(),

@@ -94,6 +94,7 @@ fn pending(shadow: &BottlerocketShadow, request: &str) -> String {
     let step = match progress.step {
         Step::Staging => "the agent takes on the drill",
         Step::Staged => "for a slot",
+        Step::BeforeDrain | Step::AfterUpdate => "its hooks",
         Step::LeavingLoadBalancer => "the node leaves its load balancers",
         Step::Draining => "its pods are evicted",
         Step::RehearsingDrain => "the API server is asked about its pods",

@@ -239,6 +239,7 @@ impl Applier {
                 }
             }
             Action::Release => self.release(node).await?,
+            Action::Hook { request } => self.ask_hooks(&node.facts, request.as_deref()).await?,
             Action::Permit { nonce, rules, pods_stay } => {
                 // After this time the result of the check is outdated.
                 let issued =

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::{Applier, ApplyError};
 use planner::claims::{self, ClaimFields};
+use planner::hooks;
 use planner::view::{NodeFacts, NodeView};
 
 fn is_field_conflict(error: &kube::Error) -> bool {
@@ -60,6 +61,19 @@ impl Applier {
             .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
             .await
             .map_err(ApplyError::api("node_leftover"))?;
+        self.nodes.written(&node);
+        Ok(())
+    }
+
+    /// Sets the request to hooks, or removes it. The name of the annotation is the operator's, so no value of another client is
+    /// kept.
+    pub(super) async fn ask_hooks(&self, facts: &NodeFacts, request: Option<&str>) -> Result<(), ApplyError> {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let patch = hooks::patch(&facts.uid, &facts.resource_version, request);
+        let params =
+            PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
+        let node =
+            api.patch(&facts.name, &params, &Patch::Merge(patch)).await.map_err(ApplyError::api("node_hooks"))?;
         self.nodes.written(&node);
         Ok(())
     }

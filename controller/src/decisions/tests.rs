@@ -59,6 +59,11 @@ fn each_step_change_logs_one_line() {
         (idle(), at(Step::Staging), vec![(false, "attempt started")]),
         (at(Step::Staging), at(Step::Staged), vec![(false, "image staged")]),
         (at(Step::Staging), at(Step::Draining), vec![(false, "drain started")]),
+        (at(Step::Staged), at(Step::BeforeDrain), vec![(false, "hooks awaited before the drain")]),
+        (at(Step::BeforeDrain), at(Step::Draining), vec![(false, "drain started")]),
+        (at(Step::Verifying), at(Step::AfterUpdate), vec![(false, "hooks awaited after the update")]),
+        (at(Step::AfterUpdate), ended(idle(), UPDATED), vec![(false, "node verified")]),
+        (at(Step::BeforeDrain), ended(at(Step::Releasing), "HookTimedOut"), vec![(true, "attempt failed")]),
         (at(Step::Staged), at(Step::LeavingLoadBalancer), vec![(false, "leaving load balancers")]),
         (at(Step::LeavingLoadBalancer), at(Step::Draining), vec![(false, "drain started")]),
         (at(Step::Draining), at(Step::Draining), vec![]),
@@ -119,6 +124,26 @@ fn claims_and_permits_log_one_line_each() {
             of_node(Pair { facts: &before.0, shadow: Some(&before.1) }, Pair { facts, shadow: Some(shadow) })
         };
         assert_eq!(texts(&pair(&after)), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn request_to_hooks_is_logged_when_set_and_when_withdrawn() {
+    let facts = |request: Option<&str>| NodeFacts {
+        name: "a".into(),
+        hook_request: request.map(str::to_owned),
+        ..NodeFacts::default()
+    };
+    for (before, after, expected) in [
+        (None, Some("BeforeDrain/1/1"), vec![(false, "hooks requested")]),
+        (Some("BeforeDrain/1/1"), Some("BeforeDrain/1/1"), vec![]),
+        (Some("BeforeDrain/1/1"), Some("AfterUpdate/1/1"), vec![(false, "hooks requested")]),
+        (Some("AfterUpdate/1/1"), None, vec![(false, "request to hooks withdrawn")]),
+        (None, None, vec![]),
+    ] {
+        let (before, after) = (facts(before), facts(after));
+        let lines = of_node(Pair { facts: &before, shadow: None }, Pair { facts: &after, shadow: None });
+        assert_eq!(texts(&lines), expected);
     }
 }
 

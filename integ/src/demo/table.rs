@@ -69,6 +69,7 @@ fn describe(step: Step, shadow: &Shadow) -> &'static str {
     match step {
         Step::Staging => "the host downloads the image",
         Step::Staged => "its slot",
+        Step::BeforeDrain | Step::AfterUpdate => "the answers of hooks",
         Step::LeavingLoadBalancer => "leaving the load balancer",
         Step::Draining => "its pods leave, within their budget",
         Step::RehearsingDrain => "the API server is asked about its pods",

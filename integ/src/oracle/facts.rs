@@ -149,6 +149,11 @@ pub struct Node {
 }
 
 impl Node {
+    /// The request to hooks.
+    pub fn hook_request(&self) -> Option<&String> {
+        self.fields.get(&Field::Annotation(names::HOOKS_ANNOTATION.to_owned()))
+    }
+
     fn read(node: &core::Node, status: u64) -> Self {
         let meta = &node.metadata;
         let mut fields = BTreeMap::new();
@@ -429,7 +434,13 @@ impl Shadow {
             progress.disruptive
                 || matches!(
                     progress.step,
-                    Step::LeavingLoadBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Verifying
+                    Step::BeforeDrain
+                        | Step::LeavingLoadBalancer
+                        | Step::Draining
+                        | Step::Rebooting
+                        | Step::Returning
+                        | Step::Verifying
+                        | Step::AfterUpdate
                 )
         })
     }

@@ -23,6 +23,8 @@ pub enum Property {
     S8,
     /// A released node is not rebooted by the operator.
     S9,
+    /// No drain begins before the awaited hooks have answered.
+    S11,
     /// A pod that blocks a drain is named.
     L3,
     /// The operator violates no PodDisruptionBudget.
@@ -46,6 +48,7 @@ impl Property {
             Self::S7 => "never activate another version than the desired one",
             Self::S8 => "after the failure budget no new node starts",
             Self::S9 => "a released node is not rebooted by the operator",
+            Self::S11 => "no drain begins before the awaited hooks have answered",
             Self::L3 => "a pod that blocks a drain is named in the shadow",
             Self::BudgetRespected => "no PodDisruptionBudget is violated by the operator",
             Self::NoClaimLeft => "at the end no node carries a claim of the operator",

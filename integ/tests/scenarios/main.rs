@@ -12,6 +12,7 @@ mod earlier;
 mod failures;
 mod health;
 mod history;
+mod hooks;
 mod hostile;
 mod interfere;
 mod kubectl;

@@ -111,7 +111,7 @@ pub(crate) async fn run_except(
     if outcome.is_ok() && expectations.nothing_left {
         // A scenario may end with the release of its last node; the slot follows. The oracle reports what stays.
         let clear = |world: &ClusterState| {
-            world.nodes.values().all(|node| node.held() || !node.claimed())
+            world.nodes.values().all(|node| (node.held() || !node.claimed()) && node.hook_request().is_none())
                 && world.operator.as_ref().is_none_or(|operator| operator.status.slots.is_empty())
         };
         let _ = ctx.bed.wait_state("no node has a claim or a slot", LIMIT, clear).await;

@@ -1,6 +1,7 @@
 //! `BottlerocketUpdateOperator`: the switch and the policy of the whole operator.
 
 mod count;
+mod hook;
 mod policy;
 mod selector;
 
@@ -16,6 +17,7 @@ use crate::reason::FailureReason;
 use crate::schema::{StatusWord, VersionText};
 
 pub use count::CountOrPercent;
+pub use hook::{Hook, HookWait, OnTimeout};
 pub use policy::*;
 pub use selector::{LabelOperator, LabelRequirement, NodeSelector};
 
@@ -91,6 +93,10 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// Handling of cluster autoscalers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaler: Option<AutoscalerPolicy>,
+    /// Other controllers that are asked before a node is drained, and after it is back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub hooks: Vec<Hook>,
     /// Health checks of nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthPolicy>,

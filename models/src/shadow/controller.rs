@@ -24,6 +24,8 @@ pub enum Step {
     Staging,
     /// The image is staged; the node waits for a slot.
     Staged,
+    /// The node holds a slot and is cordoned; hooks are awaited.
+    BeforeDrain,
     /// The node holds a slot and is out of external load balancers.
     LeavingLoadBalancer,
     /// The node is cordoned and its pods are evicted.
@@ -38,6 +40,8 @@ pub enum Step {
     Returning,
     /// The node runs the new version and is verified: it has to stay healthy for the soak.
     Verifying,
+    /// The node is back in service and verified; hooks are awaited.
+    AfterUpdate,
     /// The attempt has failed: its desired state is withdrawn and the node is being released.
     Releasing,
     /// A step of another version of the controller. What it requires is not known, so the attempt ends.
@@ -47,9 +51,10 @@ pub enum Step {
 
 impl Step {
     /// All steps that this version knows.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Staging,
         Self::Staged,
+        Self::BeforeDrain,
         Self::LeavingLoadBalancer,
         Self::Draining,
         Self::RehearsingDrain,
@@ -57,6 +62,7 @@ impl Step {
         Self::RehearsingReboot,
         Self::Returning,
         Self::Verifying,
+        Self::AfterUpdate,
         Self::Releasing,
     ];
 
@@ -70,6 +76,7 @@ impl Step {
         match self {
             Self::Staging => "Staging",
             Self::Staged => "Staged",
+            Self::BeforeDrain => "BeforeDrain",
             Self::LeavingLoadBalancer => "LeavingLoadBalancer",
             Self::Draining => "Draining",
             Self::RehearsingDrain => "RehearsingDrain",
@@ -77,6 +84,7 @@ impl Step {
             Self::RehearsingReboot => "RehearsingReboot",
             Self::Returning => "Returning",
             Self::Verifying => "Verifying",
+            Self::AfterUpdate => "AfterUpdate",
             Self::Releasing => "Releasing",
             Self::Unknown => "Unknown",
         }
@@ -88,8 +96,8 @@ impl Step {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Step: `Staging`, `Staged`, `LeavingLoadBalancer`, `Draining`, `Rebooting`, `Returning`, `Verifying` or `Releasing`; in a
-    /// drill also `RehearsingDrain` and `RehearsingReboot`.
+    /// Step: `Staging`, `Staged`, `BeforeDrain`, `LeavingLoadBalancer`, `Draining`, `Rebooting`, `Returning`, `Verifying`,
+    /// `AfterUpdate` or `Releasing`; in a drill also `RehearsingDrain` and `RehearsingReboot`.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: Step,
     /// Time at which the step began.

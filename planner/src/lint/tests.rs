@@ -474,3 +474,37 @@ fn validator_rejects_reboot_and_unrequested_eviction_in_a_drill() {
     let findings = lint(&view, &policy, &mut permit(true));
     assert_eq!(findings.first().map(|finding| finding.property), Some("S3"), "an update whose pods stay");
 }
+
+#[test]
+fn validator_rejects_drain_without_answer_of_hooks() {
+    let wait = |action: &str| json!({"hooks": [{"name": "ceph", "before": {"timeout": "60s", "onTimeout": action}}]});
+    let request = || crate::hooks::request(&progress(Step::BeforeDrain, 0)).unwrap();
+    for (sentence, spec, step, answer, since, next, accepted) in [
+        ("answered", wait("Fail"), Step::BeforeDrain, Some(request()), 1, Step::Draining, true),
+        ("no hook", json!({}), Step::Staged, None, 1, Step::Draining, true),
+        ("not awaited before", json!({"hooks": [{"name": "ceph", "after": {}}]}), Step::Staged, None, 1, Step::Draining, true),
+        ("the hooks come first", wait("Fail"), Step::Staged, None, 1, Step::BeforeDrain, true),
+        ("not asked", wait("Continue"), Step::Staged, None, 60, Step::Draining, false),
+        ("no answer", wait("Fail"), Step::BeforeDrain, None, 600, Step::Draining, false),
+        ("no answer, a drill", wait("Fail"), Step::BeforeDrain, None, 600, Step::RehearsingDrain, false),
+        ("no answer, a load balancer", wait("Fail"), Step::BeforeDrain, None, 600, Step::LeavingLoadBalancer, false),
+        ("an earlier answer", wait("Fail"), Step::BeforeDrain, Some("BeforeDrain/0/1".into()), 1, Step::Draining, false),
+        ("too early", wait("Continue"), Step::BeforeDrain, None, 59, Step::Draining, false),
+        ("late, and policy continues", wait("Continue"), Step::BeforeDrain, None, 60, Step::Draining, true),
+        ("a drain under way", wait("Fail"), Step::Draining, None, 1, Step::Rebooting, true),
+        ("the attempt fails", wait("Fail"), Step::BeforeDrain, None, 60, Step::Releasing, true),
+    ] {
+        let mut node = at("a", step, 0, HostState::StagedUpdate);
+        node.facts.hook_answers = answer.into_iter().map(|answer| ("ceph".to_owned(), answer)).collect();
+        let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+        updates.available_versions = vec![NEW];
+        let (mut view, _) = cluster(vec![node], &["a"]);
+        let policy = crate::fixtures::with_policy(&mut view, spec);
+        let mut status = view.nodes["a"].shadow.as_ref().unwrap().status.controller_status();
+        status.report.progress = Some(progress(next, since));
+        let mut plan = acts("a", Action::Status { status: Box::new(status), note: None });
+        let findings = lint(&view, &policy, &mut plan);
+        let expected = (!accepted).then_some("S11");
+        assert_eq!(findings.first().map(|finding| finding.property), expected, "{sentence}: {findings:?}");
+    }
+}

@@ -57,25 +57,29 @@ impl From<Option<Wait>> for CheckResult {
 }
 
 /// The steps of an update, each with what is true once it is over.
-const STEPS: [(Step, &str); 7] = [
+const STEPS: [(Step, &str); 9] = [
     (Step::Staging, "the host has staged the image"),
     (Step::Staged, "the node has a slot"),
+    (Step::BeforeDrain, "hooks have answered"),
     (Step::LeavingLoadBalancer, "the node has left external load balancers"),
     (Step::Draining, "the pods have left the node"),
     (Step::Rebooting, "the host has armed the image and rebooted"),
     (Step::Returning, "the node is Ready on the new version"),
     (Step::Verifying, "the node has stayed healthy for the soak"),
+    (Step::AfterUpdate, "hooks have answered"),
 ];
 
 /// The steps of a drill, each with what is true once it is over.
-const DRILL_STEPS: [(Step, &str); 7] = [
+const DRILL_STEPS: [(Step, &str); 9] = [
     (Step::Staging, "the agent has taken on the drill, and the host has the image that it downloads"),
     (Step::Staged, "the node has a slot"),
+    (Step::BeforeDrain, "hooks have answered"),
     (Step::LeavingLoadBalancer, "the node has left external load balancers"),
     (Step::Draining, "the pods have left the node"),
     (Step::RehearsingDrain, "the API server has answered for each pod whether it may be evicted"),
     (Step::RehearsingReboot, "the agent has verified a rehearsal permit"),
     (Step::Verifying, "the node has stayed healthy for the soak"),
+    (Step::AfterUpdate, "hooks have answered"),
 ];
 
 /// Returns the steps of an attempt.

@@ -241,7 +241,7 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
 
 /// Returns whether a step begins the disruption of a node.
 pub(crate) fn begins_disruption(step: Step) -> bool {
-    matches!(step, Step::LeavingLoadBalancer | Step::Draining | Step::RehearsingDrain)
+    matches!(step, Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining | Step::RehearsingDrain)
 }
 
 impl Action {
@@ -258,6 +258,7 @@ impl Action {
             Self::Spec { .. }
             | Self::Claim { .. }
             | Self::Release
+            | Self::Hook { .. }
             | Self::Permit { .. }
             | Self::ReadOwner { .. }
             | Self::ReadLease => None,

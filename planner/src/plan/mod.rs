@@ -48,6 +48,8 @@ mod hand_over_cases;
 #[cfg(test)]
 mod health_cases;
 #[cfg(test)]
+mod hook_cases;
+#[cfg(test)]
 mod key_cases;
 mod labels;
 mod order;
@@ -154,6 +156,8 @@ pub enum Action {
     Claim { fields: ClaimFields, note: Option<Note> },
     /// Releases the operator's claim on the node.
     Release,
+    /// Sets the request to hooks on the Node; without one, removes it.
+    Hook { request: Option<String> },
     /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce: of the reboot,
     /// or, under the desired state of a drill, a rehearsal permit.
     Permit {

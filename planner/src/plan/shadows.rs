@@ -53,7 +53,7 @@ pub(super) fn changes(view: &ClusterView, survey: &Survey<'_>) -> Vec<ShadowChan
             // It belongs to a node that was deleted and created again under its name.
             (None, Some(orphan)) => (!orphan.deleting).then(|| delete(orphan)),
             // A claim of the operator without a shadow is released through one.
-            (None, None) => (node.labelled || node.claimed()).then(|| create(node)),
+            (None, None) => (node.labelled || node.claimed() || node.hook_request.is_some()).then(|| create(node)),
         })
         .collect()
 }
@@ -68,7 +68,7 @@ fn is_spent(node: &NodeFacts, shadow: &ShadowFacts) -> bool {
     let settings = shadow.spec.host.as_ref().is_some_and(HostPolicy::asks_settings)
         || shadow.status.agent.host.as_ref().is_some_and(|host| host.applied.is_some());
     let under_way = shadow.status.controller.progress.is_some() || shadow.spec.state != HostState::Idle;
-    !node.labelled && !armed && !settings && !under_way && !node.claimed()
+    !node.labelled && !armed && !settings && !under_way && !node.claimed() && node.hook_request.is_none()
 }
 
 #[cfg(test)]

@@ -125,6 +125,24 @@ impl Default for Drain {
     }
 }
 
+/// A hook, with the phases in which it is awaited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hook {
+    pub name: String,
+    /// Before the drain.
+    pub before: Option<HookWait>,
+    /// After the update was verified.
+    pub after: Option<HookWait>,
+}
+
+/// The wait for the answer of a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HookWait {
+    pub timeout: Duration,
+    /// True if the attempt goes on without an answer.
+    pub continues: bool,
+}
+
 /// The part of the policy that may differ from one group of nodes to another.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupPolicy {
@@ -194,6 +212,7 @@ pub struct Policy {
     pub leave_load_balancer: Option<Duration>,
     /// True if autoscalers have to leave a node alone while it is out of service.
     pub protect_from_autoscalers: bool,
+    pub hooks: Vec<Hook>,
     /// Number of revisions of the policy that are kept although no node and no status needs them.
     pub revision_history_limit: usize,
     /// The policy of nodes in no group.
@@ -230,6 +249,7 @@ impl Default for Policy {
             label_nodes: false,
             leave_load_balancer: None,
             protect_from_autoscalers: true,
+            hooks: Vec::new(),
             revision_history_limit: 10,
             all: GroupPolicy::default(),
             groups: Vec::new(),

@@ -4,14 +4,21 @@ use std::time::Duration;
 
 use models::operator::{
     BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, HealthPolicy,
-    MAX_FAILURES, NodeGroup, PrometheusPolicy, SchedulePolicy, StepApproval,
+    Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, OnTimeout, PrometheusPolicy, SchedulePolicy,
+    StepApproval,
 };
 
-use super::{After, Before, CanaryStep, Drain, Group, GroupPolicy, Policy, PolicyError, Prometheus, Schedule, version};
+use super::{
+    After, Before, CanaryStep, Drain, Group, GroupPolicy, Hook, HookWait, Policy, PolicyError, Prometheus, Schedule,
+    version,
+};
 use crate::rules::Rules;
 
 /// Default time out of external load balancers before a node's drain, where policy enables it without a time.
 const LEAVE_LOAD_BALANCER: Duration = Duration::from_secs(30);
+
+/// Default time for the answer of a hook.
+const HOOK_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// Default number of downloads at a time, where pre-staging is enabled without a number.
 const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
@@ -71,6 +78,7 @@ impl Policy {
                 .as_ref()
                 .and_then(|autoscaler| autoscaler.protect)
                 .unwrap_or(default.protect_from_autoscalers),
+            hooks: spec.hooks.iter().map(hook).collect(),
             revision_history_limit: spec
                 .revision_history_limit
                 .map_or(default.revision_history_limit, |limit| limit as usize),
@@ -143,6 +151,14 @@ fn node_groups(groups: &[NodeGroup], all: &GroupPolicy, errors: &mut Vec<PolicyE
         }
     };
     groups.iter().enumerate().map(group).collect()
+}
+
+fn hook(hook: &HookSpec) -> Hook {
+    let wait = |wait: &HookWaitSpec| HookWait {
+        timeout: wait.timeout.map_or(HOOK_TIMEOUT, |d| d.0),
+        continues: wait.on_timeout == Some(OnTimeout::Continue),
+    };
+    Hook { name: hook.name.clone(), before: hook.before.as_ref().map(wait), after: hook.after.as_ref().map(wait) }
 }
 
 fn prometheus(server: &PrometheusPolicy) -> Prometheus {

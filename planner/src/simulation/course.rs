@@ -119,7 +119,7 @@ impl Course {
             }
             (Some(from), None) => {
                 node.ended = Some(second);
-                node.updated = from == Step::Verifying && last == Some(UPDATED);
+                node.updated = matches!(from, Step::Verifying | Step::AfterUpdate) && last == Some(UPDATED);
                 node.failures += u32::from(!node.updated);
                 self.end = self.end.max(at);
             }

@@ -394,6 +394,7 @@ fn run(seed: u64, trouble: bool) {
         let wait = plan.waits.get(name);
         let context = format!("seed {seed}: {name} ends waiting for {wait:?}: {node:#?}");
         assert!(!node.facts.claimed(), "still claimed; {context}");
+        assert!(node.facts.hook_request.is_none(), "hooks are still asked; {context}");
         let progress = node.shadow.as_ref().unwrap().status.controller.progress.as_ref();
         assert!(progress.is_none_or(|p| matches!(p.step, Step::Staged)), "still under way; {context}");
         assert!(wait.is_some(), "neither an action nor a reason; {context}");

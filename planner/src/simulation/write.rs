@@ -31,6 +31,7 @@ pub(super) fn write(node: &mut NodeView, action: Action, cordoned: bool) -> Opti
             node.facts.claims = ClaimFields::default();
             node.facts.unschedulable = cordoned;
         }
+        (Action::Hook { request }, _) => node.facts.hook_request = request,
         (action, _) => return Some(action),
     }
     None

@@ -16,6 +16,7 @@ use models::time::after;
 use crate::annotations::{Place, misunderstood};
 use crate::claims;
 use crate::hold::Hold;
+use crate::hooks;
 
 use super::projection::{Projection, key};
 use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, RequestManagers, ServiceFacts, ShadowFacts};
@@ -105,6 +106,8 @@ impl Projection for NodeFacts {
             set_by_others: claims::set_by_others(&node.metadata, unschedulable),
             set_otherwise: claims::set_otherwise(&node.metadata),
             unowned: claims::unowned(&node.metadata, unschedulable),
+            hook_request: hooks::requested(&node.metadata),
+            hook_answers: hooks::answers(&node.metadata),
             volumes: status.map_or(0, attached_volumes),
             deleting: node.metadata.deletion_timestamp.is_some(),
         })

@@ -69,6 +69,10 @@ pub struct NodeFacts {
     pub set_otherwise: ClaimFields,
     /// Fields with the operator's value and without an owner, as after a reset of managedFields.
     pub unowned: ClaimFields,
+    /// The request to hooks that its annotation has.
+    pub hook_request: Option<String>,
+    /// The answers of hooks, by their name. Other controllers write them.
+    pub hook_answers: BTreeMap<String, String>,
     /// Number of volumes attached to it, as known to its kubelet and the attach controller.
     pub volumes: usize,
     pub deleting: bool,

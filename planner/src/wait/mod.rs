@@ -132,6 +132,14 @@ pub enum Wait {
         pod: String,
         count: usize,
     },
+    /// Hooks have not answered.
+    #[error("waiting until {until:.0} for hook(s) {} to answer the request {request} on the Node", .hooks.join(", "))]
+    AwaitingHook {
+        hooks: Vec<String>,
+        request: String,
+        /// The first of their deadlines.
+        until: Timestamp,
+    },
     /// The node is removed from external load balancers, and open connections may end.
     #[error("out of external load balancers; the drain begins at {until:.0}")]
     LeavingLoadBalancer { until: Timestamp },
@@ -323,6 +331,7 @@ impl Wait {
         match self {
             Self::BackOff { until, .. }
             | Self::Soaking { until }
+            | Self::AwaitingHook { until, .. }
             | Self::LeavingLoadBalancer { until }
             | Self::EarlierOperatorGone { until } => Some(*until),
             Self::WindowClosed { opens } => *opens,

@@ -96,6 +96,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "Delete or move the pod, or change `spec.drain.barePods` or `.emptyDir`; for a DaemonSet that cannot be \
          read, give the controller the right to.",
     ),
+    (AwaitingHook, Update, "The answer of the [hooks](hooks.md) that the message names, or their deadline."),
     (LeavingLoadBalancer, Update, "The end of `spec.loadBalancer.leaveBeforeDrain`."),
     (DetachingVolumes, Update, "The detachment of the volumes of deleted pods."),
     (Draining, Update, "Pods that are being evicted or are terminating."),
@@ -180,6 +181,7 @@ impl WaitReason {
                 | Self::HostArmedByOther
                 | Self::BackOff
                 | Self::DrainRefused
+                | Self::AwaitingHook
                 | Self::DrainBlocked
                 | Self::NodeNotReturned
                 | Self::DisarmPending

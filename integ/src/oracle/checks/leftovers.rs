@@ -19,6 +19,10 @@ impl super::Check for Check {
                 let text = format!("it still has the operator's {}", claims.join(" and "));
                 verdict.report(Property::NoClaimLeft, Some(end.revision), Some(&node.name), text);
             }
+            if node.hook_request().is_some() {
+                let text = "it still has the request to hooks".to_owned();
+                verdict.report(Property::NoClaimLeft, Some(end.revision), Some(&node.name), text);
+            }
             if let Some(step) =
                 end.shadow_of(node).filter(|shadow| shadow.disruptive()).and_then(|shadow| shadow.step())
             {
@@ -35,8 +39,9 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::scenario::Scenario;
+    use super::super::super::scenario::{CONTROLLER, Scenario};
     use super::Property;
+    use crate::oracle::facts::Field;
 
     #[test]
     fn completed_update_leaves_no_claim_or_slot() {
@@ -44,6 +49,16 @@ mod tests {
         scenario.update("a");
         scenario.expectations.nothing_left = true;
         assert_eq!(scenario.judge().violations, []);
+    }
+
+    #[test]
+    fn remaining_request_to_hooks_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.update("a");
+        scenario.expectations.nothing_left = true;
+        let field = Field::Annotation(models::names::HOOKS_ANNOTATION.to_owned());
+        scenario.set_field("a", CONTROLLER, "", field, Some("AfterUpdate/1/1"));
+        scenario.assert_only(Property::NoClaimLeft);
     }
 
     #[test]

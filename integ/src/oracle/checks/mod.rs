@@ -12,6 +12,7 @@ mod s6_evictions;
 mod s7_versions;
 mod s8_freeze;
 mod s9_released;
+mod s11_hooks;
 
 use std::collections::BTreeMap;
 
@@ -43,7 +44,7 @@ pub struct Expectations {
 pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectations: &Expectations) -> Verdict {
     let observations = Observations::gather(history, hosts, audit, expectations);
     let mut verdict = Verdict::default();
-    let mut checks: [Box<dyn Check>; 12] = [
+    let mut checks: [Box<dyn Check>; 13] = [
         Box::<s1_budget::Check>::default(),
         Box::<s2_reboots::Check>::default(),
         Box::<s3_drained::Check>::default(),
@@ -53,6 +54,7 @@ pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectation
         Box::<s7_versions::Check>::default(),
         Box::<s8_freeze::Check>::default(),
         Box::<s9_released::Check>::default(),
+        Box::<s11_hooks::Check>::default(),
         Box::<l3_blocked::Check>::default(),
         Box::<budgets::Check>::default(),
         Box::<leftovers::Check>::default(),

@@ -6,6 +6,7 @@ use models::shadow::{CORDONED, DRAINED, DrainStatus, Progress, RolloutPlace, Ste
 use super::LISTED_PODS;
 use super::drain::{self, drained_pod, owners};
 use super::fail::{ended_from_outside, fail};
+use super::hooks;
 use super::result::bounded;
 use super::stage::waiting_staged;
 use super::status::go_to;
@@ -28,7 +29,8 @@ fn fields_to_claim(step: Option<Step>, policy: &Policy) -> ClaimFields {
     match step {
         // In an unknown step nothing is released before the attempt has ended.
         Some(
-            Step::LeavingLoadBalancer
+            Step::BeforeDrain
+            | Step::LeavingLoadBalancer
             | Step::Draining
             | Step::RehearsingDrain
             | Step::Rebooting
@@ -38,17 +40,44 @@ fn fields_to_claim(step: Option<Step>, policy: &Policy) -> ClaimFields {
         ) => {
             let policy = |field: &ClaimField| match field {
                 ClaimField::Cordon => true,
-                ClaimField::Balancer => policy.leave_load_balancer.is_some(),
+                // Connections go on while hooks are awaited.
+                ClaimField::Balancer => policy.leave_load_balancer.is_some() && step != Some(Step::BeforeDrain),
                 ClaimField::ScaleDown | ClaimField::DoNotDisrupt => policy.protect_from_autoscalers,
             };
             ClaimField::ALL.into_iter().filter(policy).collect()
         }
-        Some(Step::Staging | Step::Staged | Step::Verifying | Step::Releasing) | None => ClaimFields::default(),
+        Some(Step::Staging | Step::Staged | Step::Verifying | Step::AfterUpdate | Step::Releasing) | None => {
+            ClaimFields::default()
+        }
     }
 }
 
-/// Reason and message of the condition `Drained` during a drain.
-const DRAINING: (&str, &str) = ("Draining", "pods are being evicted");
+/// Reason and message of the condition `Drained` from this step on, before the drain has ended.
+const fn draining(step: Step) -> (&'static str, &'static str) {
+    match step {
+        Step::BeforeDrain => ("AwaitingHooks", "no pod is evicted before the hooks have answered"),
+        Step::RehearsingDrain => ("Rehearsing", "no pod is evicted"),
+        _ => ("Draining", "pods are being evicted"),
+    }
+}
+
+/// The step after the hooks.
+fn first_of_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Step {
+    match &progress.drill {
+        Some(drill) if !drill.evict => Step::RehearsingDrain,
+        _ if ctx.policy.leave_load_balancer.is_some() => Step::LeavingLoadBalancer,
+        _ => Step::Draining,
+    }
+}
+
+/// Goes on to the drain of a node whose hooks have answered.
+pub(super) fn begin_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Action {
+    let first = first_of_drain(ctx, progress);
+    go_to(ctx, progress, first, |status| {
+        let (reason, message) = draining(first);
+        ctx.set_condition(status, DRAINED, false, reason, message);
+    })
+}
 
 /// Names the attempt, for users.
 fn purpose(progress: &Progress) -> String {
@@ -84,11 +113,8 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
     let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(ctx.now) && !pod.finished && !pod.terminating);
     let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
     let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();
-    let first = match &progress.drill {
-        Some(drill) if !drill.evict => Step::RehearsingDrain,
-        _ if ctx.policy.leave_load_balancer.is_some() => Step::LeavingLoadBalancer,
-        _ => Step::Draining,
-    };
+    let asks_hooks = hooks::awaited(ctx.policy, Step::BeforeDrain).next().is_some();
+    let first = if asks_hooks { Step::BeforeDrain } else { first_of_drain(ctx, progress) };
     let purpose = purpose(progress);
     let place = progress.rollout.clone().unwrap_or_else(|| ctx.place(&progress.version));
     let rollout = Some(RolloutPlace { drain_started: Some(ctx.now), ..place });
@@ -97,8 +123,8 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
         let set_by_others = ctx.facts().set_by_others.has(ClaimField::Cordon);
         let reason = if set_by_others { "CordonedBefore" } else { "Updating" };
         ctx.set_condition(status, CORDONED, true, reason, &message);
-        let draining = if first == Step::RehearsingDrain { ("Rehearsing", "no pod is evicted") } else { DRAINING };
-        ctx.set_condition(status, DRAINED, false, draining.0, draining.1);
+        let (reason, message) = draining(first);
+        ctx.set_condition(status, DRAINED, false, reason, message);
         status.report.drain = Some(DrainStatus { pods, preexisting, ..DrainStatus::default() });
         let record = status.report.record.get_or_insert_default();
         // A drill forgets no owner that was unhealthy before the last update: that is evidence about its version.

@@ -80,12 +80,12 @@ pub(super) fn signed_again(ctx: &NodeContext<'_>, progress: &Progress) -> Option
     let key = crate::signature::signed_by(host.signature.as_deref()?)?;
     // A desired state that is being withdrawn does not count: its withdrawal is signed by the key that there is.
     let under_way = match progress.step {
-        Step::Staging | Step::Staged | Step::LeavingLoadBalancer | Step::Draining => {
+        Step::Staging | Step::Staged | Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining => {
             matches!(spec.state, HostState::StagedUpdate | HostState::RehearsedUpdate)
         }
         Step::RehearsingDrain | Step::RehearsingReboot => spec.state == HostState::RehearsedUpdate,
         Step::Rebooting => spec.state != HostState::Idle,
-        Step::Returning | Step::Verifying | Step::Releasing | Step::Unknown => false,
+        Step::Returning | Step::Verifying | Step::AfterUpdate | Step::Releasing | Step::Unknown => false,
     };
     let is_current =
         under_way && spec.attempt == progress.attempt && ctx.desired_in_this_boot() && spec.permit.is_none();

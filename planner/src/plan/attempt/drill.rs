@@ -298,11 +298,11 @@ pub(super) fn verify(ctx: &NodeContext<'_>, progress: &Progress, drill: &Drill) 
         return end(FailureReason::SoakFailed, "the node did not stay Ready");
     }
     let until = after(progress.since, ctx.group().after.soak);
-    verify::check_health(ctx, progress, until).unwrap_or_else(|| pass(ctx, progress, drill))
+    verify::check_health(ctx, progress, until).unwrap_or_else(|| verify::finish(ctx, progress))
 }
 
 /// Ends a drill that went through, with its result.
-fn pass(ctx: &NodeContext<'_>, progress: &Progress, drill: &Drill) -> Decision {
+pub(super) fn pass(ctx: &NodeContext<'_>, progress: &Progress, drill: &Drill) -> Decision {
     let pods = ctx.drain_status().map_or(0, |drain| drain.pods.len());
     let (result, message) = match drill.refused.first() {
         Some(first) => {

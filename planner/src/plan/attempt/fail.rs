@@ -32,7 +32,7 @@ pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureRe
     if reason.class() == FailureClass::Version {
         record_version_failure(ctx, &mut record, progress, reason);
         ctx.set_condition(&mut status, HEALTHY, false, reason.as_str(), message);
-    } else if matches!(progress.step, Step::Returning | Step::Verifying) {
+    } else if matches!(progress.step, Step::Returning | Step::Verifying | Step::AfterUpdate) {
         ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
     }
     record.last = Some(attempt_result(ctx, progress, reason.as_str(), message));

@@ -32,6 +32,10 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
         };
         return fail(ctx, &progress, FailureReason::ProgressLost, "the record of this attempt is gone");
     }
+    // Of an attempt that has ended, or whose record is gone. While the host may still reboot, hooks keep what they have set.
+    if ctx.facts().hook_request.is_some() && (!ctx.facts().claimed() || ctx.facts().held()) {
+        return Decision::act(Action::Hook { request: None });
+    }
     if ctx.facts().claimed()
         && let Some(wait) = gates::held(ctx)
     {

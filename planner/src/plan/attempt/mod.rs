@@ -3,7 +3,7 @@
 //! `idle` → `stage` → `claim` (the start of the disruption) → `drain` (with `blockers`, and `overdue` past the
 //! deadline) → `permit` (requested, checked, issued) → `returning` → `verify`; `fail` and `release` end an attempt in any
 //! of them. `desired`, `result` and `status` make the writes that several phases need.
-//! `drill` has the phases of a drill.
+//! `hooks` has the waits for other controllers, `drill` the phases of a drill.
 
 mod blockers;
 mod claim;
@@ -11,6 +11,7 @@ mod desired;
 mod drain;
 mod drill;
 mod fail;
+mod hooks;
 mod idle;
 mod overdue;
 mod permit;
@@ -79,12 +80,14 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
 fn of_update(ctx: &NodeContext<'_>, progress: &Progress, step: Step) -> Decision {
     match step {
         Step::Staging | Step::Staged => stage::decide(ctx, progress),
+        Step::BeforeDrain => hooks::before_drain(ctx, progress).watching_pods(),
         Step::LeavingLoadBalancer => claim::leave_load_balancer(ctx, progress).watching_pods(),
         Step::Draining => drain::decide(ctx, progress).watching_pods(),
         // Pods are watched from the drain to the end of the verification without a break, so that they are listed once.
         Step::Rebooting => permit::decide(ctx, progress).watching_pods(),
         Step::Returning => returning::after_reboot(ctx, progress).watching_pods(),
         Step::Verifying => verify::decide(ctx, progress).watching_pods(),
+        Step::AfterUpdate => hooks::after_update(ctx, progress).watching_pods(),
         Step::Releasing => release::decide(ctx, progress),
         // Releasing the node is safe after any step: the release waits for a permit that was issued.
         Step::RehearsingDrain | Step::RehearsingReboot | Step::Unknown => {
@@ -97,6 +100,7 @@ fn of_update(ctx: &NodeContext<'_>, progress: &Progress, step: Step) -> Decision
 pub(in crate::plan) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Timestamp> {
     match progress.step {
         Step::Staging => Some(stage::deadline(ctx, progress)),
+        Step::BeforeDrain | Step::AfterUpdate => hooks::deadline(ctx, progress),
         Step::LeavingLoadBalancer | Step::Draining => Some(drain::deadline(ctx, progress)),
         Step::Rebooting => Some(permit::deadline(ctx, progress)),
         Step::Returning => Some(returning::deadline(ctx, progress)),
@@ -114,14 +118,15 @@ fn is_unbacked(ctx: &NodeContext<'_>, progress: &Progress) -> bool {
     let runs = progress.drill.is_some() || ctx.runs_target(progress);
     let verified = spec.state == HostState::Idle && spec.attempt == progress.attempt && runs;
     let needs_either = match progress.step {
-        Step::LeavingLoadBalancer
+        Step::BeforeDrain
+        | Step::LeavingLoadBalancer
         | Step::Draining
         | Step::RehearsingDrain
         | Step::Rebooting
         | Step::RehearsingReboot
         | Step::Unknown => true,
         Step::Returning => ctx.view.operator.is_some(),
-        Step::Verifying => ctx.view.operator.is_some() && !verified,
+        Step::Verifying | Step::AfterUpdate => ctx.view.operator.is_some() && !verified,
         Step::Staging | Step::Staged | Step::Releasing => false,
     };
     needs_either && !ctx.slot && !ctx.facts().claimed() && !ctx.node.has_rebooted_as_desired()

@@ -39,6 +39,10 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     if ctx.needs_release() {
         return Decision::act(Action::Release);
     }
+    // Also on a held node: nothing is to come for which hooks would have to keep anything.
+    if ctx.facts().hook_request.is_some() {
+        return Decision::act(Action::Hook { request: None });
+    }
     let mut status = ctx.controller_status();
     status.report.progress = None;
     // A user who holds the node keeps it as it is: the claim stays, and so does the record of it.

@@ -60,7 +60,7 @@ pub(super) fn keep_result(
         progress.rollout.clone().unwrap_or_else(unknown);
     let rollout = if rollout == 0 && progress.drill.is_none() { ctx.place(&progress.version).rollout } else { rollout };
     let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.clone()).unwrap_or_default();
-    if matches!(progress.step, Step::LeavingLoadBalancer | Step::Draining) {
+    if matches!(progress.step, Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining) {
         mark_moved(ctx, Arc::make_mut(&mut pods), |_| None);
     }
     let results = &mut status.report.results;

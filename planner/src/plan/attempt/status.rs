@@ -5,6 +5,7 @@ use models::shadow::{BLOCKED, ControllerStatus, HEALTHY, Progress, Step};
 
 use crate::plan::context::NodeContext;
 use crate::plan::{Action, Decision, Note, Verdict};
+use crate::wait::WaitReason;
 
 /// A write of the status with the step changed.
 pub(super) fn go_to(
@@ -32,8 +33,8 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
     let stored = true_condition(&ctx.shadow.status.conditions, BLOCKED);
     let wanted = wait.blocks().then(|| wait.as_str());
     let now = stored.map(|c| c.reason.as_str());
-    // The finding of a check names a pod or a series, and another one may be the first by now.
-    let finding = wanted.is_some() && wait.reason().is_check_finding();
+    // The finding of a check names a pod or a series, and another one may be the first by now; of the hooks, one may have answered.
+    let finding = wanted.is_some() && (wait.reason().is_check_finding() || wait.reason() == WaitReason::AwaitingHook);
     let same_text = !finding || stored.is_some_and(|c| wait.is_recorded(&c.message));
     if wanted == now && same_text {
         return decision;

@@ -7,7 +7,9 @@ use models::reason::FailureReason;
 use models::shadow::{HEALTHY, HostState, Progress, Step, UPDATED};
 
 use super::desired::withdraw;
+use super::drill;
 use super::fail::{attempt_result, fail};
+use super::hooks;
 use super::result::{keep_result, running};
 use super::status::{go_to, unblock};
 use models::time::after;
@@ -48,7 +50,23 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
         }
         return check_health(ctx, progress, until).unwrap_or_else(|| Decision::act(withdraw(ctx)));
     }
-    record_update(ctx, progress)
+    finish(ctx, progress)
+}
+
+/// Ends the attempt of a verified node once its hooks have answered.
+pub(super) fn finish(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
+    if hooks::awaited(ctx.policy, Step::AfterUpdate).next().is_some() {
+        return Decision::act(go_to(ctx, progress, Step::AfterUpdate, |_| {}));
+    }
+    record(ctx, progress)
+}
+
+/// Records the result of an attempt that went through.
+pub(super) fn record(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
+    match &progress.drill {
+        Some(drill) => drill::pass(ctx, progress, drill),
+        None => record_update(ctx, progress),
+    }
 }
 
 /// Returns when the verification ends, with whatever is known.

@@ -182,6 +182,10 @@ impl World {
                     );
                 }
                 let before = shadow.status.controller.progress.as_ref().map(|p| p.step);
+                if starts && node.facts.hook_request.is_none() && before == Some(Step::BeforeDrain) {
+                    let silent = self.policy.hooks.iter().filter_map(|hook| hook.before).all(|wait| wait.continues);
+                    assert!(silent, "seed {seed}: {name} is drained, and its hooks were not asked");
+                }
                 let out = status.report.progress.as_ref().is_some_and(|p| p.disruptive);
                 let drains = out && matches!(before, Some(Step::Staging | Step::Staged));
                 assert!(!(drains && host.person_cordoned && skips), "seed {seed}: {name} is a user's, and drained");
@@ -189,7 +193,7 @@ impl World {
                     host.pinned_left = 0;
                 }
             }
-            Action::Claim { .. } | Action::Release => {}
+            Action::Claim { .. } | Action::Release | Action::Hook { .. } => {}
         }
         write::write(node, action, host.person_cordoned);
     }

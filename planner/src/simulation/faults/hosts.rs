@@ -7,6 +7,7 @@ use crate::hold::Hold;
 impl World {
     /// Runs one step of one agent, with its reports in the real order but without their cost.
     pub(super) fn agent(&mut self, name: &str) {
+        self.hooks(name);
         let (now, releases) = (self.now, self.releases.clone());
         let (stalls, slow) = (self.rng.random_bool(0.4), self.rng.random_bool(0.5));
         let queued = if self.rng.random_bool(0.2) { self.rng.random_range(1..=90) } else { 0 };
@@ -35,6 +36,21 @@ impl World {
         host.host.agent_step(node, &releases, downloads, now);
         // The failure is for the next download.
         host.next_stage_fails = !downloads && !stages;
+    }
+
+    /// Runs one step of the controllers of hooks: `slow` answers after a while and seldom refuses, `deaf` never answers. Both
+    /// take back what they did once the request is gone.
+    pub(super) fn hooks(&mut self, name: &str) {
+        let (answers, refuses) = (self.rng.random_bool(0.3), self.rng.random_bool(0.02));
+        let node = self.view.nodes.get_mut(name).unwrap();
+        match node.facts.hook_request.clone() {
+            Some(request) if answers && !self.policy.hooks.is_empty() => {
+                let refused = if refuses && request.starts_with("BeforeDrain") { " Refused: not now" } else { "" };
+                node.facts.hook_answers.insert("slow".into(), format!("{request}{refused}"));
+            }
+            Some(_) => {}
+            None => node.facts.hook_answers.clear(),
+        }
     }
 
     /// Carries out the reboot that the agent requested: never of a released node, never over pods that had to leave.
@@ -70,11 +86,11 @@ impl World {
     /// Injects a fault.
     pub(super) fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..25);
+        let kind = self.rng.random_range(0..26);
         if !self.view.earlier_pods.is_empty() && self.rng.random_bool(0.4) {
             self.earlier_operator_leaves();
         }
-        if matches!(kind, 4 | 12 | 21) {
+        if matches!(kind, 4 | 12 | 21 | 25) {
             self.changed();
         }
         if matches!(kind, 5 | 6) {
@@ -151,6 +167,11 @@ impl World {
             14 => node.shadow.as_mut().unwrap().release = request,
             23 => node.shadow.as_mut().unwrap().drill = request.map(|request| format!("{request} evict")),
             24 => node.shadow.as_mut().unwrap().drill = request,
+            25 => {
+                let operator = self.view.operator.as_mut().unwrap();
+                operator.spec.hooks.pop();
+                self.policy = Policy::from_spec(&operator.spec).unwrap();
+            }
             22 => self.view.earlier_pods = vec!["old/agent".into()],
             15 => self.ahead = SignedDuration::from_mins(ahead),
             // A client edits the status of a shadow by hand.

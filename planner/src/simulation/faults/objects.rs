@@ -81,6 +81,10 @@ pub(in crate::simulation) fn some_policy(rng: &mut StdRng, budget: u32) -> Bottl
         json!({"loadBalancer": {"leaveBeforeDrain": "30s"}, "autoscaler": {"protect": false}}),
         json!({"drain": {"atDeadline": "Force", "timeout": "10m"}}),
         json!({"drain": {"cordonedNodes": "Update"}}),
+        json!({"hooks": [
+            {"name": "slow", "before": {"timeout": "3m"}, "after": {"timeout": "2m", "onTimeout": "Continue"}},
+            {"name": "deaf", "before": {"timeout": "30s", "onTimeout": "Continue"}},
+        ]}),
     ];
     for part in parts {
         if rng.random_bool(0.3) {

@@ -190,6 +190,11 @@ impl Run<'_> {
         let cordoned = self.scenario.members[index].node.facts.cordoned_by_others();
         self.touched.insert(index);
         self.acted.insert(index);
+        if let Action::Hook { request: Some(request) } = &action {
+            // How long the controllers take cannot be known.
+            let hooks = self.scenario.policy.hooks.iter().map(|hook| (hook.name.clone(), request.clone()));
+            node.facts.hook_answers = hooks.collect();
+        }
         match write::write(node, action, cordoned) {
             Some(Action::Permit { nonce, rules, pods_stay }) => write::permit(node, nonce, rules, pods_stay),
             Some(Action::ReadLease) => write::read_lease(node, self.states[index].up, self.now),

@@ -1,0 +1,88 @@
+//! S11: no drain begins before each hook that the policy awaits has answered, or its time is over and the policy goes on
+//! without it.
+
+use std::time::Duration;
+
+use models::names::HOOK_ANSWER_PREFIX;
+use models::operator::OnTimeout;
+use models::shadow::{Progress, Step};
+use models::time::between;
+
+use super::{Observations, Property, RevisionContext, Verdict};
+use crate::oracle::facts::{Field, Shadow};
+
+#[derive(Default)]
+pub(super) struct Check;
+
+fn progress(shadow: &Shadow) -> Option<&Progress> {
+    shadow.status.controller.progress.as_ref()
+}
+
+impl super::Check for Check {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
+        let Some((new, old)) = moment.shadow() else { return };
+        let (Some(is), Some(was)) = (progress(new), old.and_then(progress)) else { return };
+        let drains = matches!(is.step, Step::LeavingLoadBalancer | Step::Draining | Step::RehearsingDrain);
+        if !drains || !matches!(was.step, Step::Staging | Step::Staged | Step::BeforeDrain) {
+            return;
+        }
+        let request = format!("BeforeDrain/{}/{}", was.attempt, was.started.as_second());
+        let node = moment.world.nodes.get(new.node());
+        for hook in moment.world.operator.iter().flat_map(|operator| &operator.spec.hooks) {
+            let Some(wait) = &hook.before else { continue };
+            let answer = Field::Annotation(format!("{HOOK_ANSWER_PREFIX}{}", hook.name));
+            let answered = node.and_then(|node| node.fields.get(&answer)) == Some(&request);
+            let timeout = wait.timeout.map_or(Duration::from_mins(5), |timeout| timeout.0);
+            let asked = was.step == Step::BeforeDrain && wait.on_timeout == Some(OnTimeout::Continue);
+            if !answered && !(asked && between(was.since, is.since) >= timeout) {
+                let text = format!("its drain began without the answer of hook {}", hook.name);
+                verdict.report(Property::S11, Some(moment.revision()), Some(new.node()), text);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::names::HOOK_ANSWER_PREFIX;
+    use models::operator::{Hook, HookWait, OnTimeout};
+    use models::shadow::Step;
+
+    use super::super::super::scenario::Scenario;
+    use super::{Field, Property};
+
+    /// A node whose drain begins so many seconds after its hook is awaited, with the answer that is given for its request.
+    fn drained(on_timeout: OnTimeout, answer: impl Fn(&str) -> Option<String>, seconds: i64) -> Scenario {
+        let mut scenario = Scenario::new(&["a"]);
+        let wait = HookWait { timeout: Some(models::duration::Duration::from_secs(60)), on_timeout: Some(on_timeout) };
+        let hook = Hook { name: "ceph".into(), before: Some(wait), after: None };
+        scenario.operator(|operator| operator.spec.hooks = vec![hook]);
+        scenario.stage("a");
+        scenario.take_slot("a");
+        scenario.step("a", Step::BeforeDrain);
+        scenario.claim("a");
+        let started = scenario.world.shadows["brs-a"].status.controller.progress.as_ref().unwrap().started.as_second();
+        if let Some(answer) = answer(&format!("BeforeDrain/1/{started}")) {
+            let field = Field::Annotation(format!("{HOOK_ANSWER_PREFIX}ceph"));
+            scenario.set_field("a", "ceph", "", field, Some(&answer));
+        }
+        scenario.wait(seconds);
+        scenario.step("a", Step::Draining);
+        scenario
+    }
+
+    #[test]
+    fn drain_after_answer_or_continued_timeout_is_accepted() {
+        assert_eq!(drained(OnTimeout::Fail, |request| Some(request.to_owned()), 1).judge().violations, []);
+        assert_eq!(drained(OnTimeout::Continue, |_| None, 60).judge().violations, []);
+    }
+
+    #[test]
+    fn drain_without_answer_is_detected() {
+        for (on_timeout, seconds) in [(OnTimeout::Fail, 600), (OnTimeout::Continue, 30)] {
+            drained(on_timeout, |_| None, seconds).assert_only(Property::S11);
+        }
+        drained(OnTimeout::Fail, |request| Some(format!("{request} Refused: no")), 1).assert_only(Property::S11);
+        drained(OnTimeout::Fail, |request| Some(request.replace("/1/", "/0/")), 1).assert_only(Property::S11);
+    }
+}

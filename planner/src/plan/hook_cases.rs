@@ -1,0 +1,307 @@
+//! Hooks: before the drain, after the update, and the end of their request.
+
+use models::operator::BottlerocketUpdateOperatorSpec;
+use models::shadow::{BLOCKED, DrainStatus, HostState, Step};
+use serde_json::json;
+
+use super::{Action, Plan, Wait, plan};
+use crate::claims::{ClaimField, ClaimFields};
+use crate::fixtures::*;
+use crate::hold::Hold;
+use crate::hooks;
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView};
+
+/// A policy with two hooks: `ceph` is awaited before and after, and its missing answer ends the attempt; `mute` is awaited for
+/// less long, and its missing answer does not.
+fn both() -> serde_json::Value {
+    let wait = |timeout: &str, action: &str| json!({"timeout": timeout, "onTimeout": action});
+    json!({"hooks": [
+        {"name": "ceph", "before": wait("2m", "Fail"), "after": wait("2m", "Fail")},
+        {"name": "mute", "before": wait("1m", "Continue")},
+    ]})
+}
+
+/// A node in a step, with this policy.
+fn in_step(step: Step, spec: serde_json::Value) -> (ClusterView, Policy) {
+    let state = if step == Step::AfterUpdate { HostState::Idle } else { HostState::StagedUpdate };
+    let mut node = at("a", step, 0, state);
+    node.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus::default());
+    if step == Step::AfterUpdate || step == Step::Verifying {
+        (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
+        node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    }
+    let (mut view, _) = cluster(vec![node], &["a"]);
+    let policy = with_policy(&mut view, spec);
+    (view, policy)
+}
+
+fn a(view: &mut ClusterView) -> &mut NodeView {
+    view.nodes.get_mut("a").unwrap()
+}
+
+/// Writes the request that is due, and has these hooks answer it.
+fn ask(view: &mut ClusterView, made: &Plan) -> String {
+    let Some(Action::Hook { request: Some(request) }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    a(view).facts.hook_request = Some(request.clone());
+    request.clone()
+}
+
+fn answers(view: &mut ClusterView, hook: &str, answer: &str) {
+    a(view).facts.hook_answers.insert(hook.into(), answer.into());
+}
+
+#[test]
+fn staged_node_awaits_hooks_before_its_drain() {
+    for (spec, step) in [
+        (both(), "step BeforeDrain"),
+        (json!({"hooks": [{"name": "ceph", "after": {}}]}), "step Draining"),
+        (json!({"hooks": [{"name": "ceph"}]}), "step Draining"),
+        (json!({}), "step Draining"),
+    ] {
+        let (mut view, _) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+        let agent = &mut shadow(&mut view).status.agent;
+        agent.updates.as_mut().unwrap().available_versions = vec![NEW];
+        let policy = with_policy(&mut view, spec.clone());
+        assert_eq!(outcome(&plan(&view, &policy, t(0))), step, "{spec}");
+    }
+}
+
+#[test]
+fn node_is_claimed_then_hooks_are_asked_then_awaited() {
+    let spec = json!({"loadBalancer": {}, "hooks": [{"name": "ceph", "before": {}}]});
+    let (mut view, policy) = in_step(Step::BeforeDrain, spec);
+    (a(&mut view).facts.claims, a(&mut view).facts.unschedulable) = (ClaimFields::default(), false);
+    let made = plan(&view, &policy, t(1));
+    let Some(Action::Claim { fields, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert!(fields.has(ClaimField::Cordon) && !fields.has(ClaimField::Balancer), "connections go on");
+
+    (a(&mut view).facts.claims, a(&mut view).facts.unschedulable) = (*fields, true);
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    assert_eq!(Some(&request), hooks::request(&progress(Step::BeforeDrain, 0)).as_ref());
+    // The wait is recorded on the shadow, and is what the plan counts afterwards.
+    let made = plan(&view, &policy, t(2));
+    written(&mut view, &made.actions["a"]);
+    let blocked = shadow(&mut view).status.conditions.iter().find(|c| c.type_ == BLOCKED).unwrap();
+    assert!(blocked.reason == "AwaitingHook" && blocked.message.contains("ceph"), "{blocked:?}");
+    let made = plan(&view, &policy, t(2));
+    let wait = Wait::AwaitingHook { hooks: vec!["ceph".into()], request: request.clone(), until: t(300) };
+    assert_eq!((made.waits.get("a"), made.wake), (Some(&wait), Some(t(300))));
+    assert!(made.evictions.is_empty() && made.pods.contains("a"));
+
+    answers(&mut view, "ceph", &request);
+    assert_eq!(outcome(&plan(&view, &policy, t(3))), "step LeavingLoadBalancer");
+    let policy = with_policy(&mut view, json!({"hooks": [{"name": "ceph", "before": {}}]}));
+    assert_eq!(outcome(&plan(&view, &policy, t(3))), "step Draining");
+}
+
+#[test]
+fn each_hook_has_to_answer_this_very_request() {
+    let (mut view, policy) = in_step(Step::BeforeDrain, both());
+    let request = { let made = plan(&view, &policy, t(1)); ask(&mut view, &made) };
+    let old = request.replace("BeforeDrain/1/", "BeforeDrain/0/");
+    for (ceph, mute, expected) in [
+        (None, None, "step BeforeDrain"),
+        (Some(request.as_str()), None, "step BeforeDrain"),
+        (None, Some(request.as_str()), "step BeforeDrain"),
+        (Some(old.as_str()), Some(request.as_str()), "step BeforeDrain"),
+        (Some(request.as_str()), Some(request.as_str()), "step Draining"),
+    ] {
+        a(&mut view).facts.hook_answers.clear();
+        for (hook, answer) in [("ceph", ceph), ("mute", mute)] {
+            answer.into_iter().for_each(|answer| answers(&mut view, hook, answer));
+        }
+        // A wait is written to the condition first.
+        assert_eq!(outcome(&plan(&view, &policy, t(2))), expected, "{ceph:?} {mute:?}");
+    }
+}
+
+#[test]
+fn message_names_the_hooks_that_are_still_awaited() {
+    let (mut view, policy) = in_step(Step::BeforeDrain, both());
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    let made = plan(&view, &policy, t(2));
+    written(&mut view, &made.actions["a"]);
+    answers(&mut view, "mute", &request);
+    let made = plan(&view, &policy, t(3));
+    let Some(Action::Status { status, note: None }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    let blocked = status.conditions.iter().find(|c| c.type_ == BLOCKED).unwrap();
+    assert!(blocked.message.contains("hook(s) ceph to answer"), "{}", blocked.message);
+    written(&mut view, &made.actions["a"]);
+    assert!(plan(&view, &policy, t(4)).actions.is_empty(), "the condition is written once");
+}
+
+#[test]
+fn deadline_ends_or_continues_the_attempt_as_policy_says() {
+    let (mut view, policy) = in_step(Step::BeforeDrain, both());
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    // Each hook has its own deadline. That of `mute` alone ends nothing.
+    assert_eq!(outcome(&plan(&view, &policy, t(61))), "step BeforeDrain");
+    assert_eq!(outcome(&plan(&view, &policy, t(119))), "step BeforeDrain");
+    assert_eq!(outcome(&plan(&view, &policy, t(120))), "HookTimedOut");
+    answers(&mut view, "ceph", &request);
+    assert_eq!(outcome(&plan(&view, &policy, t(59))), "step BeforeDrain");
+    let made = plan(&view, &policy, t(60));
+    assert_eq!(outcome(&made), "step Draining");
+    let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert!(note.warning && note.reason == "HookTimedOut" && note.message.contains("mute"), "{note:?}");
+    // As the deadline of each other step, it is no later for a request that could not be written.
+    a(&mut view).facts.hook_request = None;
+    assert_eq!(outcome(&plan(&view, &policy, t(60))), "step Draining");
+    // A new leader has some time to see the answer.
+    a(&mut view).facts.hook_answers.clear();
+    view.leader_since = t(119);
+    assert_ne!(outcome(&plan(&view, &policy, t(148))), "HookTimedOut");
+    assert_eq!(outcome(&plan(&view, &policy, t(149))), "HookTimedOut");
+}
+
+#[test]
+fn refusal_ends_the_attempt_with_name_and_reason_also_where_timeout_continues() {
+    for hook in ["ceph", "mute"] {
+        let (mut view, policy) = in_step(Step::BeforeDrain, both());
+        let made = plan(&view, &policy, t(1));
+        let request = ask(&mut view, &made);
+        answers(&mut view, hook, &format!("{request} Refused: HEALTH_WARN"));
+        let made = plan(&view, &policy, t(2));
+        assert_eq!(outcome(&made), "HookRefused");
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!() };
+        let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+        assert!(last.message.contains(hook) && last.message.ends_with(": HEALTH_WARN"), "{}", last.message);
+        assert_eq!(status.report.record.as_ref().unwrap().failures, 1, "it counts against the node");
+    }
+}
+
+#[test]
+fn hook_that_policy_drops_is_no_longer_awaited() {
+    let (mut view, policy) = in_step(Step::BeforeDrain, both());
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    answers(&mut view, "mute", &request);
+    assert_eq!(outcome(&plan(&view, &policy, t(2))), "step BeforeDrain");
+    let policy = with_policy(&mut view, json!({"hooks": [{"name": "mute", "before": {}}]}));
+    assert_eq!(outcome(&plan(&view, &policy, t(2))), "step Draining");
+    let policy = with_policy(&mut view, json!({}));
+    assert_eq!(outcome(&plan(&view, &policy, t(2))), "step Draining");
+}
+
+#[test]
+fn attempt_that_awaits_hooks_ends_from_outside_as_in_a_drain() {
+    for (sentence, change, reason) in [
+        ("hold", (|v: &mut ClusterView| a(v).facts.hold = Some(Hold::default())) as fn(&mut ClusterView), "Held"),
+        ("label", |v| a(v).facts.labelled = false, "LabelRemoved"),
+        ("reboot", |v| a(v).facts.boot_id = "b2".into(), "RebootedByOther"),
+        ("release", |v| shadow(v).release = Some("now".into()), "ReleaseRequested"),
+        ("deletion", |v| a(v).facts.deleting = true, "NodeDeleted"),
+    ] {
+        let (mut view, policy) = in_step(Step::BeforeDrain, both());
+        change(&mut view);
+        assert_eq!(outcome(&plan(&view, &policy, t(2))), reason, "{sentence}");
+    }
+    // With `enabled: false` a node with a slot is finished.
+    let (mut view, _) = in_step(Step::BeforeDrain, both());
+    let mut spec = both();
+    spec["enabled"] = json!(false);
+    let policy = with_policy(&mut view, spec);
+    assert!(matches!(plan(&view, &policy, t(2)).actions.get("a"), Some(Action::Hook { .. })));
+}
+
+#[test]
+fn request_stays_from_drain_to_verification() {
+    for step in [Step::LeavingLoadBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Verifying] {
+        let (mut view, policy) = in_step(step, both());
+        a(&mut view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
+        let made = plan(&view, &policy, t(2));
+        assert!(!matches!(made.actions.get("a"), Some(Action::Hook { .. })), "{step:?}: {:?}", made.actions);
+    }
+}
+
+#[test]
+fn verified_node_awaits_hooks_and_then_is_updated() {
+    let (mut view, policy) = in_step(Step::Verifying, both());
+    shadow(&mut view).spec.state = HostState::Idle;
+    assert_eq!(outcome(&plan(&view, &policy, t(100))), "step AfterUpdate");
+    let none = with_policy(&mut view, json!({"hooks": [{"name": "ceph", "before": {}}]}));
+    assert_eq!(outcome(&plan(&view, &none, t(100))), "no attempt", "no hook is awaited after the update");
+
+    let (mut view, policy) = in_step(Step::AfterUpdate, both());
+    a(&mut view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
+    answers(&mut view, "ceph", &hooks::request(&progress(Step::BeforeDrain, 0)).unwrap());
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    assert!(request.starts_with("AfterUpdate/1/"), "{request}");
+    assert_eq!(outcome(&plan(&view, &policy, t(119))), "step AfterUpdate");
+    assert_eq!(outcome(&plan(&view, &policy, t(120))), "HookTimedOut");
+    // An update is not interrupted any more.
+    a(&mut view).facts.hold = Some(Hold::default());
+    assert_eq!(outcome(&plan(&view, &policy, t(2))), "step AfterUpdate");
+    answers(&mut view, "ceph", &request);
+    let made = plan(&view, &policy, t(3));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+    assert_eq!((outcome(&made).as_str(), last.reason.as_str()), ("no attempt", "Updated"));
+    // The slot is kept until then.
+    assert!(made.slots.is_none() && made.status.unwrap().slots.len() == 1);
+}
+
+#[test]
+fn ended_attempt_withdraws_the_request_also_on_a_held_node() {
+    for held in [false, true] {
+        let (mut view, policy) = in_step(Step::Releasing, both());
+        shadow(&mut view).spec.state = HostState::Idle;
+        a(&mut view).facts.hook_request = Some("BeforeDrain/1/1".into());
+        a(&mut view).facts.hold = held.then(Hold::default);
+        let made = plan(&view, &policy, t(1));
+        if !held {
+            assert_eq!(made.actions.get("a"), Some(&Action::Release), "the claim is released first");
+            (a(&mut view).facts.claims, a(&mut view).facts.unschedulable) = (ClaimFields::default(), false);
+        }
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.actions.get("a"), Some(&Action::Hook { request: None }), "held: {held}");
+        a(&mut view).facts.hook_request = None;
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), "no attempt", "held: {held}");
+    }
+}
+
+#[test]
+fn request_without_an_attempt_is_withdrawn() {
+    let left = |claimed: bool, held: bool, observed: u64| {
+        let mut node = node("a");
+        node.facts.hook_request = Some("BeforeDrain/1/1".into());
+        if claimed {
+            (node.facts.claims, node.facts.unschedulable) = (ClaimFields::USUAL, true);
+        }
+        node.facts.hold = held.then(Hold::default);
+        node.observed_for = std::time::Duration::from_secs(observed);
+        let (mut view, _) = cluster(vec![node], &[]);
+        let policy = with_policy(&mut view, json!({}));
+        plan(&view, &policy, t(1)).actions.get("a").cloned()
+    };
+    let withdrawn = Some(Action::Hook { request: None });
+    assert_eq!(left(false, false, 0), withdrawn);
+    assert_eq!(left(true, true, 0), withdrawn, "a hold keeps the claim alone");
+    // An issued permit is not known any more: the host may still reboot.
+    assert!(!matches!(left(true, false, 0), Some(Action::Hook { .. })));
+    assert_eq!(left(true, false, 1_000_000), Some(Action::Release));
+}
+
+/// The shadow and the label are gone.
+#[test]
+fn request_without_a_shadow_gets_one() {
+    let mut orphan = node("a");
+    orphan.facts.hook_request = Some("BeforeDrain/1/1".into());
+    (orphan.facts.labelled, orphan.shadow) = (false, None);
+    let (view, policy) = cluster(vec![orphan], &[]);
+    assert_eq!(plan(&view, &policy, t(1)).shadows.len(), 1);
+}
+
+#[test]
+fn defaults_of_hooks() {
+    let spec: BottlerocketUpdateOperatorSpec =
+        serde_json::from_value(json!({"hooks": [{"name": "ceph", "before": {}}]})).unwrap();
+    let policy = Policy::from_spec(&spec).unwrap();
+    let before = policy.hooks[0].before.unwrap();
+    assert_eq!((before.timeout.as_secs(), before.continues, policy.hooks[0].after), (300, false, None));
+}
