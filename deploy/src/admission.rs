@@ -31,10 +31,14 @@ pub(crate) fn all() -> anyhow::Result<[Value; 2]> {
             "matchConstraints": {
                 // Also writes through a version that this installation does not know.
                 "matchPolicy": "Equivalent",
+                // The server's defaults: the constraints are owned as a whole, so without them the same apply by another
+                // tool is a conflict.
+                "namespaceSelector": {},
+                "objectSelector": {},
                 // Writes of the shadows and of their status, by each version that is served.
                 "resourceRules": [{
                     "apiGroups": [GROUP], "apiVersions": versions, "resources": [plural, format!("{plural}/status")],
-                    "operations": ["CREATE", "UPDATE", "DELETE"],
+                    "operations": ["CREATE", "UPDATE", "DELETE"], "scope": "*",
                 }],
             },
             "matchConditions": [{

@@ -87,9 +87,10 @@ pub(crate) fn container(
     })
 }
 
-/// An environment variable with a field of the pod, for use in arguments as `$(NAME)`.
+/// An environment variable with a field of the pod, for use in arguments as `$(NAME)`. The version is the server's default: a
+/// reference is owned as a whole, so without it the same apply by another tool is a conflict.
 pub(crate) fn field(name: &str, path: &str) -> Value {
-    json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+    json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}})
 }
 
 /// A port. The protocol is the server's default, and part of the key of the list: an apply without it conflicts with

@@ -5,3 +5,4 @@ mod helm;
 mod kustomize;
 mod quick_start;
 mod releases;
+mod users;

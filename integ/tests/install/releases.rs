@@ -29,8 +29,11 @@ async fn installed(control_plane: &ControlPlane) -> anyhow::Result<Vec<String>> 
         let (kind, name) = (text(&object["kind"])?, text(&object["metadata"]["name"])?);
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or(SYSTEM_NAMESPACE);
         let get = ["get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "name"];
-        if !kubectl(control_plane, &get).await?.is_empty() {
-            found.push(id);
+        match kubectl(control_plane, &get).await {
+            Ok(name) if name.is_empty() => {}
+            Ok(_) => found.push(id),
+            Err(error) if error.to_string().contains("doesn't have a resource type") => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(found)
