@@ -36,7 +36,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
         shown += 1;
     }
-    assert_eq!(shown, 15);
+    assert_eq!(shown, 16);
 }
 
 #[test]
