@@ -394,7 +394,7 @@ pub(super) async fn documented_policies_are_accepted(client: Client) -> anyhow::
     let resource = ApiResource::erase::<BottlerocketUpdateOperator>(&());
     let operators: Api<DynamicObject> = Api::namespaced_with(client, SYSTEM_NAMESPACE, &resource);
     let params = PatchParams { dry_run: true, ..PatchParams::apply("a-person").force().validation_strict() };
-    for (file, blocks) in [("policy.md", 9), ("expressions.md", 1)] {
+    for (file, blocks) in [("policy.md", 9), ("expressions.md", 1), ("hooks.md", 1)] {
         let text = std::fs::read_to_string(super::docs(file))?;
         let blocks_seen: Vec<&str> =
             super::blocks(&text).into_iter().filter(|block| !block.contains("kind: NetworkPolicy")).collect();
@@ -414,7 +414,7 @@ pub(super) async fn documented_policies_are_accepted(client: Client) -> anyhow::
         answer.with_context(|| file.display().to_string())?;
         examples += 1;
     }
-    assert_eq!(examples, 5);
+    assert_eq!(examples, 6);
     Ok(())
 }
 
@@ -435,6 +435,7 @@ fn full() -> Value {
         "drain": {"timeout": "5m", "barePods": "Evict"},
         "loadBalancer": {"leaveBeforeDrain": "30s"},
         "autoscaler": {"protect": true},
+        "hooks": [{"name": "ceph", "before": {"timeout": "5m", "onTimeout": "Continue"}}],
         "health": health,
         "prometheus": {"url": "http://prometheus:9090", "timeout": "5s"},
         "failurePolicy": {"backOff": "5m"},
