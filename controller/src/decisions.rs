@@ -78,7 +78,8 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
         match (before.facts.claimed(), after.facts.claimed()) {
             (false, true) => lines.push(Line::new("node claimed").about(name, progress)),
             (true, false) => {
-                let back = |step| matches!(step, Step::Rebooting | Step::Returning | Step::Verifying | Step::AfterUpdate);
+                let back =
+                    |step| matches!(step, Step::Rebooting | Step::Returning | Step::Verifying | Step::AfterUpdate);
                 let rebooted = progress.is_some_and(|p| back(p.step));
                 let text = if rebooted { "node rebooted: released" } else { "node released" };
                 lines.push(Line::new(text).about(name, progress));
@@ -127,7 +128,9 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         }]
     };
     let text = match (step(was), step(is)) {
-        (None | Some(Step::Verifying | Step::AfterUpdate), None) if last.is_some_and(|l| l.reason == UPDATED) && was.is_some() => {
+        (None | Some(Step::Verifying | Step::AfterUpdate), None)
+            if last.is_some_and(|l| l.reason == UPDATED) && was.is_some() =>
+        {
             return ended(Line::new("node verified"));
         }
         (None, None) => return requests(node, before, after),

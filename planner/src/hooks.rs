@@ -112,7 +112,10 @@ mod tests {
         .unwrap();
         assert_eq!(requested(&meta).as_deref(), Some("BeforeDrain/7/1"));
         let found = answers(&meta);
-        assert!(found.len() == 1 && found["ceph"].len() == ANSWER_LENGTH && found["ceph"].starts_with("a bx"), "{found:?}");
+        assert!(
+            found.len() == 1 && found["ceph"].len() == ANSWER_LENGTH && found["ceph"].starts_with("a bx"),
+            "{found:?}"
+        );
         assert_eq!((requested(&ObjectMeta::default()), answers(&ObjectMeta::default()).len()), (None, 0));
     }
 }

@@ -109,7 +109,8 @@ fn held(hold: &Hold, shadow: Option<&BottlerocketShadow>, node: &NodeFacts) -> S
     match progress(shadow) {
         Some(progress)
             if is_permitted(shadow)
-                || (progress.drill.is_none() && matches!(progress.step, Step::Returning | Step::Verifying | Step::AfterUpdate)) =>
+                || (progress.drill.is_none()
+                    && matches!(progress.step, Step::Returning | Step::Verifying | Step::AfterUpdate)) =>
         {
             State::Done(format!("{text}; the update under way has gone too far to end: it is finished first"))
         }

@@ -268,7 +268,9 @@ pub(crate) fn next_action(action: &Action) -> String {
         (_, Some(Step::RehearsingDrain)) => "the dry run of its drain begins".to_owned(),
         (_, Some(Step::Staging)) if action.begins_drill() => "its drill begins".to_owned(),
         (_, Some(Step::Staging)) => "its attempt begins with the download of the image".to_owned(),
-        (_, Some(Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining)) => "it is next to be drained".to_owned(),
+        (_, Some(Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining)) => {
+            "it is next to be drained".to_owned()
+        }
         (_, Some(step)) => format!("it goes on to the step {}", step.as_str()),
         (Action::Status { .. }, None) => "the result of its attempt is written".to_owned(),
         (Action::Spec { .. }, None) => "the desired state of its host is written".to_owned(),

@@ -406,6 +406,7 @@ fn full() -> Value {
         "drain": {"timeout": "5m", "barePods": "Evict"},
         "loadBalancer": {"leaveBeforeDrain": "30s"},
         "autoscaler": {"protect": true},
+        "hooks": [{"name": "ceph", "before": {"timeout": "5m", "onTimeout": "Continue"}}],
         "health": health,
         "prometheus": {"url": "http://prometheus:9090", "timeout": "5s"},
         "failurePolicy": {"backOff": "5m"},

@@ -257,8 +257,10 @@ async fn examples_set_noout_and_silence_alerts_around_each_update() -> anyhow::R
     let ending = ending.map_err(|error| error.context(format!("{logs:?}\n{calls}")))?;
     ending.assert_updates(2);
     for node in ["node-1", "node-2"] {
-        let last = |call: String| calls.lines().enumerate().filter(|(_, line)| **line == *call).map(|(at, _)| at).last();
-        let (set, unset) = (last(format!("ceph osd set-group noout {node}")), last(format!("ceph osd unset-group noout {node}")));
+        let last =
+            |call: String| calls.lines().enumerate().filter(|(_, line)| **line == *call).map(|(at, _)| at).last();
+        let (set, unset) =
+            (last(format!("ceph osd set-group noout {node}")), last(format!("ceph osd unset-group noout {node}")));
         assert!(set.is_some() && set < unset, "{node}: {calls}");
         let silenced = |line: &str| line.contains(" silence add ") && line.ends_with(&format!("node={node}"));
         assert_eq!(calls.lines().filter(|line| silenced(line)).count(), 1, "{calls}");

@@ -140,6 +140,10 @@ impl Bench {
                 shadow.spec.permit = Some(Permit { nonce, jws: String::new() });
                 shadow.generation += 1;
             }
+            Action::Hook { request } => {
+                node.facts.hook_answers = request.iter().map(|request| ("ceph".to_owned(), request.clone())).collect();
+                node.facts.hook_request = request;
+            }
             Action::ReadOwner { .. } | Action::ReadLease => {}
         }
     }
@@ -621,4 +625,28 @@ fn update_begins_only_once_the_slot_of_the_drill_is_removed() {
     assert_eq!(outcome(&bench.plan()), "step Staging");
     bench.view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
     assert_eq!(outcome(&bench.plan()), "Acting");
+}
+
+#[test]
+fn drill_asks_hooks_with_and_without_eviction() {
+    use Step::{AfterUpdate, BeforeDrain, Draining, RehearsingDrain, RehearsingReboot, Staging, Verifying};
+    for (request, drain) in [("1", RehearsingDrain), ("1 evict", Draining)] {
+        let mut bench = Bench::new(&["a"], request);
+        let spec = serde_json::json!({"hooks": [{"name": "ceph", "before": {}, "after": {}}]});
+        bench.policy = crate::fixtures::with_policy(&mut bench.view, spec);
+        assert_eq!(bench.end().result, "Passed", "{request}");
+        let short: Vec<_> = bench.steps.iter().filter(|step| **step != Step::Staged).copied().collect();
+        assert_eq!(short, [Staging, BeforeDrain, drain, RehearsingReboot, Verifying, AfterUpdate], "{request}");
+        assert_eq!(bench.view.nodes["a"].facts.hook_request, None, "{request}");
+    }
+}
+
+#[test]
+fn drill_names_the_hook_that_does_not_answer() {
+    let mut bench = Bench::new(&["a"], "1");
+    let spec = serde_json::json!({"hooks": [{"name": "deaf", "before": {"timeout": "10s"}}]});
+    bench.policy = crate::fixtures::with_policy(&mut bench.view, spec);
+    let found = bench.end();
+    assert!(found.result == "HookTimedOut" && found.message.contains("hook deaf"), "{found:?}");
+    bench.assert_nothing_armed_or_charged();
 }

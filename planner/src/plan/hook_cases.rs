@@ -99,7 +99,10 @@ fn node_is_claimed_then_hooks_are_asked_then_awaited() {
 #[test]
 fn each_hook_has_to_answer_this_very_request() {
     let (mut view, policy) = in_step(Step::BeforeDrain, both());
-    let request = { let made = plan(&view, &policy, t(1)); ask(&mut view, &made) };
+    let request = {
+        let made = plan(&view, &policy, t(1));
+        ask(&mut view, &made)
+    };
     let old = request.replace("BeforeDrain/1/", "BeforeDrain/0/");
     for (ceph, mute, expected) in [
         (None, None, "step BeforeDrain"),

@@ -14,7 +14,11 @@ fn empty_spec_means_default_policy() {
 
 #[test]
 fn documented_and_example_policies_are_valid() {
-    let pages = [include_str!("../../../docs/policy.md"), include_str!("../../../docs/expressions.md")];
+    let pages = [
+        include_str!("../../../docs/policy.md"),
+        include_str!("../../../docs/expressions.md"),
+        include_str!("../../../docs/hooks.md"),
+    ];
     let blocks = pages.iter().flat_map(|page| page.split("```yaml\n").skip(1));
     let mut shown = 0;
     for block in blocks.map(|rest| rest.split("```").next().unwrap()) {
@@ -27,7 +31,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
         shown += 1;
     }
-    assert_eq!(shown, 10);
+    assert_eq!(shown, 11);
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies");
     for file in std::fs::read_dir(examples).unwrap() {
         let file = file.unwrap().path();
@@ -36,7 +40,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
         shown += 1;
     }
-    assert_eq!(shown, 15);
+    assert_eq!(shown, 17);
 }
 
 #[test]

@@ -411,7 +411,7 @@ fn run(seed: u64, trouble: bool) {
 #[test]
 fn completion_is_estimated_from_any_state_of_a_cluster() {
     let mut made = 0;
-    for seed in 0..16 {
+    for seed in 0..20 {
         let mut world = World::new(seed, 4, 2);
         world.view.history.highest = Some(0);
         for _ in 0..30 + seed * 12 {

@@ -152,6 +152,9 @@ impl<'a> Run<'a> {
 
     /// Begins what is under way at the beginning.
     fn first_events(&mut self) {
+        for node in self.view.nodes.values_mut() {
+            acts::answer_hooks(node, &self.scenario.policy);
+        }
         for index in self.touched.clone() {
             let node = &self.scenario.members[index].node;
             // The agent of a node that rests has reported.

@@ -3,6 +3,7 @@
 mod budgets;
 mod l3_blocked;
 mod leftovers;
+mod s11_hooks;
 mod s1_budget;
 mod s2_reboots;
 mod s3_drained;
@@ -12,7 +13,6 @@ mod s6_evictions;
 mod s7_versions;
 mod s8_freeze;
 mod s9_released;
-mod s11_hooks;
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! A drill: an update of one node without the image being armed and without a reboot, as a user requests it.
 //!
 //! ```text
-//!  request ─► Staging ─► (Staged) ─┬─► RehearsingDrain ──────────────┬─► RehearsingReboot ─► Verifying ─► result
-//!                                  └─► (LeavingLoadBalancer) Draining ┘
-//!                                        with `evict`
+//!  request ─► Staging ─► (Staged) ─► (BeforeDrain) ─┬─► RehearsingDrain ──────────────┬─► RehearsingReboot ─► Verifying
+//!                                                   └─► (LeavingLoadBalancer) Draining ┘        ─► (AfterUpdate) ─► result
+//!                                                         with `evict`
 //! ```
 //!
 //! It passes the gates of an update, holds a slot, claims the node, and has its agent request and verify a permit, which is

@@ -9,9 +9,17 @@ use super::events::Event;
 use super::{CHECK_AGAIN_LIMIT, Draw, Run};
 use crate::drain;
 use crate::plan::{Action, Evictions, Plan, Quarantine};
+use crate::policy::Policy;
 use crate::simulation::course::Freeze;
 use crate::simulation::{pods, write};
-use crate::view::{Answer, Blocked, Compared, OwnerHealth, PodFacts, Refused};
+use crate::view::{Answer, Blocked, Compared, NodeView, OwnerHealth, PodFacts, Refused};
+
+/// Has all hooks answer the request of a node: how long they take cannot be known.
+pub(super) fn answer_hooks(node: &mut NodeView, policy: &Policy) {
+    if let Some(request) = &node.facts.hook_request {
+        node.facts.hook_answers = policy.hooks.iter().map(|hook| (hook.name.clone(), request.clone())).collect();
+    }
+}
 
 impl Run<'_> {
     /// Carries out a plan. Returns true if anything was done after which there may be more to do now.
@@ -190,12 +198,9 @@ impl Run<'_> {
         let cordoned = self.scenario.members[index].node.facts.cordoned_by_others();
         self.touched.insert(index);
         self.acted.insert(index);
-        if let Action::Hook { request: Some(request) } = &action {
-            // How long the controllers take cannot be known.
-            let hooks = self.scenario.policy.hooks.iter().map(|hook| (hook.name.clone(), request.clone()));
-            node.facts.hook_answers = hooks.collect();
-        }
-        match write::write(node, action, cordoned) {
+        let left = write::write(node, action, cordoned);
+        answer_hooks(node, &self.scenario.policy);
+        match left {
             Some(Action::Permit { nonce, rules, pods_stay }) => write::permit(node, nonce, rules, pods_stay),
             Some(Action::ReadLease) => write::read_lease(node, self.states[index].up, self.now),
             Some(Action::ReadOwner { owner, nodes, .. }) => {
