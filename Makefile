@@ -50,7 +50,7 @@ demo: tools $(if $(filter --vm,$(ARGS)),tools-vm) control-plane build agent ## S
 	@$(if $(filter --vm,$(ARGS)),integ/vm/with.sh "$(TARGET)" 2) env BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
-test: tools $(if $(TEST),,lint docs) control-plane helm next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
+test: tools $(if $(TEST),,lint docs) control-plane helm next agent prometheus ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	$(CARGO) test --workspace --locked --no-run
 ifdef TEST
 	$(RUN) -- $(TEST)
@@ -113,7 +113,7 @@ test-unit: tools ## Run the unit tests and the quick tests that need no control 
 	$(CARGO) test --workspace --locked --test host_golden --test layers --test docs
 
 .PHONY: test-scenarios
-test-scenarios: tools control-plane next ## Run the end-to-end scenarios alone
+test-scenarios: tools control-plane next prometheus ## Run the end-to-end scenarios alone
 	$(CARGO) test --workspace --locked --test scenarios
 
 .PHONY: bench-plan
@@ -155,6 +155,15 @@ test-install: tools control-plane helm build ## Run the tests of the installatio
 test-plugin: tools control-plane build ## Run the tests of the kubectl plugin, each by name: unit tests, and the scenarios that run it
 	$(CARGO) test --workspace --locked --bin kubectl-brupop
 	$(CARGO) test --workspace --locked --test scenarios -- plugin_ kubectl::
+
+.PHONY: prometheus
+prometheus: ## Find Prometheus and promtool, or unpack Debian's package of them into the cache
+	@integ/prometheus/get.sh >/dev/null
+
+.PHONY: test-monitoring
+test-monitoring: tools control-plane build prometheus ## Run the tests of metrics, alerts, dashboards and silent agents, each by name
+	$(CARGO) test --workspace --locked --lib -- monitoring:: metrics:: silence:: alive:: agents::
+	$(CARGO) test --workspace --locked --test scenarios -- monitoring:: silence:: decide::metrics
 
 # The browser and its driver are packages of npm; they are installed once, into the build folder.
 PAGE_TEST := $(TARGET)/history-html

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::Parser;
 use models::log::LogFormat;
 
+use crate::alive::Check;
+
 /// Drives the update API of one Bottlerocket host to the desired state of its BottlerocketShadow.
 ///
 /// HTTPS_PROXY, NO_PROXY and their lower-case forms are honoured for the web API, never for the host's socket.
@@ -34,6 +36,15 @@ pub struct Config {
     /// Directory with the trusted ca.crt (PEM bundle) and permit-keys.json (JWKS). It may be empty at first.
     #[arg(long, env = "BRUPOP_TRUST_DIR", default_value = "/etc/brupop/trust")]
     pub trust_dir: PathBuf,
+
+    /// File for the probes that the agent rewrites every few seconds. Its directory has to exist.
+    #[arg(long, env = "BRUPOP_ALIVE_FILE", default_value = "/run/brupop/alive")]
+    pub alive_file: PathBuf,
+
+    /// Checks the agent that writes the file for the probes, and exits: `alive` (its process runs) or `connected` (it
+    /// receives the web API's stream).
+    #[arg(long)]
+    pub check: Option<Check>,
 
     /// Log filter: a level, or a list such as `info,agent=debug`.
     #[arg(long, env = "RUST_LOG", default_value = "info")]

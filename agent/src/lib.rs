@@ -7,6 +7,7 @@
 //!
 //! Nothing is kept on disk: a new process needs only the shadow's status, the host and the boot id.
 
+pub mod alive;
 mod boot;
 pub mod config;
 mod desired_state;
@@ -16,6 +17,7 @@ pub mod fuzzing;
 mod host;
 mod memory;
 mod permit;
+mod process;
 mod refreshes;
 mod report;
 mod retry;
@@ -29,6 +31,7 @@ mod views;
 
 use std::future::Future;
 
+use alive::Alive;
 use config::Config;
 use drive::{AgentError, Driver};
 use host::client::HostClient;
@@ -48,6 +51,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let host = HostClient::new(&config.host_socket).map_err(AgentError::Client)?;
     let server = Server::new(&config);
     let views = Views::default();
+    let alive = Alive::new(config.alive_file.clone());
     tracing::info!(node = config.node_name, server = config.server_url, "agent started");
     let driver = Driver::new(&config, host, &server, &views);
     tokio::select! {
@@ -57,7 +61,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
             tracing::info!("shutdown requested");
             Ok(())
         }
-        never = stream::follow(&server, &views) => match never {},
+        never = alive.beat() => match never {},
+        never = stream::follow(&server, &views, &alive) => match never {},
         ended = driver.run() => match ended {
             Ok(never) => match never {},
             Err(error) => Err(error),

@@ -10,6 +10,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> anyhow::Result<()> {
     let config = Config::parse();
+    if let Some(check) = config.check {
+        return agent::alive::check(check, &config.alive_file);
+    }
     let filter: Targets = config.log_filter.parse()?;
     let log = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr);
     let registry = tracing_subscriber::registry().with(filter);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use models::names::{TRUST_CA_KEY, TRUST_PERMIT_KEYS};
-use models::wire::{AgentStatus, Problem, ShadowView};
+use models::wire::{AgentStatus, PROCESS_HEADER, Problem, ShadowView};
 use models::{pem, resource_version};
 use reqwest::header::{CONTENT_TYPE, IF_MATCH};
 use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode};
@@ -16,6 +16,7 @@ use rustls::pki_types::pem::PemObject as _;
 use tokio::time::timeout;
 
 use crate::config::Config;
+use crate::process::OwnProcess;
 use crate::statement::node_uid;
 
 /// Time-out of connecting, including proxy and TLS.
@@ -49,6 +50,7 @@ pub(crate) struct Server {
     trust_dir: PathBuf,
     /// The client, and the CA bundle that it was made with.
     client: RefCell<Option<(Vec<u8>, Client)>>,
+    process: OwnProcess,
 }
 
 impl Server {
@@ -59,6 +61,7 @@ impl Server {
             token_file: config.token_file.clone(),
             trust_dir: config.trust_dir.clone(),
             client: RefCell::new(None),
+            process: OwnProcess::new(),
         }
     }
 
@@ -67,7 +70,10 @@ impl Server {
         // A version invented by a compromised web API must not keep an honest one from answering.
         let from = from.filter(|version| resource_version::is_valid(version));
         let query = from.map(|version| format!("?resourceVersion={version}")).unwrap_or_default();
-        let request = self.client()?.get(format!("{}/watch{query}", self.address)).bearer_auth(self.token()?);
+        let mut request = self.client()?.get(format!("{}/watch{query}", self.address)).bearer_auth(self.token()?);
+        if let Some(process) = self.process.describe() {
+            request = request.header(PROCESS_HEADER, process.to_string());
+        }
         let response = in_time(send(request, &[StatusCode::OK])).await?;
         Ok(Lines { response, buffer: Buffer::default() })
     }
@@ -274,6 +280,8 @@ mod tests {
             server_url: "https://127.0.0.1".into(),
             token_file: PathBuf::new(),
             trust_dir: folder.path().to_owned(),
+            alive_file: folder.path().join("alive"),
+            check: None,
             log_filter: String::new(),
             log_format: models::log::LogFormat::Text,
         };

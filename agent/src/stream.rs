@@ -9,6 +9,7 @@ use models::wire::WatchLine;
 use rand::random;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::alive::Alive;
 use crate::server::Server;
 use crate::views::Views;
 
@@ -41,11 +42,11 @@ pub fn pause(failures: u32) -> Duration {
 
 /// Follows the shadow and passes each change to `views`; reconnects whenever the stream ends, after a random delay that
 /// grows with each failed stream: a fleet that loses its streams at once does not reconnect at once.
-pub(crate) async fn follow(server: &Server, views: &Views) -> Infallible {
+pub(crate) async fn follow(server: &Server, views: &Views, alive: &Alive) -> Infallible {
     let mut failures = 0;
     loop {
         let mut opened = None;
-        let ended = follow_once(server, views, &mut opened).await;
+        let ended = follow_once(server, views, alive, &mut opened).await;
         let held = opened.map_or(Duration::ZERO, |opened: Instant| opened.elapsed());
         match &ended {
             Ok(()) => tracing::debug!(?held, "the stream ended"),
@@ -59,7 +60,12 @@ pub(crate) async fn follow(server: &Server, views: &Views) -> Infallible {
     }
 }
 
-async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant>) -> anyhow::Result<()> {
+async fn follow_once(
+    server: &Server,
+    views: &Views,
+    alive: &Alive,
+    opened: &mut Option<Instant>,
+) -> anyhow::Result<()> {
     let newest = views.newest();
     let mut lines = server.watch(newest.as_ref().map(|view| view.metadata.resource_version.as_str())).await?;
     *opened = Some(Instant::now());
@@ -68,6 +74,7 @@ async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant
     loop {
         let line = timeout(SILENCE, lines.next()).await.map_err(|_| anyhow!("the stream fell silent"))??;
         let Some(line) = line else { return Ok(()) };
+        alive.heard();
         match serde_json::from_slice::<WatchLine>(&line) {
             Ok(WatchLine::Shadow { object }) => {
                 tracing::debug!(generation = object.metadata.generation, state = ?object.spec.state, "shadow");

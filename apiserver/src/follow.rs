@@ -10,6 +10,7 @@ use models::wire::WatchLine;
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 
+use crate::agents::Presence;
 use crate::auth::Refusal;
 use crate::auth::identity::{AgentIdentity, owns};
 use crate::store::Seen;
@@ -115,6 +116,8 @@ pub(crate) struct Lifetime {
     pub(crate) turn: f64,
     /// The place among the streams of the node.
     pub(crate) place: Place,
+    /// The agent among those that are connected, which it is for as long as this lives.
+    pub(crate) _presence: Presence,
 }
 
 /// One open stream.
@@ -295,6 +298,7 @@ mod tests {
             shutdown: shutdown.subscribe(),
             turn: 0.5,
             place: streams.enter("a"),
+            _presence: Metrics::new().unwrap().agents.enter(None),
         };
         let stream: AgentStream<fn(Refusal)> = AgentStream::new(follower, seen.subscribe(), lifetime, |_| {});
         Open { seen, shutdown, stream, streams }

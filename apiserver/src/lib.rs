@@ -6,6 +6,7 @@
 //! ```
 
 mod access_log;
+mod agents;
 mod app;
 mod auth;
 mod body;

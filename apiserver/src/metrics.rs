@@ -4,9 +4,10 @@ use std::marker::PhantomData;
 
 use prometheus::core::Collector;
 use prometheus::process_collector::ProcessCollector;
-use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, Registry, Result, TextEncoder};
+use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, Result, TextEncoder};
 use strum::{IntoStaticStr, VariantArray};
 
+use crate::agents::Agents;
 use crate::auth::Refusal;
 
 /// All metrics of one server.
@@ -23,6 +24,7 @@ pub(crate) struct Metrics {
     pub(crate) unchecked_tokens: IntCounter,
     /// Open streams.
     pub(crate) streams: IntGauge,
+    pub(crate) agents: Agents,
     /// Unknown fields of reports.
     pub(crate) dropped_fields: IntCounter,
     /// Streams not resumed here because this replica was behind.
@@ -194,6 +196,23 @@ impl Metrics {
                 "Tokens that went to a TokenReview without a check of their signature: the cluster's keys could not be read.",
             )?,
             streams: gauge("brupop_apiserver_streams", "Streams that are open.")?,
+            agents: Agents::new(
+                register(
+                    &registry,
+                    IntGaugeVec::new(
+                        Opts::new("brupop_apiserver_agents", "Agents with an open stream, by their version."),
+                        &["version"],
+                    ),
+                )?,
+                gauge(
+                    "brupop_apiserver_agent_resident_bytes",
+                    "Largest resident memory of an agent with an open stream, when that was opened.",
+                )?,
+                gauge(
+                    "brupop_apiserver_agent_start_time_seconds",
+                    "Latest start of an agent with an open stream, in seconds since 1970.",
+                )?,
+            ),
             dropped_fields: counter(
                 "brupop_apiserver_dropped_fields_total",
                 "Fields of reports that this version does not know.",
@@ -238,6 +257,7 @@ impl Metrics {
 
     /// Returns all metrics in Prometheus' text format.
     pub(crate) fn text(&self) -> Result<Vec<u8>> {
+        self.agents.measure();
         let mut out = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut out)?;
         Ok(out)
@@ -291,6 +311,7 @@ mod tests {
             calls,
             unchecked_tokens,
             streams,
+            agents,
             dropped_fields,
             resumes_refused,
             connections_refused,
@@ -300,7 +321,7 @@ mod tests {
             certificate_expiry,
             certificate_swaps,
         } = Metrics::new().unwrap();
-        let all: [(&dyn Collector, Vec<&str>); 16] = [
+        let all: [(&dyn Collector, Vec<&str>); 19] = [
             (&requests, vec![]),
             (&refusals.series, vec![]),
             (&token_reviews.series, values::<ReviewResult>()),
@@ -309,6 +330,9 @@ mod tests {
             (&key_fetches.series, values::<FetchResult>()),
             (&unchecked_tokens, vec![]),
             (&streams, vec![]),
+            (&agents.count, vec![]),
+            (&agents.resident, vec![]),
+            (&agents.started, vec![]),
             (&dropped_fields, vec![]),
             (&resumes_refused, vec![]),
             (&connections_refused, vec![]),

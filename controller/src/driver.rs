@@ -18,7 +18,7 @@ use models::time::between;
 use planner::plan::plan;
 use planner::policy::Policy;
 use planner::simulation::estimate_due;
-use planner::view::{BudgetFacts, ServiceFacts, Standings};
+use planner::view::{BudgetFacts, ServiceFacts, Standings, WebApiOutage};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -94,6 +94,7 @@ pub struct Driver {
     own_node: Option<String>,
     leader_since: Timestamp,
     web_api_missing: Option<Timestamp>,
+    web_api_outage: Option<WebApiOutage>,
     /// True if this leader's work ends after the present turn, so that another replica takes over.
     handing_over: bool,
     handed_over: bool,
@@ -149,6 +150,7 @@ impl Driver {
             own_node,
             leader_since,
             web_api_missing: None,
+            web_api_outage: None,
             handing_over: false,
             memory: HashMap::new(),
             standings: Standings::default(),
@@ -254,6 +256,7 @@ impl Driver {
         self.act(&view, &mut plan);
         let history_due = self.write_history(&view, std::mem::take(&mut plan.revisions));
         self.label_shadows(&view, std::mem::take(&mut plan.relabelled));
+        self.record_silence(&view, std::mem::take(&mut plan.silent), now);
         self.evict(std::mem::take(&mut plan.evictions), now);
         let estimate = estimate_due(&view);
         if estimate.is_some_and(|at| at <= now) {

@@ -34,7 +34,7 @@ fn deployment(options: &Options) -> Value {
     ];
     let mut container = pod::container("apiserver", COMPONENT, options, args, ["50m", "64Mi", "256Mi"]);
     container["env"] = json!([pod::field("POD_IP", "status.podIP")]);
-    container["ports"] = json!([pod::port("https", TLS_PORT), pod::port("metrics", pod::PLAIN_PORT)]);
+    container["ports"] = json!([pod::port("https", TLS_PORT), pod::port(pod::METRICS_PORT, pod::PLAIN_PORT)]);
     container["readinessProbe"] = pod::probe("/readyz", 5);
     container["livenessProbe"] = pod::probe("/healthz", 10);
     container["volumeMounts"] = json!([{"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": true}]);

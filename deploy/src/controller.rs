@@ -24,7 +24,7 @@ pub(crate) fn all(options: &Options) -> [Value; 2] {
         pod::field("NODE_NAME", "spec.nodeName"),
         pod::field("POD_IP", "status.podIP"),
     ]);
-    container["ports"] = json!([pod::port("metrics", pod::PLAIN_PORT)]);
+    container["ports"] = json!([pod::port(pod::METRICS_PORT, pod::PLAIN_PORT)]);
     container["readinessProbe"] = pod::probe("/readyz", 5);
     container["livenessProbe"] = pod::probe("/healthz", 10);
     let deployment = pod::deployment(SYSTEM_NAMESPACE, COMPONENT, options.controller_replicas, &container);

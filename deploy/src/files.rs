@@ -7,22 +7,37 @@ use serde_json::Value;
 
 use crate::installation::objects;
 use crate::options::{COMMAND, Options};
-use crate::{chart, crds, openapi, reference, rights, waiting, yaml};
+use crate::{chart, crds, monitoring, openapi, reference, rights, waiting, yaml};
+
+/// Where the files for Prometheus and Grafana are explained.
+const MONITORING: &str = " docs/metrics.md says how to use it.";
 
 /// All generated files: the path from the repository's root, and the required content.
 ///
 /// # Errors
 /// If one cannot be generated.
-pub fn all() -> anyhow::Result<Vec<(&'static str, String)>> {
-    let mut files = vec![
+pub fn all() -> anyhow::Result<Vec<(String, String)>> {
+    let about =
+        "How Prometheus finds the controller and the web API. It needs the definitions of the Prometheus operator.";
+    let rules = "The alerts of alerts.yaml, for the Prometheus operator.";
+    let dashboards = "The dashboards, for Grafana's sidecar.";
+    let mut files: Vec<_> = [
         ("deploy/manifests/crds.yaml", definitions()?),
         ("deploy/manifests/brupop.yaml", manifest(&Options::default(), true)?),
         ("deploy/manifests/force.yaml", force()?),
         ("docs/resources.md", reference::markdown()?),
         ("docs/waiting.md", waiting::markdown()),
         ("docs/openapi.yaml", web_api()?),
-    ];
-    files.extend(chart::files()?);
+        ("deploy/monitoring/podmonitor.yaml", documents(about, MONITORING, &[monitoring::pod_monitor()])?),
+        ("deploy/monitoring/prometheusrule.yaml", documents(rules, MONITORING, &[monitoring::prometheus_rule()?])?),
+        ("deploy/monitoring/dashboards.yaml", documents(dashboards, MONITORING, &[monitoring::dashboard_map()?])?),
+    ]
+    .map(|(name, content)| (name.to_owned(), content))
+    .into();
+    for (name, dashboard) in monitoring::dashboards() {
+        files.push((format!("deploy/monitoring/dashboards/{name}.json"), monitoring::text(&dashboard)?));
+    }
+    files.extend(chart::files()?.into_iter().map(|(name, content)| (name.to_owned(), content)));
     Ok(files)
 }
 
@@ -70,10 +85,10 @@ fn documents(about: &str, further: &str, objects: &[Value]) -> anyhow::Result<St
 }
 
 /// The generated files under `root` that are not up to date, each with its content and its first difference.
-fn stale(root: &Path) -> anyhow::Result<Vec<(&'static str, String, String)>> {
+fn stale(root: &Path) -> anyhow::Result<Vec<(String, String, String)>> {
     let mut stale = Vec::new();
     for (name, content) in all()? {
-        let path = root.join(name);
+        let path = root.join(&name);
         let difference = match std::fs::read_to_string(&path) {
             Ok(text) => difference(&text, &content).map(|difference| format!("{name}:{difference}")),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some(format!("{name} is missing")),
@@ -100,10 +115,10 @@ pub fn check(root: &Path) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If a file cannot be generated or written.
-pub fn write(root: &Path) -> anyhow::Result<Vec<&'static str>> {
+pub fn write(root: &Path) -> anyhow::Result<Vec<String>> {
     let mut written = Vec::new();
     for (name, content, _) in stale(root)? {
-        let path = root.join(name);
+        let path = root.join(&name);
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }

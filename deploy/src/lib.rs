@@ -12,6 +12,7 @@ mod controller;
 pub mod crds;
 pub mod files;
 mod installation;
+pub mod monitoring;
 mod namespaces;
 mod network;
 mod object;

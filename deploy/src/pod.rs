@@ -8,6 +8,9 @@ use crate::options::{Component, Options, image};
 /// An arbitrary user other than root: nothing in the images belongs to it.
 const USER: i64 = 65532;
 
+/// Name of [`PLAIN_PORT`] in the pods.
+pub(crate) const METRICS_PORT: &str = "metrics";
+
 /// Port of health, readiness and metrics, plain HTTP.
 pub(crate) const PLAIN_PORT: i32 = 8080;
 
@@ -56,6 +59,10 @@ pub(crate) fn deployment(namespace: &str, component: Component, replicas: u16, c
         "containers": [container],
     });
     let mut deployment = workload("Deployment", namespace, component, &pod);
+    // For a Prometheus without its operator. With deploy/monitoring/podmonitor.yaml they are not read.
+    deployment["spec"]["template"]["metadata"]["annotations"] = json!({
+        "prometheus.io/scrape": "true", "prometheus.io/port": PLAIN_PORT.to_string(), "prometheus.io/path": "/metrics",
+    });
     deployment["spec"]["replicas"] = replicas.into();
     deployment["spec"]["strategy"] =
         json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 1}});

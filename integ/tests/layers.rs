@@ -24,18 +24,18 @@ const CRATES: [(&str, &str); 8] = [
     (
         "apiserver",
         // A refused token is a problem, and is counted.
-        "clock config etag limit streams body connections shadow auth/cluster/metrics/problem heads store tls follow \
+        "clock config etag limit streams body connections shadow agents/auth/cluster/metrics/problem heads store tls follow \
          write resume app access_log routes server fuzzing",
     ),
     (
         "agent",
         // The host's client applies settings, and settings are read from the host's types.
-        "boot config desired_state retry refreshes statement permit host/settings memory situation staging views server \
+        "boot alive process config desired_state retry refreshes statement permit host/settings memory situation staging views server \
          report stream drive fuzzing",
     ),
     (
         "deploy",
-        "options object budget pod controller apiserver agent network namespaces crds reference admission policy \
+        "options object budget pod monitoring controller apiserver agent network namespaces crds reference admission policy \
          rights takeover openapi waiting yaml chart installation files",
     ),
     ("deploy/images", "process commit digest reference program component toolchain crates licenses sbom layer layout"),

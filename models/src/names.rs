@@ -38,6 +38,9 @@ pub const TOKEN_AUDIENCE: &str = "brupop-apiserver";
 pub const CONTROLLER_MANAGER: &str = "brupop-controller";
 /// Field manager of what the web API applies: the agent status of a shadow.
 pub const AGENT_MANAGER: &str = "brupop-agent";
+/// Field manager under which the controller sets `HostReachable` of a silent agent. A manager of its own, from which the
+/// agent's next report may take the condition: the web API may take nothing from [`CONTROLLER_MANAGER`].
+pub const SILENCE_MANAGER: &str = "brupop-controller-silence";
 
 /// Label of the nodes that the operator updates, as Bottlerocket users know it.
 pub const INTERFACE_LABEL: &str = "bottlerocket.aws/updater-interface-version";

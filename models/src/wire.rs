@@ -2,11 +2,18 @@
 //!
 //! Both sides ignore fields that they do not know, so that versions N and N±1 understand each other.
 
+use std::fmt;
+use std::str::FromStr;
+
+use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use crate::shadow::BottlerocketShadowSpec;
 
 pub use crate::shadow::AgentStatus;
+
+/// Maximum length of the version in [`PROCESS_HEADER`]: it becomes a label of metrics.
+const LONGEST_VERSION: usize = 32;
 
 /// Media type of the stream of `GET /v1/nodes/{node}/shadow/watch`.
 pub const NDJSON: &str = "application/x-ndjson";
@@ -60,6 +67,39 @@ pub enum WatchLine {
     /// A line of a newer server.
     #[serde(other)]
     Unknown,
+}
+
+/// Name of the header in which an agent describes its process when it opens a stream.
+pub const PROCESS_HEADER: &str = "brupop-agent";
+
+/// An agent's process, for the metrics of the web API: agents serve no port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentProcess {
+    /// Version of the program.
+    pub version: Version,
+    /// Resident memory in bytes.
+    pub resident: u64,
+    /// Time of its start, in seconds since 1970.
+    pub started: u64,
+}
+
+impl fmt::Display for AgentProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { version, resident, started } = self;
+        write!(f, "version={version} resident={resident} started={started}")
+    }
+}
+
+impl FromStr for AgentProcess {
+    type Err = ();
+
+    /// Reads what another version may have written: further words are ignored.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let word = |name: &str| text.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        let number = |name| word(name).and_then(|text| text.parse().ok()).ok_or(());
+        let version = word("version").filter(|text| text.len() <= LONGEST_VERSION).ok_or(())?;
+        Ok(Self { version: version.parse().map_err(drop)?, resident: number("resident")?, started: number("started")? })
+    }
 }
 
 /// An error of the web API (RFC 9457). `detail` is for a user; nothing in it helps an attacker.

@@ -109,11 +109,12 @@ fn restore_slots(view: &ClusterView, plan: &mut Plan) {
 /// S10: while a pod of the earlier operator exists, nothing is done.
 fn check_earlier_operator(view: &ClusterView, plan: &Plan) -> Option<Broken> {
     let pod = view.earlier_pods.first()?;
-    let Plan { actions, evictions, shadows, labels, revisions, relabelled, slots, status, hand_over, .. } = plan;
+    let Plan { actions, evictions, shadows, labels, revisions, relabelled, silent, slots, status, hand_over, .. } =
+        plan;
     let recorded = view.operator.as_ref().map(|operator| &operator.status.slots);
     let keeps_slots = slots.is_none() && status.as_ref().is_none_or(|status| Some(&status.slots) == recorded);
     let rests = actions.is_empty() && evictions.is_empty() && shadows.is_empty() && labels.is_empty();
-    let rests = rests && revisions.is_empty() && relabelled.is_empty();
+    let rests = rests && revisions.is_empty() && relabelled.is_empty() && silent.is_empty();
     if rests && keeps_slots && !hand_over {
         return None;
     }

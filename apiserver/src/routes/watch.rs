@@ -1,10 +1,10 @@
 //! `GET /v1/nodes/{node}/shadow/watch`.
 
 use actix_web::http::header::CACHE_CONTROL;
-use actix_web::{HttpResponse, web};
+use actix_web::{HttpRequest, HttpResponse, web};
 use futures::stream;
 use models::resource_version::is_valid;
-use models::wire::NDJSON;
+use models::wire::{NDJSON, PROCESS_HEADER};
 use serde::Deserialize;
 
 use crate::app::{Agent, App, log_refused_shadow, take};
@@ -23,6 +23,7 @@ pub(super) struct Query {
 /// Streams the agent's shadow, now and as it changes, one JSON object per line.
 pub(super) async fn get(
     Agent(agent): Agent,
+    request: HttpRequest,
     app: web::Data<App>,
     query: Result<web::Query<Query>, actix_web::Error>,
 ) -> Result<HttpResponse, ApiError> {
@@ -63,6 +64,10 @@ pub(super) async fn get(
         shutdown: app.shutdown.clone(),
         turn: rand::random(),
         place,
+        _presence: app
+            .metrics
+            .agents
+            .enter(request.headers().get(PROCESS_HEADER).and_then(|value| value.to_str().ok()?.parse().ok())),
     };
     let stream = AgentStream::new(follower, seen, lifetime, move |refusal| {
         metrics.refusals.inc(refusal);

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use models::condition::Condition;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
 use models::permit::SettingsClaims;
@@ -57,6 +58,23 @@ impl Applier {
         };
         let written = written.map_err(ApplyError::api("shadow_status"))?;
         self.shadows.written(&written);
+        Ok(())
+    }
+
+    /// Applies `HostReachable` of a silent agent, whose next report takes it back.
+    pub async fn record_silence(&self, shadow: &ShadowFacts, condition: &Condition) -> Result<(), ApplyError> {
+        self.leadership.check()?;
+        let name = names::shadow_name(&shadow.node);
+        let body = json!({
+            "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
+            "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": shadow.resource_version},
+            "status": {"conditions": [condition]},
+        });
+        let manager = PatchParams::apply(names::SILENCE_MANAGER).force();
+        let written = self.shadow_api().patch_status(&name, &manager, &Patch::Apply(body)).await;
+        self.shadows.written(&written.map_err(ApplyError::api("shadow_status"))?);
+        let Condition { reason, message, .. } = condition;
+        tracing::warn!(node = shadow.node, reason, message, "agent silent");
         Ok(())
     }
 

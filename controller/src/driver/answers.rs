@@ -120,6 +120,9 @@ impl Driver {
                     Target::Revision(node) if !conflict => {
                         tracing::warn!(node, error, "a shadow could not be labelled with its revision");
                     }
+                    Target::Silence(node) if !conflict => {
+                        tracing::warn!(node, error, "the silence of an agent could not be written");
+                    }
                     Target::Operator if !conflict => {
                         tracing::warn!(error, "the operator's status could not be written");
                     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use planner::view::{Blocked, InFlight, LeaseObservations, OwnerHealth, PodFacts, Refused};
+use planner::wait::WaitReason;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::cache::Cache;
@@ -37,6 +38,7 @@ pub(super) struct NodeMemory {
     /// Number of claims of the node in this attempt.
     pub(super) claims: u32,
     pub(super) agent_missing: Option<Timestamp>,
+    pub(super) silence_written: Option<(WaitReason, Timestamp)>,
 }
 
 /// The last check of a staged node that ruled out a drain.

@@ -22,6 +22,8 @@ pub(super) enum Target {
     History,
     /// The label of a node's shadow that names a revision.
     Revision(String),
+    /// `HostReachable` of a node whose agent is silent.
+    Silence(String),
 }
 
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::watcher;
-use planner::plan::{Evictions, Plan, ShadowChange};
+use planner::plan::{Evictions, Plan, ShadowChange, Silence};
 use planner::revisions::RevisionAction;
 use planner::view::{ClusterView, InFlight, NodeFacts, Projection as _};
 use tokio::task::AbortHandle;
@@ -40,9 +40,11 @@ impl Driver {
             if result.as_ref().is_err_and(ApplyError::is_unknown) {
                 match &target {
                     Target::Operator => applier.read_operator().await,
-                    Target::Node(node) | Target::Shadow(node) | Target::Label(node) | Target::Revision(node) => {
-                        applier.read_node(node).await;
-                    }
+                    Target::Node(node)
+                    | Target::Shadow(node)
+                    | Target::Label(node)
+                    | Target::Revision(node)
+                    | Target::Silence(node) => applier.read_node(node).await,
                     // Read as part of the write.
                     Target::History => {}
                 }
@@ -168,6 +170,21 @@ impl Driver {
             self.write(Target::Revision(node.facts.name.clone()), async move {
                 applier.label_shadow(&node, revision).await
             });
+        }
+    }
+
+    /// Writes `HostReachable` of silent agents, a few at a time: an outage of the web API concerns all of them at once.
+    pub(super) fn record_silence(&mut self, view: &ClusterView, silent: BTreeMap<String, Silence>, now: Timestamp) {
+        let wanted = |(name, silence): (String, Silence)| {
+            let shadow = view.nodes.get(&name)?.shadow.clone()?;
+            Some((name, (shadow, silence)))
+        };
+        let wanted = silent.into_iter().filter_map(wanted).collect();
+        for (shadow, silence) in self.writes.begin_some(Target::Silence, wanted, writes::LABELS_AT_A_TIME) {
+            let name = shadow.node.clone();
+            self.memory.entry(name.clone()).or_default().silence_written = Some((silence.reason, now));
+            let applier = self.applier.clone();
+            self.write(Target::Silence(name), async move { applier.record_silence(&shadow, &silence.condition).await });
         }
     }
 

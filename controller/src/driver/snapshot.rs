@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use models::resource_version::newer;
 use models::shadow::Step;
-use planner::view::{Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused};
+use planner::view::{Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused, WebApiOutage};
 use planner::wait::Wait;
 use tokio::time::Instant;
 
@@ -97,8 +97,12 @@ impl Driver {
             self.earlier_seen = Some(now);
         }
         view.earlier_seen = self.earlier_seen;
-        self.web_api_missing = missing_since(self.web_api_missing, self.peers.is_web_api_ready(), now);
-        view.web_api_missing = self.web_api_missing;
+        let missing = missing_since(self.web_api_missing, self.peers.is_web_api_ready(), now);
+        if let (Some(began), None) = (self.web_api_missing, missing) {
+            self.web_api_outage = Some(WebApiOutage { began, ended: now });
+        }
+        self.web_api_missing = missing;
+        (view.web_api_missing, view.web_api_outage) = (missing, self.web_api_outage);
         let with_agent = self.peers.nodes_with_agent();
         for (name, facts) in nodes {
             view.insert(facts, shadows.remove(&name), now);
@@ -149,9 +153,13 @@ impl Driver {
         }
         let Some(memory) = self.memory.get_mut(name) else { return };
         memory.agent_missing = missing_since(memory.agent_missing, has_agent, now);
+        if memory.agent_missing.is_none() && view.web_api_missing.is_none() {
+            memory.silence_written = None;
+        }
         memory.forget(node);
         let generation = view.operator.as_ref().map(|operator| operator.generation);
         node.agent_missing = memory.agent_missing;
+        node.silence_written = memory.silence_written;
         node.claims_made = memory.claims;
         node.blocked = memory.answers(&self.budgets, &self.refused_at, now);
         node.refused = memory.refused(&self.budgets, generation, now);

@@ -13,7 +13,7 @@ use super::{ALONE, float, seconds};
 type Entry = (&'static str, Labels, &'static str);
 
 /// Gauges about the fleet.
-pub(super) const FLEET: [Entry; 17] = [
+pub(super) const FLEET: [Entry; 26] = [
     ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
     ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
     ("nodes_waiting", &["reason"], "Nodes by the reason why they wait"),
@@ -46,6 +46,23 @@ pub(super) const FLEET: [Entry; 17] = [
         &[],
         "Time at which the last running rollout is expected to be completed, in seconds since 1970",
     ),
+    ("agents", &["state"], "Nodes by the state of their agent: Connected, Connecting, Silent, or NodeNotReady"),
+    (
+        "agent_silent_since_timestamp_seconds",
+        &[],
+        "Time at which the agent that has been silent for the longest time was last heard, in seconds since 1970",
+    ),
+    ("hosts", &["reason"], "Nodes by the reason of the condition HostReachable of their shadow"),
+    ("web_api_ready", &[], "1 while a pod of the web API is Ready"),
+    (
+        "web_api_silent_since_timestamp_seconds",
+        &[],
+        "Time since which no pod of the web API has been Ready, in seconds since 1970",
+    ),
+    ("enabled", &[], "1 if spec.enabled lets new updates start"),
+    ("next_window_timestamp_seconds", &[], "Time at which the schedule of all nodes opens next, in seconds since 1970"),
+    ("awaiting_approval", &[], "1 while a canary step waits for the approval of a user"),
+    ("versions_behind", &[], "Largest number of offered versions that are later than the one that a node runs"),
     ("earlier_operator_pods", &[], "Pods of the earlier operator; while there is one, nothing is done"),
 ];
 

@@ -7,6 +7,7 @@ mod bounded;
 mod family;
 mod gauges;
 mod process;
+mod signals;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use gauges::Gauges;
 use planner::view::{Answer, ShadowFacts};
 
 pub use process::about_process;
+pub use signals::Signals;
 pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};
 
 /// The step of a node without an attempt.
@@ -313,12 +315,14 @@ impl Metrics {
             freshness: _,
             freshness_target: _,
             estimated_completion,
+            signals,
         } = snapshot;
         self.fleet.reset();
         if let Some(counts) = counts {
             self.fleet.add_counts(counts);
         }
         self.fleet.add_freshness(snapshot);
+        signals.add_to(&self.fleet);
         for (name, value) in [
             ("slots_in_use", Some(float(*slots_in_use))),
             ("slots_limit", slots_limit.map(float)),

@@ -8,6 +8,7 @@ use models::operator::{Counts, Freshness};
 use models::shadow::Step;
 use semver::Version;
 
+use super::signals::Signals;
 use planner::plan::Plan;
 use planner::policy::Policy;
 use planner::view::{ClusterView, NodeView};
@@ -75,6 +76,7 @@ pub struct Snapshot<'a> {
     pub freshness_target: Option<Duration>,
     /// The time at which the last running rollout is expected to be completed.
     pub estimated_completion: Option<Timestamp>,
+    pub signals: Signals,
 }
 
 impl<'a> Snapshot<'a> {
@@ -96,6 +98,7 @@ impl<'a> Snapshot<'a> {
             freshness: plan.status.as_ref().and_then(|status| status.freshness.clone()),
             freshness_target: policy.freshness_target,
             estimated_completion: rollouts.filter_map(|rollout| Some(rollout.estimated_completion?.at)).max(),
+            signals: Signals::of(view, plan, policy, now),
         }
     }
 }

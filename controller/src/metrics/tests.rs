@@ -9,7 +9,7 @@ use models::shadow::{AttemptResult, ControllerReport, Record};
 use super::bounded::LIMIT;
 use super::*;
 
-fn t(second: i64) -> Timestamp {
+pub(super) fn t(second: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + second).unwrap()
 }
 
@@ -62,7 +62,7 @@ fn node<'a>(name: &'a str, step: Option<Step>, runs: &str, waits: Waits) -> Node
     NodeState { name, step, version: Some(Cow::Owned(version(runs))), attempt: None, waits }
 }
 
-fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Snapshot<'a> {
+pub(super) fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Snapshot<'a> {
     Snapshot {
         now: t(now),
         nodes: nodes.into_iter().collect(),
@@ -77,6 +77,7 @@ fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Sna
         freshness: None,
         freshness_target: None,
         estimated_completion: None,
+        signals: Signals::default(),
     }
 }
 
@@ -107,14 +108,14 @@ fn certificates() -> TlsSnapshot {
     }
 }
 
-fn leading() -> Metrics {
+pub(super) fn leading() -> Metrics {
     let metrics = Metrics::new().unwrap();
     metrics.lead(true);
     metrics
 }
 
 /// Returns the value of a series, e.g. `leader` or `nodes_waiting{reason="Held"}`.
-fn value(metrics: &Metrics, series: &str) -> Option<f64> {
+pub(super) fn value(metrics: &Metrics, series: &str) -> Option<f64> {
     let start = format!("brupop_controller_{series} ");
     metrics.text().lines().find_map(|line| line.strip_prefix(&start).map(|value| value.parse().unwrap()))
 }
@@ -421,7 +422,14 @@ fn full() -> Metrics {
     let target = Some(Duration::from_secs(60));
     let fleet = snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
     let estimated_completion = Some(t(900));
-    metrics.observe(&Snapshot { freshness: Some(freshness), freshness_target: target, estimated_completion, ..fleet });
+    let signals = Signals::full();
+    metrics.observe(&Snapshot {
+        freshness: Some(freshness),
+        freshness_target: target,
+        estimated_completion,
+        signals,
+        ..fleet
+    });
     assert_eq!(value(&metrics, "estimated_completion_timestamp_seconds"), Some(seconds(t(900))));
     metrics.clock_offset(SignedDuration::from_millis(-20));
     one_update(&metrics);

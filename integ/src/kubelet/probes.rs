@@ -53,7 +53,12 @@ impl ProbeTiming {
         };
         let delay = seconds(probe.initial_delay_seconds, 0);
         let period = seconds(probe.period_seconds, 10);
-        let quick = which != ProbeKind::Liveness;
+        // A readiness probe that starts a program each time is as rare as in a cluster, once its container is ready.
+        let quick = match which {
+            ProbeKind::Startup => true,
+            ProbeKind::Readiness => probe.exec.is_none(),
+            ProbeKind::Liveness => false,
+        };
         Self {
             delay: if quick { delay.min(LONGEST) } else { delay },
             period: if quick { period.min(LONGEST) } else { period },

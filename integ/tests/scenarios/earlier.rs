@@ -22,7 +22,7 @@ const REASON: &str = "EarlierOperatorRunning";
 const GONE: &str = "EarlierOperatorGone";
 
 /// Creates a pod of the earlier operator's agent.
-async fn create_earlier_pod(ctx: &ScenarioContext) -> anyhow::Result<()> {
+pub(crate) async fn create_earlier_pod(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": POD, "namespace": NAMESPACE, "labels": {COMPONENT_LABEL: "agent"}},

@@ -413,6 +413,24 @@ pub(crate) async fn until_event(
     .await
 }
 
+/// The metrics that the first pod of the controller exports.
+pub(crate) async fn controller_metrics(ctx: &ScenarioContext) -> anyhow::Result<String> {
+    let selector = format!("app.kubernetes.io/component={CONTROLLER}");
+    let pods: Value = serde_json::from_str(
+        &ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", "json"]).await?,
+    )?;
+    let ip = pods["items"][0]["status"]["podIP"].as_str().unwrap_or_default().parse()?;
+    let url = format!("http://{}:8080/metrics", integ::kubelet::to_process(ip));
+    Ok(reqwest::Client::builder().no_proxy().build()?.get(url).send().await?.error_for_status()?.text().await?)
+}
+
+/// Options for so many nodes that are not updated.
+pub(crate) fn silent_fleet(count: usize) -> TestClusterOptions {
+    let mut options = nodes(count);
+    options.policy["enabled"] = json!(false);
+    options
+}
+
 /// The other one of two nodes.
 pub(crate) fn other(node: &str) -> &'static str {
     if node == "node-1" { "node-2" } else { "node-1" }

@@ -22,7 +22,7 @@ use super::slots::Budget;
 use super::survey::{Survey, SurveyedNode};
 use super::{
     Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, freshness, gates, labels, order, report,
-    shadows, slots,
+    shadows, silence, slots,
 };
 use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;
@@ -95,7 +95,10 @@ impl<'a> Planner<'a> {
         let ready = self.give_slots(&requests.wanting, &mut assignment);
         self.begin_drills(std::mem::take(&mut requests.drills), &assignment, freezes);
         self.begin(&requests, &ready, budget);
-        self.report(Some(assignment.slots))
+        let (view, now) = (self.view, self.now);
+        let mut plan = self.report(Some(assignment.slots));
+        plan.silent = silence::silent(view, &plan, now);
+        plan
     }
 
     /// Makes a plan without an action: every node waits, and the slots stay as they are.

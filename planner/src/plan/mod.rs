@@ -69,6 +69,7 @@ mod requests;
 mod result_cases;
 mod rollout;
 mod shadows;
+mod silence;
 #[cfg(test)]
 mod slot_cases;
 mod slots;
@@ -103,6 +104,7 @@ pub use report::{NOT_SERVED, news};
 pub use requests::{pending_migration, pending_rotations};
 pub use rollout::key_of;
 pub use shadows::ShadowChange;
+pub use silence::{AgentState, Silence, agent_state};
 pub use slots::{not_begun, retracted};
 pub use states::{RolloutState, deadlines, drain_refusals, rollouts};
 pub use survey::targets;
@@ -203,6 +205,8 @@ pub struct Plan {
     /// The idle nodes whose shadow gets the label of another revision of the policy, with its name. Nothing else about the
     /// shadow changes.
     pub relabelled: BTreeMap<String, String>,
+    /// `HostReachable` of the nodes whose agent is newly found to be silent.
+    pub silent: BTreeMap<String, Silence>,
     /// True if another replica has to lead when this plan is carried out: only the leader's own node is left to update.
     pub hand_over: bool,
     pub quarantine: Quarantine,

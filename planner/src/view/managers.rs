@@ -2,7 +2,7 @@
 //! it: the operator could not withdraw a permit that another manager owns too.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use models::names::{self, AGENT_MANAGER, CONTROLLER_MANAGER};
+use models::names::{self, AGENT_MANAGER, CONTROLLER_MANAGER, SILENCE_MANAGER};
 use models::plain::cut;
 
 /// Manager under which the API server keeps the oldest entries once an object has more than ten of them; the operator's
@@ -63,7 +63,7 @@ impl RequestManagers {
 /// Returns the first such field in `spec` or `status`.
 pub(super) fn shared_field(meta: &ObjectMeta) -> Option<SharedField> {
     let entries = meta.managed_fields.iter().flatten();
-    let own = [CONTROLLER_MANAGER, AGENT_MANAGER, FOLDED];
+    let own = [CONTROLLER_MANAGER, AGENT_MANAGER, SILENCE_MANAGER, FOLDED];
     let others = entries.filter(|entry| entry.manager.as_deref().is_none_or(|manager| !own.contains(&manager)));
     let fields = others.flat_map(|entry| {
         let sections = ["spec", "status"].into_iter().flat_map(|section| {

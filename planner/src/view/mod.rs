@@ -26,7 +26,7 @@ use models::shadow::{
 
 use crate::claims::{ClaimField, ClaimFields};
 use crate::hold::Hold;
-use crate::wait::Wait;
+use crate::wait::{Wait, WaitReason};
 
 pub use earlier::EarlierPod;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
@@ -282,6 +282,8 @@ pub struct NodeView {
     pub claims_made: u32,
     /// Time since which no pod of the agent on it has been Ready, as observed by this process; `None` while one is.
     pub agent_missing: Option<Timestamp>,
+    /// The last silence of its agent that this leader wrote down, and when; `None` once the agent is connected again.
+    pub silence_written: Option<(WaitReason, Timestamp)>,
     /// Time for which this process has observed the state in which a wait for its host begins, by the monotonic clock
     /// ([`Standings`]).
     pub observed_for: Duration,
@@ -405,6 +407,8 @@ pub struct ClusterView {
     pub standby: Standby,
     /// Time since which no pod of the web API has been Ready, as observed by this process; `None` while one is.
     pub web_api_missing: Option<Timestamp>,
+    /// The last time without such a pod that is over, as observed by this process.
+    pub web_api_outage: Option<WebApiOutage>,
     /// True if another replica handed the lead over to this one, which has assigned no slot since: it does not hand it
     /// back.
     pub handed_over: bool,
@@ -416,6 +420,13 @@ pub struct ClusterView {
     pub history: HistoryFacts,
     /// The last estimates; `None` until this leader has made some.
     pub estimates: Option<EstimateFacts>,
+}
+
+/// A time in which no pod of the web API was Ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WebApiOutage {
+    pub began: Timestamp,
+    pub ended: Timestamp,
 }
 
 /// The basis of estimates besides the nodes: they are made again when it changes.

@@ -103,6 +103,8 @@ impl InProcessAgent {
             server_url: bench.web.url.clone(),
             token_file: bench.path("token"),
             trust_dir: bench.path("trust"),
+            alive_file: bench.path("alive"),
+            check: None,
             log_filter: String::new(),
             log_format: models::log::LogFormat::Text,
         };

@@ -1,10 +1,11 @@
 //! S5: no agent writes another node's shadow, and agent status and controller status are written only by their owners.
 //!
 //! The agent status is written by the web API alone and concerns only its own host's boots. Controller status and
-//! desired state are never written by the web API or an agent.
+//! desired state are never written by the web API or an agent. The controller writes one thing in an agent's place: that
+//! it is not heard, as `HostReachable` with the status `Unknown`.
 
-use models::condition::Condition;
-use models::shadow::BottlerocketShadowStatus;
+use models::condition::{Condition, ConditionStatus, find_condition};
+use models::shadow::{BottlerocketShadowStatus, HOST_REACHABLE};
 
 use super::{Observations, OperatorComponent, Property, RevisionContext, Verdict};
 
@@ -24,6 +25,13 @@ fn agent_status_differs(a: &BottlerocketShadowStatus, b: &BottlerocketShadowStat
 fn controller_status_differs(a: &BottlerocketShadowStatus, b: &BottlerocketShadowStatus) -> bool {
     let (a, b) = (a.controller_status(), b.controller_status());
     a.report != b.report || sorted(a.conditions) != sorted(b.conditions)
+}
+
+/// Returns whether the agent status has changed in nothing but that the agent is not heard.
+fn records_silence(was: &BottlerocketShadowStatus, is: &BottlerocketShadowStatus) -> bool {
+    let (was, is) = (was.agent_status(), is.agent_status());
+    let reachable = find_condition(&is.conditions, HOST_REACHABLE);
+    was.report == is.report && reachable.is_some_and(|condition| condition.status == ConditionStatus::Unknown)
 }
 
 impl super::Check for Check {
@@ -48,6 +56,7 @@ impl super::Check for Check {
             }
             if let Some(writer) = moment.writer
                 && moment.part() != Some(OperatorComponent::WebApi)
+                && !(moment.part() == Some(OperatorComponent::Controller) && records_silence(was, &new.status))
             {
                 report(format!("the agent status was written by {}", writer.user));
             }
@@ -66,7 +75,7 @@ impl super::Check for Check {
 #[cfg(test)]
 mod tests {
     use super::super::super::scenario::{AGENT, APISERVER, CONTROLLER, Scenario};
-    use super::Property;
+    use super::*;
     use models::shadow::{HostState, Record};
 
     #[test]
@@ -105,6 +114,30 @@ mod tests {
         let mut scenario = Scenario::new(&["a"]);
         scenario.shadow("a", CONTROLLER, |shadow| shadow.status.agent.state = Some(HostState::RebootedIntoUpdate));
         scenario.assert_only(Property::S5);
+    }
+
+    #[test]
+    fn controller_may_say_that_an_agent_is_silent_and_nothing_else_in_its_place() {
+        let reachable = |status| Condition {
+            type_: HOST_REACHABLE.into(),
+            status,
+            reason: "AgentNotReady".into(),
+            message: String::new(),
+            last_transition_time: jiff::Timestamp::UNIX_EPOCH,
+            observed_generation: None,
+        };
+        let written = |writer: &str, status, state: Option<HostState>| {
+            let mut scenario = Scenario::new(&["a"]);
+            scenario.shadow("a", writer, |shadow| {
+                shadow.status.conditions = vec![reachable(status)];
+                shadow.status.agent.state = state.or(shadow.status.agent.state);
+            });
+            scenario
+        };
+        assert_eq!(written(CONTROLLER, ConditionStatus::Unknown, None).judge().violations, []);
+        written(CONTROLLER, ConditionStatus::True, None).assert_only(Property::S5);
+        written(CONTROLLER, ConditionStatus::Unknown, Some(HostState::StagedUpdate)).assert_only(Property::S5);
+        written(AGENT, ConditionStatus::Unknown, None).assert_only(Property::S5);
     }
 
     #[test]

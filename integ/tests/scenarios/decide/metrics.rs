@@ -1,25 +1,12 @@
 //! The metrics that the controller exports after one update, compared literally.
 
-use integ::kubelet::to_process;
-use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
-use serde_json::Value;
+use models::names::SYSTEM_NAMESPACE;
 
 use super::support::is_on;
-use crate::support::{NEW, ScenarioContext, nodes, run};
+use crate::support::{NEW, controller_metrics, nodes, run};
 
 /// The expected series. `*` replaces values that depend only on the speed of the machine.
 const EXPECTED: &str = include_str!("one_update.txt");
-
-/// The exported metrics of the controller.
-async fn scrape(ctx: &ScenarioContext) -> anyhow::Result<String> {
-    let selector = format!("app.kubernetes.io/component={CONTROLLER}");
-    let pods: Value = serde_json::from_str(
-        &ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", "json"]).await?,
-    )?;
-    let ip = pods["items"][0]["status"]["podIP"].as_str().unwrap_or_default().parse()?;
-    let url = format!("http://{}:8080/metrics", to_process(ip));
-    Ok(reqwest::Client::builder().no_proxy().build()?.get(url).send().await?.error_for_status()?.text().await?)
-}
 
 /// The series of a text, without comments, with `*` for times. The number of conflicts is left out.
 fn series(text: &str) -> String {
@@ -66,7 +53,7 @@ async fn one_update_exports_expected_metric_series() -> anyhow::Result<()> {
         .await?;
         // A renewal of the lease later it has seen all its writes.
         ctx.renewals(1).await?;
-        let found = series(&scrape(ctx).await?);
+        let found = series(&controller_metrics(ctx).await?);
         assert!(found == EXPECTED, "decide/one_update.txt is not what the controller exports:\n{found}");
         Ok(())
     })

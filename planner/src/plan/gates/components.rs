@@ -5,7 +5,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::plan::context::NodeContext;
-use crate::wait::Wait;
+use crate::plan::silence::{AgentState, agent_state};
+use crate::wait::{Wait, WaitReason};
 use models::time::after;
 
 /// The time for which they may be not Ready: a pod that is replaced is Ready again within it.
@@ -16,10 +17,11 @@ pub(in crate::plan) fn is_missing(since: Option<Timestamp>, now: Timestamp) -> b
     since.is_some_and(|since| now >= after(since, POD_GRACE_PERIOD))
 }
 
-/// Returns the wait for an agent whose pod is missing: its node would be drained in vain. The reason of a node that is
-/// not Ready is more specific than the state of its pods.
+/// Returns the wait for an agent that is not heard: its node would be drained in vain. The reason of a node that is not
+/// Ready is more specific than the state of its pods, and so is a web API that is missing for all agents.
 pub(super) fn agent(ctx: &NodeContext<'_>) -> Option<Wait> {
-    (ctx.facts().ready && is_missing(ctx.node.agent_missing, ctx.now)).then_some(Wait::AgentNotReady)
+    let state = agent_state(ctx.view, ctx.node.node, ctx.now);
+    matches!(state, AgentState::Silent { reason: WaitReason::AgentNotReady, .. }).then_some(Wait::AgentNotReady)
 }
 
 pub(super) fn web_api(ctx: &NodeContext<'_>) -> Option<Wait> {

@@ -1,0 +1,178 @@
+//! Files for Prometheus and Grafana: the PodMonitor, alerts and dashboards. They are plain files in `deploy/monitoring`, which
+//! are installed only where the Prometheus operator is.
+
+mod dashboards;
+
+use anyhow::Context;
+use models::names::{APPLICATION, APPLICATION_LABEL, COMPONENT_LABEL, SYSTEM_NAMESPACE};
+use serde_json::{Value, json};
+
+use crate::object::namespaced;
+use crate::options::Component;
+use crate::pod;
+
+pub use dashboards::{dashboards, expressions};
+
+/// Alerts, as a file of rules for any Prometheus.
+pub const ALERTS: &str = include_str!("../../monitoring/alerts.yaml");
+
+/// Address of the pages of `docs/runbook`, one for each alert.
+pub const RUNBOOK: &str = "https://github.com/bottlerocket-os/bottlerocket-update-operator/blob/develop/docs/runbook/";
+
+/// Label by which Grafana's sidecar finds ConfigMaps with dashboards.
+const DASHBOARD_LABEL: &str = "grafana_dashboard";
+
+/// The PodMonitor of the controller and the web API. Agents serve no port.
+pub fn pod_monitor() -> Value {
+    let components = [Component::Controller, Component::Apiserver].map(Component::name);
+    json!({
+        "apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor",
+        "metadata": namespaced(SYSTEM_NAMESPACE, APPLICATION),
+        "spec": {
+            // The alerts know the job by this name.
+            "jobLabel": COMPONENT_LABEL,
+            "selector": {
+                "matchLabels": {APPLICATION_LABEL: APPLICATION},
+                "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": components}],
+            },
+            "podMetricsEndpoints": [{
+                "port": pod::METRICS_PORT,
+                "path": "/metrics",
+                "interval": "30s",
+                "relabelings": [{
+                    "action": "replace", "sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node",
+                }],
+            }],
+        },
+    })
+}
+
+/// The alerts as an object of the Prometheus operator.
+///
+/// # Errors
+/// If the file of rules cannot be read.
+pub fn prometheus_rule() -> anyhow::Result<Value> {
+    let spec: Value = serde_saphyr::from_str(ALERTS).context("deploy/monitoring/alerts.yaml cannot be read")?;
+    Ok(json!({
+        "apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule",
+        "metadata": namespaced(SYSTEM_NAMESPACE, APPLICATION), "spec": spec,
+    }))
+}
+
+/// The dashboards as a ConfigMap, by their file names.
+///
+/// # Errors
+/// If one cannot be written as JSON.
+pub fn dashboard_map() -> anyhow::Result<Value> {
+    let mut map =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": namespaced(SYSTEM_NAMESPACE, "brupop-dashboards")});
+    map["metadata"]["labels"][DASHBOARD_LABEL] = "1".into();
+    for (name, dashboard) in dashboards() {
+        map["data"][format!("brupop-{name}.json")] = text(&dashboard)?.into();
+    }
+    Ok(map)
+}
+
+/// A dashboard as its file has it.
+///
+/// # Errors
+/// If it cannot be written as JSON.
+pub fn text(dashboard: &Value) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(dashboard)? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    fn docs() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
+    }
+
+    fn alerts() -> Vec<Value> {
+        let rule = prometheus_rule().unwrap();
+        rule["spec"]["groups"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|group| group["rules"].as_array().unwrap().clone())
+            .collect()
+    }
+
+    fn text_of<'a>(alert: &'a Value, pointer: &str) -> &'a str {
+        alert.pointer(pointer).and_then(Value::as_str).unwrap_or_else(|| panic!("{pointer} of {alert}"))
+    }
+
+    #[test]
+    fn each_alert_has_a_runbook_page_and_each_page_an_alert() {
+        let mut names = BTreeSet::new();
+        for alert in alerts() {
+            let name = text_of(&alert, "/alert");
+            assert_eq!(text_of(&alert, "/annotations/runbook_url"), format!("{RUNBOOK}{name}.md"));
+            assert!(["critical", "warning", "info"].contains(&text_of(&alert, "/labels/severity")), "{name}");
+            for part in ["summary", "description"] {
+                assert!(
+                    text_of(&alert, &format!("/annotations/{part}")).ends_with('.'),
+                    "{part} of {name} is a sentence"
+                );
+            }
+            names.insert(name.to_owned());
+        }
+        let mut pages = BTreeSet::new();
+        for entry in std::fs::read_dir(docs().join("runbook")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+            // Pages about other things are in this folder too.
+            if name.starts_with("Brupop") {
+                let page = std::fs::read_to_string(&path).unwrap();
+                assert!(page.starts_with(&format!("# {name}\n")), "{name}");
+                for part in ["## Impact", "## What to do", "## How it ends", "```sh"] {
+                    assert!(page.contains(part), "{name} has no {part}");
+                }
+                pages.insert(name);
+            }
+        }
+        assert_eq!(names, pages, "alerts of deploy/monitoring/alerts.yaml, and pages of docs/runbook");
+    }
+
+    #[test]
+    fn alerts_and_dashboards_use_documented_metrics_only() {
+        let page = std::fs::read_to_string(docs().join("metrics.md")).unwrap();
+        let web_api = std::fs::read_to_string(docs().join("web-api.md")).unwrap();
+        let words = |line: &str| line.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+        let rows = page.lines().chain(web_api.lines()).filter(|line| line.starts_with("| `"));
+        let names = rows.filter_map(|row| row.split('|').nth(1)).flat_map(words);
+        let known: BTreeSet<String> =
+            names.map(|name| name.trim_start_matches("brupop_apiserver_").to_owned()).collect();
+        let queries = alerts().iter().map(|alert| text_of(alert, "/expr").to_owned()).collect::<Vec<_>>();
+        let panels = dashboards().into_iter().flat_map(|(_, dashboard)| expressions(&dashboard));
+        let mut found = 0;
+        for query in queries.into_iter().chain(panels) {
+            for prefix in ["brupop_controller_", "brupop_apiserver_"] {
+                for rest in query.split(prefix).skip(1) {
+                    let name = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default();
+                    let plain =
+                        ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+                    assert!(known.contains(name) || known.contains(plain), "{prefix}{name} in {query}");
+                    found += 1;
+                }
+            }
+        }
+        assert!(found > 50, "{found} names of metrics");
+    }
+
+    #[test]
+    fn unit_tests_fire_each_alert() {
+        let tests = include_str!("../../monitoring/alerts_test.yaml");
+        for alert in alerts() {
+            let name = text_of(&alert, "/alert");
+            assert!(
+                tests.contains(&format!("alertname=\"{name}\"")),
+                "{name} is in no test of deploy/monitoring/alerts_test.yaml"
+            );
+        }
+    }
+}

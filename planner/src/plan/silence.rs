@@ -1,0 +1,252 @@
+//! Agents that are not heard. An agent that is dead, stuck or disconnected reports nothing, so the controller says so in
+//! its place: `HostReachable` becomes `Unknown`, with the time of the last contact. The agent's next report replaces it.
+//!
+//! Nothing is asked of the agents for this. The kubelet knows whether an agent runs and receives the web API's stream (the
+//! readiness of its pod), and writes that only when it changes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
+use models::shadow::{HOST_REACHABLE, Step};
+use models::time::after;
+
+use super::Plan;
+use super::context::condition;
+use super::gates::{self, POD_GRACE_PERIOD};
+use crate::view::{ClusterView, NodeView, WebApiOutage};
+use crate::wait::WaitReason;
+
+/// Time after which the same silence is written again. An agent that reports although its pod is not Ready replaces what
+/// was written: two writes about one node are then this far apart.
+const WRITE_AGAIN: Duration = Duration::from_secs(10 * 60);
+
+/// A silent agent, and what its node's `HostReachable` becomes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Silence {
+    pub reason: WaitReason,
+    pub condition: Condition,
+}
+
+/// State of a node's agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentState {
+    /// It runs and receives the web API's stream.
+    Connected,
+    /// It is not connected, for less than the tolerated time, or since the web API is back.
+    Connecting,
+    /// It was last heard at this time.
+    Silent { reason: WaitReason, since: Timestamp },
+    /// The node is not Ready, and says so itself.
+    NodeNotReady,
+}
+
+/// Returns the state of the agent of a node.
+pub fn agent_state(view: &ClusterView, node: &NodeView, now: Timestamp) -> AgentState {
+    if !node.facts.ready {
+        return AgentState::NodeNotReady;
+    }
+    let silent = |reason, since: Timestamp| {
+        // A new leader observes it later than the one that wrote it down.
+        let recorded =
+            recorded(node).filter(|c| c.reason == WaitReason::as_str(reason)).map(|c| c.last_transition_time);
+        AgentState::Silent { reason, since: recorded.map_or(since, |recorded| recorded.min(since)) }
+    };
+    // An agent that was lost before the web API has another reason.
+    let before = |outage: Timestamp| node.agent_missing.is_some_and(|since| since < outage);
+    if let Some(outage) = view.web_api_missing.filter(|outage| !before(*outage)) {
+        let noticed = gates::is_missing(Some(outage), now);
+        let state = if node.agent_missing.is_some() { AgentState::Connecting } else { AgentState::Connected };
+        return if noticed { silent(WaitReason::WebApiNotReady, outage) } else { state };
+    }
+    let Some(since) = node.agent_missing else { return AgentState::Connected };
+    // Agents that have lost the web API are connected again soon after it is back.
+    let still = |last: WebApiOutage| !before(last.began) && now < after(last.ended, POD_GRACE_PERIOD);
+    if view.web_api_outage.is_some_and(still) || !gates::is_missing(Some(since), now) {
+        return AgentState::Connecting;
+    }
+    silent(WaitReason::AgentNotReady, since)
+}
+
+/// Returns the condition of a silent agent, if it is recorded.
+fn recorded(node: &NodeView) -> Option<&Condition> {
+    let conditions = &node.shadow.as_ref()?.status.conditions;
+    find_condition(conditions, HOST_REACHABLE).filter(|condition| condition.status == ConditionStatus::Unknown)
+}
+
+/// Returns `HostReachable` for the nodes whose agent is newly found to be silent.
+pub(super) fn silent(view: &ClusterView, plan: &Plan, now: Timestamp) -> BTreeMap<String, Silence> {
+    let write = |(name, node): (&String, &NodeView)| {
+        let shadow = node.shadow.as_ref().filter(|shadow| !shadow.deleting)?;
+        let AgentState::Silent { reason, since } = agent_state(view, node, now) else { return None };
+        // While the host goes down and comes back, the deadlines of the attempt watch it.
+        let goes_down = matches!(node.step(), Some(Step::Rebooting | Step::Returning));
+        let other_write = view.busy.contains(name) || plan.actions.contains_key(name);
+        if !node.facts.labelled || goes_down || other_write {
+            return None;
+        }
+        let again = |(last, at)| last != reason || now >= after(at, WRITE_AGAIN);
+        if recorded(node).is_some_and(|condition| condition.reason == reason.as_str())
+            || !node.silence_written.is_none_or(again)
+        {
+            return None;
+        }
+        let message = match reason {
+            WaitReason::WebApiNotReady => format!(
+                "no pod of the web API has been Ready since {since}, so no agent can report; last contact before that"
+            ),
+            _ => format!(
+                "no pod of the agent on the node has been Ready since {since}: it does not run, is stuck or does not \
+                 reach the web API; last contact before that"
+            ),
+        };
+        let mut conditions = shadow.status.conditions.clone();
+        let new = condition(now, HOST_REACHABLE, ConditionStatus::Unknown, reason.as_str(), &message);
+        set_condition(&mut conditions, new);
+        let condition = find_condition(&conditions, HOST_REACHABLE)?.clone();
+        Some((name.clone(), Silence { reason, condition }))
+    };
+    view.nodes.iter().filter_map(write).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::HostState;
+
+    use super::*;
+    use crate::fixtures::{at, cluster, node, t};
+    use crate::plan::{Action, plan};
+
+    type Change = fn(&mut ClusterView);
+
+    fn of_a(view: &mut ClusterView) -> &mut NodeView {
+        view.nodes.get_mut("a").unwrap()
+    }
+
+    fn loses_web_api(view: &mut ClusterView, since: i64, agent: Option<i64>) {
+        view.web_api_missing = Some(t(since));
+        of_a(view).agent_missing = agent.map(t);
+    }
+
+    fn has_web_api_back(view: &mut ClusterView, began: i64, ended: i64) {
+        view.web_api_outage = Some(WebApiOutage { began: t(began), ended: t(ended) });
+    }
+
+    fn says(view: &mut ClusterView, status: ConditionStatus, reason: &str, since: i64) {
+        let said = condition(t(since), HOST_REACHABLE, status, reason, "");
+        of_a(view).shadow.as_mut().unwrap().status.conditions = vec![said];
+    }
+
+    /// Returns what is written about the node `a` at 0, whose agent has been missing for a minute before the change.
+    fn written(change: Change) -> Option<Condition> {
+        let (mut view, _) = cluster(vec![node("a")], &[]);
+        of_a(&mut view).agent_missing = Some(t(-60));
+        says(&mut view, ConditionStatus::True, "Answered", -1000);
+        change(&mut view);
+        Some(silent(&view, &Plan::default(), t(0)).remove("a")?.condition)
+    }
+
+    #[test]
+    fn agent_that_is_not_ready_for_30_seconds_on_a_ready_node_is_silent() {
+        let cases: [(&str, Change, Option<&str>); 18] = [
+            ("an agent without a Ready pod", |_| {}, Some("AgentNotReady")),
+            ("one that is connected", |view| of_a(view).agent_missing = None, None),
+            ("one for 29 s", |view| of_a(view).agent_missing = Some(t(-29)), None),
+            ("one of a node that is not Ready", |view| of_a(view).facts.ready = false, None),
+            ("one of a node without the label", |view| of_a(view).facts.labelled = false, None),
+            ("one of a node without a shadow", |view| of_a(view).shadow = None, None),
+            ("no pod of the web API is Ready", |view| loses_web_api(view, -60, Some(-50)), Some("WebApiNotReady")),
+            ("the same before the agent has noticed", |view| loses_web_api(view, -30, None), Some("WebApiNotReady")),
+            ("it is not Ready for 29 s", |view| loses_web_api(view, -29, None), None),
+            (
+                "it is not Ready either, for a shorter time",
+                |view| loses_web_api(view, -59, Some(-60)),
+                Some("AgentNotReady"),
+            ),
+            ("it is back since 29 s", |view| has_web_api_back(view, -60, -29), None),
+            ("it is back since 30 s", |view| has_web_api_back(view, -60, -30), Some("AgentNotReady")),
+            ("the agent was lost before", |view| has_web_api_back(view, -59, -1), Some("AgentNotReady")),
+            ("it is recorded", |view| says(view, ConditionStatus::Unknown, "AgentNotReady", -5), None),
+            (
+                "another silence is recorded",
+                |view| says(view, ConditionStatus::Unknown, "WebApiNotReady", -99),
+                Some("AgentNotReady"),
+            ),
+            (
+                "the agent has reported since it was written",
+                |view| of_a(view).silence_written = Some((WaitReason::AgentNotReady, t(-599))),
+                None,
+            ),
+            (
+                "the same ten minutes ago",
+                |view| of_a(view).silence_written = Some((WaitReason::AgentNotReady, t(-600))),
+                Some("AgentNotReady"),
+            ),
+            ("another write is under way", |view| _ = view.busy.insert("a".into()), None),
+        ];
+        for (sentence, change, expected) in cases {
+            let written = written(change);
+            assert_eq!(written.as_ref().map(|condition| condition.reason.as_str()), expected, "{sentence}");
+            assert!(written.is_none_or(|condition| condition.status == ConditionStatus::Unknown), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn silence_is_part_of_a_plan_that_has_no_other_action_for_the_node() {
+        let (mut view, mut policy) = cluster(vec![node("a")], &[]);
+        of_a(&mut view).agent_missing = Some(t(-60));
+        let planned = |view: &ClusterView, policy: &_| {
+            let plan = plan(view, policy, t(0));
+            (plan.silent.contains_key("a"), plan.actions.contains_key("a"))
+        };
+        assert_eq!(planned(&view, &policy), (false, true), "the reason why it waits is written first");
+        policy.enabled = false;
+        assert_eq!(planned(&view, &policy), (true, false), "also while no update starts");
+        view.earlier_pods = vec!["x/y".into()];
+        assert_eq!(planned(&view, &policy), (false, false), "the earlier operator runs");
+    }
+
+    #[test]
+    fn condition_names_last_contact_and_its_transition_stays() {
+        let found = written(|_| {}).unwrap();
+        assert!(found.message.contains(&format!("since {}", t(-60))), "{}", found.message);
+        assert_eq!(found.last_transition_time, t(0));
+        let found = written(|view| says(view, ConditionStatus::Unknown, "WebApiNotReady", -99)).unwrap();
+        assert_eq!(found.last_transition_time, t(-99), "it was not known before either");
+    }
+
+    #[test]
+    fn new_leader_knows_silence_that_was_recorded() {
+        let (mut view, _) = cluster(vec![node("a")], &[]);
+        of_a(&mut view).agent_missing = Some(t(-40));
+        says(&mut view, ConditionStatus::Unknown, "AgentNotReady", -500);
+        let state = agent_state(&view, &view.nodes["a"], t(0));
+        assert_eq!(state, AgentState::Silent { reason: WaitReason::AgentNotReady, since: t(-500) });
+    }
+
+    #[test]
+    fn host_that_reboots_for_its_update_is_not_called_silent() {
+        for (step, silent) in [(Step::Draining, true), (Step::Rebooting, false), (Step::Returning, false)] {
+            let (mut view, policy) = cluster(vec![at("a", step, -10, HostState::RebootedIntoUpdate)], &["a"]);
+            of_a(&mut view).agent_missing = Some(t(-60));
+            let plan = plan(&view, &policy, t(0));
+            let found = super::silent(&view, &Plan::default(), t(0));
+            assert_eq!(found.contains_key("a"), silent, "{step:?}");
+            assert!(plan.silent.is_empty() || !plan.actions.contains_key("a"), "one write at a time");
+        }
+    }
+
+    #[test]
+    fn silence_beside_the_earlier_operator_is_dropped_by_the_plan_validator() {
+        let (mut view, policy) = cluster(vec![node("a")], &[]);
+        view.earlier_pods = vec!["x/y".into()];
+        let reason = WaitReason::AgentNotReady;
+        let condition = condition(t(0), HOST_REACHABLE, ConditionStatus::Unknown, reason.as_str(), "");
+        let silent = [("a".to_owned(), Silence { reason, condition })];
+        let mut forged = Plan { silent: silent.into(), ..Plan::default() };
+        let findings = crate::lint::lint(&view, &policy, &mut forged);
+        assert!(findings.iter().any(|finding| finding.property == "S10") && forged.silent.is_empty());
+        assert!(!forged.actions.values().any(|action| matches!(action, Action::Status { .. })));
+    }
+}
