@@ -38,7 +38,7 @@ const NEW_VERSION: &str = "1.20.5";
 pub(super) struct Scenario {
     pub(super) expectations: Expectations,
     clock: Timestamp,
-    world: ClusterState,
+    pub(super) world: ClusterState,
     changes: Vec<Change>,
     audit: Vec<Record>,
     hosts: BTreeMap<String, (u32, HostLog)>,

@@ -60,6 +60,7 @@ pub(super) fn after_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
 
 /// Sets the request and checks the answers. Returns what is left to do, or how the attempt fails; once no answer is waited for
 /// any more, an Event about the hooks that have not answered.
+#[expect(clippy::result_large_err, reason = "a decision is moved once for a node and turn")]
 fn answers(ctx: &NodeContext<'_>, progress: &Progress) -> Result<Option<Note>, Decision> {
     let Some(request) = hooks::request(progress) else { return Ok(None) };
     let (mut open, mut late) = (Vec::new(), Vec::new());
