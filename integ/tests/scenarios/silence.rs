@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::interfere::{agent_on, poll, signal};
-use crate::support::{ScenarioContext, condition_of, controller_metrics, nodes, run, silent_fleet};
+use crate::support::{ScenarioContext, condition_of, controller_metrics, run, silent_fleet};
 
 /// Time within which silence has to be seen.
 const SEEN: Duration = Duration::from_secs(120);

@@ -13,7 +13,6 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use deploy::Component;
-use integ::bed::workload;
 use integ::host::{BootFault, Fault, Transport};
 use integ::oracle::Expectations;
 use models::names::SYSTEM_NAMESPACE;
@@ -23,7 +22,7 @@ use serde_json::{Value, json};
 use self::prometheus::Prometheus;
 use crate::earlier::create_earlier_pod;
 use crate::interfere::{agent_on, poll, reboot_deadline, release_into_blocked_drain, signal, unblock};
-use crate::support::{ScenarioContext, is_updated, nodes, other, run, run_expecting, silent_fleet};
+use crate::support::{is_updated, nodes, other, run, run_expecting, silent_fleet};
 
 /// The alerts that the scenarios below fire.
 const ABOUT_ROLLOUTS: [&str; 6] = [
