@@ -75,7 +75,7 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     let error = helm.refused(&format!("install brupop {OPERATOR} {NAMESPACE}")).await?;
     ensure!(error.contains("ensure CRDs are installed first"), "{error}");
     let left = installed(&control_plane).await?;
-    ensure!(left == ["Namespace brupop-system"], "{left:?}");
+    ensure!(left.is_empty(), "{left:?}");
 
     helm.line(&format!("install brupop-crds {DEFINITIONS} {NAMESPACE}")).await?;
     let notes = helm.line(&format!("install brupop {OPERATOR} {NAMESPACE} --set image.registry=r.example/b")).await?;
