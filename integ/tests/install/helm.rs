@@ -54,6 +54,7 @@ impl Helm {
 
     /// Runs helm from the root of the repository, and returns its exit status and all that it prints.
     async fn run(&self, arguments: &[&str]) -> anyhow::Result<(bool, String, String)> {
+        let began = std::time::Instant::now();
         let mut command = Command::new(&self.program);
         let output = self
             .configure(&mut command)
@@ -63,6 +64,8 @@ impl Helm {
             .kill_on_drop(true)
             .output()
             .await?;
+        // Shown with a failure.
+        println!("{:5.1} s  helm {}", began.elapsed().as_secs_f64(), arguments.join(" "));
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok((output.status.success(), text(output.stdout), text(output.stderr)))
     }
