@@ -41,15 +41,12 @@ impl World {
     /// Runs one step of the controllers of hooks: `slow` answers after a while and seldom refuses, `deaf` never answers. Both
     /// take back what they did once the request is gone.
     pub(super) fn hooks(&mut self, name: &str) {
-        let (answers, refuses) = (self.rng.random_bool(0.3), self.rng.random_bool(0.02));
-        let node = self.view.nodes.get_mut(name).unwrap();
-        match node.facts.hook_request.clone() {
-            Some(request) if answers && !self.policy.hooks.is_empty() => {
-                let refused = if refuses && request.starts_with("BeforeDrain") { " Refused: not now" } else { "" };
-                node.facts.hook_answers.insert("slow".into(), format!("{request}{refused}"));
-            }
-            Some(_) => {}
-            None => node.facts.hook_answers.clear(),
+        let facts = &mut self.view.nodes.get_mut(name).unwrap().facts;
+        let Some(request) = facts.hook_request.clone() else { return facts.hook_answers.clear() };
+        if self.rng.random_bool(0.3) {
+            let refuses = request.starts_with("BeforeDrain") && self.rng.random_bool(0.05);
+            let refused = if refuses { " Refused: not now" } else { "" };
+            facts.hook_answers.insert("slow".into(), format!("{request}{refused}"));
         }
     }
 
@@ -86,11 +83,11 @@ impl World {
     /// Injects a fault.
     pub(super) fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..26);
+        let kind = self.rng.random_range(0..25);
         if !self.view.earlier_pods.is_empty() && self.rng.random_bool(0.4) {
             self.earlier_operator_leaves();
         }
-        if matches!(kind, 4 | 12 | 21 | 25) {
+        if matches!(kind, 4 | 12 | 21) {
             self.changed();
         }
         if matches!(kind, 5 | 6) {
@@ -130,6 +127,7 @@ impl World {
             4 => {
                 let operator = self.view.operator.as_mut().unwrap();
                 operator.spec.enabled = Some(operator.spec.enabled == Some(false));
+                operator.spec.hooks.pop();
                 self.policy = Policy::from_spec(&operator.spec).unwrap();
             }
             5 | 6 => {
@@ -167,11 +165,6 @@ impl World {
             14 => node.shadow.as_mut().unwrap().release = request,
             23 => node.shadow.as_mut().unwrap().drill = request.map(|request| format!("{request} evict")),
             24 => node.shadow.as_mut().unwrap().drill = request,
-            25 => {
-                let operator = self.view.operator.as_mut().unwrap();
-                operator.spec.hooks.pop();
-                self.policy = Policy::from_spec(&operator.spec).unwrap();
-            }
             22 => self.view.earlier_pods = vec!["old/agent".into()],
             15 => self.ahead = SignedDuration::from_mins(ahead),
             // A client edits the status of a shadow by hand.

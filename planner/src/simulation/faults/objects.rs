@@ -81,10 +81,6 @@ pub(in crate::simulation) fn some_policy(rng: &mut StdRng, budget: u32) -> Bottl
         json!({"loadBalancer": {"leaveBeforeDrain": "30s"}, "autoscaler": {"protect": false}}),
         json!({"drain": {"atDeadline": "Force", "timeout": "10m"}}),
         json!({"drain": {"cordonedNodes": "Update"}}),
-        json!({"hooks": [
-            {"name": "slow", "before": {"timeout": "3m"}, "after": {"timeout": "2m", "onTimeout": "Continue"}},
-            {"name": "deaf", "before": {"timeout": "30s", "onTimeout": "Continue"}},
-        ]}),
     ];
     for part in parts {
         if rng.random_bool(0.3) {
@@ -92,6 +88,15 @@ pub(in crate::simulation) fn some_policy(rng: &mut StdRng, budget: u32) -> Bottl
         }
     }
     serde_json::from_value(spec).unwrap()
+}
+
+/// Two hooks: `slow` answers after a while and seldom refuses, `deaf` never answers.
+pub(super) fn some_hooks() -> Vec<models::operator::Hook> {
+    let hooks = json!([
+        {"name": "slow", "before": {"timeout": "3m"}, "after": {"timeout": "2m", "onTimeout": "Continue"}},
+        {"name": "deaf", "before": {"timeout": "30s", "onTimeout": "Continue"}},
+    ]);
+    serde_json::from_value(hooks).unwrap()
 }
 
 pub(super) fn merge(into: &mut Value, part: Value) {
