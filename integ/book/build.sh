@@ -24,10 +24,11 @@ if ! [ -x "$mdbook" ]; then
 fi
 if ! [ -x "$mdbook" ]; then
   say "installing mdBook $version (once, two or three minutes)"
-  # A folder of its own, without what the present build has set. Search is the only feature that a site without a server needs.
+  # A folder of its own, without what the present build has set, by the toolchain of the repository. Search is the only feature
+  # that a site without a server needs.
   build=$(mktemp -d "$cache/mdbook/.build.XXXXXX")
   trap 'rm -rf "$build"' EXIT
-  (cd "$build" && env -u CARGO_TARGET_DIR -u RUSTFLAGS "${CARGO:-cargo}" install mdbook --version "$version" --locked --no-default-features \
+  (cd "$root" && env -u CARGO_TARGET_DIR -u RUSTFLAGS "${CARGO:-cargo}" install mdbook --version "$version" --locked --no-default-features \
     --features search --root "$build/root" --target-dir "$build/target" --quiet) || die "mdBook $version cannot be installed: see the error above"
   mkdir -p "$cache/mdbook/$version/bin"
   mv "$build/root/bin/mdbook" "$mdbook"

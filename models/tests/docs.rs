@@ -17,7 +17,7 @@ fn documented_step_table_matches_agent() {
 fn documented_files_and_tests_exist() {
     let root = root();
     let mut missing = Vec::new();
-    for page in pages() {
+    for page in pages().unwrap() {
         let text = std::fs::read_to_string(&page).unwrap();
         // A path from the root to a source file, and perhaps an item in it: `planner/src/lint.rs::lint`.
         for quoted in text.split('`').skip(1).step_by(2).filter(|quoted| !quoted.contains(char::is_whitespace)) {
@@ -37,7 +37,7 @@ fn documented_files_and_tests_exist() {
 
 #[test]
 fn links_between_pages_lead_to_files_and_headings() {
-    let pages = pages();
+    let pages = pages().unwrap();
     let anchors: BTreeMap<PathBuf, BTreeSet<String>> =
         pages.iter().map(|page| (page.clone(), headings(&std::fs::read_to_string(page).unwrap()))).collect();
     let mut broken = Vec::new();
@@ -66,7 +66,7 @@ fn summary_of_the_book_has_every_page() {
         chapters.push(plain(&summary.with_file_name(link)));
     }
     chapters.sort();
-    let mut pages: Vec<PathBuf> = pages();
+    let mut pages = pages().unwrap();
     pages.retain(|page| page.starts_with(docs()) && *page != summary);
     pages.sort();
     assert_eq!(chapters, pages);
@@ -77,8 +77,9 @@ fn summary_of_the_book_has_every_page() {
 #[ignore = "it needs the book: make docs"]
 fn links_of_the_book_lead_to_files_and_headings() {
     let site = plain(Path::new(&std::env::var("BRUPOP_BOOK").expect("BRUPOP_BOOK is the folder of the site")));
-    let pages = files_under(&site, "html");
-    assert!(pages.len() > pages_of_book(), "{} pages in {}", pages.len(), site.display());
+    let pages = files_under(&site, "html").unwrap();
+    let chapters = files_under(&docs(), "md").unwrap().len() - 1;
+    assert!(pages.len() > chapters, "{} pages in {}", pages.len(), site.display());
     let texts: BTreeMap<PathBuf, String> =
         pages.into_iter().map(|page| (page.clone(), std::fs::read_to_string(page).unwrap())).collect();
     let mut broken = Vec::new();
@@ -108,27 +109,23 @@ fn docs() -> PathBuf {
 }
 
 /// All pages: those of `docs`, and those in the root of the repository.
-fn pages() -> Vec<PathBuf> {
-    let mut pages = files_under(&docs(), "md");
+fn pages() -> std::io::Result<Vec<PathBuf>> {
+    let mut pages = files_under(&docs(), "md")?;
     pages.extend(["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"].map(|page| root().join(page)));
-    pages
+    Ok(pages)
 }
 
-fn pages_of_book() -> usize {
-    files_under(&docs(), "md").len() - 1
-}
-
-fn files_under(folder: &Path, extension: &str) -> Vec<PathBuf> {
+fn files_under(folder: &Path, extension: &str) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
         if path.is_dir() {
-            files.extend(files_under(&path, extension));
+            files.extend(files_under(&path, extension)?);
         } else if path.extension().is_some_and(|found| found == extension) {
             files.push(path);
         }
     }
-    files
+    Ok(files)
 }
 
 /// The path without `.` and `..`, also of what does not exist.
