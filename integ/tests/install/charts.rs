@@ -52,9 +52,11 @@ async fn charts_pass_lint_and_package() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Values, with the object and the place in it that they change (empty: the object itself), and what is there then;
-/// null: nothing.
-fn rows() -> Vec<(Value, Vec<(&'static str, &'static str, Value)>)> {
+/// An object, the place in it that a value changes (empty: the object itself), and what is there then; null: nothing.
+type Change = (&'static str, &'static str, Value);
+
+/// Values, with what they change.
+fn rows() -> Vec<(Value, Vec<Change>)> {
     const POD: &str = "/spec/template/spec";
     const ANNOTATED: &str = "/spec/template/metadata/annotations";
     let args = "/spec/template/spec/containers/0/args";
