@@ -66,6 +66,8 @@ impl Alive {
     pub(crate) fn heard(&self) {
         if let Ok(now) = uptime() {
             self.heard.set(Some(now));
+            // At once, so that a pod is Ready as soon as its agent is connected. The next sign of life reports errors.
+            let _ = self.write();
         }
     }
 
@@ -197,7 +199,6 @@ mod tests {
         let error = check(Check::Connected, &alive.file).unwrap_err();
         assert_eq!(error.to_string(), "the web API has not been heard yet");
         alive.heard();
-        alive.write().unwrap();
         check(Check::Connected, &alive.file).unwrap();
         let error = judge(Check::Alive, Signs { beat: 7, heard: None }, 100).unwrap_err();
         assert_eq!(error.to_string(), "the agent has given no sign of life for 93 s");

@@ -122,6 +122,9 @@ mod tests {
             names.insert(name.to_owned());
         }
         let mut pages = BTreeSet::new();
+        let plugin: String = ["plugin.md", "history.md", "takeover.md"]
+            .map(|page| std::fs::read_to_string(docs().join(page)).unwrap())
+            .concat();
         for entry in std::fs::read_dir(docs().join("runbook")).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
@@ -131,6 +134,11 @@ mod tests {
                 assert!(page.starts_with(&format!("# {name}\n")), "{name}");
                 for part in ["## Impact", "## What to do", "## How it ends", "```sh"] {
                     assert!(page.contains(part), "{name} has no {part}");
+                }
+                // Only commands that the docs of the plugin have.
+                for command in page.split("kubectl brupop ").skip(1) {
+                    let word = command.split(|c: char| !c.is_ascii_lowercase() && c != '-').next().unwrap_or_default();
+                    assert!(plugin.contains(&format!("kubectl brupop {word}")), "{name}: kubectl brupop {word}");
                 }
                 pages.insert(name);
             }
