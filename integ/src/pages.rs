@@ -10,7 +10,7 @@ use anyhow::Context as _;
 /// # Errors
 /// The page cannot be read, or has no such heading or no commands below it.
 pub fn commands(page: &str, heading: &str) -> anyhow::Result<Vec<String>> {
-    let lines = block(page, heading, "```sh\n")?.replace("&&\n", "&& ").replace("\\\n", " ");
+    let lines = block(page, heading, "```sh\n")?.replace("&&\n  ", "&& ").replace("\\\n  ", "");
     Ok(lines.lines().map(|line| line.split(" #").next().unwrap_or_default().trim().to_owned()).collect())
 }
 
