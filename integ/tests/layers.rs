@@ -36,7 +36,7 @@ const CRATES: [(&str, &str); 8] = [
     (
         "deploy",
         "options object budget pod monitoring controller apiserver agent network namespaces crds reference admission policy \
-         rights takeover openapi waiting yaml chart installation files",
+         rights takeover openapi waiting yaml installation chart files",
     ),
     ("deploy/images", "process commit digest reference program component toolchain crates licenses sbom layer layout"),
     (

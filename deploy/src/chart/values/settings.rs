@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::shape::{boolean, integer, list_of, map, one_of, pattern, resources, strict, text, texts};
 use super::{super::places::key, Setting};
+use crate::installation::objects;
 use crate::options::{Component, Options};
-use crate::{crds, network, objects, policy};
+use crate::{crds, network, policy};
 
 /// A label of DNS.
 const NAME: &str = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$";
