@@ -38,10 +38,8 @@ pub(super) fn before_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
     {
         return claim.waking_at(deadline);
     }
-    match answers(ctx, progress) {
-        Ok(note) => Decision::act(with_note(begin_drain(ctx, progress), note)),
-        Err(decision) => decision,
-    }
+    still_awaited(ctx, progress)
+        .unwrap_or_else(|| Decision::act(with_note(begin_drain(ctx, progress), unanswered(ctx, progress))))
 }
 
 /// Awaits the hooks of an updated node, and ends its attempt. Like its verification, that of an update is not interrupted
@@ -55,15 +53,14 @@ pub(super) fn after_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
     if ctx.needs_release() {
         return Decision::act(Action::Release);
     }
-    answers(ctx, progress).map_or_else(|decision| decision, |_| verify::record(ctx, progress))
+    still_awaited(ctx, progress).unwrap_or_else(|| verify::record(ctx, progress))
 }
 
-/// Sets the request and checks the answers. Returns what is left to do, or how the attempt fails; once no answer is waited for
-/// any more, an Event about the hooks that have not answered.
-#[expect(clippy::result_large_err, reason = "a decision is moved once for a node and turn")]
-fn answers(ctx: &NodeContext<'_>, progress: &Progress) -> Result<Option<Note>, Decision> {
-    let Some(request) = hooks::request(progress) else { return Ok(None) };
-    let (mut open, mut late) = (Vec::new(), Vec::new());
+/// Sets the request and checks the answers. Returns what is left to do, or the failure of the attempt; `None` once no answer
+/// is waited for any more.
+fn still_awaited(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Decision> {
+    let request = hooks::request(progress)?;
+    let mut open = Vec::new();
     let mut until: Option<Timestamp> = None;
     for (name, wait) in awaited(ctx.policy, progress.step) {
         let deadline = ctx.deadline(progress.since, wait.timeout);
@@ -71,30 +68,38 @@ fn answers(ctx: &NodeContext<'_>, progress: &Progress) -> Result<Option<Note>, D
             HookAnswer::Done => {}
             HookAnswer::Refused(reason) => {
                 let message = format!("hook {name} refused the request {request}: {reason}");
-                return Err(fail(ctx, progress, FailureReason::HookRefused, &message));
+                return Some(fail(ctx, progress, FailureReason::HookRefused, &message));
             }
             HookAnswer::Missing if ctx.now < deadline => {
                 open.push(name.to_owned());
                 until = Some(until.map_or(deadline, |until| until.min(deadline)));
             }
-            HookAnswer::Missing if wait.continues => late.push(name),
+            HookAnswer::Missing if wait.continues => {}
             HookAnswer::Missing => {
                 let message = format!("hook {name} has not answered the request {request} by {deadline:.0}");
-                return Err(fail(ctx, progress, FailureReason::HookTimedOut, &message));
+                return Some(fail(ctx, progress, FailureReason::HookTimedOut, &message));
             }
         }
     }
-    match until {
-        Some(until) if ctx.facts().hook_request.as_ref() != Some(&request) => {
-            Err(Decision::act(Action::Hook { request: Some(request) }).waking_at(until))
-        }
-        Some(until) => Err(Decision::wait(Wait::AwaitingHook { hooks: open, request, until }).waking_at(until)),
-        None => Ok((!late.is_empty()).then(|| Note {
-            warning: true,
-            reason: FailureReason::HookTimedOut.as_str(),
-            message: format!("going on without an answer of hook(s) {} to the request {request}", late.join(", ")),
-        })),
-    }
+    let until = until?;
+    let decision = if ctx.facts().hook_request.as_ref() == Some(&request) {
+        Decision::wait(Wait::AwaitingHook { hooks: open, request, until })
+    } else {
+        Decision::act(Action::Hook { request: Some(request) })
+    };
+    Some(decision.waking_at(until))
+}
+
+/// The Event about the hooks without whose answer the attempt goes on, if there are any.
+fn unanswered(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Note> {
+    let request = hooks::request(progress)?;
+    let missing = |name: &&str| hooks::answer(&ctx.facts().hook_answers, name, &request) == HookAnswer::Missing;
+    let late: Vec<&str> = awaited(ctx.policy, progress.step).map(|(name, _)| name).filter(missing).collect();
+    (!late.is_empty()).then(|| Note {
+        warning: true,
+        reason: FailureReason::HookTimedOut.as_str(),
+        message: format!("going on without an answer of hook(s) {} to the request {request}", late.join(", ")),
+    })
 }
 
 /// Adds an Event to a write of the status.
