@@ -14,7 +14,7 @@ use futures::{StreamExt as _, stream};
 use integ::bed::Programs;
 use integ::control_plane::{ControlPlane, Options};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret};
 use kube::Api;
 use kube::api::{Patch, PostParams};
 use models::names::{AGENT_NAMESPACE, CONTROLLER, SYSTEM_NAMESPACE};
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 const STAND_IN: &str = include_str!("documents/stand-in.sh");
 
 /// Longest run of a block.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Blocks and spans that are tried at a time.
 const AT_ONCE: usize = 4;
@@ -122,7 +122,8 @@ async fn commands_and_yaml_of_documentation_are_accepted() -> anyhow::Result<()>
     let shell = Shell::new(&control_plane, folder.path())?;
     let tries = blocks.iter().map(|block| (format!("{}:{}", block.page, block.line), Some(block), ""));
     let tries = tries.chain(spans.iter().map(|(page, span)| (page.clone(), None, span.as_str())));
-    let results = stream::iter(tries.enumerate()).map(async |(number, (place, block, span))| {
+    let shell = &shell;
+    let results = stream::iter(tries.enumerate()).map(|(number, (place, block, span))| async move {
         let result = match block {
             Some(block) => shell.try_block(number, block).await,
             // A command in a sentence may lack what it needs, such as the name of a node: its words and options are tried.
@@ -130,7 +131,7 @@ async fn commands_and_yaml_of_documentation_are_accepted() -> anyhow::Result<()>
         };
         result.err().map(|error| format!("{place}: {error:#}"))
     });
-    let failures: Vec<String> = results.buffer_unordered(AT_ONCE).filter_map(async |failure| failure).collect().await;
+    let failures: Vec<String> = results.buffer_unordered(AT_ONCE).filter_map(std::future::ready).collect().await;
     ensure!(failures.is_empty(), "{} of the documentation's blocks:\n{}", failures.len(), failures.join("\n"));
     control_plane.stop().await
 }
@@ -178,7 +179,13 @@ fn read(page: &str, text: &str, blocks: &mut Vec<Block>) -> anyhow::Result<Vec<(
     }
     ensure!(open.is_none(), "{page}: a block does not end");
     let spans = prose.split('`').skip(1).step_by(2).filter(|span| span.starts_with("kubectl ") && !span.contains('…'));
-    Ok(spans.map(|span| (page.to_owned(), span.split_whitespace().collect::<Vec<_>>().join(" "))).collect())
+    let words = spans.map(|span| {
+        let mut words: Vec<&str> = span.split_whitespace().collect();
+        // An option may lack its value in a sentence.
+        words.pop_if(|word| word.starts_with('-') && word.len() == 2);
+        (page.to_owned(), words.join(" "))
+    });
+    Ok(words.collect())
 }
 
 /// The example policies, and the simulation, each as a block.
@@ -205,6 +212,9 @@ async fn create_objects(control_plane: &ControlPlane) -> anyhow::Result<()> {
     }
     let namespace = serde_json::from_value(json!({"metadata": {"name": "monitoring"}}))?;
     Api::<Namespace>::all(control_plane.client()).create(&PostParams::default(), &namespace).await?;
+    let secrets: Api<Secret> = Api::namespaced(control_plane.client(), SYSTEM_NAMESPACE);
+    let secret = serde_json::from_value(json!({"metadata": {"name": "brupop-apiserver-tls"}}))?;
+    secrets.create(&PostParams::default(), &secret).await?;
     let leases: Api<Lease> = Api::namespaced(control_plane.client(), SYSTEM_NAMESPACE);
     let lease = serde_json::from_value(json!({"metadata": {"name": CONTROLLER}, "spec": {"holderIdentity": "pod"}}))?;
     leases.create(&PostParams::default(), &lease).await?;
