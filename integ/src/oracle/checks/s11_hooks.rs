@@ -49,7 +49,7 @@ mod tests {
     use models::shadow::Step;
 
     use super::super::super::scenario::Scenario;
-    use super::{Field, Property};
+    use super::{Field, Property, progress};
 
     /// A node whose drain begins so many seconds after its hook is awaited, with the answer that is given for its request.
     fn drained(on_timeout: OnTimeout, answer: impl Fn(&str) -> Option<String>, seconds: i64) -> Scenario {
@@ -61,7 +61,8 @@ mod tests {
         scenario.take_slot("a");
         scenario.step("a", Step::BeforeDrain);
         scenario.claim("a");
-        let started = scenario.world.shadows["brs-a"].status.controller.progress.as_ref().unwrap().started.as_second();
+        let mut started = 0;
+        scenario.controller("a", |shadow| started = progress(shadow).unwrap().started.as_second());
         if let Some(answer) = answer(&format!("BeforeDrain/1/{started}")) {
             let field = Field::Annotation(format!("{HOOK_ANSWER_PREFIX}ceph"));
             scenario.set_field("a", "ceph", "", field, Some(&answer));
