@@ -95,7 +95,7 @@ fn rows() -> Vec<(Value, Vec<Change>)> {
                 of(AGENT, "/spec/template/metadata/labels/team", json!("a")),
                 of(AGENT, "/spec/selector/matchLabels/team", Value::Null),
                 of(AGENT, ANNOTATED, json!({"note": "1", "own": "2"})),
-                of(CONTROLLER, ANNOTATED, json!({"note": "1"})),
+                of(CONTROLLER, "/spec/template/metadata/annotations/note", json!("1")),
             ],
         ),
         (
@@ -103,7 +103,7 @@ fn rows() -> Vec<(Value, Vec<Change>)> {
             vec![
                 of(APISERVER, "/spec/template/spec/containers/0/args/5", json!("--log-format=json")),
                 of(APISERVER, "/spec/template/spec/containers/0/args/6", json!("--log-filter=debug")),
-                of(AGENT, "/spec/template/spec/containers/0/args/7", json!("--log-filter=info,agent=trace")),
+                of(AGENT, "/spec/template/spec/containers/0/args/8", json!("--log-filter=info,agent=trace")),
             ],
         ),
         (

@@ -112,6 +112,7 @@ async fn commands_and_yaml_of_documentation_are_accepted() -> anyhow::Result<()>
     let control_plane = ControlPlane::start(Options::default()).await?;
     super::install(&control_plane).await?;
     create_objects(&control_plane).await?;
+    super::kubectl(&control_plane, &["create", "namespace", "brupop-hooks"]).await?;
     if let Ok(definitions) = std::env::var(DEFINITIONS) {
         super::kubectl(&control_plane, &["apply", "--server-side", "-f", &definitions]).await?;
         super::kubectl(&control_plane, &["wait", "--for=condition=Established", "-f", &definitions]).await?;

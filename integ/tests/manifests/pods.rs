@@ -28,7 +28,7 @@ pub(super) async fn pods_have_only_required_privileges_and_volumes(client: Clien
             is_confined(pod.spec.as_ref().context("a spec")?).with_context(|| pod.name_any())?;
         }
     }
-    agent_pod_mounts_only_socket_web_api_token_and_trust_bundle(&client).await?;
+    agent_pod_mounts_only_socket_web_api_token_trust_bundle_and_sign_of_life(&client).await?;
     web_api_pod_mounts_only_certificate_and_own_token(&client).await
 }
 
@@ -100,7 +100,7 @@ fn content(volume: &Volume) -> anyhow::Result<Value> {
     Ok(content)
 }
 
-async fn agent_pod_mounts_only_socket_web_api_token_and_trust_bundle(client: &Client) -> anyhow::Result<()> {
+async fn agent_pod_mounts_only_socket_web_api_token_trust_bundle_and_sign_of_life(client: &Client) -> anyhow::Result<()> {
     let spec = pod_of(client, AGENT_NAMESPACE, AGENT).await?;
     let volumes = spec.volumes.iter().flatten().map(content).collect::<anyhow::Result<Vec<_>>>()?;
     let token = json!({"audience": TOKEN_AUDIENCE, "expirationSeconds": 600, "path": "token"});
@@ -110,6 +110,7 @@ async fn agent_pod_mounts_only_socket_web_api_token_and_trust_bundle(client: &Cl
             json!({"hostPath": {"path": "/run/api.sock", "type": "Socket"}}),
             json!({"projected": {"sources": [{"serviceAccountToken": token}]}}),
             json!({"configMap": {"name": TRUST_CONFIG_MAP, "optional": true}}),
+            json!({"emptyDir": {"medium": "Memory", "sizeLimit": "64Ki"}}),
         ]
     );
     assert_eq!(spec.automount_service_account_token, Some(false));
@@ -117,9 +118,10 @@ async fn agent_pod_mounts_only_socket_web_api_token_and_trust_bundle(client: &Cl
     assert_eq!(context["supplementalGroups"], json!([274]), "the group of the socket");
     let label = json!({"user": "system_u", "role": "system_r", "type": "control_t", "level": "s0"});
     assert_eq!(context["seLinuxOptions"], label);
-    let written: Vec<_> =
-        spec.containers[0].volume_mounts.iter().flatten().filter(|m| m.read_only != Some(true)).collect();
-    assert!(written.len() == 1 && written[0].mount_path == "/run/api.sock", "{written:?}");
+    let mounts = spec.containers[0].volume_mounts.iter().flatten().filter(|m| m.read_only != Some(true));
+    let written: Vec<&str> = mounts.map(|mount| mount.mount_path.as_str()).collect();
+    // The second is the agent's sign of life, for its probes.
+    assert_eq!(written, ["/run/api.sock", "/run/brupop"]);
     Ok(())
 }
 

@@ -154,6 +154,10 @@ fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
         .find(|object| object["metadata"]["name"] == component.name() && !object["spec"]["template"].is_null())
         .with_context(|| format!("{part} has no workload"))?;
     let pod = &workload["spec"]["template"]["spec"];
+    let annotations = match &workload["spec"]["template"]["metadata"]["annotations"] {
+        Value::Null => json!({}),
+        annotations => annotations.clone(),
+    };
     let path = |value: &str| format!("{part}.{value}");
     let agent = component == Component::Agent;
     let mut settings = Vec::new();
@@ -185,7 +189,7 @@ fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
     }
     settings.extend([
         setting(&path("podLabels"), json!({}), texts(), "Labels of the pods alone."),
-        setting(&path("podAnnotations"), json!({}), texts(), "Annotations of the pods alone."),
+        setting(&path("podAnnotations"), annotations, texts(), "Annotations of the pods alone."),
         setting(&path("logLevel"), json!(""), text(), "Level or filter of its log, instead of logging.level."),
         setting(&path("extraArgs"), json!([]), list_of(text()), "Further arguments of the program."),
     ]);
