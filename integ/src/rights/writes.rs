@@ -79,7 +79,7 @@ const OTHERS: &[ListedWrite] = &[
         &[VERSION],
         "the end of an attempt of which another client owns fields",
     ),
-    listed_write("patch", "nodes", &[VERSION], "claims without a recorded owner"),
+    listed_write("patch", "nodes", &[VERSION], "claims without a recorded owner, and the request to hooks"),
     listed_write("patch", MIGRATED, &[VERSION], "migration: the object that was read"),
     listed_write(
         "patch",
