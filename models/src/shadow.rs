@@ -241,7 +241,8 @@ pub struct BottlerocketShadowStatus {
     /// Written by the controller.
     #[serde(flatten)]
     pub controller: ControllerReport,
-    /// `HostReachable` is the agent's, and the controller's while the agent is not heard; `Cordoned`, `Drained`, `Blocked` and `Healthy` are the controller's.
+    /// `HostReachable` is the agent's, and the controller's while the agent is not heard; `Cordoned`, `Drained`, `Blocked` and
+    /// `Healthy` are the controller's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",
