@@ -1,7 +1,6 @@
 //! Description of this process for the metrics of the web API.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use jiff::Timestamp;
 use models::wire::AgentProcess;
 
 /// Size in bytes of a page on every architecture that Bottlerocket has.
@@ -15,8 +14,7 @@ pub(crate) struct OwnProcess {
 impl OwnProcess {
     #[expect(clippy::disallowed_methods, reason = "shown in a metric; nothing is decided by it")]
     pub(crate) fn new() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { started: since.as_secs() }
+        Self { started: u64::try_from(Timestamp::now().as_second()).unwrap_or_default() }
     }
 
     /// Returns its description; `None` where the system does not tell its memory.

@@ -36,7 +36,8 @@ pub const CONTROLLER_CONDITIONS: &[&str] = &[CORDONED, DRAINED, BLOCKED, HEALTHY
 /// erase what else is in them.
 pub const ATTEMPT_RULE: &str = "has(oldSelf.attempt) ? self.attempt >= oldSelf.attempt : has(self.attempt)";
 
-/// `HostReachable`: the agent reached the host API when it reported last (agent).
+/// `HostReachable`: the agent reached the host API when it reported last (agent); unknown while the agent is not heard
+/// (controller).
 pub const HOST_REACHABLE: &str = "HostReachable";
 /// Reason of [`HOST_REACHABLE`]: another client armed an image on the host.
 pub const HOST_ARMED_BY_OTHER: &str = FailureReason::HostArmedByOther.as_str();
@@ -240,7 +241,8 @@ pub struct BottlerocketShadowStatus {
     /// Written by the controller.
     #[serde(flatten)]
     pub controller: ControllerReport,
-    /// `HostReachable` is the agent's; `Cordoned`, `Drained`, `Blocked` and `Healthy` are the controller's.
+    /// `HostReachable` is the agent's, and the controller's while the agent is not heard; `Cordoned`, `Drained`, `Blocked` and
+    /// `Healthy` are the controller's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",
