@@ -12,7 +12,6 @@ pub(crate) struct OwnProcess {
 }
 
 impl OwnProcess {
-    #[expect(clippy::disallowed_methods, reason = "shown in a metric; nothing is decided by it")]
     pub(crate) fn new() -> Self {
         Self { started: u64::try_from(Timestamp::now().as_second()).unwrap_or_default() }
     }

@@ -100,7 +100,9 @@ fn content(volume: &Volume) -> anyhow::Result<Value> {
     Ok(content)
 }
 
-async fn agent_pod_mounts_only_socket_web_api_token_trust_bundle_and_sign_of_life(client: &Client) -> anyhow::Result<()> {
+async fn agent_pod_mounts_only_socket_web_api_token_trust_bundle_and_sign_of_life(
+    client: &Client,
+) -> anyhow::Result<()> {
     let spec = pod_of(client, AGENT_NAMESPACE, AGENT).await?;
     let volumes = spec.volumes.iter().flatten().map(content).collect::<anyhow::Result<Vec<_>>>()?;
     let token = json!({"audience": TOKEN_AUDIENCE, "expirationSeconds": 600, "path": "token"});
