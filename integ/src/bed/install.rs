@@ -48,6 +48,8 @@ pub(super) async fn install(client: &Client, options: &TestClusterOptions) -> an
             if options.policy.is_null() {
                 continue;
             }
+            // As a user does after the installation.
+            object["spec"]["enabled"] = true.into();
             merge(&mut object["spec"], &options.policy);
         }
         apply(client, &mut known, object).await?;

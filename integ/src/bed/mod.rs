@@ -65,7 +65,6 @@ impl Default for TestClusterOptions {
             version: Version::new(1, 20, 0),
             timings: Timings::instant(),
             policy: json!({
-                "enabled": true,
                 "version": {"refreshInterval": "1s"},
                 "health": {"after": {"soak": "1s"}},
                 "failurePolicy": {"backOff": "2s"},
