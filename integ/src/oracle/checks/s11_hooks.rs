@@ -34,12 +34,8 @@ impl super::Check for Check {
             let answered = node.and_then(|node| node.fields.get(&answer)) == Some(&request);
             let timeout = wait.timeout.map_or(Duration::from_mins(5), |timeout| timeout.0);
             let asked = was.step == Step::BeforeDrain && wait.on_timeout == Some(OnTimeout::Continue);
-<<<<<<< HEAD
-            if !(answered || asked && between(was.since, is.since) >= timeout) {
-=======
             let over = asked && between(was.since, is.since) >= timeout;
             if !answered && !over {
->>>>>>> i20-hooks
                 let text = format!("its drain began without the answer of hook {}", hook.name);
                 verdict.report(Property::S11, Some(moment.revision()), Some(new.node()), text);
             }
