@@ -21,7 +21,7 @@
 # In FOLDER the guest leaves console.log (all boots, one after the other) and monitor (QEMU's, a socket).
 #
 #   BRUPOP_VM_MEMORY  MiB of a guest (default: 1024)
-#   BRUPOP_VM_KVM     0: emulation also where this machine has KVM
+#   BRUPOP_VM_KVM=1   use KVM instead of emulation. Not by default: in a virtual machine, KVM can be there and not work
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -34,7 +34,7 @@ cd "$folder"
 [ -e data ] || { cp --sparse=always "$images/data.img" .data; mv .data data; }
 
 accelerator="-accel tcg,thread=multi,tb-size=256 -cpu Westmere"
-if [ -w /dev/kvm ] && [ "${BRUPOP_VM_KVM:-1}" != 0 ]; then accelerator="-accel kvm -cpu host"; fi
+[ "${BRUPOP_VM_KVM:-0}" = 0 ] || accelerator="-accel kvm -cpu host"
 disks=()
 disk() { # SERIAL FILE [OPTION]
   disks+=(-drive "id=$1,if=none,format=raw,cache=unsafe,file=$2${3:+,$3}" -device "virtio-blk-pci,drive=$1,serial=$1")
