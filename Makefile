@@ -254,6 +254,7 @@ test-images: tools control-plane build images ## Check the images that `make ima
 
 .PHONY: test-vm
 test-vm: tools tools-vm control-plane build ## Run the scenarios on real nodes in virtual machines, as root; 40 minutes (VM=name: one of them)
+	$(CARGO) test --locked -p integ --test vm --no-run
 	@[ -n "$$($(CARGO) test --locked -p integ --test vm -- --ignored --list $(VM) | grep ': test$$')" ] || { echo "make: no scenario is named $(VM): see integ/tests/vm" >&2; exit 1; }
 	@integ/vm/with.sh "$(TARGET)" 2 $(CARGO) test --locked -p integ --test vm -- --ignored --nocapture --test-threads=1 $(or $(VM),--skip recording)
 

@@ -4,8 +4,9 @@
 #   network.sh NODES COMMAND…   e.g. network.sh 2 cargo test -p integ --test vm
 #
 # Inside, this machine is 10.99.0.1 and node N (1 …) is 10.99.0.(10+N), its tap device is tapN and its pods are
-# 10.244.N.0/24; 10.200.0.0/16 is for pods of nodes without a machine. Nothing leads out of this network, and it disturbs no other. When the command or this script ends,
-# everything that it started ends (control plane and QEMU too), and the network is gone.
+# 10.244.N.0/24; 10.200.0.0/16 is for pods of nodes without a machine. Nothing leads out of this network, and it disturbs
+# no other. When the command or this script ends, everything that it started ends (control plane and QEMU too), and the
+# network is gone.
 set -euo pipefail
 
 if [ "${1:-}" != --inside ]; then

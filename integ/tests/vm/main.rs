@@ -28,7 +28,7 @@ async fn cluster_of_one_node_updates_itself_and_falls_back_from_an_image_that_do
         ctx.cluster.install_by_readme().await?;
         ctx.promises_of_the_manifests_hold("vm-1").await?;
 
-        // What the host API does when it is restarted: its socket is another one, and the agent's pod has the old one.
+        // A restarted host API has another socket, and the agent's pod still has the old one.
         ctx.cluster.guests[0].shell("systemctl restart host-api").await?;
         ctx.agent_is_restarted("vm-1").await?;
 

@@ -77,11 +77,11 @@ impl Scenario {
         .await
     }
 
-    /// Waits until the agent runs in another container than before, and reports.
+    /// Waits until the agent runs in another container than the first one of its pod.
     pub(crate) async fn agent_is_restarted(&self, node: &str) -> anyhow::Result<()> {
         let restarts = format!("get pods -n {AGENT_NAMESPACE} -o jsonpath={{..restartCount}}");
         let deadline = Instant::now() + SOON;
-        while self.cluster.kubectl(&restarts).await?.trim() == "0" {
+        while !self.cluster.kubectl(&restarts).await?.trim().parse().is_ok_and(|restarts: u32| restarts > 0) {
             ensure!(Instant::now() < deadline, "the agent on {node} still has the old socket of the host API");
             sleep(Duration::from_secs(2)).await;
         }
