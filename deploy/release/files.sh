@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Writes the files of a release that are not images: manifests that name each image by its digest, the plugin's manifest for krew,
-# the release's section of the changelog, and the checksums of all of them.
+# Writes the files of a release that are not images: manifests and charts that name each image by its digest, the plugin's manifest
+# for krew, the release's section of the changelog, and the checksums of all of them. With a version alone, checks that it can be
+# released.
 #
-#   files.sh VERSION REGISTRY DIGESTS URL FOLDER
+#   files.sh VERSION [REGISTRY DIGESTS URL FOLDER]
 #
 #   VERSION   that of Cargo.toml, such as 0.2.0; CHANGELOG.md has a section of it
 #   REGISTRY  where the images are, such as registry.example/brupop
@@ -16,17 +17,19 @@ set -euo pipefail
 die() { printf 'release: %s\n' "$*" >&2; exit 1; }
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-[ $# = 5 ] || die "usage: files.sh VERSION REGISTRY DIGESTS URL FOLDER"
-version=$1 registry=${2%/} digests=$3 url=${4%/} folder=$5
+[ $# = 1 ] || [ $# = 5 ] || die "usage: files.sh VERSION [REGISTRY DIGESTS URL FOLDER]"
+version=$1
 cargo=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n 1)
 [ "$version" = "$cargo" ] || die "Cargo.toml has version $cargo, and not $version"
-[ -r "$digests" ] || die "$digests cannot be read"
-plugins=("$folder"/kubectl-brupop-*-*.tar.gz)
-[ -e "${plugins[0]}" ] || die "$folder has no kubectl-brupop-OS-ARCH.tar.gz"
-
 # The section of the changelog, without its title.
 notes=$(awk -v title="## $version" '$0 == title || index($0, title " ") == 1 { on = 1; next } /^## / { on = 0 } on' "$root/CHANGELOG.md")
 [ -n "${notes//[[:space:]]/}" ] || die "CHANGELOG.md has no section \"## $version\", or it is empty"
+[ $# = 5 ] || exit 0
+
+registry=${2%/} digests=$3 url=${4%/} folder=$5
+[ -r "$digests" ] || die "$digests cannot be read"
+plugins=("$folder"/kubectl-brupop-*-*.tar.gz)
+[ -e "${plugins[0]}" ] || die "$folder has no kubectl-brupop-OS-ARCH.tar.gz"
 printf '%s\n' "$notes" >"$folder/notes.md"
 
 deploy() { if [ -n "${BRUPOP_DEPLOY:-}" ]; then "$BRUPOP_DEPLOY" "$@"; else (cd "$root" && cargo run --quiet --locked -p deploy -- "$@"); fi; }
@@ -39,6 +42,26 @@ done <"$digests"
 missing=$(grep -F "image: $registry/" <<<"$manifest" | grep -vF @sha256: | sort -u || true)
 [ -z "$missing" ] || die "$digests lacks the digest of:$(tr '\n' ' ' <<<"${missing//*image:/}")"
 printf '%s\n' "$manifest" >"$folder/brupop.yaml"
+
+# The charts as packages of Helm, with the registry and the digests as their defaults.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for chart in brupop=deploy/chart brupop-crds=deploy/chart-crds; do
+  cp -R "$root/${chart#*=}" "$work/${chart%%=*}"
+done
+values=$(<"$work/brupop/values.yaml")
+values=${values/"  registry: \"\""/"  registry: $registry"}
+while read -r name digest; do
+  key=${name#brupop-}
+  values=${values/"    $key: \"\""/"    $key: $digest"}
+done <"$digests"
+missing=$(sed -n '/^  digests:/,/^[^ ]/p' <<<"$values" | grep -F '""' || true)
+[ -z "$missing" ] || die "deploy/chart/values.yaml has digests that $digests lacks:$missing"
+[[ $values == *"  registry: $registry"* ]] || die "deploy/chart/values.yaml has no place for the registry"
+printf '%s\n' "$values" >"$work/brupop/values.yaml"
+for chart in brupop brupop-crds; do
+  tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -czf "$folder/$chart-$version.tgz" "$chart"
+done
 
 {
   cat <<EOF
@@ -70,5 +93,5 @@ EOF
   done
 } >"$folder/krew.yaml"
 
-(cd "$folder" && sha256sum -- *.yaml *.tar.gz >SHA256SUMS)
+(cd "$folder" && sha256sum -- *.yaml *.tar.gz *.tgz >SHA256SUMS)
 echo "release: $(wc -l <"$folder/SHA256SUMS") files in $folder" >&2

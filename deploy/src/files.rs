@@ -37,7 +37,7 @@ pub fn all() -> anyhow::Result<Vec<(String, String)>> {
     for (name, dashboard) in monitoring::dashboards() {
         files.push((format!("deploy/monitoring/dashboards/{name}.json"), monitoring::text(&dashboard)?));
     }
-    files.extend(chart::files()?.into_iter().map(|(name, content)| (name.to_owned(), content)));
+    files.extend(chart::files()?);
     Ok(files)
 }
 

@@ -46,6 +46,7 @@ pub(crate) fn deployment(namespace: &str, component: Component, replicas: u16, c
         "automountServiceAccountToken": true,
         "securityContext": restricted_pod(),
         "priorityClassName": "system-cluster-critical",
+        "nodeSelector": {"kubernetes.io/os": "linux"},
         // Cordoned nodes, since these pods uncordon them; unresponsive ones for a short time only.
         "tolerations": [
             tolerates("unschedulable", "NoSchedule", None),

@@ -19,11 +19,16 @@ struct Release {
 impl Release {
     fn new(changelog: &str) -> Self {
         let release = Self { folder: tempfile::tempdir().unwrap() };
-        for (from, to) in [("Cargo.toml", "Cargo.toml"), ("deploy/release/files.sh", "deploy/release/files.sh")] {
-            let to = release.folder.path().join(to);
-            std::fs::create_dir_all(to.parent().unwrap()).unwrap();
-            std::fs::copy(format!("{ROOT}/{from}"), to).unwrap();
-        }
+        let mut copy = Command::new("cp");
+        copy.current_dir(ROOT).args([
+            "-R",
+            "--parents",
+            "Cargo.toml",
+            "deploy/release",
+            "deploy/chart",
+            "deploy/chart-crds",
+        ]);
+        assert!(copy.arg(release.folder.path()).status().unwrap().success());
         release.write("CHANGELOG.md", changelog);
         for system in ["linux-amd64", "darwin-arm64"] {
             release.write(&format!("files/kubectl-brupop-{system}.tar.gz"), system);
@@ -100,7 +105,34 @@ fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found
     let mut check = Command::new("sha256sum");
     check.args(["--check", "--quiet", "SHA256SUMS"]).current_dir(release.folder.path().join("files"));
     assert!(check.status().unwrap().success());
-    assert_eq!(sums.lines().count(), 5);
+    assert_eq!(sums.lines().count(), 7);
+
+    // The packages of the charts name the same images.
+    let unpacked = |path: &str| {
+        let mut tar = Command::new("tar");
+        tar.args(["-xzOf", &format!("files/{}", path.split_once(' ').unwrap().0), path.split_once(' ').unwrap().1]);
+        let output = tar.current_dir(release.folder.path()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_saphyr::from_str::<Value>(&String::from_utf8(output.stdout).unwrap()).unwrap()
+    };
+    let values = unpacked(&format!("brupop-{VERSION}.tgz brupop/values.yaml"));
+    assert_eq!(values["image"]["registry"], REGISTRY);
+    for part in ["agent", "apiserver", "controller"] {
+        assert_eq!(values["image"]["digests"][part], format!("sha256:{}", "a1".repeat(32)), "{part}");
+    }
+    assert_eq!(unpacked(&format!("brupop-crds-{VERSION}.tgz brupop-crds/Chart.yaml"))["version"], VERSION);
+}
+
+#[test]
+fn version_alone_is_checked_without_any_file() {
+    let release = Release::new(&changelog());
+    let check = |version: &str| {
+        let mut command = Command::new("bash");
+        command.current_dir(release.folder.path()).args(["deploy/release/files.sh", version]).output().unwrap()
+    };
+    assert!(check(VERSION).status.success());
+    assert_eq!(check("9.9.9").status.code(), Some(1));
+    assert!(!release.folder.path().join("files/notes.md").exists());
 }
 
 #[test]

@@ -19,7 +19,7 @@ case $1 in
         ;;
     finish)
         ceph osd unset-group noout "$host"
-        # The next node waits until all data is in place again.
-        ceph pg stat | grep -Eq '^[0-9]+ pgs: [0-9]+ active\+clean;' || exit 1
+        # The next node waits until all data is in place again; a scrub moves none.
+        ceph pg stat | grep -Eq '^[0-9]+ pgs: [0-9]+ active\+clean[a-z+]*(, [0-9]+ active\+clean[a-z+]*)*;' || exit 1
         ;;
 esac

@@ -18,7 +18,7 @@ mod values;
 use serde_json::Value;
 
 use crate::options::{COMMAND, Options};
-use crate::{admission, agent, apiserver, controller, crds, namespaces, network, policy, rights, yaml};
+use crate::{admission, agent, apiserver, controller, crds, monitoring, namespaces, network, policy, rights, yaml};
 use places::Fills;
 
 /// A document is rendered under this condition, or always.
@@ -28,7 +28,7 @@ type Condition = Option<&'static str>;
 ///
 /// # Errors
 /// If one cannot be generated.
-pub(crate) fn files() -> anyhow::Result<Vec<(&'static str, String)>> {
+pub(crate) fn files() -> anyhow::Result<Vec<(String, String)>> {
     let options = Options::default();
     let always = |objects: Vec<Value>| -> Vec<(Condition, Value)> { objects.into_iter().map(|o| (None, o)).collect() };
     let when = |condition: &'static str, objects: Vec<Value>| -> Vec<(Condition, Value)> {
@@ -44,7 +44,7 @@ pub(crate) fn files() -> anyhow::Result<Vec<(&'static str, String)>> {
         when(".Values.rbac.aggregateRoles", rights::aggregated()),
         when(".Values.rbac.forceDrain", rights::force()),
     ];
-    Ok(vec![
+    let mut files: Vec<_> = [
         ("deploy/chart/Chart.yaml", metadata(OPERATOR)),
         ("deploy/chart/values.yaml", values::yaml(&values::of_operator()?)?),
         ("deploy/chart/values.schema.json", values::schema(&values::of_operator()?)?),
@@ -59,12 +59,24 @@ pub(crate) fn files() -> anyhow::Result<Vec<(&'static str, String)>> {
         ("deploy/chart/templates/controller.yaml", templates(always(controller::all(&options).into()))?),
         ("deploy/chart/templates/agent.yaml", templates(always(vec![agent::daemon_set(&options)]))?),
         ("deploy/chart/templates/policy.yaml", templates(when(".Values.policy.create", vec![policy::default()]))?),
+        (
+            "deploy/chart/templates/podmonitor.yaml",
+            templates(when(".Values.monitoring.podMonitor.enabled", vec![monitoring::pod_monitor()]))?,
+        ),
+        ("deploy/chart/files/alerts.yaml", monitoring::ALERTS.to_owned()),
         ("deploy/chart-crds/Chart.yaml", metadata(DEFINITIONS)),
         ("deploy/chart-crds/values.yaml", values::yaml(&values::of_definitions())?),
         ("deploy/chart-crds/values.schema.json", values::schema(&values::of_definitions())?),
         ("deploy/chart-crds/templates/crds.yaml", templates(always(crds::all()?))?),
         ("docs/chart-values.md", values::page(&values::of_operator()?, &values::of_definitions())?),
-    ])
+    ]
+    .map(|(name, content)| (name.to_owned(), content))
+    .into();
+    // Not templates: Helm would evaluate the braces of their own.
+    for (name, dashboard) in monitoring::dashboards() {
+        files.push((format!("deploy/chart/files/dashboards/{name}.json"), monitoring::text(&dashboard)?));
+    }
+    Ok(files)
 }
 
 /// Name and description of the charts.

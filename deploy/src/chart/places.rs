@@ -74,6 +74,13 @@ pub(super) fn fill(object: &mut Value, fills: &mut Fills) -> anyhow::Result<()> 
             // Helm deletes no object with this annotation.
             r#"merge (ternary (dict "helm.sh/resource-policy" "keep") (dict) .Values.keep) .Values.annotations"#,
         ),
+        // What the operator keeps in them outlives a change of the values that created them.
+        "BottlerocketUpdateOperator" | "Namespace" => {
+            (".Values.commonLabels", r#"merge (dict "helm.sh/resource-policy" "keep") .Values.commonAnnotations"#)
+        }
+        "PodMonitor" => {
+            ("mergeOverwrite (dict) .Values.commonLabels .Values.monitoring.labels", ".Values.commonAnnotations")
+        }
         _ => (".Values.commonLabels", ".Values.commonAnnotations"),
     };
     let metadata = at(object, "/metadata")?;
@@ -83,6 +90,10 @@ pub(super) fn fill(object: &mut Value, fills: &mut Fills) -> anyhow::Result<()> 
     match kind.as_str() {
         "Deployment" | "DaemonSet" => workload(object, fills),
         "NetworkPolicy" => connections(object, fills),
+        "PodMonitor" => {
+            at(object, "/spec/podMetricsEndpoints/0")?["interval"] = fills.scalar(".Values.monitoring.interval");
+            Ok(())
+        }
         "BottlerocketUpdateOperator" => {
             object["spec"] = json!({"enabled": fills.scalar(".Values.policy.enabled")});
             fills.entries(at(object, "/spec")?, ".Values.policy.spec")
@@ -117,6 +128,11 @@ fn workload(workload: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
             pod[field] = fills.field(&of(field));
         }
     }
+    if component == Component::Controller {
+        pod["volumes"] = appended(&pod["volumes"], &of("extraVolumes"), fills);
+        let container = at(pod, "/containers/0")?;
+        container["volumeMounts"] = appended(&container["volumeMounts"], &of("extraVolumeMounts"), fills);
+    }
     let container = at(pod, "/containers/0")?;
     container["image"] = fills.scalar(&format!(r#"include "brupop.image" (list . "{part}")"#));
     container["imagePullPolicy"] = fills.scalar(".Values.image.pullPolicy");
@@ -149,6 +165,14 @@ fn workload(workload: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
     let mark = fills.items(&further);
     at(container, "/args")?.as_array_mut().context("no arguments")?.push(mark);
     Ok(())
+}
+
+/// A list with the items of a value after its own.
+fn appended(list: &Value, expression: &str, fills: &mut Fills) -> Value {
+    let Some(list) = list.as_array() else { return fills.field(expression) };
+    let mut list = list.clone();
+    list.push(fills.items(&[&format!("{{{{- range {expression} }}}}"), "- {{ toJson . }}", "{{- end }}"]));
+    list.into()
 }
 
 /// The name of a component among the values.

@@ -19,8 +19,11 @@ pub const ALERTS: &str = include_str!("../../monitoring/alerts.yaml");
 /// Address of the pages of `docs/runbook`, one for each alert.
 pub const RUNBOOK: &str = "https://github.com/bottlerocket-os/bottlerocket-update-operator/blob/develop/docs/runbook/";
 
+/// Time between two scrapes. The rates of the dashboards and alerts are over at least ten of them.
+pub(crate) const SCRAPE_INTERVAL: &str = "30s";
+
 /// Label by which Grafana's sidecar finds ConfigMaps with dashboards.
-const DASHBOARD_LABEL: &str = "grafana_dashboard";
+pub(crate) const DASHBOARD_LABEL: &str = "grafana_dashboard";
 
 /// The PodMonitor of the controller and the web API. Agents serve no port.
 pub fn pod_monitor() -> Value {
@@ -38,7 +41,7 @@ pub fn pod_monitor() -> Value {
             "podMetricsEndpoints": [{
                 "port": pod::METRICS_PORT,
                 "path": "/metrics",
-                "interval": "30s",
+                "interval": SCRAPE_INTERVAL,
                 "relabelings": [{
                     "action": "replace", "sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node",
                 }],

@@ -1,10 +1,11 @@
 //! Renderings of the charts: that of the default values is the manifest, and each value changes what it names.
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+use deploy::monitoring::{dashboard_map, pod_monitor, prometheus_rule};
 use models::names::SYSTEM_NAMESPACE;
 use serde_json::{Value, json};
 
-use crate::helm::{DEFINITIONS, Helm, OPERATOR, manifest};
+use crate::helm::{DEFINITIONS, Helm, OPERATOR, Objects, manifest};
 
 const CONTROLLER: &str = "Deployment brupop-system/brupop-controller";
 const APISERVER: &str = "Deployment brupop-system/brupop-apiserver";
@@ -12,23 +13,31 @@ const AGENT: &str = "DaemonSet brupop-agents/brupop-agent";
 const POLICY: &str = "BottlerocketUpdateOperator brupop-system/default";
 const WORKLOADS: [&str; 3] = [CONTROLLER, APISERVER, AGENT];
 
+/// A rendering without the annotation by which Helm keeps an object, which so many have.
+fn without_keep(mut rendered: Objects, expected: usize) -> anyhow::Result<Objects> {
+    let mut kept = 0;
+    for object in rendered.values_mut() {
+        if object["metadata"]["annotations"] == json!({"helm.sh/resource-policy": "keep"}) {
+            object["metadata"].as_object_mut().context("no metadata")?.remove("annotations");
+            kept += 1;
+        }
+    }
+    ensure!(kept == expected, "{kept} objects are kept, not {expected}");
+    Ok(rendered)
+}
+
 #[tokio::test]
 async fn default_rendering_is_the_manifest() -> anyhow::Result<()> {
     let helm = Helm::find(None).await?;
-    let rendered = helm.render(OPERATOR, &json!({"namespaces": {"system": {"create": true}}})).await?;
-    assert_eq!(rendered, manifest("brupop.yaml")?);
+    let whole = json!({"namespaces": {"system": {"create": true}}});
+    assert_eq!(without_keep(helm.render(OPERATOR, &whole).await?, 3)?, manifest("brupop.yaml")?);
     let mut without_namespace = manifest("brupop.yaml")?;
     without_namespace.remove("Namespace brupop-system");
-    assert_eq!(helm.render(OPERATOR, &json!({})).await?, without_namespace);
+    assert_eq!(without_keep(helm.render(OPERATOR, &json!({})).await?, 2)?, without_namespace);
 
     let definitions = manifest("crds.yaml")?;
     assert_eq!(helm.render(DEFINITIONS, &json!({"keep": false})).await?, definitions);
-    let mut kept = helm.render(DEFINITIONS, &json!({})).await?;
-    for (id, definition) in &mut kept {
-        assert_eq!(definition["metadata"]["annotations"].take(), json!({"helm.sh/resource-policy": "keep"}), "{id}");
-        definition["metadata"].as_object_mut().map(|metadata| metadata.remove("annotations"));
-    }
-    assert_eq!(kept, definitions);
+    assert_eq!(without_keep(helm.render(DEFINITIONS, &json!({})).await?, definitions.len())?, definitions);
 
     // The right to delete pods is the other manifest.
     let forced = helm.render(OPERATOR, &json!({"rbac": {"forceDrain": true}})).await?;
@@ -45,7 +54,7 @@ async fn charts_pass_lint_and_package() -> anyhow::Result<()> {
     for chart in [OPERATOR, DEFINITIONS] {
         helm.line(&format!("lint --strict --namespace {SYSTEM_NAMESPACE} {chart}")).await?;
     }
-    for (values, ..) in rows() {
+    for (values, ..) in rows()? {
         let file = helm.values(&values)?;
         helm.line(&format!("lint --strict --namespace {SYSTEM_NAMESPACE} {OPERATOR} -f {file}")).await?;
     }
@@ -56,7 +65,7 @@ async fn charts_pass_lint_and_package() -> anyhow::Result<()> {
 type Change = (&'static str, &'static str, Value);
 
 /// Values, with what they change.
-fn rows() -> Vec<(Value, Vec<Change>)> {
+fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
     const POD: &str = "/spec/template/spec";
     const ANNOTATED: &str = "/spec/template/metadata/annotations";
     let args = "/spec/template/spec/containers/0/args";
@@ -66,7 +75,8 @@ fn rows() -> Vec<(Value, Vec<Change>)> {
     let spread =
         json!([{"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
     let of = |object: &'static str, place: &'static str, is: Value| (object, place, is);
-    vec![
+    let (rules, dashboards) = (prometheus_rule()?, dashboard_map()?);
+    Ok(vec![
         (
             json!({"image": {"registry": "registry.example/brupop/", "tag": "v9", "digests": {"agent": digest}}}),
             vec![
@@ -198,25 +208,71 @@ fn rows() -> Vec<(Value, Vec<Change>)> {
             ],
         ),
         (
-            json!({"monitoring": {"podMonitor": {"enabled": true}, "interval": "30s", "labels": {"release": "prometheus"}}}),
+            json!({"monitoring": {"podMonitor": {"enabled": true}, "interval": "15s", "labels": {"release": "prometheus"}}}),
             vec![
-                of(
-                    "PodMonitor brupop-system/brupop",
-                    "/spec/podMetricsEndpoints",
-                    json!([{"port": "metrics", "interval": "30s"}]),
-                ),
+                of("PodMonitor brupop-system/brupop", "/spec/podMetricsEndpoints/0/interval", json!("15s")),
+                of("PodMonitor brupop-system/brupop", "/spec/jobLabel", json!("app.kubernetes.io/component")),
                 of("PodMonitor brupop-system/brupop", "/metadata/labels/release", json!("prometheus")),
             ],
         ),
         (
             json!({"monitoring": {"serviceMonitor": {"enabled": true}}}),
             vec![
-                of("ServiceMonitor brupop-system/brupop", "/spec/endpoints", json!([{"port": "metrics"}])),
+                // What is scraped and how is that of the PodMonitor.
+                of(
+                    "ServiceMonitor brupop-system/brupop",
+                    "/spec/endpoints",
+                    pod_monitor()["spec"]["podMetricsEndpoints"].clone(),
+                ),
+                of("ServiceMonitor brupop-system/brupop", "/spec/jobLabel", pod_monitor()["spec"]["jobLabel"].clone()),
+                of(
+                    "Service brupop-system/brupop-controller-metrics",
+                    "/metadata/labels/app.kubernetes.io~1component",
+                    json!("brupop-controller"),
+                ),
                 of(
                     "Service brupop-system/brupop-controller-metrics",
                     "/spec/selector/app.kubernetes.io~1component",
                     json!("brupop-controller"),
                 ),
+            ],
+        ),
+        (
+            json!({"monitoring": {"prometheusRule": {"enabled": true}, "labels": {"release": "prometheus"}}}),
+            vec![
+                of("PrometheusRule brupop-system/brupop", "/spec", rules["spec"].clone()),
+                of("PrometheusRule brupop-system/brupop", "/metadata/labels/release", json!("prometheus")),
+            ],
+        ),
+        (
+            json!({"monitoring": {"prometheusRule": {"enabled": true, "runbook": "https://docs.example/runbook/"}}}),
+            vec![of(
+                "PrometheusRule brupop-system/brupop",
+                "/spec/groups/0/rules/0/annotations/runbook_url",
+                json!("https://docs.example/runbook/BrupopNoLeader.md"),
+            )],
+        ),
+        (
+            json!({"monitoring": {"dashboards": {"enabled": true, "annotations": {"grafana_folder": "Bottlerocket"}}}}),
+            vec![
+                of("ConfigMap brupop-system/brupop-dashboards", "/data", dashboards["data"].clone()),
+                of("ConfigMap brupop-system/brupop-dashboards", "/metadata/labels/grafana_dashboard", json!("1")),
+                of(
+                    "ConfigMap brupop-system/brupop-dashboards",
+                    "/metadata/annotations/grafana_folder",
+                    json!("Bottlerocket"),
+                ),
+            ],
+        ),
+        (
+            json!({"controller": {
+                "extraArgs": ["--prometheus-ca-file=/authority/ca.crt"],
+                "extraVolumes": [{"name": "authority", "configMap": {"name": "prometheus-ca"}}],
+                "extraVolumeMounts": [{"name": "authority", "mountPath": "/authority", "readOnly": true}],
+            }}),
+            vec![
+                of(CONTROLLER, "/spec/template/spec/volumes/0/configMap/name", json!("prometheus-ca")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/volumeMounts/0/mountPath", json!("/authority")),
             ],
         ),
         (
@@ -229,13 +285,13 @@ fn rows() -> Vec<(Value, Vec<Change>)> {
                 }),
             )],
         ),
-    ]
+    ])
 }
 
 #[tokio::test]
 async fn each_value_changes_what_it_names() -> anyhow::Result<()> {
     let helm = Helm::find(None).await?;
-    for (values, expected) in rows() {
+    for (values, expected) in rows()? {
         let rendered = helm.render(OPERATOR, &values).await?;
         for (object, place, is) in expected {
             let mut found = rendered.get(object).and_then(|object| object.pointer(place)).cloned().unwrap_or_default();

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::helm::{DEFINITIONS, Helm, OPERATOR, ROOT, kubectl, manifest};
 
 const NAMESPACE: &str = "-n brupop-system --create-namespace";
+const POLICY: &str = "bottlerocketupdateoperator.brupop.bottlerocket.aws/default";
 const SHADOWS: &str = "bottlerocketshadows.brupop.bottlerocket.aws";
 
 /// A field of an object; empty if there is none.
@@ -138,9 +139,15 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     let definition = kubectl(&control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
     ensure!(definition.contains("Changed attempt"), "the definition is rolled back");
 
+    // Values that no longer create them leave the policy and the agents' namespace as they are; so does an uninstallation.
+    let without = format!("{upgrade} --set policy.create=false,namespaces.agents.create=false");
+    helm.line(&without).await?;
+    let all = manifest("brupop.yaml")?.len();
+    assert_eq!(installed(&control_plane).await?.len(), all);
     helm.line(&format!("uninstall brupop -n {SYSTEM_NAMESPACE} --wait")).await?;
     let left = installed(&control_plane).await?;
-    ensure!(left == ["namespace/brupop-system"], "{left:?}");
+    let kept = ["namespace/brupop-system", "namespace/brupop-agents", POLICY];
+    ensure!(left == kept, "{left:?}");
     helm.line(&format!("uninstall brupop-crds -n {SYSTEM_NAMESPACE}")).await?;
     assert_eq!(
         field(&control_plane, "brs/brs-a", ".spec.state").await?,

@@ -454,7 +454,12 @@ pub(super) async fn emptied_policy_fields_are_accepted_in_server_side_apply(
         expect(&format!("{part} emptied"), applied, (part == "/prometheus").then_some("spec.prometheus: "))?;
         operators.get("default").await.with_context(|| format!("to be read with {part} emptied"))?;
     }
-    operators.patch("default", &operator_apply(), &Patch::Apply(&object("default", &json!({})))).await?;
+    let empty = operators.patch("default", &operator_apply(), &Patch::Apply(&object("default", &json!({})))).await?;
+    ensure!(
+        empty.spec.enabled == Some(false),
+        "updates are off without the field, also if it was there: {:?}",
+        empty.spec
+    );
     kubectl(control_plane, &["apply", "--server-side", "-f", &manifest("brupop.yaml")]).await?;
     assert_eq!(operators.get("default").await?.spec, before);
     Ok(())

@@ -193,7 +193,7 @@ fn programs(ctx: &ScenarioContext, folder: &Path) -> anyhow::Result<()> {
     let ceph = r#"case "$*" in
 "osd tree") printf -- '-1 2.0 root default\n-3 1.0     host node-1\n-5 1.0     host node-2\n' ;;
 "osd ls-tree "*) printf '0\n1\n' ;;
-"pg stat") echo '33 pgs: 33 active+clean; 1 GiB data, 3 GiB used, 57 GiB / 60 GiB avail' ;;
+"pg stat") echo '33 pgs: 1 active+clean+scrubbing+deep, 32 active+clean; 1 GiB data, 3 GiB used, 57 GiB / 60 GiB avail' ;;
 esac
 "#;
     program(folder, "ceph", &format!("echo \"ceph $*\" >>'{}'\n{ceph}", calls.display()))?;

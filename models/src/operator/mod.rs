@@ -68,8 +68,9 @@ pub const MAX_FAILURES: u32 = 64;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct BottlerocketUpdateOperatorSpec {
-    /// If false, no update starts. Updates that have started are finished. Default true.
+    /// If false, no update starts. Updates that have started are finished. Default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = false))]
     pub enabled: Option<bool>,
     /// Versions that nodes update to.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -49,6 +49,8 @@ impl Policy {
         let urgent = version.urgent.and_then(|urgent| version::urgent("spec.version.urgent", urgent, &mut errors));
         let policy = Self {
             present: true,
+            // Absent only in files for `plan` and `simulate`, whose users ask what happens once it is enabled: in the cluster the
+            // API server has written the definition's default, which is false.
             enabled: spec.enabled.unwrap_or(default.enabled),
             target,
             minimum_age: version.minimum_age.map_or(default.minimum_age, |d| d.0),

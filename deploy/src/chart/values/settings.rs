@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::shape::{boolean, integer, list_of, map, one_of, pattern, resources, strict, text, texts};
 use super::{super::places::key, Setting};
 use crate::installation::objects;
+use crate::monitoring::{self, DASHBOARD_LABEL};
 use crate::options::{Component, Options};
 use crate::{crds, network, policy};
 
@@ -30,7 +31,9 @@ pub(super) fn section(path: &str) -> Option<&'static str> {
         "certificate" => "The certificate of the web API.",
         "networkPolicy" => "NetworkPolicies deny all connections of the operator's pods except those that they need.",
         "rbac" => "Rights.",
-        "monitoring" => "Scraping of the metrics by the Prometheus operator, which has to be there.",
+        "monitoring" => {
+            "Scraping and alerts by the Prometheus operator, which has to be there, and dashboards for Grafana."
+        }
         "controller" => "The controller, which decides: one replica leads, the others are on standby.",
         "apiserver" => "The web API between the agents and the cluster.",
         "agent" => "The agent on each labelled node.",
@@ -137,8 +140,13 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
         setting("rbac.forceDrain", json!(false), boolean(), "Let the controller delete pods past their budgets, for policies with drain.atDeadline: Force."),
         setting("monitoring.podMonitor.enabled", json!(false), boolean(), "Create a PodMonitor for controller and web API. The namespace of Prometheus needs the label brupop.bottlerocket.aws/metrics=enabled, or the NetworkPolicies deny its requests."),
         setting("monitoring.serviceMonitor.enabled", json!(false), boolean(), "The same as a ServiceMonitor with its Services, for a Prometheus that takes no PodMonitors. Not both."),
-        setting("monitoring.interval", json!(""), pattern("^([0-9]+(ms|s|m|h))*$"), "Time between two scrapes, such as 30s. Empty: that of Prometheus."),
-        setting("monitoring.labels", json!({}), texts(), "Labels of the monitors, by which Prometheus selects them."),
+        setting("monitoring.interval", json!(monitoring::SCRAPE_INTERVAL), pattern("^([0-9]+(ms|s|m|h))+$"), "Time between two scrapes. More than 2m is too rare for the alerts."),
+        setting("monitoring.labels", json!({}), texts(), "Labels of the monitors and of the PrometheusRule, by which Prometheus selects them, such as {release: kube-prometheus-stack}."),
+        setting("monitoring.prometheusRule.enabled", json!(false), boolean(), "Create a PrometheusRule with the alerts of docs/metrics.md."),
+        setting("monitoring.prometheusRule.runbook", json!(""), pattern("^(https?://[^\\s?#$]+)?$"), "Address of the runbook, to which the alerts lead, such as https://docs.example/brupop/runbook. Empty: that of the project."),
+        setting("monitoring.dashboards.enabled", json!(false), boolean(), "Create a ConfigMap with the dashboards, for Grafana's sidecar."),
+        setting("monitoring.dashboards.labels", json!({DASHBOARD_LABEL: "1"}), texts(), "Labels by which the sidecar finds it."),
+        setting("monitoring.dashboards.annotations", json!({}), texts(), "Annotations of it, such as {grafana_folder: Bottlerocket}."),
     ]);
     for component in [Component::Controller, Component::Apiserver, Component::Agent] {
         settings.extend(of_component(component)?);
@@ -169,7 +177,7 @@ fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
         setting(&path("resources"), pod["containers"][0]["resources"].clone(), resources(), "Requests and limits. A limit of CPU would slow updates down."),
         setting(&path("priorityClassName"), pod["priorityClassName"].clone(), text(), "Priority class."),
         setting(&path("tolerations"), pod["tolerations"].clone(), list_of(map()), if agent { "Tolerations. By default all: a node with a taint is updated too." } else { "Tolerations. By default cordoned nodes, since these pods uncordon them, and unresponsive ones for a short time." }),
-        setting(&path("nodeSelector"), json!({}), texts(), if agent { "Labels of nodes that get an agent, beside the operator's own." } else { "Labels of the nodes that these pods run on." }),
+        setting(&path("nodeSelector"), if agent { json!({}) } else { pod["nodeSelector"].clone() }, texts(), if agent { "Labels of nodes that get an agent, beside the operator's own." } else { "Labels of the nodes that these pods run on." }),
     ]);
     if !agent {
         settings.extend([
@@ -193,6 +201,14 @@ fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
         setting(&path("logLevel"), json!(""), text(), "Level or filter of its log, instead of logging.level."),
         setting(&path("extraArgs"), json!([]), list_of(text()), "Further arguments of the program."),
     ]);
+    if component == Component::Controller {
+        let about =
+            "Further volumes of its pods, such as a ConfigMap with the authority of Prometheus (docs/expressions.md).";
+        settings.extend([
+            setting(&path("extraVolumes"), json!([]), list_of(map()), about),
+            setting(&path("extraVolumeMounts"), json!([]), list_of(map()), "Where they are mounted."),
+        ]);
+    }
     Ok(settings)
 }
 
