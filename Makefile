@@ -16,7 +16,8 @@ override export CARGO_HOME := $(if $(filter /%,$(CARGO_HOME)),$(CARGO_HOME),$(CU
 endif
 # The programs as they ship, and as the tests measure them.
 SHIPPED := $(TARGET)/shipped
-# What `make images` packs; the kubectl plugin, as a release has it, is possible too: make images IMAGES=kubectl-brupop
+# What `make images` packs; the hook for AWS and the kubectl plugin, as a release has it, are possible too:
+# make images IMAGES="brupop-aws kubectl-brupop"
 IMAGES ?= brupop-agent brupop-apiserver brupop-controller
 # Options of `make images`, in the environment: a quote in one would end the quoting of a command line.
 export REGISTRY TAG REVISION
@@ -96,9 +97,9 @@ deny: tools ## Check versions, licenses and sources of all dependencies (DENY="a
 # docs/glossary.md has the words to use instead.
 .PHONY: words
 words: ## Check that docs, manifests and doc comments follow the glossary
-	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner watches || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
+	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver aws cli controller deploy integ models planner watches || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
 	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests deploy/chart deploy/chart-crds examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
-	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
+	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver aws cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 # mdBook is installed into the cache once, which takes two or three minutes; the book takes a second.
 .PHONY: docs

@@ -159,7 +159,7 @@ pub fn accounts() -> Vec<String> {
         .iter()
         .map(|part| match part {
             Component::Agent => service_account(AGENT_NAMESPACE, part.name()),
-            Component::Apiserver | Component::Controller => service_account(SYSTEM_NAMESPACE, part.name()),
+            Component::Apiserver | Component::Controller | Component::Aws => service_account(SYSTEM_NAMESPACE, part.name()),
         })
         .collect()
 }
