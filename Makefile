@@ -51,7 +51,7 @@ demo: tools $(if $(filter --vm,$(ARGS)),tools-vm) control-plane build agent ## S
 	@$(if $(filter --vm,$(ARGS)),integ/vm/with.sh "$(TARGET)" 2) env BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
-test: tools $(if $(TEST),,lint docs) control-plane helm next agent prometheus ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
+test: tools $(if $(TEST),,lint docs) control-plane helm next agent prometheus moto ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	$(CARGO) test --workspace --locked --no-run
 ifdef TEST
 	$(RUN) -- $(TEST)
@@ -114,7 +114,7 @@ test-unit: tools ## Run the unit tests and the quick tests that need no control 
 	$(CARGO) test --workspace --locked --test host_golden --test layers --test docs
 
 .PHONY: test-scenarios
-test-scenarios: tools control-plane next prometheus ## Run the end-to-end scenarios alone
+test-scenarios: tools control-plane next prometheus moto ## Run the end-to-end scenarios alone
 	$(CARGO) test --workspace --locked --test scenarios
 
 .PHONY: bench-plan
@@ -160,6 +160,15 @@ test-plugin: tools control-plane build ## Run the tests of the kubectl plugin, e
 .PHONY: prometheus
 prometheus: ## Find Prometheus and promtool, or unpack Debian's package of them into the cache
 	@integ/prometheus/get.sh >/dev/null
+
+.PHONY: moto
+moto: ## Install a server that speaks the API of AWS into the cache (once, from PyPI)
+	@integ/moto/get.sh >/dev/null
+
+.PHONY: test-aws
+test-aws: tools control-plane build moto ## Run the tests of the hook for EC2 Auto Scaling groups, each by name
+	$(CARGO) test --workspace --locked --bin brupop-aws
+	$(CARGO) test --workspace --locked --test scenarios -- aws::
 
 .PHONY: test-monitoring
 test-monitoring: tools control-plane build prometheus ## Run the tests of metrics, alerts, dashboards and silent agents, each by name

@@ -45,9 +45,10 @@ pub(crate) enum CallError {
 }
 
 impl CallError {
-    /// Returns true if a repetition would have the same result.
-    pub(crate) fn is_final(&self) -> bool {
-        matches!(self, Self::Denied { .. } | Self::Refused { .. })
+    /// Returns true if a repetition would have the same result. A call that AWS refuses is repeated once: what was decided
+    /// on may have been old.
+    pub(crate) fn is_final(&self, repeated: bool) -> bool {
+        matches!(self, Self::Denied { .. }) || repeated && matches!(self, Self::Refused { .. })
     }
 }
 
@@ -83,9 +84,14 @@ fn of_code(action: &'static str, code: &str, message: String) -> CallError {
     }
 }
 
-/// The client.
+/// The clients.
 #[derive(Clone, Debug)]
-pub(crate) struct Cloud(Client);
+pub(crate) struct Cloud {
+    reads: Client,
+    /// For calls that change something. It tries them once: a second try of one that was carried out without an answer would
+    /// be refused.
+    writes: Client,
+}
 
 impl Cloud {
     /// Sets the client up by the SDK's own rules: environment, web identity (IRSA), container credentials (Pod Identity),
@@ -106,19 +112,20 @@ impl Cloud {
         let loader = aws_config::defaults(BehaviorVersion::v2026_01_12())
             .http_client(http)
             .timeout_config(timeouts)
-            .retry_config(RetryConfig::standard().with_max_attempts(3));
+            .retry_config(RetryConfig::standard());
         let config: SdkConfig = tokio::time::timeout(REGION, loader.load())
             .await
             .context("the configuration of the AWS SDK cannot be read in time")?;
         config.region().context("no AWS region: set AWS_REGION, as IRSA and Pod Identity do (docs/aws.md)")?;
-        Ok(Self(Client::new(&config)))
+        let once = aws_sdk_autoscaling::config::Builder::from(&config).retry_config(RetryConfig::disabled()).build();
+        Ok(Self { reads: Client::new(&config), writes: Client::from_conf(once) })
     }
 
     /// Returns the instances, `None` for one that is in no group.
     pub(crate) async fn instances(&self, ids: &[String]) -> Result<BTreeMap<String, Option<Instance>>, CallError> {
         let mut found: BTreeMap<_, _> = ids.iter().map(|id| (id.clone(), None)).collect();
         for ids in ids.chunks(INSTANCES) {
-            let call = self.0.describe_auto_scaling_instances().set_instance_ids(Some(ids.to_vec()));
+            let call = self.reads.describe_auto_scaling_instances().set_instance_ids(Some(ids.to_vec()));
             let answer =
                 call.send().await.map_err(|error| failure("autoscaling:DescribeAutoScalingInstances", error))?;
             for instance in answer.auto_scaling_instances() {
@@ -138,7 +145,7 @@ impl Cloud {
     pub(crate) async fn groups(&self, names: &[String]) -> Result<BTreeMap<String, Option<Group>>, CallError> {
         let mut found: BTreeMap<_, _> = names.iter().map(|name| (name.clone(), None)).collect();
         for names in names.chunks(GROUPS) {
-            let call = self.0.describe_auto_scaling_groups().set_auto_scaling_group_names(Some(names.to_vec()));
+            let call = self.reads.describe_auto_scaling_groups().set_auto_scaling_group_names(Some(names.to_vec()));
             let answer = call.send().await.map_err(|error| failure("autoscaling:DescribeAutoScalingGroups", error))?;
             for group in answer.auto_scaling_groups() {
                 let Some(name) = group.auto_scaling_group_name() else { continue };
@@ -155,7 +162,7 @@ impl Cloud {
 
     /// Makes a call that changes something. It may be carried out although it fails.
     pub(crate) async fn call(&self, call: &Call) -> Result<(), CallError> {
-        let client = &self.0;
+        let client = &self.writes;
         match call {
             Call::EnterStandby { group, instance, .. } => client
                 .enter_standby()
@@ -226,14 +233,14 @@ mod tests {
     #[test]
     fn refusals_are_final_and_limits_are_not() {
         for (code, is_final, text) in [
-            ("AccessDenied", true, "IAM denies autoscaling:EnterStandby"),
-            ("ValidationError", true, "AWS refuses autoscaling:EnterStandby"),
-            ("Throttling", false, "limits the rate of autoscaling:EnterStandby"),
-            ("ScalingActivityInProgress", false, "autoscaling:EnterStandby failed"),
-            ("InternalFailure", false, "autoscaling:EnterStandby failed"),
+            ("AccessDenied", [true, true], "IAM denies autoscaling:EnterStandby"),
+            ("ValidationError", [false, true], "AWS refuses autoscaling:EnterStandby"),
+            ("Throttling", [false, false], "limits the rate of autoscaling:EnterStandby"),
+            ("ScalingActivityInProgress", [false, false], "autoscaling:EnterStandby failed"),
+            ("InternalFailure", [false, false], "autoscaling:EnterStandby failed"),
         ] {
             let error = of_code("autoscaling:EnterStandby", code, format!("{code}: text"));
-            assert_eq!(error.is_final(), is_final, "{error}");
+            assert_eq!([false, true].map(|repeated| error.is_final(repeated)), is_final, "{error}");
             assert!(error.to_string().contains(text) && error.to_string().contains(code), "{error}");
         }
     }

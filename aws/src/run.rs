@@ -111,7 +111,7 @@ impl Runner<'_> {
                     tracing::warn!(%error, "AWS cannot be asked");
                     let concerned = |node: &&Node| node.instance.as_ref().is_ok_and(|id| ids.contains(id));
                     for node in nodes.values().filter(concerned) {
-                        self.failed(node, &error).await;
+                        self.failed(node, &error, true).await;
                     }
                     self.pause(READS);
                     Default::default()
@@ -195,7 +195,8 @@ impl Runner<'_> {
                 Call::Resume { instances, .. } => node.instance.as_ref().is_ok_and(|id| instances.contains(id)),
             };
             if let Some(node) = nodes.values().find(concerned) {
-                self.failed(node, &error).await;
+                let repeated = self.pauses.get(&key).is_some_and(|pause| pause.failures > 1);
+                self.failed(node, &error, repeated).await;
             }
             return;
         }
@@ -236,9 +237,9 @@ impl Runner<'_> {
     }
 
     /// Shows the failure of a call for a node, and refuses its request where a repetition would fail, too.
-    async fn failed(&self, node: &Node, error: &CallError) {
+    async fn failed(&self, node: &Node, error: &CallError, repeated: bool) {
         match node.prepares() {
-            Some(request) if error.is_final() && !node.is_answered() => {
+            Some(request) if error.is_final(repeated) && !node.is_answered() => {
                 self.answer(node, Some(format!("{request} Refused: {error}")), Some(error.to_string())).await;
             }
             _ => self.cluster.notice(node, "AutoScalingCallFailed", &format!("{error}; retrying"), true).await,
