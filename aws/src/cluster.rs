@@ -26,7 +26,7 @@ const SILENCE: Duration = Duration::from_secs(150);
 /// Longest note of an Event, in bytes.
 const NOTE: usize = 1000;
 
-/// What a watch shows of the objects of one kind, each reduced to what is decided on.
+/// The objects of one kind, as a watch shows them, each reduced to the facts that decisions need.
 struct Cache<K, T> {
     known: Mutex<Known<(String, T)>>,
     read: fn(&K) -> Option<T>,

@@ -23,7 +23,7 @@ use crate::facts::{Entry, Group, Instance, Node};
 /// removed only when no call is under way any more that could still do what it records.
 const FRESH: Duration = Duration::from_secs(15);
 
-/// What is known.
+/// The facts of one round.
 #[derive(Debug)]
 pub(crate) struct Snapshot<'a> {
     /// The mode of the policy.

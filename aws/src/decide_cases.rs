@@ -84,7 +84,7 @@ impl World {
         self.record.insert(format!("i-{name}"), self.entry(name, since));
     }
 
-    /// What is decided, each step in a few words.
+    /// Returns what is decided, each step in a few words.
     fn decide(&self) -> Vec<String> {
         let actions = decide(&Snapshot {
             mode: self.mode,

@@ -1,4 +1,4 @@
-//! What is decided on: nodes with the requests to hooks, the record, and what AWS shows of instances and groups.
+//! The facts that decisions need: nodes with the requests to hooks, the record, and what AWS shows of instances and groups.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// Its resourceVersion.
+    /// The resourceVersion.
     pub(crate) version: String,
     /// Id of its EC2 instance, or why it has none.
     pub(crate) instance: Result<String, String>,
@@ -72,7 +72,7 @@ fn instance_of(provider: &str) -> Result<String, String> {
     }
 }
 
-/// What was done for an instance, and is to be taken back.
+/// A change at AWS that is to be taken back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Entry {
     /// Name of the Auto Scaling group.

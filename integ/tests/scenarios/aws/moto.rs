@@ -26,7 +26,7 @@ use crate::support::ScenarioContext;
 /// The group of most scenarios.
 pub(super) const GROUP: &str = "web";
 
-/// What the proxy does with a call of AWS.
+/// Fate of a call of AWS at the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The documented answer to a caller without the right.
