@@ -30,12 +30,13 @@ const NOTE: usize = 1000;
 struct Cache<K, T> {
     known: Mutex<Known<(String, T)>>,
     read: fn(&K) -> Option<T>,
+    differs: fn(&T, &T) -> bool,
     changed: Arc<Notify>,
 }
 
-impl<K: Resource<DynamicType = ()> + Sync, T: Clone + PartialEq + Send> Cache<K, T> {
-    fn new(read: fn(&K) -> Option<T>, changed: &Arc<Notify>) -> Self {
-        Self { known: Mutex::new(Known::new(|(version, _)| version)), read, changed: changed.clone() }
+impl<K: Resource<DynamicType = ()> + Sync, T: Clone + Send> Cache<K, T> {
+    fn new(read: fn(&K) -> Option<T>, differs: fn(&T, &T) -> bool, changed: &Arc<Notify>) -> Self {
+        Self { known: Mutex::new(Known::new(|(version, _)| version)), read, differs, changed: changed.clone() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Known<(String, T)>> {
@@ -64,7 +65,7 @@ impl<K: Resource<DynamicType = ()> + Sync, T: Clone + PartialEq + Send> Cache<K,
 impl<K, T> Sink<K> for Cache<K, T>
 where
     K: Resource<DynamicType = ()> + Send + Sync,
-    T: Clone + PartialEq + Send,
+    T: Clone + Send,
 {
     fn take(&self, _: u64, event: Event<DeserializeGuard<K>>) {
         let mut known = self.lock();
@@ -88,7 +89,8 @@ where
                 known.end_list();
                 true
             }
-            Event::Apply(guard) => item(guard).is_some_and(|(name, item)| known.observe(name, item, |a, b| a.1 != b.1)),
+            Event::Apply(guard) => item(guard)
+                .is_some_and(|(name, item)| known.observe(name, item, |new, old| (self.differs)(&new.1, &old.1))),
             Event::Delete(guard) => guard
                 .0
                 .ok()
@@ -124,8 +126,8 @@ impl Cluster {
         let changed = Arc::new(Notify::new());
         let reporter = Reporter { controller: AWS.to_owned(), instance: None };
         Ok(Self {
-            nodes: Cache::new(Node::read, &changed),
-            mode: Cache::new(|operator| Some(operator.spec.aws_mode()), &changed),
+            nodes: Cache::new(Node::read, Node::differs, &changed),
+            mode: Cache::new(|operator| Some(operator.spec.aws_mode()), |new, old| new != old, &changed),
             recorder: Recorder::new(client.clone(), reporter),
             namespace: namespace.to_owned(),
             changed,

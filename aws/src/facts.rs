@@ -39,6 +39,12 @@ impl Node {
         })
     }
 
+    /// Returns true if a decision may differ: not after a heartbeat, which changes the version alone.
+    pub(crate) fn differs(&self, old: &Self) -> bool {
+        let Self { name: _, uid, version: _, instance, ready, request, answer } = self;
+        (uid, instance, ready, request, answer) != (&old.uid, &old.instance, &old.ready, &old.request, &old.answer)
+    }
+
     /// The request to prepare for the drain, if that is what is requested.
     pub(crate) fn prepares(&self) -> Option<&str> {
         self.request.as_deref().filter(|request| request.starts_with("BeforeDrain/"))
@@ -99,7 +105,7 @@ pub(crate) struct Instance {
 pub(crate) struct Group {
     pub(crate) min: i32,
     pub(crate) desired: i32,
-    /// True while its process ReplaceUnhealthy is suspended, whoever did that.
+    /// True while its process ReplaceUnhealthy is suspended, by this program or another client.
     pub(crate) suspended: bool,
 }
 

@@ -76,7 +76,8 @@ fn force() -> anyhow::Result<String> {
 
 /// The hook for AWS.
 fn aws() -> anyhow::Result<String> {
-    let about = "The hook that keeps EC2 Auto Scaling groups from replacing nodes, for policies with spec.autoscaling.aws.";
+    let about =
+        "The hook that keeps EC2 Auto Scaling groups from replacing nodes, for policies with spec.autoscaling.aws.";
     documents(about, " docs/aws.md says what it needs.", &aws::all(&Options::default()))
 }
 

@@ -1,8 +1,8 @@
 //! RBAC rights. Every rule has its reason; there are no wildcards, and the agents have no rights at all.
 
 use models::names::{
-    AGENT, AGENT_NAMESPACE, APISERVER, AWS, CA_SECRET, CONTROLLER, GROUP, HISTORY_KEY_SECRET, HISTORY_KEYS, OPERATOR_NAME,
-    PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
+    AGENT, AGENT_NAMESPACE, APISERVER, AWS, CA_SECRET, CONTROLLER, GROUP, HISTORY_KEY_SECRET, HISTORY_KEYS,
+    OPERATOR_NAME, PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
 };
 use serde_json::{Value, json};
 
@@ -77,7 +77,11 @@ pub(crate) fn aws() -> Vec<Value> {
 
 /// The reason of each rule of a role, in the role's own order. Empty for other objects.
 pub(crate) fn reasons(object: &Value) -> Vec<&'static str> {
-    let granted = installed().into_iter().chain([forced()]).chain(granted_to_aws()).find(|granted| granted.objects()[0] == *object);
+    let granted = installed()
+        .into_iter()
+        .chain([forced()])
+        .chain(granted_to_aws())
+        .find(|granted| granted.objects()[0] == *object);
     let mut rules = granted.map(|granted| granted.rules);
     if rules.is_none() {
         let users = for_users().into_iter().find(|(to, rules)| aggregated_role(to, rules) == *object);
@@ -199,9 +203,9 @@ fn granted_to_aws() -> [Granted; 3] {
                 rule(GROUP, "bottlerocketupdateoperators", "list watch")
                     .named(&[OPERATOR_NAME])
                     .why("The mode, spec.autoscaling.aws."),
-                rule(CORE, "configmaps", "create get patch").named(&[AWS]).why(
-                    "The record of what is to be taken back. Made by an apply, which names it beforehand.",
-                ),
+                rule(CORE, "configmaps", "create get patch")
+                    .named(&[AWS])
+                    .why("The record of what is to be taken back. Made by an apply, which names it beforehand."),
             ],
         ),
         of(

@@ -160,7 +160,9 @@ pub fn accounts() -> Vec<String> {
         .chain(&[Component::Aws])
         .map(|part| match part {
             Component::Agent => service_account(AGENT_NAMESPACE, part.name()),
-            Component::Apiserver | Component::Controller | Component::Aws => service_account(SYSTEM_NAMESPACE, part.name()),
+            Component::Apiserver | Component::Controller | Component::Aws => {
+                service_account(SYSTEM_NAMESPACE, part.name())
+            }
         })
         .collect()
 }

@@ -240,7 +240,11 @@ fn rows() -> Vec<(Value, Vec<Change>)> {
                     json!({"eks.amazonaws.com/role-arn": "arn", "note": "1"}),
                 ),
                 of("ServiceAccount brupop-system/brupop-controller", "/metadata/annotations", json!({"note": "1"})),
-                of(HOOK, "/spec/template/spec/containers/0/env", json!([{"name": "AWS_REGION", "value": "eu-central-1"}])),
+                of(
+                    HOOK,
+                    "/spec/template/spec/containers/0/env",
+                    json!([{"name": "AWS_REGION", "value": "eu-central-1"}]),
+                ),
                 of(HOOK, "/spec/template/spec/containers/0/args/1", json!("--log-filter=debug")),
                 of(HOOK, "/spec/strategy", json!({"type": "Recreate"})),
             ],

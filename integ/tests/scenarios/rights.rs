@@ -8,8 +8,8 @@ use integ::oracle::{Expectations, settled_audit};
 use integ::rights;
 use models::condition::ConditionStatus;
 use models::names::{
-    AWS, INTERFACE_LABEL, RETRY_ANNOTATION, ROTATE_CERTIFICATES_ANNOTATION, ROTATE_SIGNING_KEY_ANNOTATION, SYSTEM_NAMESPACE,
-    shadow_name,
+    AWS, INTERFACE_LABEL, RETRY_ANNOTATION, ROTATE_CERTIFICATES_ANNOTATION, ROTATE_SIGNING_KEY_ANNOTATION,
+    SYSTEM_NAMESPACE, shadow_name,
 };
 use models::operator::{DEGRADED, STORAGE_MIGRATED};
 use nix::sys::signal::Signal;

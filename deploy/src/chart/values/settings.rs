@@ -22,7 +22,9 @@ fn setting(path: &str, default: Value, schema: Value, about: &str) -> Setting {
 /// The comment of a group of values.
 pub(super) fn section(path: &str) -> Option<&'static str> {
     Some(match path {
-        "image" => "The images brupop-agent, brupop-apiserver and brupop-controller, and brupop-aws where it is enabled.",
+        "image" => {
+            "The images brupop-agent, brupop-apiserver and brupop-controller, and brupop-aws where it is enabled."
+        }
         "image.digests" => "Digests of the images, such as sha256:…; one that is set is used instead of the tag.",
         "logging" => "The logs of all programs.",
         "namespaces" => "The operator's own namespace is that of the release, and the agents have another one.",

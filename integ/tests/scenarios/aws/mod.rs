@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use deploy::Component;
 use integ::bed::{Programs, workload};
 use integ::kubelet::PodProcess;
-use integ::oracle::{Expectations, Field};
+use integ::oracle::{Expectations, Field, settled_audit};
 use integ::rights;
 use models::names::{AWS, AWS_HOOK, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
 use nix::sys::signal::Signal;
@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 use self::moto::{Aws, Fault};
 use crate::interfere::{poll, signal};
 use crate::plugin::{output_text, plugin};
-use crate::rights::settled_audit;
 use crate::support::{EVENTS_OF_NODES, ScenarioContext, last_reason, nodes, record, run, run_expecting, until_event};
 
 const STANDBY: &str = "Standby";
@@ -58,7 +57,8 @@ async fn install(ctx: &ScenarioContext, aws: &mut Aws) -> anyhow::Result<BTreeMa
 
 /// The record of the program.
 async fn recorded(ctx: &ScenarioContext) -> anyhow::Result<Vec<String>> {
-    let found = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "configmap", AWS, "--ignore-not-found", "-o", "json"]).await?;
+    let found =
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "configmap", AWS, "--ignore-not-found", "-o", "json"]).await?;
     let map: Value = if found.trim().is_empty() { Value::Null } else { serde_json::from_str(&found)? };
     Ok(map["data"].as_object().map(|data| data.keys().cloned().collect()).unwrap_or_default())
 }
@@ -105,8 +105,17 @@ async fn without_the_hook_a_reboot_ends_in_a_termination() -> anyhow::Result<()>
     Ok(())
 }
 
-/// A rollout over two nodes of a group and one without.
-async fn rolls_out(with: &str, expected: &[&str]) -> anyhow::Result<()> {
+/// The actions of a statement of the documented IAM policy.
+fn documented(statement: usize) -> anyhow::Result<BTreeSet<String>> {
+    let page = include_str!("../../../../docs/aws.md");
+    let block = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).context("no policy")?;
+    let policy: Value = serde_json::from_str(block)?;
+    let actions: Vec<String> = serde_json::from_value(policy["Statement"][statement]["Action"].clone())?;
+    Ok(actions.iter().map(|action| action.trim_start_matches("autoscaling:").to_owned()).collect())
+}
+
+/// A rollout over two nodes of a group and one without, which needs this statement of the policy and the first.
+async fn rolls_out(with: &str, statement: usize, expected: &[&str]) -> anyhow::Result<()> {
     let ending = run(nodes(3), async |ctx| {
         let mut aws = Aws::start(1, 2).await?;
         install(ctx, &mut aws).await?;
@@ -117,8 +126,10 @@ async fn rolls_out(with: &str, expected: &[&str]) -> anyhow::Result<()> {
         assert_eq!(aws.terminated(), [""; 0]);
         let calls = aws.calls();
         for action in expected {
-            assert_eq!(calls.iter().filter(|call| call == action).count(), 2, "{action}: {calls:?}");
+            assert_eq!(calls.iter().filter(|call| call.as_str() == *action).count(), 2, "{action}: {calls:?}");
         }
+        let documented = documented(0)?.union(&documented(statement)?).cloned().collect();
+        assert_eq!(calls.into_iter().collect::<BTreeSet<_>>(), documented);
         until_event(ctx, EVENTS_OF_NODES, "AutoScalingPrepared", &["is in no Auto Scaling group"]).await?;
         Ok(())
     })
@@ -129,13 +140,13 @@ async fn rolls_out(with: &str, expected: &[&str]) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rollout_in_standby_terminates_nothing() -> anyhow::Result<()> {
-    rolls_out(STANDBY, &["EnterStandby", "ExitStandby"]).await
+    rolls_out(STANDBY, 1, &["EnterStandby", "ExitStandby"]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rollout_with_suspended_process_terminates_nothing() -> anyhow::Result<()> {
     // The reboot marks the instance unhealthy, and it would be replaced as soon as the process is resumed.
-    rolls_out(SUSPEND, &["SuspendProcesses", "SetInstanceHealth", "ResumeProcesses"]).await
+    rolls_out(SUSPEND, 2, &["SuspendProcesses", "SetInstanceHealth", "ResumeProcesses"]).await
 }
 
 /// Kills the program while a call is carried out, on the way in and on the way out.
@@ -252,7 +263,10 @@ async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
         let text = output_text(&done);
         assert!(done.status.success() && text.contains("brupop-aws has not taken back"), "{text}");
         let group = aws.group().await?;
-        assert!(group.desired == "1" && group.instances.values().all(|state| state == "InService Healthy"), "{group:?}");
+        assert!(
+            group.desired == "1" && group.instances.values().all(|state| state == "InService Healthy"),
+            "{group:?}"
+        );
         let left = ctx.kubectl(&["get", "clusterrole,clusterrolebinding", "-o", "name"]).await?;
         assert!(!left.contains(AWS), "{left}");
         Ok(())
@@ -309,7 +323,8 @@ async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
             .await?;
         }
         aws.fail("ExitStandby", Fault::Throttled, 2);
-        until_event(ctx, EVENTS_OF_NODES, "AutoScalingCallFailed", &["limits the rate of autoscaling:ExitStandby"]).await?;
+        until_event(ctx, EVENTS_OF_NODES, "AutoScalingCallFailed", &["limits the rate of autoscaling:ExitStandby"])
+            .await?;
         ctx.updated().await?;
         restored(ctx, &aws, OWN).await?;
 

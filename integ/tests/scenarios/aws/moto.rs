@@ -82,7 +82,9 @@ fn elements<'a>(xml: &'a str, name: &str) -> Vec<&'a str> {
 
 /// Sends a call to moto. The signature is not verified there; the service is read from its scope.
 async fn send(client: &reqwest::Client, url: &str, service: &str, body: String) -> anyhow::Result<(StatusCode, Bytes)> {
-    let scope = format!("AWS4-HMAC-SHA256 Credential=test/20260101/eu-central-1/{service}/aws4_request, SignedHeaders=host, Signature=0");
+    let scope = format!(
+        "AWS4-HMAC-SHA256 Credential=test/20260101/eu-central-1/{service}/aws4_request, SignedHeaders=host, Signature=0"
+    );
     let request = client.post(url).header("authorization", scope);
     let answer = request.header("content-type", "application/x-www-form-urlencoded").body(body).send().await?;
     Ok((answer.status(), answer.bytes().await?))
@@ -114,8 +116,7 @@ impl Aws {
 
     async fn call(&self, service: &str, parameters: &str) -> anyhow::Result<String> {
         let version = if service == "ec2" { "2016-11-15" } else { "2011-01-01" };
-        let (status, body) =
-            send(&self.client, &self.url, service, format!("{parameters}&Version={version}")).await?;
+        let (status, body) = send(&self.client, &self.url, service, format!("{parameters}&Version={version}")).await?;
         let text = String::from_utf8(body.to_vec())?;
         ensure!(status.is_success(), "{parameters}: {status} {text}");
         Ok(text)
@@ -134,8 +135,10 @@ impl Aws {
 
     /// Reads [`GROUP`].
     pub(super) async fn group(&self) -> anyhow::Result<Group> {
-        let xml = self.scaling(&format!("Action=DescribeAutoScalingGroups&AutoScalingGroupNames.member.1={GROUP}")).await?;
-        let one = |xml: &str, name: &str| elements(xml, name).first().map(|text| (*text).to_owned()).unwrap_or_default();
+        let xml =
+            self.scaling(&format!("Action=DescribeAutoScalingGroups&AutoScalingGroupNames.member.1={GROUP}")).await?;
+        let one =
+            |xml: &str, name: &str| elements(xml, name).first().map(|text| (*text).to_owned()).unwrap_or_default();
         let instance = |rest: &str| {
             let id = rest.split('<').next().unwrap_or_default().to_owned();
             (id, format!("{} {}", one(rest, "LifecycleState"), one(rest, "HealthStatus")))
@@ -176,7 +179,8 @@ impl Aws {
                     };
                     list.iter().filter(reboots).map(|s| node_of_shadow(&s.name_any()).to_owned()).collect::<Vec<_>>()
                 });
-                let rebooting: Vec<_> = rebooting.unwrap_or_default().iter().filter_map(|n| nodes.get(n).cloned()).collect();
+                let rebooting: Vec<_> =
+                    rebooting.unwrap_or_default().iter().filter_map(|n| nodes.get(n).cloned()).collect();
                 if let Ok(replaced) = checker.round(&rebooting).await {
                     locked(&terminated).extend(replaced);
                 }
@@ -223,7 +227,8 @@ struct Checker {
 impl Checker {
     async fn round(&self, rebooting: &[String]) -> anyhow::Result<Vec<String>> {
         let call = async |parameters: &str| -> anyhow::Result<String> {
-            let (_, body) = send(&self.client, &self.url, "autoscaling", format!("{parameters}&Version=2011-01-01")).await?;
+            let (_, body) =
+                send(&self.client, &self.url, "autoscaling", format!("{parameters}&Version=2011-01-01")).await?;
             Ok(String::from_utf8(body.to_vec())?)
         };
         let mut replaced = Vec::new();
@@ -239,7 +244,10 @@ impl Checker {
             }
             let unhealthy = rebooting.contains(&id) || elements(rest, "HealthStatus").first() == Some(&"Unhealthy");
             if unhealthy && replaces {
-                call(&format!("Action=TerminateInstanceInAutoScalingGroup&InstanceId={id}&ShouldDecrementDesiredCapacity=false")).await?;
+                call(&format!(
+                    "Action=TerminateInstanceInAutoScalingGroup&InstanceId={id}&ShouldDecrementDesiredCapacity=false"
+                ))
+                .await?;
                 replaced.push(id);
             }
         }
@@ -298,12 +306,16 @@ async fn forward(
     };
     // As https://docs.aws.amazon.com/autoscaling/ec2/APIReference/CommonErrors.html has them.
     let error = |status, code: &str, message: String| {
-        let xml = format!("<ErrorResponse xmlns=\"http://autoscaling.amazonaws.com/doc/2011-01-01/\"><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error><RequestId>0</RequestId></ErrorResponse>");
+        let xml = format!(
+            "<ErrorResponse xmlns=\"http://autoscaling.amazonaws.com/doc/2011-01-01/\"><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error><RequestId>0</RequestId></ErrorResponse>"
+        );
         answer(status, xml.into())
     };
     match fault {
         Some(Fault::Denied) => {
-            let message = format!("User: arn:aws:sts::123456789012:assumed-role/brupop/0 is not authorized to perform: autoscaling:{action} because no identity-based policy allows it");
+            let message = format!(
+                "User: arn:aws:sts::123456789012:assumed-role/brupop/0 is not authorized to perform: autoscaling:{action} because no identity-based policy allows it"
+            );
             return error(StatusCode::FORBIDDEN, "AccessDenied", message);
         }
         Some(Fault::Throttled) => return error(StatusCode::BAD_REQUEST, "Throttling", "Rate exceeded".to_owned()),
