@@ -16,7 +16,8 @@ override export CARGO_HOME := $(if $(filter /%,$(CARGO_HOME)),$(CARGO_HOME),$(CU
 endif
 # The programs as they ship, and as the tests measure them.
 SHIPPED := $(TARGET)/shipped
-# What `make images` packs; the kubectl plugin, as a release has it, is possible too: make images IMAGES=kubectl-brupop
+# What `make images` packs; the hook for AWS and the kubectl plugin, as a release has it, are possible too:
+# make images IMAGES="brupop-aws kubectl-brupop"
 IMAGES ?= brupop-agent brupop-apiserver brupop-controller
 # Options of `make images`, in the environment: a quote in one would end the quoting of a command line.
 export REGISTRY TAG REVISION
@@ -50,7 +51,7 @@ demo: tools $(if $(filter --vm,$(ARGS)),tools-vm) control-plane build agent ## S
 	@$(if $(filter --vm,$(ARGS)),integ/vm/with.sh "$(TARGET)" 2) env BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
-test: tools $(if $(TEST),,lint docs) control-plane helm next agent prometheus ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
+test: tools $(if $(TEST),,lint docs) control-plane helm next agent prometheus moto ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	$(CARGO) test --workspace --locked --no-run
 ifdef TEST
 	$(RUN) -- $(TEST)
@@ -96,9 +97,9 @@ deny: tools ## Check versions, licenses and sources of all dependencies (DENY="a
 # docs/glossary.md has the words to use instead.
 .PHONY: words
 words: ## Check that docs, manifests and doc comments follow the glossary
-	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner watches || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
+	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver aws cli controller deploy integ models planner watches || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
 	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests deploy/chart deploy/chart-crds examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
-	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
+	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver aws cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 # mdBook is installed into the cache once, which takes two or three minutes; the book takes a second.
 .PHONY: docs
@@ -113,7 +114,7 @@ test-unit: tools ## Run the unit tests and the quick tests that need no control 
 	$(CARGO) test --workspace --locked --test host_golden --test layers --test docs
 
 .PHONY: test-scenarios
-test-scenarios: tools control-plane next prometheus ## Run the end-to-end scenarios alone
+test-scenarios: tools control-plane next prometheus moto ## Run the end-to-end scenarios alone
 	$(CARGO) test --workspace --locked --test scenarios
 
 .PHONY: bench-plan
@@ -159,6 +160,15 @@ test-plugin: tools control-plane build ## Run the tests of the kubectl plugin, e
 .PHONY: prometheus
 prometheus: ## Find Prometheus and promtool, or unpack Debian's package of them into the cache
 	@integ/prometheus/get.sh >/dev/null
+
+.PHONY: moto
+moto: ## Install a server that speaks the API of AWS into the cache (once, from PyPI)
+	@integ/moto/get.sh >/dev/null
+
+.PHONY: test-aws
+test-aws: tools control-plane build moto ## Run the tests of the hook for EC2 Auto Scaling groups, each by name
+	$(CARGO) test --workspace --locked --bin brupop-aws
+	$(CARGO) test --workspace --locked --test scenarios -- aws::
 
 .PHONY: test-monitoring
 test-monitoring: tools control-plane build prometheus ## Run the tests of metrics, alerts, dashboards and silent agents, each by name

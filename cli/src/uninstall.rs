@@ -5,13 +5,13 @@
 
 mod objects;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
@@ -112,6 +112,7 @@ fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
 async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     let (nodes, shadows): (Api<Node>, Api<BottlerocketShadow>) =
         (Api::all(client.clone()), Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE));
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     let deadline = Instant::now() + options.timeout.0;
     let mut shown = Vec::new();
     loop {
@@ -122,7 +123,10 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
         let shadows = if_there(call(&right, shadows.list(&ListParams::default())).await)?;
         let shadows = shadows.map(|list| list.items).unwrap_or_default();
         // Without shadows no attempt is known, and the remaining claims are released here.
-        let left = if shadows.is_empty() { Vec::new() } else { unfinished(&nodes, &shadows) };
+        let mut left = if shadows.is_empty() { Vec::new() } else { unfinished(&nodes, &shadows) };
+        let right = format!("get configmaps in {}", names::SYSTEM_NAMESPACE);
+        let record = if_there(call(&right, maps.get(names::AWS)).await)?;
+        left.extend(not_taken_back(&record.and_then(|record| record.data).unwrap_or_default()));
         if left.is_empty() {
             return Ok(());
         }
@@ -183,6 +187,12 @@ fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String
         }
     }
     left
+}
+
+/// Lists what the hook for AWS has recorded and not taken back yet, each as a sentence.
+fn not_taken_back(record: &BTreeMap<String, String>) -> impl Iterator<Item = String> {
+    let instance = |(id, entry)| format!("{} has not taken back what it did for instance {id}: {entry}", names::AWS);
+    record.iter().map(instance)
 }
 
 /// Returns true if the operator has labelled the node.
@@ -366,7 +376,7 @@ mod tests {
     fn uninstall_covers_all_deployed_objects() {
         let objects = deploy::everything().unwrap();
         let kinds = |kinds: &[&str]| objects.iter().filter(|object| is_one_of(object, kinds)).count();
-        assert_eq!((kinds(&WORKLOADS), kinds(&["Namespace"])), (3, 2));
+        assert_eq!((kinds(&WORKLOADS), kinds(&["Namespace"])), (4, 2));
         assert!(kinds(&["CustomResourceDefinition"]) >= 2);
         assert!(objects.iter().any(|object| object["metadata"]["name"] == "brupop-controller-force"));
         for object in &objects {

@@ -35,13 +35,16 @@ printf '%s\n' "$notes" >"$folder/notes.md"
 deploy() { if [ -n "${BRUPOP_DEPLOY:-}" ]; then "$BRUPOP_DEPLOY" "$@"; else (cd "$root" && cargo run --quiet --locked -p deploy -- "$@"); fi; }
 deploy crds >"$folder/crds.yaml"
 manifest=$(deploy manifest --registry "$registry" --tag "v$version")
+aws=$(sed "s|image: brupop-aws:|image: $registry/brupop-aws:|" "$root/deploy/manifests/aws.yaml")
 while read -r name digest; do
   [[ $digest =~ ^sha256:[0-9a-f]{64}$ ]] || die "$digests: the digest of $name is not sha256: and 64 digits: $digest"
   manifest=${manifest//"$registry/$name:v$version"/"$registry/$name:v$version@$digest"}
+  aws=${aws//"$registry/$name:v$version"/"$registry/$name:v$version@$digest"}
 done <"$digests"
-missing=$(grep -F "image: $registry/" <<<"$manifest" | grep -vF @sha256: | sort -u || true)
+missing=$(grep -F "image: $registry/" <<<"$manifest$aws" | grep -vF @sha256: | sort -u || true)
 [ -z "$missing" ] || die "$digests lacks the digest of:$(tr '\n' ' ' <<<"${missing//*image:/}")"
 printf '%s\n' "$manifest" >"$folder/brupop.yaml"
+printf '%s\n' "$aws" >"$folder/aws.yaml"
 
 # The charts as packages of Helm, with the registry and the digests as their defaults.
 work=$(mktemp -d)

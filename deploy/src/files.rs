@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::installation::objects;
 use crate::options::{COMMAND, Options};
-use crate::{chart, crds, monitoring, openapi, reference, rights, waiting, yaml};
+use crate::{aws, chart, crds, monitoring, openapi, reference, rights, waiting, yaml};
 
 /// Where the files for Prometheus and Grafana are explained.
 const MONITORING: &str = " docs/metrics.md says how to use it.";
@@ -25,6 +25,7 @@ pub fn all() -> anyhow::Result<Vec<(String, String)>> {
         ("deploy/manifests/crds.yaml", definitions()?),
         ("deploy/manifests/brupop.yaml", manifest(&Options::default(), true)?),
         ("deploy/manifests/force.yaml", force()?),
+        ("deploy/manifests/aws.yaml", aws()?),
         ("docs/resources.md", reference::markdown()?),
         ("docs/waiting.md", waiting::markdown()),
         ("docs/openapi.yaml", web_api()?),
@@ -71,6 +72,13 @@ pub fn manifest(options: &Options, with_policy: bool) -> anyhow::Result<String> 
 fn force() -> anyhow::Result<String> {
     let about = "What the controller needs besides for drain.atDeadline: Force, which deletes pods past their budgets.";
     documents(about, " docs/policy.md says what it is for.", &rights::force())
+}
+
+/// The hook for AWS.
+fn aws() -> anyhow::Result<String> {
+    let about =
+        "The hook that keeps EC2 Auto Scaling groups from replacing nodes, for policies with spec.autoscaling.aws.";
+    documents(about, " docs/aws.md says what it needs.", &aws::all(&Options::default()))
 }
 
 /// The description of the web API.

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::options::Options;
-use crate::{admission, agent, apiserver, controller, crds, namespaces, network, policy, rights, takeover};
+use crate::{admission, agent, apiserver, aws, controller, crds, namespaces, network, policy, rights, takeover};
 
 /// Everything that is installed, each a full object, in the order of installation. The custom resource definitions come
 /// first and have to be established before the last one, the default policy, is accepted.
@@ -22,14 +22,15 @@ pub fn objects(options: &Options) -> anyhow::Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// Everything that an installation may have in a cluster: [`objects`], the right to delete pods, which is optional, and
-/// the admission policy of a takeover that has not ended.
+/// Everything that an installation may have in a cluster: [`objects`], what is optional (the right to delete pods, the hook
+/// for AWS), and the admission policy of a takeover that has not ended.
 ///
 /// # Errors
 /// If an object cannot be written as JSON, which would be a defect.
 pub fn everything() -> anyhow::Result<Vec<Value>> {
     let mut objects = objects(&Options::default())?;
     objects.extend(rights::force());
+    objects.extend(aws::all(&Options::default()));
     objects.extend(takeover::read_only_policy());
     Ok(objects)
 }

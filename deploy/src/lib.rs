@@ -6,6 +6,7 @@
 mod admission;
 mod agent;
 mod apiserver;
+mod aws;
 mod budget;
 mod chart;
 mod controller;

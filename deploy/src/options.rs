@@ -46,10 +46,12 @@ pub enum Component {
     Apiserver,
     /// The controller, which decides on the order, time and version of updates.
     Controller,
+    /// The hook that keeps EC2 Auto Scaling groups from replacing nodes, which is optional.
+    Aws,
 }
 
 impl Component {
-    /// All components.
+    /// The components of every installation.
     pub const ALL: [Self; 3] = [Self::Agent, Self::Apiserver, Self::Controller];
 
     /// Name of the component's workload, service account, image and program.
@@ -58,6 +60,7 @@ impl Component {
             Self::Agent => models::names::AGENT,
             Self::Apiserver => models::names::APISERVER,
             Self::Controller => models::names::CONTROLLER,
+            Self::Aws => models::names::AWS,
         }
     }
 }

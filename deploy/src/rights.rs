@@ -1,8 +1,8 @@
 //! RBAC rights. Every rule has its reason; there are no wildcards, and the agents have no rights at all.
 
 use models::names::{
-    AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, CONTROLLER, GROUP, HISTORY_KEY_SECRET, HISTORY_KEYS, OPERATOR_NAME,
-    PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
+    AGENT, AGENT_NAMESPACE, APISERVER, AWS, CA_SECRET, CONTROLLER, GROUP, HISTORY_KEY_SECRET, HISTORY_KEYS,
+    OPERATOR_NAME, PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
 };
 use serde_json::{Value, json};
 
@@ -68,9 +68,20 @@ pub(crate) fn force() -> Vec<Value> {
     forced().objects().into()
 }
 
+/// The service account of the hook for AWS, and what it may do. Not part of the installation.
+pub(crate) fn aws() -> Vec<Value> {
+    let mut objects = vec![service_account(SYSTEM_NAMESPACE, AWS)];
+    objects.extend(granted_to_aws().iter().flat_map(Granted::objects));
+    objects
+}
+
 /// The reason of each rule of a role, in the role's own order. Empty for other objects.
 pub(crate) fn reasons(object: &Value) -> Vec<&'static str> {
-    let granted = installed().into_iter().chain([forced()]).find(|granted| granted.objects()[0] == *object);
+    let granted = installed()
+        .into_iter()
+        .chain([forced()])
+        .chain(granted_to_aws())
+        .find(|granted| granted.objects()[0] == *object);
     let mut rules = granted.map(|granted| granted.rules);
     if rules.is_none() {
         let users = for_users().into_iter().find(|(to, rules)| aggregated_role(to, rules) == *object);
@@ -174,6 +185,34 @@ fn forced() -> Granted {
     let why = "What is left on a node at its drain's deadline is deleted, each pod under its uid, past its budget.";
     let rules = vec![rule(CORE, "pods", "delete").why(why)];
     Granted { name: "brupop-controller-force", account: CONTROLLER, namespace: None, rules }
+}
+
+fn granted_to_aws() -> [Granted; 3] {
+    let of = |namespace, rules| Granted { name: AWS, account: AWS, namespace, rules };
+    [
+        of(
+            None,
+            vec![
+                rule(CORE, "nodes", "list watch patch")
+                    .why("The requests to hooks, and the instance of each node; patch: the answers."),
+            ],
+        ),
+        of(
+            Some(SYSTEM_NAMESPACE),
+            vec![
+                rule(GROUP, "bottlerocketupdateoperators", "list watch")
+                    .named(&[OPERATOR_NAME])
+                    .why("The mode, spec.autoscaling.aws."),
+                rule(CORE, "configmaps", "create get patch")
+                    .named(&[AWS])
+                    .why("The record of what is to be taken back. Made by an apply, which names it beforehand."),
+            ],
+        ),
+        of(
+            Some(NODE_EVENTS),
+            vec![rule(EVENTS, "events", "create patch").why("Events about a Node; repetitions are counted.")],
+        ),
+    ]
 }
 
 fn controller_in_cluster() -> Vec<Rule> {
@@ -325,7 +364,7 @@ mod tests {
 
     /// Every rule of every role, with the right to delete pods.
     fn rules() -> Vec<PolicyRule> {
-        let objects = [all(), force()].concat();
+        let objects = [all(), force(), aws()].concat();
         let rules = objects.iter().filter_map(|object| object.get("rules"));
         rules.flat_map(|rules| serde_json::from_value::<Vec<PolicyRule>>(rules.clone()).unwrap()).collect()
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The modules of each crate, the lowest layer first. Modules joined by `/` share a layer: they depend on one another.
-const CRATES: [(&str, &str); 8] = [
+const CRATES: [(&str, &str); 9] = [
     (
         "models",
         "backoff condition time duration listen log names earlier pem plain reason resource_version schema shadow wire permit \
@@ -33,10 +33,11 @@ const CRATES: [(&str, &str); 8] = [
         "boot alive process config desired_state retry refreshes statement permit host/settings memory situation staging views server \
          report stream drive fuzzing",
     ),
+    ("aws", "config facts decide cloud record cluster run"),
     (
         "deploy",
         "options object budget pod monitoring controller apiserver agent network namespaces crds reference admission policy \
-         rights takeover openapi waiting yaml installation chart files",
+         rights aws takeover openapi waiting yaml installation chart files",
     ),
     ("deploy/images", "process commit digest reference program component toolchain crates licenses sbom layer layout"),
     (

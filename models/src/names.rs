@@ -18,6 +18,10 @@ pub const CONTROLLER: &str = "brupop-controller";
 pub const APISERVER: &str = "brupop-apiserver";
 /// Name of the agents' DaemonSet and service account.
 pub const AGENT: &str = "brupop-agent";
+/// Name of the program that answers the hook [`AWS_HOOK`], and of its Deployment, service account and record.
+pub const AWS: &str = "brupop-aws";
+/// Name of the hook that keeps EC2 Auto Scaling groups from replacing nodes.
+pub const AWS_HOOK: &str = "aws-autoscaling";
 
 /// Label of everything that is installed.
 pub const APPLICATION_LABEL: &str = "app.kubernetes.io/name";

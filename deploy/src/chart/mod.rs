@@ -18,8 +18,13 @@ mod values;
 use serde_json::Value;
 
 use crate::options::{COMMAND, Options};
-use crate::{admission, agent, apiserver, controller, crds, monitoring, namespaces, network, policy, rights, yaml};
+use crate::{
+    admission, agent, apiserver, aws, controller, crds, monitoring, namespaces, network, policy, rights, yaml,
+};
 use places::Fills;
+
+/// The hook for AWS is rendered under this condition.
+const AWS: &str = ".Values.aws.enabled";
 
 /// A document is rendered under this condition, or always.
 type Condition = Option<&'static str>;
@@ -44,6 +49,11 @@ pub(crate) fn files() -> anyhow::Result<Vec<(String, String)>> {
         when(".Values.rbac.aggregateRoles", rights::aggregated()),
         when(".Values.rbac.forceDrain", rights::force()),
     ];
+    let hook_for_aws = [
+        when(AWS, rights::aws()),
+        when("and .Values.aws.enabled .Values.networkPolicy.enabled", vec![network::aws()]),
+        when(AWS, vec![aws::deployment(&options)]),
+    ];
     let mut files: Vec<_> = [
         ("deploy/chart/Chart.yaml", metadata(OPERATOR)),
         ("deploy/chart/values.yaml", values::yaml(&values::of_operator()?)?),
@@ -58,6 +68,7 @@ pub(crate) fn files() -> anyhow::Result<Vec<(String, String)>> {
         ("deploy/chart/templates/apiserver.yaml", templates(always(apiserver::all(&options).into()))?),
         ("deploy/chart/templates/controller.yaml", templates(always(controller::all(&options).into()))?),
         ("deploy/chart/templates/agent.yaml", templates(always(vec![agent::daemon_set(&options)]))?),
+        ("deploy/chart/templates/aws.yaml", templates(hook_for_aws.concat())?),
         ("deploy/chart/templates/policy.yaml", templates(when(".Values.policy.create", vec![policy::default()]))?),
         (
             "deploy/chart/templates/podmonitor.yaml",

@@ -1,6 +1,7 @@
 //! The places of the objects that a value of the chart decides.
 
 use anyhow::{Context, ensure};
+use models::names::AWS;
 use serde_json::{Map, Value, json};
 
 use crate::network;
@@ -69,6 +70,9 @@ impl Fills {
 pub(super) fn fill(object: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
     let kind = object["kind"].as_str().context("an object without a kind")?.to_owned();
     let (labels, annotations) = match kind.as_str() {
+        "ServiceAccount" if object["metadata"]["name"] == AWS => {
+            (".Values.commonLabels", "merge (dict) .Values.aws.serviceAccountAnnotations .Values.commonAnnotations")
+        }
         "CustomResourceDefinition" => (
             ".Values.labels",
             // Helm deletes no object with this annotation.
@@ -104,11 +108,11 @@ pub(super) fn fill(object: &mut Value, fills: &mut Fills) -> anyhow::Result<()> 
 
 fn workload(workload: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
     let name = workload["metadata"]["name"].as_str().unwrap_or_default();
-    let component = Component::ALL.into_iter().find(|component| component.name() == name);
+    let component = Component::ALL.into_iter().chain([Component::Aws]).find(|component| component.name() == name);
     let component = component.with_context(|| format!("{name} is no component"))?;
     let part = key(component);
     let of = |value: &str| format!(".Values.{part}.{value}");
-    if component != Component::Agent {
+    if matches!(component, Component::Controller | Component::Apiserver) {
         workload["spec"]["replicas"] = fills.scalar(&format!("{} | int", of("replicas")));
     }
     let template = at(workload, "/spec/template")?;
@@ -137,6 +141,11 @@ fn workload(workload: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
     container["image"] = fills.scalar(&format!(r#"include "brupop.image" (list . "{part}")"#));
     container["imagePullPolicy"] = fills.scalar(".Values.image.pullPolicy");
     container["resources"] = fills.field(&of("resources"));
+    if component == Component::Aws {
+        container["env"] = fills.field(
+            r#"ternary (list (dict "name" "AWS_REGION" "value" .Values.aws.region)) (list) (ne .Values.aws.region "")"#,
+        );
+    }
     let mut further = vec![
         r#"{{- if ne .Values.logging.format "text" }}"#.to_owned(),
         "- --log-format={{ .Values.logging.format }}".to_owned(),
@@ -181,6 +190,7 @@ pub(super) fn key(component: Component) -> &'static str {
         Component::Agent => "agent",
         Component::Apiserver => "apiserver",
         Component::Controller => "controller",
+        Component::Aws => "aws",
     }
 }
 

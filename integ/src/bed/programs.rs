@@ -14,6 +14,7 @@ const NEXT: &str = "BRUPOP_NEXT_DIR";
 const AGENT: &str = "BRUPOP_AGENT_BIN";
 const APISERVER: &str = "BRUPOP_APISERVER_BIN";
 const CONTROLLER: &str = "BRUPOP_CONTROLLER_BIN";
+const AWS: &str = "BRUPOP_AWS_BIN";
 
 /// The operator's programs.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct Programs {
     pub apiserver: PathBuf,
     /// The controller.
     pub controller: PathBuf,
+    /// The hook for AWS, which only some scenarios install.
+    pub aws: PathBuf,
     /// The plugin for kubectl.
     pub plugin: PathBuf,
 }
@@ -66,11 +69,12 @@ impl Programs {
             agent: program(AGENT, "brupop-agent")?,
             apiserver: program(APISERVER, "brupop-apiserver")?,
             controller: program(CONTROLLER, "brupop-controller")?,
+            aws: std::env::var_os(AWS).map_or_else(|| folder.join("brupop-aws"), PathBuf::from),
             plugin: existing(folder.join("kubectl-brupop"))?,
         })
     }
 
-    /// Finds the programs of the next version's stand-in, which has no plugin.
+    /// Finds the programs of the next version's stand-in, which has no plugin and no hook.
     pub fn next() -> anyhow::Result<Self> {
         let beside = Self::folder()?.with_file_name("next");
         let folder = std::env::var_os(NEXT).map_or(beside, PathBuf::from);
@@ -79,11 +83,13 @@ impl Programs {
             anyhow::ensure!(path.is_file(), "the program {} is missing: run `make next` first", path.display());
             Ok(path)
         };
+        let Self { aws, plugin, .. } = Self::find()?;
         Ok(Self {
             agent: program("brupop-agent")?,
             apiserver: program("brupop-apiserver")?,
             controller: program("brupop-controller")?,
-            plugin: Self::find()?.plugin,
+            aws,
+            plugin,
         })
     }
 
@@ -94,5 +100,6 @@ impl Programs {
             .map(reference(deploy::Component::Agent), &self.agent)
             .map(reference(deploy::Component::Apiserver), &self.apiserver)
             .map(reference(deploy::Component::Controller), &self.controller)
+            .map(reference(deploy::Component::Aws), &self.aws)
     }
 }

@@ -157,9 +157,12 @@ fn text(value: &Value) -> &str {
 pub fn accounts() -> Vec<String> {
     Component::ALL
         .iter()
+        .chain(&[Component::Aws])
         .map(|part| match part {
             Component::Agent => service_account(AGENT_NAMESPACE, part.name()),
-            Component::Apiserver | Component::Controller => service_account(SYSTEM_NAMESPACE, part.name()),
+            Component::Apiserver | Component::Controller | Component::Aws => {
+                service_account(SYSTEM_NAMESPACE, part.name())
+            }
         })
         .collect()
 }

@@ -10,6 +10,7 @@ use crate::helm::{DEFINITIONS, Helm, OPERATOR, Objects, manifest};
 const CONTROLLER: &str = "Deployment brupop-system/brupop-controller";
 const APISERVER: &str = "Deployment brupop-system/brupop-apiserver";
 const AGENT: &str = "DaemonSet brupop-agents/brupop-agent";
+const HOOK: &str = "Deployment brupop-system/brupop-aws";
 const POLICY: &str = "BottlerocketUpdateOperator brupop-system/default";
 const WORKLOADS: [&str; 3] = [CONTROLLER, APISERVER, AGENT];
 
@@ -45,6 +46,14 @@ async fn default_rendering_is_the_manifest() -> anyhow::Result<()> {
         assert_eq!(forced.get(&id), Some(&object));
     }
     assert_eq!(forced.len(), without_namespace.len() + 2);
+
+    // So is the hook for AWS.
+    let with_hook = helm.render(OPERATOR, &json!({"aws": {"enabled": true}})).await?;
+    let hook = manifest("aws.yaml")?;
+    for (id, object) in &hook {
+        assert_eq!(with_hook.get(id), Some(object), "{id}");
+    }
+    assert_eq!(with_hook.len(), without_namespace.len() + hook.len());
     Ok(())
 }
 
@@ -274,6 +283,31 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
                 of(CONTROLLER, "/spec/template/spec/volumes/0/configMap/name", json!("prometheus-ca")),
                 of(CONTROLLER, "/spec/template/spec/containers/0/volumeMounts/0/mountPath", json!("/authority")),
             ],
+        ),
+        (
+            json!({"aws": {
+                "enabled": true, "region": "eu-central-1", "logLevel": "debug",
+                "serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn"},
+            }, "commonAnnotations": {"note": "1"}}),
+            vec![
+                of(
+                    "ServiceAccount brupop-system/brupop-aws",
+                    "/metadata/annotations",
+                    json!({"eks.amazonaws.com/role-arn": "arn", "note": "1"}),
+                ),
+                of("ServiceAccount brupop-system/brupop-controller", "/metadata/annotations", json!({"note": "1"})),
+                of(
+                    HOOK,
+                    "/spec/template/spec/containers/0/env",
+                    json!([{"name": "AWS_REGION", "value": "eu-central-1"}]),
+                ),
+                of(HOOK, "/spec/template/spec/containers/0/args/1", json!("--log-filter=debug")),
+                of(HOOK, "/spec/strategy", json!({"type": "Recreate"})),
+            ],
+        ),
+        (
+            json!({"aws": {"enabled": true}, "networkPolicy": {"enabled": false}}),
+            vec![of("NetworkPolicy brupop-system/brupop-aws", "", Value::Null)],
         ),
         (
             json!({"controller": {"replicas": 1}}),

@@ -38,15 +38,18 @@ enum Class {
     Commands,
     /// Objects, or the beginning of one.
     Objects,
+    /// Policies of another system: their form alone is checked.
+    Json,
     /// Output, messages and drawings: nothing to try.
     Text,
 }
 
-const CLASSES: [(&str, Class); 5] = [
+const CLASSES: [(&str, Class); 6] = [
     ("sh", Class::Commands),
     ("zsh", Class::Commands),
     ("fish", Class::Commands),
     ("yaml", Class::Objects),
+    ("json", Class::Json),
     ("text", Class::Text),
 ];
 
@@ -74,7 +77,7 @@ const TOOLS: [&str; 11] = ["bash", "cat", "chmod", "cp", "date", "mkdir", "mktem
 const TRIED: [&str; 5] = ["kubectl", "kubectl-brupop", "make", "cargo", "grep"];
 
 /// Programs that are not run here: they need a registry, root or a host, or have tests of their own.
-const NOT_TRIED: [&str; 7] = ["crane", "skopeo", "tar", "apt-get", "rustup", "apiclient", "helm"];
+const NOT_TRIED: [&str; 8] = ["aws", "crane", "skopeo", "tar", "apt-get", "rustup", "apiclient", "helm"];
 
 /// Environment variable with a folder of definitions of other projects, whose objects are then tried as well.
 const DEFINITIONS: &str = "BRUPOP_DEFINITIONS";
@@ -258,6 +261,7 @@ impl<'a> Shell<'a> {
         match class.with_context(|| format!("'{}' is no class of blocks: see CLASSES", block.info))? {
             Class::Commands => self.run(number, &block.text).await,
             Class::Objects => self.apply(number, block).await,
+            Class::Json => serde_json::from_str::<Value>(&block.text).map(drop).context("not JSON"),
             Class::Text => {
                 let is_command =
                     |line: &&str| ["kubectl ", "make ", "cargo "].iter().any(|word| line.starts_with(word));

@@ -60,6 +60,9 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
         (json!({"drain": {"gracePeriod": "soon"}}), PATTERN),
         (json!({"loadBalancer": {"leaveBeforeDrain": "60s"}, "autoscaler": {"protect": false}}), ACCEPTED),
         (json!({"loadBalancer": {}, "autoscaler": {}}), ACCEPTED),
+        (json!({"autoscaling": {"aws": {"mode": "SuspendReplaceUnhealthy"}}}), ACCEPTED),
+        (json!({"autoscaling": {"aws": {"mode": "Detach"}}}), ENUMERATION),
+        (json!({"autoscaling": {"aws": {}}}), Some("spec.autoscaling.aws.mode: Required value")),
         (json!({"maxUnavalable": 1}), Some("field not declared in schema")),
     ];
     specs.extend(shares());
@@ -406,6 +409,7 @@ fn full() -> Value {
         "drain": {"timeout": "5m", "barePods": "Evict"},
         "loadBalancer": {"leaveBeforeDrain": "30s"},
         "autoscaler": {"protect": true},
+        "autoscaling": {"aws": {"mode": "Standby"}},
         "hooks": [{"name": "ceph", "before": {"timeout": "5m", "onTimeout": "Continue"}}],
         "health": health,
         "prometheus": {"url": "http://prometheus:9090", "timeout": "5s"},
@@ -450,8 +454,13 @@ pub(super) async fn emptied_policy_fields_are_accepted_in_server_side_apply(
         }
         let applied =
             operators.patch("default", &operator_apply().force(), &Patch::Apply(&object("default", &spec))).await;
-        // Without its address it would be useless.
-        expect(&format!("{part} emptied"), applied, (part == "/prometheus").then_some("spec.prometheus: "))?;
+        // Without its address, or its mode, it would be useless.
+        let refused = match part.as_str() {
+            "/prometheus" => Some("spec.prometheus: "),
+            "/autoscaling/aws" => Some("spec.autoscaling.aws"),
+            _ => None,
+        };
+        expect(&format!("{part} emptied"), applied, refused)?;
         operators.get("default").await.with_context(|| format!("to be read with {part} emptied"))?;
     }
     let empty = operators.patch("default", &operator_apply(), &Patch::Apply(&object("default", &json!({})))).await?;

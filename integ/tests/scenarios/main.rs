@@ -4,6 +4,7 @@
 //! `support` lets at most eight of them run at a time, whatever number of threads the test runner has: a test cluster
 //! is a dozen processes, and more of them on a small machine would only wait for each other.
 
+mod aws;
 mod budgets;
 mod crashes;
 mod decide;

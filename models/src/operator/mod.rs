@@ -94,6 +94,9 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// Handling of cluster autoscalers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaler: Option<AutoscalerPolicy>,
+    /// Handling of the groups of machines that a cloud keeps at a size. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoscaling: Option<AutoscalingPolicy>,
     /// Other controllers that are asked before a node is drained, and after it is back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
@@ -133,6 +136,13 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// Limits of the history of rollouts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout_history: Option<RolloutHistoryPolicy>,
+}
+
+impl BottlerocketUpdateOperatorSpec {
+    /// Returns how EC2 Auto Scaling groups are kept from replacing nodes, where the policy says so.
+    pub fn aws_mode(&self) -> Option<AwsMode> {
+        Some(self.autoscaling.as_ref()?.aws.as_ref()?.mode)
+    }
 }
 
 /// Number of nodes by state.

@@ -295,6 +295,37 @@ pub struct AutoscalerPolicy {
     pub protect: Option<bool>,
 }
 
+/// Groups of machines that a cloud keeps at a size, by replacing those that it takes for broken.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AutoscalingPolicy {
+    /// EC2 Auto Scaling groups. Needs the program `brupop-aws`, which is awaited before the drain and after the update as
+    /// the hook `aws-autoscaling`. Default: their groups are left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aws: Option<AwsAutoscaling>,
+}
+
+/// EC2 Auto Scaling groups.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AwsAutoscaling {
+    /// `Standby` puts the instance of a node that is updated into the state Standby, in which its group does not replace
+    /// it and its load balancers send it nothing. `SuspendReplaceUnhealthy` suspends the process ReplaceUnhealthy of the
+    /// whole group for the time.
+    pub mode: AwsMode,
+}
+
+/// The means by which an EC2 Auto Scaling group is kept from replacing a node that is updated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+// In a schema an optional enumeration's own description would hide that of the field.
+#[schemars(description = "")]
+pub enum AwsMode {
+    /// The instance is in Standby.
+    Standby,
+    /// The process ReplaceUnhealthy of the group is suspended.
+    SuspendReplaceUnhealthy,
+}
+
 /// A query that has to return an empty result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use models::names::AWS_HOOK;
 use models::operator::{
     BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, HealthPolicy,
     Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, OnTimeout, PrometheusPolicy, SchedulePolicy,
@@ -19,6 +20,9 @@ const LEAVE_LOAD_BALANCER: Duration = Duration::from_secs(30);
 
 /// Default time for the answer of a hook.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// Time for an instance to be in service again after an update: until then its load balancers have to take it in.
+const AWS_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// Default number of downloads at a time, where pre-staging is enabled without a number.
 const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
@@ -80,7 +84,7 @@ impl Policy {
                 .as_ref()
                 .and_then(|autoscaler| autoscaler.protect)
                 .unwrap_or(default.protect_from_autoscalers),
-            hooks: spec.hooks.iter().map(hook).collect(),
+            hooks: hooks(spec),
             revision_history_limit: spec
                 .revision_history_limit
                 .map_or(default.revision_history_limit, |limit| limit as usize),
@@ -153,6 +157,17 @@ fn node_groups(groups: &[NodeGroup], all: &GroupPolicy, errors: &mut Vec<PolicyE
         }
     };
     groups.iter().enumerate().map(group).collect()
+}
+
+/// Returns the hooks of a policy, with the one that the handling of Auto Scaling groups implies. One of this name among
+/// `spec.hooks` has its own times.
+fn hooks(spec: &BottlerocketUpdateOperatorSpec) -> Vec<Hook> {
+    let mut hooks: Vec<Hook> = spec.hooks.iter().map(hook).collect();
+    if spec.aws_mode().is_some() && hooks.iter().all(|hook| hook.name != AWS_HOOK) {
+        let wait = |timeout| Some(HookWait { timeout, continues: false });
+        hooks.push(Hook { name: AWS_HOOK.to_owned(), before: wait(HOOK_TIMEOUT), after: wait(AWS_AFTER) });
+    }
+    hooks
 }
 
 fn hook(hook: &HookSpec) -> Hook {

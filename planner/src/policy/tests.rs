@@ -18,6 +18,7 @@ fn documented_and_example_policies_are_valid() {
         include_str!("../../../docs/policy.md"),
         include_str!("../../../docs/expressions.md"),
         include_str!("../../../docs/hooks.md"),
+        include_str!("../../../docs/aws.md"),
     ];
     let blocks = pages.iter().flat_map(|page| page.split("```yaml\n").skip(1));
     let mut shown = 0;
@@ -31,7 +32,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
         shown += 1;
     }
-    assert_eq!(shown, 11);
+    assert_eq!(shown, 12);
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies");
     for file in std::fs::read_dir(examples).unwrap() {
         let file = file.unwrap().path();
@@ -40,7 +41,22 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
         shown += 1;
     }
-    assert_eq!(shown, 17);
+    assert_eq!(shown, 18);
+}
+
+#[test]
+fn handling_of_auto_scaling_groups_implies_its_hook() {
+    let hooks = |text: &str| Policy::from_spec(&spec(text)).unwrap().hooks;
+    let aws = r#""autoscaling": {"aws": {"mode": "Standby"}}"#;
+    let implied = hooks(&format!("{{{aws}}}"));
+    let wait = |minutes| Some(HookWait { timeout: std::time::Duration::from_mins(minutes), continues: false });
+    assert_eq!(implied, [Hook { name: "aws-autoscaling".into(), before: wait(5), after: wait(15) }]);
+    let own = r#""hooks": [{"name": "ceph"}, {"name": "aws-autoscaling", "before": {"timeout": "1m"}}]"#;
+    let own = hooks(&format!("{{{aws}, {own}}}"));
+    assert_eq!((own.len(), own[1].before, own[1].after), (2, wait(1), None), "with its own times");
+    for none in ["{}", r#"{"autoscaling": {}}"#, r#"{"autoscaler": {"protect": true}}"#] {
+        assert!(hooks(none).is_empty(), "{none}");
+    }
 }
 
 #[test]

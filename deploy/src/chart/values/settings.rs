@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::shape::{boolean, integer, list_of, map, one_of, pattern, resources, strict, text, texts};
 use super::{super::places::key, Setting};
-use crate::installation::objects;
+use crate::installation::everything;
 use crate::monitoring::{self, DASHBOARD_LABEL};
-use crate::options::{Component, Options};
+use crate::options::Component;
 use crate::{crds, network, policy};
 
 /// A label of DNS.
@@ -23,7 +23,9 @@ fn setting(path: &str, default: Value, schema: Value, about: &str) -> Setting {
 /// The comment of a group of values.
 pub(super) fn section(path: &str) -> Option<&'static str> {
     Some(match path {
-        "image" => "The images brupop-agent, brupop-apiserver and brupop-controller.",
+        "image" => {
+            "The images brupop-agent, brupop-apiserver and brupop-controller, and brupop-aws where it is enabled."
+        }
         "image.digests" => "Digests of the images, such as sha256:…; one that is set is used instead of the tag.",
         "logging" => "The logs of all programs.",
         "namespaces" => "The operator's own namespace is that of the release, and the agents have another one.",
@@ -37,6 +39,7 @@ pub(super) fn section(path: &str) -> Option<&'static str> {
         "controller" => "The controller, which decides: one replica leads, the others are on standby.",
         "apiserver" => "The web API between the agents and the cluster.",
         "agent" => "The agent on each labelled node.",
+        "aws" => "The hook that keeps EC2 Auto Scaling groups from replacing nodes: docs/aws.md.",
         _ => return None,
     })
 }
@@ -69,6 +72,7 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
         setting("image.digests.agent", json!(""), digest(), "Digest of brupop-agent."),
         setting("image.digests.apiserver", json!(""), digest(), "Digest of brupop-apiserver."),
         setting("image.digests.controller", json!(""), digest(), "Digest of brupop-controller."),
+        setting("image.digests.aws", json!(""), digest(), "Digest of brupop-aws."),
         setting(
             "imagePullSecrets",
             json!([]),
@@ -151,12 +155,18 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
     for component in [Component::Controller, Component::Apiserver, Component::Agent] {
         settings.extend(of_component(component)?);
     }
+    settings.extend([
+        setting("aws.enabled", json!(false), boolean(), "Install it, for policies with spec.autoscaling.aws."),
+        setting("aws.region", json!(""), pattern("^[a-z0-9-]*$"), "Region of the Auto Scaling groups. Empty: that which IRSA, EKS Pod Identity or the instance's metadata name."),
+        setting("aws.serviceAccountAnnotations", json!({}), texts(), "Annotations of its service account, such as eks.amazonaws.com/role-arn for IRSA."),
+    ]);
+    settings.extend(of_component(Component::Aws)?);
     Ok(settings)
 }
 
 fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
     let part = key(component);
-    let objects = objects(&Options::default())?;
+    let objects = everything()?;
     let workload = objects
         .iter()
         .find(|object| object["metadata"]["name"] == component.name() && !object["spec"]["template"].is_null())
@@ -169,14 +179,15 @@ fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
     let path = |value: &str| format!("{part}.{value}");
     let agent = component == Component::Agent;
     let mut settings = Vec::new();
-    if !agent {
+    // One alone calls AWS.
+    if !agent && component != Component::Aws {
         let replicas = &workload["spec"]["replicas"];
         settings.push(setting(&path("replicas"), replicas.clone(), integer(0, 100), "Number of pods."));
     }
     settings.extend([
         setting(&path("resources"), pod["containers"][0]["resources"].clone(), resources(), "Requests and limits. A limit of CPU would slow updates down."),
         setting(&path("priorityClassName"), pod["priorityClassName"].clone(), text(), "Priority class."),
-        setting(&path("tolerations"), pod["tolerations"].clone(), list_of(map()), if agent { "Tolerations. By default all: a node with a taint is updated too." } else { "Tolerations. By default cordoned nodes, since these pods uncordon them, and unresponsive ones for a short time." }),
+        setting(&path("tolerations"), pod["tolerations"].clone(), list_of(map()), if agent { "Tolerations. By default all: a node with a taint is updated too." } else { "Tolerations. By default cordoned nodes, on which an update has to be able to end, and unresponsive ones for a short time." }),
         setting(&path("nodeSelector"), if agent { json!({}) } else { pod["nodeSelector"].clone() }, texts(), if agent { "Labels of nodes that get an agent, beside the operator's own." } else { "Labels of the nodes that these pods run on." }),
     ]);
     if !agent {

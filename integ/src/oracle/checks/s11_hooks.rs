@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use models::names::HOOK_ANSWER_PREFIX;
-use models::operator::OnTimeout;
+use models::names::{AWS_HOOK, HOOK_ANSWER_PREFIX};
+use models::operator::{BottlerocketUpdateOperatorSpec, Hook, HookWait, OnTimeout};
 use models::shadow::{Progress, Step};
 use models::time::between;
 
@@ -18,6 +18,16 @@ fn progress(shadow: &Shadow) -> Option<&Progress> {
     shadow.status.controller.progress.as_ref()
 }
 
+/// The hooks of a policy. The handling of Auto Scaling groups implies one, whose missing answer ends the attempt.
+fn awaited(spec: &BottlerocketUpdateOperatorSpec) -> Vec<Hook> {
+    let mut hooks = spec.hooks.clone();
+    let aws = spec.autoscaling.as_ref().is_some_and(|autoscaling| autoscaling.aws.is_some());
+    if aws && hooks.iter().all(|hook| hook.name != AWS_HOOK) {
+        hooks.push(Hook { name: AWS_HOOK.into(), before: Some(HookWait::default()), after: None });
+    }
+    hooks
+}
+
 impl super::Check for Check {
     fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
         let Some((new, old)) = moment.shadow() else { return };
@@ -28,7 +38,7 @@ impl super::Check for Check {
         }
         let request = format!("BeforeDrain/{}/{}", was.attempt, was.started.as_second());
         let node = moment.world.nodes.get(new.node());
-        for hook in moment.world.operator.iter().flat_map(|operator| &operator.spec.hooks) {
+        for hook in moment.world.operator.iter().flat_map(|operator| awaited(&operator.spec)) {
             let Some(wait) = &hook.before else { continue };
             let answer = Field::Annotation(format!("{HOOK_ANSWER_PREFIX}{}", hook.name));
             let answered = node.and_then(|node| node.fields.get(&answer)) == Some(&request);

@@ -152,6 +152,7 @@ fn revision_changes_with_documented_fields_and_no_others() {
         ("drain", json!({"timeout": "5m"})),
         ("loadBalancer", json!({"leaveBeforeDrain": "10s"})),
         ("autoscaler", json!({"protect": false})),
+        ("autoscaling", json!({"aws": {"mode": "Standby"}})),
         ("hooks", json!([{"name": "ceph", "before": {}}])),
         ("health", soak.clone()),
         ("prometheus", json!({"url": "http://prometheus:9090"})),

@@ -1,0 +1,280 @@
+//! The decisions, as a function of what is known: for each node the next step, and for each entry of the record.
+//!
+//! ```text
+//! BeforeDrain/…    record ──► EnterStandby ──► (Standby) ──► answer
+//!                  record ──► SuspendProcesses ────────────► answer
+//! AfterUpdate/…,   ExitStandby ──► (Pending, InService) ──► forget ──► answer
+//! none, no Node    SetInstanceHealth, ResumeProcesses ────► forget ──► answer
+//! ```
+//!
+//! Every step is decided on what there is and not on what was done before, so that one that was interrupted is taken up by
+//! the next process. Nothing is done at AWS before it is recorded, and nothing is forgotten before it is taken back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::operator::AwsMode;
+use models::time::between;
+
+use crate::facts::{Entry, Group, Instance, Node};
+
+/// Time after its record in which something may be done at AWS. After it the record is renewed first, so that an entry is
+/// removed only when no call is under way any more that could still do what it records.
+const FRESH: Duration = Duration::from_secs(15);
+
+/// The facts of one round.
+#[derive(Debug)]
+pub(crate) struct Snapshot<'a> {
+    /// The mode of the policy.
+    pub(crate) mode: Option<AwsMode>,
+    /// The Nodes, by name.
+    pub(crate) nodes: &'a BTreeMap<String, Node>,
+    /// The record, by instance.
+    pub(crate) record: &'a BTreeMap<String, Entry>,
+    /// Instances that AWS was asked about; `None` is one without a group.
+    pub(crate) instances: &'a BTreeMap<String, Option<Instance>>,
+    /// Groups that AWS was asked about; `None` is one that does not exist.
+    pub(crate) groups: &'a BTreeMap<String, Option<Group>>,
+    /// Keys of [`Call::key`] with a call under way, or a pause after one that failed.
+    pub(crate) held: &'a BTreeSet<String>,
+    /// Groups whose process this program has resumed within `settle`: AWS may still show it as suspended.
+    pub(crate) resumed: &'a BTreeSet<String>,
+    /// Time after which AWS shows what was changed.
+    pub(crate) settle: Duration,
+    pub(crate) now: Timestamp,
+}
+
+/// A step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Sets or removes the answer of a node. The note says why, where nothing was done, or it is refused.
+    Answer { node: String, text: Option<String>, note: Option<String> },
+    /// Sets or removes an entry of the record.
+    Record { instance: String, entry: Option<Entry> },
+    /// Calls AWS.
+    Call(Call),
+}
+
+/// A call of AWS that changes something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    EnterStandby {
+        group: String,
+        instance: String,
+        node: String,
+    },
+    ExitStandby {
+        group: String,
+        instance: String,
+    },
+    /// Suspends ReplaceUnhealthy. Idempotent, so it is called for each node, whatever the group seems to be.
+    Suspend {
+        group: String,
+        node: String,
+    },
+    /// Resumes ReplaceUnhealthy; the instances are forgotten then.
+    Resume {
+        group: String,
+        instances: Vec<String>,
+    },
+    /// Sets an instance healthy that was marked unhealthy by its reboot: it never recovers by itself.
+    SetHealthy {
+        group: String,
+        instance: String,
+    },
+}
+
+impl Call {
+    /// The instance or the group that no other call concerns at the same time.
+    pub(crate) fn key(&self) -> &str {
+        match self {
+            Self::EnterStandby { instance, .. } | Self::ExitStandby { instance, .. } => instance,
+            Self::Suspend { group, .. } | Self::Resume { group, .. } | Self::SetHealthy { group, .. } => group,
+        }
+    }
+}
+
+/// Returns the instances that AWS has to be asked about.
+pub(crate) fn instances_to_read(
+    mode: Option<AwsMode>,
+    nodes: &BTreeMap<String, Node>,
+    record: &BTreeMap<String, Entry>,
+) -> Vec<String> {
+    let open = |node: &&Node| node.prepares().is_some() && !node.is_answered();
+    let entering = nodes.values().filter(open).filter_map(|node| node.instance.as_ref().ok());
+    let entering = entering.filter(|id| mode.is_some() || record.contains_key(*id));
+    let kept = kept(nodes);
+    let leaving = record.keys().filter(|id| !kept.contains(id.as_str()));
+    let all: BTreeSet<&String> = entering.chain(leaving).collect();
+    all.into_iter().cloned().collect()
+}
+
+/// The instances for which what was done has to stay.
+fn kept(nodes: &BTreeMap<String, Node>) -> BTreeSet<&str> {
+    let keeps = |node: &&Node| node.prepares().is_some() && !node.is_refused();
+    nodes.values().filter(keeps).filter_map(|node| node.instance.as_deref().ok()).collect()
+}
+
+/// Returns what is to be done now.
+pub(crate) fn decide(s: &Snapshot) -> Vec<Action> {
+    let mut actions = Vec::new();
+    for node in s.nodes.values() {
+        if let Some(request) = node.prepares() {
+            if !node.is_answered() {
+                actions.extend(enter(s, node, request));
+            }
+        } else if !node.is_answered() && !node.instance.as_ref().is_ok_and(|id| s.record.contains_key(id)) {
+            actions.push(Action::Answer { node: node.name.clone(), text: node.request.clone(), note: None });
+        }
+    }
+    let kept = kept(s.nodes);
+    let (kept, leaving): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        s.record.iter().partition(|(id, _)| kept.contains(id.as_str()));
+    let mut groups: BTreeMap<&str, Vec<&String>> = BTreeMap::new();
+    for (id, entry) in leaving {
+        match entry.mode {
+            AwsMode::Standby => actions.extend(exit_standby(s, id, entry)),
+            AwsMode::SuspendReplaceUnhealthy => groups.entry(&entry.group).or_default().push(id),
+        }
+    }
+    for (group, ids) in groups {
+        let suspended = |entry: &&&Entry| entry.mode == AwsMode::SuspendReplaceUnhealthy && entry.group == group;
+        actions.extend(resume(s, group, &ids, kept.values().any(|entry| suspended(&entry))));
+    }
+    actions
+}
+
+/// The next step of a node whose drain is to be prepared.
+fn enter(s: &Snapshot, node: &Node, request: &str) -> Option<Action> {
+    let answer = |text: String, note: String| {
+        Some(Action::Answer { node: node.name.clone(), text: Some(text), note: Some(note) })
+    };
+    let done = |note: String| answer(request.to_owned(), note);
+    let refuse = |why: String| answer(format!("{request} Refused: {why}"), why);
+    let id = match &node.instance {
+        Ok(id) => id,
+        Err(why) => return s.mode.and_then(|_| done(format!("no Auto Scaling group has to be kept: {why}"))),
+    };
+    let entry = s.record.get(id);
+    let mode = entry.map(|entry| entry.mode).or(s.mode)?;
+    let Some(instance) = s.instances.get(id)? else {
+        return done(format!(
+            "instance {id} is in no Auto Scaling group (as with Karpenter): there is nothing to keep"
+        ));
+    };
+    let group = instance.group.clone();
+    let record = |group: String| {
+        let entry = Entry { group, mode, node: node.name.clone(), since: s.now };
+        Some(Action::Record { instance: id.clone(), entry: Some(entry) })
+    };
+    let held = |key: &str| s.held.contains(key);
+    let wrong = || {
+        let state = &instance.state;
+        refuse(format!("instance {id} of Auto Scaling group {group} is {state}: it has to be InService to be updated"))
+    };
+    match (mode, entry) {
+        (AwsMode::Standby, None) => match instance.state.as_str() {
+            "InService" => {
+                let Group { min, desired, .. } = s.groups.get(&group)?.as_ref()?;
+                if desired <= min {
+                    return refuse(format!(
+                        "Auto Scaling group {group} has the desired capacity {desired} and the minimum {min}, and Standby \
+                         would take one from it: lower the minimum, or set spec.autoscaling.aws.mode to \
+                         SuspendReplaceUnhealthy"
+                    ));
+                }
+                record(group)
+            }
+            "Standby" => {
+                done(format!("instance {id} of Auto Scaling group {group} was in Standby before: it stays there"))
+            }
+            // Put there by another client, or still on the way back from the last update.
+            "EnteringStandby" | "Pending" | "Pending:Wait" | "Pending:Proceed" => None,
+            _ => wrong(),
+        },
+        (AwsMode::Standby, Some(entry)) => match instance.state.as_str() {
+            "InService" if held(id) => None,
+            "InService" if between(entry.since, s.now) > FRESH => record(group),
+            "InService" => {
+                Some(Action::Call(Call::EnterStandby { group, instance: id.clone(), node: node.name.clone() }))
+            }
+            "Standby" => {
+                done(format!("instance {id} of Auto Scaling group {group} is in Standby until the update ends"))
+            }
+            "EnteringStandby" | "Pending" | "Pending:Wait" | "Pending:Proceed" => None,
+            _ => wrong(),
+        },
+        (AwsMode::SuspendReplaceUnhealthy, _) if held(&group) => None,
+        (AwsMode::SuspendReplaceUnhealthy, None) => {
+            let ours =
+                s.record.values().any(|entry| entry.mode == mode && entry.group == group) || s.resumed.contains(&group);
+            if s.groups.get(&group)?.as_ref()?.suspended && !ours {
+                return done(format!(
+                    "ReplaceUnhealthy of Auto Scaling group {group} was suspended before: it stays so"
+                ));
+            }
+            record(group)
+        }
+        (AwsMode::SuspendReplaceUnhealthy, Some(entry)) if between(entry.since, s.now) > FRESH => record(group),
+        (AwsMode::SuspendReplaceUnhealthy, Some(entry)) => {
+            Some(Action::Call(Call::Suspend { group: entry.group.clone(), node: node.name.clone() }))
+        }
+    }
+}
+
+/// The next step of an instance that is to be in service again.
+fn exit_standby(s: &Snapshot, id: &str, entry: &Entry) -> Option<Action> {
+    if s.held.contains(id) {
+        return None;
+    }
+    let state = match s.instances.get(id)? {
+        // Terminated, or detached.
+        None => "",
+        Some(instance) => instance.state.as_str(),
+    };
+    match state {
+        "Standby" => Some(Action::Call(Call::ExitStandby { group: entry.group.clone(), instance: id.to_owned() })),
+        "EnteringStandby" | "Pending" | "Pending:Wait" | "Pending:Proceed" => None,
+        // It may still be on the way into Standby.
+        "InService" if between(entry.since, s.now) < s.settle => None,
+        _ => Some(Action::Record { instance: id.to_owned(), entry: None }),
+    }
+}
+
+/// The next steps of a group of which these instances are back. `others`: further ones of it are still updated.
+fn resume(s: &Snapshot, group: &str, ids: &[&String], others: bool) -> Vec<Action> {
+    if s.held.contains(group) {
+        return Vec::new();
+    }
+    // Only a node that is Ready is healthy for certain. Any other is replaced as soon as the process is resumed, as it is
+    // without this program.
+    let ready = |id: &String| s.nodes.values().any(|node| node.ready && node.instance.as_ref() == Ok(id));
+    for id in ids {
+        match s.instances.get(*id) {
+            Some(Some(instance)) if instance.unhealthy && ready(id) => {
+                let (group, instance) = (group.to_owned(), (*id).clone());
+                return vec![Action::Call(Call::SetHealthy { group, instance })];
+            }
+            Some(_) => {}
+            None => return Vec::new(),
+        }
+    }
+    let forget = || ids.iter().map(|id| Action::Record { instance: (*id).clone(), entry: None }).collect();
+    let settled = |id: &&String| s.record.get(*id).is_none_or(|entry| between(entry.since, s.now) >= s.settle);
+    match s.groups.get(group) {
+        _ if others => forget(),
+        // Another client has resumed it, or it could not be suspended.
+        Some(Some(group)) if !group.suspended && ids.iter().all(settled) => forget(),
+        Some(Some(_)) => {
+            let instances = ids.iter().map(|id| (*id).clone()).collect();
+            vec![Action::Call(Call::Resume { group: group.to_owned(), instances })]
+        }
+        Some(None) => forget(),
+        None => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+#[path = "decide_cases.rs"]
+mod cases;

@@ -1,0 +1,333 @@
+//! A server that speaks the API of AWS (moto), a proxy before it that answers as the real API does where moto has no errors,
+//! and the health check of EC2 Auto Scaling, which moto does not play.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use kube::{Api, ResourceExt as _};
+use models::names::{SYSTEM_NAMESPACE, node_of_shadow};
+use models::shadow::{BottlerocketShadow, Step};
+use tokio::net::TcpListener;
+use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
+
+use crate::interfere::poll;
+use crate::support::ScenarioContext;
+
+/// The group of most scenarios.
+pub(super) const GROUP: &str = "web";
+
+/// Fate of a call of AWS at the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The documented answer to a caller without the right.
+    Denied,
+    /// The documented answer above the limit of the rate.
+    Throttled,
+    /// Carried out, and never answered.
+    Unanswered,
+    /// Neither carried out nor answered.
+    Lost,
+}
+
+/// State of the proxy.
+#[derive(Default)]
+struct State {
+    /// Calls of the program, by action, in their order.
+    calls: Vec<String>,
+    /// Actions with a fault, for calls that name this instance or group, and how often.
+    faults: BTreeMap<&'static str, (Fault, String, usize)>,
+}
+
+/// A group, as AWS shows it.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) desired: String,
+    pub(super) suspended: BTreeSet<String>,
+    /// State and health of each instance, such as `InService Healthy`.
+    pub(super) instances: BTreeMap<String, String>,
+}
+
+/// The servers. Dropping it ends them.
+pub(super) struct Aws {
+    _moto: Child,
+    client: reqwest::Client,
+    url: String,
+    /// Address of the proxy, for the program.
+    pub(super) endpoint: String,
+    state: Arc<Mutex<State>>,
+    /// Instances that the health check has had replaced.
+    terminated: Arc<Mutex<Vec<String>>>,
+    tasks: JoinSet<()>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The contents of the elements of this name.
+fn elements<'a>(xml: &'a str, name: &str) -> Vec<&'a str> {
+    let (open, close) = (format!("<{name}>"), format!("</{name}>"));
+    xml.split(&open).skip(1).filter_map(|rest| rest.split(&close).next()).collect()
+}
+
+/// Sends a call to moto. The signature is not verified there; the service is read from its scope.
+async fn send(client: &reqwest::Client, url: &str, service: &str, body: String) -> anyhow::Result<(StatusCode, Bytes)> {
+    let scope = format!(
+        "AWS4-HMAC-SHA256 Credential=test/20260101/eu-central-1/{service}/aws4_request, SignedHeaders=host, Signature=0"
+    );
+    let request = client.post(url).header("authorization", scope);
+    let answer = request.header("content-type", "application/x-www-form-urlencoded").body(body).send().await?;
+    Ok((answer.status(), answer.bytes().await?))
+}
+
+impl Aws {
+    /// Starts the servers, and creates [`GROUP`] with this minimum and number of instances, and with a process that its
+    /// owner has suspended.
+    pub(super) async fn start(minimum: usize, size: usize) -> anyhow::Result<Self> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/moto/get.sh");
+        let found = Command::new(script).output().await.with_context(|| format!("cannot run {script}"))?;
+        ensure!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+        let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
+        let mut moto = Command::new(String::from_utf8(found.stdout)?.trim());
+        moto.args(["-H", "127.0.0.1", "-p", &port.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
+        let moto = moto.stderr(Stdio::null()).kill_on_drop(true).spawn()?;
+        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(30)).build()?;
+        let url = format!("http://127.0.0.1:{port}/");
+        poll("moto serves", async || Ok(client.get(&url).send().await.ok())).await?;
+        let (state, mut tasks) = (Arc::<Mutex<State>>::default(), JoinSet::new());
+        let address = serve(&mut tasks, client.clone(), url.clone(), state.clone()).await?;
+        let endpoint = format!("http://{address}");
+        let aws = Self { _moto: moto, client, url, endpoint, state, terminated: Arc::default(), tasks };
+        aws.call("ec2", "Action=CreateLaunchTemplate&LaunchTemplateName=node&LaunchTemplateData.ImageId=ami-12c6146b&LaunchTemplateData.InstanceType=m5.large").await?;
+        aws.scaling(&format!("Action=CreateAutoScalingGroup&AutoScalingGroupName={GROUP}&MinSize={minimum}&MaxSize=9&DesiredCapacity={size}&LaunchTemplate.LaunchTemplateName=node&AvailabilityZones.member.1=eu-central-1a")).await?;
+        aws.processes("Suspend", "AZRebalance").await?;
+        Ok(aws)
+    }
+
+    async fn call(&self, service: &str, parameters: &str) -> anyhow::Result<String> {
+        let version = if service == "ec2" { "2016-11-15" } else { "2011-01-01" };
+        let (status, body) = send(&self.client, &self.url, service, format!("{parameters}&Version={version}")).await?;
+        let text = String::from_utf8(body.to_vec())?;
+        ensure!(status.is_success(), "{parameters}: {status} {text}");
+        Ok(text)
+    }
+
+    /// Calls EC2 Auto Scaling as the group's owner does.
+    pub(super) async fn scaling(&self, parameters: &str) -> anyhow::Result<String> {
+        self.call("autoscaling", parameters).await
+    }
+
+    /// Suspends or resumes a process as the group's owner does.
+    pub(super) async fn processes(&self, verb: &str, process: &str) -> anyhow::Result<()> {
+        let call = format!("Action={verb}Processes&AutoScalingGroupName={GROUP}&ScalingProcesses.member.1={process}");
+        self.scaling(&call).await.map(drop)
+    }
+
+    /// Reads [`GROUP`].
+    pub(super) async fn group(&self) -> anyhow::Result<Group> {
+        let xml =
+            self.scaling(&format!("Action=DescribeAutoScalingGroups&AutoScalingGroupNames.member.1={GROUP}")).await?;
+        let one =
+            |xml: &str, name: &str| elements(xml, name).first().map(|text| (*text).to_owned()).unwrap_or_default();
+        let instance = |rest: &str| {
+            let id = rest.split('<').next().unwrap_or_default().to_owned();
+            (id, format!("{} {}", one(rest, "LifecycleState"), one(rest, "HealthStatus")))
+        };
+        Ok(Group {
+            desired: one(&xml, "DesiredCapacity"),
+            suspended: elements(&xml, "ProcessName").into_iter().map(str::to_owned).collect(),
+            instances: xml.split("<InstanceId>").skip(1).map(instance).collect(),
+        })
+    }
+
+    /// Gives each node an instance of [`GROUP`], and the nodes that are left over one without a group.
+    pub(super) async fn provide(&self, ctx: &ScenarioContext) -> anyhow::Result<BTreeMap<String, String>> {
+        let mut ids = self.group().await?.instances.into_keys();
+        let mut nodes = BTreeMap::new();
+        for (number, member) in ctx.bed.members.iter().enumerate() {
+            let id = ids.next().unwrap_or_else(|| format!("i-{number:017x}"));
+            let patch = format!(r#"{{"spec":{{"providerID":"aws:///eu-central-1a/{id}"}}}}"#);
+            ctx.kubectl(&["patch", "node", &member.name, "-p", &patch]).await?;
+            nodes.insert(member.name.clone(), id);
+        }
+        Ok(nodes)
+    }
+
+    /// Plays the health check of EC2 Auto Scaling from now on: an instance in service whose host reboots is marked
+    /// unhealthy, and an unhealthy one in service is replaced, unless the process that does so is suspended.
+    pub(super) fn check_health(&mut self, ctx: &ScenarioContext, nodes: &BTreeMap<String, String>) {
+        let shadows: Api<BottlerocketShadow> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
+        let (nodes, client, url) = (nodes.clone(), self.client.clone(), self.url.clone());
+        let terminated = self.terminated.clone();
+        let checker = Checker { client, url };
+        self.tasks.spawn(async move {
+            loop {
+                let rebooting = shadows.list(&Default::default()).await.map(|list| {
+                    let reboots = |shadow: &&BottlerocketShadow| {
+                        let progress = shadow.status.as_ref().and_then(|status| status.controller.progress.as_ref());
+                        progress.is_some_and(|progress| progress.step == Step::Rebooting)
+                    };
+                    list.iter().filter(reboots).map(|s| node_of_shadow(&s.name_any()).to_owned()).collect::<Vec<_>>()
+                });
+                let rebooting: Vec<_> =
+                    rebooting.unwrap_or_default().iter().filter_map(|n| nodes.get(n).cloned()).collect();
+                if let Ok(replaced) = checker.round(&rebooting).await {
+                    locked(&terminated).extend(replaced);
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+    }
+
+    /// The instances that the health check has had replaced.
+    pub(super) fn terminated(&self) -> Vec<String> {
+        locked(&self.terminated).clone()
+    }
+
+    /// The calls of the program so far.
+    pub(super) fn calls(&self) -> Vec<String> {
+        locked(&self.state).calls.clone()
+    }
+
+    /// Waits until the program has called this action so often.
+    pub(super) async fn called(&self, action: &str, times: usize) -> anyhow::Result<()> {
+        poll(&format!("{times} calls of {action}"), async || {
+            Ok((self.calls().iter().filter(|call| *call == action).count() >= times).then_some(()))
+        })
+        .await
+    }
+
+    /// Has the next calls of an action fail; with 0, none.
+    pub(super) fn fail(&self, action: &'static str, fault: Fault, times: usize) {
+        self.fail_for(action, "", fault, times);
+    }
+
+    /// The same for calls that name this instance.
+    pub(super) fn fail_for(&self, action: &'static str, name: &str, fault: Fault, times: usize) {
+        locked(&self.state).faults.insert(action, (fault, name.to_owned(), times));
+    }
+}
+
+/// The health check's own view.
+struct Checker {
+    client: reqwest::Client,
+    url: String,
+}
+
+impl Checker {
+    async fn round(&self, rebooting: &[String]) -> anyhow::Result<Vec<String>> {
+        let call = async |parameters: &str| -> anyhow::Result<String> {
+            let (_, body) =
+                send(&self.client, &self.url, "autoscaling", format!("{parameters}&Version=2011-01-01")).await?;
+            Ok(String::from_utf8(body.to_vec())?)
+        };
+        let mut replaced = Vec::new();
+        let xml = call("Action=DescribeAutoScalingGroups").await?;
+        let replaces = !elements(&xml, "ProcessName").contains(&"ReplaceUnhealthy");
+        for rest in xml.split("<InstanceId>").skip(1) {
+            let id = rest.split('<').next().unwrap_or_default().to_owned();
+            if elements(rest, "LifecycleState").first() != Some(&"InService") {
+                continue;
+            }
+            if rebooting.contains(&id) {
+                call(&format!("Action=SetInstanceHealth&InstanceId={id}&HealthStatus=Unhealthy")).await?;
+            }
+            let unhealthy = rebooting.contains(&id) || elements(rest, "HealthStatus").first() == Some(&"Unhealthy");
+            if unhealthy && replaces {
+                call(&format!(
+                    "Action=TerminateInstanceInAutoScalingGroup&InstanceId={id}&ShouldDecrementDesiredCapacity=false"
+                ))
+                .await?;
+                replaced.push(id);
+            }
+        }
+        Ok(replaced)
+    }
+}
+
+/// Starts the proxy.
+async fn serve(
+    tasks: &mut JoinSet<()>,
+    client: reqwest::Client,
+    url: String,
+    state: Arc<Mutex<State>>,
+) -> anyhow::Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tasks.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            let (client, url, state) = (client.clone(), url.clone(), state.clone());
+            connections.spawn(async move {
+                let service = hyper::service::service_fn(move |request| {
+                    let (client, url, state) = (client.clone(), url.clone(), state.clone());
+                    async move { Ok::<_, Infallible>(forward(request, &client, &url, &state).await) }
+                });
+                let served = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+                let _ = served.await;
+            });
+        }
+    });
+    Ok(address)
+}
+
+async fn forward(
+    request: Request<Incoming>,
+    client: &reqwest::Client,
+    url: &str,
+    state: &Mutex<State>,
+) -> Response<Full<Bytes>> {
+    let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = String::from_utf8_lossy(&body).into_owned();
+    let action = body.split('&').find_map(|part| part.strip_prefix("Action=")).unwrap_or_default().to_owned();
+    let fault = {
+        let mut state = locked(state);
+        state.calls.push(action.clone());
+        let fault = state.faults.get_mut(action.as_str());
+        fault.filter(|(_, name, left)| *left > 0 && body.contains(name.as_str())).map(|(fault, _, left)| {
+            *left -= 1;
+            *fault
+        })
+    };
+    let answer = |status, body: Bytes| {
+        let mut answer = Response::new(Full::new(body));
+        *answer.status_mut() = status;
+        answer
+    };
+    // As https://docs.aws.amazon.com/autoscaling/ec2/APIReference/CommonErrors.html has them.
+    let error = |status, code: &str, message: String| {
+        let xml = format!(
+            "<ErrorResponse xmlns=\"http://autoscaling.amazonaws.com/doc/2011-01-01/\"><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error><RequestId>0</RequestId></ErrorResponse>"
+        );
+        answer(status, xml.into())
+    };
+    match fault {
+        Some(Fault::Denied) => {
+            let message = format!(
+                "User: arn:aws:sts::123456789012:assumed-role/brupop/0 is not authorized to perform: autoscaling:{action} because no identity-based policy allows it"
+            );
+            return error(StatusCode::FORBIDDEN, "AccessDenied", message);
+        }
+        Some(Fault::Throttled) => return error(StatusCode::BAD_REQUEST, "Throttling", "Rate exceeded".to_owned()),
+        Some(Fault::Lost) => std::future::pending::<()>().await,
+        Some(Fault::Unanswered) | None => {}
+    }
+    let forwarded = send(client, url, "autoscaling", body).await;
+    if fault == Some(Fault::Unanswered) {
+        std::future::pending::<()>().await;
+    }
+    match forwarded {
+        Ok((status, body)) => answer(status, body),
+        Err(problem) => answer(StatusCode::BAD_GATEWAY, format!("{problem:#}").into()),
+    }
+}
