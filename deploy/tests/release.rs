@@ -9,7 +9,7 @@ use serde_json::Value;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const REGISTRY: &str = "registry.example/brupop";
-const IMAGES: [&str; 3] = ["brupop-agent", "brupop-apiserver", "brupop-controller"];
+const IMAGES: [&str; 4] = ["brupop-agent", "brupop-apiserver", "brupop-controller", "brupop-aws"];
 
 /// A checkout whose changelog has a section of this version, and the folder of its release.
 struct Release {
@@ -27,6 +27,7 @@ impl Release {
             "deploy/release",
             "deploy/chart",
             "deploy/chart-crds",
+            "deploy/manifests/aws.yaml",
         ]);
         assert!(copy.arg(release.folder.path()).status().unwrap().success());
         release.write("CHANGELOG.md", changelog);
@@ -78,7 +79,7 @@ fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found
     let release = Release::new(&changelog());
     let output = release.files(VERSION);
     assert!(output.status.success(), "{output:?}");
-    let manifest = release.read("brupop.yaml");
+    let manifest = release.read("brupop.yaml") + &release.read("aws.yaml");
     let images: Vec<&str> = manifest.lines().filter_map(|line| line.trim().strip_prefix("image: ")).collect();
     assert_eq!(images.len(), IMAGES.len());
     for name in IMAGES {
@@ -105,7 +106,7 @@ fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found
     let mut check = Command::new("sha256sum");
     check.args(["--check", "--quiet", "SHA256SUMS"]).current_dir(release.folder.path().join("files"));
     assert!(check.status().unwrap().success());
-    assert_eq!(sums.lines().count(), 7);
+    assert_eq!(sums.lines().count(), 8);
 
     // The packages of the charts name the same images.
     let unpacked = |path: &str| {
@@ -117,7 +118,7 @@ fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found
     };
     let values = unpacked(&format!("brupop-{VERSION}.tgz brupop/values.yaml"));
     assert_eq!(values["image"]["registry"], REGISTRY);
-    for part in ["agent", "apiserver", "controller"] {
+    for part in ["agent", "apiserver", "controller", "aws"] {
         assert_eq!(values["image"]["digests"][part], format!("sha256:{}", "a1".repeat(32)), "{part}");
     }
     assert_eq!(unpacked(&format!("brupop-crds-{VERSION}.tgz brupop-crds/Chart.yaml"))["version"], VERSION);
@@ -139,7 +140,7 @@ fn version_alone_is_checked_without_any_file() {
 fn release_without_its_version_changelog_or_a_digest_is_refused() {
     let release = Release::new(&changelog());
     assert!(release.refusal("9.9.9").contains(&format!("Cargo.toml has version {VERSION}")));
-    release.digests(&IMAGES[..2]);
+    release.digests(&[IMAGES[0], IMAGES[1], IMAGES[3]]);
     assert!(release.refusal(VERSION).contains("lacks the digest of: registry.example/brupop/brupop-controller"));
     release.write("digests", "brupop-agent sha256:abc\n");
     assert!(release.refusal(VERSION).contains("the digest of brupop-agent is not sha256:"));
