@@ -177,8 +177,9 @@ mod tests {
     fn alerts_keep_namespace_and_job_and_labels_that_their_text_names() {
         for alert in alerts() {
             let (name, query) = (text_of(&alert, "/alert"), text_of(&alert, "/expr"));
-            assert!(!query.contains("without") && query.contains(" by (namespace, job"), "{name}: {query}");
-            let texts = ["summary", "description"].map(|part| text_of(&alert, &format!("/annotations/{part}"))).concat();
+            assert!(!query.contains(" without (") && query.contains(" by (namespace, job"), "{name}: {query}");
+            let texts =
+                ["summary", "description"].map(|part| text_of(&alert, &format!("/annotations/{part}"))).concat();
             for label in texts.split("$labels.").skip(1) {
                 let label = label.split(' ').next().unwrap_or_default();
                 let kept = query.split(" by (").skip(1).all(|rest| {
