@@ -45,7 +45,7 @@ pub(crate) fn daemon_set(options: &Options) -> Value {
     // if it gives no sign of life for minutes: an agent that waits for the host or the web API is healthy, and a probe
     // that times out on a busy node is no proof.
     container["readinessProbe"] = probe("connected", 10, 5, 2);
-    container["livenessProbe"] = probe("alive", 30, 10, 3);
+    container["livenessProbe"] = probe("alive", 30, 30, 5);
     let mut security = pod::restricted_pod();
     security["supplementalGroups"] = json!([SOCKET_GROUP]);
     // The host's policy lets only its own control processes write to the socket.

@@ -90,6 +90,8 @@ reasons! {
     HookTimedOut => Node,
     /// A hook refused.
     HookRefused => Node,
+    /// A check that the node had passed before its hooks were asked refuses its drain since.
+    GateRefused => Nothing,
     /// The agent did not answer in time.
     AgentSilent => Node,
     /// The node did not reboot in time.

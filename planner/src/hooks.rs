@@ -55,6 +55,14 @@ pub fn answer(answers: &BTreeMap<String, String>, hook: &str, request: &str) -> 
     }
 }
 
+/// Returns whether a hook has read this request: its answer begins with it, whatever follows.
+pub fn was_read(answers: &BTreeMap<String, String>, request: &str) -> bool {
+    let rest = |answer: &String| {
+        answer.trim().strip_prefix(request).map(|rest| !rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    answers.values().any(|answer| rest(answer) == Some(true))
+}
+
 /// The merge patch that sets or removes the request of a Node, refused if anything was written since.
 pub fn patch(uid: &str, resource_version: &str, request: Option<&str>) -> Value {
     json!({"metadata": {

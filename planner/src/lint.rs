@@ -17,6 +17,9 @@ use crate::plan::{Action, Evictions, LISTED_PODS, Plan, Quarantine, ShadowChange
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
 
+/// The properties that a finding may name, by their numbers in `docs/testing.md`.
+pub const PROPERTIES: [&str; 11] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "S11"];
+
 /// One broken property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {

@@ -20,6 +20,14 @@ fn missing_since(since: Option<Timestamp>, there: Option<bool>, now: Timestamp) 
 }
 
 impl NodeMemory {
+    /// Notes whether a pod of the agent on the node is Ready. While the node is not, none can be: its time begins with the node's.
+    fn note_agent(&mut self, has_agent: Option<bool>, node_ready: bool, web_api_missing: bool, now: Timestamp) {
+        self.agent_missing = missing_since(self.agent_missing, has_agent.filter(|_| node_ready), now);
+        if has_agent != Some(false) && !web_api_missing {
+            self.silence_written = None;
+        }
+    }
+
     /// Forgets what the node's step has outlived.
     fn forget(&mut self, node: &NodeView) {
         if !matches!(node.step(), Some(Step::Draining | Step::RehearsingDrain)) {
@@ -152,10 +160,7 @@ impl Driver {
             view.paused.insert(name.clone());
         }
         let Some(memory) = self.memory.get_mut(name) else { return };
-        memory.agent_missing = missing_since(memory.agent_missing, has_agent, now);
-        if memory.agent_missing.is_none() && view.web_api_missing.is_none() {
-            memory.silence_written = None;
-        }
+        memory.note_agent(has_agent, node.facts.ready, view.web_api_missing.is_some(), now);
         memory.forget(node);
         let generation = view.operator.as_ref().map(|operator| operator.generation);
         node.agent_missing = memory.agent_missing;
@@ -166,5 +171,37 @@ impl Driver {
         node.in_flight = memory.in_flight.iter().map(|(uid, sent)| (uid.clone(), sent.what)).collect();
         node.lease = memory.lease;
         node.owners.clone_from(&memory.owners);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use planner::wait::WaitReason;
+
+    use super::*;
+
+    #[test]
+    fn time_without_an_agent_begins_when_its_node_is_ready() {
+        let t = |second| Timestamp::from_second(second).unwrap();
+        let mut memory = NodeMemory::default();
+        let written = Some((WaitReason::AgentNotReady, t(0)));
+        memory.silence_written = written;
+        for (now, has_agent, ready, expected) in [
+            (10, Some(false), true, Some(10)),
+            (20, Some(false), true, Some(10)),
+            // The node is off for a weekend, and Ready before its agent is.
+            (30, Some(false), false, None),
+            (200_000, Some(false), false, None),
+            (200_010, Some(false), true, Some(200_010)),
+            (200_020, Some(false), true, Some(200_010)),
+        ] {
+            memory.note_agent(has_agent, ready, false, t(now));
+            assert_eq!(memory.agent_missing, expected.map(t), "at {now}");
+            assert_eq!(memory.silence_written, written, "at {now}: no agent was heard");
+        }
+        memory.note_agent(Some(true), true, true, t(200_030));
+        assert_eq!((memory.agent_missing, memory.silence_written), (None, written), "it is silent without the web API");
+        memory.note_agent(Some(true), true, false, t(200_040));
+        assert_eq!(memory.silence_written, None);
     }
 }

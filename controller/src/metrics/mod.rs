@@ -39,9 +39,6 @@ const IDLE: &str = "Idle";
 
 const UNKNOWN: &str = "unknown";
 
-/// The safety properties, by their numbers in the design.
-const PROPERTIES: [&str; 10] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10"];
-
 /// Operations, as in `rejected_writes_total`.
 const KINDS: [&str; 14] = [
     "shadow_create",
@@ -198,7 +195,7 @@ impl Metrics {
     /// can see.
     fn begin_at_zero(&self) {
         self.leader.with_label_values(&ALONE).set(0.0);
-        for property in PROPERTIES {
+        for property in planner::lint::PROPERTIES {
             self.findings.with_label_values(&[property]);
         }
         for kind in Kind::ALL {

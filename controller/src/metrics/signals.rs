@@ -68,7 +68,10 @@ impl Signals {
                 }
             };
             *signals.agents.entry(state).or_default() += 1;
-            *signals.hosts.entry(host_reason(node)).or_default() += 1;
+            // What a node that is down has reported last says nothing about its host now.
+            if node.facts.ready {
+                *signals.hosts.entry(host_reason(node)).or_default() += 1;
+            }
             let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
             signals.versions_behind = signals.versions_behind.max(agent.and_then(versions_behind));
         }
@@ -190,6 +193,7 @@ mod tests {
         view.nodes.get_mut("b").unwrap().agent_missing = Some(t(40));
         view.nodes.get_mut("c").unwrap().facts.ready = false;
         observe(&view, 100);
+        assert_eq!(value(&metrics, r#"hosts{reason="NotReported"}"#), None, "its node is not Ready");
         assert_eq!((silent(), since()), (Some(2.0), Some(seconds(t(40)))));
         assert_eq!(value(&metrics, r#"agents{state="NodeNotReady"}"#), Some(1.0));
         assert_eq!(value(&metrics, "web_api_ready"), Some(1.0));

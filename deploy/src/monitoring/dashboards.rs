@@ -82,7 +82,7 @@ const FLEET: &[Panel] = &[
         "Failed",
         4,
         "short",
-        "Nodes whose last update failed.",
+        "Nodes whose last update failed and is still wanted. A version that fails freezes the rollout instead.",
         &[(r#"max(brupop_controller_nodes_by_state{state="failed"})"#, "")],
     ),
     panel(

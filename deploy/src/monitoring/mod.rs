@@ -175,6 +175,24 @@ mod tests {
         assert!(found > 50, "{found} names of metrics");
     }
 
+    /// The labels of a pod differ between scrape configurations, so that none can be named to be dropped.
+    #[test]
+    fn alerts_keep_namespace_and_job_and_labels_that_their_text_names() {
+        for alert in alerts() {
+            let (name, query) = (text_of(&alert, "/alert"), text_of(&alert, "/expr"));
+            assert!(!query.contains(" without (") && query.contains(" by (namespace, job"), "{name}: {query}");
+            let texts =
+                ["summary", "description"].map(|part| text_of(&alert, &format!("/annotations/{part}"))).concat();
+            for label in texts.split("$labels.").skip(1) {
+                let label = label.split(' ').next().unwrap_or_default();
+                let kept = query.split(" by (").skip(1).all(|rest| {
+                    rest.split(')').next().is_some_and(|labels| labels.split(", ").any(|kept| kept == label))
+                });
+                assert!(kept, "{name} names {label}: {query}");
+            }
+        }
+    }
+
     #[test]
     fn unit_tests_fire_each_alert() {
         let tests = include_str!("../../monitoring/alerts_test.yaml");

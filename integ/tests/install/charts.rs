@@ -134,7 +134,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
                 of(CONTROLLER, "/spec/replicas", json!(3)),
                 of(CONTROLLER, "/spec/template/spec/priorityClassName", Value::Null),
                 of(CONTROLLER, "/spec/template/spec/tolerations", Value::Null),
-                of(CONTROLLER, "/spec/template/spec/nodeSelector", json!({"pool": "a"})),
+                of(CONTROLLER, "/spec/template/spec/nodeSelector", json!({"kubernetes.io/os": "linux", "pool": "a"})),
                 of(CONTROLLER, "/spec/template/spec/affinity/nodeAffinity", zone["nodeAffinity"].clone()),
                 of(CONTROLLER, "/spec/template/spec/topologySpreadConstraints", spread.clone()),
                 of(CONTROLLER, "/spec/template/spec/containers/0/resources/limits/memory", json!("1Gi")),

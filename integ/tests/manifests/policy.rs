@@ -403,6 +403,7 @@ fn full() -> Value {
         "after": {"soak": "5m", "expressions": [{"name": "a", "query": "up == 0"}]},
     });
     json!({
+        "enabled": true,
         "version": {"target": "1.20.5", "exclude": ["1.20.4"]},
         "schedule": schedule,
         "strategy": {"canary": [{"nodes": 1}], "preStage": {"maxConcurrent": 5}},

@@ -17,6 +17,9 @@ use crate::support::{ScenarioContext, condition_of, controller_metrics, run, sil
 /// Time within which silence has to be seen.
 const SEEN: Duration = Duration::from_secs(120);
 
+/// Time within which the kubelet restarts an agent without a sign of life: its liveness probe is patient.
+const RESTARTED: Duration = Duration::from_secs(300);
+
 /// The value of a metric of the controller.
 async fn metric(ctx: &ScenarioContext, series: &str) -> anyhow::Result<Option<f64>> {
     let text = controller_metrics(ctx).await?;
@@ -82,6 +85,11 @@ async fn stopped_agent_is_seen_within_two_minutes_and_restarted_by_the_kubelet()
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
         seen(ctx, since, &["node-1"], "AgentNotReady", "agent_silent_since_timestamp_seconds").await?;
         anyhow::ensure!(agent_on(ctx, "node-1").await?.pid == agent.pid, "it was not restarted before it was seen");
+        ctx.bed
+            .wait_state("the agent is restarted and reports", RESTARTED, |world| {
+                reachable(world, "node-1").is_some_and(|c| c.status == ConditionStatus::True)
+            })
+            .await?;
         heard(ctx, &["node-1", "node-2"]).await?;
         anyhow::ensure!(agent_on(ctx, "node-1").await?.pid != agent.pid, "the kubelet has restarted it");
         Ok(())

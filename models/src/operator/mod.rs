@@ -62,7 +62,7 @@ pub const MAX_FAILURES: u32 = 64;
     printcolumn(name = "Total", type_ = "integer", json_path = ".status.counts.total", description = "Nodes that the operator updates"),
     printcolumn(name = "Current", type_ = "integer", json_path = ".status.counts.current", description = "Nodes that need no update"),
     printcolumn(name = "Updating", type_ = "integer", json_path = ".status.counts.updating", description = "Nodes whose update is under way"),
-    printcolumn(name = "Failed", type_ = "integer", json_path = ".status.counts.failed", description = "Nodes whose last attempt failed"),
+    printcolumn(name = "Failed", type_ = "integer", json_path = ".status.counts.failed", description = "Nodes whose last attempt failed and is to be made again"),
     printcolumn(name = "Frozen", type_ = "string", json_path = ".status.conditions[?(@.type=='Frozen')].status", description = "True while failures have stopped the rollout"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
@@ -159,7 +159,7 @@ pub struct Counts {
     pub updating: i64,
     /// Nodes that wait for a reason of their own.
     pub blocked: i64,
-    /// Nodes whose last attempt failed.
+    /// Nodes whose last attempt failed for a reason that counts against the node, and whose update is still wanted.
     pub failed: i64,
 }
 

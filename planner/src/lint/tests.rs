@@ -524,3 +524,19 @@ fn validator_rejects_drain_without_answer_of_hooks() {
         assert_eq!(findings.first().map(|finding| finding.property), expected, "{sentence}: {findings:?}");
     }
 }
+
+#[test]
+fn properties_are_those_of_the_docs_and_all_that_a_finding_names() {
+    let docs = include_str!("../../../docs/testing.md");
+    for property in PROPERTIES {
+        let documented = [format!("\n| {property} |"), format!("\n{property} is a property")];
+        assert!(documented.iter().any(|row| docs.contains(row)), "docs/testing.md has no {property}");
+    }
+    let rows = docs.lines().filter_map(|line| line.strip_prefix("| S")?.split(" |").next()?.parse::<usize>().ok());
+    assert_eq!(rows.max(), Some(PROPERTIES.len()));
+    let source = include_str!("../lint.rs").split("pub struct Finding").nth(1).unwrap();
+    let texts = source.split('"').skip(1).step_by(2);
+    let is_number = |text: &&str| text.strip_prefix('S').is_some_and(|number| number.parse::<u8>().is_ok());
+    let named: Vec<_> = texts.filter(is_number).collect();
+    assert!(named.len() > 20 && named.iter().all(|name| PROPERTIES.contains(name)), "{named:?}");
+}

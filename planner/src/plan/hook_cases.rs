@@ -10,7 +10,7 @@ use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::hooks;
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeView};
+use crate::view::{Answer, ClusterView, NodeView};
 
 /// A policy with two hooks: `ceph` is awaited before and after, and its missing answer ends the attempt; `mute` is awaited for
 /// less long, and its missing answer does not.
@@ -190,6 +190,93 @@ fn hook_that_policy_drops_is_no_longer_awaited() {
     assert_eq!(outcome(&plan(&view, &policy, t(2))), "step Draining");
 }
 
+/// A hook that is added, and one whose time is made shorter, gets its whole time.
+#[test]
+fn change_of_policy_begins_the_time_of_hooks_again() {
+    for before in [json!({"timeout": "1h"}), json!({"timeout": "5m"})] {
+        let (mut view, policy) = in_step(Step::BeforeDrain, json!({"hooks": [{"name": "ceph", "before": before}]}));
+        let made = plan(&view, &policy, t(1));
+        ask(&mut view, &made);
+        assert_eq!(outcome(&plan(&view, &policy, t(299))), "step BeforeDrain");
+        let added = json!({"hooks": [{"name": "ceph", "before": {"timeout": "5m"}}, {"name": "mute", "before": {}}]});
+        let policy = with_policy(&mut view, added);
+        view.operator.as_mut().unwrap().spec_changed = Some(t(1200));
+        // The API server's clock may be ahead.
+        for now in [1199, 1200, 1499] {
+            assert_eq!(outcome(&plan(&view, &policy, t(now))), "step BeforeDrain", "{now}");
+        }
+        assert_eq!(outcome(&plan(&view, &policy, t(1500))), "HookTimedOut");
+        view.operator.as_mut().unwrap().spec_changed = Some(t(-1200));
+        assert_eq!(outcome(&plan(&view, &policy, t(300))), "HookTimedOut", "an earlier change does not count");
+    }
+}
+
+/// The window has closed, an expression fires, a budget has become impossible.
+#[test]
+fn gates_are_checked_again_after_the_wait_for_hooks() {
+    type Change = fn(&mut ClusterView, &mut serde_json::Value);
+    let cases: [(&str, Change, &str); 5] = [
+        ("nothing has changed", |_, _| {}, "step Draining"),
+        ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
+        (
+            "window",
+            |_, spec| spec["schedule"] = json!({"blackouts": [{"from": "2000-01-01", "to": "2999-01-01"}]}),
+            "Blackout",
+        ),
+        ("node", |view, _| a(view).facts.ready = false, "NodeNotReady"),
+        ("agent", |view, _| a(view).agent_missing = Some(t(-60)), "AgentNotReady"),
+    ];
+    for (sentence, change, expected) in cases {
+        let (mut view, _) = in_step(Step::BeforeDrain, both());
+        let mut spec = both();
+        change(&mut view, &mut spec);
+        let policy = with_policy(&mut view, spec);
+        assert!(policy.errors.is_empty(), "{sentence}: {:?}", policy.errors);
+        let request = {
+            let made = plan(&view, &policy, t(1));
+            ask(&mut view, &made)
+        };
+        answers(&mut view, "ceph", &request);
+        answers(&mut view, "mute", &request);
+        let made = plan(&view, &policy, t(3));
+        if expected == "step Draining" {
+            assert_eq!(outcome(&made), expected, "{sentence}");
+            continue;
+        }
+        assert_eq!(outcome(&made), "GateRefused", "{sentence}");
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        let record = status.report.record.as_ref().unwrap();
+        assert_eq!((record.failures, record.not_before), (0, None), "{sentence}: it does not count against the node");
+        assert!(made.evictions.is_empty());
+    }
+}
+
+#[test]
+fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing() {
+    let mut spec = both();
+    spec["prometheus"] = json!({"url": "http://prometheus:9090"});
+    spec["health"] = json!({"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}});
+    let (mut view, policy) = in_step(Step::BeforeDrain, spec);
+    let made = plan(&view, &policy, t(1));
+    let request = ask(&mut view, &made);
+    answers(&mut view, "ceph", &request);
+    answers(&mut view, "mute", &request);
+    let made = plan(&view, &policy, t(3));
+    assert!(made.expressions.contains("errors > 0") && !made.actions.values().any(Plan::starts), "{made:?}");
+    assert_ne!(outcome(&made), "step Draining");
+    for (answer, expected) in [
+        (Answer::Quiet { since: t(2) }, "step Draining"),
+        (Answer::Firing { series: "{} 1".into() }, "GateRefused"),
+        (Answer::Failed { message: "no answer".into() }, "GateRefused"),
+    ] {
+        view.expressions.insert("errors > 0".into(), answer.clone());
+        assert_eq!(outcome(&plan(&view, &policy, t(4))), expected, "{answer:?}");
+    }
+    // A cordoned node does not wait for a result for ever.
+    view.expressions.clear();
+    assert_eq!(outcome(&plan(&view, &policy, t(120 + 1800))), "GateRefused");
+}
+
 #[test]
 fn attempt_that_awaits_hooks_ends_from_outside_as_in_a_drain() {
     for (sentence, change, reason) in [
@@ -218,6 +305,36 @@ fn request_stays_from_drain_to_verification() {
         a(&mut view).facts.hook_request = hooks::request(&progress(Step::BeforeDrain, 0));
         let made = plan(&view, &policy, t(2));
         assert!(!matches!(made.actions.get("a"), Some(Action::Hook { .. })), "{step:?}: {:?}", made.actions);
+    }
+}
+
+/// To a hook, the removal means that the attempt is over.
+#[test]
+fn request_that_another_client_removes_from_a_drained_node_is_set_again() {
+    let request = hooks::request(&progress(Step::BeforeDrain, 0)).unwrap();
+    let with_answer = |step, answer: &str| {
+        let (mut view, policy) = in_step(step, both());
+        a(&mut view).pods = Some(vec![pod("a", false)]);
+        if step == Step::Rebooting {
+            shadow(&mut view).spec.state = HostState::RebootedIntoUpdate;
+        }
+        answers(&mut view, "ceph", answer);
+        // What else is due is written first.
+        for _ in 0..3 {
+            match plan(&view, &policy, t(2)).actions.get("a") {
+                Some(action @ Action::Status { .. }) => written(&mut view, action),
+                other => return other.cloned(),
+            }
+        }
+        None
+    };
+    let restored = Some(Action::Hook { request: Some(request.clone()) });
+    for step in [Step::Draining, Step::Rebooting, Step::Verifying] {
+        assert_eq!(with_answer(step, &request), restored, "{step:?}");
+        assert_eq!(with_answer(step, &format!("{request} Preparing")), restored, "{step:?}: it had begun to prepare");
+        for other in ["", "BeforeDrain/0/1", &format!("{request}1")] {
+            assert_ne!(with_answer(step, other), restored, "{step:?}: no hook has read it: {other}");
+        }
     }
 }
 

@@ -38,13 +38,14 @@ pub enum AgentState {
     Connecting,
     /// It was last heard at this time.
     Silent { reason: WaitReason, since: Timestamp },
-    /// The node is not Ready, and says so itself.
+    /// The node is not Ready, and says so itself, or goes down for its update and comes back: the deadlines of the attempt
+    /// watch it then.
     NodeNotReady,
 }
 
 /// Returns the state of the agent of a node.
 pub fn agent_state(view: &ClusterView, node: &NodeView, now: Timestamp) -> AgentState {
-    if !node.facts.ready {
+    if !node.facts.ready || matches!(node.step(), Some(Step::Rebooting | Step::Returning)) {
         return AgentState::NodeNotReady;
     }
     let silent = |reason, since: Timestamp| {
@@ -80,10 +81,8 @@ pub(super) fn silent(view: &ClusterView, plan: &Plan, now: Timestamp) -> BTreeMa
     let write = |(name, node): (&String, &NodeView)| {
         let shadow = node.shadow.as_ref().filter(|shadow| !shadow.deleting)?;
         let AgentState::Silent { reason, since } = agent_state(view, node, now) else { return None };
-        // While the host goes down and comes back, the deadlines of the attempt watch it.
-        let goes_down = matches!(node.step(), Some(Step::Rebooting | Step::Returning));
         let other_write = view.busy.contains(name) || plan.actions.contains_key(name);
-        if !node.facts.labelled || goes_down || other_write {
+        if !node.facts.labelled || other_write {
             return None;
         }
         let again = |(last, at)| last != reason || now >= after(at, WRITE_AGAIN);
@@ -233,6 +232,8 @@ mod tests {
             let plan = plan(&view, &policy, t(0));
             let found = super::silent(&view, &Plan::default(), t(0));
             assert_eq!(found.contains_key("a"), silent, "{step:?}");
+            let state = agent_state(&view, &view.nodes["a"], t(0));
+            assert_eq!(matches!(state, AgentState::Silent { .. }), silent, "{step:?}: {state:?}");
             assert!(plan.silent.is_empty() || !plan.actions.contains_key("a"), "one write at a time");
         }
     }

@@ -186,6 +186,7 @@ impl Projection for OperatorFacts {
             resource_version: text(meta.resource_version.as_ref()),
             generation: meta.generation.unwrap_or_default(),
             spec: operator.spec.clone(),
+            spec_changed: super::managers::spec_changed(meta),
             status: operator.status.clone().unwrap_or_default(),
             change_cause: annotation(meta, names::CHANGE_CAUSE_ANNOTATION).map(|cause| cut(cause, CAUSE_LENGTH)),
             resume: request(meta, names::RESUME_ANNOTATION),

@@ -1,6 +1,7 @@
 //! Field managers of a shadow other than the operator's. A field that two managers own stays when one of them releases
 //! it: the operator could not withdraw a permit that another manager owns too.
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names::{self, AGENT_MANAGER, CONTROLLER_MANAGER, SILENCE_MANAGER};
 use models::plain::cut;
@@ -60,6 +61,14 @@ impl RequestManagers {
     }
 }
 
+/// Returns the time of the last write that changed `spec`.
+pub(super) fn spec_changed(meta: &ObjectMeta) -> Option<Timestamp> {
+    let entries = meta.managed_fields.iter().flatten();
+    let of_spec =
+        entries.filter(|entry| entry.fields_v1.as_ref().is_some_and(|fields| fields.0.get("f:spec").is_some()));
+    of_spec.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
+}
+
 /// Returns the first such field in `spec` or `status`.
 pub(super) fn shared_field(meta: &ObjectMeta) -> Option<SharedField> {
     let entries = meta.managed_fields.iter().flatten();
@@ -89,10 +98,12 @@ mod tests {
         let meta = json!({"managedFields": [
             fields("2026-01-02T00:00:00Z", "kubectl-edit", json!({"f:spec": {"f:version": {"f:target": {}}}})),
             fields("2026-01-01T00:00:00Z", "helm", json!({"f:spec": {"f:version": {}, "f:enabled": {}}})),
-            fields("2026-01-01T00:00:00Z", "kubectl-annotate", approve),
+            fields("2026-01-03T00:00:00Z", "kubectl-annotate", approve),
             fields("2026-01-01T00:00:00Z", "kubectl-patch", json!({"f:spec": {"f:version": {"f:urgent": {"f:from": {}}}}})),
         ]});
-        let found = RequestManagers::of(&serde_json::from_value(meta).unwrap());
+        let meta: ObjectMeta = serde_json::from_value(meta).unwrap();
+        assert_eq!(spec_changed(&meta).map(|at| at.to_string()).as_deref(), Some("2026-01-02T00:00:00Z"));
+        let found = RequestManagers::of(&meta);
         let expected = |name: &str| Some(name.to_owned());
         assert_eq!((found.version, found.enabled), (expected("kubectl-edit"), expected("helm")));
         assert_eq!(found.urgent, expected("kubectl-patch"));

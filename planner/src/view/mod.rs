@@ -184,6 +184,8 @@ pub struct OperatorFacts {
     pub resource_version: String,
     pub generation: i64,
     pub spec: BottlerocketUpdateOperatorSpec,
+    /// The time of the last write that changed the spec, as the API server recorded it.
+    pub spec_changed: Option<Timestamp>,
     pub status: BottlerocketUpdateOperatorStatus,
     /// The value of the annotation that gives the cause of the last change, as kubectl users write it.
     pub change_cause: Option<String>,

@@ -13,7 +13,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use deploy::Component;
-use integ::host::{BootFault, Fault, Transport};
+use integ::host::{BootFault, Command as HostCommand, Fault, Transport};
 use integ::oracle::Expectations;
 use models::names::SYSTEM_NAMESPACE;
 use nix::sys::signal::Signal;
@@ -124,10 +124,12 @@ async fn alerts_about_rollouts_fire_and_dashboards_show_data() -> anyhow::Result
         prometheus.fires("BrupopApprovalWanted").await?;
         dashboards.ask(&prometheus).await?;
 
-        host.script(Fault::boot(BootFault::NewImageFails));
+        host.script(Fault::fails(HostCommand::Prepare, "the repository did not answer\n").times(10_000));
         ctx.policy(&json!({"strategy": {"canary": []}})).await?;
-        prometheus.fires("BrupopRolloutFrozen").await?;
         prometheus.fires("BrupopNodeUpdateFailed").await?;
+        host.clear_faults();
+        host.script(Fault::boot(BootFault::NewImageFails));
+        prometheus.fires("BrupopRolloutFrozen").await?;
         poll("every query of the dashboards has returned data", async || {
             dashboards.ask(&prometheus).await?;
             Ok(dashboards.0.is_empty().then_some(()))

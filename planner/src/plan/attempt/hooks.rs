@@ -7,11 +7,12 @@ use models::shadow::{Progress, Step};
 
 use super::claim::{begin_drain, claim_due, ended_during_drain};
 use super::fail::{ended_from_outside, fail};
-use super::verify;
+use super::{drill, verify};
 use crate::hooks::{self, HookAnswer};
 use crate::plan::context::NodeContext;
-use crate::plan::{Action, Decision, Note, Wait};
+use crate::plan::{Action, Decision, Note, Verdict, Wait, gates};
 use crate::policy::{Hook, HookWait, Policy};
+use models::time::after;
 
 /// Returns the hooks that this step awaits, with their limits.
 pub(super) fn awaited(policy: &Policy, step: Step) -> impl Iterator<Item = (&str, HookWait)> {
@@ -25,7 +26,15 @@ pub(super) fn awaited(policy: &Policy, step: Step) -> impl Iterator<Item = (&str
 
 /// Returns when the last of the hooks is no longer waited for.
 pub(super) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Timestamp> {
-    awaited(ctx.policy, progress.step).map(|(_, wait)| ctx.deadline(progress.since, wait.timeout)).max()
+    awaited(ctx.policy, progress.step).map(|(_, wait)| deadline_of(ctx, progress, wait)).max()
+}
+
+/// Returns when a hook is no longer waited for. A change of the policy begins its time again: it may have added the hook, or
+/// made the time shorter.
+fn deadline_of(ctx: &NodeContext<'_>, progress: &Progress, wait: HookWait) -> Timestamp {
+    let changed = ctx.view.operator.as_ref().and_then(|operator| operator.spec_changed);
+    let since = changed.map_or(progress.since, |changed| changed.min(ctx.now).max(progress.since));
+    ctx.deadline(since, wait.timeout)
 }
 
 /// Awaits the hooks of a claimed node, and begins its drain.
@@ -38,8 +47,50 @@ pub(super) fn before_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
     {
         return claim.waking_at(deadline);
     }
-    still_awaited(ctx, progress)
-        .unwrap_or_else(|| Decision::act(with_note(begin_drain(ctx, progress), unanswered(ctx, progress))))
+    still_awaited(ctx, progress).unwrap_or_else(|| checked_again(ctx, progress))
+}
+
+/// Begins the drain if the node still passes the gates that it had passed before its hooks were asked; returns it to service
+/// otherwise.
+fn checked_again(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
+    let until = after(deadline(ctx, progress).unwrap_or(progress.since), ctx.group().drain.timeout);
+    match gates::after_hooks(ctx) {
+        None => Decision::act(with_note(begin_drain(ctx, progress), unanswered(ctx, progress))),
+        Some(Wait::ReadingPods | Wait::ExpressionsPending { .. }) if ctx.now < until => {
+            let queries = gates::queries(&ctx.group().before.expressions, &ctx.facts().name);
+            Decision::wait(Wait::ReadingPods).querying(queries).waking_at(until)
+        }
+        Some(refused) => match &progress.drill {
+            Some(drill) => drill::refuse(ctx, progress, drill, &refused),
+            None => fail(ctx, progress, FailureReason::GateRefused, &refused.to_string()),
+        },
+    }
+}
+
+/// Sets the request of a drained node again if another client has removed it: to a hook, its removal means that the attempt is
+/// over. An answer to it shows that a hook was asked.
+pub(super) fn with_request(ctx: &NodeContext<'_>, progress: &Progress, decision: Decision) -> Decision {
+    let keeps_request = matches!(
+        progress.step,
+        Step::LeavingLoadBalancer
+            | Step::Draining
+            | Step::RehearsingDrain
+            | Step::Rebooting
+            | Step::RehearsingReboot
+            | Step::Returning
+            | Step::Verifying
+    );
+    if !keeps_request || !matches!(decision.verdict, Verdict::Wait(_)) {
+        return decision;
+    }
+    let Some(request) = hooks::request(&Progress { step: Step::BeforeDrain, ..progress.clone() }) else {
+        return decision;
+    };
+    let facts = ctx.facts();
+    if facts.hook_request.as_ref() == Some(&request) || !hooks::was_read(&facts.hook_answers, &request) {
+        return decision;
+    }
+    Decision { verdict: Verdict::Act(Action::Hook { request: Some(request) }), ..decision }
 }
 
 /// Awaits the hooks of an updated node, and ends its attempt. Like its verification, that of an update is not interrupted
@@ -63,7 +114,7 @@ fn still_awaited(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Decision>
     let mut open = Vec::new();
     let mut until: Option<Timestamp> = None;
     for (name, wait) in awaited(ctx.policy, progress.step) {
-        let deadline = ctx.deadline(progress.since, wait.timeout);
+        let deadline = deadline_of(ctx, progress, wait);
         match hooks::answer(&ctx.facts().hook_answers, name, &request) {
             HookAnswer::Done => {}
             HookAnswer::Refused(reason) => {

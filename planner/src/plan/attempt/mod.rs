@@ -73,7 +73,7 @@ pub(in crate::plan) fn decide(ctx: &NodeContext<'_>) -> Decision {
         }
         (step, _) => of_update(ctx, progress, step),
     };
-    with_blocked_condition(ctx, decision)
+    with_blocked_condition(ctx, hooks::with_request(ctx, progress, decision))
 }
 
 /// Decides the next step of an update, or one that a drill has in common with it.

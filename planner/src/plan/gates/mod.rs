@@ -185,6 +185,12 @@ pub(super) fn before_drain(ctx: &NodeContext<'_>) -> Option<Wait> {
     first_refusal(&[Drain], ctx)
 }
 
+/// Checks again, after the wait for hooks, what may have changed since the node got its slot: the node, the schedule, its pods,
+/// budgets and expressions. The switch is not among it: an attempt that has begun is finished.
+pub(super) fn after_hooks(ctx: &NodeContext<'_>) -> Option<Wait> {
+    first_refusal(&[Disrupt, Drain], ctx)
+}
+
 #[cfg(test)]
 pub(super) mod testing {
     //! A node and its surroundings, for the tables of the gates.

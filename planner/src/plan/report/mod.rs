@@ -11,12 +11,13 @@ use models::operator::{
     BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED, PROGRESSING,
     STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
 };
+use models::reason::{FailureClass, FailureReason};
 use models::shadow::{self, Step};
 
 use super::context::condition;
 use super::records::finish;
 use super::rollout::key_of;
-use super::survey::Survey;
+use super::survey::{Survey, SurveyedNode};
 use super::{Note, Plan, Wait, estimates, follow, gates, requests};
 use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
@@ -83,9 +84,24 @@ fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
             // While something is written about it, it keeps its previous state.
             None => node_blocked(node.node).is_some(),
         });
-        counts.failed += i64::from(node.record().is_some_and(|r| r.failures > 0));
+        counts.failed += i64::from(has_failed(survey, node));
     }
     counts
+}
+
+/// Returns whether the last attempt of a node failed, counts against the node, and is to be made again: there is a version for the
+/// node that is not quarantined, or it is not known whether there is one, and no user holds the node.
+fn has_failed(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> bool {
+    let last = node.record().filter(|record| record.failures > 0).and_then(|record| record.last.as_ref());
+    let reason = last.and_then(|last| FailureReason::ALL.iter().find(|reason| reason.as_str() == last.reason));
+    let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
+    let kind = agent.map_or((None, None), |agent| (agent.variant.as_deref(), agent.arch.as_deref()));
+    let wanted = match node.wanted() {
+        Ok(version) => !survey.quarantine.holds(kind.0, kind.1, version),
+        Err(Wait::Pinning { version }) => !survey.quarantine.holds(kind.0, kind.1, &version),
+        Err(wait) => matches!(wait, Wait::RefreshFails { .. }),
+    };
+    reason.is_some_and(|reason| reason.class() == FailureClass::Node) && wanted && !node.facts.held()
 }
 
 /// The reason of a node's `Blocked` condition, if it has one.

@@ -18,6 +18,16 @@ fn operator_status_counts_nodes_by_state() {
         let record = &mut node.shadow.as_mut().unwrap().status.controller.record;
         record.get_or_insert_default().failures = failures;
     };
+    let failed = |node: &mut NodeView, reason: FailureReason| {
+        record(node, 2);
+        let record = node.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
+        record.last = Some(result(reason.as_str()));
+    };
+    let at_failed = |name: &str| {
+        let mut node = at(name, Step::Draining, 0, HostState::StagedUpdate);
+        failed(&mut node, FailureReason::DrainTimedOut);
+        node
+    };
     let current = |node: &mut NodeView| {
         let agent = &mut node.shadow.as_mut().unwrap().status.agent;
         agent.current_version = Some(NEW);
@@ -34,12 +44,24 @@ fn operator_status_counts_nodes_by_state() {
         at("staged-2", Step::Staged, 0, HostState::StagedUpdate),
         on("held", &|node| {
             node.facts.hold = Some(Hold::default());
-            record(node, 1);
+            failed(node, FailureReason::DrainTimedOut);
         }),
-        on("failed", &|node| record(node, 2)),
+        on("failed", &|node| failed(node, FailureReason::DrainTimedOut)),
+        on("host fails", &|node| {
+            failed(node, FailureReason::RefreshFailed);
+            let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+            agent.updates.as_mut().unwrap().refresh_failure = Some("no answer".into());
+        }),
+        at_failed("failed before"),
+        on("version failed", &|node| failed(node, FailureReason::SoakFailed)),
+        on("withdrawn since", &|node| failed(node, FailureReason::ReleaseRequested)),
+        on("updated by other", &|node| {
+            current(node);
+            failed(node, FailureReason::DrainTimedOut);
+        }),
         on("left", &|node| node.facts.labelled = false),
     ];
-    let (mut view, policy) = cluster(nodes, &["drained"]);
+    let (mut view, policy) = cluster(nodes, &["drained", "failed before"]);
     // The conditions are written already.
     let held = &mut view.nodes.get_mut("held").unwrap().shadow.as_mut().unwrap().status.conditions;
     let wait = Wait::Held { until: None, reason: None };
@@ -47,7 +69,45 @@ fn operator_status_counts_nodes_by_state() {
     let made = crate::plan::plan(&view, &policy, t(1));
     let counts = counts(&Survey::of(&view, &policy, t(1)), &made);
     let found = (counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed);
-    assert_eq!(found, (7, 2, 1, 2, 1, 2), "{:?} {:?}", made.waits, made.actions);
+    assert_eq!(found, (12, 3, 2, 2, 1, 3), "{:?} {:?}", made.waits, made.actions);
+}
+
+#[test]
+fn node_whose_version_is_quarantined_or_no_longer_wanted_does_not_count_as_failed() {
+    let count = |spec: serde_json::Value, quarantined: bool| {
+        let mut failed = node("a");
+        let record = failed.shadow.as_mut().unwrap().status.controller.record.get_or_insert_default();
+        (record.failures, record.last) = (1, Some(result("DrainTimedOut")));
+        let mut other = node("b");
+        if quarantined {
+            let record = &mut other.shadow.as_mut().unwrap().status.controller.record;
+            record.get_or_insert_default().version_failures.push(crate::fixtures::failure(NEW));
+        }
+        let (mut view, _) = cluster(vec![failed, other], &[]);
+        let policy = crate::fixtures::with_policy(&mut view, spec);
+        let made = crate::plan::plan(&view, &policy, t(1));
+        counts(&Survey::of(&view, &policy, t(1)), &made).failed
+    };
+    let none = || serde_json::json!({});
+    assert_eq!(count(none(), false), 1);
+    assert_eq!(count(none(), true), 0, "the version is quarantined");
+    let excluded = serde_json::json!({"version": {"exclude": [NEW.to_string()]}});
+    assert_eq!(count(excluded, false), 0, "policy excludes the version");
+    let pinned = serde_json::json!({"version": {"target": crate::fixtures::OLD.to_string()}});
+    assert_eq!(count(pinned, false), 0, "policy pins the version that runs");
+}
+
+/// The result of an attempt to the new version.
+fn result(reason: &str) -> models::shadow::AttemptResult {
+    models::shadow::AttemptResult {
+        attempt: 1,
+        from: None,
+        version: NEW,
+        reason: reason.into(),
+        message: String::new(),
+        started: t(0),
+        ended: t(0),
+    }
 }
 
 #[test]
