@@ -49,6 +49,7 @@ async fn relax_pdb(ctx: &ScenarioContext) -> anyhow::Result<()> {
 /// Creates the operator's resource: the test cluster's own policy with a change.
 pub(crate) async fn create_policy(ctx: &ScenarioContext, change: &Value) -> anyhow::Result<()> {
     let mut spec = TestClusterOptions::default().policy;
+    spec["enabled"] = json!(true);
     for (key, value) in change.as_object().into_iter().flatten() {
         spec[key] = value.clone();
     }
