@@ -101,7 +101,7 @@ words: ## Check that docs, manifests and doc comments follow the glossary
 	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests deploy/chart deploy/chart-crds examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver aws cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
-# mdBook is installed into the cache once, which takes two or three minutes; the book takes a second.
+# mdBook is installed into the cache once, which takes a minute or two; the book takes seconds.
 .PHONY: docs
 docs: tools ## Build the documentation as a site for browsers, and check its links
 	@integ/book/build.sh "$(TARGET)/site"

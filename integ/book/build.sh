@@ -23,12 +23,12 @@ if ! [ -x "$mdbook" ]; then
   if command -v flock >/dev/null; then exec 9>"$cache/mdbook/.lock"; flock 9; fi
 fi
 if ! [ -x "$mdbook" ]; then
-  say "installing mdBook $version (once, two or three minutes)"
+  say "installing mdBook $version (once, one or two minutes)"
   # A folder of its own, without what the present build has set, by the toolchain of the repository. Search is the only feature
-  # that a site without a server needs.
+  # that a site without a server needs. A small book is built in seconds without optimization, which would take longer.
   build=$(mktemp -d "$cache/mdbook/.build.XXXXXX")
   trap 'rm -rf "$build"' EXIT
-  (cd "$root" && env -u CARGO_TARGET_DIR -u RUSTFLAGS "${CARGO:-cargo}" install mdbook --version "$version" --locked --no-default-features \
+  (cd "$root" && env -u CARGO_TARGET_DIR -u RUSTFLAGS "${CARGO:-cargo}" install mdbook --version "$version" --locked --debug --no-default-features \
     --features search --root "$build/root" --target-dir "$build/target" --quiet) || die "mdBook $version cannot be installed: see the error above"
   mkdir -p "$cache/mdbook/$version/bin"
   mv "$build/root/bin/mdbook" "$mdbook"
