@@ -407,6 +407,10 @@ fn full() -> Value {
         "loadBalancer": {"leaveBeforeDrain": "30s"},
         "autoscaler": {"protect": true},
         "hooks": [{"name": "ceph", "before": {"timeout": "5m", "onTimeout": "Continue"}}],
+        "notices": {
+            "blockedAfter": "5m",
+            "receivers": [{"name": "chat", "format": "Slack", "urlKey": "chat", "tokenKey": "token", "events": ["Frozen"]}],
+        },
         "health": health,
         "prometheus": {"url": "http://prometheus:9090", "timeout": "5s"},
         "failurePolicy": {"backOff": "5m"},

@@ -95,7 +95,7 @@ fn notice(id: String, event: NoticeEvent, time: Timestamp, subject: String, caus
     }
 }
 
-/// What notices are made of.
+/// The source of notices.
 struct Source<'a> {
     view: &'a ClusterView,
     survey: &'a Survey<'a>,
@@ -121,7 +121,7 @@ impl Source<'_> {
 
     /// Returns the notice of an event that follows from the status.
     fn of_fact(&self, id: String, fact: &Fact<'_>) -> Notice {
-        use NoticeEvent::{Frozen, RolloutEnded, RolloutStarted, StepPassed};
+        use NoticeEvent::{RolloutEnded, RolloutStarted, StepPassed};
         let status = || "kubectl brupop status".to_owned();
         match fact {
             Fact::Started(rollout) => {
@@ -147,11 +147,11 @@ impl Source<'_> {
                 let nodes = self.nodes(rollout, true);
                 Notice { nodes, ..notice(id, RolloutEnded, ended, subject(rollout), &cause, command) }
             }
-            Fact::Frozen(known) => self.of_freeze(id, known, Frozen),
+            Fact::Frozen(known) => self.of_freeze(id, known),
         }
     }
 
-    fn of_freeze(&self, id: String, known: &KnownVersion, event: NoticeEvent) -> Notice {
+    fn of_freeze(&self, id: String, known: &KnownVersion) -> Notice {
         let quarantined = known.quarantined.as_ref();
         let nodes = quarantined.map(|quarantined| quarantined.nodes.clone()).unwrap_or_default();
         let cause = Cause { reason: quarantined.map(|quarantined| quarantined.reason), nodes: nodes.clone() };
@@ -166,7 +166,7 @@ impl Source<'_> {
             Some(node) => format!("node/{node}"),
             None => "nodes".to_owned(),
         };
-        Notice { nodes, ..notice(id, event, since, subject, &failed, command) }
+        Notice { nodes, ..notice(id, NoticeEvent::Frozen, since, subject, &failed, command) }
     }
 
     /// Returns the approvals that are awaited, by the ids of their notices.

@@ -83,7 +83,7 @@ fn events(notices: &[Notice]) -> Vec<&str> {
 }
 
 #[test]
-fn each_event_of_rollout_is_told_once_by_any_leader() {
+fn each_event_of_rollout_has_one_notice_under_any_leader() {
     let mut cluster = Cluster::of(vec![node("a"), node("b")]);
     let manual = CanaryStep { nodes: models::operator::CountOrPercent::Count(1), soak: Duration::ZERO, manual: true };
     cluster.policy.canary = vec![manual];
@@ -159,7 +159,7 @@ fn freeze_names_nodes_reason_and_resume_command_and_second_freeze_is_another_eve
 }
 
 #[test]
-fn nothing_about_the_past_is_told_when_notices_are_enabled() {
+fn past_events_have_no_notice_when_notices_are_enabled() {
     let mut cluster = Cluster::of(vec![node("a"), node("b")]);
     let mut old = rollout(NEW);
     (old.steps_passed, old.step_done) = (1, Some(t(0)));
@@ -188,7 +188,7 @@ fn nothing_about_the_past_is_told_when_notices_are_enabled() {
 }
 
 #[test]
-fn nodes_blocked_for_long_are_told_once_with_cause_and_deadline_and_those_of_one_minute_together() {
+fn nodes_blocked_for_long_are_in_one_notice_with_cause_and_deadline_per_minute() {
     let draining = crate::fixtures::at("a", models::shadow::Step::Draining, 0, HostState::StagedUpdate);
     let names: Vec<String> = (0..5).map(|number| format!("n{number}")).collect();
     let mut nodes: Vec<_> = names.iter().map(|name| node(name)).collect();
@@ -201,24 +201,24 @@ fn nodes_blocked_for_long_are_told_once_with_cause_and_deadline_and_those_of_one
     // Timestamps of the fixtures are whole minutes at multiples of 60.
     let wake = plan(&cluster.view, &cluster.policy, t(3615)).wake;
     assert!(wake.is_some_and(|at| at <= t(3660)), "{wake:?}");
-    let told = cluster.turn(t(3660));
-    assert_eq!(events(&told), ["NodesBlocked"]);
+    let found = cluster.turn(t(3660));
+    assert_eq!(events(&found), ["NodesBlocked"]);
     assert_eq!(
-        told[0].cause,
+        found[0].cause,
         "a has been blocked since 2027-01-15T08:00:10Z (DrainBlocked): shop/web allows no disruption"
     );
-    assert_eq!((told[0].subject.as_str(), told[0].command.as_str()), ("node/a", "kubectl brupop explain a"));
-    assert!(told[0].deadline.is_some(), "the drain's");
+    assert_eq!((found[0].subject.as_str(), found[0].command.as_str()), ("node/a", "kubectl brupop explain a"));
+    assert!(found[0].deadline.is_some(), "the drain's");
     assert_eq!(cluster.turn(t(3720)), []);
 
     for (second, name) in names.iter().enumerate() {
         cluster.block(name, Some(4000 + i64::try_from(second).unwrap()));
     }
     cluster.view.leader_since = t(7000);
-    let told = cluster.turn(t(7660));
-    assert_eq!(events(&told), ["NodesBlocked"]);
-    assert_eq!((told[0].nodes.len(), told[0].subject.as_str()), (5, "nodes"));
-    assert!(told[0].cause.ends_with("; and 2 more nodes"), "{}", told[0].cause);
+    let found = cluster.turn(t(7660));
+    assert_eq!(events(&found), ["NodesBlocked"]);
+    assert_eq!((found[0].nodes.len(), found[0].subject.as_str()), (5, "nodes"));
+    assert!(found[0].cause.ends_with("; and 2 more nodes"), "{}", found[0].cause);
     assert_eq!(cluster.turn(t(7720)), []);
     // Blocked again, later.
     cluster.block("a", None);
@@ -228,7 +228,7 @@ fn nodes_blocked_for_long_are_told_once_with_cause_and_deadline_and_those_of_one
 }
 
 #[test]
-fn receivers_get_their_events_and_what_is_sent_or_for_no_receiver_is_forgotten() {
+fn receivers_get_their_events_and_sent_notices_are_removed() {
     let mut cluster = Cluster::of(vec![node("a")]);
     let notices = cluster.policy.notices.as_mut().unwrap();
     notices.receivers.push(receiver("frozen", &[NoticeEvent::Frozen]));
@@ -236,16 +236,16 @@ fn receivers_get_their_events_and_what_is_sent_or_for_no_receiver_is_forgotten()
     let failed = models::shadow::Record { version_failures: vec![failure(NEW)], ..Default::default() };
     cluster.node("a").status.controller.record = Some(failed);
     cluster.block("a", Some(0));
-    let told = cluster.turn(t(3660));
-    assert_eq!(events(&told), ["Frozen", "NodesBlocked"]);
-    assert_eq!((told[0].receivers.join(" "), told[1].receivers.join(" ")), ("all frozen".into(), "all".into()));
-    cluster.view.notices.done.insert(("all".into(), told[0].id.clone()));
+    let found = cluster.turn(t(3660));
+    assert_eq!(events(&found), ["Frozen", "NodesBlocked"]);
+    assert_eq!((found[0].receivers.join(" "), found[1].receivers.join(" ")), ("all frozen".into(), "all".into()));
+    cluster.view.notices.done.insert(("all".into(), found[0].id.clone()));
     cluster.turn(t(3661));
     assert_eq!(cluster.pending().iter().map(|n| n.receivers.join(" ")).collect::<Vec<_>>(), ["frozen", "all"]);
     cluster.policy.notices.as_mut().unwrap().receivers.truncate(1);
     cluster.turn(t(3662));
     assert_eq!(events(cluster.pending()), ["NodesBlocked"]);
-    cluster.view.notices.done.insert(("all".into(), told[1].id.clone()));
+    cluster.view.notices.done.insert(("all".into(), found[1].id.clone()));
     cluster.turn(t(3663));
     assert_eq!(cluster.pending(), []);
 }
