@@ -48,6 +48,9 @@ pub struct Config {
     /// operator's own image has none.
     #[arg(long, env = "BRUPOP_PROMETHEUS_CA_FILE")]
     pub prometheus_ca_file: Option<std::path::PathBuf>,
+    /// Folder with the keys of the Secret `brupop-notices`, for notices. It is read at each sending.
+    #[arg(long, env = "BRUPOP_NOTICES_DIR")]
+    pub notices_dir: Option<std::path::PathBuf>,
     /// Log filter, e.g. `info` or `controller=debug,kube=warn`.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log_filter: String,

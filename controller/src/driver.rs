@@ -36,6 +36,7 @@ use crate::history::{History, Pages};
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
 use crate::migrate::Progress;
+use crate::notices::Notices;
 use crate::owners::Owners;
 
 /// Time for which changes are collected after a turn, at least and at most.
@@ -68,6 +69,7 @@ pub struct Options {
     pub migration: Progress,
     /// The state of the history of rollouts.
     pub history: History,
+    pub notices: Notices,
     /// The node that this replica runs on.
     pub own_node: Option<String>,
     /// The time at which the lead was taken.
@@ -89,6 +91,7 @@ pub struct Driver {
     expressions: Expressions,
     migration: Progress,
     history: History,
+    notices: Notices,
     estimates: Estimates,
     changed: Arc<watch::Sender<u64>>,
     own_node: Option<String>,
@@ -125,6 +128,7 @@ impl Driver {
             expressions,
             migration,
             history,
+            notices,
             own_node,
             leader_since,
         } = options;
@@ -146,6 +150,7 @@ impl Driver {
             expressions,
             migration,
             history,
+            notices,
             changed,
             own_node,
             leader_since,
@@ -244,6 +249,8 @@ impl Driver {
         self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !policy.errors.is_empty(), now));
         self.applier.metrics.clock_offset(crate::clock::offset());
         self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
+        let recorded = view.operator.as_ref().and_then(|operator| operator.status.notices.as_ref());
+        self.notices.want(policy.notices.as_ref(), recorded.map_or(&[], |notices| &notices.pending));
         if plan.hand_over {
             tracing::info!(node = self.own_node, "lease handed over: the node of this replica is next");
             self.handing_over = true;

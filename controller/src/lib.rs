@@ -29,6 +29,7 @@ pub mod leader;
 pub mod managed_fields;
 pub mod metrics;
 pub mod migrate;
+pub mod notices;
 pub mod owners;
 mod replica;
 pub mod tls;

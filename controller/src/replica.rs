@@ -33,6 +33,7 @@ use crate::history::{Historian, History};
 use crate::leader::{self, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
 use crate::migrate::{Migrator, Progress};
+use crate::notices::{self, Notices};
 use crate::tls::{Keeper, Signer};
 use crate::{clock, http};
 
@@ -227,6 +228,12 @@ impl Replica {
         let historian = tokio::spawn(historian.run());
         let expressions =
             Expressions::start(caches.changed.clone(), metrics.clone(), config.prometheus_ca_file.clone());
+        let notices = Notices::start(
+            caches.changed.clone(),
+            metrics.clone(),
+            applier.leadership.clone(),
+            notices::Options { namespace: config.namespace.clone(), secret: config.notices_dir.clone() },
+        );
         let driver = Driver::new(Options {
             applier,
             caches: caches.clone(),
@@ -236,6 +243,7 @@ impl Replica {
             expressions,
             migration: progress,
             history,
+            notices,
             own_node: config.node_name.clone(),
             leader_since: clock::now(),
         });

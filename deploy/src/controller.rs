@@ -1,12 +1,13 @@
 //! The controller's Deployment, of which one pod leads and the others are on standby, and its budget.
 
-use models::names::{AGENT_NAMESPACE, SYSTEM_NAMESPACE};
+use models::names::{AGENT_NAMESPACE, NOTICES_SECRET, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
 
 use crate::options::{Component, Options};
 use crate::{budget, pod};
 
 const COMPONENT: Component = Component::Controller;
+const NOTICES_DIRECTORY: &str = "/etc/brupop/notices";
 
 pub(crate) fn all(options: &Options) -> [Value; 2] {
     let mut args = vec![
@@ -15,6 +16,7 @@ pub(crate) fn all(options: &Options) -> [Value; 2] {
         "--identity=$(POD_NAME)".to_owned(),
         "--node-name=$(NODE_NAME)".to_owned(),
         format!("--plain-listen=$(POD_IP):{}", pod::PLAIN_PORT),
+        format!("--notices-dir={NOTICES_DIRECTORY}"),
     ];
     args.extend(options.cluster_domain.iter().map(|domain| format!("--cluster-domain={domain}")));
     args.extend(options.controller_args.iter().cloned());
@@ -27,6 +29,10 @@ pub(crate) fn all(options: &Options) -> [Value; 2] {
     container["ports"] = json!([pod::port(pod::METRICS_PORT, pod::PLAIN_PORT)]);
     container["readinessProbe"] = pod::probe("/readyz", 5);
     container["livenessProbe"] = pod::probe("/healthz", 10);
-    let deployment = pod::deployment(SYSTEM_NAMESPACE, COMPONENT, options.controller_replicas, &container);
+    container["volumeMounts"] = json!([{"name": "notices", "mountPath": NOTICES_DIRECTORY, "readOnly": true}]);
+    let mut deployment = pod::deployment(SYSTEM_NAMESPACE, COMPONENT, options.controller_replicas, &container);
+    // Mounted, so that the controller needs no right to read it. A user creates it, perhaps long after the pod has started.
+    deployment["spec"]["template"]["spec"]["volumes"] =
+        json!([{"name": "notices", "secret": {"secretName": NOTICES_SECRET, "optional": true}}]);
     [budget::one_at_a_time(COMPONENT), deployment]
 }

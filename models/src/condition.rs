@@ -70,6 +70,11 @@ pub fn true_condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'
     find_condition(conditions, type_).filter(|condition| condition.status == ConditionStatus::True)
 }
 
+/// Finds a condition by its type, while it does not hold.
+pub fn false_condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    find_condition(conditions, type_).filter(|condition| condition.status == ConditionStatus::False)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

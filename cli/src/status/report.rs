@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
+use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
 use models::names;
-use models::operator::{BLOCKED as ALL_BLOCKED, DEGRADED, FROZEN, HISTORY_RECORDED};
+use models::operator::{BLOCKED as ALL_BLOCKED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
 use models::shadow::{BLOCKED, HOST_REACHABLE, Step};
 use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
@@ -186,7 +186,7 @@ fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
     };
     let pauses = |condition: &&Condition| paused && condition.reason == WaitReason::EarlierOperatorRunning.as_str();
     let holding = [DEGRADED, ALL_BLOCKED].into_iter().filter_map(|type_| true_condition(conditions, type_));
-    let failing = find_condition(conditions, HISTORY_RECORDED).filter(|c| c.status == ConditionStatus::False);
+    let failing = [HISTORY_RECORDED, NOTICES_SENT].into_iter().filter_map(|type_| false_condition(conditions, type_));
     for condition in holding.filter(known).filter(|condition| !pauses(condition)).chain(failing) {
         add(&condition.reason, cluster.filled(&condition.message, ""));
     }

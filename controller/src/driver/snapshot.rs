@@ -99,6 +99,7 @@ impl Driver {
             migration: self.migration.facts(),
             history: self.history.facts(),
             estimates: self.estimates.facts(),
+            notices: self.notices.facts(),
             ..ClusterView::default()
         };
         if !view.stale && !view.earlier_pods.is_empty() {

@@ -51,6 +51,12 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
     let earlier = EarlierPods::new(&caches.changed);
     earlier.0.iter().for_each(list);
     let expressions = Expressions::start(caches.changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
+    let notices = Notices::start(
+        caches.changed.clone(),
+        crate::metrics::Metrics::new().unwrap(),
+        crate::leader::Leadership::forever(),
+        crate::notices::Options { namespace: "brupop-system".to_owned(), secret: None },
+    );
     let driver = Driver::new(Options {
         applier,
         caches,
@@ -60,6 +66,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         expressions,
         migration: crate::migrate::Progress::default(),
         history: crate::history::History::default(),
+        notices,
         own_node: None,
         leader_since: crate::clock::now(),
     });

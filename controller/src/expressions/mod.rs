@@ -30,6 +30,8 @@ use ledger::Ledger;
 use planner::policy::Prometheus;
 use planner::view::Answer;
 
+pub(crate) use query::root_cause;
+
 #[cfg(any(test, fuzzing))]
 pub(crate) use answer::read as read_answer;
 

@@ -161,7 +161,7 @@ fn location(response: &Response) -> String {
 }
 
 /// Returns the last error of the chain, which has the actual cause.
-fn root_cause(error: &dyn Error) -> String {
+pub(crate) fn root_cause(error: &dyn Error) -> String {
     let mut last = error;
     while let Some(source) = last.source() {
         last = source;

@@ -82,6 +82,7 @@ pub struct Metrics {
     rejected: IntCounterVec,
     findings: IntCounterVec,
     expressions: IntCounterVec,
+    notices: IntCounterVec,
     no_answer: IntCounterVec,
     call_age: GaugeVec,
     turn_age: GaugeVec,
@@ -98,6 +99,7 @@ struct Observations {
     waits: BTreeMap<String, Waiting>,
     versions: Bounded<Version>,
     moves: Bounded<(Option<Version>, Version)>,
+    receivers: Bounded<String>,
 }
 
 impl Observations {
@@ -164,6 +166,11 @@ impl Metrics {
                 "expressions_total",
                 &["result"],
                 "Prometheus queries by result: Quiet (empty), Firing (not empty), Failed (no result)",
+            )?,
+            notices: register.counter(
+                "notices_total",
+                &["receiver", "result"],
+                "Notices by receiver: Sent, Failed (attempts without success), Dropped (given up)",
             )?,
             no_answer: register.counter(
                 "calls_without_answer_total",
@@ -452,9 +459,40 @@ impl Metrics {
         self.findings.with_label_values(&[property]).inc();
     }
 
+    /// Takes in a receiver of notices, whose counters begin at zero.
+    pub fn expect_notices(&self, receiver: &str) {
+        for result in [NoticeResult::Sent, NoticeResult::Failed, NoticeResult::Dropped] {
+            self.notices(receiver, result, 0);
+        }
+    }
+
+    /// Takes in so many results about notices to a receiver.
+    pub fn notices(&self, receiver: &str, result: NoticeResult, count: u64) {
+        let receiver = self.lock().receivers.admit(&receiver.to_owned(), Clone::clone);
+        self.notices.with_label_values(&[receiver.as_str(), result.into()]).inc_by(count);
+    }
+
     /// Takes in the answer to an expression.
     pub fn expression(&self, answer: &Answer) {
         self.expressions.with_label_values(&[answer_kind(answer)]).inc();
+    }
+}
+
+/// The result of an attempt to send a notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoticeResult {
+    Sent,
+    Failed,
+    Dropped,
+}
+
+impl From<NoticeResult> for &'static str {
+    fn from(result: NoticeResult) -> Self {
+        match result {
+            NoticeResult::Sent => "Sent",
+            NoticeResult::Failed => "Failed",
+            NoticeResult::Dropped => "Dropped",
+        }
     }
 }
 

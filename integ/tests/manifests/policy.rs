@@ -412,6 +412,10 @@ fn full() -> Value {
         "autoscaler": {"protect": true},
         "autoscaling": {"aws": {"mode": "Standby"}},
         "hooks": [{"name": "ceph", "before": {"timeout": "5m", "onTimeout": "Continue"}}],
+        "notices": {
+            "blockedAfter": "5m",
+            "receivers": [{"name": "chat", "format": "Slack", "urlKey": "chat", "tokenKey": "token", "events": ["Frozen"]}],
+        },
         "health": health,
         "prometheus": {"url": "http://prometheus:9090", "timeout": "5s"},
         "failurePolicy": {"backOff": "5m"},

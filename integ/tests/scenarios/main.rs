@@ -24,6 +24,7 @@ mod lost_responses;
 mod migration;
 mod monitoring;
 mod nodes;
+mod notices;
 mod plugin;
 mod plugin_drill;
 mod plugin_install;

@@ -2,6 +2,7 @@
 
 mod count;
 mod hook;
+mod notices;
 mod policy;
 mod selector;
 
@@ -18,6 +19,10 @@ use crate::schema::{StatusWord, VersionText};
 
 pub use count::CountOrPercent;
 pub use hook::{Hook, HookWait, OnTimeout};
+pub use notices::{
+    CAUSE_LENGTH, MOST_NODES, MOST_PENDING, Notice, NoticeEvent, NoticeFormat, NoticeReceiver, NoticesPolicy,
+    NoticesStatus,
+};
 pub use policy::*;
 pub use selector::{LabelOperator, LabelRequirement, NodeSelector};
 
@@ -37,6 +42,9 @@ pub const STORAGE_MIGRATED: &str = "StorageMigrated";
 
 /// `HistoryRecorded`: the history of rollouts is written.
 pub const HISTORY_RECORDED: &str = "HistoryRecorded";
+
+/// `NoticesSent`: notices reach their receivers.
+pub const NOTICES_SENT: &str = "NoticesSent";
 
 /// `Blocked`: an expression that is the same for all nodes keeps them waiting.
 pub const BLOCKED: &str = "Blocked";
@@ -110,6 +118,9 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// Time within which nodes have to run a new version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub freshness: Option<FreshnessPolicy>,
+    /// Notices about rollouts to other systems. Default: none are sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notices: Option<NoticesPolicy>,
     /// Consequences of failures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<FailurePolicy>,
@@ -479,6 +490,9 @@ pub struct BottlerocketUpdateOperatorStatus {
     /// One-shot requests that were carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<OperatorRequests>,
+    /// Notices that are to be sent; absent without receivers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notices: Option<NoticesStatus>,
     /// Last completed migration of stored shadows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_migration: Option<CompletedMigration>,
@@ -487,8 +501,8 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub policy_in_force: Option<String>,
-    /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, `StorageMigrated`, `HistoryRecorded`, and `Blocked` once an expression that is
-    /// the same for all nodes, or the earlier operator, has kept them waiting.
+    /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, `StorageMigrated`, `HistoryRecorded`, `NoticesSent` where there are receivers of
+    /// notices, and `Blocked` once an expression that is the same for all nodes, or the earlier operator, has kept them waiting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -393,8 +393,7 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
     }
     if over && !busy && !pending {
         let (phase, at, message) = match active.map(|(_, place)| (place.phase, place.ended.unwrap_or(now))) {
-            Some((phase @ RolloutPhase::Completed, at)) => (phase, at, "every node runs the version"),
-            Some((phase @ RolloutPhase::Superseded, at)) => (phase, at, "nodes update to another version"),
+            Some((phase @ (RolloutPhase::Completed | RolloutPhase::Superseded), at)) => (phase, at, end_of(phase)),
             Some((_, at)) => (RolloutPhase::Stopped, at, stopped(plan, record)),
             None if record.rollout.drill => (RolloutPhase::Completed, now, "the drills have ended"),
             None => (RolloutPhase::Stopped, now, "the operator's resource was deleted, or no longer knows it"),
@@ -411,7 +410,18 @@ fn stopped(plan: &HistoryPlan, record: &RecordFacts) -> &'static str {
     if plan.facts.full.contains(&record.rollout.number) {
         "this record is full: another one continues it"
     } else {
-        "the policy changed, failures were resolved, or no node is left"
+        end_of(RolloutPhase::Stopped)
+    }
+}
+
+/// Returns the reason for which a rollout has ended in this phase.
+pub(crate) const fn end_of(phase: RolloutPhase) -> &'static str {
+    match phase {
+        RolloutPhase::Completed => "every node runs the version",
+        RolloutPhase::Superseded => "nodes update to another version",
+        RolloutPhase::Stopped | RolloutPhase::Running | RolloutPhase::Unknown => {
+            "the policy changed, failures were resolved, or no node is left"
+        }
     }
 }
 

@@ -21,8 +21,8 @@ use super::context::NodeContext;
 use super::slots::Budget;
 use super::survey::{Survey, SurveyedNode};
 use super::{
-    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, freshness, gates, labels, order, report,
-    shadows, silence, slots,
+    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, freshness, gates, labels, notices, order,
+    report, shadows, silence, slots,
 };
 use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;
@@ -227,6 +227,8 @@ impl<'a> Planner<'a> {
             let freshness = freshness::of(self.view, self.policy, &self.survey.kinds, &self.survey.known, self.now);
             self.plan.wake = earliest(self.plan.wake, freshness.wake);
             status.freshness = Some(freshness.status());
+            let noticed = notices::follow(self.view, self.survey, &self.plan, &mut status, self.now);
+            self.plan.wake = earliest(self.plan.wake, noticed);
             status.slots = slots.as_ref().unwrap_or(&operator.status.slots).clone();
             self.plan.slots = slots;
             self.plan.status = Some(status);

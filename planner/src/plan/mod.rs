@@ -52,6 +52,7 @@ mod hook_cases;
 #[cfg(test)]
 mod key_cases;
 mod labels;
+mod notices;
 mod order;
 #[cfg(test)]
 mod overdue_cases;

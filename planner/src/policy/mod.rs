@@ -10,7 +10,7 @@ mod version;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::{AtDeadline, CordonedNodes, CountOrPercent, Expression, NodeSelector};
+use models::operator::{AtDeadline, CordonedNodes, CountOrPercent, Expression, NodeSelector, NoticeReceiver};
 use models::permit::SHUTDOWN_LIMIT;
 use models::time::after;
 
@@ -143,6 +143,14 @@ pub struct HookWait {
     pub continues: bool,
 }
 
+/// Notices to other systems.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notices {
+    pub receivers: Vec<NoticeReceiver>,
+    /// Time for which a node is blocked before receivers are notified.
+    pub blocked_after: Duration,
+}
+
 /// The part of the policy that may differ from one group of nodes to another.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupPolicy {
@@ -213,6 +221,8 @@ pub struct Policy {
     /// True if autoscalers have to leave a node alone while it is out of service.
     pub protect_from_autoscalers: bool,
     pub hooks: Vec<Hook>,
+    /// Notices to other systems; `None`: there is no receiver.
+    pub notices: Option<Notices>,
     /// Number of revisions of the policy that are kept although no node and no status needs them.
     pub revision_history_limit: usize,
     /// The policy of nodes in no group.
@@ -250,6 +260,7 @@ impl Default for Policy {
             leave_load_balancer: None,
             protect_from_autoscalers: true,
             hooks: Vec::new(),
+            notices: None,
             revision_history_limit: 10,
             all: GroupPolicy::default(),
             groups: Vec::new(),

@@ -5,13 +5,13 @@ use std::time::Duration;
 use models::names::AWS_HOOK;
 use models::operator::{
     BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, HealthPolicy,
-    Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, OnTimeout, PrometheusPolicy, SchedulePolicy,
-    StepApproval,
+    Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, NoticesPolicy, OnTimeout, PrometheusPolicy,
+    SchedulePolicy, StepApproval,
 };
 
 use super::{
-    After, Before, CanaryStep, Drain, Group, GroupPolicy, Hook, HookWait, Policy, PolicyError, Prometheus, Schedule,
-    version,
+    After, Before, CanaryStep, Drain, Group, GroupPolicy, Hook, HookWait, Notices, Policy, PolicyError, Prometheus,
+    Schedule, version,
 };
 use crate::rules::Rules;
 
@@ -23,6 +23,9 @@ const HOOK_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// Time for an instance to be in service again after an update: until then its load balancers have to take it in.
 const AWS_AFTER: Duration = Duration::from_secs(15 * 60);
+
+/// Default time for which a node is blocked before receivers are notified.
+const BLOCKED_AFTER: Duration = Duration::from_secs(3600);
 
 /// Default number of downloads at a time, where pre-staging is enabled without a number.
 const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
@@ -85,6 +88,7 @@ impl Policy {
                 .and_then(|autoscaler| autoscaler.protect)
                 .unwrap_or(default.protect_from_autoscalers),
             hooks: hooks(spec),
+            notices: spec.notices.as_ref().filter(|notices| !notices.receivers.is_empty()).map(notices),
             revision_history_limit: spec
                 .revision_history_limit
                 .map_or(default.revision_history_limit, |limit| limit as usize),
@@ -176,6 +180,13 @@ fn hook(hook: &HookSpec) -> Hook {
         continues: wait.on_timeout == Some(OnTimeout::Continue),
     };
     Hook { name: hook.name.clone(), before: hook.before.as_ref().map(wait), after: hook.after.as_ref().map(wait) }
+}
+
+fn notices(notices: &NoticesPolicy) -> Notices {
+    Notices {
+        receivers: notices.receivers.clone(),
+        blocked_after: notices.blocked_after.map_or(BLOCKED_AFTER, |d| d.0.max(Duration::from_secs(1))),
+    }
 }
 
 fn prometheus(server: &PrometheusPolicy) -> Prometheus {

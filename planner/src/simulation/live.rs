@@ -50,6 +50,7 @@ fn waits_for_wave(node: &NodeView, policy: &Policy) -> bool {
 ///
 /// `updates` are the last updates of this cluster: the next ones take as long.
 pub fn live(mut view: ClusterView, policy: Policy, updates: &[UpdateDurations], now: Timestamp) -> Scenario {
+    let policy = Policy { notices: None, ..policy };
     (view.busy, view.paused, view.retracted) = Default::default();
     view.expressions.clear();
     let mut offers: HashMap<Vec<Version>, Arc<[Version]>> = HashMap::new();

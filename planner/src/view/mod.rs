@@ -422,6 +422,17 @@ pub struct ClusterView {
     pub history: HistoryFacts,
     /// The last estimates; `None` until this leader has made some.
     pub estimates: Option<EstimateFacts>,
+    /// The known facts about the sending of notices.
+    pub notices: NoticeFacts,
+}
+
+/// The facts about the sending of notices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NoticeFacts {
+    /// The notices that were sent or given up, each by its receiver and its id.
+    pub done: BTreeSet<(String, String)>,
+    /// The condition `NoticesSent`: its truth, its reason and its message; `None` until it is known.
+    pub state: Option<(bool, &'static str, String)>,
 }
 
 /// A time in which no pod of the web API was Ready.

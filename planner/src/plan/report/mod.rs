@@ -8,13 +8,14 @@ use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
 use models::history::RolloutPhase;
 use models::operator::{
-    BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED, PROGRESSING,
-    STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
+    BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED, NOTICES_SENT,
+    PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
 };
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{self, Step};
 
 use super::context::condition;
+use super::quarantine::{Cause, Key};
 use super::records::finish;
 use super::rollout::key_of;
 use super::survey::{Survey, SurveyedNode};
@@ -145,19 +146,24 @@ fn window(survey: &Survey<'_>) -> ConditionParts {
     }
 }
 
-fn frozen(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
-    let mut versions: Vec<String> = Vec::new();
-    for ((variant, arch, version), cause) in &survey.quarantine.spent {
+/// Returns the sentence about versions that have stopped all updates.
+pub(super) fn failed_too_often<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> String {
+    let version = |((variant, arch, version), cause): (&Key, &Cause)| {
         let nodes = if cause.nodes.is_empty() { String::new() } else { format!(" on {}", cause.nodes.join(", ")) };
         let reason = cause.reason.map_or_else(String::new, |reason| format!(" ({reason}{nodes})"));
-        versions.push(format!("{version} for {variant} {arch}{reason}"));
-    }
-    if versions.is_empty() || resumed {
+        format!("{version} for {variant} {arch}{reason}")
+    };
+    let versions: Vec<String> = spent.into_iter().map(version).collect();
+    format!("failed too often: {}. No update starts until the rollout is resumed", versions.join("; "))
+}
+
+fn frozen(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
+    if survey.quarantine.spent.is_empty() || resumed {
         return (false, "NoFailures", String::new());
     }
     let message = format!(
-        "failed too often: {}. No update starts until the rollout is resumed: kubectl annotate bruo default -n <namespace> --overwrite {}=<any new value>",
-        versions.join("; "),
+        "{}: kubectl annotate bruo default -n <namespace> --overwrite {}=<any new value>",
+        failed_too_often(&survey.quarantine.spent),
         models::names::RESUME_ANNOTATION
     );
     (true, "VersionFailed", message.chars().take(2000).collect())
@@ -275,7 +281,11 @@ pub(super) fn status(
     ];
     let migrated = view.migration.state.clone().map(|state| (STORAGE_MIGRATED, state));
     let history_recorded = view.history.state.clone().map(|state| (HISTORY_RECORDED, state));
-    let new = new.into_iter().chain(migrated).chain(history_recorded);
+    let notices_sent = view.notices.state.clone().map(|state| (NOTICES_SENT, state));
+    if policy.notices.is_none() {
+        conditions.retain(|condition| condition.type_ != NOTICES_SENT);
+    }
+    let new = new.into_iter().chain(migrated).chain(history_recorded).chain(notices_sent);
     let new = new.map(|(type_, (holds, reason, message))| (type_, (holds.into(), reason, message)));
     for (type_, (holds, reason, message)) in new.chain(blocked.map(|new| (BLOCKED, new))) {
         set_condition(&mut conditions, condition(now, type_, holds, reason, &message));
@@ -328,6 +338,7 @@ pub(super) fn status(
         },
         requests: requests::acknowledged(view, survey.rollouts.approval_taken),
         storage_migration: view.migration.completed.clone().or_else(|| operator.status.storage_migration.clone()),
+        notices: None,
         policy_in_force,
         conditions,
     }

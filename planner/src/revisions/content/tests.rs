@@ -154,6 +154,7 @@ fn revision_changes_with_documented_fields_and_no_others() {
         ("autoscaler", json!({"protect": false})),
         ("autoscaling", json!({"aws": {"mode": "Standby"}})),
         ("hooks", json!([{"name": "ceph", "before": {}}])),
+        ("notices", json!({"receivers": [{"name": "chat", "format": "Slack", "urlKey": "chat"}]})),
         ("health", soak.clone()),
         ("prometheus", json!({"url": "http://prometheus:9090"})),
         ("freshness", json!({"target": "336h"})),

@@ -1,0 +1,66 @@
+//! The bodies of notices.
+
+use models::names;
+use models::operator::{Notice, NoticeFormat};
+use serde_json::json;
+
+/// Prefix of the types of CloudEvents.
+const TYPE_PREFIX: &str = "aws.bottlerocket.brupop.";
+
+/// Returns the content type and the body of a notice from the operator of a namespace.
+pub(super) fn body(format: NoticeFormat, namespace: &str, notice: &Notice) -> (&'static str, Vec<u8>) {
+    let command = if namespace == names::SYSTEM_NAMESPACE {
+        notice.command.clone()
+    } else {
+        format!("{} -n {namespace}", notice.command)
+    };
+    match format {
+        NoticeFormat::CloudEvents => {
+            let Notice { id, event, time, subject, nodes, cause, deadline, .. } = notice;
+            let event = json!({
+                "specversion": "1.0",
+                "id": id,
+                "source": format!(
+                    "/apis/brupop.bottlerocket.aws/v1/namespaces/{namespace}/bottlerocketupdateoperators/{}",
+                    names::OPERATOR_NAME
+                ),
+                "type": format!("{TYPE_PREFIX}{event}"),
+                "subject": subject,
+                "time": time,
+                "datacontenttype": "application/json",
+                "data": {"nodes": nodes, "cause": cause, "deadline": deadline, "command": command},
+            });
+            ("application/cloudevents+json", event.to_string().into_bytes())
+        }
+        NoticeFormat::Slack => ("application/json", json!({"text": slack(notice, &command)}).to_string().into_bytes()),
+    }
+}
+
+fn slack(notice: &Notice, command: &str) -> String {
+    let mut lines = vec![format!("*{}* ({})", words(&notice.event), escaped(&notice.subject)), escaped(&notice.cause)];
+    if !notice.nodes.is_empty() {
+        lines.push(format!("Nodes: {}", escaped(&notice.nodes.join(", "))));
+    }
+    lines.extend(notice.deadline.map(|deadline| format!("Deadline: {deadline:.0}")));
+    lines.push(format!("`{}`", escaped(command)));
+    lines.join("\n")
+}
+
+/// Returns an event's word as words: `RolloutStarted` as `Rollout started`.
+fn words(event: &str) -> String {
+    let mut words = String::new();
+    for c in event.chars() {
+        if c.is_ascii_uppercase() && !words.is_empty() {
+            words.push(' ');
+            words.push(c.to_ascii_lowercase());
+        } else {
+            words.push(c);
+        }
+    }
+    escaped(&words)
+}
+
+/// Returns text as Slack requires it. Nothing else in it is a control sequence.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}

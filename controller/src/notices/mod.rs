@@ -1,0 +1,174 @@
+//! Notices: messages about rollouts, sent by webhook. No turn of the leader waits for them.
+//!
+//! ```text
+//! plan records notices in the operator's status ──► want ──► sent, one at a time to each receiver
+//!        ▲                                                              │
+//!        └── facts (in the next view): those sent or given up ◄── wakes the driver
+//! ```
+//!
+//! A notice stays in the status until it is sent or given up, so another leader sends it again rather than not at all.
+
+mod format;
+mod outbox;
+mod send;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use models::operator::{Notice, NoticeReceiver};
+use planner::policy;
+use planner::view::NoticeFacts;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::leader::Leadership;
+use crate::metrics::{Metrics, NoticeResult};
+use outbox::{Ended, Outboxes};
+use send::{Outcome, Secret};
+
+/// Interval at which the Secret is checked: a mistake is to be seen before the first notice.
+const CHECK_PERIOD: Duration = Duration::from_secs(30);
+
+/// Settings of the sender.
+#[derive(Clone)]
+pub struct Options {
+    /// The operator's namespace.
+    pub namespace: String,
+    /// The folder with the content of the Secret `brupop-notices`.
+    pub secret: Option<PathBuf>,
+}
+
+/// Sends notices until it is dropped.
+pub struct Notices {
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+struct Shared {
+    outboxes: Mutex<Outboxes>,
+    /// Notified when there may be something to send.
+    wanted: Notify,
+    changed: Arc<watch::Sender<u64>>,
+    metrics: Metrics,
+    leadership: Leadership,
+    options: Options,
+}
+
+impl Notices {
+    /// Starts. `changed` is notified when a notice was sent or given up.
+    pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, leadership: Leadership, options: Options) -> Self {
+        let (outboxes, wanted) = (Mutex::default(), Notify::new());
+        let shared = Arc::new(Shared { outboxes, wanted, changed, metrics, leadership, options });
+        Self { task: tokio::spawn(run(shared.clone())), shared }
+    }
+
+    /// Takes in the receivers of the policy in force, and the notices that the operator's status has. Called after each
+    /// plan.
+    pub fn want(&self, policy: Option<&policy::Notices>, recorded: &[Notice]) {
+        let receivers = policy.map_or(&[][..], |policy| &policy.receivers);
+        for receiver in receivers {
+            self.shared.metrics.expect_notices(&receiver.name);
+        }
+        let (is_new, dropped) = self.shared.lock().want(receivers, recorded, Instant::now());
+        for (receiver, count) in dropped {
+            tracing::warn!(receiver, count, "notices dropped: too many wait for this receiver");
+            self.shared.metrics.notices(&receiver, NoticeResult::Dropped, count);
+        }
+        if is_new {
+            self.shared.wanted.notify_one();
+        }
+    }
+
+    /// Returns what was sent or given up, and the state of the receivers.
+    pub fn facts(&self) -> NoticeFacts {
+        self.shared.lock().facts()
+    }
+}
+
+impl Drop for Notices {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Outboxes> {
+        self.outboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn secret(&self) -> Secret<'_> {
+        Secret { folder: self.options.secret.as_deref(), namespace: &self.options.namespace }
+    }
+
+    /// Takes in the outcome of one sending.
+    fn record(&self, receiver: &str, notice: &Notice, outcome: Outcome) {
+        let Notice { id, event, .. } = notice;
+        self.metrics.notices(
+            receiver,
+            if outcome == Outcome::Sent { NoticeResult::Sent } else { NoticeResult::Failed },
+            1,
+        );
+        let why = outcome.message().map(str::to_owned).unwrap_or_default();
+        match self.lock().record(receiver, id, outcome, Instant::now(), rand::random()) {
+            Ended::Sent => tracing::info!(receiver, event, id, "notice sent"),
+            Ended::Again => tracing::debug!(receiver, event, id, reason = why, "notice not sent yet"),
+            Ended::GivenUp => {
+                tracing::warn!(receiver, event, id, reason = why, "notice given up");
+                self.metrics.notices(receiver, NoticeResult::Dropped, 1);
+            }
+        }
+        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+    }
+
+    /// Checks what the Secret has for each receiver.
+    async fn check(&self) {
+        let receivers: Vec<NoticeReceiver> = self.lock().receivers().cloned().collect();
+        for receiver in receivers {
+            let found = self.secret().target(&receiver).await.err();
+            if let Some(problem) = &found
+                && self.lock().is_new_problem(&receiver.name, problem)
+            {
+                tracing::warn!(receiver = receiver.name, reason = problem, "receiver of notices not usable");
+            }
+            if self.lock().checked(&receiver.name, found) {
+                self.changed.send_modify(|n| *n = n.wrapping_add(1));
+            }
+        }
+    }
+}
+
+async fn run(shared: Arc<Shared>) {
+    let mut under_way = FuturesUnordered::new();
+    let mut check_at = Instant::now();
+    loop {
+        if check_at <= Instant::now() || shared.lock().take_unchecked() {
+            shared.check().await;
+            check_at = Instant::now() + CHECK_PERIOD;
+        }
+        let has_receivers = !shared.lock().is_empty();
+        let (due, next) = shared.lock().due(Instant::now());
+        for (receiver, notice) in due {
+            under_way.push(one(shared.clone(), receiver, notice));
+        }
+        tokio::select! {
+            Some((receiver, notice, outcome)) = under_way.next() => shared.record(&receiver, &notice, outcome),
+            () = shared.wanted.notified() => {}
+            () = tokio::time::sleep_until(next.map_or(check_at, |next| next.min(check_at))), if has_receivers => {}
+        }
+    }
+}
+
+async fn one(shared: Arc<Shared>, receiver: NoticeReceiver, notice: Notice) -> (String, Notice, Outcome) {
+    let outcome = match shared.leadership.check() {
+        Ok(()) => send::send(&shared.secret(), &receiver, &notice).await,
+        // The next leader sends it.
+        Err(lost) => Outcome::Retry { message: lost.to_string(), after: None, unusable: false },
+    };
+    (receiver.name, notice, outcome)
+}

@@ -1,0 +1,194 @@
+//! The notices of each receiver: which one is sent next, and when. Pure: the time is an argument.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use models::backoff::equal_jitter;
+use models::operator::{Notice, NoticeReceiver};
+use models::plain::cut;
+use planner::view::NoticeFacts;
+use tokio::time::Instant;
+
+use super::send::Outcome;
+
+/// Shortest time between two requests to a receiver. Slack permits one message a second.
+const SPACING: Duration = Duration::from_secs(1);
+
+/// Pause after a failure, at first and at most.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+/// The longest time that a receiver's `Retry-After` is respected.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
+
+/// Attempts to send one notice, which take about ten minutes.
+const ATTEMPTS: u32 = 10;
+
+/// Failures in a row after which a receiver counts as unreachable.
+const UNREACHABLE_AFTER: u32 = 3;
+
+/// The reasons of the condition `NoticesSent`.
+const SENT: &str = "AsExpected";
+const UNUSABLE: &str = "ReceiverUnusable";
+const FAILING: &str = "ReceiverFails";
+
+/// The state of a notice after an attempt to send it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Sent,
+    Again,
+    GivenUp,
+}
+
+/// A receiver with the notices that wait for it.
+struct Outbox {
+    receiver: NoticeReceiver,
+    /// The oldest first.
+    pending: Vec<Notice>,
+    /// The notice that is being sent.
+    sending: Option<String>,
+    failures: u32,
+    next: Instant,
+    /// A reason of the condition, and its message.
+    problem: Option<(&'static str, String)>,
+}
+
+/// The state of all receivers.
+#[derive(Default)]
+pub(super) struct Outboxes {
+    all: BTreeMap<String, Outbox>,
+    /// Notices that were sent or given up and that the status still has, by receiver and id.
+    done: BTreeSet<(String, String)>,
+    /// True until new receivers are checked.
+    unchecked: bool,
+}
+
+/// Returns the recorded notices that wait for a receiver.
+fn notices_for<'a>(name: &'a str, recorded: &'a [Notice]) -> impl Iterator<Item = &'a Notice> {
+    recorded.iter().filter(move |notice| notice.receivers.iter().any(|receiver| receiver == name))
+}
+
+impl Outboxes {
+    /// Takes in the receivers and the recorded notices. Returns whether there may be something to send, and the number of
+    /// notices that were left out because too many waited, by receiver.
+    pub(super) fn want(
+        &mut self,
+        receivers: &[NoticeReceiver],
+        recorded: &[Notice],
+        now: Instant,
+    ) -> (bool, Vec<(String, u64)>) {
+        self.all.retain(|_, outbox| receivers.contains(&outbox.receiver));
+        self.done.retain(|(name, id)| notices_for(name, recorded).any(|notice| notice.id == *id));
+        let (mut is_new, mut dropped) = (false, Vec::new());
+        for receiver in receivers {
+            let name = &receiver.name;
+            if !self.all.contains_key(name) {
+                self.unchecked = true;
+            }
+            let outbox = self.all.entry(name.clone()).or_insert_with(|| Outbox {
+                receiver: receiver.clone(),
+                pending: Vec::new(),
+                sending: None,
+                failures: 0,
+                next: now,
+                problem: None,
+            });
+            let is_done = |notice: &&Notice| self.done.contains(&(name.clone(), notice.id.clone()));
+            let pending: Vec<Notice> = notices_for(name, recorded).filter(|notice| !is_done(notice)).cloned().collect();
+            let has = |notices: &[Notice], id: &str| notices.iter().any(|notice| notice.id == id);
+            is_new |= pending.iter().any(|notice| !has(&outbox.pending, &notice.id));
+            let gone = outbox.pending.iter().filter(|notice| !has(&pending, &notice.id)).count();
+            if gone > 0 {
+                dropped.push((name.clone(), u64::try_from(gone).unwrap_or(u64::MAX)));
+            }
+            outbox.pending = pending;
+        }
+        (is_new || self.unchecked, dropped)
+    }
+
+    /// Returns the notices to send now, at most one for each receiver, and the time of the next one.
+    pub(super) fn due(&mut self, now: Instant) -> (Vec<(NoticeReceiver, Notice)>, Option<Instant>) {
+        let (mut due, mut next) = (Vec::new(), None);
+        for outbox in self.all.values_mut().filter(|outbox| outbox.sending.is_none()) {
+            let Some(first) = outbox.pending.first() else { continue };
+            if outbox.next <= now {
+                outbox.sending = Some(first.id.clone());
+                due.push((outbox.receiver.clone(), first.clone()));
+            } else {
+                next = Some(next.map_or(outbox.next, |next: Instant| next.min(outbox.next)));
+            }
+        }
+        (due, next)
+    }
+
+    /// Takes in the outcome of an attempt. `random` is in [0, 1).
+    pub(super) fn record(&mut self, name: &str, id: &str, outcome: Outcome, now: Instant, random: f64) -> Ended {
+        let Some(outbox) = self.all.get_mut(name).filter(|outbox| outbox.sending.as_deref() == Some(id)) else {
+            // The receiver was changed or removed in the meantime.
+            return if outcome == Outcome::Sent { Ended::Sent } else { Ended::Again };
+        };
+        outbox.sending = None;
+        outbox.next = now + SPACING;
+        let ended = match outcome {
+            Outcome::Sent => {
+                outbox.problem = None;
+                Ended::Sent
+            }
+            Outcome::Refused { message } => {
+                outbox.problem = Some((FAILING, message));
+                Ended::GivenUp
+            }
+            Outcome::Retry { message, after, unusable } => {
+                let pause = equal_jitter(PAUSE, LONGEST_PAUSE, outbox.failures, random);
+                outbox.next = now + pause.max(after.unwrap_or_default().min(LONGEST_RETRY_AFTER)).max(SPACING);
+                outbox.failures += 1;
+                if unusable || outbox.failures >= UNREACHABLE_AFTER {
+                    outbox.problem = Some((if unusable { UNUSABLE } else { FAILING }, message));
+                }
+                if outbox.failures < ATTEMPTS { Ended::Again } else { Ended::GivenUp }
+            }
+        };
+        if ended != Ended::Again {
+            outbox.failures = 0;
+            outbox.pending.retain(|notice| notice.id != id);
+            self.done.insert((name.to_owned(), id.to_owned()));
+        }
+        ended
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(super) fn receivers(&self) -> impl Iterator<Item = &NoticeReceiver> {
+        self.all.values().map(|outbox| &outbox.receiver)
+    }
+
+    /// Returns whether a receiver is new since the last call.
+    pub(super) fn take_unchecked(&mut self) -> bool {
+        std::mem::take(&mut self.unchecked)
+    }
+
+    pub(super) fn is_new_problem(&self, name: &str, problem: &str) -> bool {
+        let known = self.all.get(name).and_then(|outbox| outbox.problem.as_ref());
+        known.is_none_or(|(_, message)| message != problem)
+    }
+
+    /// Takes in the result of a check of a receiver's settings. Returns whether the state has changed.
+    pub(super) fn checked(&mut self, name: &str, problem: Option<String>) -> bool {
+        let before = self.facts().state;
+        let Some(outbox) = self.all.get_mut(name) else { return false };
+        let failing = outbox.problem.take().filter(|(reason, _)| *reason == FAILING);
+        outbox.problem = problem.map(|problem| (UNUSABLE, problem)).or(failing);
+        before != self.facts().state
+    }
+
+    /// Returns the facts for plans.
+    pub(super) fn facts(&self) -> NoticeFacts {
+        let problems = self.all.iter().filter_map(|(name, outbox)| Some((name, outbox.problem.as_ref()?)));
+        let texts: Vec<String> = problems.clone().map(|(name, (_, message))| format!("{name}: {message}")).collect();
+        let reason = problems.map(|(_, (reason, _))| *reason).next();
+        let state = (reason.is_none(), reason.unwrap_or(SENT), cut(&texts.join("; "), 2000));
+        NoticeFacts { done: self.done.clone(), state: (!self.all.is_empty()).then_some(state) }
+    }
+}

@@ -1,0 +1,337 @@
+//! Notices over the wire, to receivers that answer, refuse, hang and ask for time.
+
+use std::path::Path;
+
+use jiff::Timestamp;
+use models::operator::NoticeFormat;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+
+/// Longest wait for an expected event.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn receiver(name: &str, format: NoticeFormat) -> NoticeReceiver {
+    NoticeReceiver { name: name.into(), format, url_key: name.into(), token_key: None, events: Vec::new() }
+}
+
+fn notice(id: &str, receivers: &[&str]) -> Notice {
+    Notice {
+        id: id.into(),
+        event: "NodesBlocked".into(),
+        time: Timestamp::from_second(1_800_000_000).unwrap(),
+        subject: "node/a".into(),
+        nodes: vec!["a".into()],
+        cause: "a is blocked (Held): by <me> & you".into(),
+        deadline: Timestamp::from_second(1_800_000_600).ok(),
+        command: "kubectl brupop explain a".into(),
+        receivers: receivers.iter().map(|&name| name.into()).collect(),
+    }
+}
+
+#[test]
+fn cloud_event_has_required_attributes_and_command_for_namespace() {
+    let (content_type, body) = format::body(NoticeFormat::CloudEvents, "other", &notice("uid/blocked/1", &[]));
+    assert_eq!(content_type, "application/cloudevents+json");
+    let expected = json!({
+        "specversion": "1.0",
+        "id": "uid/blocked/1",
+        "source": "/apis/brupop.bottlerocket.aws/v1/namespaces/other/bottlerocketupdateoperators/default",
+        "type": "aws.bottlerocket.brupop.NodesBlocked",
+        "subject": "node/a",
+        "time": "2027-01-15T08:00:00Z",
+        "datacontenttype": "application/json",
+        "data": {
+            "nodes": ["a"],
+            "cause": "a is blocked (Held): by <me> & you",
+            "deadline": "2027-01-15T08:10:00Z",
+            "command": "kubectl brupop explain a -n other",
+        },
+    });
+    assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), expected);
+}
+
+#[test]
+fn slack_message_escapes_control_characters() {
+    let (content_type, body) = format::body(NoticeFormat::Slack, "brupop-system", &notice("1", &[]));
+    assert_eq!(content_type, "application/json");
+    let text = "*Nodes blocked* (node/a)\na is blocked (Held): by &lt;me&gt; &amp; you\nNodes: a\n\
+                Deadline: 2027-01-15T08:10:00Z\n`kubectl brupop explain a`";
+    assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), json!({"text": text}));
+}
+
+/// A receiver that answers with these replies in turn, and with the last one from then on; an empty one is none.
+struct Server {
+    url: String,
+    seen: watch::Receiver<Vec<String>>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(replies: &[&'static str]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/secret-path", listener.local_addr().unwrap());
+        let (tell, seen) = watch::channel(Vec::new());
+        let replies = replies.to_vec();
+        let task = tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let request = read(&mut stream).await;
+                let reply = replies.get(tell.borrow().len()).or(replies.last()).copied().unwrap_or_default();
+                tell.send_modify(|seen| seen.push(request));
+                if reply.is_empty() {
+                    open.push(stream);
+                    continue;
+                }
+                let reply = format!("HTTP/1.1 {reply}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                let _ = stream.write_all(reply.as_bytes()).await;
+            }
+        });
+        Self { url, seen, task }
+    }
+
+    async fn until(&mut self, count: usize) -> Vec<String> {
+        let seen = tokio::time::timeout(PATIENCE, self.seen.wait_for(|seen| seen.len() >= count)).await;
+        seen.expect("it has to come").unwrap().clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn read(stream: &mut TcpStream) -> String {
+    let mut bytes = Vec::new();
+    loop {
+        if stream.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
+            return String::new();
+        }
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length = head.to_lowercase().lines().find_map(|l| l.strip_prefix("content-length: ")?.parse().ok());
+        if body.len() >= length.unwrap_or(0) {
+            return text;
+        }
+    }
+}
+
+/// The sender, with the folder of its Secret.
+struct Sending {
+    notices: Notices,
+    metrics: Metrics,
+    changes: watch::Receiver<u64>,
+    folder: tempfile::TempDir,
+}
+
+impl Sending {
+    fn start(keys: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (key, value) in keys {
+            std::fs::write(folder.path().join(key), value).unwrap();
+        }
+        let (changed, changes) = watch::channel(0);
+        let metrics = Metrics::new().unwrap();
+        let options = Options { namespace: "brupop-system".into(), secret: Some(folder.path().to_owned()) };
+        let notices = Notices::start(Arc::new(changed), metrics.clone(), Leadership::forever(), options);
+        Self { notices, metrics, changes, folder }
+    }
+
+    fn want(&self, receivers: &[NoticeReceiver], recorded: &[Notice]) {
+        let policy = policy::Notices { receivers: receivers.to_vec(), blocked_after: PATIENCE };
+        self.notices.want(Some(&policy), recorded);
+    }
+
+    /// Waits until the facts have this property.
+    async fn until(&mut self, holds: impl Fn(&NoticeFacts) -> bool) -> NoticeFacts {
+        let found = async {
+            loop {
+                let facts = self.notices.facts();
+                if holds(&facts) {
+                    return facts;
+                }
+                self.changes.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(PATIENCE, found).await.expect("it has to come")
+    }
+
+    fn count(&self, receiver: &str, result: &str) -> String {
+        let series = format!("brupop_controller_notices_total{{receiver=\"{receiver}\",result=\"{result}\"}} ");
+        self.metrics.text().lines().find_map(|line| line.strip_prefix(&series).map(str::to_owned)).unwrap_or_default()
+    }
+}
+
+fn done(facts: &NoticeFacts) -> Vec<&str> {
+    facts.done.iter().map(|(_, id)| id.as_str()).collect()
+}
+
+#[tokio::test]
+async fn hanging_receiver_delays_no_other_and_token_is_sent() {
+    let (mut good, hanging) = (Server::start(&["204 No Content"]).await, Server::start(&[""]).await);
+    let mut sending = Sending::start(&[("good", &good.url), ("hanging", &hanging.url)]);
+    let receivers = [receiver("good", NoticeFormat::CloudEvents), receiver("hanging", NoticeFormat::CloudEvents)];
+    sending.want(&receivers, &[notice("1", &["good", "hanging"]), notice("2", &["good"])]);
+    let facts = sending.until(|facts| facts.done.len() == 2).await;
+    assert!(facts.done.iter().all(|(receiver, _)| receiver == "good"), "{facts:?}");
+    let seen = good.until(2).await;
+    let head = seen[0].to_lowercase();
+    assert!(head.starts_with("post /secret-path http/1.1\r\n"), "{head}");
+    assert!(head.contains("content-type: application/cloudevents+json") && !head.contains("authorization"), "{head}");
+    assert_eq!((sending.count("good", "Sent"), sending.count("hanging", "Sent")), ("2".into(), "0".into()));
+    // What is done is not sent again while it is recorded, and forgotten once it is not.
+    sending.want(&receivers, &[notice("1", &["good", "hanging"])]);
+    assert_eq!(done(&sending.notices.facts()), ["1"]);
+    sending.want(&receivers, &[notice("1", &["hanging"])]);
+    assert_eq!(done(&sending.notices.facts()), Vec::<&str>::new());
+    assert_eq!(good.until(2).await.len(), 2);
+}
+
+#[tokio::test]
+async fn receiver_that_fails_gets_notice_again() {
+    let mut server = Server::start(&["429 Too Many Requests", "200 OK"]).await;
+    let mut sending = Sending::start(&[("a", &server.url)]);
+    sending.want(&[receiver("a", NoticeFormat::CloudEvents)], &[notice("1", &["a"])]);
+    sending.until(|facts| facts.done.len() == 1).await;
+    let seen = server.until(2).await;
+    assert!(seen.len() == 2 && seen[0] == seen[1], "{seen:?}");
+    assert_eq!((sending.count("a", "Failed"), sending.count("a", "Dropped")), ("1".into(), "0".into()));
+}
+
+#[test]
+fn each_answer_of_receiver_has_its_outcome() {
+    let answer = |code: u16, after: Option<&str>| {
+        let headers = after.map(|after| (reqwest::header::RETRY_AFTER, after.parse().unwrap())).into_iter().collect();
+        send::outcome(&receiver("a", NoticeFormat::Slack), code.try_into().unwrap(), &headers)
+    };
+    let after = |outcome: Outcome| match outcome {
+        Outcome::Retry { after, unusable: false, .. } => after,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((answer(200, None), answer(202, None)), (Outcome::Sent, Outcome::Sent));
+    assert_eq!(after(answer(429, Some("7"))), Some(Duration::from_secs(7)));
+    assert!(after(answer(503, Some("Wed, 01 Jan 2200 00:00:00 GMT"))) > Some(Duration::from_secs(3600)));
+    assert_eq!(
+        (after(answer(429, None)), after(answer(500, Some("soon"))), after(answer(408, None))),
+        (None, None, None)
+    );
+    for (code, text) in [(301, "it redirects"), (400, "it refuses with 400"), (410, "it refuses with 410")] {
+        let Outcome::Refused { message } = answer(code, Some("7")) else { panic!("{code} is retried") };
+        assert!(message.starts_with(text) && message.contains("key a of the Secret brupop-notices"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn refusal_ends_attempts_and_shows_receiver_and_next_step_without_address() {
+    let mut server = Server::start(&["404 Not Found"]).await;
+    let mut sending = Sending::start(&[("a", &server.url)]);
+    sending.want(&[receiver("a", NoticeFormat::CloudEvents)], &[notice("1", &["a"])]);
+    let facts = sending.until(|facts| facts.done.len() == 1).await;
+    let (holds, reason, message) = facts.state.unwrap();
+    assert!(!holds && reason == "ReceiverFails" && message.starts_with("a: it refuses with 404: check"), "{message}");
+    assert!(!message.contains("secret-path"), "{message}");
+    assert_eq!((server.until(1).await.len(), sending.count("a", "Dropped")), (1, "1".into()));
+}
+
+#[tokio::test]
+async fn problem_of_secret_is_found_before_first_notice_and_ends_when_corrected() {
+    let server = Server::start(&["200 OK"]).await;
+    let mut sending = Sending::start(&[]);
+    let with_token = NoticeReceiver { token_key: Some("t".into()), ..receiver("a", NoticeFormat::CloudEvents) };
+    sending.want(std::slice::from_ref(&with_token), &[]);
+    let facts = sending.until(|facts| facts.state.as_ref().is_some_and(|state| !state.0)).await;
+    let (_, reason, message) = facts.state.unwrap();
+    assert_eq!(reason, "ReceiverUnusable");
+    assert_eq!(
+        message,
+        "a: the Secret brupop-notices in brupop-system has no key a: add it; it arrives within two minutes"
+    );
+    std::fs::write(sending.folder.path().join("a"), &server.url).unwrap();
+    sending.want(&[receiver("a", NoticeFormat::CloudEvents)], &[]);
+    let facts = sending.until(|facts| facts.state.as_ref().is_some_and(|state| state.0)).await;
+    assert_eq!(facts.state.unwrap().1, "AsExpected");
+}
+
+#[tokio::test]
+async fn unusable_settings_are_named_without_secrets() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |key: &str, value: &str| std::fs::write(folder.path().join(key), value).unwrap();
+    let secret = Secret { folder: Some(folder.path()), namespace: "n" };
+    let (cloud, slack) = (receiver("u", NoticeFormat::CloudEvents), receiver("u", NoticeFormat::Slack));
+    let with_token = NoticeReceiver { token_key: Some("t".into()), ..cloud.clone() };
+    write("t", "secret\ntoken");
+    for (url, receiver, expected) in [
+        (" ", &cloud, "key u of the Secret brupop-notices is empty"),
+        (
+            "hooks/secret",
+            &cloud,
+            "key u of the Secret brupop-notices holds no URL that begins with https:// or http://",
+        ),
+        (
+            "http://h/secret",
+            &slack,
+            "key u of the Secret brupop-notices holds no URL that begins with https://: correct it",
+        ),
+        (
+            "http://h/secret",
+            &with_token,
+            "key u of the Secret brupop-notices holds no URL that begins with https://: correct it",
+        ),
+        ("ftp://h/secret", &cloud, "key u of the Secret brupop-notices holds no URL"),
+        ("https://h/secret", &with_token, "key t of the Secret brupop-notices holds no token that a header can have"),
+    ] {
+        write("u", url);
+        let Err(problem) = secret.target(receiver).await else { panic!("{url} is usable") };
+        assert!(problem.starts_with(expected) && !problem.contains("secret"), "{url}: {problem}");
+    }
+    write("u", "https://h/secret");
+    write("ca.crt", "no certificate");
+    let Err(problem) = secret.target(&cloud).await else { panic!("usable") };
+    assert!(problem.starts_with("key ca.crt of the Secret brupop-notices holds no certificate in PEM"), "{problem}");
+    let nowhere = Secret { folder: Some(Path::new("/nowhere")), namespace: "n" };
+    assert!(nowhere.target(&cloud).await.err().unwrap().contains("has no key u"));
+}
+
+#[tokio::test]
+async fn unreachable_receiver_is_named_without_its_address() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a"), "http://127.0.0.1:1/secret-path").unwrap();
+    let secret = Secret { folder: Some(folder.path()), namespace: "n" };
+    let outcome = send::send(&secret, &receiver("a", NoticeFormat::CloudEvents), &notice("1", &["a"])).await;
+    let message = outcome.message().unwrap();
+    assert!(message.starts_with("no answer: ") && !message.contains("secret"), "{message}");
+}
+
+#[test]
+fn attempts_are_bounded_and_further_and_further_apart() {
+    let mut outboxes = Outboxes::default();
+    let (all, recorded) = ([receiver("a", NoticeFormat::Slack)], [notice("1", &["a"]), notice("2", &["a"])]);
+    let mut now = Instant::now();
+    assert_eq!(outboxes.want(&all, &recorded, now), (true, vec![]));
+    let mut pauses = Vec::new();
+    let failure = |after| Outcome::Retry { message: "it answers 503".into(), after, unusable: false };
+    loop {
+        let (due, next) = outboxes.due(now);
+        let Some((_, notice)) = due.first() else {
+            pauses.push(next.unwrap() - now);
+            now = next.unwrap();
+            continue;
+        };
+        assert_eq!(notice.id, "1");
+        assert_eq!(outboxes.due(now), (vec![], None), "one at a time");
+        if outboxes.record("a", "1", failure(None), now, 0.999) == Ended::GivenUp {
+            break;
+        }
+    }
+    assert_eq!(pauses.len(), 9);
+    assert!(pauses.is_sorted() && pauses[8] >= Duration::from_secs(250), "{pauses:?}");
+    // The next notice gets attempts of its own.
+    now += Duration::from_secs(3600);
+    assert_eq!(outboxes.due(now).0[0].1.id, "2");
+    assert_eq!(outboxes.record("a", "2", failure(Some(Duration::from_secs(900))), now, 0.0), Ended::Again);
+    assert_eq!(outboxes.due(now), (vec![], Some(now + Duration::from_secs(900))));
+    assert_eq!(outboxes.want(&all, &recorded[..1], now), (false, vec![("a".to_owned(), 1)]), "dropped by the plan");
+}

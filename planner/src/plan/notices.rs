@@ -1,0 +1,314 @@
+//! Notices for other systems: which events are new, and which notices are still to be sent. Both are part of the operator's
+//! status. So they are recorded by the write that records the event, and another leader continues with what is left.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::condition::{false_condition, true_condition};
+use models::history::RolloutPhase;
+use models::operator::{
+    ActiveRollout, BottlerocketUpdateOperatorStatus, CAUSE_LENGTH, ENABLED, KnownVersion, MOST_NODES, MOST_PENDING,
+    Notice, NoticeEvent, NoticesStatus,
+};
+use models::plain::cut;
+use models::shadow;
+use models::time::after;
+
+use super::context::NodeContext;
+use super::quarantine::Cause;
+use super::rollout::{borrowed, key, key_of};
+use super::survey::Survey;
+use super::{Plan, Wait, attempt, report};
+use crate::history::end_of;
+use crate::policy::Notices;
+use crate::view::ClusterView;
+
+/// The number of blocked nodes whose causes a notice names.
+const CAUSES: usize = 3;
+
+/// The longest time for which nodes that become due are gathered in one notice.
+const GATHERED: Duration = Duration::from_secs(60);
+
+/// An event that follows from the operator's status.
+enum Fact<'a> {
+    Started(&'a ActiveRollout),
+    Passed(&'a ActiveRollout, i64),
+    Frozen(&'a KnownVersion),
+    Ended(&'a ActiveRollout),
+}
+
+/// Returns the name of a rollout in a sentence.
+fn named(rollout: &ActiveRollout) -> String {
+    format!("the rollout of {} for {} {}", rollout.version, rollout.variant, rollout.arch)
+}
+
+fn subject(rollout: &ActiveRollout) -> String {
+    format!("rollout/{}", rollout.record.as_ref().map_or(0, |record| record.number))
+}
+
+/// Returns the part of an id that tells a rollout apart. Its number in the history does not: a rollout may have several.
+fn part(rollout: &ActiveRollout) -> String {
+    let ActiveRollout { version, variant, arch, started, .. } = rollout;
+    format!("{variant}/{arch}/{version}/{}", started.as_millisecond())
+}
+
+/// Returns the events that a status shows, by their ids.
+fn facts<'a>(uid: &str, status: &'a BottlerocketUpdateOperatorStatus) -> BTreeMap<String, Fact<'a>> {
+    let mut facts = BTreeMap::new();
+    for rollout in &status.active_rollouts {
+        if let Some(record) = &rollout.record {
+            facts.insert(format!("{uid}/rollout/{}/started", record.number), Fact::Started(rollout));
+            if record.ended.is_some() {
+                facts.insert(format!("{uid}/rollout/{}/ended", record.number), Fact::Ended(rollout));
+            }
+        }
+        for step in 1..=rollout.steps_passed.min(MOST_STEPS) {
+            facts.insert(format!("{uid}/{}/step/{step}/passed", part(rollout)), Fact::Passed(rollout, step));
+        }
+    }
+    for known in &status.versions {
+        let KnownVersion { version, variant, arch, .. } = known;
+        if let Some(quarantined) = &known.quarantined {
+            let since = quarantined.since.as_millisecond();
+            facts.insert(format!("{uid}/{variant}/{arch}/{version}/frozen/{since}"), Fact::Frozen(known));
+        }
+    }
+    facts
+}
+
+/// The highest number of a canary step that there is.
+const MOST_STEPS: i64 = 16;
+
+/// Returns a notice for no receiver yet.
+fn notice(id: String, event: NoticeEvent, time: Timestamp, subject: String, cause: &str, command: String) -> Notice {
+    Notice {
+        id: cut(&id, 253),
+        event: event.as_str().to_owned(),
+        time,
+        subject: cut(&subject, 253),
+        nodes: Vec::new(),
+        cause: cut(cause, CAUSE_LENGTH),
+        deadline: None,
+        command: cut(&command, 512),
+        receivers: Vec::new(),
+    }
+}
+
+/// The source of notices.
+struct Source<'a> {
+    view: &'a ClusterView,
+    survey: &'a Survey<'a>,
+    plan: &'a Plan,
+    status: &'a BottlerocketUpdateOperatorStatus,
+    uid: &'a str,
+    now: Timestamp,
+}
+
+impl Source<'_> {
+    /// Returns the first few nodes of a rollout that run its version, or that do not.
+    fn nodes(&self, rollout: &ActiveRollout, updated: bool) -> Vec<String> {
+        let own = key_of(rollout);
+        let runs = |node: &crate::view::NodeView| {
+            let version = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.as_ref());
+            version == Some(&rollout.version)
+        };
+        let of = self.view.nodes.values().filter(|node| {
+            node.facts.labelled && key(node, &rollout.version) == borrowed(&own) && runs(node) == updated
+        });
+        of.take(MOST_NODES).map(|node| node.facts.name.clone()).collect()
+    }
+
+    /// Returns the notice of an event that follows from the status.
+    fn of_fact(&self, id: String, fact: &Fact<'_>) -> Notice {
+        use NoticeEvent::{RolloutEnded, RolloutStarted, StepPassed};
+        let status = || "kubectl brupop status".to_owned();
+        match fact {
+            Fact::Started(rollout) => {
+                // A rollout begins in the history when nodes are to be updated, also while nothing may start.
+                let disabled = false_condition(&self.status.conditions, ENABLED);
+                let disabled = disabled.map_or_else(String::new, |condition| format!("; {}", condition.message));
+                let cause = format!("{} began{disabled}", named(rollout));
+                let begun = rollout.record.as_ref().map_or(self.now, |record| record.begun);
+                let nodes = self.nodes(rollout, false);
+                Notice { nodes, ..notice(id, RolloutStarted, begun, subject(rollout), &cause, status()) }
+            }
+            Fact::Passed(rollout, step) => {
+                let cause = format!("canary step {step} of {} is passed", named(rollout));
+                let nodes = self.nodes(rollout, true);
+                Notice { nodes, ..notice(id, StepPassed, self.now, subject(rollout), &cause, status()) }
+            }
+            Fact::Ended(rollout) => {
+                let record = rollout.record.as_ref();
+                let phase = record.map_or(RolloutPhase::Stopped, |record| record.phase);
+                let ended = record.and_then(|record| record.ended).unwrap_or(self.now);
+                let cause = format!("{} ended ({phase:?}): {}", named(rollout), end_of(phase));
+                let command = format!("kubectl brupop history {}", record.map_or(0, |record| record.number));
+                let nodes = self.nodes(rollout, true);
+                Notice { nodes, ..notice(id, RolloutEnded, ended, subject(rollout), &cause, command) }
+            }
+            Fact::Frozen(known) => self.of_freeze(id, known),
+        }
+    }
+
+    fn of_freeze(&self, id: String, known: &KnownVersion) -> Notice {
+        let quarantined = known.quarantined.as_ref();
+        let nodes = quarantined.map(|quarantined| quarantined.nodes.clone()).unwrap_or_default();
+        let cause = Cause { reason: quarantined.map(|quarantined| quarantined.reason), nodes: nodes.clone() };
+        let failed = report::failed_too_often([(&super::quarantine::key_of(known), &cause)]);
+        // The operator settles all failures at once, so that each version that has any is named.
+        let mut versions: Vec<_> = self.survey.quarantine.failed_versions().map(ToString::to_string).collect();
+        versions.sort();
+        versions.dedup();
+        let command = format!("kubectl brupop resume --failures {}", versions.join(","));
+        let since = quarantined.map_or(self.now, |quarantined| quarantined.since);
+        let subject = match nodes.first() {
+            Some(node) => format!("node/{node}"),
+            None => "nodes".to_owned(),
+        };
+        Notice { nodes, ..notice(id, NoticeEvent::Frozen, since, subject, &failed, command) }
+    }
+
+    /// Returns the approvals that are awaited, by the ids of their notices.
+    fn approvals(&self) -> BTreeMap<String, Notice> {
+        let rollouts = self.status.active_rollouts.iter().filter(|rollout| rollout.ended.is_none());
+        let awaited = rollouts.filter_map(|rollout| {
+            let wait = self.survey.rollouts.by_key(&key_of(rollout))?.wait.as_ref()?;
+            let Wait::CanaryStep { step, approval: true, .. } = wait else { return None };
+            let id = format!("{}/{}/step/{step}/approval", self.uid, part(rollout));
+            // The command of kubectl alone is replaced by the plugin's.
+            let text = wait.to_string();
+            let waits = text.split(": kubectl annotate").next().unwrap_or_default();
+            let cause = format!("{}: {waits}", named(rollout));
+            let command = format!("kubectl brupop approve {step}");
+            let nodes = self.nodes(rollout, true);
+            let event = NoticeEvent::AwaitingApproval;
+            Some((id.clone(), Notice { nodes, ..notice(id, event, self.now, subject(rollout), &cause, command) }))
+        });
+        awaited.collect()
+    }
+
+    /// Returns the notice of nodes that are blocked, each since a time, with the causes of the first few.
+    fn of_blocked(&self, id: String, blocked: &[(Timestamp, &str)]) -> Option<Notice> {
+        let cause = |(since, name): &(Timestamp, &str)| {
+            let shadow = self.view.nodes.get(*name)?.shadow.as_ref()?;
+            let condition = true_condition(&shadow.status.conditions, shadow::BLOCKED)?;
+            Some(format!("{name} has been blocked since {since:.0} ({}): {}", condition.reason, condition.message))
+        };
+        let mut causes: Vec<String> = blocked.iter().take(CAUSES).filter_map(cause).collect();
+        if let more @ 1.. = blocked.len().saturating_sub(CAUSES) {
+            causes.push(format!("and {more} more nodes"));
+        }
+        let (_, first) = blocked.first()?;
+        let subject = if blocked.len() == 1 { format!("node/{first}") } else { "nodes".to_owned() };
+        let command = format!("kubectl brupop explain {first}");
+        let node = self.survey.find(first);
+        let step = node.and_then(|node| {
+            let ctx = NodeContext::of(self.view, self.survey, node, self.now)?;
+            attempt::deadline(&ctx, node.progress()?)
+        });
+        let nodes = blocked.iter().take(MOST_NODES).map(|(_, name)| (*name).to_owned()).collect();
+        let deadline = step.or_else(|| self.plan.waits.get(*first)?.ends_at());
+        let notice = notice(id, NoticeEvent::NodesBlocked, self.now, subject, &causes.join("; "), command);
+        Some(Notice { nodes, deadline, ..notice })
+    }
+}
+
+/// The nodes with the condition `Blocked`, and the times at which they are reported.
+struct Blocked<'a> {
+    /// Each since a time, the earliest first.
+    nodes: Vec<(Timestamp, &'a str)>,
+    /// The time since which a node has to be blocked to be reported.
+    limit: Timestamp,
+    after: Duration,
+    period: i64,
+}
+
+impl<'a> Blocked<'a> {
+    fn of(view: &'a ClusterView, notices: &Notices, now: Timestamp) -> Self {
+        let since = |node: &'a crate::view::NodeView| {
+            let condition = true_condition(&node.shadow.as_ref()?.status.conditions, shadow::BLOCKED)?;
+            Some((condition.last_transition_time, node.facts.name.as_str()))
+        };
+        let mut nodes: Vec<_> = view.nodes.values().filter_map(since).collect();
+        nodes.sort();
+        // Nodes that become due in the same period are reported together, by any leader.
+        let period = i64::try_from(notices.blocked_after.min(GATHERED).as_millis()).unwrap_or(1).max(1);
+        let tick = now.as_millisecond().div_euclid(period) * period;
+        let tick = Timestamp::from_millisecond(tick).unwrap_or(now);
+        let after = notices.blocked_after;
+        Self { nodes, limit: tick.saturating_sub(models::time::signed(after)).unwrap_or(Timestamp::MIN), after, period }
+    }
+
+    /// Returns the nodes that are to be reported now.
+    fn due(&self, reported: Timestamp) -> &[(Timestamp, &'a str)] {
+        let from = self.nodes.partition_point(|(since, _)| *since <= reported);
+        let to = self.nodes.partition_point(|(since, _)| *since <= self.limit);
+        self.nodes.get(from..to).unwrap_or_default()
+    }
+
+    /// Returns when further nodes are to be reported.
+    fn wake(&self) -> Option<Timestamp> {
+        let next = self.nodes.iter().find(|(since, _)| *since > self.limit)?;
+        let due = after(next.0, self.after).as_millisecond();
+        Timestamp::from_millisecond(due.saturating_add(self.period - 1).div_euclid(self.period) * self.period).ok()
+    }
+}
+
+/// Puts the state of notices into a status that is about to be written. Returns when it changes without another event. An
+/// event is one that the recorded status does not show; when notices are enabled, nothing about the past is sent.
+pub(super) fn follow(
+    view: &ClusterView,
+    survey: &Survey<'_>,
+    plan: &Plan,
+    status: &mut BottlerocketUpdateOperatorStatus,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let (Some(operator), Some(notices)) = (&view.operator, &survey.policy.notices) else { return None };
+    let source = Source { view, survey, plan, status, uid: &operator.uid, now };
+    let blocked = Blocked::of(view, notices, now);
+    let approvals = source.approvals();
+    let approvals_reported = approvals.keys().cloned().collect();
+    let state = match &operator.status.notices {
+        None => NoticesStatus { blocked_reported: blocked.limit, approvals_reported, pending: Vec::new() },
+        Some(stored) => {
+            let known = facts(&operator.uid, &operator.status);
+            let new = facts(&operator.uid, source.status).into_iter().filter(|(id, _)| !known.contains_key(id));
+            let mut events: Vec<Notice> = new.map(|(id, fact)| source.of_fact(id, &fact)).collect();
+            events.extend(approvals.into_iter().filter(|(id, _)| !stored.approvals_reported.contains(id)).map(|a| a.1));
+            let due = blocked.due(stored.blocked_reported);
+            let reported = due.last().map_or(stored.blocked_reported, |(since, _)| *since);
+            let id = format!("{}/blocked/{}", operator.uid, reported.as_millisecond());
+            events.extend(source.of_blocked(id, due));
+            events.sort_by_key(|notice| notice.time);
+            let pending = pending(view, notices, &stored.pending, events);
+            NoticesStatus { blocked_reported: reported, approvals_reported, pending }
+        }
+    };
+    status.notices = Some(state);
+    blocked.wake()
+}
+
+/// Returns the notices that are still to be sent: those recorded that are not done, and those of the new events.
+fn pending(view: &ClusterView, notices: &Notices, recorded: &[Notice], events: Vec<Notice>) -> Vec<Notice> {
+    let recorded = recorded.iter().cloned().map(|mut notice| {
+        let is_done = |receiver: &String| view.notices.done.contains(&(receiver.clone(), notice.id.clone()));
+        let is_receiver = |name: &String| notices.receivers.iter().any(|receiver| receiver.name == *name);
+        notice.receivers =
+            notice.receivers.iter().filter(|name| is_receiver(name) && !is_done(name)).cloned().collect();
+        notice
+    });
+    let events = events.into_iter().map(|notice| {
+        let wants = notices.receivers.iter().filter(|receiver| {
+            receiver.events.is_empty() || receiver.events.iter().any(|event| event.as_str() == notice.event)
+        });
+        let receivers = wants.map(|receiver| receiver.name.clone()).collect();
+        Notice { receivers, ..notice }
+    });
+    let mut pending: Vec<Notice> = recorded.chain(events).filter(|notice| !notice.receivers.is_empty()).collect();
+    pending.drain(..pending.len().saturating_sub(MOST_PENDING));
+    pending
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,263 @@
+//! The events that notices are about, in turns of leaders over one cluster.
+
+use models::operator::{NoticeFormat, NoticeReceiver, Quarantined};
+use models::reason::FailureReason;
+use models::shadow::HostState;
+
+use super::*;
+use crate::fixtures::{NEW, condition, failure, node, rollout, t, updated};
+use crate::plan::plan;
+use crate::policy::{CanaryStep, Policy};
+use crate::view::NodeView;
+
+fn receiver(name: &str, events: &[NoticeEvent]) -> NoticeReceiver {
+    NoticeReceiver {
+        name: name.to_owned(),
+        format: NoticeFormat::CloudEvents,
+        url_key: "url".to_owned(),
+        token_key: None,
+        events: events.to_vec(),
+    }
+}
+
+/// A cluster whose status is what the last turn wrote, with notices.
+struct Cluster {
+    view: ClusterView,
+    policy: Policy,
+}
+
+impl Cluster {
+    fn of(nodes: Vec<NodeView>) -> Self {
+        let (mut view, mut policy) = crate::fixtures::cluster(nodes, &[]);
+        view.history.highest = Some(0);
+        let receivers = vec![receiver("all", &[])];
+        policy.notices = Some(Notices { receivers, blocked_after: Duration::from_secs(3600) });
+        Self { view, policy }
+    }
+
+    /// Has a turn whose write of the status arrives. Returns the ids and events that are new in it.
+    fn turn(&mut self, now: Timestamp) -> Vec<Notice> {
+        let before: Vec<String> = self.pending().iter().map(|notice| notice.id.clone()).collect();
+        let status = plan(&self.view, &self.policy, now).status.unwrap();
+        self.view.operator.as_mut().unwrap().status = status;
+        let mut new = self.pending().to_vec();
+        new.retain(|notice| !before.contains(&notice.id));
+        new
+    }
+
+    fn state(&self) -> Option<&NoticesStatus> {
+        self.view.operator.as_ref()?.status.notices.as_ref()
+    }
+
+    fn pending(&self) -> &[Notice] {
+        self.state().map_or(&[], |state| &state.pending)
+    }
+
+    fn node(&mut self, name: &str) -> &mut crate::view::ShadowFacts {
+        self.view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap()
+    }
+
+    /// Lets a node be blocked since this second, or not.
+    fn block(&mut self, name: &str, since: Option<i64>) {
+        let mut blocked = condition(shadow::BLOCKED, "DrainBlocked", "shop/web allows no disruption");
+        blocked.last_transition_time = t(since.unwrap_or(0));
+        blocked.status = since.is_some().into();
+        self.node(name).status.conditions = vec![blocked];
+    }
+}
+
+/// A node that was updated at this second.
+fn finished(name: &str, second: i64) -> NodeView {
+    let mut node = node(name);
+    let status = &mut node.shadow.as_mut().unwrap().status;
+    status.agent.current_version = Some(NEW);
+    status.agent.updates.as_mut().unwrap().chosen_version = None;
+    let mut record = updated();
+    record.last.as_mut().unwrap().ended = t(second);
+    status.controller.record = Some(record);
+    node
+}
+
+fn events(notices: &[Notice]) -> Vec<&str> {
+    notices.iter().map(|notice| notice.event.as_str()).collect()
+}
+
+#[test]
+fn each_event_of_rollout_has_one_notice_under_any_leader() {
+    let mut cluster = Cluster::of(vec![node("a"), node("b")]);
+    let manual = CanaryStep { nodes: models::operator::CountOrPercent::Count(1), soak: Duration::ZERO, manual: true };
+    cluster.policy.canary = vec![manual];
+    // The first turn knows no rollout, since no host offers anything.
+    for name in ["a", "b"] {
+        cluster.node(name).status.agent.updates = None;
+    }
+    assert_eq!(cluster.turn(t(0)), []);
+    for name in ["a", "b"] {
+        cluster.node(name).status.agent.updates = node(name).shadow.unwrap().status.agent.updates;
+    }
+    let started = cluster.turn(t(10));
+    assert_eq!(events(&started), ["RolloutStarted"]);
+    assert_eq!(started[0].cause, "the rollout of 1.20.5 for aws-k8s-1.37 x86_64 began");
+    assert_eq!((started[0].nodes.join(" "), started[0].command.as_str()), ("a b".into(), "kubectl brupop status"));
+    assert_eq!(started[0].time, t(10));
+
+    let done = finished("a", 20);
+    cluster.view.nodes.insert("a".into(), done);
+    let approval = cluster.turn(t(30));
+    assert_eq!(events(&approval), ["AwaitingApproval"]);
+    let cause = "the rollout of 1.20.5 for aws-k8s-1.37 x86_64: canary step 1 waits for approval";
+    assert_eq!((approval[0].cause.as_str(), approval[0].command.as_str()), (cause, "kubectl brupop approve 1"));
+    assert_eq!(approval[0].nodes, ["a"]);
+    assert_eq!(cluster.turn(t(31)), []);
+
+    cluster.view.operator.as_mut().unwrap().approve_step = Some("yes".into());
+    let passed = cluster.turn(t(40));
+    assert_eq!(events(&passed), ["StepPassed"]);
+    assert_eq!(passed[0].cause, "canary step 1 of the rollout of 1.20.5 for aws-k8s-1.37 x86_64 is passed");
+
+    cluster.view.nodes.insert("b".into(), finished("b", 50));
+    let ended = cluster.turn(t(60));
+    assert_eq!(events(&ended), ["RolloutEnded"]);
+    assert!(ended[0].cause.ends_with("ended (Completed): every node runs the version"), "{}", ended[0].cause);
+    assert!(ended[0].command.starts_with("kubectl brupop history "), "{}", ended[0].command);
+
+    // Another leader plans from what is recorded.
+    cluster.view.leader_since = t(70);
+    assert_eq!(cluster.turn(t(71)), []);
+    let all = ["RolloutStarted", "AwaitingApproval", "StepPassed", "RolloutEnded"];
+    assert_eq!(events(cluster.pending()), all, "until they are sent they stay");
+    let ids: std::collections::BTreeSet<_> = cluster.pending().iter().map(|notice| &notice.id).collect();
+    assert_eq!(ids.len(), all.len());
+}
+
+#[test]
+fn freeze_names_nodes_reason_and_resume_command_and_second_freeze_is_another_event() {
+    let mut cluster = Cluster::of(vec![node("a"), node("b")]);
+    cluster.turn(t(0));
+    let mut record = models::shadow::Record { version_failures: vec![failure(NEW)], ..Default::default() };
+    cluster.node("a").status.controller.record = Some(record.clone());
+    let frozen = cluster.turn(t(10));
+    assert_eq!(events(&frozen), ["Frozen"]);
+    let cause = "failed too often: 1.20.5 for aws-k8s-1.37 x86_64 (BootFellBack on a). No update starts until the rollout is resumed";
+    assert_eq!((frozen[0].cause.as_str(), frozen[0].subject.as_str()), (cause, "node/a"));
+    assert_eq!(frozen[0].command, "kubectl brupop resume --failures 1.20.5");
+    assert_eq!((frozen[0].nodes.join(" "), frozen[0].time), ("a".into(), t(10)));
+    assert_eq!(cluster.turn(t(20)), []);
+
+    record.version_failures[0].resolved_by = Some("x".into());
+    cluster.node("a").status.controller.record = Some(record.clone());
+    for known in &mut cluster.view.operator.as_mut().unwrap().status.versions {
+        known.failed.clear();
+        known.quarantined = None;
+    }
+    assert_eq!(cluster.turn(t(30)), []);
+    record.version_failures.push(failure(NEW));
+    cluster.node("a").status.controller.record = Some(record);
+    let again = cluster.turn(t(40));
+    assert_eq!(events(&again), ["Frozen"]);
+    assert_ne!(again[0].id, frozen[0].id);
+}
+
+#[test]
+fn past_events_have_no_notice_when_notices_are_enabled() {
+    let mut cluster = Cluster::of(vec![node("a"), node("b")]);
+    let mut old = rollout(NEW);
+    (old.steps_passed, old.step_done) = (1, Some(t(0)));
+    let status = &mut cluster.view.operator.as_mut().unwrap().status;
+    status.active_rollouts = vec![old];
+    status.versions = vec![KnownVersion {
+        version: NEW,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        first_seen: t(0),
+        failed: vec!["a".into()],
+        quarantined: Some(Quarantined { reason: FailureReason::BootFellBack, nodes: vec!["a".into()], since: t(0) }),
+    }];
+    cluster.block("a", Some(-3600));
+    assert_eq!(cluster.turn(t(60)), []);
+    assert!(cluster.state().is_some());
+    assert_eq!(cluster.turn(t(120)), []);
+    // Disabled and enabled again: what happened in between is the past as well.
+    let notices = cluster.policy.notices.take();
+    cluster.turn(t(130));
+    assert_eq!(cluster.state(), None);
+    cluster.block("b", Some(140));
+    cluster.turn(t(20_000));
+    cluster.policy.notices = notices;
+    assert_eq!(cluster.turn(t(20_060)), []);
+}
+
+#[test]
+fn nodes_blocked_for_long_are_in_one_notice_with_cause_and_deadline_per_minute() {
+    let draining = crate::fixtures::at("a", models::shadow::Step::Draining, 0, HostState::StagedUpdate);
+    let names: Vec<String> = (0..5).map(|number| format!("n{number}")).collect();
+    let mut nodes: Vec<_> = names.iter().map(|name| node(name)).collect();
+    nodes.push(draining);
+    let mut cluster = Cluster::of(nodes);
+    cluster.turn(t(0));
+    cluster.block("a", Some(10));
+    assert_eq!(cluster.turn(t(3599)), []);
+    assert_eq!(cluster.turn(t(3615)), [], "the period is not over");
+    // Timestamps of the fixtures are whole minutes at multiples of 60.
+    let wake = plan(&cluster.view, &cluster.policy, t(3615)).wake;
+    assert!(wake.is_some_and(|at| at <= t(3660)), "{wake:?}");
+    let found = cluster.turn(t(3660));
+    assert_eq!(events(&found), ["NodesBlocked"]);
+    assert_eq!(
+        found[0].cause,
+        "a has been blocked since 2027-01-15T08:00:10Z (DrainBlocked): shop/web allows no disruption"
+    );
+    assert_eq!((found[0].subject.as_str(), found[0].command.as_str()), ("node/a", "kubectl brupop explain a"));
+    assert!(found[0].deadline.is_some(), "the drain's");
+    assert_eq!(cluster.turn(t(3720)), []);
+
+    for (second, name) in names.iter().enumerate() {
+        cluster.block(name, Some(4000 + i64::try_from(second).unwrap()));
+    }
+    cluster.view.leader_since = t(7000);
+    let found = cluster.turn(t(7660));
+    assert_eq!(events(&found), ["NodesBlocked"]);
+    assert_eq!((found[0].nodes.len(), found[0].subject.as_str()), (5, "nodes"));
+    assert!(found[0].cause.ends_with("; and 2 more nodes"), "{}", found[0].cause);
+    assert_eq!(cluster.turn(t(7720)), []);
+    // Blocked again, later.
+    cluster.block("a", None);
+    cluster.turn(t(7730));
+    cluster.block("a", Some(7740));
+    assert_eq!(events(&cluster.turn(t(11_400))), ["NodesBlocked"]);
+}
+
+#[test]
+fn receivers_get_their_events_and_sent_notices_are_removed() {
+    let mut cluster = Cluster::of(vec![node("a")]);
+    let notices = cluster.policy.notices.as_mut().unwrap();
+    notices.receivers.push(receiver("frozen", &[NoticeEvent::Frozen]));
+    cluster.turn(t(0));
+    let failed = models::shadow::Record { version_failures: vec![failure(NEW)], ..Default::default() };
+    cluster.node("a").status.controller.record = Some(failed);
+    cluster.block("a", Some(0));
+    let found = cluster.turn(t(3660));
+    assert_eq!(events(&found), ["Frozen", "NodesBlocked"]);
+    assert_eq!((found[0].receivers.join(" "), found[1].receivers.join(" ")), ("all frozen".into(), "all".into()));
+    cluster.view.notices.done.insert(("all".into(), found[0].id.clone()));
+    cluster.turn(t(3661));
+    assert_eq!(cluster.pending().iter().map(|n| n.receivers.join(" ")).collect::<Vec<_>>(), ["frozen", "all"]);
+    cluster.policy.notices.as_mut().unwrap().receivers.truncate(1);
+    cluster.turn(t(3662));
+    assert_eq!(events(cluster.pending()), ["NodesBlocked"]);
+    cluster.view.notices.done.insert(("all".into(), found[1].id.clone()));
+    cluster.turn(t(3663));
+    assert_eq!(cluster.pending(), []);
+}
+
+#[test]
+fn pending_notices_are_bounded_and_oldest_are_dropped() {
+    let Cluster { view, policy } = Cluster::of(vec![node("a")]);
+    let event = |number: usize| {
+        let id = number.to_string();
+        notice(id, NoticeEvent::Frozen, t(0), "nodes".into(), &"x".repeat(5000), "c".into())
+    };
+    let pending = pending(&view, policy.notices.as_ref().unwrap(), &[], (0..40).map(event).collect());
+    assert_eq!((pending.len(), pending[0].id.as_str()), (MOST_PENDING, "8"));
+    assert_eq!(pending[0].cause.len(), CAUSE_LENGTH);
+}
