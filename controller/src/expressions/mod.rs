@@ -12,7 +12,7 @@ mod answer;
 mod ledger;
 mod query;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -266,7 +266,7 @@ impl Drop for Directory {
 }
 
 /// Starts a TLS server whose answers are empty; returns its address and its certificate.
-async fn secure() -> (String, String) {
+pub(crate) async fn secure() -> (String, String) {
     use rustls::pki_types::PrivateKeyDer;
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();

@@ -305,12 +305,30 @@ async fn unreachable_receiver_is_named_without_its_address() {
     assert!(message.starts_with("no answer: ") && !message.contains("secret"), "{message}");
 }
 
+#[tokio::test]
+async fn certificate_of_receiver_is_verified_with_authority_in_secret() {
+    let (url, certificate) = crate::expressions::tests::secure().await;
+    let (_, other) = crate::expressions::tests::secure().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a"), format!("{url}/api/v1/query")).unwrap();
+    let secret = Secret { folder: Some(folder.path()), namespace: "n" };
+    let sent = async |authority: &str| {
+        std::fs::write(folder.path().join("ca.crt"), authority).unwrap();
+        send::send(&secret, &receiver("a", NoticeFormat::Slack), &notice("1", &["a"])).await
+    };
+    assert_eq!(sent(&certificate).await, Outcome::Sent);
+    let outcome = sent(&other).await;
+    let message = outcome.message().unwrap();
+    assert!(message.contains("invalid peer certificate") && !message.contains("/api/v1"), "{message}");
+}
+
 #[test]
 fn attempts_are_bounded_and_further_and_further_apart() {
     let mut outboxes = Outboxes::default();
     let (all, recorded) = ([receiver("a", NoticeFormat::Slack)], [notice("1", &["a"]), notice("2", &["a"])]);
     let mut now = Instant::now();
     assert_eq!(outboxes.want(&all, &recorded, now), (true, vec![]));
+    assert!(outboxes.take_unchecked());
     let mut pauses = Vec::new();
     let failure = |after| Outcome::Retry { message: "it answers 503".into(), after, unusable: false };
     loop {

@@ -46,7 +46,7 @@ pub(crate) async fn leader(ctx: &ScenarioContext) -> anyhow::Result<PodProcess> 
 }
 
 /// Waits until another pod than this one leads.
-pub(crate) async fn until_other_leader(ctx: &ScenarioContext, than: &PodProcess) -> anyhow::Result<PodProcess> {
+async fn until_other_leader(ctx: &ScenarioContext, than: &PodProcess) -> anyhow::Result<PodProcess> {
     poll("another controller leads", async || {
         let now = leader(ctx).await?;
         Ok((now.pod != than.pod).then_some(now))
