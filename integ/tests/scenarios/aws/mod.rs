@@ -128,7 +128,7 @@ async fn rolls_out(with: &str, statement: usize, expected: &[&str]) -> anyhow::R
         for action in expected {
             assert_eq!(calls.iter().filter(|call| call.as_str() == *action).count(), 2, "{action}: {calls:?}");
         }
-        let documented = documented(0)?.union(&documented(statement)?).cloned().collect();
+        let documented: BTreeSet<String> = documented(0)?.union(&documented(statement)?).cloned().collect();
         assert_eq!(calls.into_iter().collect::<BTreeSet<_>>(), documented);
         until_event(ctx, EVENTS_OF_NODES, "AutoScalingPrepared", &["is in no Auto Scaling group"]).await?;
         Ok(())

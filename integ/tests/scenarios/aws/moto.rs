@@ -225,14 +225,15 @@ struct Checker {
 }
 
 impl Checker {
+    async fn call(&self, parameters: &str) -> anyhow::Result<String> {
+        let (_, body) =
+            send(&self.client, &self.url, "autoscaling", format!("{parameters}&Version=2011-01-01")).await?;
+        Ok(String::from_utf8(body.to_vec())?)
+    }
+
     async fn round(&self, rebooting: &[String]) -> anyhow::Result<Vec<String>> {
-        let call = async |parameters: &str| -> anyhow::Result<String> {
-            let (_, body) =
-                send(&self.client, &self.url, "autoscaling", format!("{parameters}&Version=2011-01-01")).await?;
-            Ok(String::from_utf8(body.to_vec())?)
-        };
         let mut replaced = Vec::new();
-        let xml = call("Action=DescribeAutoScalingGroups").await?;
+        let xml = self.call("Action=DescribeAutoScalingGroups").await?;
         let replaces = !elements(&xml, "ProcessName").contains(&"ReplaceUnhealthy");
         for rest in xml.split("<InstanceId>").skip(1) {
             let id = rest.split('<').next().unwrap_or_default().to_owned();
@@ -240,11 +241,11 @@ impl Checker {
                 continue;
             }
             if rebooting.contains(&id) {
-                call(&format!("Action=SetInstanceHealth&InstanceId={id}&HealthStatus=Unhealthy")).await?;
+                self.call(&format!("Action=SetInstanceHealth&InstanceId={id}&HealthStatus=Unhealthy")).await?;
             }
             let unhealthy = rebooting.contains(&id) || elements(rest, "HealthStatus").first() == Some(&"Unhealthy");
             if unhealthy && replaces {
-                call(&format!(
+                self.call(&format!(
                     "Action=TerminateInstanceInAutoScalingGroup&InstanceId={id}&ShouldDecrementDesiredCapacity=false"
                 ))
                 .await?;
