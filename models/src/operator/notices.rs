@@ -47,7 +47,7 @@ pub struct NoticeReceiver {
     pub token_key: Option<String>,
     /// Events that it is notified of. Default: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 6), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 6), extend("x-kubernetes-list-type" = "atomic"))]
     pub events: Vec<NoticeEvent>,
 }
 

@@ -81,16 +81,16 @@ fn facts<'a>(uid: &str, status: &'a BottlerocketUpdateOperatorStatus) -> BTreeMa
 const MOST_STEPS: i64 = 16;
 
 /// Returns a notice for no receiver yet.
-fn notice(id: String, event: NoticeEvent, time: Timestamp, subject: String, cause: &str, command: String) -> Notice {
+fn notice(id: &str, event: NoticeEvent, time: Timestamp, subject: &str, cause: &str, command: &str) -> Notice {
     Notice {
-        id: cut(&id, 253),
+        id: cut(id, 253),
         event: event.as_str().to_owned(),
         time,
-        subject: cut(&subject, 253),
+        subject: cut(subject, 253),
         nodes: Vec::new(),
         cause: cut(cause, CAUSE_LENGTH),
         deadline: None,
-        command: cut(&command, 512),
+        command: cut(command, 512),
         receivers: Vec::new(),
     }
 }
@@ -120,9 +120,9 @@ impl Source<'_> {
     }
 
     /// Returns the notice of an event that follows from the status.
-    fn of_fact(&self, id: String, fact: &Fact<'_>) -> Notice {
+    fn of_fact(&self, id: &str, fact: &Fact<'_>) -> Notice {
         use NoticeEvent::{RolloutEnded, RolloutStarted, StepPassed};
-        let status = || "kubectl brupop status".to_owned();
+        const STATUS: &str = "kubectl brupop status";
         match fact {
             Fact::Started(rollout) => {
                 // A rollout begins in the history when nodes are to be updated, also while nothing may start.
@@ -131,12 +131,12 @@ impl Source<'_> {
                 let cause = format!("{} began{disabled}", named(rollout));
                 let begun = rollout.record.as_ref().map_or(self.now, |record| record.begun);
                 let nodes = self.nodes(rollout, false);
-                Notice { nodes, ..notice(id, RolloutStarted, begun, subject(rollout), &cause, status()) }
+                Notice { nodes, ..notice(id, RolloutStarted, begun, &subject(rollout), &cause, STATUS) }
             }
             Fact::Passed(rollout, step) => {
                 let cause = format!("canary step {step} of {} is passed", named(rollout));
                 let nodes = self.nodes(rollout, true);
-                Notice { nodes, ..notice(id, StepPassed, self.now, subject(rollout), &cause, status()) }
+                Notice { nodes, ..notice(id, StepPassed, self.now, &subject(rollout), &cause, STATUS) }
             }
             Fact::Ended(rollout) => {
                 let record = rollout.record.as_ref();
@@ -145,13 +145,13 @@ impl Source<'_> {
                 let cause = format!("{} ended ({phase:?}): {}", named(rollout), end_of(phase));
                 let command = format!("kubectl brupop history {}", record.map_or(0, |record| record.number));
                 let nodes = self.nodes(rollout, true);
-                Notice { nodes, ..notice(id, RolloutEnded, ended, subject(rollout), &cause, command) }
+                Notice { nodes, ..notice(id, RolloutEnded, ended, &subject(rollout), &cause, &command) }
             }
             Fact::Frozen(known) => self.of_freeze(id, known),
         }
     }
 
-    fn of_freeze(&self, id: String, known: &KnownVersion) -> Notice {
+    fn of_freeze(&self, id: &str, known: &KnownVersion) -> Notice {
         let quarantined = known.quarantined.as_ref();
         let nodes = quarantined.map(|quarantined| quarantined.nodes.clone()).unwrap_or_default();
         let cause = Cause { reason: quarantined.map(|quarantined| quarantined.reason), nodes: nodes.clone() };
@@ -166,7 +166,7 @@ impl Source<'_> {
             Some(node) => format!("node/{node}"),
             None => "nodes".to_owned(),
         };
-        Notice { nodes, ..notice(id, NoticeEvent::Frozen, since, subject, &failed, command) }
+        Notice { nodes, ..notice(id, NoticeEvent::Frozen, since, &subject, &failed, &command) }
     }
 
     /// Returns the approvals that are awaited, by the ids of their notices.
@@ -183,13 +183,13 @@ impl Source<'_> {
             let command = format!("kubectl brupop approve {step}");
             let nodes = self.nodes(rollout, true);
             let event = NoticeEvent::AwaitingApproval;
-            Some((id.clone(), Notice { nodes, ..notice(id, event, self.now, subject(rollout), &cause, command) }))
+            Some((id.clone(), Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))
         });
         awaited.collect()
     }
 
     /// Returns the notice of nodes that are blocked, each since a time, with the causes of the first few.
-    fn of_blocked(&self, id: String, blocked: &[(Timestamp, &str)]) -> Option<Notice> {
+    fn of_blocked(&self, id: &str, blocked: &[(Timestamp, &str)]) -> Option<Notice> {
         let cause = |(since, name): &(Timestamp, &str)| {
             let shadow = self.view.nodes.get(*name)?.shadow.as_ref()?;
             let condition = true_condition(&shadow.status.conditions, shadow::BLOCKED)?;
@@ -209,7 +209,7 @@ impl Source<'_> {
         });
         let nodes = blocked.iter().take(MOST_NODES).map(|(_, name)| (*name).to_owned()).collect();
         let deadline = step.or_else(|| self.plan.waits.get(*first)?.ends_at());
-        let notice = notice(id, NoticeEvent::NodesBlocked, self.now, subject, &causes.join("; "), command);
+        let notice = notice(id, NoticeEvent::NodesBlocked, self.now, &subject, &causes.join("; "), &command);
         Some(Notice { nodes, deadline, ..notice })
     }
 }
@@ -274,12 +274,12 @@ pub(super) fn follow(
         Some(stored) => {
             let known = facts(&operator.uid, &operator.status);
             let new = facts(&operator.uid, source.status).into_iter().filter(|(id, _)| !known.contains_key(id));
-            let mut events: Vec<Notice> = new.map(|(id, fact)| source.of_fact(id, &fact)).collect();
+            let mut events: Vec<Notice> = new.map(|(id, fact)| source.of_fact(&id, &fact)).collect();
             events.extend(approvals.into_iter().filter(|(id, _)| !stored.approvals_reported.contains(id)).map(|a| a.1));
             let due = blocked.due(stored.blocked_reported);
             let reported = due.last().map_or(stored.blocked_reported, |(since, _)| *since);
             let id = format!("{}/blocked/{}", operator.uid, reported.as_millisecond());
-            events.extend(source.of_blocked(id, due));
+            events.extend(source.of_blocked(&id, due));
             events.sort_by_key(|notice| notice.time);
             let pending = pending(view, notices, &stored.pending, events);
             NoticesStatus { blocked_reported: reported, approvals_reported, pending }
