@@ -38,6 +38,8 @@ fn objects(aws: &Aws) -> anyhow::Result<Vec<Value>> {
         ("AWS_REGION", "eu-central-1"),
         ("AWS_ACCESS_KEY_ID", "test"),
         ("AWS_SECRET_ACCESS_KEY", "test"),
+        // Of the machine that runs the tests, nothing is asked.
+        ("AWS_EC2_METADATA_DISABLED", "true"),
         ("BRUPOP_AWS_SETTLE", "2s"),
     ];
     let env: Vec<Value> = env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
@@ -191,7 +193,7 @@ async fn prepared(ctx: &ScenarioContext, aws: &Aws, with: &str) -> anyhow::Resul
     let ready = |node: &integ::oracle::Node| {
         node.hook_request().is_some() && node.fields.get(&annotation) == node.hook_request()
     };
-    let world = ctx.until("a node is prepared", |world| world.nodes.values().any(ready)).await?;
+    let world = ctx.until("a node is prepared", |world| world.nodes.values().any(|node| ready(node))).await?;
     let node = world.nodes.iter().find(|(_, node)| ready(node)).map(|(name, _)| name.clone());
     // No other attempt begins when this one ends.
     ctx.policy(&json!({"enabled": false})).await?;
