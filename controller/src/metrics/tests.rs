@@ -438,6 +438,7 @@ fn full() -> Metrics {
     metrics.finding("S1");
     metrics.expression(&Answer::Quiet { since: t(0) });
     metrics.ages(&Ages { turn: Some(Duration::from_secs(3)), ..Ages::default() });
+    metrics.expect_notices("chat");
     metrics
 }
 

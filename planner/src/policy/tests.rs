@@ -18,6 +18,7 @@ fn documented_and_example_policies_are_valid() {
         include_str!("../../../docs/policy.md"),
         include_str!("../../../docs/expressions.md"),
         include_str!("../../../docs/hooks.md"),
+        include_str!("../../../docs/notices.md"),
     ];
     let blocks = pages.iter().flat_map(|page| page.split("```yaml\n").skip(1));
     let mut shown = 0;
@@ -31,7 +32,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
         shown += 1;
     }
-    assert_eq!(shown, 11);
+    assert_eq!(shown, 12);
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies");
     for file in std::fs::read_dir(examples).unwrap() {
         let file = file.unwrap().path();
@@ -40,7 +41,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
         shown += 1;
     }
-    assert_eq!(shown, 17);
+    assert_eq!(shown, 19);
 }
 
 #[test]
