@@ -439,6 +439,7 @@ fn full() -> Metrics {
     metrics.expect_notices("on-call");
     metrics.expression(&Answer::Quiet { since: t(0) });
     metrics.ages(&Ages { turn: Some(Duration::from_secs(3)), ..Ages::default() });
+    metrics.expect_notices("chat");
     metrics
 }
 
