@@ -53,13 +53,13 @@ impl CallError {
 }
 
 /// Returns the failure of a call.
-fn failure<E, R>(action: &'static str, error: SdkError<E, R>) -> CallError
+fn failure<E, R>(action: &'static str, error: &SdkError<E, R>) -> CallError
 where
     E: ProvideErrorMetadata + std::error::Error + 'static,
     R: std::fmt::Debug,
 {
     let Some(answer) = error.as_service_error() else {
-        return CallError::Failed { action, message: DisplayErrorContext(&error).to_string() };
+        return CallError::Failed { action, message: DisplayErrorContext(error).to_string() };
     };
     let code = answer.code().unwrap_or("no code");
     let message = format!("{code}: {}", answer.message().unwrap_or("no message"));
@@ -127,7 +127,7 @@ impl Cloud {
         for ids in ids.chunks(INSTANCES) {
             let call = self.reads.describe_auto_scaling_instances().set_instance_ids(Some(ids.to_vec()));
             let answer =
-                call.send().await.map_err(|error| failure("autoscaling:DescribeAutoScalingInstances", error))?;
+                call.send().await.map_err(|error| failure("autoscaling:DescribeAutoScalingInstances", &error))?;
             for instance in answer.auto_scaling_instances() {
                 let Some(id) = instance.instance_id() else { continue };
                 let read = Instance {
@@ -146,7 +146,7 @@ impl Cloud {
         let mut found: BTreeMap<_, _> = names.iter().map(|name| (name.clone(), None)).collect();
         for names in names.chunks(GROUPS) {
             let call = self.reads.describe_auto_scaling_groups().set_auto_scaling_group_names(Some(names.to_vec()));
-            let answer = call.send().await.map_err(|error| failure("autoscaling:DescribeAutoScalingGroups", error))?;
+            let answer = call.send().await.map_err(|error| failure("autoscaling:DescribeAutoScalingGroups", &error))?;
             for group in answer.auto_scaling_groups() {
                 let Some(name) = group.auto_scaling_group_name() else { continue };
                 let read = Group {
@@ -173,7 +173,7 @@ impl Cloud {
                 .send()
                 .await
                 .map(drop)
-                .map_err(|error| failure("autoscaling:EnterStandby", error)),
+                .map_err(|error| failure("autoscaling:EnterStandby", &error)),
             Call::ExitStandby { group, instance } => client
                 .exit_standby()
                 .auto_scaling_group_name(group)
@@ -181,7 +181,7 @@ impl Cloud {
                 .send()
                 .await
                 .map(drop)
-                .map_err(|error| failure("autoscaling:ExitStandby", error)),
+                .map_err(|error| failure("autoscaling:ExitStandby", &error)),
             Call::Suspend { group, .. } => client
                 .suspend_processes()
                 .auto_scaling_group_name(group)
@@ -189,7 +189,7 @@ impl Cloud {
                 .send()
                 .await
                 .map(drop)
-                .map_err(|error| failure("autoscaling:SuspendProcesses", error)),
+                .map_err(|error| failure("autoscaling:SuspendProcesses", &error)),
             Call::Resume { group, .. } => client
                 .resume_processes()
                 .auto_scaling_group_name(group)
@@ -198,7 +198,7 @@ impl Cloud {
                 .send()
                 .await
                 .map(drop)
-                .map_err(|error| failure("autoscaling:ResumeProcesses", error)),
+                .map_err(|error| failure("autoscaling:ResumeProcesses", &error)),
             Call::SetHealthy { instance, .. } => client
                 .set_instance_health()
                 .instance_id(instance)
@@ -206,7 +206,7 @@ impl Cloud {
                 .send()
                 .await
                 .map(drop)
-                .map_err(|error| failure("autoscaling:SetInstanceHealth", error)),
+                .map_err(|error| failure("autoscaling:SetInstanceHealth", &error)),
         }
     }
 }

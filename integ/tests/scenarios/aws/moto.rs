@@ -288,7 +288,7 @@ async fn forward(
     url: &str,
     state: &Mutex<State>,
 ) -> Response<Full<Bytes>> {
-    let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let body = String::from_utf8_lossy(&body).into_owned();
     let action = body.split('&').find_map(|part| part.strip_prefix("Action=")).unwrap_or_default().to_owned();
     let fault = {
