@@ -198,6 +198,20 @@ fn taken_back_after_the_update_and_without_request_node_or_mode() {
 }
 
 #[test]
+fn mode_that_changes_on_the_way_in_is_the_recorded_one() {
+    for mode in MODES {
+        let mut world = World::new(mode);
+        world.request("a", BEFORE);
+        world.enter("a", 0);
+        let step = if mode == AwsMode::Standby { "enter i-a" } else { "suspend web" };
+        for other in [None, Some(AwsMode::Standby), Some(AwsMode::SuspendReplaceUnhealthy)] {
+            world.mode = other;
+            assert_eq!((world.to_read().len(), world.decide()), (1, vec![step.to_owned()]), "{other:?}");
+        }
+    }
+}
+
+#[test]
 fn after_update_is_answered_once_the_instance_is_forgotten() {
     let mut world = World::prepared(AwsMode::Standby);
     world.request("a", "AfterUpdate/1/100");

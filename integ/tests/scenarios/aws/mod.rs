@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use deploy::Component;
 use integ::bed::{Programs, workload};
 use integ::kubelet::PodProcess;
-use integ::oracle::{Expectations, Field, settled_audit};
+use integ::oracle::{Expectations, Field, service_account, settled_audit};
 use integ::rights;
 use models::names::{AWS, AWS_HOOK, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
 use nix::sys::signal::Signal;
@@ -334,7 +334,8 @@ async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
         let findings = rights::findings(&rights::granted(&objects(&aws)?)?, &audit);
         let mut wrong: Vec<String> = findings.iter().map(ToString::to_string).collect();
         wrong.extend(rights::writes::unlisted(&audit));
-        wrong.retain(|finding| finding.contains(AWS));
+        let account = service_account(SYSTEM_NAMESPACE, AWS);
+        wrong.retain(|finding| finding.contains(&account));
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         Ok(())
     })
