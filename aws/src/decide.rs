@@ -38,6 +38,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) groups: &'a BTreeMap<String, Option<Group>>,
     /// Keys of [`Call::key`] with a call under way, or a pause after one that failed.
     pub(crate) held: &'a BTreeSet<String>,
+    /// Instances that could not be set healthy, since AWS refuses that.
+    pub(crate) refused: &'a BTreeSet<String>,
     /// Groups whose process this program has resumed within `settle`: AWS may still show it as suspended.
     pub(crate) resumed: &'a BTreeSet<String>,
     /// Time after which AWS shows what was changed.
@@ -54,6 +56,16 @@ pub(crate) enum Action {
     Record { instance: String, entry: Option<Entry> },
     /// Calls AWS.
     Call(Call),
+}
+
+impl Action {
+    /// The entry that is set.
+    fn recorded(&self) -> Option<&Entry> {
+        match self {
+            Self::Record { entry, .. } => entry.as_ref(),
+            _ => None,
+        }
+    }
 }
 
 /// A call of AWS that changes something.
@@ -122,7 +134,9 @@ pub(crate) fn decide(s: &Snapshot) -> Vec<Action> {
     for node in s.nodes.values() {
         if let Some(request) = node.prepares() {
             if !node.is_answered() {
-                actions.extend(enter(s, node, request));
+                let recorded: Vec<&Entry> = actions.iter().filter_map(Action::recorded).collect();
+                let step = enter(s, node, request, &recorded);
+                actions.extend(step);
             }
         } else if !node.is_answered() && !node.instance.as_ref().is_ok_and(|id| s.record.contains_key(id)) {
             actions.push(Action::Answer { node: node.name.clone(), text: node.request.clone(), note: None });
@@ -145,8 +159,8 @@ pub(crate) fn decide(s: &Snapshot) -> Vec<Action> {
     actions
 }
 
-/// The next step of a node whose drain is to be prepared.
-fn enter(s: &Snapshot, node: &Node, request: &str) -> Option<Action> {
+/// The next step of a node whose drain is to be prepared. `recorded`: the entries that this round sets for others.
+fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Option<Action> {
     let answer = |text: String, note: String| {
         Some(Action::Answer { node: node.name.clone(), text: Some(text), note: Some(note) })
     };
@@ -154,10 +168,12 @@ fn enter(s: &Snapshot, node: &Node, request: &str) -> Option<Action> {
     let refuse = |why: String| answer(format!("{request} Refused: {why}"), why);
     let id = match &node.instance {
         Ok(id) => id,
-        Err(why) => return s.mode.and_then(|_| done(format!("no Auto Scaling group has to be kept: {why}"))),
+        Err(why) => return done(format!("no Auto Scaling group has to be kept: {why}")),
     };
     let entry = s.record.get(id);
-    let mode = entry.map(|entry| entry.mode).or(s.mode)?;
+    let Some(mode) = entry.map(|entry| entry.mode).or(s.mode) else {
+        return done("nothing is done: spec.autoscaling.aws is not set".to_owned());
+    };
     let Some(instance) = s.instances.get(id)? else {
         return done(format!(
             "instance {id} is in no Auto Scaling group (as with Karpenter): there is nothing to keep"
@@ -177,7 +193,17 @@ fn enter(s: &Snapshot, node: &Node, request: &str) -> Option<Action> {
         (AwsMode::Standby, None) => match instance.state.as_str() {
             "InService" => {
                 let Group { min, desired, .. } = s.groups.get(&group)?.as_ref()?;
-                if desired <= min {
+                let is_other = |entry: &Entry| entry.mode == mode && entry.group == group;
+                let others = s.record.iter().filter(|(_, entry)| is_other(entry));
+                let recorded = recorded.iter().filter(|entry| is_other(entry)).count();
+                // The desired capacity that AWS shows does not yet lack these.
+                let entering = recorded + others.clone().filter(|(id, _)| is_in_service(s, id)).count();
+                let left = desired.saturating_sub(i32::try_from(entering).unwrap_or(i32::MAX));
+                if left <= *min && recorded + others.count() > 0 {
+                    // There is room once another node of the group is back.
+                    return None;
+                }
+                if left <= *min {
                     return refuse(format!(
                         "Auto Scaling group {group} has the desired capacity {desired} and the minimum {min}, and Standby \
                          would take one from it: lower the minimum, or set spec.autoscaling.aws.mode to \
@@ -223,6 +249,10 @@ fn enter(s: &Snapshot, node: &Node, request: &str) -> Option<Action> {
     }
 }
 
+fn is_in_service(s: &Snapshot, id: &str) -> bool {
+    s.instances.get(id).and_then(Option::as_ref).is_some_and(|instance| instance.state == "InService")
+}
+
 /// The next step of an instance that is to be in service again.
 fn exit_standby(s: &Snapshot, id: &str, entry: &Entry) -> Option<Action> {
     if s.held.contains(id) {
@@ -252,7 +282,7 @@ fn resume(s: &Snapshot, group: &str, ids: &[&String], others: bool) -> Vec<Actio
     let ready = |id: &String| s.nodes.values().any(|node| node.ready && node.instance.as_ref() == Ok(id));
     for id in ids {
         match s.instances.get(*id) {
-            Some(Some(instance)) if instance.unhealthy && ready(id) => {
+            Some(Some(instance)) if instance.unhealthy && ready(id) && !s.refused.contains(*id) => {
                 let (group, instance) = (group.to_owned(), (*id).clone());
                 return vec![Action::Call(Call::SetHealthy { group, instance })];
             }

@@ -17,6 +17,7 @@ struct World {
     instances: BTreeMap<String, Option<Instance>>,
     groups: BTreeMap<String, Option<Group>>,
     held: BTreeSet<String>,
+    refused: BTreeSet<String>,
     resumed: BTreeSet<String>,
     now: Timestamp,
 }
@@ -42,6 +43,7 @@ impl World {
             instances: ["a", "b", "c"].map(|name| (format!("i-{name}"), none(name))).into(),
             groups: [("web".to_owned(), Some(Group { min: 1, desired: 3, suspended: false }))].into(),
             held: BTreeSet::new(),
+            refused: BTreeSet::new(),
             resumed: BTreeSet::new(),
             now: t(0),
         }
@@ -93,6 +95,7 @@ impl World {
             instances: &self.instances,
             groups: &self.groups,
             held: &self.held,
+            refused: &self.refused,
             resumed: &self.resumed,
             settle: SETTLE,
             now: self.now,
@@ -284,6 +287,47 @@ fn minimum_size_refuses_standby_and_nothing_else() {
     assert!(refusal.contains("minimum 3") && refusal.contains("lower the minimum"), "{refusal}");
     world.mode = Some(AwsMode::SuspendReplaceUnhealthy);
     assert_eq!(world.decide(), ["record i-a SuspendReplaceUnhealthy"]);
+}
+
+#[test]
+fn nodes_of_a_group_wait_for_each_other_at_its_minimum() {
+    let mut world = World::new(AwsMode::Standby);
+    world.request("a", BEFORE);
+    world.request("b", "BeforeDrain/1/200");
+    world.group().min = 2;
+    assert_eq!(world.decide(), ["record i-a Standby"], "both in one round");
+    world.enter("a", 0);
+    assert_eq!(world.decide(), ["enter i-a"], "AWS does not show it yet");
+    world.instance("a").state = "Standby".into();
+    world.group().desired = 2;
+    assert_eq!(world.decide(), [format!("answer a {BEFORE}")]);
+    world.node("a").answer = Some(BEFORE.into());
+    assert!(world.decide().is_empty(), "while the first is in Standby");
+    world.record.clear();
+    world.group().desired = 3;
+    assert_eq!(world.decide(), ["record i-b Standby"]);
+}
+
+#[test]
+fn request_is_answered_without_a_mode() {
+    let mut world = World::new(AwsMode::Standby);
+    world.request("a", BEFORE);
+    world.mode = None;
+    assert_eq!(
+        (world.to_read(), world.decide()),
+        (vec![], vec![format!("answer a {BEFORE}")]),
+        "it may stand in spec.hooks"
+    );
+}
+
+#[test]
+fn process_is_resumed_although_an_instance_cannot_be_set_healthy() {
+    let mut world = World::prepared(AwsMode::SuspendReplaceUnhealthy);
+    world.request("a", "AfterUpdate/1/100");
+    world.instance("a").unhealthy = true;
+    assert_eq!(world.decide(), ["healthy i-a"]);
+    world.refused.insert("i-a".into());
+    assert_eq!(world.decide(), ["resume web i-a"]);
 }
 
 #[test]

@@ -51,6 +51,10 @@ struct Runner<'a> {
     busy: BTreeSet<String>,
     calls: JoinSet<(Call, Result<(), CallError>)>,
     pauses: BTreeMap<String, Pause>,
+    /// Keys of successful calls, until AWS shows what they have changed.
+    settling: BTreeMap<String, Instant>,
+    /// Instances that AWS refuses to set healthy.
+    refused: BTreeSet<String>,
     /// Groups whose process was resumed, with the time of that.
     resumed: BTreeMap<String, Instant>,
 }
@@ -58,9 +62,10 @@ struct Runner<'a> {
 /// Works for as long as it is polled.
 pub(crate) async fn run(config: &Config, cluster: &Cluster, cloud: Cloud) {
     let maps = Api::namespaced(cluster.client.clone(), &config.namespace);
-    let (busy, calls, pauses, resumed) = Default::default();
+    let (busy, calls, pauses, settling, refused, resumed) = Default::default();
+    let settle = config.settle.0;
     let mut runner =
-        Runner { cluster, cloud, maps, settle: config.settle.0, record: None, busy, calls, pauses, resumed };
+        Runner { cluster, cloud, maps, settle, record: None, busy, calls, pauses, settling, refused, resumed };
     let mut pause = Duration::ZERO;
     loop {
         tokio::select! {
@@ -118,7 +123,9 @@ impl Runner<'_> {
                 }
             }
         };
-        let held = self.busy.iter().chain(self.pauses.keys().filter(|key| self.is_paused(key))).cloned().collect();
+        self.settling.retain(|_, until| *until > Instant::now());
+        let paused = self.pauses.keys().filter(|key| self.is_paused(key));
+        let held = self.busy.iter().chain(paused).chain(self.settling.keys()).cloned().collect();
         self.resumed.retain(|_, at| at.elapsed() < self.settle);
         let resumed = self.resumed.keys().cloned().collect();
         let Some(record) = &mut self.record else { return Ok(OPEN) };
@@ -129,6 +136,7 @@ impl Runner<'_> {
             instances: &instances,
             groups: &groups,
             held: &held,
+            refused: &self.refused,
             resumed: &resumed,
             settle: self.settle,
             now: Timestamp::now(),
@@ -194,13 +202,26 @@ impl Runner<'_> {
                 }
                 Call::Resume { instances, .. } => node.instance.as_ref().is_ok_and(|id| instances.contains(id)),
             };
+            let repeated = self.pauses.get(&key).is_some_and(|pause| pause.failures > 1);
             if let Some(node) = nodes.values().find(concerned) {
-                let repeated = self.pauses.get(&key).is_some_and(|pause| pause.failures > 1);
                 self.failed(node, &error, repeated).await;
+            }
+            if let Call::SetHealthy { instance, .. } = call
+                && error.is_final(repeated)
+            {
+                // The process is resumed all the same: the rest of the group needs it.
+                self.refused.insert(instance);
             }
             return;
         }
         self.pauses.remove(&key);
+        let settles = match &call {
+            // What AWS shows may be old: the same call again would fail, and a check of its own has to see the instance healthy.
+            Call::EnterStandby { .. } | Call::SetHealthy { .. } => self.settle,
+            Call::Suspend { .. } => self.settle.min(OPEN),
+            Call::ExitStandby { .. } | Call::Resume { .. } => Duration::ZERO,
+        };
+        self.settling.insert(key, Instant::now() + settles);
         tracing::info!(?call, "called AWS");
         match call {
             Call::Suspend { group, node } => {

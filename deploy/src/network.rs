@@ -30,7 +30,7 @@ const DNS_PORT: i32 = 53;
 pub(crate) const PROMETHEUS_PORT: i32 = 9090;
 
 /// Addresses of the agent of EKS Pod Identity and of the metadata of an instance.
-const CREDENTIALS: [&str; 2] = ["169.254.170.23", "169.254.169.254"];
+const CREDENTIALS: [&str; 4] = ["169.254.170.23/32", "169.254.169.254/32", "fd00:ec2::23/128", "fd00:ec2::254/128"];
 
 /// Label that Kubernetes puts on each namespace: its name.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
@@ -54,8 +54,7 @@ pub(crate) fn all() -> [Value; 5] {
 /// The connections of the optional component [`Component::Aws`]: the cluster's API server, AWS, and on the node the sources of
 /// credentials, EKS Pod Identity and the metadata of the instance.
 pub(crate) fn aws() -> Value {
-    let address = |address: &str| json!({"ipBlock": {"cidr": format!("{address}/32")}});
-    let credentials = json!({"to": CREDENTIALS.map(address), "ports": [tcp(80)]});
+    let credentials = json!({"to": CREDENTIALS.map(|cidr| json!({"ipBlock": {"cidr": cidr}})), "ports": [tcp(80)]});
     let names = json!({"ports": [{"protocol": "UDP", "port": DNS_PORT}, tcp(DNS_PORT)]});
     let rules = [json!({"ports": cluster_api_ports()}), json!({"ports": [tcp(443)]}), credentials, names];
     exactly(SYSTEM_NAMESPACE, Component::Aws, &[], &rules)

@@ -77,6 +77,12 @@ impl Machine {
         self
     }
 
+    /// Returns the log of events once it contains a word.
+    fn log(&self, word: &str) -> Option<String> {
+        let text = std::fs::read_to_string(self.path("events")).unwrap();
+        text.contains(word).then_some(text)
+    }
+
     fn boot(&self) -> String {
         let output = run(&["boot", "--flags", &self.text("flags")]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -236,13 +242,10 @@ async fn events_of_all_boots_are_lines_of_json() {
     machine.stage().await;
     machine.command("activate").await;
     assert_eq!(machine.call("POST", "/actions/reboot", None).await.status, 204);
+    // An event is logged after the answer. The machine of this test goes down at once, a real one with the program last.
+    machine.wait("the order is logged", async || machine.log("ShutdownOrdered")).await;
     let machine = machine.booted("second").await;
-    let log = machine
-        .wait("the second boot is logged", async || {
-            let text = std::fs::read_to_string(machine.path("events")).unwrap();
-            text.contains("second").then_some(text)
-        })
-        .await;
+    let log = machine.wait("the second boot is logged", async || machine.log("second")).await;
     let events: Vec<Event> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let told = events.into_iter().filter_map(|event| match event.kind {
         EventKind::Booted { boot_id, version, .. } => Some(format!("{boot_id} runs {version}")),

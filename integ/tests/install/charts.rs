@@ -180,9 +180,9 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
         (
             json!({"clusterDomain": "corp.example", "certificate": {"source": "cert-manager", "issuer": {"name": "own"}}, "controller": {"extraArgs": ["--trust-wait=1m"]}}),
             vec![
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/5", json!("--cluster-domain=corp.example")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/6", json!("--serving-certificate=provided")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--trust-wait=1m")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/6", json!("--cluster-domain=corp.example")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--serving-certificate=provided")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/8", json!("--trust-wait=1m")),
                 of(
                     "Certificate brupop-system/brupop-apiserver",
                     "/spec/dnsNames/1",
@@ -194,7 +194,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
         (
             json!({"certificate": {"source": "provided"}}),
             vec![
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/5", json!("--serving-certificate=provided")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/6", json!("--serving-certificate=provided")),
                 of("Certificate brupop-system/brupop-apiserver", "", Value::Null),
             ],
         ),
@@ -359,11 +359,18 @@ async fn nothing_names_a_namespace_that_values_replace() -> anyhow::Result<()> {
 #[tokio::test]
 async fn invalid_values_are_refused_with_place_and_reason() -> anyhow::Result<()> {
     let helm = Helm::find(None).await?;
+    let digest = format!("sha256:{}", "a".repeat(64));
     for (values, place, reason) in [
         (json!({"controller": {"replica": 3}}), "/controller", "'replica' not allowed"),
         (json!({"controller": {"replicas": "3"}}), "/controller/replicas", "want integer"),
         (json!({"imagePullSecrets": ["registry"]}), "/imagePullSecrets/0", "want object"),
         (json!({"image": {"digests": {"agent": "v1"}}}), "/image/digests/agent", "does not match pattern"),
+        (
+            json!({"image": {"tag": "v9", "digests": {"agent": digest, "apiserver": digest, "controller": digest, "aws": digest}}}),
+            "image.tag",
+            "has no effect",
+        ),
+        (json!({"networkPolicy": {"apiServerPorts": []}}), "networkPolicy.apiServerPorts", "name a port"),
         (json!({"logging": {"format": "yaml"}}), "/logging/format", "must be one of 'text', 'json'"),
         (json!({"policy": {"enabled": "yes"}}), "/policy/enabled", "want boolean"),
         (json!({"policy": {"spec": {"enabled": true}}}), "/policy/spec", "'enabled' not allowed"),

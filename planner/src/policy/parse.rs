@@ -21,11 +21,11 @@ const LEAVE_LOAD_BALANCER: Duration = Duration::from_secs(30);
 /// Default time for the answer of a hook.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// Time for an instance to be in service again after an update: until then its load balancers have to take it in.
-const AWS_AFTER: Duration = Duration::from_secs(15 * 60);
+/// Time for an instance to leave its load balancers, for which these wait five minutes by default, and to be taken in again.
+const AWS_WAIT: Duration = Duration::from_secs(15 * 60);
 
-/// Default time for which a node is blocked before receivers are notified.
-const BLOCKED_AFTER: Duration = Duration::from_secs(3600);
+/// Default time for which a node is blocked before receivers are notified: shorter than a drain, after which it begins again.
+const BLOCKED_AFTER: Duration = Duration::from_secs(20 * 60);
 
 /// Default number of downloads at a time, where pre-staging is enabled without a number.
 const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
@@ -169,7 +169,7 @@ fn hooks(spec: &BottlerocketUpdateOperatorSpec) -> Vec<Hook> {
     let mut hooks: Vec<Hook> = spec.hooks.iter().map(hook).collect();
     if spec.aws_mode().is_some() && hooks.iter().all(|hook| hook.name != AWS_HOOK) {
         let wait = |timeout| Some(HookWait { timeout, continues: false });
-        hooks.push(Hook { name: AWS_HOOK.to_owned(), before: wait(HOOK_TIMEOUT), after: wait(AWS_AFTER) });
+        hooks.push(Hook { name: AWS_HOOK.to_owned(), before: wait(AWS_WAIT), after: wait(AWS_WAIT) });
     }
     hooks
 }
