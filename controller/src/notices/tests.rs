@@ -129,6 +129,10 @@ struct Sending {
 
 impl Sending {
     fn start(keys: &[(&str, &str)]) -> Self {
+        Self::led(Leadership::forever(), keys)
+    }
+
+    fn led(leadership: Leadership, keys: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for (key, value) in keys {
             std::fs::write(folder.path().join(key), value).unwrap();
@@ -136,7 +140,7 @@ impl Sending {
         let (changed, changes) = watch::channel(0);
         let metrics = Metrics::new().unwrap();
         let options = Options { namespace: "brupop-system".into(), secret: Some(folder.path().to_owned()) };
-        let notices = Notices::start(Arc::new(changed), metrics.clone(), Leadership::forever(), options);
+        let notices = Notices::start(Arc::new(changed), metrics.clone(), leadership, options);
         Self { notices, metrics, changes, folder }
     }
 
@@ -181,13 +185,40 @@ async fn hanging_receiver_delays_no_other_and_token_is_sent() {
     let head = seen[0].to_lowercase();
     assert!(head.starts_with("post /secret-path http/1.1\r\n"), "{head}");
     assert!(head.contains("content-type: application/cloudevents+json") && !head.contains("authorization"), "{head}");
-    assert_eq!((sending.count("good", "Sent"), sending.count("hanging", "Sent")), ("2".into(), "0".into()));
+    // Nor has the attempt to the other one ended.
+    let counts = [("good", "Sent"), ("hanging", "Failed")].map(|(receiver, result)| sending.count(receiver, result));
+    assert_eq!(counts, ["2", "0"]);
     // What is done is not sent again while it is recorded, and forgotten once it is not.
     sending.want(&receivers, &[notice("1", &["good", "hanging"])]);
     assert_eq!(done(&sending.notices.facts()), ["1"]);
     sending.want(&receivers, &[notice("1", &["hanging"])]);
     assert_eq!(done(&sending.notices.facts()), Vec::<&str>::new());
     assert_eq!(good.until(2).await.len(), 2);
+}
+
+#[tokio::test]
+async fn replica_that_lost_lease_sends_nothing() {
+    let server = Server::start(&["200 OK"]).await;
+    let mut sending = Sending::led(Leadership::over(), &[("a", &server.url)]);
+    sending.want(&[receiver("a", NoticeFormat::CloudEvents)], &[notice("1", &["a"])]);
+    let ended = async {
+        while sending.count("a", "Failed") == "0" {
+            sending.changes.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.expect("an attempt has to end");
+    assert_eq!((sending.count("a", "Sent"), server.seen.borrow().len()), ("0".into(), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_to_hanging_receiver_has_time_limit() {
+    let server = Server::start(&[""]).await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a"), &server.url).unwrap();
+    let secret = Secret { folder: Some(folder.path()), namespace: "n" };
+    let (receiver, notice) = (receiver("a", NoticeFormat::CloudEvents), notice("1", &["a"]));
+    let outcome = tokio::time::timeout(PATIENCE, send::send(&secret, &receiver, &notice)).await.expect("a limit");
+    assert!(outcome.message().unwrap().starts_with("no answer within 10s"), "{outcome:?}");
 }
 
 #[tokio::test]
@@ -320,6 +351,19 @@ async fn certificate_of_receiver_is_verified_with_authority_in_secret() {
     let outcome = sent(&other).await;
     let message = outcome.message().unwrap();
     assert!(message.contains("invalid peer certificate") && !message.contains("/api/v1"), "{message}");
+}
+
+#[test]
+fn corrected_secret_ends_its_problem_and_no_other() {
+    let mut outboxes = Outboxes::default();
+    outboxes.want(&[receiver("a", NoticeFormat::Slack)], &[notice("1", &["a"])], Instant::now());
+    let reason = |outboxes: &Outboxes| outboxes.facts().state.unwrap().1;
+    assert_eq!((outboxes.checked("a", Some("no key".into())), reason(&outboxes)), (true, "ReceiverUnusable"));
+    assert!(!outboxes.checked("a", Some("no key".into())));
+    assert_eq!((outboxes.checked("a", None), reason(&outboxes)), (true, "AsExpected"));
+    outboxes.due(Instant::now());
+    outboxes.record("a", "1", Outcome::Refused { message: "404".into() }, Instant::now(), 0.0);
+    assert_eq!((outboxes.checked("a", None), reason(&outboxes)), (false, "ReceiverFails"));
 }
 
 #[test]
