@@ -262,6 +262,8 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         };
         let shadow = "bottlerocketshadows";
         let (slots, counts) = slot_writes(&records);
+        // A review counts for five seconds: on a slow machine the update outlasts more than one.
+        let reviews = usize::try_from(took.as_secs() / 5)?;
         let bounds = [
             ("orders, the permit and the revision", count("controller", "patch", shadow), 5),
             // The last one clears the result once a page of the history holds it.
@@ -273,14 +275,14 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
             ("evictions", count("controller", "create", "pods/eviction"), PODS),
             ("reads of pods", count("controller", "list", "pods"), 2),
             ("watches of pods", count("controller", "watch", "pods"), 1),
-            ("TokenReviews", count("web API", "create", "tokenreviews"), 2),
+            ("TokenReviews", count("web API", "create", "tokenreviews"), 2 + reviews),
             ("Events", count("controller", "create", "events") + count("controller", "patch", "events"), 2),
         ];
         for (what, made, allowed) in bounds {
             assert!(made <= allowed, "{what}: {made} requests, {allowed} allowed\n{whole:#?}");
         }
         let known: usize = bounds.iter().map(|(_, made, _)| made).sum();
-        assert!(known <= 30, "{known} requests");
+        assert!(known <= 30 + reviews, "{known} requests");
         let about_history =
             |what: &str| what.starts_with("bottlerocketrollouthistories") || matches!(what, "secrets" | "configmaps");
         let history = whole.iter().filter(|((part, _, what), _)| *part == "controller" && about_history(what));
