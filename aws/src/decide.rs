@@ -168,12 +168,11 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
     let refuse = |why: String| answer(format!("{request} Refused: {why}"), why);
     let id = match &node.instance {
         Ok(id) => id,
-        Err(why) => return done(format!("no Auto Scaling group has to be kept: {why}")),
+        Err(why) => return s.mode.and_then(|_| done(format!("no Auto Scaling group has to be kept: {why}"))),
     };
     let entry = s.record.get(id);
-    let Some(mode) = entry.map(|entry| entry.mode).or(s.mode) else {
-        return done("nothing is done: spec.autoscaling.aws is not set".to_owned());
-    };
+    // Without a mode it waits: the controller may have seen a policy that this program has not seen yet.
+    let mode = entry.map(|entry| entry.mode).or(s.mode)?;
     let Some(instance) = s.instances.get(id)? else {
         return done(format!(
             "instance {id} is in no Auto Scaling group (as with Karpenter): there is nothing to keep"

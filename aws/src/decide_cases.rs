@@ -309,18 +309,6 @@ fn nodes_of_a_group_wait_for_each_other_at_its_minimum() {
 }
 
 #[test]
-fn request_is_answered_without_a_mode() {
-    let mut world = World::new(AwsMode::Standby);
-    world.request("a", BEFORE);
-    world.mode = None;
-    assert_eq!(
-        (world.to_read(), world.decide()),
-        (vec![], vec![format!("answer a {BEFORE}")]),
-        "it may stand in spec.hooks"
-    );
-}
-
-#[test]
 fn process_is_resumed_although_an_instance_cannot_be_set_healthy() {
     let mut world = World::prepared(AwsMode::SuspendReplaceUnhealthy);
     world.request("a", "AfterUpdate/1/100");

@@ -51,7 +51,7 @@ fn handling_of_auto_scaling_groups_implies_its_hook() {
     let aws = r#""autoscaling": {"aws": {"mode": "Standby"}}"#;
     let implied = hooks(&format!("{{{aws}}}"));
     let wait = |minutes| Some(HookWait { timeout: std::time::Duration::from_mins(minutes), continues: false });
-    assert_eq!(implied, [Hook { name: "aws-autoscaling".into(), before: wait(5), after: wait(15) }]);
+    assert_eq!(implied, [Hook { name: "aws-autoscaling".into(), before: wait(15), after: wait(15) }]);
     let own = r#""hooks": [{"name": "ceph"}, {"name": "aws-autoscaling", "before": {"timeout": "1m"}}]"#;
     let own = hooks(&format!("{{{aws}, {own}}}"));
     assert_eq!((own.len(), own[1].before, own[1].after), (2, wait(1), None), "with its own times");
