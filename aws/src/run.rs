@@ -216,7 +216,8 @@ impl Runner<'_> {
         }
         self.pauses.remove(&key);
         let settles = match &call {
-            // What AWS shows may be old: the same call again would fail, and a check of its own has to see the instance healthy.
+            // AWS may still show the state before the call: repeating the call would fail, and the health check of the group has
+            // to see the instance healthy before the process is resumed.
             Call::EnterStandby { .. } | Call::SetHealthy { .. } => self.settle,
             Call::Suspend { .. } => self.settle.min(OPEN),
             Call::ExitStandby { .. } | Call::Resume { .. } => Duration::ZERO,
@@ -238,6 +239,8 @@ impl Runner<'_> {
                 {
                     self.cluster.notice(node, RESTORED, &text, false).await;
                 }
+                // In its next update an instance can be set healthy again, once that is permitted.
+                self.refused.retain(|instance| !instances.contains(instance));
                 self.resumed.insert(group, Instant::now());
                 if let Some(record) = &mut self.record {
                     let forget = instances.into_iter().map(|instance| (instance, None));

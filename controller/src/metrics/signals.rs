@@ -68,7 +68,7 @@ impl Signals {
                 }
             };
             *signals.agents.entry(state).or_default() += 1;
-            // What a node that is down has reported last says nothing about its host now.
+            // The last report of a node that is down says nothing about its host now.
             if node.facts.ready {
                 *signals.hosts.entry(host_reason(node)).or_default() += 1;
             }

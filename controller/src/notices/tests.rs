@@ -186,7 +186,7 @@ async fn hanging_receiver_delays_no_other_and_token_is_sent() {
     assert!(head.starts_with("post /secret-path http/1.1\r\n"), "{head}");
     assert!(head.contains("content-type: application/cloudevents+json") && !head.contains("authorization"), "{head}");
     assert_eq!((sending.count("good", "Sent"), sending.count("hanging", "Sent")), ("2".into(), "0".into()));
-    // What is done is not sent again while it is recorded, and forgotten once it is not.
+    // A notice that was sent is not sent again while it is recorded, and is forgotten afterwards.
     sending.want(&receivers, &[notice("1", &["good", "hanging"])]);
     assert_eq!(done(&sending.notices.facts()), ["1"]);
     sending.want(&receivers, &[notice("1", &["hanging"])]);

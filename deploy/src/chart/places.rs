@@ -78,7 +78,7 @@ pub(super) fn fill(object: &mut Value, fills: &mut Fills) -> anyhow::Result<()> 
             // Helm deletes no object with this annotation.
             r#"merge (ternary (dict "helm.sh/resource-policy" "keep") (dict) .Values.keep) .Values.annotations"#,
         ),
-        // What the operator keeps in them outlives a change of the values that created them.
+        // They stay when the values no longer create them: the operator depends on their contents.
         "BottlerocketUpdateOperator" | "Namespace" => {
             (".Values.commonLabels", r#"merge (dict "helm.sh/resource-policy" "keep") .Values.commonAnnotations"#)
         }

@@ -227,7 +227,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
         (
             json!({"monitoring": {"serviceMonitor": {"enabled": true}}}),
             vec![
-                // What is scraped and how is that of the PodMonitor.
+                // The endpoints and their settings are those of the PodMonitor.
                 of(
                     "ServiceMonitor brupop-system/brupop",
                     "/spec/endpoints",

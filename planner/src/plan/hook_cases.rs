@@ -319,7 +319,7 @@ fn request_that_another_client_removes_from_a_drained_node_is_set_again() {
             shadow(&mut view).spec.state = HostState::RebootedIntoUpdate;
         }
         answers(&mut view, "ceph", answer);
-        // What else is due is written first.
+        // Other due writes come first.
         for _ in 0..3 {
             match plan(&view, &policy, t(2)).actions.get("a") {
                 Some(action @ Action::Status { .. }) => written(&mut view, action),
