@@ -94,7 +94,7 @@ fn processes(ctx: &ScenarioContext) -> Vec<PodProcess> {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_hook_a_reboot_ends_in_a_termination() -> anyhow::Result<()> {
     run(nodes(1), async |ctx| {
-        let mut aws = Aws::start(1, 1).await?;
+        let mut aws = Aws::start(ctx, 1, 1).await?;
         ctx.install().await?;
         let nodes = aws.provide(ctx).await?;
         aws.check_health(ctx, &nodes);
@@ -119,7 +119,7 @@ fn documented(statement: usize) -> anyhow::Result<BTreeSet<String>> {
 /// A rollout over two nodes of a group and one without, which needs this statement of the policy and the first.
 async fn rolls_out(with: &str, statement: usize, expected: &[&str]) -> anyhow::Result<()> {
     let ending = run(nodes(3), async |ctx| {
-        let mut aws = Aws::start(1, 2).await?;
+        let mut aws = Aws::start(ctx, 1, 2).await?;
         install(ctx, &mut aws).await?;
         ctx.policy(&mode(with)).await?;
         ctx.release();
@@ -154,7 +154,7 @@ async fn rollout_with_suspended_process_terminates_nothing() -> anyhow::Result<(
 /// Kills the program while a call is carried out, on the way in and on the way out.
 async fn survives_kills(with: &str, into: &'static str, out: &'static str) -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
-        let mut aws = Aws::start(1, 2).await?;
+        let mut aws = Aws::start(ctx, 1, 2).await?;
         install(ctx, &mut aws).await?;
         ctx.policy(&mode(with)).await?;
         aws.fail(into, Fault::Unanswered, 1);
@@ -209,7 +209,7 @@ async fn prepared(ctx: &ScenarioContext, aws: &Aws, with: &str) -> anyhow::Resul
 /// Ends attempts in every way before the reboot.
 async fn is_left_on_every_exit(with: &str) -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
-        let mut aws = Aws::start(1, 2).await?;
+        let mut aws = Aws::start(ctx, 1, 2).await?;
         install(ctx, &mut aws).await?;
         ctx.release();
         let hold = |node: &str| ["annotate".to_owned(), "node".into(), node.into(), format!("{HOLD_ANNOTATION}=test")];
@@ -255,7 +255,7 @@ async fn process_is_resumed_on_every_exit() -> anyhow::Result<()> {
 async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
     let any = Expectations { max_unavailable: Some(1), nothing_left: false };
     run_expecting(nodes(1), any, async |ctx| {
-        let mut aws = Aws::start(0, 1).await?;
+        let mut aws = Aws::start(ctx, 0, 1).await?;
         install(ctx, &mut aws).await?;
         ctx.release();
         prepared(ctx, &aws, STANDBY).await?;
@@ -280,7 +280,7 @@ async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn minimum_size_and_own_suspended_processes_are_respected() -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
-        let mut aws = Aws::start(2, 2).await?;
+        let mut aws = Aws::start(ctx, 2, 2).await?;
         install(ctx, &mut aws).await?;
         ctx.policy(&mode(STANDBY)).await?;
         ctx.release();
@@ -309,7 +309,7 @@ async fn minimum_size_and_own_suspended_processes_are_respected() -> anyhow::Res
 #[tokio::test(flavor = "multi_thread")]
 async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
     run(nodes(1), async |ctx| {
-        let mut aws = Aws::start(0, 1).await?;
+        let mut aws = Aws::start(ctx, 0, 1).await?;
         install(ctx, &mut aws).await?;
         for action in ["DescribeAutoScalingInstances", "EnterStandby"] {
             aws.fail(action, Fault::Denied, 1);
@@ -347,7 +347,7 @@ async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
 async fn unanswered_call_keeps_no_other_node_waiting() -> anyhow::Result<()> {
     let any = Expectations { max_unavailable: Some(2), nothing_left: true };
     run_expecting(nodes(2), any, async |ctx| {
-        let mut aws = Aws::start(0, 2).await?;
+        let mut aws = Aws::start(ctx, 0, 2).await?;
         let nodes = install(ctx, &mut aws).await?;
         aws.fail_for("EnterStandby", &nodes["node-1"], Fault::Lost, usize::MAX);
         let mut policy = mode(STANDBY);

@@ -13,6 +13,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use integ::control_plane::marked;
 use kube::{Api, ResourceExt as _};
 use models::names::{SYSTEM_NAMESPACE, node_of_shadow};
 use models::shadow::{BottlerocketShadow, Step};
@@ -93,14 +94,14 @@ async fn send(client: &reqwest::Client, url: &str, service: &str, body: String) 
 impl Aws {
     /// Starts the servers, and creates [`GROUP`] with this minimum and number of instances, and with a process that its
     /// owner has suspended.
-    pub(super) async fn start(minimum: usize, size: usize) -> anyhow::Result<Self> {
+    pub(super) async fn start(ctx: &ScenarioContext, minimum: usize, size: usize) -> anyhow::Result<Self> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/moto/get.sh");
         let found = Command::new(script).output().await.with_context(|| format!("cannot run {script}"))?;
         ensure!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
         let port = TcpListener::bind("127.0.0.1:0").await?.local_addr()?.port();
         let mut moto = Command::new(String::from_utf8(found.stdout)?.trim());
         moto.args(["-H", "127.0.0.1", "-p", &port.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
-        let moto = moto.stderr(Stdio::null()).kill_on_drop(true).spawn()?;
+        let moto = marked(&mut moto, ctx.bed.control_plane.dir()).stderr(Stdio::null()).kill_on_drop(true).spawn()?;
         let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(30)).build()?;
         let url = format!("http://127.0.0.1:{port}/");
         poll("moto serves", async || Ok(client.get(&url).send().await.ok())).await?;

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use integ::control_plane::RUN_DIRECTORY_VARIABLE;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams};
 use models::names::SYSTEM_NAMESPACE;
@@ -63,6 +64,7 @@ impl Prometheus {
             .arg(format!("--storage.tsdb.path={}", file("data").display()))
             .arg(format!("--web.listen-address=127.0.0.1:{port}"))
             .env_remove("HTTPS_PROXY")
+            .env(RUN_DIRECTORY_VARIABLE, ctx.bed.control_plane.dir())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
