@@ -66,6 +66,18 @@ where
     of_code(action, code, message)
 }
 
+/// Awaits a call of this action.
+async fn ended<T, E, R>(
+    action: &'static str,
+    call: impl Future<Output = Result<T, SdkError<E, R>>>,
+) -> Result<T, CallError>
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+    R: std::fmt::Debug,
+{
+    call.await.map_err(|error| failure(action, &error))
+}
+
 /// Returns the failure of a call that AWS answered with a code.
 fn of_code(action: &'static str, code: &str, message: String) -> CallError {
     match code {
@@ -126,8 +138,7 @@ impl Cloud {
         let mut found: BTreeMap<_, _> = ids.iter().map(|id| (id.clone(), None)).collect();
         for ids in ids.chunks(INSTANCES) {
             let call = self.reads.describe_auto_scaling_instances().set_instance_ids(Some(ids.to_vec()));
-            let answer =
-                call.send().await.map_err(|error| failure("autoscaling:DescribeAutoScalingInstances", &error))?;
+            let answer = ended("autoscaling:DescribeAutoScalingInstances", call.send()).await?;
             for instance in answer.auto_scaling_instances() {
                 let Some(id) = instance.instance_id() else { continue };
                 let read = Instance {
@@ -146,7 +157,7 @@ impl Cloud {
         let mut found: BTreeMap<_, _> = names.iter().map(|name| (name.clone(), None)).collect();
         for names in names.chunks(GROUPS) {
             let call = self.reads.describe_auto_scaling_groups().set_auto_scaling_group_names(Some(names.to_vec()));
-            let answer = call.send().await.map_err(|error| failure("autoscaling:DescribeAutoScalingGroups", &error))?;
+            let answer = ended("autoscaling:DescribeAutoScalingGroups", call.send()).await?;
             for group in answer.auto_scaling_groups() {
                 let Some(name) = group.auto_scaling_group_name() else { continue };
                 let read = Group {
@@ -164,50 +175,30 @@ impl Cloud {
     pub(crate) async fn call(&self, call: &Call) -> Result<(), CallError> {
         let client = &self.writes;
         match call {
-            Call::EnterStandby { group, instance, .. } => client
-                .enter_standby()
-                .auto_scaling_group_name(group)
-                .instance_ids(instance)
+            Call::EnterStandby { group, instance, .. } => {
+                let call = client.enter_standby().auto_scaling_group_name(group).instance_ids(instance);
                 // Or the group would launch another instance in its place.
-                .should_decrement_desired_capacity(true)
-                .send()
-                .await
-                .map(drop)
-                .map_err(|error| failure("autoscaling:EnterStandby", &error)),
-            Call::ExitStandby { group, instance } => client
-                .exit_standby()
-                .auto_scaling_group_name(group)
-                .instance_ids(instance)
-                .send()
-                .await
-                .map(drop)
-                .map_err(|error| failure("autoscaling:ExitStandby", &error)),
-            Call::Suspend { group, .. } => client
-                .suspend_processes()
-                .auto_scaling_group_name(group)
-                .scaling_processes(PROCESS)
-                .send()
-                .await
-                .map(drop)
-                .map_err(|error| failure("autoscaling:SuspendProcesses", &error)),
-            Call::Resume { group, .. } => client
-                .resume_processes()
-                .auto_scaling_group_name(group)
+                ended("autoscaling:EnterStandby", call.should_decrement_desired_capacity(true).send()).await?;
+            }
+            Call::ExitStandby { group, instance } => {
+                let call = client.exit_standby().auto_scaling_group_name(group).instance_ids(instance);
+                ended("autoscaling:ExitStandby", call.send()).await?;
+            }
+            Call::Suspend { group, .. } => {
+                let call = client.suspend_processes().auto_scaling_group_name(group).scaling_processes(PROCESS);
+                ended("autoscaling:SuspendProcesses", call.send()).await?;
+            }
+            Call::Resume { group, .. } => {
                 // Without a name all processes would be resumed, the group's own ones too.
-                .scaling_processes(PROCESS)
-                .send()
-                .await
-                .map(drop)
-                .map_err(|error| failure("autoscaling:ResumeProcesses", &error)),
-            Call::SetHealthy { instance, .. } => client
-                .set_instance_health()
-                .instance_id(instance)
-                .health_status("Healthy")
-                .send()
-                .await
-                .map(drop)
-                .map_err(|error| failure("autoscaling:SetInstanceHealth", &error)),
+                let call = client.resume_processes().auto_scaling_group_name(group).scaling_processes(PROCESS);
+                ended("autoscaling:ResumeProcesses", call.send()).await?;
+            }
+            Call::SetHealthy { instance, .. } => {
+                let call = client.set_instance_health().instance_id(instance).health_status("Healthy");
+                ended("autoscaling:SetInstanceHealth", call.send()).await?;
+            }
         }
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! `kubectl brupop doctor`: checks an installation from end to end, and changes nothing.
 
+mod aws;
 mod certificate;
 mod facts;
 mod findings;

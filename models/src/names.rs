@@ -72,6 +72,9 @@ pub const ROTATE_SIGNING_KEY_ANNOTATION: &str = "brupop.bottlerocket.aws/rotate-
 /// Annotation on the operator's resource: stored shadows are migrated to the storage version, also where that was done
 /// before. Its value names the request.
 pub const MIGRATE_STORAGE_ANNOTATION: &str = "brupop.bottlerocket.aws/migrate-storage";
+/// Annotation on the operator's resource: every receiver of notices gets one more, which is about nothing. Its value names the
+/// request.
+pub const TEST_NOTICES_ANNOTATION: &str = "brupop.bottlerocket.aws/test-notices";
 /// Annotation on a shadow while its migration is under way: its content in the earlier operator's version.
 pub const MIGRATED_FROM_ANNOTATION: &str = "brupop.bottlerocket.aws/migrated-from";
 /// Annotation on a shadow: the node's back-off ends, and what another client armed on its host may be disarmed. Its value

@@ -25,6 +25,7 @@ impl Place {
                 names::ROTATE_CERTIFICATES_ANNOTATION,
                 names::ROTATE_SIGNING_KEY_ANNOTATION,
                 names::MIGRATE_STORAGE_ANNOTATION,
+                names::TEST_NOTICES_ANNOTATION,
             ],
             Self::Shadow => &[
                 names::RETRY_ANNOTATION,

@@ -15,6 +15,7 @@ use models::operator::BottlerocketUpdateOperator;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use super::aws;
 use super::certificate::{self, Certificate};
 use crate::call::{call, code, if_there, list, list_each};
 use crate::cluster::{Cluster, Part, PodsOf, Unread};
@@ -49,6 +50,8 @@ pub(super) struct Facts {
     /// The namespace, if it has no operator, and the namespaces that have one, as far as that may be read. Nothing more is
     /// read then.
     pub(super) elsewhere: Option<(String, Option<Vec<String>>)>,
+    /// The hook for EC2 Auto Scaling groups; `None` if it could not be read.
+    pub(super) aws: Option<aws::Hook>,
     /// Number of ready addresses of the web API's Service; `None` if that could not be read.
     pub(super) endpoints: Option<usize>,
     /// The certificates that agents trust, `None` for a block that is none; absent if they could not be read.
@@ -135,6 +138,8 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
     let params = ListParams::default().labels(&format!("kubernetes.io/service-name={}", names::APISERVER));
     let slices = list(&slices, params, &format!("list endpointslices in {namespace}")).await;
     facts.endpoints = facts.optional(slices)?.map(|slices| slices.iter().map(ready_addresses).sum());
+    let hook = aws::read(client, namespace).await;
+    facts.aws = facts.optional(hook)?;
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), names::AGENT_NAMESPACE);
     let right = format!("get configmaps in {}", names::AGENT_NAMESPACE);
     let map = if_there(call(&right, maps.get(names::TRUST_CONFIG_MAP)).await);

@@ -6,7 +6,7 @@ use models::time::between;
 use serde::Serialize;
 
 use super::facts::Facts;
-use super::{NAMED, fleet, objects};
+use super::{NAMED, aws, fleet, objects};
 use crate::advice::some;
 use crate::clock::{moment, span};
 
@@ -86,6 +86,9 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     clocks(facts, &mut found);
     if let Some(cluster) = &facts.cluster {
         fleet::check(cluster, facts.read_at, &mut found);
+        if let Some(hook) = &facts.aws {
+            aws::check(hook, cluster, &mut found);
+        }
     }
     found.sort_by_key(|finding| finding.severity);
     found

@@ -4,6 +4,7 @@ use models::names;
 use planner::view::{BudgetFacts, PodFacts};
 use serde_json::{Value, json};
 
+use super::aws::Hook;
 use super::certificate::Certificate;
 use super::facts::Installed;
 use super::*;
@@ -47,6 +48,12 @@ fn healthy() -> Facts {
 fn change(facts: &mut Facts, kind: &str, name: &str, change: impl FnOnce(&mut Option<Value>)) {
     let object = |object: &&mut Installed| object.wanted["kind"] == kind && object.wanted["metadata"]["name"] == name;
     change(&mut facts.objects.iter_mut().find(object).unwrap().found);
+}
+
+fn await_aws(facts: &mut Facts) {
+    let spec = json!({"autoscaling": {"aws": {"mode": "Standby"}}});
+    let operator = operator(&spec, &json!({"observedGeneration": 1}));
+    facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
 }
 
 fn pod(budgets: &[&str], facts: &mut Facts) {
@@ -93,7 +100,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 28] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 31] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -186,6 +193,19 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("NoShadow", Warning, "node/a", &|f| f.cluster.as_mut().unwrap().shadows.clear()),
         ("NoAgentPod", Error, "node/a", &|f| f.cluster.as_mut().unwrap().agents = Some(vec![])),
+        ("AwsHookMissing", Error, "deployment/brupop-system/brupop-aws", &|f| {
+            await_aws(f);
+            f.aws = Some(Hook::default());
+        }),
+        ("AwsHookNotReady", Error, "deployment/brupop-system/brupop-aws", &|f| {
+            await_aws(f);
+            f.aws = Some(Hook { ready: Some(0), record: BTreeMap::new() });
+        }),
+        ("AwsNotTakenBack", Warning, "configmap/brupop-system/brupop-aws", &|f| {
+            let entry = json!({"group": "g", "mode": "Standby", "node": "a", "since": "2026-01-01T00:00:00Z"});
+            let record = BTreeMap::from([("i-0a".to_owned(), entry.to_string())]);
+            f.aws = Some(Hook { ready: Some(1), record });
+        }),
         ("BudgetNeverAllows", Warning, "node/a", &|f| pod(&["web"], f)),
         ("MultipleBudgets", Warning, "node/a", &|f| pod(&["web", "other"], f)),
     ];

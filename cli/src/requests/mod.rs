@@ -7,6 +7,7 @@ mod attempt;
 mod drill;
 mod hold;
 mod nodes;
+mod notices;
 mod operator;
 mod pin;
 mod quarantine;
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Quarantine(quarantine::Options),
     /// Set the version that nodes update to, up or down.
     Pin(pin::Options),
+    /// Send a notice to every receiver of the policy, and show whether each has taken it.
+    TestNotices(WriteOptions),
 }
 
 /// Options of commands about nodes.
@@ -68,6 +71,7 @@ pub(crate) async fn run(client: &Client, namespace: &str, command: &Command) -> 
         Command::Release(options) => attempt::release(client, namespace, options).await?,
         Command::Quarantine(options) => quarantine::quarantine(client, namespace, options).await?,
         Command::Pin(options) => pin::pin(client, namespace, options).await?,
+        Command::TestNotices(options) => notices::test(client, namespace, options).await?,
     }
     Ok(ExitCode::SUCCESS)
 }

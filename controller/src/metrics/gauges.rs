@@ -49,8 +49,9 @@ pub(super) const FLEET: [Entry; 26] = [
     ("agents", &["state"], "Nodes by the state of their agent: Connected, Connecting, Silent, or NodeNotReady"),
     (
         "agent_silent_since_timestamp_seconds",
-        &[],
-        "Time at which the agent that has been silent for the longest time was last heard, in seconds since 1970",
+        &["reported"],
+        "Time at which the agent that has been silent for the longest time was last heard, in seconds since 1970, of those that \
+         have reported before (true) and of those of new nodes (false)",
     ),
     ("hosts", &["reason"], "Nodes by the reason of the condition HostReachable of their shadow"),
     ("web_api_ready", &[], "1 while a pod of the web API is Ready"),

@@ -38,7 +38,8 @@ const REASONS: [&str; 14] = [
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Signals {
     agents: BTreeMap<&'static str, usize>,
-    silent_since: Option<Timestamp>,
+    /// By whether the agent has reported before.
+    silent_since: BTreeMap<&'static str, Timestamp>,
     hosts: BTreeMap<&'static str, usize>,
     web_api_missing: Option<Timestamp>,
     enabled: Option<bool>,
@@ -63,7 +64,10 @@ impl Signals {
                 AgentState::Connecting => "Connecting",
                 AgentState::NodeNotReady => "NodeNotReady",
                 AgentState::Silent { since, .. } => {
-                    signals.silent_since = Some(signals.silent_since.map_or(since, |oldest| oldest.min(since)));
+                    let status = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
+                    let reported = status.is_some_and(|agent| agent.current_version.is_some());
+                    let oldest = signals.silent_since.entry(if reported { "true" } else { "false" }).or_insert(since);
+                    *oldest = since.min(*oldest);
                     "Silent"
                 }
             };
@@ -83,7 +87,7 @@ impl Signals {
     pub(super) fn full() -> Self {
         Self {
             agents: [("Silent", 1)].into(),
-            silent_since: Some(Timestamp::UNIX_EPOCH),
+            silent_since: [("true", Timestamp::UNIX_EPOCH)].into(),
             hosts: [("Answered", 1)].into(),
             web_api_missing: Some(Timestamp::UNIX_EPOCH),
             enabled: Some(true),
@@ -110,8 +114,10 @@ impl Signals {
         for (reason, count) in hosts {
             gauges.add("hosts", &[reason], float(*count));
         }
+        for (reported, since) in silent_since {
+            gauges.add("agent_silent_since_timestamp_seconds", &[reported], seconds(*since));
+        }
         for (name, value) in [
-            ("agent_silent_since_timestamp_seconds", silent_since.map(seconds)),
             ("web_api_ready", Some(flag(web_api_missing.is_none()))),
             ("web_api_silent_since_timestamp_seconds", web_api_missing.map(seconds)),
             ("enabled", enabled.map(flag)),
@@ -183,8 +189,8 @@ mod tests {
         };
         observe(&view, 100);
         let silent = || value(&metrics, r#"agents{state="Silent"}"#);
-        let since = || value(&metrics, "agent_silent_since_timestamp_seconds");
-        assert_eq!((silent(), since()), (Some(0.0), None));
+        let since = |reported| value(&metrics, &format!("agent_silent_since_timestamp_seconds{{reported=\"{reported}\"}}"));
+        assert_eq!((silent(), since(true), since(false)), (Some(0.0), None, None));
         assert_eq!(value(&metrics, r#"agents{state="Connected"}"#), Some(4.0));
         for (reason, count) in [("Answered", 1.0), ("other", 1.0), ("NotReported", 1.0), ("Timeout", 1.0)] {
             assert_eq!(value(&metrics, &format!("hosts{{reason=\"{reason}\"}}")), Some(count));
@@ -194,12 +200,16 @@ mod tests {
         view.nodes.get_mut("c").unwrap().facts.ready = false;
         observe(&view, 100);
         assert_eq!(value(&metrics, r#"hosts{reason="NotReported"}"#), None, "its node is not Ready");
-        assert_eq!((silent(), since()), (Some(2.0), Some(seconds(t(40)))));
+        assert_eq!((silent(), since(false)), (Some(2.0), Some(seconds(t(40)))));
+        let report = |version| AgentReport { current_version: Some(version), ..AgentReport::default() };
+        view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().status.agent = report(Version::new(1, 20, 0));
+        observe(&view, 100);
+        assert_eq!((since(true), since(false)), (Some(seconds(t(40))), Some(seconds(t(60)))), "b has reported before");
         assert_eq!(value(&metrics, r#"agents{state="NodeNotReady"}"#), Some(1.0));
         assert_eq!(value(&metrics, "web_api_ready"), Some(1.0));
         view.web_api_missing = Some(t(70));
         observe(&view, 100);
-        assert_eq!((silent(), since()), (Some(3.0), Some(seconds(t(40)))), "one more, which was connected before");
+        assert_eq!((silent(), since(true)), (Some(3.0), Some(seconds(t(40)))), "one more, which was connected before");
         assert_eq!(value(&metrics, "web_api_ready"), Some(0.0));
         assert_eq!(value(&metrics, "web_api_silent_since_timestamp_seconds"), Some(seconds(t(70))));
     }

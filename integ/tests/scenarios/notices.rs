@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::interfere::{poll, signal};
 use crate::leaders::{leader, two_controllers};
+use crate::plugin::{output_text, plugin};
 use crate::support::{ScenarioContext, run, status};
 
 /// A part of the receivers' addresses that no log may have.
@@ -189,6 +190,13 @@ async fn notices_of_frozen_rollout_survive_killed_leader_and_hanging_receiver() 
         let counts = ["RolloutStarted", "Frozen", "RolloutEnded"].map(count);
         assert_eq!((counts, good.taken().len()), ([2, 1, 2], 5), "each event has one id: {:#?}", good.taken());
         assert!(hanging.taken().is_empty());
+
+        let alone = json!([{"name": "good", "format": "CloudEvents", "urlKey": "good", "events": ["Frozen"]}]);
+        ctx.policy(&json!({"notices": {"receivers": alone}})).await?;
+        let tested = plugin(ctx, &["test-notices"]).await?;
+        let text = output_text(&tested);
+        assert!(tested.status.success() && text.contains("the notice was taken by good"), "{text}");
+        good.until("Test", 1).await?;
         for log in ctx.bed.log_files() {
             let text = std::fs::read_to_string(&log)?;
             assert!(!text.contains(SECRET_PATH), "{} has an address", log.display());

@@ -56,6 +56,7 @@ const COMMANDS: &[(&str, Outcome, Outcome)] = &[
     ("release node-1", Works, Needs("get nodes")),
     ("quarantine 1.99.0", Needs(PATCH_OPERATOR), Works),
     ("pin 1.20.5", Needs(PATCH_OPERATOR), Needs("list nodes")),
+    ("test-notices", Needs(""), Needs("")),
     ("preflight", Needs(GET_DEFINITIONS), Needs(GET_DEFINITIONS)),
     ("install", Needs(GET_DEFINITIONS), Needs(GET_DEFINITIONS)),
     ("uninstall --dry-run", Needs(GET_DEFINITIONS), Needs(GET_DEFINITIONS)),
@@ -78,7 +79,7 @@ async fn checked(ctx: &ScenarioContext, line: &str, user: &str, expected: &Outco
         return Ok(printed);
     };
     ensure!(output.status.code() == Some(1), "{all}");
-    // Without a record there is nothing to verify.
+    // Without a record there is nothing to verify, and without receivers nothing to send.
     if !right.is_empty() {
         ensure!(errors.contains(&format!("you need the right to {right}")), "{all}");
         ensure!(errors.contains("the API server answers 403") && errors.contains("(docs/plugin.md, Rights)"), "{all}");

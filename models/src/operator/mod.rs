@@ -409,6 +409,10 @@ pub struct OperatorRequests {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub migrate_storage: Option<String>,
+    /// `brupop.bottlerocket.aws/test-notices`, once the notice is recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub test_notices: Option<String>,
 }
 
 /// Definition of the shadows under which a storage migration was completed.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::condition::{false_condition, true_condition};
 use models::history::RolloutPhase;
+use models::names;
 use models::operator::{
     ActiveRollout, BottlerocketUpdateOperatorStatus, CAUSE_LENGTH, ENABLED, KnownVersion, MOST_NODES, MOST_PENDING,
     Notice, NoticeEvent, NoticesStatus,
@@ -36,6 +37,7 @@ enum Fact<'a> {
     Passed(&'a ActiveRollout, i64),
     Frozen(&'a KnownVersion),
     Ended(&'a ActiveRollout),
+    Tested,
 }
 
 /// Returns the name of a rollout in a sentence.
@@ -51,6 +53,11 @@ fn subject(rollout: &ActiveRollout) -> String {
 fn part(rollout: &ActiveRollout) -> String {
     let ActiveRollout { version, variant, arch, started, .. } = rollout;
     format!("{variant}/{arch}/{version}/{}", started.as_millisecond())
+}
+
+/// Returns the id of the notice that a user requests with this value.
+pub fn test_notice_id(uid: &str, value: &str) -> String {
+    format!("{uid}/test/{value}")
 }
 
 /// Returns the events that a status shows, by their ids.
@@ -74,17 +81,23 @@ fn facts<'a>(uid: &str, status: &'a BottlerocketUpdateOperatorStatus) -> BTreeMa
             facts.insert(format!("{uid}/{variant}/{arch}/{version}/frozen/{since}"), Fact::Frozen(known));
         }
     }
+    if let Some(value) = status.requests.as_ref().and_then(|requests| requests.test_notices.as_ref()) {
+        facts.insert(test_notice_id(uid, value), Fact::Tested);
+    }
     facts
 }
 
 /// The highest number of a canary step that there is.
 const MOST_STEPS: i64 = 16;
 
+/// The event of a notice that a user requests, which every receiver gets.
+const TEST: &str = "Test";
+
 /// Returns a notice for no receiver yet.
-fn notice(id: &str, event: NoticeEvent, time: Timestamp, subject: &str, cause: &str, command: &str) -> Notice {
+fn notice(id: &str, event: &str, time: Timestamp, subject: &str, cause: &str, command: &str) -> Notice {
     Notice {
         id: cut(id, 253),
-        event: event.as_str().to_owned(),
+        event: event.to_owned(),
         time,
         subject: cut(subject, 253),
         nodes: Vec::new(),
@@ -121,7 +134,6 @@ impl Source<'_> {
 
     /// Returns the notice of an event that follows from the status.
     fn of_fact(&self, id: &str, fact: &Fact<'_>) -> Notice {
-        use NoticeEvent::{RolloutEnded, RolloutStarted, StepPassed};
         const STATUS: &str = "kubectl brupop status";
         match fact {
             Fact::Started(rollout) => {
@@ -131,12 +143,18 @@ impl Source<'_> {
                 let cause = format!("{} began{disabled}", named(rollout));
                 let begun = rollout.record.as_ref().map_or(self.now, |record| record.begun);
                 let nodes = self.nodes(rollout, false);
-                Notice { nodes, ..notice(id, RolloutStarted, begun, &subject(rollout), &cause, STATUS) }
+                Notice {
+                    nodes,
+                    ..notice(id, NoticeEvent::RolloutStarted.as_str(), begun, &subject(rollout), &cause, STATUS)
+                }
             }
             Fact::Passed(rollout, step) => {
                 let cause = format!("canary step {step} of {} is passed", named(rollout));
                 let nodes = self.nodes(rollout, true);
-                Notice { nodes, ..notice(id, StepPassed, self.now, &subject(rollout), &cause, STATUS) }
+                Notice {
+                    nodes,
+                    ..notice(id, NoticeEvent::StepPassed.as_str(), self.now, &subject(rollout), &cause, STATUS)
+                }
             }
             Fact::Ended(rollout) => {
                 let record = rollout.record.as_ref();
@@ -145,9 +163,17 @@ impl Source<'_> {
                 let cause = format!("{} ended ({phase:?}): {}", named(rollout), end_of(phase));
                 let command = format!("kubectl brupop history {}", record.map_or(0, |record| record.number));
                 let nodes = self.nodes(rollout, true);
-                Notice { nodes, ..notice(id, RolloutEnded, ended, &subject(rollout), &cause, &command) }
+                Notice {
+                    nodes,
+                    ..notice(id, NoticeEvent::RolloutEnded.as_str(), ended, &subject(rollout), &cause, &command)
+                }
             }
             Fact::Frozen(known) => self.of_freeze(id, known),
+            Fact::Tested => {
+                let cause = "a user has requested this notice, to try its way: there is nothing to do";
+                let subject = format!("bottlerocketupdateoperator/{}", names::OPERATOR_NAME);
+                notice(id, TEST, self.now, &subject, cause, STATUS)
+            }
         }
     }
 
@@ -166,7 +192,7 @@ impl Source<'_> {
             Some(node) => format!("node/{node}"),
             None => "nodes".to_owned(),
         };
-        Notice { nodes, ..notice(id, NoticeEvent::Frozen, since, &subject, &failed, &command) }
+        Notice { nodes, ..notice(id, NoticeEvent::Frozen.as_str(), since, &subject, &failed, &command) }
     }
 
     /// Returns the approvals that are awaited, by the ids of their notices.
@@ -182,7 +208,7 @@ impl Source<'_> {
             let cause = format!("{}: {waits}", named(rollout));
             let command = format!("kubectl brupop approve {step}");
             let nodes = self.nodes(rollout, true);
-            let event = NoticeEvent::AwaitingApproval;
+            let event = NoticeEvent::AwaitingApproval.as_str();
             Some((id.clone(), Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))
         });
         awaited.collect()
@@ -209,7 +235,7 @@ impl Source<'_> {
         });
         let nodes = blocked.iter().take(MOST_NODES).map(|(_, name)| (*name).to_owned()).collect();
         let deadline = step.or_else(|| self.plan.waits.get(*first)?.ends_at());
-        let notice = notice(id, NoticeEvent::NodesBlocked, self.now, &subject, &causes.join("; "), &command);
+        let notice = notice(id, NoticeEvent::NodesBlocked.as_str(), self.now, &subject, &causes.join("; "), &command);
         Some(Notice { nodes, deadline, ..notice })
     }
 }
@@ -300,7 +326,9 @@ fn pending(view: &ClusterView, notices: &Notices, recorded: &[Notice], events: V
     });
     let events = events.into_iter().map(|notice| {
         let wants = notices.receivers.iter().filter(|receiver| {
-            receiver.events.is_empty() || receiver.events.iter().any(|event| event.as_str() == notice.event)
+            notice.event == TEST
+                || receiver.events.is_empty()
+                || receiver.events.iter().any(|event| event.as_str() == notice.event)
         });
         let receivers = wants.map(|receiver| receiver.name.clone()).collect();
         Notice { receivers, ..notice }

@@ -195,6 +195,7 @@ impl Projection for OperatorFacts {
             misunderstood: misunderstood(Place::Operator, meta.annotations.iter().flat_map(BTreeMap::keys)),
             rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
             migrate_storage: request(meta, names::MIGRATE_STORAGE_ANNOTATION),
+            test_notices: request(meta, names::TEST_NOTICES_ANNOTATION),
             managers: RequestManagers::of(meta),
         })
     }

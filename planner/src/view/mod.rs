@@ -199,6 +199,8 @@ pub struct OperatorFacts {
     pub rotate_signing_key: Option<String>,
     /// The value of the annotation that requests a migration of stored shadows.
     pub migrate_storage: Option<String>,
+    /// The value of the annotation that requests a notice to every receiver.
+    pub test_notices: Option<String>,
     /// The field managers of what users request.
     pub managers: RequestManagers,
     /// Annotations that are meant as requests and cannot be carried out, each as a sentence.

@@ -258,9 +258,23 @@ async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
         let mut aws = Aws::start(ctx, 0, 1).await?;
         install(ctx, &mut aws).await?;
         ctx.release();
-        prepared(ctx, &aws, STANDBY).await?;
+        let node = prepared(ctx, &aws, STANDBY).await?;
+        let found = output_text(&plugin(ctx, &["doctor"]).await?);
+        assert!(!found.contains("AwsHook") && !found.contains("AwsNotTakenBack"), "{found}");
+        // The attempt ends while the program does not run.
+        let scale = ["-n", SYSTEM_NAMESPACE, "scale", "deployment", AWS];
+        ctx.kubectl(&[&scale[..], &["--replicas=0"]].concat()).await?;
+        ctx.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}=test")]).await?;
+        let mut last = String::new();
+        let found = poll("doctor names the program and its record", async || {
+            last = output_text(&plugin(ctx, &["doctor"]).await?);
+            Ok(["AwsHookNotReady", "AwsNotTakenBack"].iter().all(|reason| last.contains(reason)).then_some(()))
+        })
+        .await;
+        found.with_context(|| last)?;
         // The uninstallation waits while this fails.
         aws.fail("ExitStandby", Fault::Throttled, 2);
+        ctx.kubectl(&[&scale[..], &["--replicas=1"]].concat()).await?;
         let done = plugin(ctx, &["uninstall", "--yes"]).await?;
         let text = output_text(&done);
         assert!(done.status.success() && text.contains("brupop-aws has not taken back"), "{text}");

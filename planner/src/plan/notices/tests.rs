@@ -251,6 +251,27 @@ fn receivers_get_their_events_and_sent_notices_are_removed() {
 }
 
 #[test]
+fn requested_notice_goes_to_every_receiver_once() {
+    let mut cluster = Cluster::of(vec![]);
+    let receivers = vec![receiver("all", &[]), receiver("few", &[NoticeEvent::Frozen])];
+    cluster.policy.notices.as_mut().unwrap().receivers = receivers;
+    let request = |cluster: &mut Cluster, value: &str| {
+        cluster.view.operator.as_mut().unwrap().test_notices = Some(value.to_owned());
+    };
+    // A request that is older than the settings has no notice.
+    request(&mut cluster, "0");
+    assert_eq!(cluster.turn(t(0)), []);
+    request(&mut cluster, "1");
+    let sent = cluster.turn(t(10));
+    assert_eq!(events(&sent), ["Test"]);
+    let uid = cluster.view.operator.as_ref().unwrap().uid.clone();
+    assert_eq!((sent[0].id.clone(), sent[0].receivers.join(" ")), (test_notice_id(&uid, "1"), "all few".to_owned()));
+    assert_eq!(cluster.turn(t(20)), []);
+    request(&mut cluster, "2");
+    assert_eq!(events(&cluster.turn(t(30))), ["Test"]);
+}
+
+#[test]
 fn pending_notices_are_bounded_and_oldest_are_dropped() {
     let Cluster { view, policy } = Cluster::of(vec![node("a")]);
     let event = |number: usize| {

@@ -1,0 +1,68 @@
+//! The hook for EC2 Auto Scaling groups: it has to run where the policy awaits it, and to take back what it did.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Client;
+use kube::api::Api;
+use models::names;
+use serde_json::Value;
+
+use super::findings::Finding;
+use crate::call::{call, if_there};
+use crate::cluster::Cluster;
+
+/// The hook, as the cluster has it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Hook {
+    /// Number of its ready pods; `None` if it is not installed.
+    pub(super) ready: Option<i32>,
+    /// Its record, by instance.
+    pub(super) record: BTreeMap<String, String>,
+}
+
+/// Reads the hook.
+pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Hook> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let right = format!("get deployments in {namespace}");
+    let deployment = if_there(call(&right, deployments.get(names::AWS)).await)?;
+    let ready = deployment.map(|found| found.status.and_then(|status| status.ready_replicas).unwrap_or(0));
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let map = if_there(call(&format!("get configmaps in {namespace}"), maps.get(names::AWS)).await)?;
+    Ok(Hook { ready, record: map.and_then(|map| map.data).unwrap_or_default() })
+}
+
+/// Adds the findings about the hook.
+pub(super) fn check(hook: &Hook, cluster: &Cluster, found: &mut Vec<Finding>) {
+    let namespace = &cluster.namespace;
+    let deployment = || format!("deployment/{namespace}/{}", names::AWS);
+    let pods = || format!("kubectl describe pods -n {namespace} -l {}={}", names::COMPONENT_LABEL, names::AWS);
+    let awaited = cluster.policy().hooks.iter().any(|hook| hook.name == names::AWS_HOOK);
+    if awaited && hook.ready.is_none() {
+        let message = "the policy awaits it before each drain, and it is not installed: no node is updated";
+        let next = "helm upgrade … --set aws.enabled=true  # docs/aws.md".to_owned();
+        found.push(Finding::error("AwsHookMissing", message).of(deployment()).next([next]));
+    }
+    if (awaited || !hook.record.is_empty()) && hook.ready == Some(0) {
+        let message = "it has no ready pod: no node is updated, and nothing is taken back in its Auto Scaling group";
+        found.push(Finding::error("AwsHookNotReady", message).of(deployment()).next([pods()]));
+    }
+    let under_way = |node: &str| cluster.shadows.get(node).is_some_and(|shadow| shadow.step().is_some());
+    let read = |text: &String| serde_json::from_str::<Value>(text).unwrap_or_default();
+    let stays = |(_, text): &(&String, &String)| !read(text)["node"].as_str().is_some_and(under_way);
+    let left: Vec<(&String, &String)> = hook.record.iter().filter(stays).collect();
+    if let Some((instance, text)) = left.first() {
+        let more = match left.len() {
+            1 => String::new(),
+            count => format!(" (the first of {count})"),
+        };
+        let message =
+            format!("no update of instance {instance}{more} is under way, and this is not taken back: {text}");
+        let finding = Finding::warning("AwsNotTakenBack", message).of(format!("configmap/{namespace}/{}", names::AWS));
+        found.push(finding.next([
+            format!("kubectl logs -n {namespace} deployment/{}", names::AWS),
+            format!("aws autoscaling describe-auto-scaling-instances --instance-ids {instance}"),
+        ]));
+    }
+}
