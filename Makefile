@@ -16,9 +16,8 @@ override export CARGO_HOME := $(if $(filter /%,$(CARGO_HOME)),$(CARGO_HOME),$(CU
 endif
 # The programs as they ship, and as the tests measure them.
 SHIPPED := $(TARGET)/shipped
-# What `make images` packs; the hook for AWS and the kubectl plugin, as a release has it, are possible too:
-# make images IMAGES="brupop-aws kubectl-brupop"
-IMAGES ?= brupop-agent brupop-apiserver brupop-controller
+# What `make images` packs.
+IMAGES ?= brupop-agent brupop-apiserver brupop-controller brupop-aws kubectl-brupop
 # Options of `make images`, in the environment: a quote in one would end the quoting of a command line.
 export REGISTRY TAG REVISION
 # For `make images` alone, also if the environment has it.
@@ -34,7 +33,7 @@ export RUST_TEST_THREADS ?= 8
 export BRUPOP_DURATIONS := $(TARGET)/durations.txt
 # Words that no doc comment begins with, and words that are not used in what users read.
 TITLES := (Whether|What|Who|Whose|How|Its|Why)
-WORDS := somebody|nobody|whoever|anew|of ours|given back
+WORDS := somebody|nobody|anybody|everybody|whoever|anew|of ours|given back|told
 # The same in code, names of tests included.
 NAMES := somebody|nobody|whoever|(^|[^a-z])anew([^a-z]|$$)|strangers?|given[ _]back
 # Arguments of the demo, e.g. make demo ARGS="--nodes 5 --keep"
@@ -150,7 +149,7 @@ test-takeover: tools control-plane build ## Run the tests of moving in over the 
 test-install: tools control-plane helm build ## Run the tests of the installation: Helm charts, kustomization, and the quick starts from their pages
 	$(CARGO) test --workspace --locked --lib --bins -- chart:: pages:: files:: install::
 	$(CARGO) test --workspace --locked --test install
-	$(CARGO) test --workspace --locked --test scenarios -- plugin_install::
+	$(CARGO) test --workspace --locked --test scenarios -- plugin_install:: quick_start::
 
 .PHONY: test-plugin
 test-plugin: tools control-plane build ## Run the tests of the kubectl plugin, each by name: unit tests, and the scenarios that run it

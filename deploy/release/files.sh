@@ -9,7 +9,8 @@
 #   REGISTRY  where the images are, such as registry.example/brupop
 #   DIGESTS   a file with a line "NAME sha256:…" for each image
 #   URL       where the files will be, such as https://code.example/brupop/releases/download/v0.2.0
-#   FOLDER    has the plugin as kubectl-brupop-OS-ARCH.tar.gz, for one system or several; everything is written to it
+#   FOLDER    has the plugin as kubectl-brupop-OS-ARCH.tar.gz, for one system or several, and the licenses of what it is linked from as
+#             kubectl-brupop-licenses.txt; everything is written to it
 #
 #   BRUPOP_DEPLOY   the program that prints the manifests   (default: it is built)
 set -euo pipefail
@@ -30,6 +31,7 @@ registry=${2%/} digests=$3 url=${4%/} folder=$5
 [ -r "$digests" ] || die "$digests cannot be read"
 plugins=("$folder"/kubectl-brupop-*-*.tar.gz)
 [ -e "${plugins[0]}" ] || die "$folder has no kubectl-brupop-OS-ARCH.tar.gz"
+[ -s "$folder/kubectl-brupop-licenses.txt" ] || die "$folder has no kubectl-brupop-licenses.txt"
 printf '%s\n' "$notes" >"$folder/notes.md"
 
 deploy() { if [ -n "${BRUPOP_DEPLOY:-}" ]; then "$BRUPOP_DEPLOY" "$@"; else (cd "$root" && cargo run --quiet --locked -p deploy -- "$@"); fi; }
@@ -45,6 +47,10 @@ missing=$(grep -F "image: $registry/" <<<"$manifest$aws" | grep -vF @sha256: | s
 [ -z "$missing" ] || die "$digests lacks the digest of:$(tr '\n' ' ' <<<"${missing//*image:/}")"
 printf '%s\n' "$manifest" >"$folder/brupop.yaml"
 printf '%s\n' "$aws" >"$folder/aws.yaml"
+cp "$root"/deploy/manifests/force.yaml "$root"/deploy/monitoring/{podmonitor,prometheusrule,dashboards}.yaml "$folder/"
+# The alerts lead to the runbook of this version.
+pages=${url%%/releases/*}/blob/v$version/docs/runbook
+sed -i "s|runbook_url: .*/|runbook_url: $pages/|" "$folder/prometheusrule.yaml"
 
 # The charts as packages of Helm, with the registry and the digests as their defaults.
 work=$(mktemp -d)
@@ -54,6 +60,8 @@ for chart in brupop=deploy/chart brupop-crds=deploy/chart-crds; do
 done
 values=$(<"$work/brupop/values.yaml")
 values=${values/"  registry: \"\""/"  registry: $registry"}
+values=${values/"    runbook: \"\""/"    runbook: $pages"}
+[[ $values == *"    runbook: $pages"* ]] || die "deploy/chart/values.yaml has no place for the runbook"
 while read -r name digest; do
   key=${name#brupop-}
   values=${values/"    $key: \"\""/"    $key: $digest"}
@@ -96,5 +104,5 @@ EOF
   done
 } >"$folder/krew.yaml"
 
-(cd "$folder" && sha256sum -- *.yaml *.tar.gz *.tgz >SHA256SUMS)
+(cd "$folder" && sha256sum -- *.yaml *.tar.gz *.tgz *-licenses.txt >SHA256SUMS)
 echo "release: $(wc -l <"$folder/SHA256SUMS") files in $folder" >&2

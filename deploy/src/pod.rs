@@ -65,8 +65,9 @@ pub(crate) fn deployment(namespace: &str, component: Component, replicas: u16, c
         "prometheus.io/scrape": "true", "prometheus.io/port": PLAIN_PORT.to_string(), "prometheus.io/path": "/metrics",
     });
     deployment["spec"]["replicas"] = replicas.into();
+    // Rounded down: of up to three pods none ends before another is Ready.
     deployment["spec"]["strategy"] =
-        json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 1}});
+        json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%", "maxSurge": 1}});
     deployment
 }
 

@@ -27,13 +27,15 @@ impl Release {
             "deploy/release",
             "deploy/chart",
             "deploy/chart-crds",
-            "deploy/manifests/aws.yaml",
+            "deploy/manifests",
+            "deploy/monitoring",
         ]);
         assert!(copy.arg(release.folder.path()).status().unwrap().success());
         release.write("CHANGELOG.md", changelog);
         for system in ["linux-amd64", "darwin-arm64"] {
             release.write(&format!("files/kubectl-brupop-{system}.tar.gz"), system);
         }
+        release.write("files/kubectl-brupop-licenses.txt", "MIT");
         release.digests(&IMAGES);
         release
     }
@@ -106,7 +108,7 @@ fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found
     let mut check = Command::new("sha256sum");
     check.args(["--check", "--quiet", "SHA256SUMS"]).current_dir(release.folder.path().join("files"));
     assert!(check.status().unwrap().success());
-    assert_eq!(sums.lines().count(), 8);
+    assert_eq!(sums.lines().count(), 13);
 
     // The packages of the charts name the same images.
     let unpacked = |path: &str| {
@@ -118,6 +120,11 @@ fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found
     };
     let values = unpacked(&format!("brupop-{VERSION}.tgz brupop/values.yaml"));
     assert_eq!(values["image"]["registry"], REGISTRY);
+    let pages = format!("https://code.example/brupop/blob/v{VERSION}/docs/runbook");
+    assert_eq!(values["monitoring"]["prometheusRule"]["runbook"], pages);
+    let alerts = release.read("prometheusrule.yaml");
+    assert!(alerts.lines().filter(|line| line.contains("runbook_url: ")).all(|line| line.contains(&format!("{pages}/Brupop"))), "{alerts}");
+    assert!(alerts.contains(&pages));
     for part in ["agent", "apiserver", "controller", "aws"] {
         assert_eq!(values["image"]["digests"][part], format!("sha256:{}", "a1".repeat(32)), "{part}");
     }
@@ -151,4 +158,7 @@ fn release_without_its_version_changelog_or_a_digest_is_refused() {
         std::fs::remove_file(release.folder.path().join(format!("files/kubectl-brupop-{system}.tar.gz"))).unwrap();
     }
     assert!(release.refusal(VERSION).contains("kubectl-brupop-OS-ARCH.tar.gz"));
+    let release = Release::new(&changelog());
+    std::fs::remove_file(release.folder.path().join("files/kubectl-brupop-licenses.txt")).unwrap();
+    assert!(release.refusal(VERSION).contains("kubectl-brupop-licenses.txt"));
 }

@@ -342,7 +342,7 @@ pub struct BottlerocketRolloutHistoryStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MOST_PAGES), extend("x-kubernetes-list-type" = "atomic"))]
     pub pages: Vec<PageSummary>,
-    /// `Frozen`, and `Quarantined`, `Paused`, `WindowClosed` and `Urgent`, from which entries are told.
+    /// `Frozen`, and `Quarantined`, `Paused`, `WindowClosed` and `Urgent`, from whose changes entries follow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -192,7 +192,7 @@ fn status_shows_earlier_operator_and_pauses_every_node() {
     cluster.earlier_pods.clear();
     let text = shown(&cluster, None);
     let line = text.lines().find(|line| line.starts_with("Paused:")).unwrap();
-    assert!(line.contains("waiting until") && line.contains("hosts that it told to reboot"), "{text}");
+    assert!(line.contains("waiting until") && line.contains("hosts whose reboot it has requested"), "{text}");
     let condition = &mut cluster.operator.as_mut().unwrap().status.conditions[0];
     condition.reason = "EarlierOperatorGone".to_owned();
     condition.status = models::condition::ConditionStatus::False;

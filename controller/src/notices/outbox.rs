@@ -21,8 +21,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// The longest time that a receiver's `Retry-After` is respected.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
 
-/// Attempts to send one notice, which take about ten minutes.
-const ATTEMPTS: u32 = 10;
+/// Attempts to send one notice, which take 20 to 40 minutes.
+const ATTEMPTS: u32 = 16;
 
 /// Failures in a row after which a receiver counts as unreachable.
 const UNREACHABLE_AFTER: u32 = 3;

@@ -185,6 +185,12 @@ pub(super) fn outcome(receiver: &NoticeReceiver, status: StatusCode, headers: &H
     let (code, key) = (status.as_u16(), &receiver.url_key);
     match code {
         200..=299 => Outcome::Sent,
+        // A new token takes up to two minutes from the Secret to the controller.
+        401 | 403 => Outcome::Retry {
+            message: format!("it refuses with {code}: check address and token, in the keys that the receiver names in the Secret {NOTICES_SECRET}"),
+            after: None,
+            unusable: false,
+        },
         408 | 429 | 500..=599 => {
             let after = headers.get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
             Outcome::Retry { message: format!("it answers {code}"), after, unusable: false }

@@ -247,6 +247,7 @@ fn each_answer_of_receiver_has_its_outcome() {
         (after(answer(429, None)), after(answer(500, Some("soon"))), after(answer(408, None))),
         (None, None, None)
     );
+    assert_eq!((after(answer(401, None)), after(answer(403, None))), (None, None), "a token that is replaced");
     for (code, text) in [(301, "it redirects"), (400, "it refuses with 400"), (410, "it refuses with 410")] {
         let Outcome::Refused { message } = answer(code, Some("7")) else { panic!("{code} is retried") };
         assert!(message.starts_with(text) && message.contains("key a of the Secret brupop-notices"), "{message}");
@@ -387,12 +388,25 @@ fn attempts_are_bounded_and_further_and_further_apart() {
             break;
         }
     }
-    assert_eq!(pauses.len(), 9);
-    assert!(pauses.is_sorted() && pauses[8] >= Duration::from_secs(250), "{pauses:?}");
+    assert_eq!(pauses.len(), 15);
+    assert!(pauses.is_sorted() && pauses[14] >= Duration::from_secs(250), "{pauses:?}");
     // The next notice gets attempts of its own.
     now += Duration::from_secs(3600);
     assert_eq!(outboxes.due(now).0[0].1.id, "2");
     assert_eq!(outboxes.record("a", "2", failure(Some(Duration::from_secs(900))), now, 0.0), Ended::Again);
     assert_eq!(outboxes.due(now), (vec![], Some(now + Duration::from_secs(900))));
     assert_eq!(outboxes.want(&all, &recorded[..1], now), (false, vec![("a".to_owned(), 1)]), "dropped by the plan");
+}
+
+#[test]
+fn receiver_gets_one_notice_a_second_at_most() {
+    let mut outboxes = Outboxes::default();
+    let (all, recorded) = ([receiver("a", NoticeFormat::Slack)], [notice("1", &["a"]), notice("2", &["a"])]);
+    let now = Instant::now();
+    outboxes.want(&all, &recorded, now);
+    assert_eq!(outboxes.due(now).0[0].1.id, "1");
+    assert_eq!(outboxes.record("a", "1", Outcome::Sent, now, 0.0), Ended::Sent);
+    let next = now + Duration::from_secs(1);
+    assert_eq!(outboxes.due(now), (vec![], Some(next)));
+    assert_eq!(outboxes.due(next).0[0].1.id, "2");
 }

@@ -168,7 +168,8 @@ fn archive_is_an_oci_layout_without_other_blobs() {
 
 #[test]
 fn names_and_user_are_those_of_the_manifests() {
-    let manifests = std::fs::read_to_string(Path::new(ROOT).join("deploy/manifests/brupop.yaml")).unwrap();
+    let manifest = |name| std::fs::read_to_string(Path::new(ROOT).join("deploy/manifests").join(name)).unwrap();
+    let manifests = ["brupop.yaml", "aws.yaml"].map(manifest).join("\n---\n");
     for image in IMAGES.iter() {
         let index = json(&image.archive["index.json"].1);
         let annotations = &index["manifests"][0]["annotations"];

@@ -201,7 +201,9 @@ impl Source<'_> {
         let awaited = rollouts.filter_map(|rollout| {
             let wait = self.survey.rollouts.by_key(&key_of(rollout))?.wait.as_ref()?;
             let Wait::CanaryStep { step, approval: true, .. } = wait else { return None };
-            let id = format!("{}/{}/step/{step}/approval", self.uid, part(rollout));
+            // Nodes that join can have the step begin again, and its approval is then awaited again.
+            let since = rollout.step_done.map_or(0, Timestamp::as_millisecond);
+            let id = format!("{}/{}/step/{step}/approval/{since}", self.uid, part(rollout));
             // The command of kubectl alone is replaced by the plugin's.
             let text = wait.to_string();
             let waits = text.split(": kubectl annotate").next().unwrap_or_default();

@@ -50,7 +50,7 @@ pub enum Wait {
     },
     /// A host that the earlier operator told to reboot may still be going down.
     #[error(
-        "the earlier bottlerocket-update-operator is gone; waiting until {until:.0} for hosts that it told to reboot"
+        "the earlier bottlerocket-update-operator is gone; waiting until {until:.0} for hosts whose reboot it has requested"
     )]
     EarlierOperatorGone { until: Timestamp },
     #[error("updates are disabled (spec.enabled of the operator's resource)")]
@@ -90,8 +90,7 @@ pub enum Wait {
     AgentNotReady,
     #[error(
         "no pod of the web API is Ready, so that no agent can report and no node reboots; \
-             see kubectl get pods -n {} -l {}={}",
-        names::SYSTEM_NAMESPACE,
+             see kubectl get pods -A -l {}={}",
         names::COMPONENT_LABEL,
         names::APISERVER
     )]

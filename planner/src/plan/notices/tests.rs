@@ -109,22 +109,31 @@ fn each_event_of_rollout_has_one_notice_under_any_leader() {
     assert_eq!((approval[0].cause.as_str(), approval[0].command.as_str()), (cause, "kubectl brupop approve 1"));
     assert_eq!(approval[0].nodes, ["a"]);
     assert_eq!(cluster.turn(t(31)), []);
+    // A node that joins in the place of one that is gone has to be updated first, and the approval is awaited again.
+    let updated = cluster.view.nodes.insert("a".into(), node("a")).unwrap();
+    assert_eq!(cluster.turn(t(32)), []);
+    cluster.view.nodes.insert("a".into(), updated);
+    let again = cluster.turn(t(33));
+    assert_eq!(events(&again), ["AwaitingApproval"]);
+    assert_ne!(again[0].id, approval[0].id);
 
     cluster.view.operator.as_mut().unwrap().approve_step = Some("yes".into());
     let passed = cluster.turn(t(40));
     assert_eq!(events(&passed), ["StepPassed"]);
     assert_eq!(passed[0].cause, "canary step 1 of the rollout of 1.20.5 for aws-k8s-1.37 x86_64 is passed");
+    assert_eq!((passed[0].nodes.join(" "), passed[0].command.as_str()), ("a".into(), "kubectl brupop status"));
 
     cluster.view.nodes.insert("b".into(), finished("b", 50));
     let ended = cluster.turn(t(60));
     assert_eq!(events(&ended), ["RolloutEnded"]);
     assert!(ended[0].cause.ends_with("ended (Completed): every node runs the version"), "{}", ended[0].cause);
     assert!(ended[0].command.starts_with("kubectl brupop history "), "{}", ended[0].command);
+    assert_eq!(ended[0].nodes, ["a", "b"]);
 
     // Another leader plans from what is recorded.
     cluster.view.leader_since = t(70);
     assert_eq!(cluster.turn(t(71)), []);
-    let all = ["RolloutStarted", "AwaitingApproval", "StepPassed", "RolloutEnded"];
+    let all = ["RolloutStarted", "AwaitingApproval", "AwaitingApproval", "StepPassed", "RolloutEnded"];
     assert_eq!(events(cluster.pending()), all, "until they are sent they stay");
     let ids: std::collections::BTreeSet<_> = cluster.pending().iter().map(|notice| &notice.id).collect();
     assert_eq!(ids.len(), all.len());
