@@ -86,6 +86,8 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 	@if command -v go >/dev/null; then go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.8; else echo "make: Go is not installed: the workflows are not checked"; fi
 	@git apply --check integ/next/next.patch || { echo "make: integ/next/next.patch does not fit the sources any more: mend it (docs/testing.md)" >&2; exit 1; }
 	@tree=$$($(CARGO) tree --locked -p planner -e normal --prefix none) && ! grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' <<<"$$tree" || { echo "make: the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)" >&2; exit 1; }
+	@features() { $(CARGO) tree --workspace --locked -e "$$1" --prefix none -f '{p} {f}' | sed 's/ (\*)//' | sort -u; }; \
+		! comm -23 <(features normal,build) <(features normal,build,dev) | grep . || { echo "make: tests switch on features of these, which would be built twice: have integ/Cargo.toml switch them on, too" >&2; exit 1; }
 	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; else echo "make: cargo-deny is not installed: versions, licenses and sources of dependencies are not checked (make deny)"; fi
 
 .PHONY: deny

@@ -123,7 +123,13 @@ fn manifests_of_a_release_name_every_image_by_its_digest_and_the_plugin_is_found
     let pages = format!("https://code.example/brupop/blob/v{VERSION}/docs/runbook");
     assert_eq!(values["monitoring"]["prometheusRule"]["runbook"], pages);
     let alerts = release.read("prometheusrule.yaml");
-    assert!(alerts.lines().filter(|line| line.contains("runbook_url: ")).all(|line| line.contains(&format!("{pages}/Brupop"))), "{alerts}");
+    assert!(
+        alerts
+            .lines()
+            .filter(|line| line.contains("runbook_url: "))
+            .all(|line| line.contains(&format!("{pages}/Brupop"))),
+        "{alerts}"
+    );
     assert!(alerts.contains(&pages));
     for part in ["agent", "apiserver", "controller", "aws"] {
         assert_eq!(values["image"]["digests"][part], format!("sha256:{}", "a1".repeat(32)), "{part}");

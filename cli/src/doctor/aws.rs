@@ -18,7 +18,7 @@ use crate::cluster::Cluster;
 pub(super) struct Hook {
     /// Number of its ready pods; `None` if it is not installed.
     pub(super) ready: Option<i32>,
-    /// Its record, by instance.
+    /// The record, by instance.
     pub(super) record: BTreeMap<String, String>,
 }
 
@@ -48,7 +48,8 @@ pub(super) fn check(hook: &Hook, cluster: &Cluster, found: &mut Vec<Finding>) {
         let message = "it has no ready pod: no node is updated, and nothing is taken back in its Auto Scaling group";
         found.push(Finding::error("AwsHookNotReady", message).of(deployment()).next([pods()]));
     }
-    let under_way = |node: &str| cluster.shadows.get(node).is_some_and(|shadow| shadow.step().is_some());
+    let under_way =
+        |node: &str| cluster.shadows.get(node).is_some_and(|shadow| shadow.status.controller.progress.is_some());
     let read = |text: &String| serde_json::from_str::<Value>(text).unwrap_or_default();
     let stays = |(_, text): &(&String, &String)| !read(text)["node"].as_str().is_some_and(under_way);
     let left: Vec<(&String, &String)> = hook.record.iter().filter(stays).collect();

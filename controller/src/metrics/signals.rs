@@ -189,7 +189,8 @@ mod tests {
         };
         observe(&view, 100);
         let silent = || value(&metrics, r#"agents{state="Silent"}"#);
-        let since = |reported| value(&metrics, &format!("agent_silent_since_timestamp_seconds{{reported=\"{reported}\"}}"));
+        let since =
+            |reported| value(&metrics, &format!("agent_silent_since_timestamp_seconds{{reported=\"{reported}\"}}"));
         assert_eq!((silent(), since(true), since(false)), (Some(0.0), None, None));
         assert_eq!(value(&metrics, r#"agents{state="Connected"}"#), Some(4.0));
         for (reason, count) in [("Answered", 1.0), ("other", 1.0), ("NotReported", 1.0), ("Timeout", 1.0)] {
@@ -201,8 +202,8 @@ mod tests {
         observe(&view, 100);
         assert_eq!(value(&metrics, r#"hosts{reason="NotReported"}"#), None, "its node is not Ready");
         assert_eq!((silent(), since(false)), (Some(2.0), Some(seconds(t(40)))));
-        let report = |version| AgentReport { current_version: Some(version), ..AgentReport::default() };
-        view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().status.agent = report(Version::new(1, 20, 0));
+        view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().status.agent.current_version =
+            Some(Version::new(1, 20, 0));
         observe(&view, 100);
         assert_eq!((since(true), since(false)), (Some(seconds(t(40))), Some(seconds(t(60)))), "b has reported before");
         assert_eq!(value(&metrics, r#"agents{state="NodeNotReady"}"#), Some(1.0));

@@ -187,7 +187,9 @@ pub(super) fn outcome(receiver: &NoticeReceiver, status: StatusCode, headers: &H
         200..=299 => Outcome::Sent,
         // A new token takes up to two minutes from the Secret to the controller.
         401 | 403 => Outcome::Retry {
-            message: format!("it refuses with {code}: check address and token, in the keys that the receiver names in the Secret {NOTICES_SECRET}"),
+            message: format!(
+                "it refuses with {code}: check address and token, in the keys that the receiver names in the Secret {NOTICES_SECRET}"
+            ),
             after: None,
             unusable: false,
         },

@@ -371,8 +371,16 @@ async fn invalid_values_are_refused_with_place_and_reason() -> anyhow::Result<()
             "has no effect",
         ),
         (json!({"networkPolicy": {"apiServerPorts": []}}), "networkPolicy.apiServerPorts", "name a port"),
-        (json!({"policy": {"spec": {"autoscaling": {"aws": {"mode": "Standby"}}}}}), "policy.spec.autoscaling.aws", "aws.enabled"),
-        (json!({"policy": {"spec": {"drain": {"atDeadline": "Force"}}}}), "policy.spec.drain.atDeadline", "rbac.forceDrain"),
+        (
+            json!({"policy": {"spec": {"autoscaling": {"aws": {"mode": "Standby"}}}}}),
+            "policy.spec.autoscaling.aws",
+            "aws.enabled",
+        ),
+        (
+            json!({"policy": {"spec": {"drain": {"atDeadline": "Force"}}}}),
+            "policy.spec.drain.atDeadline",
+            "rbac.forceDrain",
+        ),
         (json!({"logging": {"format": "yaml"}}), "/logging/format", "must be one of 'text', 'json'"),
         (json!({"policy": {"enabled": "yes"}}), "/policy/enabled", "want boolean"),
         (json!({"policy": {"spec": {"enabled": true}}}), "/policy/spec", "'enabled' not allowed"),

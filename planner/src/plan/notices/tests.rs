@@ -285,7 +285,7 @@ fn pending_notices_are_bounded_and_oldest_are_dropped() {
     let Cluster { view, policy } = Cluster::of(vec![node("a")]);
     let event = |number: usize| {
         let id = number.to_string();
-        notice(&id, NoticeEvent::Frozen, t(0), "nodes", &"x".repeat(5000), "c")
+        notice(&id, "Frozen", t(0), "nodes", &"x".repeat(5000), "c")
     };
     let pending = pending(&view, policy.notices.as_ref().unwrap(), &[], (0..40).map(event).collect());
     assert_eq!((pending.len(), pending[0].id.as_str()), (MOST_PENDING, "8"));
