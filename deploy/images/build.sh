@@ -17,6 +17,8 @@ CARGO_TARGET_DIR=$(absolute "${CARGO_TARGET_DIR:-$root/target}")
 CARGO_HOME=$(absolute "${CARGO_HOME:-$HOME/.cargo}")
 # Incremental programs have other bytes.
 export CARGO_TARGET_DIR CARGO_HOME CARGO_INCREMENTAL=0
+# A check of the sources is not for what ships.
+unset RUSTC_WORKSPACE_WRAPPER
 cd "$root"
 cargo=${CARGO:-cargo}
 rustc=${RUSTC:-rustc}

@@ -28,7 +28,7 @@ if ! [ -x "$mdbook" ]; then
   # that a site without a server needs. A small book is built in seconds without optimization, which would take longer.
   build=$(mktemp -d "$cache/mdbook/.build.XXXXXX")
   trap 'rm -rf "$build"' EXIT
-  (cd "$root" && env -u CARGO_TARGET_DIR -u RUSTFLAGS "${CARGO:-cargo}" install mdbook --version "$version" --locked --debug --no-default-features \
+  (cd "$root" && env -u CARGO_TARGET_DIR -u RUSTFLAGS -u RUSTC_WORKSPACE_WRAPPER "${CARGO:-cargo}" install mdbook --version "$version" --locked --debug --no-default-features \
     --features search --root "$build/root" --target-dir "$build/target" --quiet) || die "mdBook $version cannot be installed: see the error above"
   mkdir -p "$cache/mdbook/$version/bin"
   mv "$build/root/bin/mdbook" "$mdbook"

@@ -124,11 +124,12 @@ fn workload(workload: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
     pod["imagePullSecrets"] = fills.field(".Values.imagePullSecrets");
     pod["priorityClassName"] = fills.text(&of("priorityClassName"));
     pod["tolerations"] = fills.field(&of("tolerations"));
+    pod["affinity"] = fills.field(&of("affinity"));
     if component == Component::Agent {
         // The label stays: without it the agent would start on every node.
         fills.entries(at(pod, "/nodeSelector")?, &of("nodeSelector"))?;
     } else {
-        for field in ["affinity", "nodeSelector", "topologySpreadConstraints"] {
+        for field in ["nodeSelector", "topologySpreadConstraints"] {
             pod[field] = fills.field(&of(field));
         }
     }

@@ -144,8 +144,16 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
             ],
         ),
         (
-            json!({"agent": {"nodeSelector": {"pool": "a"}, "tolerations": [{"key": "x", "operator": "Exists"}]}}),
+            json!({"agent": {
+                "nodeSelector": {"pool": "a"}, "tolerations": [{"key": "x", "operator": "Exists"}], "affinity": zone,
+                "resources": {"limits": {"memory": "64Mi"}}, "priorityClassName": "own", "podLabels": {"b": "c"}, "extraArgs": ["--x"],
+            }}),
             vec![
+                of(AGENT, "/spec/template/spec/affinity", zone.clone()),
+                of(AGENT, "/spec/template/spec/containers/0/resources/limits/memory", json!("64Mi")),
+                of(AGENT, "/spec/template/spec/priorityClassName", json!("own")),
+                of(AGENT, "/spec/template/metadata/labels/b", json!("c")),
+                of(AGENT, "/spec/template/spec/containers/0/args/8", json!("--x")),
                 of(
                     AGENT,
                     "/spec/template/spec/nodeSelector",

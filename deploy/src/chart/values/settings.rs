@@ -189,22 +189,11 @@ fn of_component(component: Component) -> anyhow::Result<Vec<Setting>> {
         setting(&path("priorityClassName"), pod["priorityClassName"].clone(), text(), "Priority class."),
         setting(&path("tolerations"), pod["tolerations"].clone(), list_of(map()), if agent { "Tolerations. By default all: a node with a taint is updated too." } else { "Tolerations. By default cordoned nodes, on which an update has to be able to end, and unresponsive ones for a short time." }),
         setting(&path("nodeSelector"), if agent { json!({}) } else { pod["nodeSelector"].clone() }, texts(), if agent { "Labels of nodes that get an agent, beside the operator's own." } else { "Labels of the nodes that these pods run on." }),
+        setting(&path("affinity"), if agent { json!({}) } else { pod["affinity"].clone() }, map(), if agent { "Affinity. A labelled node that it excludes has no agent and is not updated." } else { "Affinity. By default the pods are spread over nodes where that is possible." }),
     ]);
     if !agent {
-        settings.extend([
-            setting(
-                &path("affinity"),
-                pod["affinity"].clone(),
-                map(),
-                "Affinity. By default the pods are spread over nodes where that is possible.",
-            ),
-            setting(
-                &path("topologySpreadConstraints"),
-                json!([]),
-                list_of(map()),
-                "Spread over zones or other topologies.",
-            ),
-        ]);
+        let about = "Spread over zones or other topologies.";
+        settings.push(setting(&path("topologySpreadConstraints"), json!([]), list_of(map()), about));
     }
     settings.extend([
         setting(&path("podLabels"), json!({}), texts(), "Labels of the pods alone."),
