@@ -89,8 +89,16 @@ fn of(root: &Path, component: &Component) -> anyhow::Result<Vec<String>> {
     let terms = !license.contains("GCC-exception") && !license.contains("Unlicense") && license != "NOASSERTION";
     if terms && texts.iter().all(|text| text.len() < SHORTEST) {
         // Some crates are published without the text that they name.
-        anyhow::ensure!(license.contains("Apache-2.0"), "{name} {version} ({license}) has no text of its license");
-        texts.push(read(&root.join("LICENSE-APACHE"))?);
+        let (apache, mit) = (license.contains("Apache-2.0"), license.split(" OR ").any(|choice| choice == "MIT"));
+        anyhow::ensure!(apache || mit, "{name} {version} ({license}) has no text of its license");
+        texts.push(read(&root.join(if apache { "LICENSE-APACHE" } else { "LICENSE-MIT" }))?);
+        if let Some(text) = texts.last_mut().filter(|_| !apache) {
+            let of = |line: &str| match line.starts_with("Copyright") {
+                true => format!("Copyright (c) the authors of {name}"),
+                false => line.to_owned(),
+            };
+            *text = text.lines().map(of).collect::<Vec<_>>().join("\n");
+        }
     }
     Ok(texts)
 }
@@ -165,7 +173,7 @@ mod tests {
         assert_eq!((texts.len(), texts[1].as_str()), (2, "Copyright 2026 A\n"));
         // It is no license.
         std::fs::remove_file(folder.path().join("LICENSE")).unwrap();
-        assert!(of(root, &component("MIT", folder.path())).is_err());
+        assert!(of(root, &component("ISC", folder.path())).is_err());
     }
 
     #[test]
@@ -178,8 +186,14 @@ mod tests {
     #[test]
     fn component_without_any_text_is_an_error() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-        let mut component = component("MIT", &root.join(".ci"));
+        let mut component = component("ISC", &root.join(".ci"));
         assert!(of(root, &component).is_err());
+        component.license = "MIT".into();
+        let texts = of(root, &component).unwrap();
+        assert!(
+            texts[0].contains("Permission is hereby granted") && texts[0].contains("Copyright (c) the authors of a\n")
+        );
+        assert_eq!(texts[0].matches("Copyright").count(), 1, "that of this project is not theirs");
         component.license = "MIT OR Apache-2.0".into();
         assert!(of(root, &component).is_ok_and(|texts| texts[0].contains("Apache License")));
     }

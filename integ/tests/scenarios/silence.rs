@@ -83,7 +83,8 @@ async fn stopped_agent_is_seen_within_two_minutes_and_restarted_by_the_kubelet()
         let agent = agent_on(ctx, "node-1").await?;
         let since = Timestamp::now();
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
-        seen(ctx, since, &["node-1"], "AgentNotReady", r#"agent_silent_since_timestamp_seconds{reported="true"}"#).await?;
+        seen(ctx, since, &["node-1"], "AgentNotReady", r#"agent_silent_since_timestamp_seconds{reported="true"}"#)
+            .await?;
         anyhow::ensure!(agent_on(ctx, "node-1").await?.pid == agent.pid, "it was not restarted before it was seen");
         ctx.bed
             .wait_state("the agent is restarted and reports", RESTARTED, |world| {
@@ -112,7 +113,8 @@ async fn dead_agent_is_seen_within_two_minutes() -> anyhow::Result<()> {
             ctx.kubectl(&["-n", "brupop-agents", "patch", "ds/brupop-agent", "-p", &patch.to_string()]).await
         };
         patch(container(json!({"name": "MISSING", "valueFrom": missing}))).await?;
-        seen(ctx, since, &["node-1"], "AgentNotReady", r#"agent_silent_since_timestamp_seconds{reported="true"}"#).await?;
+        seen(ctx, since, &["node-1"], "AgentNotReady", r#"agent_silent_since_timestamp_seconds{reported="true"}"#)
+            .await?;
         patch(container(json!({"name": "MISSING", "$patch": "delete"}))).await?;
         heard(ctx, &["node-1"]).await
     })
@@ -152,7 +154,8 @@ async fn agent_without_the_web_api_is_seen_and_not_restarted() -> anyhow::Result
         let closed = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
         ctx.bed.divert(Some(closed));
         ctx.restart(deploy::Component::Apiserver).await?;
-        seen(ctx, since, &["node-1"], "AgentNotReady", r#"agent_silent_since_timestamp_seconds{reported="true"}"#).await?;
+        seen(ctx, since, &["node-1"], "AgentNotReady", r#"agent_silent_since_timestamp_seconds{reported="true"}"#)
+            .await?;
         ctx.bed.divert(None);
         heard(ctx, &["node-1"]).await?;
         anyhow::ensure!(agent_on(ctx, "node-1").await?.pid == agent.pid, "an agent that waits is healthy");
