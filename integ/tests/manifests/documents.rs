@@ -129,6 +129,31 @@ async fn commands_and_yaml_of_documentation_are_accepted() -> anyhow::Result<()>
     control_plane.stop().await
 }
 
+/// The versions that pages name, of the projects whose definitions `definitions/get.sh` gets.
+#[test]
+fn named_versions_of_other_projects_are_those_of_their_definitions() -> anyhow::Result<()> {
+    let script = include_str!("../../definitions/get.sh");
+    let karpenter = ("sigs.k8s.io/karpenter", "Karpenter");
+    let argo_cd = ("github.com/argoproj/argo-cd/v3", "Argo CD");
+    let flux = ("github.com/fluxcd/kustomize-controller", "kustomize-controller");
+    let cert_manager = ("github.com/cert-manager/cert-manager", "cert-manager");
+    let prometheus = ("github.com/prometheus-operator/prometheus-operator", "operator");
+    let pages = [
+        ("docs/how-to/autoscalers.md", &[karpenter][..]),
+        ("docs/how-to/gitops.md", &[argo_cd, flux]),
+        ("docs/testing.md", &[karpenter, argo_cd, flux, cert_manager, prometheus]),
+    ];
+    for (page, projects) in pages {
+        let text = std::fs::read_to_string(root().join(page))?;
+        for (module, project) in projects {
+            let (_, after) = script.split_once(&format!("\n{module} v")).with_context(|| (*module).to_owned())?;
+            let named = format!("{project} {}", after.split(' ').next().unwrap_or_default());
+            ensure!(text.replace('\n', " ").contains(&named), "{page} does not name {named}");
+        }
+    }
+    Ok(())
+}
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
