@@ -45,11 +45,15 @@ async fn installed(control_plane: &ControlPlane) -> anyhow::Result<Vec<String>> 
 /// A copy of a chart as its next version, with changes of one file.
 fn next(chart: &str, folder: &Path, file: &str, change: impl Fn(String) -> String) -> anyhow::Result<String> {
     let (from, to) = (Path::new(ROOT).join(chart), folder.join(chart));
-    std::fs::create_dir_all(to.join("templates"))?;
-    for entry in std::fs::read_dir(&from)?.chain(std::fs::read_dir(from.join("templates"))?) {
-        let path = entry?.path();
-        if path.is_file() {
-            std::fs::copy(&path, to.join(path.strip_prefix(&from)?))?;
+    for part in ["", "templates", "files", "files/dashboards"].map(Path::new) {
+        // The chart of the definitions has no files.
+        let Ok(entries) = std::fs::read_dir(from.join(part)) else { continue };
+        std::fs::create_dir_all(to.join(part))?;
+        for entry in entries {
+            let path = entry?.path();
+            if path.is_file() {
+                std::fs::copy(&path, to.join(path.strip_prefix(&from)?))?;
+            }
         }
     }
     let version =
@@ -109,18 +113,8 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
         ensure!(error.contains("conflict") && error.contains(".spec.enabled"), "{error}");
     }
     assert_eq!(enabled(&control_plane).await?, "true");
-    let service_monitor = "monitoring.podMonitor.enabled=false,monitoring.serviceMonitor.enabled=true";
-    let notes = helm.line(&format!("{upgrade} --set policy.enabled=true,{service_monitor}")).await?;
+    let notes = helm.line(&format!("{upgrade} --set policy.enabled=true")).await?;
     ensure!(notes.contains("Updates are enabled"), "{notes}");
-    let with_service_monitor = [
-        "certificate.cert-manager.io/brupop-apiserver",
-        "servicemonitor.monitoring.coreos.com/brupop",
-        "prometheusrule.monitoring.coreos.com/brupop",
-        "configmap/brupop-dashboards",
-        "service/brupop-apiserver-metrics",
-        "service/brupop-controller-metrics",
-    ];
-    assert_eq!(optional_objects(&control_plane).await?, with_service_monitor);
     let shadow = json!({
         "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
         "metadata": {"name": "brs-a", "namespace": SYSTEM_NAMESPACE}, "spec": {"state": "Idle", "attempt": 0},
@@ -172,7 +166,18 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
 
     // Values that no longer create them leave the policy and the agents' namespace as they are; so does an uninstallation.
     let without = format!("{upgrade} --set policy.create=false,namespaces.agents.create=false");
-    helm.line(&without).await?;
+    // The same with a ServiceMonitor instead of the PodMonitor.
+    let service_monitor = "monitoring.podMonitor.enabled=false,monitoring.serviceMonitor.enabled=true";
+    helm.line(&format!("{without},{service_monitor}")).await?;
+    let with_service_monitor = [
+        "certificate.cert-manager.io/brupop-apiserver",
+        "servicemonitor.monitoring.coreos.com/brupop",
+        "prometheusrule.monitoring.coreos.com/brupop",
+        "configmap/brupop-dashboards",
+        "service/brupop-apiserver-metrics",
+        "service/brupop-controller-metrics",
+    ];
+    assert_eq!(optional_objects(&control_plane).await?, with_service_monitor);
     let all = manifest("brupop.yaml")?.len();
     assert_eq!(installed(&control_plane).await?.len(), all);
     helm.line(&format!("uninstall brupop -n {SYSTEM_NAMESPACE} --wait")).await?;
