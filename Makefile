@@ -56,7 +56,7 @@ test: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
 test: CHECKED = build --workspace --all-targets --locked
 CHECKED = clippy --workspace --all-targets --locked -- -D warnings
 .PHONY: test
-test: tools $(if $(TEST),,lint docs) control-plane helm next agent prometheus moto ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
+test: tools $(if $(TEST),,lint docs) control-plane helm definitions next agent prometheus moto ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	$(CARGO) test --workspace --locked --no-run
 ifdef TEST
 	$(RUN) -- $(TEST)
@@ -154,7 +154,7 @@ test-takeover: tools control-plane build ## Run the tests of moving in over the 
 	$(CARGO) test --workspace --locked --test scenarios -- takeover:: takeover_preflight:: migration:: earlier:: uninstall::
 
 .PHONY: test-install
-test-install: tools control-plane helm build ## Run the tests of the installation: Helm charts, kustomization, and the quick starts from their pages
+test-install: tools control-plane helm definitions build ## Run the tests of the installation: Helm charts, kustomization, and the quick starts from their pages
 	$(CARGO) test --workspace --locked --lib --bins -- chart:: pages:: files:: install::
 	$(CARGO) test --workspace --locked --test install
 	$(CARGO) test --workspace --locked --test scenarios -- plugin_install:: quick_start::
@@ -234,6 +234,10 @@ control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl 
 .PHONY: helm
 helm: tools-go ## Build Helm into the cache (once, minutes)
 	@integ/helm/build.sh >/dev/null
+
+.PHONY: definitions
+definitions: ## Copy the definitions of cert-manager, Karpenter, Argo CD, Flux and the Prometheus operator into the cache (once, seconds)
+	@integ/definitions/get.sh >/dev/null
 
 .PHONY: build
 build: tools ## Build all programs, unoptimised

@@ -29,11 +29,7 @@ pub(crate) struct Helm {
 impl Helm {
     /// Finds helm. Without a control plane it only renders.
     pub(crate) async fn find(control_plane: Option<&ControlPlane>) -> anyhow::Result<Self> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("helm/build.sh");
-        let output = Command::new(&script).arg("--where").kill_on_drop(true).output().await?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let program = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-        ensure!(program.is_file(), "helm is not built: run `make helm` once, or set BRUPOP_HELM to a helm");
+        let program = integ::tools::helm().await?;
         let kubeconfig = control_plane.map(|control_plane| control_plane.kubeconfig().to_owned());
         Ok(Self { program, home: tempfile::tempdir()?, kubeconfig })
     }

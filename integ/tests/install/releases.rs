@@ -23,6 +23,15 @@ async fn enabled(control_plane: &ControlPlane) -> anyhow::Result<String> {
     field(control_plane, "bruo/default", ".spec.enabled").await
 }
 
+/// The objects for monitoring and of cert-manager that are there, by kind and name.
+async fn optional_objects(control_plane: &ControlPlane) -> anyhow::Result<Vec<String>> {
+    let kinds = "certificates.cert-manager.io,podmonitors.monitoring.coreos.com,servicemonitors.monitoring.coreos.com,\
+                 prometheusrules.monitoring.coreos.com,configmaps,services";
+    let get = ["get", kinds, "-n", SYSTEM_NAMESPACE, "-l", "app.kubernetes.io/name=brupop", "-o", "name"];
+    let names = kubectl(control_plane, &get).await?;
+    Ok(names.lines().filter(|name| *name != "service/brupop-apiserver").map(str::to_owned).collect())
+}
+
 /// The objects of the manifest that are there, by kind and name.
 async fn installed(control_plane: &ControlPlane) -> anyhow::Result<Vec<String>> {
     let get = ["get", "-f", "deploy/manifests/brupop.yaml", "--ignore-not-found", "-o", "name"];
@@ -36,11 +45,15 @@ async fn installed(control_plane: &ControlPlane) -> anyhow::Result<Vec<String>> 
 /// A copy of a chart as its next version, with changes of one file.
 fn next(chart: &str, folder: &Path, file: &str, change: impl Fn(String) -> String) -> anyhow::Result<String> {
     let (from, to) = (Path::new(ROOT).join(chart), folder.join(chart));
-    std::fs::create_dir_all(to.join("templates"))?;
-    for entry in std::fs::read_dir(&from)?.chain(std::fs::read_dir(from.join("templates"))?) {
-        let path = entry?.path();
-        if path.is_file() {
-            std::fs::copy(&path, to.join(path.strip_prefix(&from)?))?;
+    for part in ["", "templates", "files", "files/dashboards"].map(Path::new) {
+        // The chart of the definitions has no files.
+        let Ok(entries) = std::fs::read_dir(from.join(part)) else { continue };
+        std::fs::create_dir_all(to.join(part))?;
+        for entry in entries {
+            let path = entry?.path();
+            if path.is_file() {
+                std::fs::copy(&path, to.join(path.strip_prefix(&from)?))?;
+            }
         }
     }
     let version =
@@ -60,6 +73,7 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     let control_plane = ControlPlane::start(Options::default()).await?;
     let helm = Helm::find(Some(&control_plane)).await?;
     let folder = tempfile::tempdir()?;
+    integ::tools::install_definitions(&control_plane).await?;
 
     // The operator without its definitions is refused, and nothing of it is left.
     let error = helm.refused(&format!("install brupop {OPERATOR} {NAMESPACE}")).await?;
@@ -68,9 +82,19 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     ensure!(left.is_empty(), "{left:?}");
 
     helm.line(&format!("install brupop-crds {DEFINITIONS} {NAMESPACE}")).await?;
-    let notes = helm.line(&format!("install brupop {OPERATOR} {NAMESPACE} --set image.registry=r.example/b")).await?;
+    let others = "monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true,\
+                  monitoring.dashboards.enabled=true,certificate.source=cert-manager,certificate.issuer.name=own";
+    let notes =
+        helm.line(&format!("install brupop {OPERATOR} {NAMESPACE} --set image.registry=r.example/b,{others}")).await?;
     ensure!(notes.contains("No update starts until you enable updates") && notes.contains(INTERFACE_LABEL), "{notes}");
     assert_eq!(installed(&control_plane).await?.len(), manifest("brupop.yaml")?.len());
+    let with_pod_monitor = [
+        "certificate.cert-manager.io/brupop-apiserver",
+        "podmonitor.monitoring.coreos.com/brupop",
+        "prometheusrule.monitoring.coreos.com/brupop",
+        "configmap/brupop-dashboards",
+    ];
+    assert_eq!(optional_objects(&control_plane).await?, with_pod_monitor);
     assert_eq!(enabled(&control_plane).await?, "false");
     let image = ".spec.template.spec.containers[0].image";
     let controller = "deployment/brupop-controller";
@@ -136,18 +160,32 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
         helm.line(&format!("{rollback} --force-conflicts")).await?;
     }
     assert_eq!(enabled(&control_plane).await?, "false");
+    assert_eq!(optional_objects(&control_plane).await?, with_pod_monitor);
     let definition = kubectl(&control_plane, &["get", "crd", SHADOWS, "-o", "yaml"]).await?;
     ensure!(definition.contains("Changed attempt"), "the definition is rolled back");
 
     // Values that no longer create them leave the policy and the agents' namespace as they are; so does an uninstallation.
     let without = format!("{upgrade} --set policy.create=false,namespaces.agents.create=false");
-    helm.line(&without).await?;
+    // The same with a ServiceMonitor instead of the PodMonitor.
+    let service_monitor = "monitoring.podMonitor.enabled=false,monitoring.serviceMonitor.enabled=true";
+    helm.line(&format!("{without},{service_monitor}")).await?;
+    let with_service_monitor = [
+        "certificate.cert-manager.io/brupop-apiserver",
+        "servicemonitor.monitoring.coreos.com/brupop",
+        "prometheusrule.monitoring.coreos.com/brupop",
+        "configmap/brupop-dashboards",
+        "service/brupop-apiserver-metrics",
+        "service/brupop-controller-metrics",
+    ];
+    assert_eq!(optional_objects(&control_plane).await?, with_service_monitor);
     let all = manifest("brupop.yaml")?.len();
     assert_eq!(installed(&control_plane).await?.len(), all);
     helm.line(&format!("uninstall brupop -n {SYSTEM_NAMESPACE} --wait")).await?;
     let left = installed(&control_plane).await?;
     let kept = ["namespace/brupop-system", "namespace/brupop-agents", POLICY];
     ensure!(left == kept, "{left:?}");
+    let left = optional_objects(&control_plane).await?;
+    ensure!(left.is_empty(), "{left:?}");
     helm.line(&format!("uninstall brupop-crds -n {SYSTEM_NAMESPACE}")).await?;
     assert_eq!(
         field(&control_plane, "brs/brs-a", ".spec.state").await?,
@@ -158,7 +196,8 @@ async fn releases_are_installed_upgraded_rolled_back_and_uninstalled() -> anyhow
     helm.line(&format!("install brupop-crds {DEFINITIONS} -n {SYSTEM_NAMESPACE}")).await?;
     helm.line(&format!("upgrade brupop-crds {DEFINITIONS} -n {SYSTEM_NAMESPACE} --set keep=false")).await?;
     helm.line(&format!("uninstall brupop-crds -n {SYSTEM_NAMESPACE} --wait")).await?;
-    assert_eq!(kubectl(&control_plane, &["get", "crd", "-o", "name"]).await?, "", "keep=false deletes them");
+    let definitions = kubectl(&control_plane, &["get", "crd", "-o", "name"]).await?;
+    ensure!(!definitions.contains("brupop"), "keep=false deletes them: {definitions}");
     control_plane.stop().await
 }
 

@@ -1,17 +1,17 @@
 //! Every command and every YAML of the documentation. Blocks of commands run in a shell whose programs are stand-ins
-//! (`documents/stand-in.sh`): kubectl is the real one with dry runs on a real API server, and the plugin and the generator of
-//! the manifests are those of this build. YAML is applied by a dry run, and policies are also read as the controller reads
-//! them. A block that belongs to no class fails.
+//! (`documents/stand-in.sh`): kubectl and helm are the real ones with dry runs on a real API server, and the plugin and the
+//! generator of the manifests are those of this build. Fields that a command reads have to exist. YAML is applied by a dry
+//! run, that of other projects with their definitions, and policies are also read as the controller reads them. A block
+//! that belongs to no class fails.
+
+mod fields;
+mod shell;
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use futures::{StreamExt as _, stream};
-use integ::bed::Programs;
 use integ::control_plane::{ControlPlane, Options};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret};
@@ -23,10 +23,7 @@ use models::shadow::BottlerocketShadow;
 use planner::policy::Policy;
 use serde_json::{Value, json};
 
-const STAND_IN: &str = include_str!("documents/stand-in.sh");
-
-/// Longest run of a block.
-const LIMIT: Duration = Duration::from_secs(300);
+use self::shell::{Shell, program_of};
 
 /// Blocks and spans that are tried at a time.
 const AT_ONCE: usize = 4;
@@ -53,44 +50,28 @@ const CLASSES: [(&str, Class); 6] = [
     ("text", Class::Text),
 ];
 
-/// Words for what readers fill in, and what the test fills in.
-const PLACEHOLDERS: [(&str, &str); 13] = [
-    ("NODE", "n1"),
-    ("OTHER", "n2"),
-    ("NAMESPACE", "default"),
-    ("MONITORING", "monitoring"),
-    ("OVERLAY", "deploy/manifests"),
-    ("POD-OF-THE-AGENT", "agent"),
-    ("POD", "web-0"),
-    ("RELEASE", "release"),
-    ("REGISTRY", "registry.example"),
-    ("TAG", "v1"),
-    ("FILE", "file"),
-    ("ROLLOUT", "1"),
-    ("VERSION", "1.20.5"),
+/// API groups of other projects. A page that shows an object of one says that the project itself was not tried.
+const OTHER_PROJECTS: [&str; 5] =
+    ["cert-manager.io", "argoproj.io", "kustomize.toolkit.fluxcd.io", "karpenter.sh", "monitoring.coreos.com"];
+
+/// Commands in a sentence are those of these programs.
+const IN_TEXT: [&str; 2] = ["kubectl ", "helm "];
+
+/// Commands that the test refuses, each with a part of the error.
+const REFUSED: [(&str, &str); 5] = [
+    ("kubectl get brs brs-n1 -n brupop-system -o jsonpath='{.status.host.set}'", "field \"set\" does not exist"),
+    (
+        "helm upgrade brupop deploy/chart --namespace brupop-system --set policy.enable=true",
+        "additional properties 'enable' not allowed",
+    ),
+    ("helm install brupop deploy/chart --namespace brupop-system --values-file FILE", "unknown flag: --values-file"),
+    ("helm uninstall brupop --namespace brupop-system --now", "unknown flag: --now"),
+    ("helm uninstall operator --namespace brupop-system", "not found"),
 ];
 
-/// Programs that are real, and change nothing outside of the folder of their block.
-const TOOLS: [&str; 11] = ["bash", "cat", "chmod", "cp", "date", "mkdir", "mktemp", "sed", "sort", "tr", "true"];
-
-/// Programs with a stand-in that tries the command.
-const TRIED: [&str; 5] = ["kubectl", "kubectl-brupop", "make", "cargo", "grep"];
-
-/// Programs that are not run here: they need a registry, root or a host, or have tests of their own.
-const NOT_TRIED: [&str; 8] = ["aws", "crane", "skopeo", "tar", "apt-get", "rustup", "apiclient", "helm"];
-
-/// Environment variable with a folder of definitions of other projects, whose objects are then tried as well.
-const DEFINITIONS: &str = "BRUPOP_DEFINITIONS";
-
-/// API groups of other projects, whose definitions are not installed here. A page that shows one says that it was not tried.
-const OTHER_PROJECTS: [&str; 6] = [
-    "cert-manager.io",
-    "argoproj.io",
-    "kustomize.toolkit.fluxcd.io",
-    "helm.toolkit.fluxcd.io",
-    "karpenter.sh",
-    "monitoring.coreos.com",
-];
+/// An object of another project with a field that its definition lacks.
+const UNKNOWN_FIELD: &str = "apiVersion: cert-manager.io/v1\nkind: Certificate\nmetadata: {name: a}\n\
+    spec: {secretName: a, secret: b, issuerRef: {name: c}}\n";
 
 /// A fenced block.
 struct Block {
@@ -116,14 +97,13 @@ async fn commands_and_yaml_of_documentation_are_accepted() -> anyhow::Result<()>
     super::install(&control_plane).await?;
     create_objects(&control_plane).await?;
     super::kubectl(&control_plane, &["create", "namespace", "brupop-hooks"]).await?;
-    if let Ok(definitions) = std::env::var(DEFINITIONS) {
-        super::kubectl(&control_plane, &["apply", "--server-side", "-f", &definitions]).await?;
-        super::kubectl(&control_plane, &["wait", "--for=condition=Established", "-f", &definitions]).await?;
-        super::kubectl(&control_plane, &["create", "namespace", "argocd"]).await?;
-        super::kubectl(&control_plane, &["create", "namespace", "flux-system"]).await?;
+    integ::tools::install_definitions(&control_plane).await?;
+    for namespace in ["argocd", "flux-system"] {
+        super::kubectl(&control_plane, &["create", "namespace", namespace]).await?;
     }
     let folder = tempfile::tempdir()?;
-    let shell = Shell::new(&control_plane, folder.path())?;
+    let shell = Shell::new(&control_plane, folder.path()).await?;
+    create_releases(&control_plane, folder.path()).await?;
     let tries = blocks.iter().map(|block| (format!("{}:{}", block.page, block.line), Some(block), ""));
     let tries = tries.chain(spans.iter().map(|(page, span)| (page.clone(), None, span.as_str())));
     let shell = &shell;
@@ -137,7 +117,41 @@ async fn commands_and_yaml_of_documentation_are_accepted() -> anyhow::Result<()>
     });
     let failures: Vec<String> = results.buffer_unordered(AT_ONCE).filter_map(std::future::ready).collect().await;
     ensure!(failures.is_empty(), "{} of the documentation's blocks:\n{}", failures.len(), failures.join("\n"));
+    for (number, (command, expected)) in REFUSED.into_iter().enumerate() {
+        let result = shell.run(usize::MAX - number, command).await;
+        let error = result.err().with_context(|| format!("{command}: not refused"))?;
+        ensure!(format!("{error:#}").contains(expected), "{command}: {error:#}");
+    }
+    let unknown =
+        Block { page: "docs/certificates.md".into(), line: 0, info: "yaml".into(), text: UNKNOWN_FIELD.into() };
+    let error = shell.try_block(usize::MAX - REFUSED.len(), &unknown).await.err().context("not refused")?;
+    ensure!(format!("{error:#}").contains(".spec.secret: field not declared in schema"), "{error:#}");
     control_plane.stop().await
+}
+
+/// The versions that pages name, of the projects whose definitions `definitions/get.sh` gets.
+#[test]
+fn named_versions_of_other_projects_are_those_of_their_definitions() -> anyhow::Result<()> {
+    let script = include_str!("../../definitions/get.sh");
+    let karpenter = ("sigs.k8s.io/karpenter", "Karpenter");
+    let argo_cd = ("github.com/argoproj/argo-cd/v3", "Argo CD");
+    let flux = ("github.com/fluxcd/kustomize-controller", "kustomize-controller");
+    let cert_manager = ("github.com/cert-manager/cert-manager", "cert-manager");
+    let prometheus = ("github.com/prometheus-operator/prometheus-operator", "operator");
+    let pages = [
+        ("docs/how-to/autoscalers.md", &[karpenter][..]),
+        ("docs/how-to/gitops.md", &[argo_cd, flux]),
+        ("docs/testing.md", &[karpenter, argo_cd, flux, cert_manager, prometheus]),
+    ];
+    for (page, projects) in pages {
+        let text = std::fs::read_to_string(root().join(page))?;
+        for (module, project) in projects {
+            let (_, after) = script.split_once(&format!("\n{module} v")).with_context(|| (*module).to_owned())?;
+            let named = format!("{project} {}", after.split(' ').next().unwrap_or_default());
+            ensure!(text.replace('\n', " ").contains(&named), "{page} does not name {named}");
+        }
+    }
+    Ok(())
 }
 
 fn root() -> PathBuf {
@@ -182,7 +196,8 @@ fn read(page: &str, text: &str, blocks: &mut Vec<Block>) -> anyhow::Result<Vec<(
         }
     }
     ensure!(open.is_none(), "{page}: a block does not end");
-    let spans = prose.split('`').skip(1).step_by(2).filter(|span| span.starts_with("kubectl ") && !span.contains('…'));
+    let is_command = |span: &str| IN_TEXT.iter().any(|program| span.starts_with(program));
+    let spans = prose.split('`').skip(1).step_by(2).filter(|span| is_command(span) && !span.contains('…'));
     let words = spans.map(|span| {
         let mut words: Vec<&str> = span.split_whitespace().collect();
         // An option may lack its value in a sentence.
@@ -202,6 +217,21 @@ fn examples() -> anyhow::Result<Vec<Block>> {
         blocks.push((name, "yaml", std::fs::read_to_string(file.path())?));
     }
     Ok(blocks.into_iter().map(|(page, info, text)| Block { page, line: 1, info: info.into(), text }).collect())
+}
+
+/// Makes Helm releases of the installation, for the commands of helm. They own no field that an object had before.
+async fn create_releases(control_plane: &ControlPlane, folder: &Path) -> anyhow::Result<()> {
+    for (release, chart) in [("brupop-crds", "deploy/chart-crds"), ("brupop", "deploy/chart")] {
+        let mut helm = tokio::process::Command::new(integ::tools::helm().await?);
+        helm.args(["install", release, chart, "--namespace", SYSTEM_NAMESPACE]);
+        helm.args(["--take-ownership", "--server-side=false"]).current_dir(root()).kill_on_drop(true);
+        for kind in ["CACHE", "CONFIG", "DATA"] {
+            helm.env(format!("HELM_{kind}_HOME"), folder.join(kind));
+        }
+        let output = helm.env("KUBECONFIG", control_plane.kubeconfig()).output().await?;
+        ensure!(output.status.success(), "helm: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
 }
 
 /// Creates what the commands name.
@@ -232,29 +262,7 @@ async fn create_objects(control_plane: &ControlPlane) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A shell in which commands of the documentation are tried.
-struct Shell<'a> {
-    control_plane: &'a ControlPlane,
-    folder: &'a Path,
-    plugin: PathBuf,
-}
-
-impl<'a> Shell<'a> {
-    fn new(control_plane: &'a ControlPlane, folder: &'a Path) -> anyhow::Result<Self> {
-        let programs = folder.join("programs");
-        std::fs::create_dir(&programs)?;
-        let stand_in = folder.join("stand-in");
-        std::fs::write(&stand_in, STAND_IN)?;
-        std::fs::set_permissions(&stand_in, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-        for name in TRIED.iter().chain(&NOT_TRIED) {
-            symlink(&stand_in, programs.join(name))?;
-        }
-        for name in TOOLS {
-            symlink(tool(name)?, programs.join(name))?;
-        }
-        Ok(Self { control_plane, folder, plugin: Programs::find()?.plugin })
-    }
-
+impl Shell<'_> {
     /// Tries a block by its class.
     async fn try_block(&self, number: usize, block: &Block) -> anyhow::Result<()> {
         let class = CLASSES.iter().find(|(info, _)| *info == block.info).map(|(_, class)| *class);
@@ -263,41 +271,10 @@ impl<'a> Shell<'a> {
             Class::Objects => self.apply(number, block).await,
             Class::Json => serde_json::from_str::<Value>(&block.text).map(drop).context("not JSON"),
             Class::Text => {
-                let is_command =
-                    |line: &&str| ["kubectl ", "make ", "cargo "].iter().any(|word| line.starts_with(word));
-                let command = block.text.lines().find(is_command);
+                let command = block.text.lines().find(|line| program_of(line).is_some());
                 command.map_or(Ok(()), |command| bail!("a command in a block of text: {command}"))
             }
         }
-    }
-
-    /// Runs commands in a folder of their own.
-    async fn run(&self, number: usize, commands: &str) -> anyhow::Result<()> {
-        let folder = self.folder.join(number.to_string());
-        std::fs::create_dir_all(folder.join(".local/bin"))?;
-        for name in ["deploy", "examples"] {
-            symlink(root().canonicalize()?.join(name), folder.join(name))?;
-        }
-        // Scripts of other shells are not read as those of bash.
-        let source = "source() { cat \"${1:-/dev/stdin}\" >/dev/null; }";
-        let commands = filled_in(commands);
-        let mut command = tokio::process::Command::new(tool("bash")?);
-        command
-            .args(["-euo", "pipefail", "-c", &format!("{source}\n{commands}")])
-            .current_dir(&folder)
-            .stdin(Stdio::null())
-            .env_clear();
-        command.env("PATH", self.folder.join("programs")).env("HOME", &folder).env("ROOT", root().canonicalize()?);
-        command.env("KUBECTL", self.control_plane.kubectl_command().as_std().get_program());
-        command.env("OTHER_PROJECTS", OTHER_PROJECTS.join("|"));
-        command.env("KUBECONFIG", self.control_plane.kubeconfig()).env("KUBERC", "off");
-        command.env("KUBECACHEDIR", self.folder.join("cache")).env("REAL_GREP", tool("grep")?);
-        command.env("PLUGIN", &self.plugin).env("DEPLOY", self.plugin.with_file_name("brupop-deploy"));
-        let run = tokio::time::timeout(LIMIT, command.kill_on_drop(true).output()).await;
-        let output = run.with_context(|| format!("not over in {LIMIT:?}: {commands}"))??;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{commands}\n{}\n{errors}", output.status);
-        Ok(())
     }
 
     /// Applies the objects of a block by a dry run.
@@ -313,9 +290,6 @@ impl<'a> Shell<'a> {
             if OTHER_PROJECTS.contains(&group) {
                 let page = std::fs::read_to_string(root().join(&block.page))?;
                 ensure!(page.to_lowercase().contains("not tried"), "the page does not say that {group} was not tried");
-                if std::env::var_os(DEFINITIONS).is_none() {
-                    continue;
-                }
             }
             if group == "kustomize.config.k8s.io" {
                 let build = format!(
@@ -364,29 +338,4 @@ fn completed(text: &str) -> String {
         _ => "",
     };
     format!("{missing}{text}")
-}
-
-/// Commands with what a reader fills in.
-fn filled_in(commands: &str) -> String {
-    let is_word = |c: char| c.is_ascii_uppercase() || c == '-' || c == '_';
-    let mut filled = String::new();
-    let mut rest = commands;
-    while let Some(start) = rest.find(|c: char| c.is_ascii_uppercase()) {
-        let (before, word) = rest.split_at(start);
-        let (word, after) = word.split_at(word.find(|c| !is_word(c)).unwrap_or(word.len()));
-        let (bare, dash) = word.strip_suffix('-').map_or((word, ""), |bare| (bare, "-"));
-        // `brs-NODE` is filled in, `--from-FILE` is; `updater-NODES` and `xNODE` are other words.
-        let is_whole = !before.ends_with(|c: char| c.is_ascii_alphanumeric())
-            && !after.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '=');
-        let value = PLACEHOLDERS.iter().find(|(name, _)| *name == bare && is_whole).map_or(bare, |(_, value)| value);
-        filled += &format!("{before}{value}{dash}");
-        rest = after;
-    }
-    filled + rest
-}
-
-/// Path of a program of the machine.
-fn tool(name: &str) -> anyhow::Result<PathBuf> {
-    let folders = ["/usr/bin", "/bin"].map(|folder| Path::new(folder).join(name));
-    folders.into_iter().find(|path| path.exists()).with_context(|| format!("the program {name} is missing"))
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The programs that commands of the documentation start, in the test of these commands (documents.rs): each is a link to this
-# file. Nothing is changed: kubectl writes by dry runs, and the plugin reads its command line and finds no kubeconfig.
+# file. Nothing is changed: kubectl and helm write by dry runs, and the plugin reads its command line and finds no kubeconfig.
 set -euo pipefail
 name=${0##*/}
 
@@ -9,15 +9,14 @@ refuse() { printf '%s: %s\n' "$name" "$*" >&2; exit 97; }
 case $name in
 kubectl)
   [ "${1-}" != brupop ] || { shift; exec kubectl-brupop "$@"; }
+  # For the check of the fields that it reads.
+  call=$(printf '%s\x1f' "$@")
+  printf '%s\x1e' "$call" >>"$CALLS"
   arguments=()
   for argument; do case $argument in --watch | -w) ;; *) arguments+=("$argument") ;; esac; done
   case "${1-} $*" in
     *" --help") "$KUBECTL" "${arguments[@]}" ;;
-    apply\ *)
-      # Objects of another project, whose definition is not here.
-      answer=$("$KUBECTL" "${arguments[@]}" --dry-run=server 2>&1) ||
-        [[ $answer =~ "no matches for kind \""[A-Za-z]+"\" in version \""($OTHER_PROJECTS)/ ]] || refuse "$answer" ;;
-    annotate\ * | cordon\ * | create\ * | delete\ * | label\ * | patch\ * | scale\ * | uncordon\ *)
+    annotate\ * | apply\ * | cordon\ * | create\ * | delete\ * | label\ * | patch\ * | scale\ * | uncordon\ *)
       "$KUBECTL" "${arguments[@]}" --dry-run=server ;;
     kustomize\ *) "$KUBECTL" "${arguments[@]}" ;;
     auth\ *)
@@ -36,6 +35,13 @@ kubectl-brupop)
   (cd "$HOME/.local" && KUBECONFIG=/nonexistent "$PLUGIN" "$@") || code=$?
   # The command line is not understood (docs/plugin.md, Exit codes).
   [ "$code" != 2 ] || exit 2 ;;
+helm)
+  case "${1-} $*" in
+    *" --help") "$HELM" "$@" ;;
+    install\ * | upgrade\ *) "$HELM" "$@" --dry-run=server ;;
+    uninstall\ *) "$HELM" "$@" --dry-run ;;
+    *) refuse "the test does not know how to try this: $*" ;;
+  esac ;;
 make)
   makefile=$(<"$ROOT/Makefile")
   for argument; do
