@@ -52,11 +52,11 @@ demo: tools $(if $(filter --vm,$(ARGS)),tools-vm) control-plane build agent ## S
 # All is compiled for the tests: clippy checks it on the way, as `cargo clippy` has it do, so that no dependency is compiled for
 # a check alone.
 test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
-test: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
+test: export CLIPPY_ARGS := $(if $(TEST),,-Dwarnings__CLIPPY_HACKERY__)
 test: CHECKED = build --workspace --all-targets --locked
 CHECKED = clippy --workspace --all-targets --locked -- -D warnings
 .PHONY: test
-test: tools $(if $(TEST),,lint docs) control-plane helm definitions next agent prometheus moto ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
+test: tools tools-lint $(if $(TEST),,lint docs) control-plane helm definitions next agent prometheus moto ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	$(CARGO) test --workspace --locked --no-run
 ifdef TEST
 	$(RUN) -- $(TEST)
@@ -93,7 +93,7 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 	@git apply --check integ/next/next.patch || { echo "make: integ/next/next.patch does not fit the sources any more: mend it (docs/testing.md)" >&2; exit 1; }
 	@tree=$$($(CARGO) tree --locked -p planner -e normal --prefix none) && ! grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' <<<"$$tree" || { echo "make: the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)" >&2; exit 1; }
 	@features() { $(CARGO) tree --workspace --locked -e "$$1" --prefix none -f '{p} {f}' | sed 's/ (\*)//' | sort -u; }; \
-		! comm -23 <(features normal,build) <(features normal,build,dev) | grep . || { echo "make: tests switch on features of these, which would be built twice: have integ/Cargo.toml switch them on, too" >&2; exit 1; }
+		programs=$$(features normal,build) && tests=$$(features normal,build,dev) && ! comm -23 <(echo "$$programs") <(echo "$$tests") | grep . || { echo "make: tests switch on features of these, which would be built twice: have integ/Cargo.toml switch them on, too" >&2; exit 1; }
 	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; else echo "make: cargo-deny is not installed: versions, licenses and sources of dependencies are not checked (make deny)"; fi
 
 .PHONY: deny

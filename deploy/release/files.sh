@@ -9,7 +9,7 @@
 #   REGISTRY  where the images are, such as registry.example/brupop
 #   DIGESTS   a file with a line "NAME sha256:…" for each image
 #   URL       where the files will be, such as https://code.example/brupop/releases/download/v0.2.0
-#   FOLDER    has the plugin as kubectl-brupop-OS-ARCH.tar.gz, for one system or several, and the licenses of what it is linked from as
+#   FOLDER    has the plugin as kubectl-brupop-OS-ARCH.tar.gz, for one system or several, and the licenses of its image as
 #             kubectl-brupop-licenses.txt; everything is written to it
 #
 #   BRUPOP_DEPLOY   the program that prints the manifests   (default: it is built)

@@ -133,7 +133,7 @@ impl EarlierShadow {
         !idle(self.wanted) || self.reported.is_some_and(|state| !idle(state))
     }
 
-    /// Returns true if the host was told to reboot, or was about to be: it may still go down after the pods of the
+    /// Returns true if a reboot of the host was requested, or was about to be: it may still go down after the pods of the
     /// earlier operator are gone.
     pub fn may_reboot(&self) -> bool {
         use EarlierState::{PerformedUpdate, RebootedIntoUpdate, StagedAndPerformedUpdate};

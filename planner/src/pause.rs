@@ -1,5 +1,5 @@
 //! The pause beside the earlier operator: as long as one of its pods exists, and then as long as a host may take to go
-//! down, because a host that it told to reboot goes down after its pod is gone.
+//! down, because a host whose reboot it has requested goes down after its pod is gone.
 
 use std::time::Duration;
 

@@ -41,11 +41,12 @@ pub(super) fn check(hook: &Hook, cluster: &Cluster, found: &mut Vec<Finding>) {
     let awaited = cluster.policy().hooks.iter().any(|hook| hook.name == names::AWS_HOOK);
     if awaited && hook.ready.is_none() {
         let message = "the policy awaits it before each drain, and it is not installed: no node is updated";
-        let next = "helm upgrade … --set aws.enabled=true  # docs/aws.md".to_owned();
-        found.push(Finding::error("AwsHookMissing", message).of(deployment()).next([next]));
+        let next = "kubectl apply --server-side -f aws.yaml  # of the operator's version, or the chart's aws.enabled: docs/aws.md";
+        found.push(Finding::error("AwsHookMissing", message).of(deployment()).next([next.to_owned()]));
     }
     if (awaited || !hook.record.is_empty()) && hook.ready == Some(0) {
-        let message = "it has no ready pod: no node is updated, and nothing is taken back in its Auto Scaling group";
+        let waiting = if awaited { "no node is updated, and " } else { "" };
+        let message = format!("it has no ready pod: {waiting}nothing is taken back in Auto Scaling groups");
         found.push(Finding::error("AwsHookNotReady", message).of(deployment()).next([pods()]));
     }
     let under_way =
@@ -61,9 +62,8 @@ pub(super) fn check(hook: &Hook, cluster: &Cluster, found: &mut Vec<Finding>) {
         let message =
             format!("no update of instance {instance}{more} is under way, and this is not taken back: {text}");
         let finding = Finding::warning("AwsNotTakenBack", message).of(format!("configmap/{namespace}/{}", names::AWS));
-        found.push(finding.next([
-            format!("kubectl logs -n {namespace} deployment/{}", names::AWS),
-            format!("aws autoscaling describe-auto-scaling-instances --instance-ids {instance}"),
-        ]));
+        let logs = hook.ready.map(|_| format!("kubectl logs -n {namespace} deployment/{}", names::AWS));
+        let state = format!("aws autoscaling describe-auto-scaling-instances --instance-ids {instance}");
+        found.push(finding.next(logs.into_iter().chain([state])));
     }
 }

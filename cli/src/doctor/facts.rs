@@ -24,7 +24,7 @@ use crate::page::progress;
 /// Namespace of the kubelets' Leases.
 const NODE_LEASES: &str = "kube-node-lease";
 
-/// Time after which a user is told what is being read.
+/// Time after which the progress is shown.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// An object of the installation.

@@ -29,7 +29,7 @@ fn decide(operator: &BottlerocketUpdateOperator, nonce: &str) -> anyhow::Result<
         );
     }
     let patch = json!({"metadata": {"annotations": {TEST_NOTICES_ANNOTATION: nonce}}});
-    Ok(Decision::write(patch, format!("has to send a notice to {}", receivers.join(", "))))
+    Ok(Decision::write(patch, format!("requests a notice to {}", receivers.join(", "))))
 }
 
 /// Returns what came of a request.
@@ -46,7 +46,7 @@ fn outcome(now: &BottlerocketUpdateOperator, nonce: &str) -> State {
             let problem = problem.map(|problem| format!(" ({problem})")).unwrap_or_default();
             State::Pending(format!("for {} to take it{problem}", notice.receivers.join(", ")))
         }
-        (None, Some(problem)) => State::Failed(format!("it was given up, or some earlier notice was: {problem}")),
+        (None, Some(problem)) => State::Failed(format!("a receiver did not take it: {problem}")),
         (None, None) => State::Done(format!("the notice was taken by {}", receivers(now).join(", "))),
     }
 }

@@ -33,7 +33,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Time for the first list of the objects before their absence is told.
+/// Time for the first list of the objects before their absence is reported.
 const LIST_LIMIT: Duration = Duration::from_secs(60);
 
 /// The first pause after a call that was decided on an old state.

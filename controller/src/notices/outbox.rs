@@ -6,6 +6,7 @@ use std::time::Duration;
 use models::backoff::equal_jitter;
 use models::operator::{Notice, NoticeReceiver};
 use models::plain::cut;
+use planner::plan::TEST_NOTICE as TEST;
 use planner::view::NoticeFacts;
 use tokio::time::Instant;
 
@@ -96,7 +97,12 @@ impl Outboxes {
             let is_done = |notice: &&Notice| self.done.contains(&(name.clone(), notice.id.clone()));
             let pending: Vec<Notice> = notices_for(name, recorded).filter(|notice| !is_done(notice)).cloned().collect();
             let has = |notices: &[Notice], id: &str| notices.iter().any(|notice| notice.id == id);
-            is_new |= pending.iter().any(|notice| !has(&outbox.pending, &notice.id));
+            let new = || pending.iter().filter(|notice| !has(&outbox.pending, &notice.id));
+            is_new |= new().next().is_some();
+            // A user tries what was corrected, and waits for it.
+            if new().any(|notice| notice.event == TEST) {
+                outbox.next = now;
+            }
             let gone = outbox.pending.iter().filter(|notice| !has(&pending, &notice.id)).count();
             if gone > 0 {
                 dropped.push((name.clone(), u64::try_from(gone).unwrap_or(u64::MAX)));

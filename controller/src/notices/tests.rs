@@ -399,6 +399,21 @@ fn attempts_are_bounded_and_further_and_further_apart() {
 }
 
 #[test]
+fn requested_notice_ends_the_pause_after_failures() {
+    let mut outboxes = Outboxes::default();
+    let all = [receiver("a", NoticeFormat::Slack)];
+    let now = Instant::now();
+    outboxes.want(&all, &[notice("1", &["a"])], now);
+    outboxes.due(now);
+    let refused = Outcome::Retry { message: "it refuses with 401".into(), after: None, unusable: false };
+    assert_eq!(outboxes.record("a", "1", refused, now, 0.999), Ended::Again);
+    assert_eq!(outboxes.due(now).0, []);
+    let test = Notice { event: "Test".into(), ..notice("2", &["a"]) };
+    assert!(outboxes.want(&all, &[notice("1", &["a"]), test], now).0);
+    assert_eq!(outboxes.due(now).0[0].1.id, "1", "in their order");
+}
+
+#[test]
 fn receiver_gets_one_notice_a_second_at_most() {
     let mut outboxes = Outboxes::default();
     let (all, recorded) = ([receiver("a", NoticeFormat::Slack)], [notice("1", &["a"]), notice("2", &["a"])]);

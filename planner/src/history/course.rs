@@ -19,7 +19,7 @@ const MESSAGE: usize = 256;
 const ENABLED_AGAIN: &str = "updates were enabled again";
 const THAWED: &str = "failures no longer stop updates";
 
-/// Conditions of a record besides `Frozen`, from which a change is told.
+/// Conditions of a record besides `Frozen`, whose changes are recorded.
 const PAUSED: &str = "Paused";
 const QUARANTINED: &str = "Quarantined";
 const WINDOW_CLOSED: &str = "WindowClosed";

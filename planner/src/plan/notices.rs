@@ -91,7 +91,7 @@ fn facts<'a>(uid: &str, status: &'a BottlerocketUpdateOperatorStatus) -> BTreeMa
 const MOST_STEPS: i64 = 16;
 
 /// The event of a notice that a user requests, which every receiver gets.
-const TEST: &str = "Test";
+pub const TEST: &str = "Test";
 
 /// Returns a notice for no receiver yet.
 fn notice(id: &str, event: &str, time: Timestamp, subject: &str, cause: &str, command: &str) -> Notice {

@@ -372,7 +372,7 @@ impl Projection for ServiceFacts {
         false
     }
 
-    /// One without a selector has endpoints that its users maintain: no pod can be told to be one of them.
+    /// One without a selector has endpoints that its users maintain: no pod is known to be one of them.
     fn project(service: &Service) -> Option<Self> {
         let selector = service.spec.as_ref()?.selector.clone().filter(|selector| !selector.is_empty())?;
         Some(Self {

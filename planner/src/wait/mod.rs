@@ -48,7 +48,7 @@ pub enum Wait {
         pods: Vec<String>,
         count: usize,
     },
-    /// A host that the earlier operator told to reboot may still be going down.
+    /// A host whose reboot the earlier operator has requested may still be going down.
     #[error(
         "the earlier bottlerocket-update-operator is gone; waiting until {until:.0} for hosts whose reboot it has requested"
     )]

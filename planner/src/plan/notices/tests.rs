@@ -267,10 +267,11 @@ fn requested_notice_goes_to_every_receiver_once() {
     let request = |cluster: &mut Cluster, value: &str| {
         cluster.view.operator.as_mut().unwrap().test_notices = Some(value.to_owned());
     };
-    // A request that is older than the settings has no notice.
-    request(&mut cluster, "0");
-    assert_eq!(cluster.turn(t(0)), []);
+    // A request that comes with the settings waits for the next turn.
     request(&mut cluster, "1");
+    assert_eq!(cluster.turn(t(0)), []);
+    let requests = |cluster: &Cluster| cluster.view.operator.as_ref().unwrap().status.requests.clone();
+    assert_eq!(requests(&cluster).unwrap_or_default().test_notices, None);
     let sent = cluster.turn(t(10));
     assert_eq!(events(&sent), ["Test"]);
     let uid = cluster.view.operator.as_ref().unwrap().uid.clone();
