@@ -6,7 +6,7 @@ use std::time::Duration;
 use models::backoff::equal_jitter;
 use models::operator::{Notice, NoticeReceiver};
 use models::plain::cut;
-use planner::plan::TEST_NOTICE as TEST;
+use planner::plan::TEST_NOTICE;
 use planner::view::NoticeFacts;
 use tokio::time::Instant;
 
@@ -100,7 +100,7 @@ impl Outboxes {
             let new = || pending.iter().filter(|notice| !has(&outbox.pending, &notice.id));
             is_new |= new().next().is_some();
             // A user tries what was corrected, and waits for it.
-            if new().any(|notice| notice.event == TEST) {
+            if new().any(|notice| notice.event == TEST_NOTICE) {
                 outbox.next = now;
             }
             let gone = outbox.pending.iter().filter(|notice| !has(&pending, &notice.id)).count();

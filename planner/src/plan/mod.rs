@@ -99,7 +99,7 @@ pub use checks::{Check, CheckResult, TURN, checks};
 pub(crate) use fleet::begins_disruption;
 pub use fleet::plan;
 pub use freshness::{Behind, FleetFreshness, freshness};
-pub use notices::{TEST as TEST_NOTICE, test_notice_id};
+pub use notices::{TEST_NOTICE, test_notice_id};
 pub use order::order_key;
 pub use quarantine::Quarantine;
 pub use report::{NOT_SERVED, news};

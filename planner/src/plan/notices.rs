@@ -91,7 +91,7 @@ fn facts<'a>(uid: &str, status: &'a BottlerocketUpdateOperatorStatus) -> BTreeMa
 const MOST_STEPS: i64 = 16;
 
 /// The event of a notice that a user requests, which every receiver gets.
-pub const TEST: &str = "Test";
+pub const TEST_NOTICE: &str = "Test";
 
 /// Returns a notice for no receiver yet.
 fn notice(id: &str, event: &str, time: Timestamp, subject: &str, cause: &str, command: &str) -> Notice {
@@ -172,7 +172,7 @@ impl Source<'_> {
             Fact::Tested => {
                 let cause = "a user has requested this notice, to try its way: there is nothing to do";
                 let subject = format!("bottlerocketupdateoperator/{}", names::OPERATOR_NAME);
-                notice(id, TEST, self.now, &subject, cause, STATUS)
+                notice(id, TEST_NOTICE, self.now, &subject, cause, STATUS)
             }
         }
     }
@@ -328,7 +328,7 @@ fn pending(view: &ClusterView, notices: &Notices, recorded: &[Notice], events: V
     });
     let events = events.into_iter().map(|notice| {
         let wants = notices.receivers.iter().filter(|receiver| {
-            notice.event == TEST
+            notice.event == TEST_NOTICE
                 || receiver.events.is_empty()
                 || receiver.events.iter().any(|event| event.as_str() == notice.event)
         });
