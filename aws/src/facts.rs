@@ -9,7 +9,7 @@ use models::operator::{AwsMode, BottlerocketUpdateOperatorSpec, Deadlines};
 use models::time::between;
 use serde::{Deserialize, Serialize};
 
-/// What the policy says.
+/// The policy, as far as decisions need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Policy {
     pub(crate) mode: Option<AwsMode>,

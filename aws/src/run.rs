@@ -34,7 +34,7 @@ const READS: &str = "";
 /// Highest number of calls under way, for the same reason.
 const CALLS: usize = 10;
 
-/// Number of times that an instance is set healthy. The health check of its group marks it unhealthy after each.
+/// Number of times that an instance is set healthy. One that is unhealthy after them stays so.
 const HEALED: u32 = 3;
 
 /// Reason of the Event about what is taken back.
