@@ -40,6 +40,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) held: &'a BTreeSet<String>,
     /// Those of them that an ExitStandby holds: AWS may still show their instances in Standby.
     pub(crate) leaving: &'a BTreeSet<String>,
+    /// Number of calls that may begin.
+    pub(crate) free: usize,
     /// Instances that stay unhealthy although they were set healthy, or that AWS refuses to set healthy.
     pub(crate) given_up: &'a BTreeSet<String>,
     /// Time after which AWS shows what was changed.
@@ -164,6 +166,12 @@ pub(crate) fn decide(s: &Snapshot) -> Vec<Action> {
         let suspended = |entry: &&&Entry| entry.mode == AwsMode::SuspendReplaceUnhealthy && entry.group == group;
         actions.extend(resume(s, group, &ids, kept.values().any(|entry| suspended(&entry))));
     }
+    let mut free = s.free;
+    actions.retain(|action| {
+        let fits = free > 0 || !matches!(action, Action::Call(_));
+        free -= usize::from(fits && matches!(action, Action::Call(_)));
+        fits
+    });
     actions
 }
 

@@ -21,6 +21,7 @@ struct World {
     groups: BTreeMap<String, Option<Group>>,
     held: BTreeSet<String>,
     leaving: BTreeSet<String>,
+    free: usize,
     given_up: BTreeSet<String>,
     now: Timestamp,
 }
@@ -49,6 +50,7 @@ impl World {
                 .into(),
             held: BTreeSet::new(),
             leaving: BTreeSet::new(),
+            free: 10,
             given_up: BTreeSet::new(),
             now: t(0),
         }
@@ -101,6 +103,7 @@ impl World {
             groups: &self.groups,
             held: &self.held,
             leaving: &self.leaving,
+            free: self.free,
             given_up: &self.given_up,
             settle: SETTLE,
             now: self.now,

@@ -151,6 +151,11 @@ fn unhealthy_instances_are_set_healthy_at_once_and_keep_no_other_waiting() {
         world.instance(name).unhealthy = name != "c";
     }
     assert_eq!(world.decide(), ["healthy i-a", "healthy i-b", "forget i-c"]);
+    for (free, calls) in [(1, &["healthy i-a", "forget i-c"][..]), (0, &["forget i-c"])] {
+        world.free = free;
+        assert_eq!(world.decide(), calls, "others are under way");
+    }
+    world.free = 10;
     world.held.insert("web".into());
     assert_eq!(world.decide(), ["healthy i-a", "healthy i-b"], "whatever holds the group");
     world.held = ["i-a".into()].into();

@@ -136,6 +136,7 @@ impl Runner<'_> {
             groups,
             held: &held,
             leaving: &leaving,
+            free: CALLS.saturating_sub(self.calls.len()),
             given_up: &given_up,
             settle: self.settle,
             now,
@@ -147,7 +148,7 @@ impl Runner<'_> {
                 Action::Answer { node, text, note } => answers.push((node, text, note)),
                 Action::Call(call) => {
                     let leaving = matches!(call, Call::ExitStandby { .. });
-                    if self.calls.len() < CALLS && self.holds.begin(call.key(), leaving, Instant::now()) {
+                    if self.holds.begin(call.key(), leaving, Instant::now()) {
                         let cloud = self.cloud.clone();
                         self.calls.spawn(async move {
                             let result = cloud.call(&call).await;
