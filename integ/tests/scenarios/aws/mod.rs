@@ -6,6 +6,7 @@ mod moto;
 mod proxy;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use deploy::Component;
@@ -184,6 +185,8 @@ async fn rolls_out(
         ctx.updated().await?;
         restored(ctx, &aws, OWN).await?;
         assert_eq!(aws.terminated(), [""; 0]);
+        let every = aws.reads_every().context("no two reads")?;
+        assert!(every >= Duration::from_secs(1), "{every:?}");
         let calls = aws.calls();
         for action in expected {
             assert_eq!(calls.iter().filter(|call| call.as_str() == *action).count(), 2, "{action}: {calls:?}");

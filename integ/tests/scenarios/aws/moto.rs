@@ -192,6 +192,12 @@ impl Aws {
         locked(&self.state).calls.clone()
     }
 
+    /// The shortest time between two reads of the program.
+    pub(super) fn reads_every(&self) -> Option<Duration> {
+        let reads = locked(&self.state).reads.clone();
+        reads.windows(2).map(|pair| pair[1] - pair[0]).min()
+    }
+
     /// Waits until the program has called this action so often.
     pub(super) async fn called(&self, action: &str, times: usize) -> anyhow::Result<()> {
         poll(&format!("{times} calls of {action}"), async || {

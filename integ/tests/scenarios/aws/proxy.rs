@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
@@ -46,6 +46,8 @@ pub(super) enum Fault {
 pub(super) struct State {
     /// Calls of the program, by action, in their order; requests for credentials by path.
     pub(super) calls: Vec<String>,
+    /// Times at which the program began to read.
+    pub(super) reads: Vec<Instant>,
     /// Actions with a fault, for calls that name this instance or group, and how often.
     pub(super) faults: BTreeMap<&'static str, (Fault, String, usize)>,
 }
@@ -147,6 +149,9 @@ async fn forward(
     if let Some(objects) = action.strip_prefix("Describe")
         && !body.contains(SECOND_PAGE)
     {
+        if objects == "AutoScalingInstances" {
+            locked(state).reads.push(Instant::now());
+        }
         return first_page(objects);
     }
     let service = if action == WEB_IDENTITY { "sts" } else { "autoscaling" };
