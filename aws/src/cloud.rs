@@ -12,13 +12,11 @@ use aws_sdk_autoscaling::error::{DisplayErrorContext, ProvideErrorMetadata, SdkE
 use aws_smithy_http_client::tls;
 use base64::Engine as _;
 
-use crate::config::Config;
 use crate::decide::Call;
 use crate::facts::{Group, Instance};
 
-/// Deadline of a call with its retries, of one try, and of its connection.
-const CALL: Duration = Duration::from_secs(12);
-const TRY: Duration = Duration::from_secs(5);
+/// Deadline of a call with that for its credentials, and of its connection.
+const CALL: Duration = Duration::from_secs(5);
 const CONNECT: Duration = Duration::from_secs(3);
 
 /// Deadline for finding the region, which may take requests to the instance's metadata.
@@ -28,8 +26,9 @@ const REGION: Duration = Duration::from_secs(20);
 const INSTANCES: usize = 50;
 const GROUPS: usize = 50;
 
-/// The process that replaces unhealthy instances.
+/// The process that replaces unhealthy instances, and the one that keeps the zones of a group equal.
 const PROCESS: &str = "ReplaceUnhealthy";
+const BALANCE: &str = "AZRebalance";
 
 /// The failure of a call.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -96,50 +95,41 @@ fn of_code(action: &'static str, code: &str, message: String) -> CallError {
     }
 }
 
-/// The clients.
+/// The client. It tries each call once: the loop repeats what fails, and a second try of one that was carried out without
+/// an answer would be refused.
 #[derive(Clone, Debug)]
-pub(crate) struct Cloud {
-    reads: Client,
-    /// For calls that change something. It tries them once: a second try of one that was carried out without an answer would
-    /// be refused.
-    writes: Client,
-}
+pub(crate) struct Cloud(Client);
 
 impl Cloud {
     /// Sets the client up by the SDK's own rules: environment, web identity (IRSA), container credentials (Pod Identity),
     /// metadata of the instance.
     ///
     /// # Errors
-    /// If there is no region, or the authorities cannot be read.
-    pub(crate) async fn connect(config: &Config) -> anyhow::Result<Self> {
+    /// If there is no region.
+    pub(crate) async fn connect() -> anyhow::Result<Self> {
         let http = aws_smithy_http_client::Builder::new()
             .tls_provider(tls::Provider::Rustls(tls::rustls_provider::CryptoMode::AwsLc))
-            .tls_context(tls::TlsContext::builder().with_trust_store(authorities(config)?).build()?)
+            .tls_context(tls::TlsContext::builder().with_trust_store(authorities()).build()?)
             .build_https();
-        let timeouts = TimeoutConfig::builder()
-            .connect_timeout(CONNECT)
-            .operation_attempt_timeout(TRY)
-            .operation_timeout(CALL)
-            .build();
+        let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT).operation_timeout(CALL).build();
         let loader = aws_config::defaults(BehaviorVersion::v2026_01_12())
             .http_client(http)
             .timeout_config(timeouts)
-            .retry_config(RetryConfig::standard());
+            .retry_config(RetryConfig::disabled());
         let config: SdkConfig = tokio::time::timeout(REGION, loader.load())
             .await
             .context("the configuration of the AWS SDK cannot be read in time")?;
         config.region().context("no AWS region: set AWS_REGION, as IRSA and Pod Identity do (docs/aws.md)")?;
-        let once = aws_sdk_autoscaling::config::Builder::from(&config).retry_config(RetryConfig::disabled()).build();
-        Ok(Self { reads: Client::new(&config), writes: Client::from_conf(once) })
+        Ok(Self(Client::new(&config)))
     }
 
     /// Returns the instances, `None` for one that is in no group.
     pub(crate) async fn instances(&self, ids: &[String]) -> Result<BTreeMap<String, Option<Instance>>, CallError> {
         let mut found: BTreeMap<_, _> = ids.iter().map(|id| (id.clone(), None)).collect();
         for ids in ids.chunks(INSTANCES) {
-            let call = self.reads.describe_auto_scaling_instances().set_instance_ids(Some(ids.to_vec()));
-            let answer = ended("autoscaling:DescribeAutoScalingInstances", call.send()).await?;
-            for instance in answer.auto_scaling_instances() {
+            let call = self.0.describe_auto_scaling_instances().set_instance_ids(Some(ids.to_vec()));
+            let pages = call.into_paginator().items().send();
+            for instance in ended("autoscaling:DescribeAutoScalingInstances", pages.try_collect()).await? {
                 let Some(id) = instance.instance_id() else { continue };
                 let read = Instance {
                     group: instance.auto_scaling_group_name().unwrap_or_default().to_owned(),
@@ -156,14 +146,17 @@ impl Cloud {
     pub(crate) async fn groups(&self, names: &[String]) -> Result<BTreeMap<String, Option<Group>>, CallError> {
         let mut found: BTreeMap<_, _> = names.iter().map(|name| (name.clone(), None)).collect();
         for names in names.chunks(GROUPS) {
-            let call = self.reads.describe_auto_scaling_groups().set_auto_scaling_group_names(Some(names.to_vec()));
-            let answer = ended("autoscaling:DescribeAutoScalingGroups", call.send()).await?;
-            for group in answer.auto_scaling_groups() {
+            let call = self.0.describe_auto_scaling_groups().set_auto_scaling_group_names(Some(names.to_vec()));
+            // A group has up to thousands of them.
+            let pages = call.include_instances(false).into_paginator().items().send();
+            for group in ended("autoscaling:DescribeAutoScalingGroups", pages.try_collect()).await? {
                 let Some(name) = group.auto_scaling_group_name() else { continue };
+                let suspended = |name| group.suspended_processes().iter().any(|p| p.process_name() == Some(name));
                 let read = Group {
                     min: group.min_size().unwrap_or_default(),
                     desired: group.desired_capacity().unwrap_or_default(),
-                    suspended: group.suspended_processes().iter().any(|p| p.process_name() == Some(PROCESS)),
+                    suspended: suspended(PROCESS),
+                    balanced_zones: if suspended(BALANCE) { 0 } else { group.availability_zones().len() },
                 };
                 found.insert(name.to_owned(), Some(read));
             }
@@ -173,7 +166,7 @@ impl Cloud {
 
     /// Makes a call that changes something. It may be carried out although it fails.
     pub(crate) async fn call(&self, call: &Call) -> Result<(), CallError> {
-        let client = &self.writes;
+        let client = &self.0;
         match call {
             Call::EnterStandby { group, instance, .. } => {
                 let call = client.enter_standby().auto_scaling_group_name(group).instance_ids(instance);
@@ -193,7 +186,7 @@ impl Cloud {
                 let call = client.resume_processes().auto_scaling_group_name(group).scaling_processes(PROCESS);
                 ended("autoscaling:ResumeProcesses", call.send()).await?;
             }
-            Call::SetHealthy { instance, .. } => {
+            Call::SetHealthy { instance } => {
                 let call = client.set_instance_health().instance_id(instance).health_status("Healthy");
                 ended("autoscaling:SetInstanceHealth", call.send()).await?;
             }
@@ -202,19 +195,14 @@ impl Cloud {
     }
 }
 
-/// Returns the authorities that AWS' certificates are verified with.
-fn authorities(config: &Config) -> anyhow::Result<tls::TrustStore> {
-    let store = tls::TrustStore::empty();
-    if let Some(path) = &config.ca_file {
-        let pem = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        return Ok(store.with_pem_certificate(pem));
-    }
+/// Returns the authorities that AWS' certificates are verified with: Mozilla's, as they were when this program was built.
+fn authorities() -> tls::TrustStore {
     let encode = |der: &[u8]| {
         let text = base64::engine::general_purpose::STANDARD.encode(der);
         format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n")
     };
     let all: String = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter().map(|certificate| encode(certificate)).collect();
-    Ok(store.with_pem_certificate(all))
+    tls::TrustStore::empty().with_pem_certificate(all)
 }
 
 #[cfg(test)]

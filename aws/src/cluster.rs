@@ -11,13 +11,13 @@ use kube::runtime::events::{Event as Notice, EventType, Recorder, Reporter};
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
 use models::names::{AWS, OPERATOR_NAME};
-use models::operator::{AwsMode, BottlerocketUpdateOperator};
+use models::operator::BottlerocketUpdateOperator;
 use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 use watches::{Known, Sink};
 
-use crate::facts::{Node, answer_annotation};
+use crate::facts::{Node, Policy, answer_annotation};
 use crate::record::CALL;
 
 /// Time without any data after which a connection must be dead: a watch gets a bookmark about every minute.
@@ -108,7 +108,7 @@ pub(crate) struct Cluster {
     /// Notified of each change.
     pub(crate) changed: Arc<Notify>,
     nodes: Cache<core::Node, Node>,
-    mode: Cache<BottlerocketUpdateOperator, Option<AwsMode>>,
+    policy: Cache<BottlerocketUpdateOperator, Policy>,
     recorder: Recorder,
     namespace: String,
 }
@@ -127,7 +127,7 @@ impl Cluster {
         let reporter = Reporter { controller: AWS.to_owned(), instance: None };
         Ok(Self {
             nodes: Cache::new(Node::read, Node::differs, &changed),
-            mode: Cache::new(|operator| Some(operator.spec.aws_mode()), |new, old| new != old, &changed),
+            policy: Cache::new(|operator| Some(Policy::read(&operator.spec)), |new, old| new != old, &changed),
             recorder: Recorder::new(client.clone(), reporter),
             namespace: namespace.to_owned(),
             changed,
@@ -143,13 +143,14 @@ impl Cluster {
         let only = watcher::Config::default().fields(&format!("metadata.name={OPERATOR_NAME}"));
         tokio::join!(
             watches::run(Api::all(self.client.clone()), watcher::Config::default(), once.clone(), &self.nodes),
-            watches::run(operators, only, once, &self.mode),
+            watches::run(operators, only, once, &self.policy),
         );
     }
 
-    /// The Nodes and the mode of the policy; `None` before both are known.
-    pub(crate) fn read(&self) -> Option<(BTreeMap<String, Node>, Option<AwsMode>)> {
-        Some((self.nodes.items()?, self.mode.items()?.remove(OPERATOR_NAME).flatten()))
+    /// The Nodes and the policy; `None` before both are known.
+    pub(crate) fn read(&self) -> Option<(BTreeMap<String, Node>, Policy)> {
+        let policy = self.policy.items()?.remove(OPERATOR_NAME).unwrap_or_else(|| Policy::read(&Default::default()));
+        Some((self.nodes.items()?, policy))
     }
 
     /// Sets or removes the answer of a Node, unless it was written since it was read.

@@ -1,7 +1,5 @@
 //! Flags. Each is also an environment variable. The AWS SDK reads its own: region, credentials, endpoint.
 
-use std::path::PathBuf;
-
 use clap::Parser;
 use models::duration::Duration;
 use models::log::LogFormat;
@@ -14,10 +12,6 @@ pub(crate) struct Config {
     /// Namespace of the operator: its resource, and the ConfigMap `brupop-aws` with what is to be taken back.
     #[arg(long, env = "BRUPOP_NAMESPACE", default_value = names::SYSTEM_NAMESPACE)]
     pub(crate) namespace: String,
-    /// A file with the PEM certificates of the authorities that AWS' certificates are verified with, such as those of a
-    /// proxy. Default: Mozilla's, as they were when this program was built.
-    #[arg(long, env = "AWS_CA_BUNDLE")]
-    pub(crate) ca_file: Option<PathBuf>,
     /// Time after which AWS shows what this program has changed there. Within it, an instance that seems to be in service
     /// may still enter Standby.
     #[arg(long, env = "BRUPOP_AWS_SETTLE", default_value = "1m")]

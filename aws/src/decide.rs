@@ -5,6 +5,7 @@
 //!                  record ──► SuspendProcesses ────────────► answer
 //! AfterUpdate/…,   ExitStandby ──► (Pending, InService) ──► forget ──► answer
 //! none, no Node    SetInstanceHealth, ResumeProcesses ────► forget ──► answer
+//! host away        the same, without an answer
 //! ```
 //!
 //! Every step is decided on what there is and not on what was done before, so that one that was interrupted is taken up by
@@ -17,7 +18,7 @@ use jiff::Timestamp;
 use models::operator::AwsMode;
 use models::time::between;
 
-use crate::facts::{Entry, Group, Instance, Node};
+use crate::facts::{Entry, Group, Instance, Node, Policy};
 
 /// Time after its record in which something may be done at AWS. After it the record is renewed first, so that an entry is
 /// removed only when no call is under way any more that could still do what it records.
@@ -26,8 +27,7 @@ const FRESH: Duration = Duration::from_secs(15);
 /// The facts of one round.
 #[derive(Debug)]
 pub(crate) struct Snapshot<'a> {
-    /// The mode of the policy.
-    pub(crate) mode: Option<AwsMode>,
+    pub(crate) policy: Policy,
     /// The Nodes, by name.
     pub(crate) nodes: &'a BTreeMap<String, Node>,
     /// The record, by instance.
@@ -36,12 +36,14 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) instances: &'a BTreeMap<String, Option<Instance>>,
     /// Groups that AWS was asked about; `None` is one that does not exist.
     pub(crate) groups: &'a BTreeMap<String, Option<Group>>,
-    /// Keys of [`Call::key`] with a call under way, or a pause after one that failed.
+    /// Keys of [`Call::key`] with a call under way, a pause after one that failed, or one that AWS may not show yet.
     pub(crate) held: &'a BTreeSet<String>,
-    /// Instances that could not be set healthy, since AWS refuses that.
-    pub(crate) refused: &'a BTreeSet<String>,
-    /// Groups whose process this program has resumed within `settle`: AWS may still show it as suspended.
-    pub(crate) resumed: &'a BTreeSet<String>,
+    /// Those of them that an ExitStandby holds: AWS may still show their instances in Standby.
+    pub(crate) leaving: &'a BTreeSet<String>,
+    /// Number of calls that may begin.
+    pub(crate) free: usize,
+    /// Instances that stay unhealthy although they were set healthy, or that AWS refuses to set healthy.
+    pub(crate) given_up: &'a BTreeSet<String>,
     /// Time after which AWS shows what was changed.
     pub(crate) settle: Duration,
     pub(crate) now: Timestamp,
@@ -80,19 +82,18 @@ pub(crate) enum Call {
         group: String,
         instance: String,
     },
-    /// Suspends ReplaceUnhealthy. Idempotent, so it is called for each node, whatever the group seems to be.
+    /// Suspends ReplaceUnhealthy for these nodes. Idempotent, so it is called whatever the group seems to be.
     Suspend {
         group: String,
-        node: String,
+        nodes: Vec<String>,
     },
-    /// Resumes ReplaceUnhealthy; the instances are forgotten then.
+    /// Resumes ReplaceUnhealthy; the instances are forgotten once AWS shows that.
     Resume {
         group: String,
         instances: Vec<String>,
     },
     /// Sets an instance healthy that was marked unhealthy by its reboot: it never recovers by itself.
     SetHealthy {
-        group: String,
         instance: String,
     },
 }
@@ -101,48 +102,57 @@ impl Call {
     /// The instance or the group that no other call concerns at the same time.
     pub(crate) fn key(&self) -> &str {
         match self {
-            Self::EnterStandby { instance, .. } | Self::ExitStandby { instance, .. } => instance,
-            Self::Suspend { group, .. } | Self::Resume { group, .. } | Self::SetHealthy { group, .. } => group,
+            Self::EnterStandby { instance, .. }
+            | Self::ExitStandby { instance, .. }
+            | Self::SetHealthy { instance } => instance,
+            Self::Suspend { group, .. } | Self::Resume { group, .. } => group,
         }
     }
 }
 
 /// Returns the instances that AWS has to be asked about.
 pub(crate) fn instances_to_read(
-    mode: Option<AwsMode>,
+    policy: Policy,
     nodes: &BTreeMap<String, Node>,
     record: &BTreeMap<String, Entry>,
+    now: Timestamp,
 ) -> Vec<String> {
     let open = |node: &&Node| node.prepares().is_some() && !node.is_answered();
     let entering = nodes.values().filter(open).filter_map(|node| node.instance.as_ref().ok());
-    let entering = entering.filter(|id| mode.is_some() || record.contains_key(*id));
-    let kept = kept(nodes);
+    let entering = entering.filter(|id| policy.mode.is_some() || record.contains_key(*id));
+    let kept = kept(policy, nodes, now);
     let leaving = record.keys().filter(|id| !kept.contains(id.as_str()));
     let all: BTreeSet<&String> = entering.chain(leaving).collect();
     all.into_iter().cloned().collect()
 }
 
 /// The instances for which what was done has to stay.
-fn kept(nodes: &BTreeMap<String, Node>) -> BTreeSet<&str> {
-    let keeps = |node: &&Node| node.prepares().is_some() && !node.is_refused();
+fn kept(policy: Policy, nodes: &BTreeMap<String, Node>, now: Timestamp) -> BTreeSet<&str> {
+    let keeps = |node: &&Node| node.prepares().is_some() && !node.is_refused() && !node.is_lost(policy, now);
     nodes.values().filter(keeps).filter_map(|node| node.instance.as_deref().ok()).collect()
 }
 
 /// Returns what is to be done now.
 pub(crate) fn decide(s: &Snapshot) -> Vec<Action> {
     let mut actions = Vec::new();
+    let mut suspended: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for node in s.nodes.values() {
         if let Some(request) = node.prepares() {
-            if !node.is_answered() {
+            if !node.is_answered() && !node.is_lost(s.policy, s.now) {
                 let recorded: Vec<&Entry> = actions.iter().filter_map(Action::recorded).collect();
-                let step = enter(s, node, request, &recorded);
-                actions.extend(step);
+                match enter(s, node, request, &recorded) {
+                    Some(Action::Call(Call::Suspend { group, nodes })) => {
+                        suspended.entry(group).or_default().extend(nodes);
+                    }
+                    step => actions.extend(step),
+                }
             }
         } else if !node.is_answered() && !node.instance.as_ref().is_ok_and(|id| s.record.contains_key(id)) {
             actions.push(Action::Answer { node: node.name.clone(), text: node.request.clone(), note: None });
         }
     }
-    let kept = kept(s.nodes);
+    actions.extend(suspended.into_iter().map(|(group, nodes)| Action::Call(Call::Suspend { group, nodes })));
+    let kept = kept(s.policy, s.nodes, s.now);
     let (kept, leaving): (BTreeMap<_, _>, BTreeMap<_, _>) =
         s.record.iter().partition(|(id, _)| kept.contains(id.as_str()));
     let mut groups: BTreeMap<&str, Vec<&String>> = BTreeMap::new();
@@ -156,6 +166,12 @@ pub(crate) fn decide(s: &Snapshot) -> Vec<Action> {
         let suspended = |entry: &&&Entry| entry.mode == AwsMode::SuspendReplaceUnhealthy && entry.group == group;
         actions.extend(resume(s, group, &ids, kept.values().any(|entry| suspended(&entry))));
     }
+    let mut free = s.free;
+    actions.retain(|action| {
+        let fits = free > 0 || !matches!(action, Action::Call(_));
+        free -= usize::from(fits && matches!(action, Action::Call(_)));
+        fits
+    });
     actions
 }
 
@@ -168,11 +184,11 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
     let refuse = |why: String| answer(format!("{request} Refused: {why}"), why);
     let id = match &node.instance {
         Ok(id) => id,
-        Err(why) => return s.mode.and_then(|_| done(format!("no Auto Scaling group has to be kept: {why}"))),
+        Err(why) => return s.policy.mode.and_then(|_| done(format!("no Auto Scaling group has to be kept: {why}"))),
     };
     let entry = s.record.get(id);
     // Without a mode it waits: the controller may have seen a policy that this program has not seen yet.
-    let mode = entry.map(|entry| entry.mode).or(s.mode)?;
+    let mode = entry.map(|entry| entry.mode).or(s.policy.mode)?;
     let Some(instance) = s.instances.get(id)? else {
         return done(format!(
             "instance {id} is in no Auto Scaling group (as with Karpenter): there is nothing to keep"
@@ -191,7 +207,15 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
     match (mode, entry) {
         (AwsMode::Standby, None) => match instance.state.as_str() {
             "InService" => {
-                let Group { min, desired, .. } = s.groups.get(&group)?.as_ref()?;
+                let Group { min, desired, balanced_zones, .. } = s.groups.get(&group)?.as_ref()?;
+                if *balanced_zones > 1 {
+                    return refuse(format!(
+                        "Auto Scaling group {group} keeps its {balanced_zones} zones equal, and would launch and terminate \
+                         others while one is in Standby: run `aws autoscaling suspend-processes \
+                         --auto-scaling-group-name {group} --scaling-processes AZRebalance`, or set \
+                         spec.autoscaling.aws.mode to SuspendReplaceUnhealthy"
+                    ));
+                }
                 let is_other = |entry: &Entry| entry.mode == mode && entry.group == group;
                 let others = s.record.iter().filter(|(_, entry)| is_other(entry));
                 let recorded = recorded.iter().filter(|entry| is_other(entry)).count();
@@ -211,6 +235,7 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
                 }
                 record(group)
             }
+            "Standby" if s.leaving.contains(id) => None,
             "Standby" => {
                 done(format!("instance {id} of Auto Scaling group {group} was in Standby before: it stays there"))
             }
@@ -224,6 +249,7 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
             "InService" => {
                 Some(Action::Call(Call::EnterStandby { group, instance: id.clone(), node: node.name.clone() }))
             }
+            "Standby" if s.leaving.contains(id) => None,
             "Standby" => {
                 done(format!("instance {id} of Auto Scaling group {group} is in Standby until the update ends"))
             }
@@ -232,8 +258,7 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
         },
         (AwsMode::SuspendReplaceUnhealthy, _) if held(&group) => None,
         (AwsMode::SuspendReplaceUnhealthy, None) => {
-            let ours =
-                s.record.values().any(|entry| entry.mode == mode && entry.group == group) || s.resumed.contains(&group);
+            let ours = s.record.values().any(|entry| entry.mode == mode && entry.group == group);
             if s.groups.get(&group)?.as_ref()?.suspended && !ours {
                 return done(format!(
                     "ReplaceUnhealthy of Auto Scaling group {group} was suspended before: it stays so"
@@ -243,7 +268,7 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
         }
         (AwsMode::SuspendReplaceUnhealthy, Some(entry)) if between(entry.since, s.now) > FRESH => record(group),
         (AwsMode::SuspendReplaceUnhealthy, Some(entry)) => {
-            Some(Action::Call(Call::Suspend { group: entry.group.clone(), node: node.name.clone() }))
+            Some(Action::Call(Call::Suspend { group: entry.group.clone(), nodes: vec![node.name.clone()] }))
         }
     }
 }
@@ -254,15 +279,14 @@ fn is_in_service(s: &Snapshot, id: &str) -> bool {
 
 /// The next step of an instance that is to be in service again.
 fn exit_standby(s: &Snapshot, id: &str, entry: &Entry) -> Option<Action> {
-    if s.held.contains(id) {
-        return None;
-    }
     let state = match s.instances.get(id)? {
         // Terminated, or detached.
         None => "",
         Some(instance) => instance.state.as_str(),
     };
     match state {
+        _ if s.held.contains(id) && !s.leaving.contains(id) => None,
+        "Standby" if s.leaving.contains(id) => None,
         "Standby" => Some(Action::Call(Call::ExitStandby { group: entry.group.clone(), instance: id.to_owned() })),
         "EnteringStandby" | "Pending" | "Pending:Wait" | "Pending:Proceed" => None,
         // It may still be on the way into Standby.
@@ -273,35 +297,39 @@ fn exit_standby(s: &Snapshot, id: &str, entry: &Entry) -> Option<Action> {
 
 /// The next steps of a group of which these instances are back. `others`: further ones of it are still updated.
 fn resume(s: &Snapshot, group: &str, ids: &[&String], others: bool) -> Vec<Action> {
-    if s.held.contains(group) {
-        return Vec::new();
-    }
     // Only a node that is Ready is healthy for certain. Any other is replaced as soon as the process is resumed, as it is
     // without this program.
     let ready = |id: &String| s.nodes.values().any(|node| node.ready && node.instance.as_ref() == Ok(id));
-    for id in ids {
-        match s.instances.get(*id) {
-            Some(Some(instance)) if instance.unhealthy && ready(id) && !s.refused.contains(*id) => {
-                let (group, instance) = (group.to_owned(), (*id).clone());
-                return vec![Action::Call(Call::SetHealthy { group, instance })];
-            }
-            Some(_) => {}
-            None => return Vec::new(),
-        }
+    let is_unhealthy = |id: &String| s.instances.get(id).and_then(Option::as_ref).is_some_and(|found| found.unhealthy);
+    let (awaited, back): (Vec<&String>, Vec<&String>) = ids.iter().partition(|id| match s.instances.get(**id) {
+        None => true,
+        Some(None) => false,
+        Some(Some(found)) => ready(id) && (s.held.contains(**id) || found.unhealthy && !s.given_up.contains(**id)),
+    });
+    let to_heal = awaited.iter().filter(|id| is_unhealthy(id) && !s.held.contains(**id));
+    let mut actions: Vec<Action> =
+        to_heal.map(|id| Action::Call(Call::SetHealthy { instance: (*id).clone() })).collect();
+    if s.held.contains(group) {
+        return actions;
     }
-    let forget = || ids.iter().map(|id| Action::Record { instance: (*id).clone(), entry: None }).collect();
     let settled = |id: &&String| s.record.get(*id).is_none_or(|entry| between(entry.since, s.now) >= s.settle);
-    match s.groups.get(group) {
-        _ if others => forget(),
-        // Another client has resumed it, or it could not be suspended.
-        Some(Some(group)) if !group.suspended && ids.iter().all(settled) => forget(),
-        Some(Some(_)) => {
-            let instances = ids.iter().map(|id| (*id).clone()).collect();
-            vec![Action::Call(Call::Resume { group: group.to_owned(), instances })]
-        }
-        Some(None) => forget(),
-        None => Vec::new(),
+    // An entry is enough to resume the process, so those of healthy instances do not wait for the others.
+    let is_over = others
+        || !awaited.is_empty()
+        || match s.groups.get(group) {
+            None => return actions,
+            // It was deleted.
+            Some(None) => true,
+            // Resumed, by this program or another client, or it could not be suspended.
+            Some(Some(group)) => !group.suspended && back.iter().all(settled),
+        };
+    if is_over {
+        actions.extend(back.into_iter().map(|id| Action::Record { instance: id.clone(), entry: None }));
+    } else {
+        let instances = back.into_iter().cloned().collect();
+        actions.push(Action::Call(Call::Resume { group: group.to_owned(), instances }));
     }
+    actions
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
-//! Each step of an instance and of a group, and what must not happen.
+//! Each step of an instance and of a group before the drain, and what must not happen.
 
 use super::*;
+
+#[path = "decide_leaving_cases.rs"]
+mod leaving;
 
 const SETTLE: Duration = Duration::from_secs(60);
 const BEFORE: &str = "BeforeDrain/1/100";
@@ -11,14 +14,15 @@ fn t(second: i64) -> Timestamp {
 
 /// A world of two groups, in which a test changes something. Every instance is looked up, as AWS would show it.
 struct World {
-    mode: Option<AwsMode>,
+    policy: Policy,
     nodes: BTreeMap<String, Node>,
     record: BTreeMap<String, Entry>,
     instances: BTreeMap<String, Option<Instance>>,
     groups: BTreeMap<String, Option<Group>>,
     held: BTreeSet<String>,
-    refused: BTreeSet<String>,
-    resumed: BTreeSet<String>,
+    leaving: BTreeSet<String>,
+    free: usize,
+    given_up: BTreeSet<String>,
     now: Timestamp,
 }
 
@@ -31,20 +35,23 @@ impl World {
             version: "1".into(),
             instance: Ok(format!("i-{name}")),
             ready: true,
+            since: Some(t(-100_000)),
             request: None,
             answer: None,
         };
         let instance = || Some(Instance { group: "web".into(), state: "InService".into(), unhealthy: false });
         let none = |found: &str| (found != "c").then(instance).flatten();
         Self {
-            mode: Some(mode),
+            policy: Policy { mode: Some(mode), reboot: Duration::from_mins(25) },
             nodes: ["a", "b", "c"].map(|name| (name.to_owned(), node(name))).into(),
             record: BTreeMap::new(),
             instances: ["a", "b", "c"].map(|name| (format!("i-{name}"), none(name))).into(),
-            groups: [("web".to_owned(), Some(Group { min: 1, desired: 3, suspended: false }))].into(),
+            groups: [("web".to_owned(), Some(Group { min: 1, desired: 3, suspended: false, balanced_zones: 0 }))]
+                .into(),
             held: BTreeSet::new(),
-            refused: BTreeSet::new(),
-            resumed: BTreeSet::new(),
+            leaving: BTreeSet::new(),
+            free: 10,
+            given_up: BTreeSet::new(),
             now: t(0),
         }
     }
@@ -79,7 +86,7 @@ impl World {
     }
 
     fn entry(&self, name: &str, since: i64) -> Entry {
-        Entry { group: "web".into(), mode: self.mode.unwrap(), node: name.into(), since: t(since) }
+        Entry { group: "web".into(), mode: self.policy.mode.unwrap(), node: name.into(), since: t(since) }
     }
 
     fn enter(&mut self, name: &str, since: i64) {
@@ -89,14 +96,15 @@ impl World {
     /// Returns what is decided, each step in a few words.
     fn decide(&self) -> Vec<String> {
         let actions = decide(&Snapshot {
-            mode: self.mode,
+            policy: self.policy,
             nodes: &self.nodes,
             record: &self.record,
             instances: &self.instances,
             groups: &self.groups,
             held: &self.held,
-            refused: &self.refused,
-            resumed: &self.resumed,
+            leaving: &self.leaving,
+            free: self.free,
+            given_up: &self.given_up,
             settle: SETTLE,
             now: self.now,
         });
@@ -111,15 +119,15 @@ impl World {
             Action::Record { instance, entry: None } => format!("forget {instance}"),
             Action::Call(Call::EnterStandby { instance, .. }) => format!("enter {instance}"),
             Action::Call(Call::ExitStandby { instance, .. }) => format!("exit {instance}"),
-            Action::Call(Call::Suspend { group, .. }) => format!("suspend {group}"),
+            Action::Call(Call::Suspend { group, nodes }) => format!("suspend {group} {}", nodes.join(" ")),
             Action::Call(Call::Resume { group, instances }) => format!("resume {group} {}", instances.join(" ")),
-            Action::Call(Call::SetHealthy { instance, .. }) => format!("healthy {instance}"),
+            Action::Call(Call::SetHealthy { instance }) => format!("healthy {instance}"),
         };
         actions.into_iter().map(text).collect()
     }
 
     fn to_read(&self) -> Vec<String> {
-        instances_to_read(self.mode, &self.nodes, &self.record)
+        instances_to_read(self.policy, &self.nodes, &self.record, self.now)
     }
 }
 
@@ -159,45 +167,13 @@ fn process_is_suspended_after_it_was_recorded() {
     world.request("a", BEFORE);
     assert_eq!(world.decide(), ["record i-a SuspendReplaceUnhealthy"]);
     world.enter("a", 0);
-    assert_eq!(world.decide(), ["suspend web"]);
+    assert_eq!(world.decide(), ["suspend web a"]);
     world.group().suspended = true;
-    assert_eq!(world.decide(), ["suspend web"], "what AWS shows may be old");
+    assert_eq!(world.decide(), ["suspend web a"], "what AWS shows may be old");
     world.now = t(16);
     assert_eq!(world.decide(), ["record i-a SuspendReplaceUnhealthy"]);
     world.held.insert("web".into());
     assert!(world.decide().is_empty());
-}
-
-#[test]
-fn taken_back_after_the_update_and_without_request_node_or_mode() {
-    for mode in MODES {
-        let back = if mode == AwsMode::Standby { "exit i-a" } else { "resume web i-a" };
-        let change = |change: fn(&mut World)| {
-            let mut world = World::prepared(mode);
-            change(&mut world);
-            (world.to_read(), world.decide())
-        };
-        let expected = (vec!["i-a".to_owned()], vec![back.to_owned()]);
-        assert_eq!(change(|world| world.request("a", "AfterUpdate/1/100")), expected);
-        assert_eq!(change(|world| world.node("a").request = None), expected);
-        assert_eq!(change(|world| drop(world.nodes.remove("a"))), expected);
-        let other_instance = |world: &mut World| world.node("a").instance = Ok("i-other".into());
-        assert_eq!(change(other_instance), expected, "a Node of the same name with another instance");
-        let refused = |world: &mut World| world.node("a").answer = Some(format!("{BEFORE} Refused: denied"));
-        assert_eq!(change(refused), expected, "refused after it was recorded");
-        let changed_mode = |world: &mut World| {
-            world.mode = world.mode.map(|mode| if mode == MODES[0] { MODES[1] } else { MODES[0] });
-            world.request("a", "AfterUpdate/1/100");
-        };
-        assert_eq!(change(changed_mode), expected, "as it was entered");
-        let no_mode = |world: &mut World| {
-            world.mode = None;
-            world.node("a").request = None;
-        };
-        assert_eq!(change(no_mode), expected);
-        // A policy that changes in the middle changes nothing for a node that is prepared.
-        assert!(change(|world| world.mode = None).1.is_empty());
-    }
 }
 
 #[test]
@@ -206,63 +182,12 @@ fn mode_that_changes_on_the_way_in_is_the_recorded_one() {
         let mut world = World::new(mode);
         world.request("a", BEFORE);
         world.enter("a", 0);
-        let step = if mode == AwsMode::Standby { "enter i-a" } else { "suspend web" };
+        let step = if mode == AwsMode::Standby { "enter i-a" } else { "suspend web a" };
         for other in [None, Some(AwsMode::Standby), Some(AwsMode::SuspendReplaceUnhealthy)] {
-            world.mode = other;
+            world.policy.mode = other;
             assert_eq!((world.to_read().len(), world.decide()), (1, vec![step.to_owned()]), "{other:?}");
         }
     }
-}
-
-#[test]
-fn after_update_is_answered_once_the_instance_is_forgotten() {
-    let mut world = World::prepared(AwsMode::Standby);
-    world.request("a", "AfterUpdate/1/100");
-    for state in ["Pending", "Pending:Wait", "Pending:Proceed", "EnteringStandby"] {
-        world.instance("a").state = state.into();
-        assert!(world.decide().is_empty(), "{state}");
-    }
-    world.instance("a").state = "InService".into();
-    assert_eq!(world.decide(), ["forget i-a"]);
-    world.record.clear();
-    assert_eq!(world.decide(), ["answer a AfterUpdate/1/100"]);
-    world.node("a").answer = Some("AfterUpdate/1/100".into());
-    assert!(world.decide().is_empty());
-    world.node("a").request = None;
-    assert_eq!(world.decide(), ["answer a"], "the answer is removed");
-}
-
-#[test]
-fn instance_that_may_still_enter_standby_is_not_forgotten() {
-    let mut world = World::new(AwsMode::Standby);
-    world.enter("a", -59);
-    assert!(world.decide().is_empty());
-    world.now = t(1);
-    assert_eq!(world.decide(), ["forget i-a"]);
-    world.instance("a").state = "Standby".into();
-    assert_eq!(world.decide(), ["exit i-a"]);
-    world.held.insert("i-a".into());
-    assert!(world.decide().is_empty());
-}
-
-#[test]
-fn instance_that_is_gone_is_forgotten() {
-    for mode in MODES {
-        for change in [
-            |world: &mut World| drop(world.instances.insert("i-a".into(), None)),
-            |world: &mut World| world.instance("a").state = "Terminating".into(),
-        ] {
-            let mut world = World::prepared(mode);
-            world.nodes.remove("a");
-            change(&mut world);
-            let expected = if mode == AwsMode::Standby { "forget i-a" } else { "resume web i-a" };
-            assert_eq!(world.decide(), [expected]);
-        }
-    }
-    let mut world = World::prepared(AwsMode::SuspendReplaceUnhealthy);
-    world.nodes.remove("a");
-    world.groups.insert("web".into(), None);
-    assert_eq!(world.decide(), ["forget i-a"], "the group was deleted");
 }
 
 #[test]
@@ -270,8 +195,9 @@ fn nothing_is_decided_about_what_aws_has_not_shown() {
     for mode in MODES {
         for mut world in [World::new(mode), World::prepared(mode)] {
             world.request("a", if world.record.is_empty() { BEFORE } else { "AfterUpdate/1/100" });
-            world.groups.clear();
             world.instances.clear();
+            assert!(world.decide().is_empty(), "{:?}", world.decide());
+            world.groups.clear();
             assert!(world.decide().is_empty(), "{:?}", world.decide());
         }
     }
@@ -281,11 +207,11 @@ fn nothing_is_decided_about_what_aws_has_not_shown() {
 fn minimum_size_refuses_standby_and_nothing_else() {
     let mut world = World::new(AwsMode::Standby);
     world.request("a", BEFORE);
-    *world.group() = Group { min: 3, desired: 3, suspended: false };
+    *world.group() = Group { min: 3, desired: 3, suspended: false, balanced_zones: 0 };
     let refusal = world.decide().remove(0);
     assert!(refusal.starts_with(&format!("answer a {BEFORE} Refused: Auto Scaling group web has")), "{refusal}");
     assert!(refusal.contains("minimum 3") && refusal.contains("lower the minimum"), "{refusal}");
-    world.mode = Some(AwsMode::SuspendReplaceUnhealthy);
+    world.policy.mode = Some(AwsMode::SuspendReplaceUnhealthy);
     assert_eq!(world.decide(), ["record i-a SuspendReplaceUnhealthy"]);
 }
 
@@ -309,16 +235,6 @@ fn nodes_of_a_group_wait_for_each_other_at_its_minimum() {
 }
 
 #[test]
-fn process_is_resumed_although_an_instance_cannot_be_set_healthy() {
-    let mut world = World::prepared(AwsMode::SuspendReplaceUnhealthy);
-    world.request("a", "AfterUpdate/1/100");
-    world.instance("a").unhealthy = true;
-    assert_eq!(world.decide(), ["healthy i-a"]);
-    world.refused.insert("i-a".into());
-    assert_eq!(world.decide(), ["resume web i-a"]);
-}
-
-#[test]
 fn what_another_client_did_stays() {
     let mut world = World::new(AwsMode::Standby);
     world.request("a", BEFORE);
@@ -328,49 +244,6 @@ fn what_another_client_did_stays() {
     world.request("a", BEFORE);
     world.group().suspended = true;
     assert_eq!(world.decide(), [format!("answer a {BEFORE}")], "and no record, so that it stays suspended");
-    world.resumed.insert("web".into());
-    assert_eq!(world.decide(), ["record i-a SuspendReplaceUnhealthy"], "this program has just resumed it");
-}
-
-#[test]
-fn group_is_resumed_with_its_last_node() {
-    let mut world = World::prepared(AwsMode::SuspendReplaceUnhealthy);
-    world.request("b", "BeforeDrain/1/200");
-    assert_eq!(world.decide(), ["record i-b SuspendReplaceUnhealthy"], "suspended by this program");
-    world.enter("b", 0);
-    world.request("a", "AfterUpdate/1/100");
-    assert_eq!(world.decide(), ["suspend web", "forget i-a"]);
-    world.node("b").answer = Some("BeforeDrain/1/200".into());
-    assert_eq!(world.decide(), ["forget i-a"]);
-    world.node("b").request = None;
-    assert_eq!(world.decide(), ["resume web i-a i-b"]);
-    world.held.insert("web".into());
-    assert!(world.decide().is_empty());
-}
-
-#[test]
-fn process_that_another_client_resumed_is_left_to_it() {
-    let mut world = World::prepared(AwsMode::SuspendReplaceUnhealthy);
-    world.node("a").request = None;
-    world.group().suspended = false;
-    assert_eq!(world.decide(), ["forget i-a"]);
-    world.enter("a", -59);
-    assert_eq!(world.decide(), ["resume web i-a"], "a call may be under way");
-}
-
-#[test]
-fn instance_marked_unhealthy_by_its_reboot_is_set_healthy_first() {
-    let mut world = World::prepared(AwsMode::SuspendReplaceUnhealthy);
-    world.request("a", "AfterUpdate/1/100");
-    world.instance("a").unhealthy = true;
-    assert_eq!(world.decide(), ["healthy i-a"]);
-    world.node("a").ready = false;
-    assert_eq!(world.decide(), ["resume web i-a"], "a node that did not come back is replaced");
-    world.node("a").ready = true;
-    world.request("b", BEFORE);
-    world.node("b").answer = Some(BEFORE.into());
-    world.enter("b", 0);
-    assert_eq!(world.decide(), ["healthy i-a"], "also while others are updated");
 }
 
 #[test]
@@ -382,7 +255,7 @@ fn nodes_without_a_group_are_answered_with_the_reason() {
         world.node("c").instance = Err("it has no spec.providerID".into());
         assert_eq!(world.decide(), [format!("answer c {BEFORE}")]);
         assert!(world.to_read().is_empty());
-        world.mode = None;
+        world.policy.mode = None;
         assert!(world.decide().is_empty(), "the policy may not have been seen yet");
     }
 }
@@ -397,5 +270,59 @@ fn instance_that_is_not_in_service_is_refused_or_awaited() {
         let decided = world.decide();
         assert_eq!(decided.iter().any(|step| step.contains("Refused: instance i-a")), refused, "{decided:?}");
         assert_eq!(decided.len(), usize::from(refused), "{decided:?}");
+    }
+}
+
+#[test]
+fn process_is_suspended_once_for_all_nodes_of_a_group() {
+    let mut world = World::new(AwsMode::SuspendReplaceUnhealthy);
+    for name in ["a", "b"] {
+        world.request(name, BEFORE);
+        world.enter(name, 0);
+    }
+    assert_eq!(world.decide(), ["suspend web a b"]);
+}
+
+#[test]
+fn group_that_keeps_its_zones_equal_refuses_standby() {
+    let mut world = World::new(AwsMode::Standby);
+    world.request("a", BEFORE);
+    world.group().balanced_zones = 1;
+    assert_eq!(world.decide(), ["record i-a Standby"], "nothing to keep equal");
+    world.group().balanced_zones = 3;
+    let refusal = world.decide().remove(0);
+    let command = "`aws autoscaling suspend-processes --auto-scaling-group-name web --scaling-processes AZRebalance`";
+    assert!(refusal.contains("Refused: ") && refusal.contains("3 zones") && refusal.contains(command), "{refusal}");
+    world.policy.mode = Some(AwsMode::SuspendReplaceUnhealthy);
+    assert_eq!(world.decide(), ["record i-a SuspendReplaceUnhealthy"]);
+}
+
+#[test]
+fn standby_that_is_being_left_is_no_answer() {
+    for recorded in [true, false] {
+        let mut world = World::prepared(AwsMode::Standby);
+        world.request("a", "BeforeDrain/2/300");
+        if !recorded {
+            world.record.clear();
+        }
+        world.held.insert("i-a".into());
+        world.leaving.insert("i-a".into());
+        assert!(world.decide().is_empty(), "of the attempt before: AWS still shows it");
+        world.instance("a").state = "InService".into();
+        let expected: &[&str] = if recorded { &[] } else { &["record i-a Standby"] };
+        assert_eq!(world.decide(), expected);
+        world.instance("a").state = "Standby".into();
+        world.leaving.clear();
+        assert_eq!(world.decide(), ["answer a BeforeDrain/2/300"], "held by an EnterStandby that AWS shows");
+    }
+}
+
+#[test]
+fn node_that_is_lost_is_not_prepared() {
+    for mode in MODES {
+        let mut world = World::new(mode);
+        world.request("a", BEFORE);
+        (world.node("a").ready, world.node("a").since) = (false, Some(t(-1501)));
+        assert!(world.decide().is_empty(), "{:?}", world.decide());
     }
 }

@@ -1,10 +1,30 @@
 //! The facts that decisions need: nodes with the requests to hooks, the record, and what AWS shows of instances and groups.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use models::names::{AWS_HOOK, HOOK_ANSWER_PREFIX, HOOKS_ANNOTATION};
-use models::operator::AwsMode;
+use models::operator::{AwsMode, BottlerocketUpdateOperatorSpec, Deadlines};
+use models::time::between;
 use serde::{Deserialize, Serialize};
+
+/// The policy, as far as decisions need it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Policy {
+    pub(crate) mode: Option<AwsMode>,
+    /// Time that an update gives a host to reboot and to be Ready again.
+    pub(crate) reboot: Duration,
+}
+
+impl Policy {
+    pub(crate) fn read(spec: &BottlerocketUpdateOperatorSpec) -> Self {
+        let deadlines = spec.deadlines.clone().unwrap_or_default();
+        let reboot = deadlines.reboot.unwrap_or(Deadlines::REBOOT).0;
+        let returning = deadlines.returning.unwrap_or(Deadlines::RETURN).0;
+        Self { mode: spec.aws_mode(), reboot: reboot.saturating_add(returning) }
+    }
+}
 
 /// A Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +36,8 @@ pub(crate) struct Node {
     /// Id of its EC2 instance, or why it has none.
     pub(crate) instance: Result<String, String>,
     pub(crate) ready: bool,
+    /// The time at which that changed.
+    pub(crate) since: Option<Timestamp>,
     /// The operator's request to all hooks.
     pub(crate) request: Option<String>,
     /// The answer of this hook.
@@ -26,14 +48,16 @@ impl Node {
     pub(crate) fn read(node: &core::Node) -> Option<Self> {
         let meta = &node.metadata;
         let annotation = |name: &str| meta.annotations.as_ref()?.get(name).cloned();
-        let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready =
+            node.status.as_ref().and_then(|status| status.conditions.as_ref()?.iter().find(|c| c.type_ == "Ready"));
         let provider = node.spec.as_ref().and_then(|spec| spec.provider_id.as_deref()).unwrap_or_default();
         Some(Self {
             name: meta.name.clone()?,
             uid: meta.uid.clone()?,
             version: meta.resource_version.clone()?,
             instance: instance_of(provider),
-            ready: conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
+            ready: ready.is_some_and(|condition| condition.status == "True"),
+            since: ready.and_then(|condition| Some(condition.last_transition_time.as_ref()?.0)),
             request: annotation(HOOKS_ANNOTATION),
             answer: annotation(&answer_annotation()),
         })
@@ -41,8 +65,15 @@ impl Node {
 
     /// Returns true if a decision may differ: not after a heartbeat, which changes the version alone.
     pub(crate) fn differs(&self, old: &Self) -> bool {
-        let Self { name: _, uid, version: _, instance, ready, request, answer } = self;
-        (uid, instance, ready, request, answer) != (&old.uid, &old.instance, &old.ready, &old.request, &old.answer)
+        let Self { name: _, uid, version: _, instance, ready, since, request, answer } = self;
+        (uid, instance, ready, since) != (&old.uid, &old.instance, &old.ready, &old.since)
+            || (request, answer) != (&old.request, &old.answer)
+    }
+
+    /// Returns true if the host has been away for longer than its update gives it: its request stays then, and its group
+    /// has to be able to replace it all the same.
+    pub(crate) fn is_lost(&self, policy: Policy, now: Timestamp) -> bool {
+        !self.ready && self.since.is_some_and(|since| between(since, now) > policy.reboot)
     }
 
     /// The request to prepare for the drain, if that is what is requested.
@@ -107,6 +138,8 @@ pub(crate) struct Group {
     pub(crate) desired: i32,
     /// True while its process ReplaceUnhealthy is suspended, by this program or another client.
     pub(crate) suspended: bool,
+    /// Number of its zones, if it keeps them equal (AZRebalance), else 0.
+    pub(crate) balanced_zones: usize,
 }
 
 #[cfg(test)]
@@ -125,6 +158,46 @@ mod tests {
         {
             assert!(instance_of(id).is_err(), "{id}");
         }
+    }
+
+    #[test]
+    fn time_for_a_reboot_is_that_of_the_policy() {
+        for (spec, minutes) in [
+            (serde_json::json!({}), 25),
+            (serde_json::json!({"deadlines": {"reboot": "5m"}}), 15),
+            (serde_json::json!({"deadlines": {"reboot": "1h", "return": "30m"}}), 90),
+        ] {
+            let policy = Policy::read(&serde_json::from_value(spec).unwrap());
+            assert_eq!(policy, Policy { mode: None, reboot: Duration::from_mins(minutes) });
+        }
+    }
+
+    #[test]
+    fn readiness_is_that_of_the_condition() {
+        for (status, ready) in [("True", true), ("False", false), ("Unknown", false)] {
+            let node: core::Node = serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "a", "uid": "u", "resourceVersion": "1"},
+                "status": {"conditions": [
+                    {"type": "DiskPressure", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                    {"type": "Ready", "status": status, "lastTransitionTime": "2026-01-02T00:00:00Z"},
+                ]},
+            }))
+            .unwrap();
+            let node = Node::read(&node).unwrap();
+            assert_eq!((node.ready, node.since), (ready, Some("2026-01-02T00:00:00Z".parse().unwrap())));
+        }
+    }
+
+    #[test]
+    fn heartbeat_changes_nothing_and_readiness_does() {
+        let node: core::Node = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "a", "uid": "u", "resourceVersion": "1"},
+        }))
+        .unwrap();
+        let old = Node::read(&node).unwrap();
+        assert!(!Node { version: "2".into(), ..old.clone() }.differs(&old));
+        assert!(Node { ready: true, ..old.clone() }.differs(&old));
+        assert!(Node { since: Some(Timestamp::UNIX_EPOCH), ..old.clone() }.differs(&old));
     }
 
     #[test]

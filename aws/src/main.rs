@@ -6,6 +6,7 @@ mod cluster;
 mod config;
 mod decide;
 mod facts;
+mod holds;
 mod record;
 mod run;
 
@@ -24,7 +25,7 @@ async fn main() -> anyhow::Result<()> {
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
     let mut terminate = signal(SignalKind::terminate())?;
-    let cloud = cloud::Cloud::connect(&config).await?;
+    let cloud = cloud::Cloud::connect().await?;
     let cluster = cluster::Cluster::connect(&config.namespace).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "started");
     // Nothing has to be finished before the end: what is under way is recorded, and the next process goes on with it.

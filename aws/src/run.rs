@@ -8,7 +8,6 @@ use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::Api;
-use models::backoff::equal_jitter;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -16,29 +15,33 @@ use crate::cloud::{CallError, Cloud};
 use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::decide::{Action, Call, Snapshot, decide, instances_to_read};
-use crate::facts::{Entry, Group, Instance, Node};
+use crate::facts::{Entry, Group, Instance, Node, Policy};
+use crate::holds::Holds;
 use crate::record::{Record, RecordError};
 
 /// Time between two rounds while AWS is asked about an instance: it changes without notice.
 const OPEN: Duration = Duration::from_secs(3);
 
-/// Time between two rounds while nothing is open.
+/// Time between two rounds while nothing is recorded.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// The first pause after a failed call, and the longest.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+/// Shortest time between two reads of AWS, which limits their rate for the account. What was read counts for so long.
+const READ: Duration = Duration::from_secs(1);
 
-/// Key of the pause after a failed read of AWS; no instance and no group has this name.
+/// Key of the hold after a read of AWS; no instance and no group has this name.
 const READS: &str = "";
+
+/// Highest number of calls under way, for the same reason.
+const CALLS: usize = 10;
+
+/// Number of times that an instance is set healthy. One that is unhealthy after them stays so.
+const HEALED: u32 = 3;
 
 /// Reason of the Event about what is taken back.
 const RESTORED: &str = "AutoScalingRestored";
 
-/// The pause after failed calls.
-struct Pause {
-    failures: u32,
-    until: Instant,
-}
+/// Instances and groups, as AWS shows them.
+type Seen = (BTreeMap<String, Option<Instance>>, BTreeMap<String, Option<Group>>);
 
 /// The state between two rounds, none of which has to outlive the process.
 struct Runner<'a> {
@@ -47,25 +50,20 @@ struct Runner<'a> {
     maps: Api<ConfigMap>,
     settle: Duration,
     record: Option<Record>,
-    /// Keys of the calls under way.
-    busy: BTreeSet<String>,
     calls: JoinSet<(Call, Result<(), CallError>)>,
-    pauses: BTreeMap<String, Pause>,
-    /// Keys of successful calls, until AWS shows what they have changed.
-    settling: BTreeMap<String, Instant>,
-    /// Instances that AWS refuses to set healthy.
-    refused: BTreeSet<String>,
-    /// Groups whose process was resumed, with the time of that.
-    resumed: BTreeMap<String, Instant>,
+    holds: Holds,
+    /// The last read.
+    seen: Seen,
+    /// Number of times that an instance of the record was set healthy; [`HEALED`] for one that AWS refuses to.
+    healed: BTreeMap<String, u32>,
 }
 
 /// Works for as long as it is polled.
 pub(crate) async fn run(config: &Config, cluster: &Cluster, cloud: Cloud) {
     let maps = Api::namespaced(cluster.client.clone(), &config.namespace);
-    let (busy, calls, pauses, settling, refused, resumed) = Default::default();
+    let (record, calls, holds, seen, healed) = Default::default();
     let settle = config.settle.0;
-    let mut runner =
-        Runner { cluster, cloud, maps, settle, record: None, busy, calls, pauses, settling, refused, resumed };
+    let mut runner = Runner { cluster, cloud, maps, settle, record, calls, holds, seen, healed };
     let mut pause = Duration::ZERO;
     loop {
         tokio::select! {
@@ -73,10 +71,10 @@ pub(crate) async fn run(config: &Config, cluster: &Cluster, cloud: Cloud) {
             () = cluster.changed.notified() => {}
             Some(done) = runner.calls.join_next() => match done {
                 Ok((call, result)) => runner.ended(call, result).await,
-                // A panic, which is a defect: its key would stay busy.
+                // A panic, which is a defect: its key would stay held.
                 Err(error) => {
                     tracing::error!(%error, "a call ended without a result");
-                    runner.busy.clear();
+                    runner.holds.abandon();
                 }
             },
         }
@@ -98,48 +96,50 @@ pub(crate) async fn run(config: &Config, cluster: &Cluster, cloud: Cloud) {
 impl Runner<'_> {
     /// Does what is to be done now, and returns the time until the next round.
     async fn round(&mut self) -> Result<Duration, RecordError> {
-        let Some((nodes, mode)) = self.cluster.read() else { return Ok(OPEN) };
+        let Some((nodes, policy)) = self.cluster.read() else { return Ok(OPEN) };
         if self.record.is_none() {
             self.record = Some(Record::read(&self.maps).await?);
         }
         let Some(record) = &self.record else { return Ok(OPEN) };
-        let ids = instances_to_read(mode, &nodes, record.entries());
-        let (instances, groups) = if self.is_paused(READS) {
-            Default::default()
-        } else {
-            match self.look(&ids, record.entries()).await {
-                Ok(found) => {
-                    self.pauses.remove(READS);
-                    found
+        let now = Timestamp::now();
+        let ids = instances_to_read(policy, &nodes, record.entries(), now);
+        let reads = !ids.is_empty() && self.holds.left(READS, Instant::now()).is_zero();
+        if reads {
+            let read = self.look(&ids, record.entries()).await;
+            let at = Instant::now();
+            self.seen = match read {
+                Ok(seen) => {
+                    self.holds.succeeded(READS, READ, at);
+                    seen
                 }
                 Err(error) => {
                     tracing::warn!(%error, "AWS cannot be asked");
+                    let repeated = self.holds.failed(READS, jitter(), at);
                     let concerned = |node: &&Node| node.instance.as_ref().is_ok_and(|id| ids.contains(id));
                     for node in nodes.values().filter(concerned) {
-                        self.failed(node, &error, true).await;
+                        self.failed(node, &error, repeated).await;
                     }
-                    self.pause(READS);
                     Default::default()
                 }
-            }
-        };
-        self.settling.retain(|_, until| *until > Instant::now());
-        let paused = self.pauses.keys().filter(|key| self.is_paused(key));
-        let held = self.busy.iter().chain(paused).chain(self.settling.keys()).cloned().collect();
-        self.resumed.retain(|_, at| at.elapsed() < self.settle);
-        let resumed = self.resumed.keys().cloned().collect();
+            };
+        }
+        let (held, leaving) = self.holds.keys(Instant::now());
         let Some(record) = &mut self.record else { return Ok(OPEN) };
+        self.healed.retain(|instance, _| record.entries().contains_key(instance));
+        let given_up = self.healed.iter().filter(|(_, times)| **times >= HEALED).map(|(id, _)| id.clone()).collect();
+        let (instances, groups) = &self.seen;
         let actions = decide(&Snapshot {
-            mode,
+            policy,
             nodes: &nodes,
             record: record.entries(),
-            instances: &instances,
-            groups: &groups,
+            instances,
+            groups,
             held: &held,
-            refused: &self.refused,
-            resumed: &resumed,
+            leaving: &leaving,
+            free: CALLS.saturating_sub(self.calls.len()),
+            given_up: &given_up,
             settle: self.settle,
-            now: Timestamp::now(),
+            now,
         });
         let (mut changes, mut answers) = (Vec::new(), Vec::new());
         for action in actions {
@@ -147,7 +147,8 @@ impl Runner<'_> {
                 Action::Record { instance, entry } => changes.push((instance, entry)),
                 Action::Answer { node, text, note } => answers.push((node, text, note)),
                 Action::Call(call) => {
-                    if self.busy.insert(call.key().to_owned()) {
+                    let leaving = matches!(call, Call::ExitStandby { .. });
+                    if self.holds.begin(call.key(), leaving, Instant::now()) {
                         let cloud = self.cloud.clone();
                         self.calls.spawn(async move {
                             let result = cloud.call(&call).await;
@@ -164,22 +165,24 @@ impl Runner<'_> {
             }
             record.write(&self.maps, changes).await?;
         }
+        // While something is recorded, the time alone may change what is to be done.
+        let is_idle = ids.is_empty() && record.entries().is_empty();
         let answers =
             answers.into_iter().filter_map(|(node, text, note)| Some(self.answer(nodes.get(&node)?, text, note)));
         let answered = join_all(answers).await;
-        Ok(match recorded {
-            true => Duration::ZERO,
-            false if ids.is_empty() && answered.iter().all(|written| *written) => IDLE,
-            false => OPEN,
+        Ok(if recorded {
+            Duration::ZERO
+        } else if is_idle && answered.iter().all(|written| *written) {
+            IDLE
+        } else if reads || ids.is_empty() {
+            OPEN
+        } else {
+            self.holds.left(READS, Instant::now()).min(OPEN)
         })
     }
 
     /// Asks AWS about instances, their groups, and those of the record.
-    async fn look(
-        &self,
-        ids: &[String],
-        record: &BTreeMap<String, Entry>,
-    ) -> Result<(BTreeMap<String, Option<Instance>>, BTreeMap<String, Option<Group>>), CallError> {
+    async fn look(&self, ids: &[String], record: &BTreeMap<String, Entry>) -> Result<Seen, CallError> {
         let instances = self.cloud.instances(ids).await?;
         let recorded = ids.iter().filter_map(|id| record.get(id)).map(|entry| &entry.group);
         let names: BTreeSet<_> = instances.values().flatten().map(|found| &found.group).chain(recorded).collect();
@@ -189,84 +192,81 @@ impl Runner<'_> {
 
     /// Takes in the end of a call.
     async fn ended(&mut self, call: Call, result: Result<(), CallError>) {
-        let key = call.key().to_owned();
-        self.busy.remove(&key);
-        let Some((nodes, _)) = self.cluster.read() else { return };
+        let (key, at) = (call.key().to_owned(), Instant::now());
+        let Some((nodes, policy)) = self.cluster.read() else { return };
+        let of = |instance: &str| nodes.values().find(|node| node.instance.as_deref() == Ok(instance));
         if let Err(error) = result {
             tracing::warn!(?call, %error, "the call of AWS failed");
-            self.pause(&key);
-            let concerned = |node: &&Node| match &call {
-                Call::EnterStandby { node: name, .. } | Call::Suspend { node: name, .. } => *name == node.name,
-                Call::ExitStandby { instance, .. } | Call::SetHealthy { instance, .. } => {
-                    node.instance.as_ref() == Ok(instance)
+            let repeated = self.holds.failed(&key, jitter(), at);
+            let concerned: Vec<&Node> = match &call {
+                Call::EnterStandby { node, .. } => nodes.get(node).into_iter().collect(),
+                Call::Suspend { nodes: names, .. } => names.iter().filter_map(|name| nodes.get(name)).collect(),
+                Call::ExitStandby { instance, .. } | Call::SetHealthy { instance } => {
+                    of(instance).into_iter().collect()
                 }
-                Call::Resume { instances, .. } => node.instance.as_ref().is_ok_and(|id| instances.contains(id)),
+                Call::Resume { instances, .. } => instances.iter().find_map(|id| of(id)).into_iter().collect(),
             };
-            let repeated = self.pauses.get(&key).is_some_and(|pause| pause.failures > 1);
-            if let Some(node) = nodes.values().find(concerned) {
-                self.failed(node, &error, repeated).await;
-            }
-            if let Call::SetHealthy { instance, .. } = call
+            join_all(concerned.into_iter().map(|node| self.failed(node, &error, repeated))).await;
+            if let Call::SetHealthy { instance } = call
                 && error.is_final(repeated)
             {
                 // The process is resumed all the same: the rest of the group needs it.
-                self.refused.insert(instance);
+                self.healed.insert(instance, HEALED);
             }
             return;
         }
-        self.pauses.remove(&key);
         let settles = match &call {
             // AWS may still show the state before the call: repeating the call would fail, and the health check of the group has
             // to see the instance healthy before the process is resumed.
-            Call::EnterStandby { .. } | Call::SetHealthy { .. } => self.settle,
-            Call::Suspend { .. } => self.settle.min(OPEN),
-            Call::ExitStandby { .. } | Call::Resume { .. } => Duration::ZERO,
+            Call::EnterStandby { .. } | Call::ExitStandby { .. } | Call::SetHealthy { .. } => self.settle,
+            Call::Suspend { .. } | Call::Resume { .. } => self.settle.min(OPEN),
         };
-        self.settling.insert(key, Instant::now() + settles);
+        self.holds.succeeded(&key, settles, at);
         tracing::info!(?call, "called AWS");
         match call {
-            Call::Suspend { group, node } => {
-                let node = nodes.get(&node).filter(|node| !node.is_answered());
-                if let Some((node, request)) = node.and_then(|node| Some((node, node.prepares()?))) {
-                    let note =
-                        format!("ReplaceUnhealthy of Auto Scaling group {group} is suspended until the update ends");
-                    self.answer(node, Some(request.to_owned()), Some(note)).await;
-                }
+            Call::Suspend { group, nodes: names } => {
+                let note = format!("ReplaceUnhealthy of Auto Scaling group {group} is suspended until the update ends");
+                let open = names.iter().filter_map(|name| nodes.get(name)).filter(|node| !node.is_answered());
+                let answers = open
+                    .filter_map(|node| Some(self.answer(node, Some(node.prepares()?.to_owned()), Some(note.clone()))));
+                join_all(answers).await;
             }
             Call::Resume { group, instances } => {
                 let text = format!("ReplaceUnhealthy of Auto Scaling group {group} is resumed");
-                for node in nodes.values().filter(|node| node.instance.as_ref().is_ok_and(|id| instances.contains(id)))
-                {
-                    self.cluster.notice(node, RESTORED, &text, false).await;
-                }
-                // In its next update an instance can be set healthy again, once that is permitted.
-                self.refused.retain(|instance| !instances.contains(instance));
-                self.resumed.insert(group, Instant::now());
-                if let Some(record) = &mut self.record {
-                    let forget = instances.into_iter().map(|instance| (instance, None));
-                    if let Err(error) = record.write(&self.maps, forget).await {
-                        tracing::warn!(%error, "the record cannot be written, retrying");
-                        self.record = None;
-                    }
+                for node in instances.iter().filter_map(|id| of(id)) {
+                    self.restored(node, &text, policy).await;
                 }
             }
             Call::ExitStandby { group, instance } => {
                 let text = format!("instance {instance} of Auto Scaling group {group} leaves Standby");
-                if let Some(node) = nodes.values().find(|node| node.instance.as_ref() == Ok(&instance)) {
-                    self.cluster.notice(node, RESTORED, &text, false).await;
+                if let Some(node) = of(&instance) {
+                    self.restored(node, &text, policy).await;
                 }
             }
-            Call::EnterStandby { .. } | Call::SetHealthy { .. } => {}
+            Call::SetHealthy { instance } => *self.healed.entry(instance).or_default() += 1,
+            Call::EnterStandby { .. } => {}
         }
     }
 
-    /// Shows the failure of a call for a node, and refuses its request where a repetition would fail, too.
+    /// Shows for a node what is taken back.
+    async fn restored(&self, node: &Node, text: &str, policy: Policy) {
+        let lost = node.prepares().is_some() && node.is_lost(policy, Timestamp::now());
+        let why =
+            if lost { ": the node has not returned from its reboot in time, and its group may replace it" } else { "" };
+        self.cluster.notice(node, RESTORED, &format!("{text}{why}"), lost).await;
+    }
+
+    /// Refuses the request of a node for which a call has failed, where a repetition would fail, too. Shows any other failure
+    /// if it is not the first: most pass.
     async fn failed(&self, node: &Node, error: &CallError, repeated: bool) {
         match node.prepares() {
             Some(request) if error.is_final(repeated) && !node.is_answered() => {
                 self.answer(node, Some(format!("{request} Refused: {error}")), Some(error.to_string())).await;
             }
-            _ => self.cluster.notice(node, "AutoScalingCallFailed", &format!("{error}; retrying"), true).await,
+            _ if repeated => {
+                self.cluster.notice(node, "AutoScalingCallFailed", &format!("{error}; retrying"), true).await;
+            }
+            _ => {}
         }
     }
 
@@ -284,16 +284,9 @@ impl Runner<'_> {
         self.cluster.notice(node, reason, &note, refused).await;
         true
     }
+}
 
-    fn is_paused(&self, key: &str) -> bool {
-        self.pauses.get(key).is_some_and(|pause| pause.until > Instant::now())
-    }
-
-    fn pause(&mut self, key: &str) {
-        let failures = self.pauses.get(key).map_or(0, |pause| pause.failures);
-        // Jitter from the clock: many processes of many clusters do not retry in step.
-        let random = f64::from(Timestamp::now().subsec_nanosecond().unsigned_abs()) / 1e9;
-        let until = Instant::now() + equal_jitter(PAUSE.0, PAUSE.1, failures, random);
-        self.pauses.insert(key.to_owned(), Pause { failures: failures.saturating_add(1), until });
-    }
+/// Returns a number for jitter, from the clock: many processes of many clusters do not retry in step.
+fn jitter() -> f64 {
+    f64::from(Timestamp::now().subsec_nanosecond().unsigned_abs()) / 1e9
 }

@@ -442,6 +442,13 @@ pub struct Deadlines {
     pub shutdown: Option<Duration>,
 }
 
+impl Deadlines {
+    /// Default of `reboot`.
+    pub const REBOOT: Duration = Duration::from_mins(15);
+    /// Default of `return`.
+    pub const RETURN: Duration = Duration::from_mins(10);
+}
+
 /// Policy of the nodes of one group, where it differs from that of all nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -10,7 +10,9 @@ mod version;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::{AtDeadline, CordonedNodes, CountOrPercent, Expression, NodeSelector, NoticeReceiver};
+use models::operator::{
+    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, NodeSelector, NoticeReceiver,
+};
 use models::permit::SHUTDOWN_LIMIT;
 use models::time::after;
 
@@ -251,8 +253,8 @@ impl Default for Policy {
             one_zone_at_a_time: false,
             prometheus: None,
             stage: Duration::from_secs(30 * 60),
-            reboot: Duration::from_secs(15 * 60),
-            returning: Duration::from_secs(10 * 60),
+            reboot: Deadlines::REBOOT.0,
+            returning: Deadlines::RETURN.0,
             shutdown: SHUTDOWN_LIMIT,
             max_failures: 1,
             back_off: Duration::from_secs(10 * 60),

@@ -1,23 +1,26 @@
 //! EC2 Auto Scaling groups: a reboot that would end in a termination does not, in both modes, and whatever ends the attempt,
 //! nothing is left. The real program, installed from its manifest, calls a server that speaks the real API.
 
+mod ends;
 mod moto;
+mod proxy;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use deploy::Component;
 use integ::bed::{Programs, workload};
 use integ::kubelet::PodProcess;
-use integ::oracle::{Expectations, Field, service_account, settled_audit};
+use integ::oracle::{ClusterState, Expectations, Field, service_account, settled_audit};
 use integ::rights;
-use models::names::{AWS, AWS_HOOK, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
+use models::names::{AWS, AWS_HOOK, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use self::moto::{Aws, Fault};
+use self::moto::Aws;
+use self::proxy::{CREDENTIALS, Fault, WEB_IDENTITY};
 use crate::interfere::{poll, signal};
-use crate::plugin::{output_text, plugin};
 use crate::support::{EVENTS_OF_NODES, ScenarioContext, last_reason, nodes, record, run, run_expecting, until_event};
 
 const STANDBY: &str = "Standby";
@@ -28,31 +31,81 @@ fn mode(mode: &str) -> Value {
     json!({"autoscaling": {"aws": {"mode": mode}}, "failurePolicy": {"backOff": "1s", "maxFailures": 64}})
 }
 
+/// The credentials of the program.
+#[derive(Clone, Copy)]
+enum Credentials {
+    Keys,
+    /// Of the service account, from the STS, as EKS sets a pod up for it (IRSA).
+    WebIdentity,
+    /// Of the service account, from the agent on the node, as EKS sets a pod up for it.
+    PodIdentity,
+}
+
+impl Credentials {
+    /// Environment of the program, and the path and the audience of a token of its service account.
+    fn environment(self, aws: &Aws) -> (Vec<(&'static str, String)>, Option<(&'static str, &'static str)>) {
+        match self {
+            Self::Keys => {
+                (vec![("AWS_ACCESS_KEY_ID", "test".to_owned()), ("AWS_SECRET_ACCESS_KEY", "test".to_owned())], None)
+            }
+            Self::WebIdentity => {
+                let folder = "/var/run/secrets/eks.amazonaws.com/serviceaccount";
+                let env = vec![
+                    ("AWS_WEB_IDENTITY_TOKEN_FILE", format!("{folder}/token")),
+                    ("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/brupop-aws".to_owned()),
+                ];
+                (env, Some((folder, "sts.amazonaws.com")))
+            }
+            Self::PodIdentity => {
+                let folder = "/var/run/secrets/pods.eks.amazonaws.com/serviceaccount";
+                let env = vec![
+                    ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", format!("{folder}/token")),
+                    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", format!("{}{CREDENTIALS}", aws.endpoint)),
+                ];
+                (env, Some((folder, "pods.eks.amazonaws.com")))
+            }
+        }
+    }
+}
+
 /// The objects of the manifest, with the server in the place of AWS.
-fn objects(aws: &Aws) -> anyhow::Result<Vec<Value>> {
+fn objects(aws: &Aws, credentials: Credentials) -> anyhow::Result<Vec<Value>> {
     ensure!(Programs::find()?.aws.is_file(), "the program brupop-aws is missing: run `make build` first");
     let mut objects = deploy::everything()?;
     objects.retain(|object| object["metadata"]["name"] == AWS);
-    let env = [
-        ("AWS_ENDPOINT_URL", aws.endpoint.as_str()),
-        ("AWS_REGION", "eu-central-1"),
-        ("AWS_ACCESS_KEY_ID", "test"),
-        ("AWS_SECRET_ACCESS_KEY", "test"),
+    let (mut env, token) = credentials.environment(aws);
+    env.extend([
+        ("AWS_ENDPOINT_URL", aws.endpoint.clone()),
+        ("AWS_REGION", "eu-central-1".to_owned()),
         // Of the machine that runs the tests, nothing is asked.
-        ("AWS_EC2_METADATA_DISABLED", "true"),
-        ("BRUPOP_AWS_SETTLE", "2s"),
-    ];
+        ("AWS_EC2_METADATA_DISABLED", "true".to_owned()),
+        ("BRUPOP_AWS_SETTLE", "2s".to_owned()),
+    ]);
     let env: Vec<Value> = env.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
     let workload = objects.iter_mut().find(|object| object["kind"] == "Deployment").context("no Deployment")?;
-    workload["spec"]["template"]["spec"]["containers"][0]["env"] = json!(env);
+    let pod = &mut workload["spec"]["template"]["spec"];
+    pod["containers"][0]["env"] = json!(env);
+    if let Some((folder, audience)) = token {
+        let token = json!({"serviceAccountToken": {"audience": audience, "path": "token", "expirationSeconds": 86400}});
+        pod["volumes"] = json!([{"name": "token", "projected": {"sources": [token]}}]);
+        pod["containers"][0]["volumeMounts"] = json!([{"name": "token", "mountPath": folder, "readOnly": true}]);
+    }
     Ok(objects)
 }
 
 /// Installs operator and hook, gives the nodes their instances, and starts the health check. Returns the instances.
 async fn install(ctx: &ScenarioContext, aws: &mut Aws) -> anyhow::Result<BTreeMap<String, String>> {
+    install_with(ctx, aws, Credentials::Keys).await
+}
+
+async fn install_with(
+    ctx: &ScenarioContext,
+    aws: &mut Aws,
+    credentials: Credentials,
+) -> anyhow::Result<BTreeMap<String, String>> {
     ctx.install().await?;
     let nodes = aws.provide(ctx).await?;
-    workload::apply(&ctx.bed.client, objects(aws)?).await?;
+    workload::apply(&ctx.bed.client, objects(aws, credentials)?).await?;
     aws.check_health(ctx, &nodes);
     Ok(nodes)
 }
@@ -116,22 +169,31 @@ fn documented(statement: usize) -> anyhow::Result<BTreeSet<String>> {
     Ok(actions.iter().map(|action| action.trim_start_matches("autoscaling:").to_owned()).collect())
 }
 
-/// A rollout over two nodes of a group and one without, which needs this statement of the policy and the first.
-async fn rolls_out(with: &str, statement: usize, expected: &[&str]) -> anyhow::Result<()> {
+/// A rollout over two nodes of a group and one without, which needs this statement of the policy and the first, and these
+/// credentials, for which it makes this call.
+async fn rolls_out(
+    with: &str,
+    statement: usize,
+    expected: &[&str],
+    (credentials, source): (Credentials, &str),
+) -> anyhow::Result<()> {
     let ending = run(nodes(3), async |ctx| {
         let mut aws = Aws::start(ctx, 1, 2).await?;
-        install(ctx, &mut aws).await?;
+        install_with(ctx, &mut aws, credentials).await?;
         ctx.policy(&mode(with)).await?;
         ctx.release();
         ctx.updated().await?;
         restored(ctx, &aws, OWN).await?;
         assert_eq!(aws.terminated(), [""; 0]);
+        let every = aws.reads_every().context("no two reads")?;
+        assert!(every >= Duration::from_secs(1), "{every:?}");
         let calls = aws.calls();
         for action in expected {
             assert_eq!(calls.iter().filter(|call| call.as_str() == *action).count(), 2, "{action}: {calls:?}");
         }
-        let documented: BTreeSet<String> = documented(0)?.union(&documented(statement)?).cloned().collect();
-        assert_eq!(calls.into_iter().collect::<BTreeSet<_>>(), documented);
+        let mut needed: BTreeSet<String> = documented(0)?.union(&documented(statement)?).cloned().collect();
+        needed.insert(source.to_owned());
+        assert_eq!(calls.into_iter().collect::<BTreeSet<_>>(), needed);
         until_event(ctx, EVENTS_OF_NODES, "AutoScalingPrepared", &["is in no Auto Scaling group"]).await?;
         Ok(())
     })
@@ -142,13 +204,14 @@ async fn rolls_out(with: &str, statement: usize, expected: &[&str]) -> anyhow::R
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rollout_in_standby_terminates_nothing() -> anyhow::Result<()> {
-    rolls_out(STANDBY, 1, &["EnterStandby", "ExitStandby"]).await
+    rolls_out(STANDBY, 1, &["EnterStandby", "ExitStandby"], (Credentials::WebIdentity, WEB_IDENTITY)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rollout_with_suspended_process_terminates_nothing() -> anyhow::Result<()> {
     // The reboot marks the instance unhealthy, and it would be replaced as soon as the process is resumed.
-    rolls_out(SUSPEND, 2, &["SuspendProcesses", "SetInstanceHealth", "ResumeProcesses"]).await
+    let expected = ["SuspendProcesses", "SetInstanceHealth", "ResumeProcesses"];
+    rolls_out(SUSPEND, 2, &expected, (Credentials::PodIdentity, CREDENTIALS)).await
 }
 
 /// Kills the program while a call is carried out, on the way in and on the way out.
@@ -183,129 +246,27 @@ async fn killed_program_leaves_no_process_suspended() -> anyhow::Result<()> {
     survives_kills(SUSPEND, "SuspendProcesses", "ResumeProcesses").await
 }
 
-/// Lets one attempt begin, waits until its node is prepared and another hook keeps it there, and returns the node.
-async fn prepared(ctx: &ScenarioContext, aws: &Aws, with: &str) -> anyhow::Result<String> {
-    let mut policy = mode(with);
-    policy["hooks"] = json!([{"name": "storage", "before": {"timeout": "10m"}}]);
-    policy["enabled"] = json!(true);
-    ctx.policy(&policy).await?;
-    let annotation = Field::Annotation(format!("{HOOK_ANSWER_PREFIX}{AWS_HOOK}"));
-    let ready = |node: &integ::oracle::Node| {
-        node.hook_request().is_some() && node.fields.get(&annotation) == node.hook_request()
-    };
-    let world = ctx.until("a node is prepared", |world| world.nodes.values().any(|node| ready(node))).await?;
-    let node = world.nodes.iter().find(|(_, node)| ready(node)).map(|(name, _)| name.clone());
-    // No other attempt begins when this one ends.
-    ctx.policy(&json!({"enabled": false})).await?;
-    let group = aws.group().await?;
-    let kept = match with {
-        STANDBY => group.instances.values().filter(|state| state.starts_with("Standby")).count() == 1,
-        _ => group.suspended.contains("ReplaceUnhealthy"),
-    };
-    ensure!(kept && recorded(ctx).await?.len() == 1, "{group:?}");
-    node.context("just seen")
-}
-
-/// Ends attempts in every way before the reboot.
-async fn is_left_on_every_exit(with: &str) -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
-        let mut aws = Aws::start(ctx, 1, 2).await?;
-        install(ctx, &mut aws).await?;
-        ctx.release();
-        let hold = |node: &str| ["annotate".to_owned(), "node".into(), node.into(), format!("{HOLD_ANNOTATION}=test")];
-
-        // Held, while the policy no longer has the mode that was entered.
-        let node = prepared(ctx, &aws, with).await?;
-        ctx.policy(&json!({"autoscaling": null})).await?;
-        ctx.kubectl(&hold(&node).each_ref().map(String::as_str)).await?;
-        restored(ctx, &aws, OWN).await?;
-        ctx.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}-")]).await?;
-
-        // Failed: another hook refuses. The mode is another one by then.
-        let node = prepared(ctx, &aws, with).await?;
-        ctx.policy(&mode(if with == STANDBY { SUSPEND } else { STANDBY })).await?;
-        let request = ctx.bed.recorder.now()?.nodes[&node].hook_request().cloned().unwrap_or_default();
-        let refusal = format!("{HOOK_ANSWER_PREFIX}storage={request} Refused: no");
-        ctx.kubectl(&["annotate", "node", &node, "--overwrite", &refusal]).await?;
-        restored(ctx, &aws, OWN).await?;
-
-        // The Node is deleted, and with it the request, while the program does not run.
-        let node = prepared(ctx, &aws, with).await?;
-        signal(&processes(ctx), Signal::SIGKILL);
-        ctx.kubectl(&["delete", "node", &node]).await?;
-        restored(ctx, &aws, OWN).await?;
-        assert_eq!(aws.terminated(), [""; 0]);
-        Ok(())
-    })
-    .await?;
-    Ok(())
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn standby_is_left_on_every_exit() -> anyhow::Result<()> {
-    is_left_on_every_exit(STANDBY).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn process_is_resumed_on_every_exit() -> anyhow::Result<()> {
-    is_left_on_every_exit(SUSPEND).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
-    let any = Expectations { max_unavailable: Some(1), nothing_left: false };
-    run_expecting(nodes(1), any, async |ctx| {
-        let mut aws = Aws::start(ctx, 0, 1).await?;
-        install(ctx, &mut aws).await?;
-        ctx.release();
-        let node = prepared(ctx, &aws, STANDBY).await?;
-        let found = output_text(&plugin(ctx, &["doctor"]).await?);
-        assert!(!found.contains("AwsHook") && !found.contains("AwsNotTakenBack"), "{found}");
-        // The attempt ends while the program does not run.
-        let scale = ["-n", SYSTEM_NAMESPACE, "scale", "deployment", AWS];
-        ctx.kubectl(&[&scale[..], &["--replicas=0"]].concat()).await?;
-        ctx.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}=test")]).await?;
-        let mut last = String::new();
-        let found = poll("doctor names the program and its record", async || {
-            last = output_text(&plugin(ctx, &["doctor"]).await?);
-            Ok(["AwsHookNotReady", "AwsNotTakenBack"].iter().all(|reason| last.contains(reason)).then_some(()))
-        })
-        .await;
-        found.with_context(|| last)?;
-        // The uninstallation waits while this fails.
-        aws.fail("ExitStandby", Fault::Throttled, 2);
-        ctx.kubectl(&[&scale[..], &["--replicas=1"]].concat()).await?;
-        let done = plugin(ctx, &["uninstall", "--yes"]).await?;
-        let text = output_text(&done);
-        assert!(done.status.success() && text.contains("brupop-aws has not taken back"), "{text}");
-        let group = aws.group().await?;
-        assert!(
-            group.desired == "1" && group.instances.values().all(|state| state == "InService Healthy"),
-            "{group:?}"
-        );
-        let left = ctx.kubectl(&["get", "clusterrole,clusterrolebinding", "-o", "name"]).await?;
-        assert!(!left.contains(AWS), "{left}");
-        Ok(())
-    })
-    .await?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn minimum_size_and_own_suspended_processes_are_respected() -> anyhow::Result<()> {
+async fn zones_minimum_size_and_own_suspended_processes_are_respected() -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
         let mut aws = Aws::start(ctx, 2, 2).await?;
         install(ctx, &mut aws).await?;
+        aws.processes("Resume", "AZRebalance").await?;
         ctx.policy(&mode(STANDBY)).await?;
         ctx.release();
-        let world = ctx
-            .until("an attempt is refused", |world| {
-                ["node-1", "node-2"].iter().any(|node| last_reason(world, node).as_deref() == Some("HookRefused"))
-            })
-            .await?;
-        let message = ["node-1", "node-2"].iter().find_map(|node| record(&world, node).last).map(|last| last.message);
-        let message = message.unwrap_or_default();
-        assert!(message.contains("group web") && message.contains("lower the minimum"), "{message}");
+        let refused = async |ctx: &mut ScenarioContext, words: [&str; 2]| {
+            let is_refused = |world: &ClusterState, node| {
+                let refused = last_reason(world, node).as_deref() == Some("HookRefused");
+                let message = record(world, node).last.map(|last| last.message).unwrap_or_default();
+                refused && words.iter().all(|word| message.contains(word))
+            };
+            let what = format!("an attempt is refused with {words:?}");
+            ctx.until(&what, |world| ["node-1", "node-2"].iter().any(|node| is_refused(world, node))).await.map(drop)
+        };
+        let command = "suspend-processes --auto-scaling-group-name web --scaling-processes AZRebalance";
+        refused(ctx, ["keeps its 2 zones equal", command]).await?;
+        aws.processes("Suspend", "AZRebalance").await?;
+        refused(ctx, ["group web", "lower the minimum"]).await?;
         aws.processes("Suspend", "ReplaceUnhealthy").await?;
         ctx.policy(&mode(SUSPEND)).await?;
         ctx.updated().await?;
@@ -345,7 +306,7 @@ async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
         restored(ctx, &aws, OWN).await?;
 
         let audit = settled_audit(&mut ctx.bed.control_plane.audit(), &ctx.bed.client).await?;
-        let findings = rights::findings(&rights::granted(&objects(&aws)?)?, &audit);
+        let findings = rights::findings(&rights::granted(&objects(&aws, Credentials::Keys)?)?, &audit);
         let mut wrong: Vec<String> = findings.iter().map(ToString::to_string).collect();
         wrong.extend(rights::writes::unlisted(&audit));
         let account = service_account(SYSTEM_NAMESPACE, AWS);

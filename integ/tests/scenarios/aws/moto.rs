@@ -1,53 +1,28 @@
-//! A server that speaks the API of AWS (moto), a proxy before it that answers as the real API does where moto has no errors,
-//! and the health check of EC2 Auto Scaling, which moto does not play.
+//! A server that speaks the API of AWS (moto), and the health check of EC2 Auto Scaling, which moto does not play.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::{Bytes, Incoming};
-use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper::StatusCode;
+use hyper::body::Bytes;
 use integ::control_plane::marked;
-use kube::{Api, ResourceExt as _};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, ResourceExt};
 use models::names::{SYSTEM_NAMESPACE, node_of_shadow};
 use models::shadow::{BottlerocketShadow, Step};
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
+use super::proxy::{Fault, State, serve};
 use crate::interfere::poll;
 use crate::support::ScenarioContext;
 
 /// The group of most scenarios.
 pub(super) const GROUP: &str = "web";
-
-/// Fate of a call of AWS at the proxy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// The documented answer to a caller without the right.
-    Denied,
-    /// The documented answer above the limit of the rate.
-    Throttled,
-    /// Carried out, and never answered.
-    Unanswered,
-    /// Neither carried out nor answered.
-    Lost,
-}
-
-/// State of the proxy.
-#[derive(Default)]
-struct State {
-    /// Calls of the program, by action, in their order.
-    calls: Vec<String>,
-    /// Actions with a fault, for calls that name this instance or group, and how often.
-    faults: BTreeMap<&'static str, (Fault, String, usize)>,
-}
 
 /// A group, as AWS shows it.
 #[derive(Debug)]
@@ -71,7 +46,7 @@ pub(super) struct Aws {
     tasks: JoinSet<()>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -82,7 +57,12 @@ fn elements<'a>(xml: &'a str, name: &str) -> Vec<&'a str> {
 }
 
 /// Sends a call to moto. The signature is not verified there; the service is read from its scope.
-async fn send(client: &reqwest::Client, url: &str, service: &str, body: String) -> anyhow::Result<(StatusCode, Bytes)> {
+pub(super) async fn send(
+    client: &reqwest::Client,
+    url: &str,
+    service: &str,
+    body: String,
+) -> anyhow::Result<(StatusCode, Bytes)> {
     let scope = format!(
         "AWS4-HMAC-SHA256 Credential=test/20260101/eu-central-1/{service}/aws4_request, SignedHeaders=host, Signature=0"
     );
@@ -92,8 +72,8 @@ async fn send(client: &reqwest::Client, url: &str, service: &str, body: String) 
 }
 
 impl Aws {
-    /// Starts the servers, and creates [`GROUP`] with this minimum and number of instances, and with a process that its
-    /// owner has suspended.
+    /// Starts the servers, and creates [`GROUP`] with this minimum and number of instances, several types of them, two zones,
+    /// and the process suspended that keeps these equal.
     pub(super) async fn start(ctx: &ScenarioContext, minimum: usize, size: usize) -> anyhow::Result<Self> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/moto/get.sh");
         let found = Command::new(script).output().await.with_context(|| format!("cannot run {script}"))?;
@@ -110,7 +90,11 @@ impl Aws {
         let endpoint = format!("http://{address}");
         let aws = Self { _moto: moto, client, url, endpoint, state, terminated: Arc::default(), tasks };
         aws.call("ec2", "Action=CreateLaunchTemplate&LaunchTemplateName=node&LaunchTemplateData.ImageId=ami-12c6146b&LaunchTemplateData.InstanceType=m5.large").await?;
-        aws.scaling(&format!("Action=CreateAutoScalingGroup&AutoScalingGroupName={GROUP}&MinSize={minimum}&MaxSize=9&DesiredCapacity={size}&LaunchTemplate.LaunchTemplateName=node&AvailabilityZones.member.1=eu-central-1a")).await?;
+        let template = "MixedInstancesPolicy.LaunchTemplate";
+        let kinds = format!(
+            "{template}.LaunchTemplateSpecification.LaunchTemplateName=node&{template}.LaunchTemplateSpecification.Version=1&{template}.Overrides.member.1.InstanceType=m5.large&{template}.Overrides.member.2.InstanceType=m5a.large"
+        );
+        aws.scaling(&format!("Action=CreateAutoScalingGroup&AutoScalingGroupName={GROUP}&MinSize={minimum}&MaxSize=9&DesiredCapacity={size}&{kinds}&AvailabilityZones.member.1=eu-central-1a&AvailabilityZones.member.2=eu-central-1b")).await?;
         aws.processes("Suspend", "AZRebalance").await?;
         Ok(aws)
     }
@@ -164,25 +148,33 @@ impl Aws {
         Ok(nodes)
     }
 
-    /// Plays the health check of EC2 Auto Scaling from now on: an instance in service whose host reboots is marked
-    /// unhealthy, and an unhealthy one in service is replaced, unless the process that does so is suspended.
+    /// Plays the health check of EC2 Auto Scaling from now on: an instance in service whose host reboots, or whose Node is not
+    /// Ready, is marked unhealthy, and an unhealthy one in service is replaced, unless the process that does so is suspended.
     pub(super) fn check_health(&mut self, ctx: &ScenarioContext, nodes: &BTreeMap<String, String>) {
         let shadows: Api<BottlerocketShadow> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
+        let objects: Api<Node> = Api::all(ctx.bed.client.clone());
         let (nodes, client, url) = (nodes.clone(), self.client.clone(), self.url.clone());
         let terminated = self.terminated.clone();
         let checker = Checker { client, url };
         self.tasks.spawn(async move {
             loop {
-                let rebooting = shadows.list(&Default::default()).await.map(|list| {
-                    let reboots = |shadow: &&BottlerocketShadow| {
-                        let progress = shadow.status.as_ref().and_then(|status| status.controller.progress.as_ref());
-                        progress.is_some_and(|progress| progress.step == Step::Rebooting)
-                    };
-                    list.iter().filter(reboots).map(|s| node_of_shadow(&s.name_any()).to_owned()).collect::<Vec<_>>()
-                });
-                let rebooting: Vec<_> =
-                    rebooting.unwrap_or_default().iter().filter_map(|n| nodes.get(n).cloned()).collect();
-                if let Ok(replaced) = checker.round(&rebooting).await {
+                let rebooting = |shadow: &&BottlerocketShadow| {
+                    let progress = shadow.status.as_ref().and_then(|status| status.controller.progress.as_ref());
+                    progress.is_some_and(|progress| progress.step == Step::Rebooting)
+                };
+                let away = |node: &&Node| {
+                    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+                    !conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+                };
+                let mut down = BTreeSet::new();
+                if let Ok(list) = shadows.list(&Default::default()).await {
+                    down.extend(list.iter().filter(rebooting).map(|s| node_of_shadow(&s.name_any()).to_owned()));
+                }
+                if let Ok(list) = objects.list(&Default::default()).await {
+                    down.extend(list.iter().filter(away).map(ResourceExt::name_any));
+                }
+                let down: Vec<_> = down.iter().filter_map(|name| nodes.get(name).cloned()).collect();
+                if let Ok(replaced) = checker.round(&down).await {
                     locked(&terminated).extend(replaced);
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -198,6 +190,12 @@ impl Aws {
     /// The calls of the program so far.
     pub(super) fn calls(&self) -> Vec<String> {
         locked(&self.state).calls.clone()
+    }
+
+    /// The shortest time between two reads of the program.
+    pub(super) fn reads_every(&self) -> Option<Duration> {
+        let reads = locked(&self.state).reads.clone();
+        reads.windows(2).map(|pair| pair[1] - pair[0]).min()
     }
 
     /// Waits until the program has called this action so often.
@@ -232,7 +230,7 @@ impl Checker {
         Ok(String::from_utf8(body.to_vec())?)
     }
 
-    async fn round(&self, rebooting: &[String]) -> anyhow::Result<Vec<String>> {
+    async fn round(&self, down: &[String]) -> anyhow::Result<Vec<String>> {
         let mut replaced = Vec::new();
         let xml = self.call("Action=DescribeAutoScalingGroups").await?;
         let replaces = !elements(&xml, "ProcessName").contains(&"ReplaceUnhealthy");
@@ -241,10 +239,10 @@ impl Checker {
             if elements(rest, "LifecycleState").first() != Some(&"InService") {
                 continue;
             }
-            if rebooting.contains(&id) {
+            if down.contains(&id) {
                 self.call(&format!("Action=SetInstanceHealth&InstanceId={id}&HealthStatus=Unhealthy")).await?;
             }
-            let unhealthy = rebooting.contains(&id) || elements(rest, "HealthStatus").first() == Some(&"Unhealthy");
+            let unhealthy = down.contains(&id) || elements(rest, "HealthStatus").first() == Some(&"Unhealthy");
             if unhealthy && replaces {
                 self.call(&format!(
                     "Action=TerminateInstanceInAutoScalingGroup&InstanceId={id}&ShouldDecrementDesiredCapacity=false"
@@ -254,82 +252,5 @@ impl Checker {
             }
         }
         Ok(replaced)
-    }
-}
-
-/// Starts the proxy.
-async fn serve(
-    tasks: &mut JoinSet<()>,
-    client: reqwest::Client,
-    url: String,
-    state: Arc<Mutex<State>>,
-) -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    tasks.spawn(async move {
-        let mut connections = JoinSet::new();
-        while let Ok((stream, _)) = listener.accept().await {
-            let (client, url, state) = (client.clone(), url.clone(), state.clone());
-            connections.spawn(async move {
-                let service = hyper::service::service_fn(move |request| {
-                    let (client, url, state) = (client.clone(), url.clone(), state.clone());
-                    async move { Ok::<_, Infallible>(forward(request, &client, &url, &state).await) }
-                });
-                let served = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-                let _ = served.await;
-            });
-        }
-    });
-    Ok(address)
-}
-
-async fn forward(
-    request: Request<Incoming>,
-    client: &reqwest::Client,
-    url: &str,
-    state: &Mutex<State>,
-) -> Response<Full<Bytes>> {
-    let body = request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    let body = String::from_utf8_lossy(&body).into_owned();
-    let action = body.split('&').find_map(|part| part.strip_prefix("Action=")).unwrap_or_default().to_owned();
-    let fault = {
-        let mut state = locked(state);
-        state.calls.push(action.clone());
-        let fault = state.faults.get_mut(action.as_str());
-        fault.filter(|(_, name, left)| *left > 0 && body.contains(name.as_str())).map(|(fault, _, left)| {
-            *left -= 1;
-            *fault
-        })
-    };
-    let answer = |status, body: Bytes| {
-        let mut answer = Response::new(Full::new(body));
-        *answer.status_mut() = status;
-        answer
-    };
-    // As https://docs.aws.amazon.com/autoscaling/ec2/APIReference/CommonErrors.html has them.
-    let error = |status, code: &str, message: String| {
-        let xml = format!(
-            "<ErrorResponse xmlns=\"http://autoscaling.amazonaws.com/doc/2011-01-01/\"><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error><RequestId>0</RequestId></ErrorResponse>"
-        );
-        answer(status, xml.into())
-    };
-    match fault {
-        Some(Fault::Denied) => {
-            let message = format!(
-                "User: arn:aws:sts::123456789012:assumed-role/brupop/0 is not authorized to perform: autoscaling:{action} because no identity-based policy allows it"
-            );
-            return error(StatusCode::FORBIDDEN, "AccessDenied", message);
-        }
-        Some(Fault::Throttled) => return error(StatusCode::BAD_REQUEST, "Throttling", "Rate exceeded".to_owned()),
-        Some(Fault::Lost) => std::future::pending::<()>().await,
-        Some(Fault::Unanswered) | None => {}
-    }
-    let forwarded = send(client, url, "autoscaling", body).await;
-    if fault == Some(Fault::Unanswered) {
-        std::future::pending::<()>().await;
-    }
-    match forwarded {
-        Ok((status, body)) => answer(status, body),
-        Err(problem) => answer(StatusCode::BAD_GATEWAY, format!("{problem:#}").into()),
     }
 }

@@ -1,0 +1,194 @@
+//! Whatever ends an attempt, and the operator, nothing is left in a group; and a host that does not come back is left to it.
+
+use anyhow::{Context as _, ensure};
+use integ::host::{BootFault, Fault as HostFault};
+use integ::oracle::{Expectations, Field};
+use models::names::{AWS, AWS_HOOK, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::moto::Aws;
+use super::proxy::Fault;
+use super::{OWN, STANDBY, SUSPEND, install, mode, processes, recorded, restored};
+use crate::interfere::{poll, signal};
+use crate::plugin::{output_text, plugin};
+use crate::support::{
+    EVENTS_OF_NODES, ScenarioContext, is_released, last_reason, nodes, run, run_expecting, until_event,
+};
+
+/// Lets one attempt begin, waits until its node is prepared and another hook keeps it there, and returns the node.
+async fn prepared(ctx: &ScenarioContext, aws: &Aws, with: &str) -> anyhow::Result<String> {
+    let mut policy = mode(with);
+    policy["hooks"] = json!([{"name": "storage", "before": {"timeout": "10m"}}]);
+    policy["enabled"] = json!(true);
+    ctx.policy(&policy).await?;
+    let annotation = Field::Annotation(format!("{HOOK_ANSWER_PREFIX}{AWS_HOOK}"));
+    let ready = |node: &integ::oracle::Node| {
+        node.hook_request().is_some() && node.fields.get(&annotation) == node.hook_request()
+    };
+    let world = ctx.until("a node is prepared", |world| world.nodes.values().any(|node| ready(node))).await?;
+    let node = world.nodes.iter().find(|(_, node)| ready(node)).map(|(name, _)| name.clone());
+    // No other attempt begins when this one ends.
+    ctx.policy(&json!({"enabled": false})).await?;
+    let group = aws.group().await?;
+    let kept = match with {
+        STANDBY => group.instances.values().filter(|state| state.starts_with("Standby")).count() == 1,
+        _ => group.suspended.contains("ReplaceUnhealthy"),
+    };
+    ensure!(kept && recorded(ctx).await?.len() == 1, "{group:?}");
+    node.context("just seen")
+}
+
+/// Ends attempts in every way before the reboot.
+async fn is_left_on_every_exit(with: &str) -> anyhow::Result<()> {
+    run(nodes(2), async |ctx| {
+        let mut aws = Aws::start(ctx, 1, 2).await?;
+        install(ctx, &mut aws).await?;
+        ctx.release();
+        let hold = |node: &str| ["annotate".to_owned(), "node".into(), node.into(), format!("{HOLD_ANNOTATION}=test")];
+
+        // Held, while the policy no longer has the mode that was entered.
+        let node = prepared(ctx, &aws, with).await?;
+        ctx.policy(&json!({"autoscaling": null})).await?;
+        ctx.kubectl(&hold(&node).each_ref().map(String::as_str)).await?;
+        restored(ctx, &aws, OWN).await?;
+        ctx.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}-")]).await?;
+
+        // Failed: another hook refuses. The mode is another one by then.
+        let node = prepared(ctx, &aws, with).await?;
+        ctx.policy(&mode(if with == STANDBY { SUSPEND } else { STANDBY })).await?;
+        let request = ctx.bed.recorder.now()?.nodes[&node].hook_request().cloned().unwrap_or_default();
+        let refusal = format!("{HOOK_ANSWER_PREFIX}storage={request} Refused: no");
+        ctx.kubectl(&["annotate", "node", &node, "--overwrite", &refusal]).await?;
+        restored(ctx, &aws, OWN).await?;
+
+        // The Node is deleted, and with it the request, while the program does not run.
+        let node = prepared(ctx, &aws, with).await?;
+        signal(&processes(ctx), Signal::SIGKILL);
+        ctx.kubectl(&["delete", "node", &node]).await?;
+        restored(ctx, &aws, OWN).await?;
+        assert_eq!(aws.terminated(), [""; 0]);
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn standby_is_left_on_every_exit() -> anyhow::Result<()> {
+    is_left_on_every_exit(STANDBY).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn process_is_resumed_on_every_exit() -> anyhow::Result<()> {
+    is_left_on_every_exit(SUSPEND).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
+    let any = Expectations { max_unavailable: Some(1), nothing_left: false };
+    run_expecting(nodes(1), any, async |ctx| {
+        let mut aws = Aws::start(ctx, 0, 1).await?;
+        install(ctx, &mut aws).await?;
+        ctx.release();
+        let node = prepared(ctx, &aws, STANDBY).await?;
+        let found = output_text(&plugin(ctx, &["doctor"]).await?);
+        assert!(!found.contains("AwsHook") && !found.contains("AwsNotTakenBack"), "{found}");
+        // The attempt ends while the program does not run.
+        let scale = ["-n", SYSTEM_NAMESPACE, "scale", "deployment", AWS];
+        ctx.kubectl(&[&scale[..], &["--replicas=0"]].concat()).await?;
+        ctx.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}=test")]).await?;
+        let mut last = String::new();
+        let found = poll("doctor names the program and its record", async || {
+            last = output_text(&plugin(ctx, &["doctor"]).await?);
+            Ok(["AwsHookNotReady", "AwsNotTakenBack"].iter().all(|reason| last.contains(reason)).then_some(()))
+        })
+        .await;
+        found.with_context(|| last)?;
+        // The uninstallation waits while this fails.
+        aws.fail("ExitStandby", Fault::Throttled, 2);
+        ctx.kubectl(&[&scale[..], &["--replicas=1"]].concat()).await?;
+        let done = plugin(ctx, &["uninstall", "--yes"]).await?;
+        let text = output_text(&done);
+        assert!(done.status.success() && text.contains("brupop-aws has not taken back"), "{text}");
+        let group = aws.group().await?;
+        assert!(
+            group.desired == "1" && group.instances.values().all(|state| state == "InService Healthy"),
+            "{group:?}"
+        );
+        let left = ctx.kubectl(&["get", "clusterrole,clusterrolebinding", "-o", "name"]).await?;
+        assert!(!left.contains(AWS), "{left}");
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn update_that_fails_after_the_reboot_is_taken_back() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |ctx| {
+        let mut aws = Aws::start(ctx, 1, 2).await?;
+        install(ctx, &mut aws).await?;
+        for member in &ctx.bed.members {
+            member.host.script(HostFault::boot(BootFault::NewImageFails));
+        }
+        let mut policy = mode(SUSPEND);
+        policy["failurePolicy"]["backOff"] = json!("1h");
+        ctx.policy(&policy).await?;
+        ctx.release();
+        ctx.until("both attempts have failed", |world| {
+            let failed = |node| last_reason(world, node).as_deref() == Some("BootFellBack") && is_released(world, node);
+            ["node-1", "node-2"].into_iter().all(failed)
+        })
+        .await?;
+        restored(ctx, &aws, OWN).await?;
+        assert_eq!(aws.terminated(), [""; 0], "the hosts run the old version");
+        Ok(())
+    })
+    .await?;
+    let attempts = ending.history.attempts();
+    assert!(attempts.iter().all(|a| a.result.as_deref() == Some("BootFellBack")), "{attempts:#?}");
+    Ok(())
+}
+
+/// A host that never comes back: its instance is replaced, although its request stays.
+async fn lost_host_is_replaced(with: &str) -> anyhow::Result<()> {
+    let kept = Expectations { max_unavailable: Some(1), nothing_left: false };
+    run_expecting(nodes(2), kept, async |ctx| {
+        let mut aws = Aws::start(ctx, 1, 2).await?;
+        let instances = install(ctx, &mut aws).await?;
+        for member in &ctx.bed.members {
+            member.host.script(HostFault::boot(BootFault::NeverComesBack));
+        }
+        let mut policy = mode(with);
+        policy["deadlines"] = json!({"reboot": "5s", "return": "5s"});
+        ctx.policy(&policy).await?;
+        ctx.release();
+        poll("an instance is replaced", async || Ok((!aws.terminated().is_empty()).then_some(()))).await?;
+        let replaced = aws.terminated();
+        let lost = instances.iter().find(|(_, id)| replaced == [id.as_str()]).map(|(node, _)| node);
+        let lost = lost.with_context(|| format!("{replaced:?} of {instances:?}"))?;
+        let world = ctx.bed.recorder.now()?;
+        let prepares = world.nodes[lost].hook_request().is_some_and(|request| request.starts_with("BeforeDrain/"));
+        assert!(prepares && !world.nodes[lost].ready, "its slot is kept");
+        until_event(ctx, EVENTS_OF_NODES, "AutoScalingRestored", &["has not returned from its reboot"]).await?;
+        // As the controller of the cloud does.
+        ctx.policy(&json!({"enabled": false})).await?;
+        ctx.kubectl(&["delete", "node", lost]).await?;
+        restored(ctx, &aws, OWN).await?;
+        assert_eq!(aws.terminated(), replaced, "no other");
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_host_leaves_standby_and_is_replaced() -> anyhow::Result<()> {
+    lost_host_is_replaced(STANDBY).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_host_is_replaced_once_the_process_is_resumed() -> anyhow::Result<()> {
+    lost_host_is_replaced(SUSPEND).await
+}
