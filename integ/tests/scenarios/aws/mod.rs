@@ -41,9 +41,12 @@ enum Credentials {
     PodIdentity,
 }
 
+/// Variables of an environment.
+type Variables = Vec<(&'static str, String)>;
+
 impl Credentials {
     /// Environment of the program, and the path and the audience of a token of its service account.
-    fn environment(self, aws: &Aws) -> (Vec<(&'static str, String)>, Option<(&'static str, &'static str)>) {
+    fn environment(self, aws: &Aws) -> (Variables, Option<(&'static str, &'static str)>) {
         match self {
             Self::Keys => {
                 (vec![("AWS_ACCESS_KEY_ID", "test".to_owned()), ("AWS_SECRET_ACCESS_KEY", "test".to_owned())], None)
