@@ -33,7 +33,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
         shown += 1;
     }
-    assert_eq!(shown, 13);
+    assert_eq!(shown, 14);
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies");
     for file in std::fs::read_dir(examples).unwrap() {
         let file = file.unwrap().path();
@@ -42,7 +42,7 @@ fn documented_and_example_policies_are_valid() {
         assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
         shown += 1;
     }
-    assert_eq!(shown, 20);
+    assert_eq!(shown, 21);
 }
 
 #[test]
