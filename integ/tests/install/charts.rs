@@ -153,7 +153,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
                 of(AGENT, "/spec/template/spec/containers/0/resources/limits/memory", json!("64Mi")),
                 of(AGENT, "/spec/template/spec/priorityClassName", json!("own")),
                 of(AGENT, "/spec/template/metadata/labels/b", json!("c")),
-                of(AGENT, "/spec/template/spec/containers/0/args/8", json!("--x")),
+                of(AGENT, "/spec/template/spec/containers/0/args/7", json!("--x")),
                 of(
                     AGENT,
                     "/spec/template/spec/nodeSelector",
