@@ -33,7 +33,7 @@ const CRATES: [(&str, &str); 9] = [
         "boot alive process config desired_state retry refreshes statement permit host/settings memory situation staging views server \
          report stream drive fuzzing",
     ),
-    ("aws", "config facts decide cloud record cluster run"),
+    ("aws", "config facts holds decide cloud record cluster run"),
     (
         "deploy",
         "options object budget pod monitoring controller apiserver agent network namespaces crds reference admission policy \
