@@ -130,10 +130,10 @@ async fn documented_commands_uninstall_operator() -> anyhow::Result<()> {
         let (first, rest) = documented();
         let (looks, rest): (Vec<_>, Vec<_>) =
             first.iter().skip(1).chain(&rest).partition(|line| line.contains(" get "));
-        assert!(looks.len() == 2 && rest.len() >= 3, "{looks:?} {rest:?}");
+        assert!(looks.len() == 3 && rest.len() >= 3, "{looks:?} {rest:?}");
         shell(ctx, &first[0]).await?;
         for look in looks {
-            poll("no name is followed by anything", async || {
+            poll("nothing is left", async || {
                 let output = shell(ctx, look).await?;
                 let bare = output.lines().all(|line| line.split_whitespace().count() < 2);
                 Ok(bare.then_some(()))
