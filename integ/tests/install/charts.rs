@@ -163,6 +163,31 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
             ],
         ),
         (
+            json!({
+                "apiserver": {
+                    "replicas": 4, "priorityClassName": "own", "tolerations": [], "nodeSelector": {"pool": "a"}, "affinity": zone,
+                    "topologySpreadConstraints": spread, "resources": {"limits": {"memory": "1Gi"}}, "podLabels": {"b": "c"},
+                    "podAnnotations": {"own": "2"}, "logLevel": "debug", "extraArgs": ["--x"],
+                },
+                "controller": {"podAnnotations": {"own": "3"}, "logLevel": "trace"},
+            }),
+            vec![
+                of(APISERVER, "/spec/replicas", json!(4)),
+                of(APISERVER, "/spec/template/spec/priorityClassName", json!("own")),
+                of(APISERVER, "/spec/template/spec/tolerations", Value::Null),
+                of(APISERVER, "/spec/template/spec/nodeSelector", json!({"kubernetes.io/os": "linux", "pool": "a"})),
+                of(APISERVER, "/spec/template/spec/affinity/nodeAffinity", zone["nodeAffinity"].clone()),
+                of(APISERVER, "/spec/template/spec/topologySpreadConstraints", spread.clone()),
+                of(APISERVER, "/spec/template/spec/containers/0/resources/limits/memory", json!("1Gi")),
+                of(APISERVER, "/spec/template/metadata/labels/b", json!("c")),
+                of(APISERVER, "/spec/template/metadata/annotations/own", json!("2")),
+                of(APISERVER, "/spec/template/spec/containers/0/args/5", json!("--log-filter=debug")),
+                of(APISERVER, "/spec/template/spec/containers/0/args/6", json!("--x")),
+                of(CONTROLLER, "/spec/template/metadata/annotations/own", json!("3")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/6", json!("--log-filter=trace")),
+            ],
+        ),
+        (
             json!({"namespaces": {"agents": {"create": false, "name": "hosts"}}}),
             vec![
                 of("Namespace hosts", "", Value::Null),
