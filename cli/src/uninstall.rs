@@ -112,7 +112,6 @@ fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
 async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     let (nodes, shadows): (Api<Node>, Api<BottlerocketShadow>) =
         (Api::all(client.clone()), Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE));
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     let deadline = Instant::now() + options.timeout.0;
     let mut shown = Vec::new();
     loop {
@@ -124,9 +123,7 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
         let shadows = shadows.map(|list| list.items).unwrap_or_default();
         // Without shadows no attempt is known, and the remaining claims are released here.
         let mut left = if shadows.is_empty() { Vec::new() } else { unfinished(&nodes, &shadows) };
-        let right = format!("get configmaps in {}", names::SYSTEM_NAMESPACE);
-        let record = if_there(call(&right, maps.get(names::AWS)).await)?;
-        left.extend(not_taken_back(&record.and_then(|record| record.data).unwrap_or_default()));
+        left.extend(not_taken_back(&aws_record(client, names::SYSTEM_NAMESPACE).await?));
         if left.is_empty() {
             return Ok(());
         }
@@ -187,6 +184,13 @@ fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String
         }
     }
     left
+}
+
+/// Reads the record of the hook for AWS, by instance; it is empty if there is none.
+pub(crate) async fn aws_record(client: &Client, namespace: &str) -> anyhow::Result<BTreeMap<String, String>> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let map = if_there(call(&format!("get configmaps in {namespace}"), maps.get(names::AWS)).await)?;
+    Ok(map.and_then(|map| map.data).unwrap_or_default())
 }
 
 /// Lists what the hook for AWS has recorded and not taken back yet, each as a sentence.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use kube::api::Api;
 use models::names;
@@ -12,6 +11,7 @@ use serde_json::Value;
 use super::findings::Finding;
 use crate::call::{call, if_there};
 use crate::cluster::Cluster;
+use crate::uninstall::aws_record;
 
 /// The hook, as the cluster has it.
 #[derive(Clone, Debug, Default)]
@@ -28,9 +28,7 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Hoo
     let right = format!("get deployments in {namespace}");
     let deployment = if_there(call(&right, deployments.get(names::AWS)).await)?;
     let ready = deployment.map(|found| found.status.and_then(|status| status.ready_replicas).unwrap_or(0));
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let map = if_there(call(&format!("get configmaps in {namespace}"), maps.get(names::AWS)).await)?;
-    Ok(Hook { ready, record: map.and_then(|map| map.data).unwrap_or_default() })
+    Ok(Hook { ready, record: aws_record(client, namespace).await? })
 }
 
 /// Adds the findings about the hook.

@@ -59,13 +59,13 @@ impl Signals {
             ..Self::default()
         };
         for node in view.nodes.values().filter(|node| node.facts.labelled) {
+            let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
             let state = match agent_state(view, node, now) {
                 AgentState::Connected => "Connected",
                 AgentState::Connecting => "Connecting",
                 AgentState::NodeNotReady => "NodeNotReady",
                 AgentState::Silent { since, .. } => {
-                    let status = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
-                    let reported = status.is_some_and(|agent| agent.current_version.is_some());
+                    let reported = agent.is_some_and(|agent| agent.current_version.is_some());
                     let oldest = signals.silent_since.entry(if reported { "true" } else { "false" }).or_insert(since);
                     *oldest = since.min(*oldest);
                     "Silent"
@@ -76,7 +76,6 @@ impl Signals {
             if node.facts.ready {
                 *signals.hosts.entry(host_reason(node)).or_default() += 1;
             }
-            let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
             signals.versions_behind = signals.versions_behind.max(agent.and_then(versions_behind));
         }
         signals

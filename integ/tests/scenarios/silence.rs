@@ -20,6 +20,9 @@ const SEEN: Duration = Duration::from_secs(120);
 /// Time within which the kubelet restarts an agent without a sign of life: its liveness probe is patient.
 const RESTARTED: Duration = Duration::from_secs(300);
 
+/// The metric with the last contact of agents that have reported before.
+const SILENT_SINCE: &str = r#"agent_silent_since_timestamp_seconds{reported="true"}"#;
+
 /// The value of a metric of the controller.
 async fn metric(ctx: &ScenarioContext, series: &str) -> anyhow::Result<Option<f64>> {
     let text = controller_metrics(ctx).await?;
@@ -83,8 +86,7 @@ async fn stopped_agent_is_seen_within_two_minutes_and_restarted_by_the_kubelet()
         let agent = agent_on(ctx, "node-1").await?;
         let since = Timestamp::now();
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
-        seen(ctx, since, &["node-1"], "AgentNotReady", r#"agent_silent_since_timestamp_seconds{reported="true"}"#)
-            .await?;
+        seen(ctx, since, &["node-1"], "AgentNotReady", SILENT_SINCE).await?;
         anyhow::ensure!(agent_on(ctx, "node-1").await?.pid == agent.pid, "it was not restarted before it was seen");
         ctx.bed
             .wait_state("the agent is restarted and reports", RESTARTED, |world| {
@@ -113,8 +115,7 @@ async fn dead_agent_is_seen_within_two_minutes() -> anyhow::Result<()> {
             ctx.kubectl(&["-n", "brupop-agents", "patch", "ds/brupop-agent", "-p", &patch.to_string()]).await
         };
         patch(container(json!({"name": "MISSING", "valueFrom": missing}))).await?;
-        seen(ctx, since, &["node-1"], "AgentNotReady", r#"agent_silent_since_timestamp_seconds{reported="true"}"#)
-            .await?;
+        seen(ctx, since, &["node-1"], "AgentNotReady", SILENT_SINCE).await?;
         patch(container(json!({"name": "MISSING", "$patch": "delete"}))).await?;
         heard(ctx, &["node-1"]).await
     })
@@ -154,8 +155,7 @@ async fn agent_without_the_web_api_is_seen_and_not_restarted() -> anyhow::Result
         let closed = std::net::SocketAddr::from(([127, 0, 0, 1], 9));
         ctx.bed.divert(Some(closed));
         ctx.restart(deploy::Component::Apiserver).await?;
-        seen(ctx, since, &["node-1"], "AgentNotReady", r#"agent_silent_since_timestamp_seconds{reported="true"}"#)
-            .await?;
+        seen(ctx, since, &["node-1"], "AgentNotReady", SILENT_SINCE).await?;
         ctx.bed.divert(None);
         heard(ctx, &["node-1"]).await?;
         anyhow::ensure!(agent_on(ctx, "node-1").await?.pid == agent.pid, "an agent that waits is healthy");

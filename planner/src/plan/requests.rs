@@ -59,7 +59,7 @@ pub(super) fn resumed(view: &ClusterView) -> Option<String> {
 pub(super) fn acknowledged(view: &ClusterView, approval_taken: bool) -> Option<OperatorRequests> {
     let operator = view.operator.as_ref()?;
     let mut requests = operator.status.requests.clone().unwrap_or_default();
-    // Its notice is recorded by the same write. The first plan with notices records their state alone.
+    // The same write records the notice. The first plan with notices records their state alone.
     if operator.status.notices.is_some() {
         requests.test_notices.clone_from(&operator.test_notices);
     }
