@@ -354,7 +354,11 @@ async fn run_boot(inner: &Inner, ctx: &Arc<Ctx>, node: &Arc<NodeKeeper>, registe
                 let _ = ended.await;
             }
         };
-        tokio::join!(node.set_shutting_down(), pods_end);
+        // The end of a pod takes a container runtime longer than this: the pods that replace it find the node's taint.
+        if timeout(Duration::from_secs(1), node.set_shutting_down()).await.is_err() {
+            node.wake();
+        }
+        pods_end.await;
     }
     inner.options.machine.release_shutdown();
     let _ = machine.wait_for(|s| s.power != Power::ShuttingDown).await;

@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 use kube::Api;
 use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::Ctx;
@@ -34,11 +35,13 @@ pub(crate) struct NodeKeeper {
     ctx: Arc<Ctx>,
     shutting_down: AtomicBool,
     wake: Wake,
+    /// One status at a time, as in a kubelet: an earlier one would be stored after a later one.
+    posting: Mutex<()>,
 }
 
 impl NodeKeeper {
     pub(crate) fn new(ctx: Arc<Ctx>) -> Self {
-        Self { ctx, shutting_down: AtomicBool::new(false), wake: Wake::default() }
+        Self { ctx, shutting_down: AtomicBool::new(false), wake: Wake::default(), posting: Mutex::default() }
     }
 
     fn api(&self) -> Api<Node> {
@@ -148,6 +151,7 @@ impl NodeKeeper {
     /// Compares the Node's status with the actual one and posts differences; also a heartbeat at intervals. A Node that
     /// was deleted is not created again: a real kubelet does that only when it starts.
     pub(crate) async fn sync_once(&self) -> Result<()> {
+        let _posting = self.posting.lock().await;
         let name = &self.ctx.options.node_name;
         let cached = GetParams::any();
         let node = timeout(REQUEST_LIMIT, self.api().get_with(name, &cached)).await?;
