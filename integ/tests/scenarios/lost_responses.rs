@@ -1,5 +1,6 @@
 //! A response of the API server that is lost.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
@@ -15,12 +16,19 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::logs::lines;
 use crate::support::{nodes, run};
 
-/// A proxy in front of the API server that can lose the response to a request.
-struct LossyProxy {
-    url: String,
-    /// Prefix of the request whose response is lost, once.
-    drops: Arc<Mutex<Option<String>>>,
+/// A proxy in front of the API server that can lose responses.
+pub(crate) struct LossyProxy {
+    pub(crate) url: String,
+    rule: Arc<Rule>,
     task: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Rule {
+    /// Prefix of the request whose response is lost, once.
+    next: Mutex<Option<String>>,
+    /// True if every response is lost.
+    all: AtomicBool,
 }
 
 impl Drop for LossyProxy {
@@ -30,7 +38,7 @@ impl Drop for LossyProxy {
 }
 
 impl LossyProxy {
-    async fn start(control_plane: &ControlPlane) -> anyhow::Result<Self> {
+    pub(crate) async fn start(control_plane: &ControlPlane) -> anyhow::Result<Self> {
         let file = |name: &str| control_plane.dir().join(name);
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(file("ca.crt"))?)?;
@@ -42,25 +50,30 @@ impl LossyProxy {
         let upstream = control_plane.url().strip_prefix("https://").context("the API server has TLS")?.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("https://{}", listener.local_addr()?);
-        let drops: Arc<Mutex<Option<String>>> = Arc::default();
-        let rule = drops.clone();
+        let rule = Arc::<Rule>::default();
+        let of_task = rule.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (acceptor, connector) = (acceptor.clone(), connector.clone());
-                let (rule, upstream) = (rule.clone(), upstream.clone());
+                let (rule, upstream) = (of_task.clone(), upstream.clone());
                 tokio::spawn(async move { serve(stream, acceptor, connector, &upstream, &rule).await });
             }
         });
-        Ok(Self { url, drops, task })
+        Ok(Self { url, rule, task })
     }
 
     /// Loses the response to the next request with this prefix.
     fn drop_next_response(&self, request: &str) {
-        *self.drops.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.to_owned());
+        *self.rule.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.to_owned());
     }
 
     fn has_dropped_response(&self) -> bool {
-        self.drops.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.rule.next.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Loses every response, or none any more.
+    pub(crate) fn drop_responses(&self, all: bool) {
+        self.rule.all.store(all, Ordering::Relaxed);
     }
 }
 
@@ -69,7 +82,7 @@ async fn serve(
     acceptor: TlsAcceptor,
     connector: TlsConnector,
     upstream: &str,
-    rule: &Mutex<Option<String>>,
+    rule: &Rule,
 ) -> anyhow::Result<()> {
     let (mut from_client, mut to_client) = tokio::io::split(acceptor.accept(stream).await?);
     let name = ServerName::try_from("127.0.0.1")?;
@@ -84,7 +97,7 @@ async fn serve(
                 return to_server.shutdown().await;
             }
             {
-                let mut rule = rule.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut rule = rule.next.lock().unwrap_or_else(PoisonError::into_inner);
                 if rule.as_ref().is_some_and(|start| chunk[..length].starts_with(start.as_bytes())) {
                     *rule = None;
                     *lost.lock().unwrap_or_else(PoisonError::into_inner) = true;
@@ -101,7 +114,7 @@ async fn serve(
             if length == 0 {
                 return to_client.shutdown().await;
             }
-            if !*lost.lock().unwrap_or_else(PoisonError::into_inner) {
+            if !*lost.lock().unwrap_or_else(PoisonError::into_inner) && !rule.all.load(Ordering::Relaxed) {
                 to_client.write_all(&chunk[..length]).await?;
                 to_client.flush().await?;
             }

@@ -22,6 +22,8 @@ use serde_json::{Value, json};
 use self::prometheus::Prometheus;
 use crate::earlier::create_earlier_pod;
 use crate::interfere::{agent_on, poll, reboot_deadline, release_into_blocked_drain, signal, unblock};
+use crate::lost_responses::LossyProxy;
+use crate::rotation::provided::{ExternalCa, provide};
 use crate::support::{is_updated, nodes, other, run, run_expecting, silent_fleet};
 
 /// The alerts that the scenarios below fire.
@@ -34,17 +36,19 @@ const ABOUT_ROLLOUTS: [&str; 6] = [
     "BrupopNodeUpdateFailed",
 ];
 const ABOUT_NODES: [&str; 2] = ["BrupopNodeNotReturned", "BrupopAgentSilent"];
-const ABOUT_THE_OPERATOR: [&str; 7] = [
+const ABOUT_THE_OPERATOR: [&str; 9] = [
     "BrupopWebApiDown",
     "BrupopCertificatesDegraded",
     "BrupopPolicyDegraded",
     "BrupopEarlierOperatorRunning",
     "BrupopWritesRejected",
+    "BrupopCertificateExpiring",
+    "BrupopCallsWithoutAnswer",
     "BrupopTargetDown",
     "BrupopNoLeader",
 ];
-/// A working operator does not show these: their metrics come from a stand-in.
-const OF_A_STAND_IN: [&str; 3] = ["BrupopCallsWithoutAnswer", "BrupopSafetyFinding", "BrupopCertificateExpiring"];
+/// Only an operator with a defect has a safety finding: the metric comes from a stand-in.
+const OF_A_STAND_IN: &str = "BrupopSafetyFinding";
 
 fn names(alerts: &[&[&str]]) -> BTreeSet<String> {
     alerts.iter().copied().flatten().map(|name| (*name).to_owned()).collect()
@@ -55,7 +59,7 @@ fn scenarios_fire_every_alert() -> anyhow::Result<()> {
     let rule = deploy::monitoring::prometheus_rule()?;
     let rules = rule["spec"]["groups"][0]["rules"].as_array().context("rules")?;
     let all: BTreeSet<String> = rules.iter().filter_map(|rule| Some(rule["alert"].as_str()?.to_owned())).collect();
-    assert_eq!(all, names(&[&ABOUT_ROLLOUTS, &ABOUT_NODES, &ABOUT_THE_OPERATOR, &OF_A_STAND_IN]));
+    assert_eq!(all, names(&[&ABOUT_ROLLOUTS, &ABOUT_NODES, &ABOUT_THE_OPERATOR, &[OF_A_STAND_IN]]));
     Ok(())
 }
 
@@ -180,10 +184,13 @@ async fn alerts_about_nodes_fire() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn alerts_about_the_operator_fire() -> anyhow::Result<()> {
-    let mut options = silent_fleet(1);
+    let mut options = silent_fleet(0);
     // No certificate is provided, so the web API does not serve.
     options.deploy.controller_args.push("--serving-certificate=provided".to_owned());
     run(options, async |ctx| {
+        let proxy = LossyProxy::start(&ctx.bed.control_plane).await?;
+        ctx.bed.options.pods_api_server = Some(proxy.url.clone());
+        ctx.bed.add_node("node-1").await?;
         ctx.bed.install().await?;
         let stand_in = StandIn::start()?;
         let prometheus = Prometheus::start(ctx, std::slice::from_ref(&stand_in.address)).await?;
@@ -212,9 +219,25 @@ async fn alerts_about_the_operator_fire() -> anyhow::Result<()> {
         ctx.policy(&json!({"schedule": null})).await?;
         prometheus.fires("BrupopWritesRejected").await?;
 
-        for alert in OF_A_STAND_IN {
-            prometheus.fires(alert).await?;
-        }
+        let authority = ExternalCa::new("authority")?;
+        let soon =
+            jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date().checked_add(jiff::Span::new().days(2))?;
+        let (year, month, day) = (i32::from(soon.year()), soon.month().try_into()?, soon.day().try_into()?);
+        let secret = authority.secret_with(&authority.certificate, |params| {
+            params.not_after = rcgen::date_time_ymd(year, month, day);
+        })?;
+        provide(ctx, secret).await?;
+        let annotations = prometheus.fires("BrupopCertificateExpiring").await?;
+        ensure!(
+            annotations["summary"].as_str().is_some_and(|text| text.contains("serving certificate")),
+            "{annotations}"
+        );
+
+        prometheus.fires(OF_A_STAND_IN).await?;
+        proxy.drop_responses(true);
+        let annotations = prometheus.fires("BrupopCallsWithoutAnswer").await?;
+        ensure!(annotations["description"].as_str().is_some_and(|text| text.starts_with("lease: ")), "{annotations}");
+        proxy.drop_responses(false);
         signal(&ctx.bed.processes_of(Component::Apiserver), Signal::SIGSTOP);
         prometheus.fires("BrupopTargetDown").await?;
         ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "scale", "deployment/brupop-controller", "--replicas=0"]).await?;
@@ -235,7 +258,7 @@ fn no_status() -> anyhow::Result<String> {
     Ok(json!([{"op": "remove", "path": format!("/rules/{index}")}]).to_string())
 }
 
-/// Metrics of an operator with defects. Its counters grow with each scrape.
+/// Metrics of an operator with a defect. The counter grows with each scrape.
 struct StandIn {
     address: String,
 }
@@ -248,11 +271,7 @@ impl StandIn {
             for (count, stream) in listener.incoming().enumerate() {
                 let Ok(mut stream) = stream else { continue };
                 let _ = stream.read(&mut [0; 4096]);
-                let body = format!(
-                    "brupop_controller_calls_without_answer_total{{kind=\"read\"}} {count}\n\
-                     brupop_controller_lint_findings_total{{property=\"S1\"}} {count}\n\
-                     brupop_controller_certificate_expiry_timestamp_seconds{{certificate=\"serving\"}} 1000\n"
-                );
+                let body = format!("brupop_controller_lint_findings_total{{property=\"S1\"}} {count}\n");
                 let _ = write!(
                     stream,
                     "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",

@@ -1,7 +1,7 @@
 //! Rotation of certificates and keys under load, without refused requests.
 
 mod load;
-mod provided;
+pub(crate) mod provided;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -8,14 +8,14 @@ fn base64(text: &str) -> String {
 }
 
 /// An external authority.
-struct ExternalCa {
-    certificate: String,
+pub(crate) struct ExternalCa {
+    pub(crate) certificate: String,
     key: KeyPair,
     params: CertificateParams,
 }
 
 impl ExternalCa {
-    fn new(name: &str) -> anyhow::Result<Self> {
+    pub(crate) fn new(name: &str) -> anyhow::Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -26,9 +26,19 @@ impl ExternalCa {
 
     /// A Secret as cert-manager creates it, with this bundle.
     fn secret(&self, bundle: &str) -> anyhow::Result<Value> {
+        self.secret_with(bundle, |_| ())
+    }
+
+    /// The same with a change of the certificate.
+    pub(crate) fn secret_with(
+        &self,
+        bundle: &str,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> anyhow::Result<Value> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(vec![host()])?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        change(&mut params);
         let leaf = params.signed_by(&key, &Issuer::from_params(&self.params, &self.key))?;
         Ok(json!({
             "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
@@ -38,7 +48,7 @@ impl ExternalCa {
     }
 }
 
-async fn provide(ctx: &ScenarioContext, secret: Value) -> anyhow::Result<()> {
+pub(crate) async fn provide(ctx: &ScenarioContext, secret: Value) -> anyhow::Result<()> {
     integ::bed::workload::apply(&ctx.bed.client, vec![secret]).await
 }
 
