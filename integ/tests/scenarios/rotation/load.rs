@@ -149,10 +149,16 @@ impl Load {
         Ok(Self { nodes: nodes.len(), tally, _tasks: tasks })
     }
 
-    /// Ends the load, and fails if any request or stream has failed, or if there were hardly any.
+    /// Waits until there were some requests, ends the load, and fails if any request or stream has failed.
     pub(super) async fn end(self) -> anyhow::Result<()> {
         // The last volumes that change do so within the lag.
         tokio::time::sleep(LAG).await;
+        poll("40 requests, and a report and a stream of each node", async || {
+            let [asked, reported, streams] = [&self.tally.asked, &self.tally.reported, &self.tally.streams]
+                .map(|count| count.load(Ordering::Relaxed));
+            Ok((asked > 40 && reported >= self.nodes && streams >= self.nodes).then_some(()))
+        })
+        .await?;
         let refused = self.tally.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
         anyhow::ensure!(
             refused.is_empty(),
@@ -160,10 +166,6 @@ impl Load {
             refused.len(),
             &refused[..refused.len().min(5)]
         );
-        let [asked, reported, streams] =
-            [&self.tally.asked, &self.tally.reported, &self.tally.streams].map(|count| count.load(Ordering::Relaxed));
-        let enough = asked > 40 && reported >= self.nodes && streams >= self.nodes;
-        anyhow::ensure!(enough, "only {asked} requests, {reported} reports and {streams} streams");
         Ok(())
     }
 }

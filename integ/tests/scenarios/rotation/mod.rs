@@ -38,9 +38,9 @@ use crate::interfere::{agent_on, finish_command, is_call, poll, signal, until_ho
 use crate::leaders::leader;
 use crate::support::{NEW, ScenarioContext, nodes, run, shadow_of, status};
 
-/// Wait of the controllers, and longest delay of the kubelets.
-const WAIT: &str = "--trust-wait=4s";
-const LAG: Duration = Duration::from_secs(3);
+/// Wait of the controllers, and longest delay of the kubelets: seconds apart, for a kubelet on a busy machine is late.
+const WAIT: &str = "--trust-wait=6s";
+const LAG: Duration = Duration::from_secs(2);
 
 fn options(count: usize) -> TestClusterOptions {
     let mut options = TestClusterOptions { volume_lag: LAG, ..nodes(count) };
@@ -271,7 +271,7 @@ async fn rotation_completes_when_leader_is_killed() -> anyhow::Result<()> {
                 let before = material(ctx).await?;
                 ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, &round.to_string()).await?;
                 // Anywhere from before the first write to after the last.
-                let later = Duration::from_millis(ctx.rng.random_range(0..7000));
+                let later = Duration::from_millis(ctx.rng.random_range(0..10_000));
                 tokio::time::sleep(later).await;
                 let leads = leader(ctx).await?;
                 signal(&[leads], Signal::SIGKILL);

@@ -52,12 +52,28 @@ pub(crate) async fn provide(ctx: &ScenarioContext, secret: Value) -> anyhow::Res
     integ::bed::workload::apply(&ctx.bed.client, vec![secret]).await
 }
 
-/// Waits until an authority is published.
-async fn published(ctx: &ScenarioContext, authority: &str) -> anyhow::Result<()> {
-    poll("the authority is published", async || {
-        let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), AGENT_NAMESPACE);
-        let bundle = maps.get_opt(TRUST_CONFIG_MAP).await?.and_then(|map| map.data?.remove(TRUST_CA_KEY));
-        Ok(bundle.is_some_and(|bundle| bundle.contains(authority.trim())).then_some(()))
+/// Waits until every agent trusts an authority.
+async fn trusted(ctx: &ScenarioContext, authority: &ExternalCa) -> anyhow::Result<()> {
+    let mut volumes = Vec::new();
+    for member in &ctx.bed.members {
+        volumes.push(Volumes::of(ctx, &member.name).await?);
+    }
+    poll("every agent trusts the authority", async || {
+        let bundles: Vec<Vec<u8>> = volumes.iter().map(Volumes::bundle).collect::<Result<_, _>>()?;
+        let trusts = |bundle: &Vec<u8>| String::from_utf8_lossy(bundle).contains(authority.certificate.trim());
+        Ok(bundles.iter().all(trusts).then_some(()))
+    })
+    .await
+}
+
+/// Waits until the web API serves with a certificate of an authority.
+async fn served(ctx: &ScenarioContext, authority: &ExternalCa) -> anyhow::Result<()> {
+    poll("the web API serves with the certificate", async || {
+        let client = Client::builder()
+            .tls_certs_only(Certificate::from_pem_bundle(authority.certificate.as_bytes())?)
+            .proxy(Proxy::https(ctx.bed.proxy_url())?)
+            .build()?;
+        Ok(client.get(url(&host(), "node-1", "")).timeout(PATIENCE).send().await.ok().map(drop))
     })
     .await
 }
@@ -82,11 +98,9 @@ async fn provided_certificate_is_replaced_live_and_invalid_one_is_rejected() -> 
         // First the next authority beside the current one, then its certificate.
         let both = format!("{}{}", one.certificate, other.certificate);
         provide(ctx, one.secret(&both)?).await?;
-        published(ctx, &other.certificate).await?;
-        tokio::time::sleep(LAG + Duration::from_secs(1)).await;
+        trusted(ctx, &other).await?;
         provide(ctx, other.secret(&other.certificate)?).await?;
-        published(ctx, &one.certificate).await?;
-        tokio::time::sleep(LAG + Duration::from_secs(1)).await;
+        served(ctx, &other).await?;
         load.end().await?;
 
         // The web API would serve with this one, too, so the controller gets it with a key that does not match.
