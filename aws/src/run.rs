@@ -40,6 +40,9 @@ const HEALED: u32 = 3;
 /// Reason of the Event about what is taken back.
 const RESTORED: &str = "AutoScalingRestored";
 
+/// Reason of the Event about an instance that its group may replace after the update.
+const UNHEALTHY: &str = "AutoScalingUnhealthy";
+
 /// Instances and groups, as AWS shows them.
 type Seen = (BTreeMap<String, Option<Instance>>, BTreeMap<String, Option<Group>>);
 
@@ -54,7 +57,7 @@ struct Runner<'a> {
     holds: Holds,
     /// The last read.
     seen: Seen,
-    /// Number of times that an instance of the record was set healthy; [`HEALED`] for one that AWS refuses to.
+    /// Number of times that an instance of the record was set healthy; `u32::MAX` for one that AWS refuses to.
     healed: BTreeMap<String, u32>,
 }
 
@@ -159,6 +162,13 @@ impl Runner<'_> {
             }
         }
         let recorded = !changes.is_empty();
+        let is_unhealthy = |id: &String| {
+            // One that its group has replaced by now is in no group.
+            let found = instances.get(id).and_then(Option::as_ref).is_none_or(|found| found.unhealthy);
+            found && self.healed.get(id) == Some(&HEALED)
+        };
+        let left = changes.iter().filter(|(id, entry)| entry.is_none() && is_unhealthy(id));
+        let left: Vec<String> = left.map(|(id, _)| id.clone()).collect();
         if recorded {
             for (instance, entry) in &changes {
                 tracing::info!(instance, ?entry, "record changed");
@@ -167,6 +177,10 @@ impl Runner<'_> {
         }
         // While something is recorded, the time alone may change what is to be done.
         let is_idle = ids.is_empty() && record.entries().is_empty();
+        for id in left {
+            let text = format!("it was set healthy {HEALED} times, and a health check of its group fails");
+            self.unhealthy(&nodes, &id, &text).await;
+        }
         let answers =
             answers.into_iter().filter_map(|(node, text, note)| Some(self.answer(nodes.get(&node)?, text, note)));
         let answered = join_all(answers).await;
@@ -211,7 +225,8 @@ impl Runner<'_> {
                 && error.is_final(repeated)
             {
                 // The process is resumed all the same: the rest of the group needs it.
-                self.healed.insert(instance, HEALED);
+                self.unhealthy(&nodes, &instance, &error.to_string()).await;
+                self.healed.insert(instance, u32::MAX);
             }
             return;
         }
@@ -243,7 +258,10 @@ impl Runner<'_> {
                     self.restored(node, &text, policy).await;
                 }
             }
-            Call::SetHealthy { instance } => *self.healed.entry(instance).or_default() += 1,
+            Call::SetHealthy { instance } => {
+                let times = self.healed.entry(instance).or_default();
+                *times = times.saturating_add(1);
+            }
             Call::EnterStandby { .. } => {}
         }
     }
@@ -254,6 +272,15 @@ impl Runner<'_> {
         let why =
             if lost { ": the node has not returned from its reboot in time, and its group may replace it" } else { "" };
         self.cluster.notice(node, RESTORED, &format!("{text}{why}"), lost).await;
+    }
+
+    /// Shows for a node that its instance stays unhealthy.
+    async fn unhealthy(&self, nodes: &BTreeMap<String, Node>, instance: &str, why: &str) {
+        let text = format!("instance {instance} stays unhealthy after the update, and its group may replace it: {why}");
+        tracing::warn!(instance, why, "the instance stays unhealthy");
+        if let Some(node) = nodes.values().find(|node| node.instance.as_deref() == Ok(instance)) {
+            self.cluster.notice(node, UNHEALTHY, &text, true).await;
+        }
     }
 
     /// Refuses the request of a node for which a call has failed, where a repetition would fail, too. Shows any other failure
