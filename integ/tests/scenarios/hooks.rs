@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use deploy::Component;
 use integ::oracle::{ClusterState, Field, Node};
-use models::names::HOOK_ANSWER_PREFIX;
+use models::names::{HOLD_ANNOTATION, HOOK_ANSWER_PREFIX};
 use models::shadow::{BLOCKED, Step};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
@@ -147,7 +147,7 @@ async fn request_survives_controller_and_ends_with_hold_and_policy() -> anyhow::
         let world = ctx.until_step("node-1", Step::BeforeDrain).await?;
         assert_eq!(world.nodes["node-1"].hook_request(), Some(&request));
 
-        ctx.kubectl(&["annotate", "node", "node-1", "brupop.bottlerocket.aws/hold=audit"]).await?;
+        ctx.kubectl(&["annotate", "node", "node-1", &format!("{HOLD_ANNOTATION}=audit")]).await?;
         let world = ctx
             .until("the request is withdrawn", |world| {
                 world.nodes["node-1"].hook_request().is_none() && step_of(world, "node-1").is_none()
@@ -155,7 +155,7 @@ async fn request_survives_controller_and_ends_with_hold_and_policy() -> anyhow::
             .await?;
         assert_eq!(last_reason(&world, "node-1").as_deref(), Some("Held"));
         assert!(world.nodes["node-1"].claimed(), "a held node stays cordoned");
-        ctx.kubectl(&["annotate", "node", "node-1", "brupop.bottlerocket.aws/hold-"]).await?;
+        ctx.kubectl(&["annotate", "node", "node-1", &format!("{HOLD_ANNOTATION}-")]).await?;
 
         // The policy drops the hook in the middle of the next wait.
         ctx.policy(&json!({"deadlines": {"shutdown": "1s"}})).await?;
@@ -167,6 +167,77 @@ async fn request_survives_controller_and_ends_with_hold_and_policy() -> anyhow::
     })
     .await?;
     assert!(ending.world().nodes["node-1"].hook_request().is_none());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_hook_after_the_update_fails_it_or_not_and_node_is_in_service() -> anyhow::Result<()> {
+    let after =
+        |on_timeout: &str| json!({"hooks": [{"name": "storage", "after": {"timeout": "2s", "onTimeout": on_timeout}}]});
+    let ending = run(nodes(2), async |ctx| {
+        ctx.install().await?;
+        ctx.kubectl(&["annotate", "node", "node-2", &format!("{HOLD_ANNOTATION}=later")]).await?;
+        ctx.policy(&after("Fail")).await?;
+        ctx.release();
+        let world = ctx
+            .until("the attempt fails", |world| last_reason(world, "node-1").as_deref() == Some("HookTimedOut"))
+            .await?;
+        let last = record(&world, "node-1").last.unwrap_or_else(|| panic!("just seen"));
+        assert!(
+            last.message.starts_with("hook storage has not answered the request AfterUpdate/1/"),
+            "{}",
+            last.message
+        );
+        ctx.until("it runs the new version in service, and nothing is asked any more", |world| {
+            is_updated(world, "node-1") && world.nodes["node-1"].hook_request().is_none()
+        })
+        .await?;
+        ctx.policy(&after("Continue")).await?;
+        ctx.kubectl(&["annotate", "node", "node-2", &format!("{HOLD_ANNOTATION}-")]).await?;
+        until_event(ctx, EVENTS_OF_NODES, "HookTimedOut", &["going on", "storage", "; updated from"]).await?;
+        ctx.updated().await?;
+        Ok(())
+    })
+    .await?;
+    let results: Vec<_> = ending.history.attempts().into_iter().filter_map(|attempt| attempt.result).collect();
+    assert_eq!(results.iter().filter(|result| *result == "HookTimedOut").count(), 1, "{results:?}");
+    assert_eq!(results.len(), 2, "none is repeated: {results:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deletion_of_node_that_awaits_hook_frees_its_slot() -> anyhow::Result<()> {
+    run(nodes(2), async |ctx| {
+        ctx.install().await?;
+        ctx.policy(&before("10m", "Fail")).await?;
+        ctx.release();
+        let asked = |world: &ClusterState| {
+            world.nodes.iter().find(|(_, node)| node.hook_request().is_some()).map(|(name, _)| name.clone())
+        };
+        let world = ctx.until("a node asks", |world| asked(world).is_some()).await?;
+        let node = asked(&world).unwrap_or_default();
+        ctx.kubectl(&["delete", "node", &node]).await?;
+        let world =
+            ctx.until("the other node has the slot", |world| asked(world).is_some_and(|other| other != node)).await?;
+        let other = asked(&world).unwrap_or_default();
+        let request = world.nodes[&other].hook_request().cloned().unwrap_or_default();
+        let annotation = format!("{HOOK_ANSWER_PREFIX}storage={request}");
+        ctx.kubectl(&["annotate", "node", &other, &annotation]).await?;
+        ctx.until("the other node is updated", |world| is_updated(world, &other)).await?;
+
+        ctx.bed.member(&node)?.kubelet.register().await?;
+        // The token of the agent's pod names the deleted Node; a pod of the new Node has its own.
+        ctx.restart(Component::Agent).await?;
+        let world = ctx
+            .until("the next Node of this name is asked", |world| asked(world).is_some_and(|asked| asked == node))
+            .await?;
+        let request = world.nodes[&node].hook_request().cloned().unwrap_or_default();
+        assert!(request.starts_with("BeforeDrain/1/"), "its first attempt: {request}");
+        ctx.policy(&json!({"hooks": null})).await?;
+        ctx.updated().await?;
+        Ok(())
+    })
+    .await?;
     Ok(())
 }
 

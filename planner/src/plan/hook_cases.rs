@@ -364,6 +364,18 @@ fn verified_node_awaits_hooks_and_then_is_updated() {
     assert_eq!((outcome(&made).as_str(), last.reason.as_str()), ("no attempt", "Updated"));
     // The slot is kept until then.
     assert!(made.slots.is_none() && made.status.unwrap().slots.len() == 1);
+
+    // A hook without whose answer it ends has an Event, too.
+    let (mut view, _) = in_step(Step::AfterUpdate, both());
+    let hooks = json!([{"name": "mute", "after": {"timeout": "1m", "onTimeout": "Continue"}}]);
+    let policy = with_policy(&mut view, json!({"hooks": hooks}));
+    let made = plan(&view, &policy, t(1));
+    ask(&mut view, &made);
+    assert_eq!(outcome(&plan(&view, &policy, t(59))), "step AfterUpdate");
+    let made = plan(&view, &policy, t(60));
+    let Some(Action::Status { note: Some(note), .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!((outcome(&made).as_str(), note.warning, note.reason), ("no attempt", true, "HookTimedOut"));
+    assert!(note.message.contains("mute") && note.message.contains("; updated from "), "{}", note.message);
 }
 
 #[test]

@@ -104,7 +104,10 @@ pub(super) fn after_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decisi
     if ctx.needs_release() {
         return Decision::act(Action::Release);
     }
-    still_awaited(ctx, progress).unwrap_or_else(|| verify::record(ctx, progress))
+    still_awaited(ctx, progress).unwrap_or_else(|| match verify::record(ctx, progress) {
+        Decision { verdict: Verdict::Act(action), .. } => Decision::act(with_note(action, unanswered(ctx, progress))),
+        decision => decision,
+    })
 }
 
 /// Sets the request and checks the answers. Returns what is left to do, or the failure of the attempt; `None` once no answer
@@ -153,10 +156,13 @@ fn unanswered(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Note> {
     })
 }
 
-/// Adds an Event to a write of the status.
+/// Adds an Event to a write of the status, before the text of the one that it has.
 fn with_note(action: Action, note: Option<Note>) -> Action {
-    match action {
-        Action::Status { status, note: other } => Action::Status { status, note: note.or(other) },
-        action => action,
+    match (action, note) {
+        (Action::Status { status, note: other }, Some(mut note)) => {
+            note.message.extend(other.map(|other| format!("; {}", other.message)));
+            Action::Status { status, note: Some(note) }
+        }
+        (action, _) => action,
     }
 }
