@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use integ::bed::{TestCluster, TestClusterOptions};
+use integ::bed::{Programs, TestCluster, TestClusterOptions};
 use integ::host::Snapshot;
 use integ::oracle::{ClusterState, Expectations};
 use integ::pages;
@@ -115,4 +115,39 @@ async fn charts_change_no_node_until_it_is_labelled_and_updates_are_enabled() ->
     let deploy = deploy::Options { registry: Some("registry.example/brupop".to_owned()), ..deploy::Options::default() };
     let options = TestClusterOptions { deploy, ..TestClusterOptions::default() };
     quick_start(options, &install, &own, |enable| format!("{enable} --set policy.spec.health.after.soak=1s")).await
+}
+
+/// Not judged by the oracle, which knows the operator by its usual namespaces.
+#[tokio::test(flavor = "multi_thread")]
+async fn release_in_other_namespaces_updates_nodes() -> anyhow::Result<()> {
+    let deploy = deploy::Options { registry: Some("registry.example/brupop".to_owned()), ..deploy::Options::default() };
+    let bed = TestCluster::start(TestClusterOptions { nodes: 2, deploy, ..TestClusterOptions::default() }).await?;
+    let helm = Helm::find(Some(&bed.control_plane)).await?;
+    for line in pages::commands("docs/install.md", "With Helm")? {
+        let mut line = line.replace(SYSTEM_NAMESPACE, "platform");
+        if line.contains("install brupop ") {
+            line +=
+                " --set namespaces.agents.name=platform-agents,policy.enabled=true,policy.spec.health.after.soak=1s";
+        }
+        shell(&bed, &helm, &line).await?;
+    }
+    kubectl(&bed.control_plane, &["-n", "platform", "rollout", "status", "deployment", "--timeout=120s"]).await?;
+    bed.releases.publish(NEW);
+    let versions = ["-n", "platform", "get", "brs", "-o", "jsonpath={.items[*].status.currentVersion}"];
+    let wanted = format!("{NEW} {NEW}");
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    loop {
+        let found = kubectl(&bed.control_plane, &versions).await?;
+        if found == wanted {
+            break;
+        }
+        ensure!(tokio::time::Instant::now() < deadline, "not updated: {found}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let mut plugin = Command::new(Programs::find()?.plugin);
+    plugin.arg("status").env("KUBECONFIG", bed.control_plane.kubeconfig()).env("BRUPOP_NAMESPACE", "platform");
+    let output = plugin.stdin(Stdio::null()).kill_on_drop(true).output().await?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success() && text.contains("node-1") && text.contains("node-2"), "{output:?}");
+    Ok(())
 }
