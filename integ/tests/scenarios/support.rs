@@ -165,6 +165,17 @@ fn timeline(history: &History, began: Timestamp) -> String {
         let seconds = moment.at.duration_since(began).as_secs_f64();
         let _ = writeln!(text, "  {seconds:7.2} s  {:>6}  {:<8} {}", moment.revision, moment.node, moment.text);
     }
+    let world = history.end();
+    for shadow in world.shadows.values() {
+        for condition in &shadow.status.conditions {
+            let Condition { type_, status, reason, message, .. } = condition;
+            let _ = writeln!(text, "  at the end: {}: {type_} {status:?} {reason}: {message}", shadow.node());
+        }
+    }
+    for pod in world.pods.values().filter(|pod| !pod.ready && !pod.finished) {
+        let node = pod.node.as_deref().unwrap_or("no node");
+        let _ = writeln!(text, "  at the end: pod {}/{} on {node} is not Ready", pod.namespace, pod.name);
+    }
     text
 }
 

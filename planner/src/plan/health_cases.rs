@@ -2,7 +2,7 @@
 
 use models::condition::find_condition;
 use models::reason::FailureReason;
-use models::shadow::{HEALTHY, HostState, Record, Step, UPDATED};
+use models::shadow::{BLOCKED, HEALTHY, HostState, Record, Step, UPDATED};
 use semver::Version;
 
 use super::{Action, Note, Wait, plan};
@@ -114,6 +114,23 @@ fn update_ends_after_soak_when_all_pods_are_healthy() {
     assert!(!watch.notes[0].warning && watch.read == 0, "{:?}", watch.notes);
     let status = &watch.view.nodes["a"].shadow.as_ref().unwrap().status;
     assert_eq!(find_condition(&status.conditions, HEALTHY).unwrap().reason, "Soaked");
+}
+
+#[test]
+fn blocked_condition_names_the_pod_that_is_unhealthy_now() {
+    let named =
+        |name: &str| PodFacts { name: name.to_owned(), trouble: Some("ContainersNotReady".into()), ..failing() };
+    let mut watch = Watch::of(verifying(vec![named("agent"), named("driver")]));
+    for (name, count) in [("agent", 2), ("driver", 1)] {
+        watch.at(SOAKED);
+        let conditions = &watch.view.nodes["a"].shadow.as_ref().unwrap().status.conditions;
+        let message = &find_condition(conditions, BLOCKED).unwrap().message;
+        let wanted =
+            format!("{count} pod(s) on the updated node are not healthy yet, shop/{name} first (ContainersNotReady)");
+        assert_eq!(*message, wanted);
+        watch.pods()[0] = healthy();
+    }
+    assert_eq!(watch.notes.len(), 1, "one Event: {:?}", watch.notes);
 }
 
 #[test]

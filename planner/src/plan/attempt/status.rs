@@ -34,7 +34,9 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
     let wanted = wait.blocks().then(|| wait.as_str());
     let now = stored.map(|c| c.reason.as_str());
     // The finding of a check names a pod or a series, and another one may be the first by now; of the hooks, one may have answered.
-    let finding = wanted.is_some() && (wait.reason().is_check_finding() || wait.reason() == WaitReason::AwaitingHook);
+    let reason = wait.reason();
+    let named = matches!(reason, WaitReason::AwaitingHook | WaitReason::Settling | WaitReason::NodePressure);
+    let finding = wanted.is_some() && (reason.is_check_finding() || named);
     let same_text = !finding || stored.is_some_and(|c| wait.is_recorded(&c.message));
     if wanted == now && same_text {
         return decision;
