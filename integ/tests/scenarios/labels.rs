@@ -204,8 +204,8 @@ async fn node_unlabelled_before_permit_is_released_and_its_shadow_deleted() -> a
 async fn node_unlabelled_after_permit_completes_update_before_shadow_deletion() -> anyhow::Result<()> {
     const NEWER: Version = Version::new(1, 20, 6);
     let mut options = unlabelled();
-    options.timings.boot = Duration::from_secs(3);
-    options.policy["health"]["after"]["soak"] = json!("5s");
+    options.timings.boot = Duration::from_secs(6);
+    let soak = |time: &str| json!({"health": {"after": {"soak": time}}});
     let ending = run(options, async |ctx| {
         ctx.bed.install().await?;
         let host = &ctx.bed.member(NODE)?.host;
@@ -216,10 +216,12 @@ async fn node_unlabelled_after_permit_completes_update_before_shadow_deletion() 
         left(ctx, LIMIT).await?;
         anyhow::ensure!(host.snapshot().running_version == NEW, "the update that was under way is done");
 
+        ctx.policy(&soak("10m")).await?;
         join(ctx).await?;
         ctx.bed.releases.publish(NEWER);
         ctx.until_step(NODE, Step::Verifying).await?;
         leave(ctx, Some(Step::Verifying)).await?;
+        ctx.policy(&soak("1s")).await?;
         left(ctx, LIMIT).await?;
         anyhow::ensure!(host.snapshot().running_version == NEWER && !is_armed(host));
         Ok(())

@@ -84,10 +84,10 @@ async fn canary_step_waits_for_approval_and_each_approval_passes_one_step() -> a
 
 #[tokio::test(flavor = "multi_thread")]
 async fn canary_step_waits_for_soak_across_controller_restart() -> anyhow::Result<()> {
-    const SOAK: SignedDuration = SignedDuration::from_secs(4);
+    const SOAK: SignedDuration = SignedDuration::from_secs(8);
     let mut options = nodes(2);
     options.policy["maxUnavailable"] = json!(2);
-    options.policy["strategy"] = json!({"canary": [{"nodes": 1, "soak": "4s"}]});
+    options.policy["strategy"] = json!({"canary": [{"nodes": 1, "soak": "8s"}]});
     let ending = run(options, async |ctx| {
         ctx.install().await?;
         ctx.release();
