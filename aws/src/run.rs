@@ -127,7 +127,7 @@ impl Runner<'_> {
             };
         }
         let (held, leaving) = self.holds.keys(Instant::now());
-        let Some(record) = &mut self.record else { return Ok(OPEN) };
+        let Some(record) = &self.record else { return Ok(OPEN) };
         self.healed.retain(|instance, _| record.entries().contains_key(instance));
         let given_up = self.healed.iter().filter(|(_, times)| **times >= HEALED).map(|(id, _)| id.clone()).collect();
         let (instances, groups) = &self.seen;
@@ -162,13 +162,17 @@ impl Runner<'_> {
             }
         }
         let recorded = !changes.is_empty();
-        let is_unhealthy = |id: &String| {
-            // One that its group has replaced by now is in no group.
-            let found = instances.get(id).and_then(Option::as_ref).is_none_or(|found| found.unhealthy);
-            found && self.healed.get(id) == Some(&HEALED)
-        };
-        let left = changes.iter().filter(|(id, entry)| entry.is_none() && is_unhealthy(id));
-        let left: Vec<String> = left.map(|(id, _)| id.clone()).collect();
+        // Before the entry is removed, and with it what is known of the instance: once more if the removal fails.
+        for (id, _) in changes.iter().filter(|(_, entry)| entry.is_none()) {
+            let why = match instances.get(id) {
+                _ if self.healed.get(id) != Some(&HEALED) => continue,
+                Some(Some(found)) if !found.unhealthy => continue,
+                Some(None) => "it is in no group any more",
+                _ => "a health check of its group fails",
+            };
+            self.unhealthy(&nodes, id, &format!("it was set healthy {HEALED} times, and {why}")).await;
+        }
+        let Some(record) = &mut self.record else { return Ok(OPEN) };
         if recorded {
             for (instance, entry) in &changes {
                 tracing::info!(instance, ?entry, "record changed");
@@ -177,10 +181,6 @@ impl Runner<'_> {
         }
         // While something is recorded, the time alone may change what is to be done.
         let is_idle = ids.is_empty() && record.entries().is_empty();
-        for id in left {
-            let text = format!("it was set healthy {HEALED} times, and a health check of its group fails");
-            self.unhealthy(&nodes, &id, &text).await;
-        }
         let answers =
             answers.into_iter().filter_map(|(node, text, note)| Some(self.answer(nodes.get(&node)?, text, note)));
         let answered = join_all(answers).await;
@@ -212,6 +212,14 @@ impl Runner<'_> {
         if let Err(error) = result {
             tracing::warn!(?call, %error, "the call of AWS failed");
             let repeated = self.holds.failed(&key, jitter(), at);
+            if let Call::SetHealthy { instance } = &call
+                && error.is_final(repeated)
+            {
+                // The process is resumed all the same: the rest of the group needs it.
+                self.unhealthy(&nodes, instance, &error.to_string()).await;
+                self.healed.insert(instance.clone(), u32::MAX);
+                return;
+            }
             let concerned: Vec<&Node> = match &call {
                 Call::EnterStandby { node, .. } => nodes.get(node).into_iter().collect(),
                 Call::Suspend { nodes: names, .. } => names.iter().filter_map(|name| nodes.get(name)).collect(),
@@ -221,13 +229,6 @@ impl Runner<'_> {
                 Call::Resume { instances, .. } => instances.iter().find_map(|id| of(id)).into_iter().collect(),
             };
             join_all(concerned.into_iter().map(|node| self.failed(node, &error, repeated))).await;
-            if let Call::SetHealthy { instance } = call
-                && error.is_final(repeated)
-            {
-                // The process is resumed all the same: the rest of the group needs it.
-                self.unhealthy(&nodes, &instance, &error.to_string()).await;
-                self.healed.insert(instance, u32::MAX);
-            }
             return;
         }
         let settles = match &call {
@@ -274,10 +275,10 @@ impl Runner<'_> {
         self.cluster.notice(node, RESTORED, &format!("{text}{why}"), lost).await;
     }
 
-    /// Shows for a node that its instance stays unhealthy.
+    /// Shows for a node that its instance cannot be set healthy.
     async fn unhealthy(&self, nodes: &BTreeMap<String, Node>, instance: &str, why: &str) {
-        let text = format!("instance {instance} stays unhealthy after the update, and its group may replace it: {why}");
-        tracing::warn!(instance, why, "the instance stays unhealthy");
+        let text = format!("instance {instance} is not healthy after the update, and its group may replace it: {why}");
+        tracing::warn!(instance, why, "the instance cannot be set healthy");
         if let Some(node) = nodes.values().find(|node| node.instance.as_deref() == Ok(instance)) {
             self.cluster.notice(node, UNHEALTHY, &text, true).await;
         }

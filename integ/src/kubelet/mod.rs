@@ -354,7 +354,7 @@ async fn run_boot(inner: &Inner, ctx: &Arc<Ctx>, node: &Arc<NodeKeeper>, registe
                 let _ = ended.await;
             }
         };
-        // The end of a pod takes a container runtime longer than this: the pods that replace it find the node's taint.
+        // The end of a pod takes a container runtime longer than this: the pods that replace it usually find the node's taint.
         if timeout(Duration::from_secs(1), node.set_shutting_down()).await.is_err() {
             node.wake();
         }

@@ -194,7 +194,7 @@ async fn silent_hook_after_the_update_fails_it_or_not_and_node_is_in_service() -
         .await?;
         ctx.policy(&after("Continue")).await?;
         ctx.kubectl(&["annotate", "node", "node-2", &format!("{HOLD_ANNOTATION}-")]).await?;
-        until_event(ctx, EVENTS_OF_NODES, "HookTimedOut", &["going on", "storage", "; updated from"]).await?;
+        until_event(ctx, EVENTS_OF_NODES, "Updated", &["; going on without an answer of hook(s) storage"]).await?;
         ctx.updated().await?;
         Ok(())
     })

@@ -314,13 +314,15 @@ impl Wait {
         self.reason().blocks() && !shared
     }
 
-    /// Returns whether a recorded message is the same, except for the value of an expression.
+    /// Returns whether a recorded message is the same, except for the value of an expression, and for what changes with each
+    /// restart of a pod that settles.
     pub fn is_recorded(&self, message: &str) -> bool {
         let text = self.to_string();
         match self {
             Self::ExpressionFires { series: value, .. } | Self::ExpressionFails { message: value, .. } => {
                 text.strip_suffix(value.as_str()).is_some_and(|start| message.starts_with(start))
             }
+            Self::Settling { pod, .. } => message.contains(&format!(", {pod} first (")),
             _ => message == text,
         }
     }

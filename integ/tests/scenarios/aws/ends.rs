@@ -193,21 +193,31 @@ async fn lost_host_is_replaced_once_the_process_is_resumed() -> anyhow::Result<(
     lost_host_is_replaced(SUSPEND).await
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn instance_that_cannot_be_set_healthy_is_named_and_replaced() -> anyhow::Result<()> {
+/// An instance that stays unhealthy after its update: it is named with the cause, and replaced.
+async fn is_named_and_replaced(fault: Fault, why: &str) -> anyhow::Result<()> {
     let kept = Expectations { max_unavailable: Some(1), nothing_left: false };
     run_expecting(nodes(1), kept, async |ctx| {
         let mut aws = Aws::start(ctx, 0, 1).await?;
         let instances = install(ctx, &mut aws).await?;
-        aws.fail("SetInstanceHealth", Fault::Denied, usize::MAX);
+        aws.fail("SetInstanceHealth", fault, usize::MAX);
         ctx.policy(&mode(SUSPEND)).await?;
         ctx.release();
         ctx.updated().await?;
-        let words = [&*instances["node-1"], "its group may replace it: IAM denies autoscaling:SetInstanceHealth"];
+        let words = [&*instances["node-1"], "its group may replace it", why];
         until_event(ctx, EVENTS_OF_NODES, "AutoScalingUnhealthy", &words).await?;
         restored(ctx, &aws, OWN).await?;
         poll("it is replaced", async || Ok((aws.terminated() == [&*instances["node-1"]]).then_some(()))).await
     })
     .await?;
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instance_that_iam_denies_to_set_healthy_is_named_and_replaced() -> anyhow::Result<()> {
+    is_named_and_replaced(Fault::Denied, "IAM denies autoscaling:SetInstanceHealth").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instance_that_stays_unhealthy_is_named_and_replaced() -> anyhow::Result<()> {
+    is_named_and_replaced(Fault::Ignored, "it was set healthy 3 times").await
 }

@@ -39,6 +39,8 @@ pub(super) enum Fault {
     Unanswered,
     /// Neither carried out nor answered.
     Lost,
+    /// Answered as if it were carried out.
+    Ignored,
 }
 
 /// State of the proxy.
@@ -143,6 +145,12 @@ async fn forward(
             return error(StatusCode::FORBIDDEN, "AccessDenied", &message);
         }
         Some(Fault::Throttled) => return error(StatusCode::BAD_REQUEST, "Throttling", "Rate exceeded"),
+        Some(Fault::Ignored) => {
+            let xml = format!(
+                "<{action}Response xmlns=\"http://autoscaling.amazonaws.com/doc/2011-01-01/\"><ResponseMetadata><RequestId>0</RequestId></ResponseMetadata></{action}Response>"
+            );
+            return answer(StatusCode::OK, xml);
+        }
         Some(Fault::Lost) => std::future::pending::<()>().await,
         Some(Fault::Unanswered) | None => {}
     }

@@ -236,8 +236,13 @@ async fn alerts_about_the_operator_fire() -> anyhow::Result<()> {
         prometheus.fires(OF_A_STAND_IN).await?;
         proxy.drop_responses(true);
         let annotations = prometheus.fires("BrupopCallsWithoutAnswer").await?;
-        ensure!(annotations["description"].as_str().is_some_and(|text| text.starts_with("lease: ")), "{annotations}");
+        let text = annotations["description"].as_str().unwrap_or_default();
+        ensure!(text.contains(" calls within 15 minutes had no response"), "{text}");
         proxy.drop_responses(false);
+        poll("there is a leader again", async || {
+            Ok((!prometheus.firing().await?.contains("BrupopNoLeader")).then_some(()))
+        })
+        .await?;
         signal(&ctx.bed.processes_of(Component::Apiserver), Signal::SIGSTOP);
         prometheus.fires("BrupopTargetDown").await?;
         ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "scale", "deployment/brupop-controller", "--replicas=0"]).await?;

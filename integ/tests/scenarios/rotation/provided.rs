@@ -101,6 +101,10 @@ async fn provided_certificate_is_replaced_live_and_invalid_one_is_rejected() -> 
         trusted(ctx, &other).await?;
         provide(ctx, other.secret(&other.certificate)?).await?;
         served(ctx, &other).await?;
+        anyhow::ensure!(
+            trust(ctx).await?[TRUST_CA_KEY].contains(one.certificate.trim()),
+            "the earlier one stays trusted"
+        );
         load.end().await?;
 
         // The web API would serve with this one, too, so the controller gets it with a key that does not match.

@@ -156,13 +156,14 @@ fn unanswered(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Note> {
     })
 }
 
-/// Adds an Event to a write of the status, before the text of the one that it has.
+/// Adds an Event to a write of the status. One that it has keeps its reason, and gets the text too.
 fn with_note(action: Action, note: Option<Note>) -> Action {
     match (action, note) {
-        (Action::Status { status, note: other }, Some(mut note)) => {
-            note.message.extend(other.map(|other| format!("; {}", other.message)));
-            Action::Status { status, note: Some(note) }
+        (Action::Status { status, note: Some(own) }, Some(note)) => {
+            let message = format!("{}; {}", own.message, note.message);
+            Action::Status { status, note: Some(Note { warning: true, message, ..own }) }
         }
+        (Action::Status { status, note: None }, note) => Action::Status { status, note },
         (action, _) => action,
     }
 }
