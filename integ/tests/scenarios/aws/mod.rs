@@ -192,7 +192,9 @@ async fn rolls_out(
         assert!(every >= Duration::from_secs(1), "{every:?}");
         let calls = aws.calls();
         for action in expected {
-            assert_eq!(calls.iter().filter(|call| call.as_str() == *action).count(), 2, "{action}: {calls:?}");
+            let times = calls.iter().filter(|call| call.as_str() == *action).count();
+            // The calls about a process and about the health may be repeated, and are where the answer is seen late.
+            assert!(times == 2 || with == SUSPEND && times > 2, "{action}: {calls:?}");
         }
         let mut needed: BTreeSet<String> = documented(0)?.union(&documented(statement)?).cloned().collect();
         needed.insert(source.to_owned());
