@@ -294,6 +294,7 @@ async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
         for action in ["DescribeAutoScalingInstances", "EnterStandby"] {
             aws.fail(action, Fault::Denied, 1);
         }
+        aws.fail("ExitStandby", Fault::Throttled, 2);
         ctx.policy(&mode(STANDBY)).await?;
         ctx.release();
         for action in ["DescribeAutoScalingInstances", "EnterStandby"] {
@@ -304,7 +305,6 @@ async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
             })
             .await?;
         }
-        aws.fail("ExitStandby", Fault::Throttled, 2);
         until_event(ctx, EVENTS_OF_NODES, "AutoScalingCallFailed", &["limits the rate of autoscaling:ExitStandby"])
             .await?;
         ctx.updated().await?;
