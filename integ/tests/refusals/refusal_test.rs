@@ -24,7 +24,7 @@ use tokio::time::{Duration, Instant, sleep};
 use crate::raw::{Answer, Request, WebApiConnector};
 
 /// Longest wait for anything; nothing is measured by it.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 
 /// The node whose shadow is attacked.
 pub(crate) const TARGET_NODE: &str = "node-2";

@@ -252,7 +252,7 @@ async fn two_staged_nodes_update_with_at_most_four_lease_releases() -> anyhow::R
     let expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
     let ending = run_expecting(options, expectations, async |ctx| {
         ctx.install().await?;
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=60s"]).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=240s"]).await?;
         leader(ctx).await?;
         ctx.release();
         ctx.until("both nodes are staged", |world| {
@@ -288,7 +288,7 @@ async fn restart_with_clock_skew(ctx: &ScenarioContext, seconds: i32) -> anyhow:
     args.push(format!("--clock-skew={seconds}"));
     deployment.metadata.managed_fields = None;
     deployments.replace(CONTROLLER, &PostParams::default(), &deployment).await?;
-    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=90s"]).await?;
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=240s"]).await?;
     let skewed = format!("clock-skew={seconds}");
     let pods: Api<Pod> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
     poll("a controller with a wrong clock leads", async || {

@@ -119,7 +119,7 @@ async fn idle_cluster_causes_only_lease_writes_and_open_watches() -> anyhow::Res
         ctx.shop(2).await?;
         ctx.install().await?;
         // A standby that starts lists all objects.
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
         ctx.until("the operator has counted both nodes", |world| {
             world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
         })
@@ -190,7 +190,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
     run(options, async move |ctx| {
         // The operator itself runs on node-1, which has no label; node-2 has an agent and three pods.
         ctx.bed.install().await?;
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
         ctx.kubectl(&["cordon", "node-1"]).await?;
         ctx.bed.options.labelled = true;
         ctx.bed.add_node("node-2").await?;

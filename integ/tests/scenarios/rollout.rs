@@ -54,7 +54,7 @@ async fn only_labelled_node_gets_shadow_and_update() -> anyhow::Result<()> {
     let ending = run(TestClusterOptions { labelled: false, ..nodes(2) }, async |ctx| {
         ctx.bed.install().await?;
         ctx.release();
-        ctx.kubectl(&["-n", "brupop-system", "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        ctx.kubectl(&["-n", "brupop-system", "rollout", "status", "deployment", "--timeout=240s"]).await?;
         let world = ctx.bed.recorder.so_far()?.end();
         assert!(world.shadows.is_empty(), "no node is under the operator: {:?}", world.shadows);
         ctx.kubectl(&["label", "node", "node-1", &label()]).await?;

@@ -26,11 +26,11 @@ use tokio::sync::Semaphore;
 use crate::interfere::poll;
 
 /// Number of scenarios that run at a time, if the test runner has as many threads (`make` sets that).
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 6;
 static RUNNING: Semaphore = Semaphore::const_new(AT_ONCE);
 
 /// Longest wait for anything in a scenario; nothing is measured by it.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
 /// Environment variable with the seed of a run to repeat.
 const SEED: &str = "BRUPOP_SEED";

@@ -13,7 +13,7 @@ use super::{OWN, STANDBY, SUSPEND, install, mode, processes, recorded, restored}
 use crate::interfere::{poll, signal};
 use crate::plugin::{output_text, plugin};
 use crate::support::{
-    EVENTS_OF_NODES, ScenarioContext, is_released, last_reason, nodes, run, run_expecting, until_event,
+    EVENTS_OF_NODES, ScenarioContext, is_released, last_reason, nodes, run, run_expecting, silent_fleet, until_event,
 };
 
 /// Lets one attempt begin, waits until its node is prepared and another hook keeps it there, and returns the node.
@@ -41,7 +41,8 @@ async fn prepared(ctx: &ScenarioContext, aws: &Aws, with: &str) -> anyhow::Resul
 
 /// Ends attempts in every way before the reboot.
 async fn is_left_on_every_exit(with: &str) -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
+    // The policy of the first attempt enables updates.
+    run(silent_fleet(2), async |ctx| {
         let mut aws = Aws::start(ctx, 1, 2).await?;
         install(ctx, &mut aws).await?;
         ctx.release();
@@ -87,7 +88,7 @@ async fn process_is_resumed_on_every_exit() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
     let any = Expectations { max_unavailable: Some(1), nothing_left: false };
-    run_expecting(nodes(1), any, async |ctx| {
+    run_expecting(silent_fleet(1), any, async |ctx| {
         let mut aws = Aws::start(ctx, 0, 1).await?;
         install(ctx, &mut aws).await?;
         ctx.release();

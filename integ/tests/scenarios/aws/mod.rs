@@ -292,7 +292,7 @@ async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
         let mut aws = Aws::start(ctx, 0, 1).await?;
         install(ctx, &mut aws).await?;
         for action in ["DescribeAutoScalingInstances", "EnterStandby"] {
-            aws.fail(action, Fault::Denied, 1);
+            aws.fail(action, Fault::Denied, usize::MAX);
         }
         aws.fail("ExitStandby", Fault::Throttled, 2);
         ctx.policy(&mode(STANDBY)).await?;
@@ -304,6 +304,7 @@ async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
                 record(world, "node-1").last.is_some_and(|last| refused(&last.message))
             })
             .await?;
+            aws.fail(action, Fault::Denied, 0);
         }
         until_event(ctx, EVENTS_OF_NODES, "AutoScalingCallFailed", &["limits the rate of autoscaling:ExitStandby"])
             .await?;

@@ -40,7 +40,7 @@ async fn one_update_exports_expected_metric_series() -> anyhow::Result<()> {
         // The operator itself runs on node-1, which has no label, so that the update does not restart the process that
         // counts it.
         ctx.bed.install().await?;
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
         ctx.bed.options.labelled = true;
         ctx.bed.add_node("node-2").await?;
         ctx.release();

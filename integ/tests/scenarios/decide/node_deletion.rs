@@ -100,7 +100,7 @@ async fn node_deletion_at_any_step_leaves_nothing_and_rollout_continues() -> any
     let ending = run(options, async |ctx| {
         // The operator's own pods stay on node-1, which has no priority and is the leader's: it is last.
         ctx.install().await?;
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
         add_nodes_to_delete(ctx).await?;
         protect_pod(ctx, "draining").await?;
         let host = |name: &str| ctx.bed.member(name).map(|member| member.host.clone());

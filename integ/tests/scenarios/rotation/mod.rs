@@ -139,7 +139,7 @@ async fn certificate_ca_and_signing_key_rotation_fails_no_request() -> anyhow::R
     options.deploy.apiserver_replicas = 2;
     let ending = run(options, async |ctx| {
         ctx.install().await?;
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
         let load = Load::of(ctx, &["node-1", "node-2"]).await?;
         let first = material(ctx).await?;
         // A certificate alone is replaced at once: its authority is known everywhere.
