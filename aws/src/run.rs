@@ -208,7 +208,7 @@ impl Runner<'_> {
     async fn ended(&mut self, call: Call, result: Result<(), CallError>) {
         let (key, at) = (call.key().to_owned(), Instant::now());
         let Some((nodes, policy)) = self.cluster.read() else { return };
-        let of = |instance: &str| nodes.values().find(|node| node.instance.as_deref() == Ok(instance));
+        let of = |instance: &str| node_of(&nodes, instance);
         if let Err(error) = result {
             tracing::warn!(?call, %error, "the call of AWS failed");
             let repeated = self.holds.failed(&key, jitter(), at);
@@ -259,10 +259,7 @@ impl Runner<'_> {
                     self.restored(node, &text, policy).await;
                 }
             }
-            Call::SetHealthy { instance } => {
-                let times = self.healed.entry(instance).or_default();
-                *times = times.saturating_add(1);
-            }
+            Call::SetHealthy { instance } => *self.healed.entry(instance).or_default() += 1,
             Call::EnterStandby { .. } => {}
         }
     }
@@ -279,7 +276,7 @@ impl Runner<'_> {
     async fn unhealthy(&self, nodes: &BTreeMap<String, Node>, instance: &str, why: &str) {
         let text = format!("instance {instance} is not healthy after the update, and its group may replace it: {why}");
         tracing::warn!(instance, why, "the instance cannot be set healthy");
-        if let Some(node) = nodes.values().find(|node| node.instance.as_deref() == Ok(instance)) {
+        if let Some(node) = node_of(nodes, instance) {
             self.cluster.notice(node, UNHEALTHY, &text, true).await;
         }
     }
@@ -312,6 +309,10 @@ impl Runner<'_> {
         self.cluster.notice(node, reason, &note, refused).await;
         true
     }
+}
+
+fn node_of<'a>(nodes: &'a BTreeMap<String, Node>, instance: &str) -> Option<&'a Node> {
+    nodes.values().find(|node| node.instance.as_deref() == Ok(instance))
 }
 
 /// Returns a number for jitter, from the clock: many processes of many clusters do not retry in step.

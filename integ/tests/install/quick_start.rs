@@ -48,14 +48,30 @@ fn all_wait(world: &ClusterState) -> bool {
 /// Waits until the leader has renewed its lease so often: it has worked since then.
 async fn renewals(bed: &TestCluster, times: usize) -> anyhow::Result<()> {
     let lease = ["-n", SYSTEM_NAMESPACE, "get", "lease", CONTROLLER, "-o", "jsonpath={.spec.renewTime}"];
-    let deadline = tokio::time::Instant::now() + LIMIT;
     let mut seen = std::collections::BTreeSet::new();
-    while seen.len() <= times {
-        ensure!(tokio::time::Instant::now() < deadline, "the lease is not renewed: {seen:?}");
-        seen.insert(kubectl(&bed.control_plane, &lease).await?);
+    until(bed, "the lease is renewed", &lease, |time| {
+        seen.insert(time.to_owned());
+        seen.len() > times
+    })
+    .await
+}
+
+/// Repeats a command of kubectl until its output is as it should be.
+async fn until(
+    bed: &TestCluster,
+    what: &str,
+    command: &[&str],
+    mut holds: impl FnMut(&str) -> bool,
+) -> anyhow::Result<()> {
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    loop {
+        let output = kubectl(&bed.control_plane, command).await?;
+        if holds(&output) {
+            return Ok(());
+        }
+        ensure!(tokio::time::Instant::now() < deadline, "not within {LIMIT:?}: {what}: {output}");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    Ok(())
 }
 
 /// Runs the commands that install the operator, then those that label nodes, then the one that enables updates.
@@ -135,15 +151,7 @@ async fn release_in_other_namespaces_updates_nodes() -> anyhow::Result<()> {
     bed.releases.publish(NEW);
     let versions = ["-n", "platform", "get", "brs", "-o", "jsonpath={.items[*].status.currentVersion}"];
     let wanted = format!("{NEW} {NEW}");
-    let deadline = tokio::time::Instant::now() + LIMIT;
-    loop {
-        let found = kubectl(&bed.control_plane, &versions).await?;
-        if found == wanted {
-            break;
-        }
-        ensure!(tokio::time::Instant::now() < deadline, "not updated: {found}");
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    until(&bed, "both nodes are updated", &versions, |found| found == wanted).await?;
     let mut plugin = Command::new(Programs::find()?.plugin);
     plugin.arg("status").env("KUBECONFIG", bed.control_plane.kubeconfig()).env("BRUPOP_NAMESPACE", "platform");
     let output = plugin.stdin(Stdio::null()).kill_on_drop(true).output().await?;

@@ -41,9 +41,9 @@ async fn requested(ctx: &ScenarioContext, before: &str) -> anyhow::Result<String
     Ok(request(&world).unwrap_or_default())
 }
 
-async fn answer(ctx: &ScenarioContext, hook: &str, answer: &str) -> anyhow::Result<()> {
-    let annotation = format!("{HOOK_ANSWER_PREFIX}{hook}={answer}");
-    ctx.kubectl(&["annotate", "node", "node-1", "--overwrite", &annotation]).await?;
+async fn answer(ctx: &ScenarioContext, node: &str, answer: &str) -> anyhow::Result<()> {
+    let annotation = format!("{HOOK_ANSWER_PREFIX}storage={answer}");
+    ctx.kubectl(&["annotate", "node", node, "--overwrite", &annotation]).await?;
     Ok(())
 }
 
@@ -63,12 +63,12 @@ async fn hook_is_awaited_before_drain_and_after_update() -> anyhow::Result<()> {
         assert!(message.contains("storage") && message.contains(&request), "{message}");
         assert_eq!(step_of(&world, "node-1"), Some(Step::BeforeDrain));
         ctx.until("the wait is counted", |world| wait_for(world, "AwaitingHook", 1)).await?;
-        answer(ctx, "storage", &request).await?;
+        answer(ctx, "node-1", &request).await?;
         let after = requested(ctx, &request).await?;
         assert!(request.starts_with("BeforeDrain/1/") && after.starts_with("AfterUpdate/1/"), "{request} {after}");
         let world = ctx.until_step("node-1", Step::AfterUpdate).await?;
         assert!(!world.nodes["node-1"].claimed(), "it is back in service");
-        answer(ctx, "storage", &after).await?;
+        answer(ctx, "node-1", &after).await?;
         ctx.updated().await?;
         Ok(())
     })
@@ -118,7 +118,7 @@ async fn refusal_of_hook_ends_attempt_with_its_reason() -> anyhow::Result<()> {
         ctx.policy(&before("10m", "Continue")).await?;
         ctx.release();
         let request = requested(ctx, "").await?;
-        answer(ctx, "storage", &format!("{request} Refused: 2 OSDs are down")).await?;
+        answer(ctx, "node-1", &format!("{request} Refused: 2 OSDs are down")).await?;
         let world = ctx
             .until("the attempt fails", |world| last_reason(world, "node-1").as_deref() == Some("HookRefused"))
             .await?;
@@ -126,7 +126,7 @@ async fn refusal_of_hook_ends_attempt_with_its_reason() -> anyhow::Result<()> {
         assert!(message.contains("storage") && message.ends_with("2 OSDs are down"), "{message}");
         // The answer to that request counts for no other one.
         let request = requested(ctx, &request).await?;
-        answer(ctx, "storage", &request).await?;
+        answer(ctx, "node-1", &request).await?;
         ctx.updated().await?;
         Ok(())
     })
@@ -221,8 +221,7 @@ async fn deletion_of_node_that_awaits_hook_frees_its_slot() -> anyhow::Result<()
             ctx.until("the other node has the slot", |world| asked(world).is_some_and(|other| other != node)).await?;
         let other = asked(&world).unwrap_or_default();
         let request = world.nodes[&other].hook_request().cloned().unwrap_or_default();
-        let annotation = format!("{HOOK_ANSWER_PREFIX}storage={request}");
-        ctx.kubectl(&["annotate", "node", &other, &annotation]).await?;
+        answer(ctx, &other, &request).await?;
         ctx.until("the other node is updated", |world| is_updated(world, &other)).await?;
 
         ctx.bed.member(&node)?.kubelet.register().await?;

@@ -29,11 +29,7 @@ impl Volumes {
     /// A client that trusts the current bundle, and the bundle.
     pub(super) fn client(&self, proxy: &str) -> anyhow::Result<(Vec<u8>, Client)> {
         let bundle = self.bundle()?;
-        let client = Client::builder()
-            .tls_certs_only(Certificate::from_pem_bundle(&bundle)?)
-            .proxy(Proxy::https(proxy)?)
-            .connect_timeout(PATIENCE)
-            .build()?;
+        let client = trusting(&bundle, proxy)?;
         Ok((bundle, client))
     }
 
@@ -51,6 +47,12 @@ impl Volumes {
         let request = client.get(url(host, node, "")).timeout(PATIENCE).bearer_auth(self.token()?);
         Ok(request.send().await?.error_for_status()?.json().await?)
     }
+}
+
+/// A client of the web API that trusts these authorities alone.
+pub(super) fn trusting(bundle: &[u8], proxy: &str) -> anyhow::Result<Client> {
+    let client = Client::builder().tls_certs_only(Certificate::from_pem_bundle(bundle)?).proxy(Proxy::https(proxy)?);
+    Ok(client.connect_timeout(PATIENCE).build()?)
 }
 
 /// Longest wait for a response. An agent has less, but this machine may be busy.

@@ -69,10 +69,7 @@ async fn trusted(ctx: &ScenarioContext, authority: &ExternalCa) -> anyhow::Resul
 /// Waits until the web API serves with a certificate of an authority.
 async fn served(ctx: &ScenarioContext, authority: &ExternalCa) -> anyhow::Result<()> {
     poll("the web API serves with the certificate", async || {
-        let client = Client::builder()
-            .tls_certs_only(Certificate::from_pem_bundle(authority.certificate.as_bytes())?)
-            .proxy(Proxy::https(ctx.bed.proxy_url())?)
-            .build()?;
+        let client = trusting(authority.certificate.as_bytes(), &ctx.bed.proxy_url())?;
         Ok(client.get(url(&host(), "node-1", "")).timeout(PATIENCE).send().await.ok().map(drop))
     })
     .await
