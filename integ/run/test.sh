@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Runs every check and test, and prints what failed, what was unstable, and how long each part took.
+#
+#   test.sh         what has to pass before a change lands
+#   test.sh --all   with the tests that take minutes, too
+#
+#   CARGO_TARGET_DIR   cargo's folder; binary.sh says which files are in it
+#   MAKE, CARGO
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+here=$PWD/integ/run
+target=${CARGO_TARGET_DIR:?is not set}
+run=$target/run
+make=${MAKE:-make}
+cargo=${CARGO:-cargo}
+
+# lane NAME...: runs test binaries one after the other.
+lane() {
+  local result=0 name
+  for name in "$@"; do
+    local arguments=()
+    # Tests that take minutes. Elsewhere, ignored tests are programs that other tests start.
+    case ${BRUPOP_ALL_TESTS:-}:$name in 1:scenarios | 1:manifests | 1:controller | 1:drains) arguments=(--include-ignored) ;; esac
+    local kind folder path
+    IFS=$'\t' read -r kind _ folder path < <(awk -F'\t' -v name="$name" '$2 == name && ($1 == "test" || name == "integ")' "$run/binaries.txt")
+    echo "$name: started ($kind)"
+    (cd "$folder" && CARGO_MANIFEST_DIR=$folder "$here/binary.sh" "$name" "$path" "${arguments[@]}") || result=1
+  done
+  return "$result"
+}
+if [ "${1:-}" = --lane ]; then
+  # shellcheck disable=SC2086 # several names
+  lane $2
+  exit
+fi
+
+# step NAME COMMAND...: runs a part and keeps its time.
+step() {
+  local name=$1 began=$SECONDS status=0
+  shift
+  "$@" || status=$?
+  printf '%s\t%s\n' $((SECONDS - began)) "$name" >>"$run/times.txt"
+  return "$status"
+}
+
+summary() {
+  local status=$?
+  printf '\nSeconds of each part:\n'
+  awk -F'\t' '{ printf "%7d s  %s\n", $1, $2 }' "$run/times.txt"
+  if [ -s "$BRUPOP_DURATIONS" ]; then
+    printf '\nThe ten slowest end-to-end tests:\n'
+    sort -rn "$BRUPOP_DURATIONS" | sed -n 1,10p
+  fi
+  printf '\nunstable: %s\n' "$(cat "$run/unstable" 2>/dev/null | wc -l)"
+  [ ! -e "$run/unstable" ] || awk -F'\t' '{ printf "  %s: %s: %s\n", $1, $2, $3 }' "$run/unstable"
+  [ ! -e "$run/unstable" ] || echo "  Their outputs are in $target/unstable"
+  if [ "$status" != 0 ]; then
+    [ ! -e "$run/failed" ] || printf '\nfailed:\n'
+    [ ! -e "$run/failed" ] || awk -F'\t' '{ printf "  %s: %s\n", $1, $2 }' "$run/failed"
+    printf '\nmake: failed after %d s\n' "$SECONDS"
+  fi
+  exit "$status"
+}
+
+rm -rf "$run" "$target/unstable" "$target/failed"
+mkdir -p "$run"
+export BRUPOP_DURATIONS=$run/durations.txt BRUPOP_AGENT_BIN=$target/shipped/brupop-agent
+[ "${1:-}" != --all ] || export BRUPOP_ALL_TESTS=1
+trap summary EXIT
+
+step "format, lints, words; compiling" "$here/lint.sh"
+step "documentation" "$make" --no-print-directory docs
+step "control plane, Helm, other servers" "$make" --no-print-directory control-plane helm definitions prometheus moto
+step "programs of a next version" "$make" --no-print-directory next
+step "the agent as it ships" "$make" --no-print-directory agent
+# These need the processors, and end soon.
+step "unit tests" "$here/unit.sh"
+step "tests in documentation" "$cargo" test --workspace --locked --quiet --doc
+
+# Two binaries at a time, so that one computes while the other waits: the drains, the refusals and the controller's cases mostly wait.
+waits="drains refusals controller"
+others=$(awk -F'\t' -v waits=" $waits scenarios vm " '$1 == "test" && !index(waits, " " $2 " ") { print $2 }' "$run/binaries.txt" | tr '\n' ' ')
+for name in $waits scenarios; do
+  grep -q $'^test\t'"$name"$'\t' "$run/binaries.txt" || { echo "make: there is no test binary $name" >&2; exit 1; }
+done
+printf '%s\n' "integ $others scenarios" "$waits" | xargs -d '\n' -n 1 -P 2 "$here/test.sh" --lane

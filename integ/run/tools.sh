@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Checks that tools are there, with one clear error for the first that is missing, before anything else is tried.
+#
+#   tools.sh rust | lint | go | npm | deny | mutants ...
+set -euo pipefail
+
+cargo=${CARGO:-cargo}
+die() { printf 'make: %s\n' "$*" >&2; exit 1; }
+there() { command -v "$1" >/dev/null; }
+
+for tool in "$@"; do
+  case $tool in
+  rust)
+    there "$cargo" || die "Rust is needed: install it with rustup (https://rustup.rs)"
+    there cc || die "a C compiler is needed for the TLS library: install gcc or clang (Debian: apt-get install build-essential)"
+    ;;
+  lint)
+    for part in fmt clippy; do
+      "$cargo" $part --version >/dev/null 2>&1 || die "cargo $part is needed: rustup component add rustfmt clippy"
+    done
+    ;;
+  go)
+    [ -n "${KUBEBUILDER_ASSETS:-}" ] || there go || die "Go 1.26 or later is needed to build the control plane (https://go.dev/dl), or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubectl"
+    ;;
+  npm) there npm || die "Node.js 20 or later with npm is needed for the browser test (https://nodejs.org)" ;;
+  deny) there cargo-deny || die "cargo-deny is needed: cargo install --locked cargo-deny" ;;
+  mutants) there cargo-mutants || die "cargo-mutants is needed: cargo install --locked cargo-mutants" ;;
+  *) die "tools.sh knows no tool '$tool'" ;;
+  esac
+done

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Checks that docs, manifests, doc comments and names follow docs/glossary.md, which has the words to use instead.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+# No doc comment begins with these.
+titles='(Whether|What|Who|Whose|How|Its|Why)'
+# Not in what users read.
+words='somebody|nobody|anybody|everybody|whoever|anew|of ours|given back|told'
+# The same in code, names of tests included.
+names='somebody|nobody|whoever|(^|[^a-z])anew([^a-z]|$)|strangers?|given[ _]back'
+
+crates=(agent apiserver aws cli controller deploy integ models planner watches)
+pages=(README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests deploy/chart deploy/chart-crds examples)
+# refuse ERROR GREP-ARGUMENT...: what grep finds is an error, and so is what grep cannot do.
+refuse() {
+  local error=$1 status=0
+  shift
+  grep -rnE "$@" >&2 || status=$?
+  [ "$status" = 1 ] || { echo "make: $error" >&2; exit 1; }
+}
+
+refuse "a doc comment begins with the thing or with what it does (docs/glossary.md)" "^[[:space:]]*//[/!] *$titles " --include='*.rs' "${crates[@]}"
+refuse "docs/glossary.md has other words for these" -wi "$words" "${pages[@]}" --exclude=glossary.md
+refuse "docs/glossary.md has other words for these" -i "$names" --include='*.rs' "${crates[@]}" fuzz
