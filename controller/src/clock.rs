@@ -4,44 +4,40 @@
 //! server's: local time, corrected by the `Date` header of the answers to the requests for the Lease. In between, time
 //! runs by the monotonic clock, so that a step of the local clock affects no deadline.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
 use jiff::{SignedDuration, Timestamp};
-use models::time::after;
+use models::time::{after, between};
 
 /// Precision of a `Date` header, which has whole seconds, cut off.
 const RESOLUTION: SignedDuration = SignedDuration::from_secs(1);
 
-static CLOCK: Clock = Clock::new();
+/// Added to a wait for a time, which has millisecond precision: waking a little late beats waking early and again.
+const LATE: Duration = Duration::from_millis(2);
 
-/// Returns the time now, by the API server's clock as far as it is known, in whole milliseconds: finer ones only make
-/// resources harder to read.
-pub fn now() -> Timestamp {
-    CLOCK.now()
+/// The clocks of a machine. They are an argument of the controller, so that a test lets time pass by script.
+pub trait TimeSource: Send + Sync {
+    /// Reads the wall clock, which may be wrong, and the monotonic clock.
+    fn read(&self) -> Reading;
+
+    /// Completes when time has passed that no timer of the process has noticed: never on a machine.
+    fn stepped(&self) -> BoxFuture<'static, ()>;
 }
 
-/// Returns the delay of the local clock behind the API server's; negative where it is ahead. Zero while no difference
-/// is known.
-pub fn offset() -> SignedDuration {
-    CLOCK.offset()
-}
-
-/// Returns the clock of this process, for callers that read the time elsewhere.
-pub fn clock() -> &'static Clock {
-    &CLOCK
-}
-
-/// A local clock with its correction.
-#[derive(Debug)]
-pub struct Clock(Mutex<State>);
-
+/// The clocks of this machine.
 #[derive(Clone, Copy, Debug)]
-struct State {
-    /// Offset added to the machine's time before anything else; for tests only.
-    skew: SignedDuration,
-    offset: SignedDuration,
-    heard: Option<Reading>,
+pub struct Machine;
+
+impl TimeSource for Machine {
+    fn read(&self) -> Reading {
+        Reading { local: Timestamp::now(), at: Instant::now() }
+    }
+
+    fn stepped(&self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
 }
 
 /// A reading of the local clock.
@@ -51,28 +47,53 @@ pub struct Reading {
     pub at: Instant,
 }
 
+/// A local clock with its correction. Clones share it.
+#[derive(Clone)]
+pub struct Clock {
+    source: Arc<dyn TimeSource>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    offset: SignedDuration,
+    heard: Option<Reading>,
+}
+
 impl Clock {
-    pub const fn new() -> Self {
-        Self(Mutex::new(State { skew: SignedDuration::ZERO, offset: SignedDuration::ZERO, heard: None }))
+    /// Returns a clock that no answer of the API server has corrected yet.
+    pub fn new(source: impl TimeSource + 'static) -> Self {
+        Self { source: Arc::new(source), state: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sets the local clock wrong by `skew`, for tests of the effects.
-    pub fn be_wrong_by(&self, skew: SignedDuration) {
-        self.lock().skew = skew;
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the local clock, which may be wrong.
     pub fn read(&self) -> Reading {
-        let (local, skew) = (Timestamp::now(), self.lock().skew);
-        Reading { local: after(local, skew), at: Instant::now() }
+        self.source.read()
     }
 
+    /// Returns the time now, by the API server's clock as far as it is known, in whole milliseconds: finer ones only
+    /// make resources harder to read.
     pub fn now(&self) -> Timestamp {
         self.at(self.read())
+    }
+
+    /// Waits until the time is `at`.
+    pub async fn sleep_until(&self, at: Timestamp) {
+        loop {
+            let stepped = self.source.stepped();
+            let now = self.now();
+            if now >= at {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(between(now, at) + LATE) => {}
+                () = stepped => {}
+            }
+        }
     }
 
     /// Returns the corrected time at the moment of a reading.
@@ -86,7 +107,8 @@ impl Clock {
         Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
     }
 
-    /// Returns the delay of the local clock; negative where it is ahead.
+    /// Returns the delay of the local clock behind the API server's; negative where it is ahead. Zero while no
+    /// difference is known.
     pub fn offset(&self) -> SignedDuration {
         self.lock().offset
     }
@@ -112,7 +134,7 @@ impl Clock {
 
 impl Default for Clock {
     fn default() -> Self {
-        Self::new()
+        Self::new(Machine)
     }
 }
 
@@ -207,7 +229,7 @@ mod tests {
 
     #[test]
     fn step_of_local_clock_does_not_change_cluster_time() {
-        let clock = Clock::new();
+        let clock = Clock::default();
         let began = Instant::now();
         let reading = |seconds: u64, step: SignedDuration| Reading {
             local: after(noon(0), SignedDuration::from_secs(i64::try_from(seconds).unwrap()) + step),

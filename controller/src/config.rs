@@ -40,9 +40,6 @@ pub struct Config {
     /// failed attempts.
     #[arg(long, env = "BRUPOP_TRUST_WAIT", default_value = "10m")]
     pub trust_wait: models::duration::Duration,
-    /// For tests of the operator: offset of the local clock, in seconds.
-    #[arg(long, hide = true, allow_negative_numbers = true, default_value_t = 0)]
-    pub clock_skew: i32,
     /// A file with the PEM certificates of the authorities that the certificate of Prometheus is verified with, where
     /// the policy queries one over https. No others are trusted. Without it the system's authorities are, and the
     /// operator's own image has none.

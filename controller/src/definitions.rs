@@ -146,7 +146,7 @@ async fn report(applier: &Applier, problem: &str) -> Result<(), crate::apply::Ap
         status: ConditionStatus::True,
         reason: NOT_SERVED.to_owned(),
         message: cut(problem, 2000),
-        last_transition_time: crate::clock::now(),
+        last_transition_time: applier.leadership.now(),
         observed_generation: None,
     };
     set_condition(&mut status.conditions, condition);

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::time::between;
 use planner::plan::plan;
 use planner::policy::Policy;
 use planner::simulation::estimate_due;
@@ -29,6 +28,7 @@ use crate::apply::{Applier, Pace};
 use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
+use crate::clock::Clock;
 use crate::earlier::EarlierPods;
 use crate::estimates::Estimates;
 use crate::expressions::Expressions;
@@ -74,6 +74,21 @@ pub struct Options {
     pub own_node: Option<String>,
     /// The time at which the lead was taken.
     pub leader_since: Timestamp,
+}
+
+/// The next turn if nothing changes: at a time of the cluster or at a moment of this process, whichever comes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Wake {
+    time: Option<Timestamp>,
+    moment: Option<Instant>,
+}
+
+/// Waits until that time; forever without one.
+async fn until(clock: &Clock, time: Option<Timestamp>) {
+    match time {
+        Some(time) => clock.sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The leader's loop and its state.
@@ -174,11 +189,12 @@ impl Driver {
         let mut changes = self.changed.subscribe();
         changes.mark_changed();
         calls.turned(Some(Instant::now()));
-        let mut wake: Option<Instant> = None;
+        let mut wake = Wake::default();
+        let clock = self.clock().clone();
         let mut rested = Instant::now();
         loop {
             let idle_until = Instant::now() + TURN_PERIOD;
-            let timer = tokio::time::sleep_until(wake.map_or(idle_until, |at| at.min(idle_until)));
+            let timer = tokio::time::sleep_until(wake.moment.map_or(idle_until, |at| at.min(idle_until)));
             tokio::select! {
                 // First: a process that has to stop begins nothing more.
                 biased;
@@ -186,6 +202,7 @@ impl Driver {
                 _ = changes.changed() => {}
                 Some(ended) = self.ended.1.recv() => self.record(ended),
                 () = timer => {}
+                () = until(&clock, wake.time) => {}
             }
             // Changes that come close together are handled together, and planning takes half of the time at most,
             // however large the fleet is: after a turn that took long, changes are collected for as long.
@@ -216,21 +233,25 @@ impl Driver {
         if self.handing_over && !*stop.borrow() { End::HandedOver } else { End::Stopped }
     }
 
+    fn clock(&self) -> &Clock {
+        self.applier.leadership.clock()
+    }
+
     /// Returns whether any write of the operator is under way.
     fn writing(&self) -> bool {
         self.writes.is_writing() || self.memory.values().any(|memory| !memory.in_flight.is_empty())
     }
 
-    /// Runs one turn: view, plan, lint, apply. Returns the time of the next turn if nothing changes.
-    fn turn(&mut self) -> Option<Instant> {
+    /// Runs one turn: view, plan, lint, apply. Returns when the next turn is due if nothing changes.
+    fn turn(&mut self) -> Wake {
         let synced = self.applier.nodes.synced()
             && self.applier.shadows.synced()
             && self.applier.operator.synced()
             && self.budgets.synced();
         if !synced {
-            return None;
+            return Wake::default();
         }
-        let now = crate::clock::now();
+        let now = self.clock().now();
         let view = self.view(now);
         let policy = Policy::in_force(view.operator.as_ref());
         let mut plan = plan(&view, &policy, now);
@@ -244,10 +265,10 @@ impl Driver {
             self.applier.metrics.finding(finding.property);
         }
         if view.stale {
-            return None;
+            return Wake::default();
         }
         self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !policy.errors.is_empty(), now));
-        self.applier.metrics.clock_offset(crate::clock::offset());
+        self.applier.metrics.clock_offset(self.clock().offset());
         self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
         let recorded = view.operator.as_ref().and_then(|operator| operator.status.notices.as_ref());
         self.notices.want(policy.notices.as_ref(), recorded.map_or(&[], |notices| &notices.pending));
@@ -269,12 +290,10 @@ impl Driver {
         if estimate.is_some_and(|at| at <= now) {
             self.estimates.make(&view, &policy, now);
         }
-        let wake = plan.wake.into_iter().chain(estimate.filter(|at| *at > now)).min();
-        let until = wake.map(|at| {
-            // A timestamp has millisecond precision; waking a little late beats waking early and again.
-            Instant::now() + between(now, at) + Duration::from_millis(2)
-        });
-        [until, status_due, history_due, self.writes.wake()].into_iter().flatten().min()
+        Wake {
+            time: plan.wake.into_iter().chain(estimate.filter(|at| *at > now)).min(),
+            moment: [status_due, history_due, self.writes.wake()].into_iter().flatten().min(),
+        }
     }
 }
 

@@ -23,7 +23,8 @@ use crate::apply::Applier;
 use crate::cache::{Cache, Reading};
 use crate::caches::Caches;
 use crate::calls::Calls;
-use crate::client::{CONNECT_LIMIT, limited};
+use crate::client::limited;
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::definitions::{Served, report_until_served, wait_until_served};
 use crate::driver::{Driver, End, Options};
@@ -35,7 +36,7 @@ use crate::metrics::Metrics;
 use crate::migrate::{Migrator, Progress};
 use crate::notices::{self, Notices};
 use crate::tls::{Keeper, Signer};
-use crate::{clock, http};
+use crate::{Surroundings, http};
 
 /// Time for which a leader that handed over leaves the Lease to the others before it takes it back.
 const TAKE_BACK: Duration = Duration::from_secs(5);
@@ -44,6 +45,8 @@ const TAKE_BACK: Duration = Duration::from_secs(5);
 pub(crate) struct Replica {
     config: Config,
     client: kube::Client,
+    clock: Clock,
+    parameters: Parameters,
     metrics: Metrics,
     calls: Calls,
     caches: Caches,
@@ -55,20 +58,16 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    /// Connects to the API server and begins to watch.
-    pub(crate) async fn start(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
-        let mut kubernetes = kube::Config::infer()
-            .await
-            .context("no Kubernetes configuration: neither a kubeconfig nor a service account")?;
-        // The client's own retries repeat POST and PATCH on 429 and 503, also for minutes. Here every caller decides
-        // itself.
-        kubernetes.default_retry = false;
-        kubernetes.connect_timeout = Some(CONNECT_LIMIT);
-        let client = kube::Client::try_from(kubernetes).context("the Kubernetes client cannot be set up")?;
+    /// Begins to watch.
+    pub(crate) fn start(
+        config: Config,
+        surroundings: Surroundings,
+        stop: watch::Receiver<bool>,
+    ) -> anyhow::Result<Self> {
+        let Surroundings { client, clock, parameters } = surroundings;
         let metrics = Metrics::new().context("metrics cannot be registered")?;
         let calls = Calls::default();
         let client = limited(client, calls.clone(), metrics.clone());
-        clock::clock().be_wrong_by(jiff::SignedDuration::from_secs(config.clock_skew.into()));
         let caches = Caches::default();
         let peers = Peers {
             identity: config.identity.clone(),
@@ -77,7 +76,7 @@ impl Replica {
         };
         let earlier = EarlierPods::new(&caches.changed);
         let (state, served) = watch::channel(Served::Unknown);
-        let replica = Self { config, client, metrics, calls, caches, peers, earlier, served, stop };
+        let replica = Self { config, client, clock, parameters, metrics, calls, caches, peers, earlier, served, stop };
         replica.watch(state);
         Ok(replica)
     }
@@ -138,7 +137,7 @@ impl Replica {
     /// Campaigns for the Lease and leads while it holds it, until the process has to stop. Losing the Lease is an error.
     pub(crate) async fn run(&self) -> anyhow::Result<()> {
         let identity = &self.config.identity;
-        let dated = leader::dated(self.client.clone(), clock::clock());
+        let dated = leader::dated(self.client.clone(), self.clock.clone());
         let leases: Api<Lease> = Api::namespaced(dated, &self.config.namespace);
         let mut after = None;
         loop {
@@ -148,7 +147,8 @@ impl Replica {
                 leases.clone(),
                 names::CONTROLLER.to_owned(),
                 identity.clone(),
-                Parameters::default(),
+                self.parameters,
+                self.clock.clone(),
                 after,
                 released,
             );
@@ -226,8 +226,12 @@ impl Replica {
         let history = History::default();
         let historian = Historian::new(applier.clone(), caches.clone(), history.clone(), reading.clone());
         let historian = tokio::spawn(historian.run());
-        let expressions =
-            Expressions::start(caches.changed.clone(), metrics.clone(), config.prometheus_ca_file.clone());
+        let expressions = Expressions::start(
+            caches.changed.clone(),
+            metrics.clone(),
+            self.clock.clone(),
+            config.prometheus_ca_file.clone(),
+        );
         let notices = Notices::start(
             caches.changed.clone(),
             metrics.clone(),
@@ -245,7 +249,7 @@ impl Replica {
             history,
             notices,
             own_node: config.node_name.clone(),
-            leader_since: clock::now(),
+            leader_since: self.clock.now(),
         });
         let end = driver.run(&self.calls, stop).await;
         self.calls.turned(None);

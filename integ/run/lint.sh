@@ -17,6 +17,7 @@ early() {
   "$here/words.sh"
   "$here/binary_test.sh"
   if command -v shellcheck >/dev/null; then
+    shopt -s nullglob
     shellcheck -x "$here"/*.sh integ/plant/*.sh .ci/run
   else
     echo "make: shellcheck is not installed: the scripts are not checked"

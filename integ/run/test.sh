@@ -69,7 +69,9 @@ export BRUPOP_DURATIONS=$run/durations.txt BRUPOP_AGENT_BIN=$target/shipped/brup
 [ "${1:-}" != --all ] || export BRUPOP_ALL_TESTS=1
 trap summary EXIT
 
-step "format, lints, words; compiling" "$here/lint.sh"
+step "format, words, scripts" "$here/lint.sh" --early
+step "compiling" "$here/compile.sh"
+step "generated files, dependencies" "$here/lint.sh" --late
 step "documentation" "$make" --no-print-directory docs
 step "control plane, Helm, other servers" "$make" --no-print-directory control-plane helm definitions prometheus moto
 step "programs of a next version" "$make" --no-print-directory next

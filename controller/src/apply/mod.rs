@@ -225,7 +225,7 @@ impl Applier {
             Action::Status { status, note } => {
                 let shadow = shadow()?;
                 self.write_status(shadow, &status).await?;
-                self.metrics.wrote(shadow, &status, crate::clock::now());
+                self.metrics.wrote(shadow, &status, self.leadership.now());
                 if let Some(note) = note {
                     self.publish(&event::node(&node.facts), &note).await;
                 }
@@ -257,7 +257,7 @@ impl Applier {
 
     /// Publishes an Event. A failure to publish has no further effect.
     async fn publish(&self, about: &ObjectReference, note: &Note) {
-        if let Err(error) = self.recorder.publish(about, note, crate::clock::now()).await {
+        if let Err(error) = self.recorder.publish(about, note, self.leadership.now()).await {
             tracing::warn!(
                 object = about.name,
                 error = &error as &dyn std::error::Error,

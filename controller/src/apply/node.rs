@@ -102,6 +102,6 @@ impl Applier {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         let lease = api.get_opt(node).await.map_err(ApplyError::api("node_lease"))?;
         let renewed = lease.and_then(|l| l.spec).and_then(|s| s.renew_time).map(|t| t.0);
-        Ok((renewed, crate::clock::now()))
+        Ok((renewed, self.leadership.now()))
     }
 }

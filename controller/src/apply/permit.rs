@@ -2,7 +2,6 @@
 //! that of a drill, which permits no reboot.
 //! For the check the Node and its pods are read from the API server and not from a cache.
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
 use models::permit::{PermitClaims, RehearsalClaims};
@@ -64,8 +63,9 @@ impl Applier {
         let (node, pods) = futures::join!(nodes.get(name), pods.list(&on_node));
         let node = node.map_err(ApplyError::api("node_get"))?;
         let pods = pods.map_err(ApplyError::api("pod_list"))?;
-        let live =
-            NodeFacts::project(&node).map(|live| live.at(Timestamp::now())).ok_or(ApplyError::Changed("the node"))?;
+        let live = NodeFacts::project(&node)
+            .map(|live| live.at(self.leadership.now()))
+            .ok_or(ApplyError::Changed("the node"))?;
         if live.uid != decided_on.uid || live.boot_id != boot_id {
             return Err(ApplyError::Changed("the node"));
         }

@@ -138,7 +138,7 @@ impl Applier {
         let selector: Vec<_> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut params = ListParams::default().labels(&selector.join(",")).limit(PAGE);
         let mut health = OwnerHealth::default();
-        let now = crate::clock::now();
+        let now = self.leadership.now();
         loop {
             let page = match api.list(&params).await {
                 Ok(page) => page,

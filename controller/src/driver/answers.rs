@@ -68,7 +68,7 @@ impl Driver {
             return;
         }
         let Some(sent) = memory.in_flight.remove(&evicted.uid) else { return };
-        let now = crate::clock::now();
+        let now = self.applier.leadership.now();
         let namespace = evicted.namespace;
         let (accepted, fatal, budget, retry) = match evicted.means {
             Meaning::Leaves | Meaning::OtherPod => (true, false, None, ACCEPTED),

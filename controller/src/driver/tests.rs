@@ -50,7 +50,8 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
     let peers = Peers { identity: "me".into(), pods: pods(), agents: pods() };
     let earlier = EarlierPods::new(&caches.changed);
     earlier.0.iter().for_each(list);
-    let expressions = Expressions::start(caches.changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
+    let expressions =
+        Expressions::start(caches.changed.clone(), crate::metrics::Metrics::new().unwrap(), Clock::default(), None);
     let notices = Notices::start(
         caches.changed.clone(),
         crate::metrics::Metrics::new().unwrap(),
@@ -68,7 +69,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         history: crate::history::History::default(),
         notices,
         own_node: None,
-        leader_since: crate::clock::now(),
+        leader_since: jiff::Timestamp::now(),
     });
     (driver, nodes, server)
 }
@@ -88,7 +89,7 @@ async fn policy_change_for_large_fleet_delays_no_eviction_and_limits_writes() {
     let evictions = Evictions { pods: vec![pod], grace: None, delete: false, dry_run: false };
     let plan = || Plan { actions: actions.clone(), ..Plan::default() };
     driver.act(&view, &mut plan());
-    driver.evict(BTreeMap::from([("node-5000".to_owned(), evictions)]), crate::clock::now());
+    driver.evict(BTreeMap::from([("node-5000".to_owned(), evictions)]), jiff::Timestamp::now());
     let mut unanswered = Vec::new();
     // The clock moves on as soon as nothing else is to be done.
     while let Ok(Some((request, reply))) = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await {
@@ -172,7 +173,7 @@ async fn evictions_in_flight_do_not_make_node_busy_and_end_with_drain() {
     let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Draining", &desired);
-    let now = crate::clock::now();
+    let now = jiff::Timestamp::now();
     driver.evict(evictions(&["first", "second"]), now);
     let view = driver.view(now);
     assert!(view.busy.is_empty());
@@ -195,7 +196,7 @@ async fn stopped_leader_waits_for_eviction_responses() {
     let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes, mut server) = driver_and_server();
     take_node_in(&driver, &nodes, "Draining", &desired);
-    driver.evict(evictions(&["web"]), crate::clock::now());
+    driver.evict(evictions(&["web"]), jiff::Timestamp::now());
     let (request, reply) = server.next_request().await.unwrap();
     assert!(request.uri().path().ends_with("/eviction"));
     let (_stop, stop) = watch::channel(true);
@@ -215,7 +216,7 @@ async fn eviction_of_long_refused_pod_is_retried_less_often() {
     for (refused, pause) in [(0, 5), (60, 30), (600, 60)] {
         let (mut driver, nodes) = driver();
         take_node_in(&driver, &nodes, "Draining", &desired);
-        let now = crate::clock::now();
+        let now = jiff::Timestamp::now();
         driver.evict(evictions(&["web"]), now - seconds(refused));
         driver.record_eviction(refusal("web", 1));
         let retry_at = driver.view(now).nodes["a"].blocked["uid-web"].retry_at;
@@ -242,7 +243,7 @@ async fn refused_eviction_is_retried_at_once_if_pdb_already_allows_it() {
             &serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"}),
         );
         take(&driver.budgets, budget("7", 1));
-        let now = crate::clock::now();
+        let now = jiff::Timestamp::now();
         driver.view(now);
         driver.evict(evictions(&["first", "second"]), now);
         for change in meanwhile {
@@ -265,7 +266,7 @@ async fn leader_waits_for_all_caches_before_deciding() {
             "spec": {}, "status": {"slots": [slot]}}),
     );
     driver.reading = Reading::default().of(&driver.budgets);
-    assert_eq!(driver.turn(), None);
+    assert_eq!(driver.turn(), Wake::default());
     assert!(!driver.writing() && driver.retracting.is_none());
     driver.reading = Reading::default();
     driver.turn();
@@ -282,7 +283,7 @@ async fn removed_slot_stays_retracted_until_operator_resource_changes() {
     let (mut driver, _) = driver();
     // The previous leader may be about to remove the slots that the first read shows.
     take(&driver.applier.operator, operator("6", serde_json::json!([slot])));
-    let now = crate::clock::now();
+    let now = jiff::Timestamp::now();
     assert_eq!(driver.view(now).slots().count(), 0);
     take(&driver.applier.operator, operator("7", serde_json::json!([slot])));
     let view = driver.view(now);
@@ -321,7 +322,7 @@ async fn new_leader_keeps_only_slots_of_started_drains() {
             serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
                 "spec": {}, "status": {"slots": [{"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"}]}}),
         );
-        assert_eq!(driver.view(crate::clock::now()).slots().count(), usize::from(begun), "{step}");
+        assert_eq!(driver.view(jiff::Timestamp::now()).slots().count(), usize::from(begun), "{step}");
     }
 }
 
@@ -330,7 +331,7 @@ async fn observed_duration_of_release_follows_monotonic_clock() {
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
     // However often it checks in between, and whatever the clock shows.
-    let now = crate::clock::now();
+    let now = jiff::Timestamp::now();
     assert_eq!(driver.view(now).nodes["a"].observed_for, Duration::ZERO);
     for milliseconds in [2, 4] {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -347,7 +348,8 @@ async fn pause_of_removed_node_causes_no_busy_wakeups() {
     driver.writes.end(Target::Node("a".into()), Some(&ApplyError::NoKey), Instant::now() - Duration::from_secs(1));
     let mut in_the_past = 0;
     for _ in 0..100 {
-        if driver.turn().is_some_and(|wake| wake <= Instant::now()) {
+        let Wake { time, moment } = driver.turn();
+        if moment.is_some_and(|wake| wake <= Instant::now()) || time.is_some_and(|wake| wake <= Timestamp::now()) {
             in_the_past += 1;
         }
     }

@@ -25,6 +25,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::clock::Clock;
 use crate::metrics::Metrics;
 use ledger::Ledger;
 use planner::policy::Prometheus;
@@ -50,14 +51,16 @@ struct Shared {
     wanted: Notify,
     changed: Arc<watch::Sender<u64>>,
     metrics: Metrics,
+    clock: Clock,
     ca_file: Option<PathBuf>,
 }
 
 impl Expressions {
     /// Starts. `changed` is notified of answers that have to be checked; `ca_file` holds the authorities that the
     /// certificate of Prometheus is verified with.
-    pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, ca_file: Option<PathBuf>) -> Self {
-        let shared = Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, ca_file });
+    pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, clock: Clock, ca_file: Option<PathBuf>) -> Self {
+        let shared =
+            Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, clock, ca_file });
         Self { task: tokio::spawn(run(shared.clone())), shared }
     }
 
@@ -149,7 +152,7 @@ async fn run(shared: Arc<Shared>) {
                 None => Sender::make(&settings, &shared).await,
             };
             for query in due.queries {
-                under_way.push(one(usable.client.clone(), settings.clone(), query, edition));
+                under_way.push(one(shared.clock.clone(), usable.client.clone(), settings.clone(), query, edition));
             }
             sender = Some(usable);
         }
@@ -173,12 +176,13 @@ async fn run(shared: Arc<Shared>) {
 }
 
 async fn one(
+    clock: Clock,
     client: Result<reqwest::Client, String>,
     settings: Prometheus,
     query: String,
     edition: u64,
 ) -> (String, u64, Timestamp, Answer) {
-    let sent = crate::clock::now();
+    let sent = clock.now();
     let answer = match client {
         Ok(client) => query::send(&client, &settings, &query, sent).await,
         Err(message) => Answer::Failed { message },

@@ -353,7 +353,11 @@ impl Running {
     fn start() -> Self {
         let (changed, woken) = watch::channel(0);
         let metrics = Metrics::new().unwrap();
-        Self { expressions: Expressions::start(Arc::new(changed), metrics.clone(), None), metrics, woken }
+        Self {
+            expressions: Expressions::start(Arc::new(changed), metrics.clone(), Clock::default(), None),
+            metrics,
+            woken,
+        }
     }
 
     fn want(&self, wanted: &[&str], settings: &Prometheus) {
@@ -362,7 +366,7 @@ impl Running {
     }
 
     fn kinds(&self) -> BTreeMap<String, &'static str> {
-        let answers = self.expressions.answers(crate::clock::now());
+        let answers = self.expressions.answers(Timestamp::now());
         answers.iter().map(|(query, answer)| (query.clone(), crate::metrics::answer_kind(answer))).collect()
     }
 
@@ -470,7 +474,7 @@ async fn ca_file_mounted_later_is_loaded() {
     let file = directory.0.join("ca.crt");
     let (changed, woken) = watch::channel(0);
     let metrics = Metrics::new().unwrap();
-    let expressions = Expressions::start(Arc::new(changed), metrics.clone(), Some(file.clone()));
+    let expressions = Expressions::start(Arc::new(changed), metrics.clone(), Clock::default(), Some(file.clone()));
     let mut running = Running { expressions, metrics, woken };
     running.want(&["a"], &Prometheus { url, timeout: AMPLE, interval: Duration::from_millis(20) });
     running.until("a", "Failed").await;

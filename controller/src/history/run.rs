@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use models::backoff::exponential;
 use models::history::{RECORD_AUDIENCE, RecordClaims, record_digest};
 use models::names;
-use models::time::between;
+use models::time::{after, signed};
 use planner::history::{HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, plan};
 use planner::signature::signed_by;
 use planner::view::{HistoryFacts, HistoryObject, RecordFacts, ShadowFacts};
@@ -127,9 +127,10 @@ impl Historian {
         let mut failures = 0;
         while self.applier.leadership.check().is_ok() {
             changes.mark_unchanged();
-            let now = crate::clock::now();
+            let clock = self.applier.leadership.clock().clone();
+            let now = clock.now();
             let plan = self.plan(now);
-            let wake = plan.wake.map_or(PERIOD, |at| between(now, at).min(PERIOD));
+            let wake = plan.wake.map_or(after(now, signed(PERIOD)), |at| at.min(after(now, signed(PERIOD))));
             let acts = !plan.actions.is_empty();
             let ended = self.carry_out(plan).await;
             if ended != Passed::Well {
@@ -146,7 +147,7 @@ impl Historian {
             tokio::time::sleep(REST).await;
             tokio::select! {
                 _ = changes.changed() => {}
-                () = tokio::time::sleep(wake) => {}
+                () = clock.sleep_until(wake) => {}
             }
         }
     }

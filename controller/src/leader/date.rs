@@ -8,10 +8,10 @@ use kube::client::Body;
 use crate::clock::Clock;
 
 /// Returns the same client, whose answers correct `clock`.
-pub fn dated(client: kube::Client, clock: &'static Clock) -> kube::Client {
+pub fn dated(client: kube::Client, clock: Clock) -> kube::Client {
     let namespace = client.default_namespace().to_owned();
     let service = tower::service_fn(move |request: Request<Body>| {
-        let client = client.clone();
+        let (client, clock) = (client.clone(), clock.clone());
         async move {
             let sent = clock.read().at;
             let response = client.send(request).await?;
@@ -37,11 +37,11 @@ mod tests {
     use k8s_openapi::api::coordination::v1::Lease;
     use kube::Api;
 
-    static CLOCK: Clock = Clock::new();
-
     /// A refusal has a date too.
     #[tokio::test]
     async fn lease_response_dates_set_cluster_clock() {
+        let clock = Clock::default();
+        let server = clock.clone();
         let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let hours = |hours: i64| SignedDuration::from_hours(hours);
         tokio::spawn(async move {
@@ -49,7 +49,7 @@ mod tests {
                 let Some((_, reply)) = handle.next_request().await else { return };
                 let mut response = Response::builder().status(404);
                 if let Some(ahead) = ahead {
-                    let time = CLOCK.read().local.checked_add(hours(ahead)).unwrap();
+                    let time = server.read().local.checked_add(hours(ahead)).unwrap();
                     let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&time).unwrap();
                     response = response.header("date", date);
                 }
@@ -57,11 +57,11 @@ mod tests {
                 reply.send_response(response.body(body).unwrap());
             }
         });
-        let leases: Api<Lease> = Api::namespaced(dated(kube::Client::new(service, "default"), &CLOCK), "n");
+        let leases: Api<Lease> = Api::namespaced(dated(kube::Client::new(service, "default"), clock.clone()), "n");
         assert!(leases.get_opt("brupop-controller").await.unwrap().is_none());
-        let learned = CLOCK.offset();
+        let learned = clock.offset();
         assert!((learned - hours(5)).abs() < SignedDuration::from_secs(60), "{learned:?}");
         assert!(leases.get_opt("brupop-controller").await.unwrap().is_none());
-        assert_eq!(CLOCK.offset(), learned, "an answer without a date changes nothing");
+        assert_eq!(clock.offset(), learned, "an answer without a date changes nothing");
     }
 }

@@ -11,6 +11,8 @@ use kube::api::{Api, ObjectMeta, PostParams};
 use kube::runtime::watcher;
 use tokio::sync::watch;
 
+use crate::clock::Clock;
+
 use super::election::{Next, Observed, Parameters, Record, next};
 
 /// Annotation on a Lease that was handed over: the node that was next, which the previous leader ran on.
@@ -29,6 +31,7 @@ pub struct LostLease;
 pub struct Leadership {
     lead: watch::Receiver<Lead>,
     renew_deadline: Duration,
+    clock: Clock,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -57,17 +60,27 @@ impl Leadership {
         self.lead.borrow().handed_over
     }
 
+    /// Returns the clock, which the answers about the Lease correct.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Returns the time now, see [`Clock::now`].
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
     /// Returns a leadership that is over, for tests.
     #[cfg(test)]
     pub fn over() -> Self {
-        Self { lead: watch::channel(Lead::default()).1, renew_deadline: Duration::ZERO }
+        Self { lead: watch::channel(Lead::default()).1, renew_deadline: Duration::ZERO, clock: Clock::default() }
     }
 
     /// Returns a leadership that never ends, for tests.
     #[cfg(test)]
     pub fn forever() -> Self {
         let lead = Lead { renewed: Some(Instant::now()), handed_over: false };
-        Self { lead: watch::channel(lead).1, renew_deadline: Duration::from_secs(3600) }
+        Self { lead: watch::channel(lead).1, renew_deadline: Duration::from_secs(3600), clock: Clock::default() }
     }
 }
 
@@ -84,6 +97,7 @@ struct Campaign {
     name: String,
     identity: String,
     parameters: Parameters,
+    clock: Clock,
     /// The moment until which a lease is left to others, since this candidate has handed it over.
     after: Option<Instant>,
     observed: Option<Observed>,
@@ -154,7 +168,7 @@ impl Campaign {
             self.saw(lease);
         }
         // The answer to the read may just have set the clock.
-        let now = crate::clock::now();
+        let now = self.clock.now();
         let written = match next(&self.identity, self.observed.as_ref(), self.after, Instant::now()) {
             Next::Wait(_) => return Ok(false),
             Next::Create => {
@@ -189,7 +203,7 @@ impl Campaign {
         let Some(mut lease) = self.lease.clone().filter(|l| record_of(l).holder == self.identity) else {
             return Ok(());
         };
-        let mut spec = self.spec(crate::clock::now());
+        let mut spec = self.spec(self.clock.now());
         spec.holder_identity = Some(String::new());
         spec.lease_duration_seconds = Some(1);
         lease.spec = Some(spec);
@@ -274,14 +288,15 @@ pub fn campaign(
     name: String,
     identity: String,
     parameters: Parameters,
+    clock: Clock,
     after: Option<Instant>,
     mut stop: watch::Receiver<Option<Release>>,
 ) -> (Leadership, impl Future<Output = Result<(), LostLease>>) {
     let (lead, receiver) = watch::channel(Lead::default());
-    let leadership = Leadership { lead: receiver, renew_deadline: parameters.renew_deadline };
+    let leadership = Leadership { lead: receiver, renew_deadline: parameters.renew_deadline, clock: clock.clone() };
     // A standby receives renewals and a release at once. The death of a leader shows when the Lease has run out.
     let mut changes = changes(api.clone(), &name);
-    let mut campaign = Campaign { api, name, identity, parameters, after, observed: None, lease: None };
+    let mut campaign = Campaign { api, name, identity, parameters, clock, after, observed: None, lease: None };
     let run = async move {
         let mut last: Option<Instant> = None;
         loop {

@@ -10,6 +10,8 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::clock::Clock;
+
 use super::{Leadership, LostLease, Parameters, Release, campaign};
 
 /// A server with one Lease. Requests are logged, with the holder that a write names.
@@ -158,7 +160,7 @@ fn stand(api: &Api<Lease>, after: Option<Instant>) -> Candidate {
     let often = Duration::from_millis(2);
     let call_limit = Duration::from_secs(60);
     let parameters = Parameters { renew_period: often, retry_period: often, call_limit, ..Parameters::default() };
-    let (leadership, run) = campaign(api.clone(), "l".into(), "a".into(), parameters, after, stopped);
+    let (leadership, run) = campaign(api.clone(), "l".into(), "a".into(), parameters, Clock::default(), after, stopped);
     Candidate { leadership, stop, end: tokio::spawn(run) }
 }
 

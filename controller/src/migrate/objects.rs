@@ -289,7 +289,7 @@ impl Objects {
     ) -> Result<bool, CallError> {
         let mut object = self.read(VERSION, key).await?;
         for writes in 0..WRITES {
-            let next = rewrite::next(&object, policy, crate::clock::now());
+            let next = rewrite::next(&object, policy, self.leadership.now());
             object = match next.map_err(|error| CallError::Refused(error.to_string()))? {
                 Next::Nothing if writes == 0 && work == Work::All => {
                     let stored =

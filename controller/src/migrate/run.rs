@@ -191,7 +191,7 @@ impl Migrator {
             generation: definition.generation,
             storage_version: definition.storage.clone(),
             storage_version_hash: definition.hash.clone(),
-            time: crate::clock::now(),
+            time: self.objects.leadership.now(),
         });
         self.progress.change(|facts| {
             facts.completed = Some(completed);

@@ -166,7 +166,7 @@ async fn run(shared: Arc<Shared>) {
 
 async fn one(shared: Arc<Shared>, receiver: NoticeReceiver, notice: Notice) -> (String, Notice, Outcome) {
     let outcome = match shared.leadership.check() {
-        Ok(()) => send::send(&shared.secret(), &receiver, &notice).await,
+        Ok(()) => send::send(&shared.secret(), &receiver, &notice, shared.leadership.clock()).await,
         // The next leader sends it.
         Err(lost) => Outcome::Retry { message: lost.to_string(), after: None, unusable: false },
     };

@@ -13,6 +13,7 @@ use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY
 use reqwest::{Certificate, Client, StatusCode, Url, redirect};
 
 use super::format;
+use crate::clock::Clock;
 use crate::expressions::root_cause;
 
 /// Time limit of a request.
@@ -145,12 +146,12 @@ fn client(tls: bool, authorities: Option<&[u8]>) -> Result<Client, String> {
 }
 
 /// Sends one notice.
-pub(super) async fn send(secret: &Secret<'_>, receiver: &NoticeReceiver, notice: &Notice) -> Outcome {
+pub(super) async fn send(secret: &Secret<'_>, receiver: &NoticeReceiver, notice: &Notice, clock: &Clock) -> Outcome {
     let target = match secret.target(receiver).await {
         Ok(target) => target,
         Err(message) => return Outcome::Retry { message, after: None, unusable: true },
     };
-    let answer = tokio::time::timeout(LIMIT, post(target, receiver, secret.namespace, notice)).await;
+    let answer = tokio::time::timeout(LIMIT, post(target, receiver, secret.namespace, notice, clock)).await;
     answer.unwrap_or_else(|_| Outcome::Retry {
         message: format!("no answer within {LIMIT:?}: does a NetworkPolicy let the controller through?"),
         after: None,
@@ -158,7 +159,7 @@ pub(super) async fn send(secret: &Secret<'_>, receiver: &NoticeReceiver, notice:
     })
 }
 
-async fn post(target: Target, receiver: &NoticeReceiver, namespace: &str, notice: &Notice) -> Outcome {
+async fn post(target: Target, receiver: &NoticeReceiver, namespace: &str, notice: &Notice, clock: &Clock) -> Outcome {
     let Target { client, url, token } = target;
     let (content_type, body) = format::body(receiver.format, namespace, notice);
     let mut request = client.post(url).header(CONTENT_TYPE, content_type).body(body);
@@ -166,7 +167,7 @@ async fn post(target: Target, receiver: &NoticeReceiver, namespace: &str, notice
         request = request.header(AUTHORIZATION, token);
     }
     match request.send().await {
-        Ok(response) => outcome(receiver, response.status(), response.headers()),
+        Ok(response) => outcome(receiver, response.status(), response.headers(), clock.now()),
         Err(error) => Outcome::Retry {
             // The last cause has no address.
             message: format!(
@@ -181,7 +182,7 @@ async fn post(target: Target, receiver: &NoticeReceiver, namespace: &str, notice
 }
 
 /// Returns what the receiver's answer means.
-pub(super) fn outcome(receiver: &NoticeReceiver, status: StatusCode, headers: &HeaderMap) -> Outcome {
+pub(super) fn outcome(receiver: &NoticeReceiver, status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Outcome {
     let (code, key) = (status.as_u16(), &receiver.url_key);
     match code {
         200..=299 => Outcome::Sent,
@@ -194,7 +195,7 @@ pub(super) fn outcome(receiver: &NoticeReceiver, status: StatusCode, headers: &H
             unusable: false,
         },
         408 | 429 | 500..=599 => {
-            let after = headers.get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?));
+            let after = headers.get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?, now));
             Outcome::Retry { message: format!("it answers {code}"), after, unusable: false }
         }
         300..=399 => Outcome::Refused {
@@ -213,10 +214,10 @@ pub(super) fn outcome(receiver: &NoticeReceiver, status: StatusCode, headers: &H
 }
 
 /// Returns the time that a receiver asks to wait: in seconds, or as a date.
-fn retry_after(text: &str) -> Option<Duration> {
+fn retry_after(text: &str, now: Timestamp) -> Option<Duration> {
     let seconds = text.trim().parse().ok().map(Duration::from_secs);
     seconds.or_else(|| {
         let at: Timestamp = DateTimeParser::new().parse_timestamp(text.trim()).ok()?;
-        Some(between(crate::clock::now(), at))
+        Some(between(now, at))
     })
 }

@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::clock::Clock;
 
 /// Longest wait for an expected event.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -215,7 +216,9 @@ async fn request_to_hanging_receiver_has_time_limit() {
     std::fs::write(folder.path().join("a"), &server.url).unwrap();
     let secret = Secret { folder: Some(folder.path()), namespace: "n" };
     let (receiver, notice) = (receiver("a", NoticeFormat::CloudEvents), notice("1", &["a"]));
-    let outcome = tokio::time::timeout(PATIENCE, send::send(&secret, &receiver, &notice)).await.expect("a limit");
+    let outcome = tokio::time::timeout(PATIENCE, send::send(&secret, &receiver, &notice, &Clock::default()))
+        .await
+        .expect("a limit");
     assert!(outcome.message().unwrap().starts_with("no answer within 10s"), "{outcome:?}");
 }
 
@@ -234,7 +237,7 @@ async fn receiver_that_fails_gets_notice_again() {
 fn each_answer_of_receiver_has_its_outcome() {
     let answer = |code: u16, after: Option<&str>| {
         let headers = after.map(|after| (reqwest::header::RETRY_AFTER, after.parse().unwrap())).into_iter().collect();
-        send::outcome(&receiver("a", NoticeFormat::Slack), code.try_into().unwrap(), &headers)
+        send::outcome(&receiver("a", NoticeFormat::Slack), code.try_into().unwrap(), &headers, Timestamp::now())
     };
     let after = |outcome: Outcome| match outcome {
         Outcome::Retry { after, unusable: false, .. } => after,
@@ -330,7 +333,8 @@ async fn unreachable_receiver_is_named_without_its_address() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("a"), "http://127.0.0.1:1/secret-path").unwrap();
     let secret = Secret { folder: Some(folder.path()), namespace: "n" };
-    let outcome = send::send(&secret, &receiver("a", NoticeFormat::CloudEvents), &notice("1", &["a"])).await;
+    let outcome =
+        send::send(&secret, &receiver("a", NoticeFormat::CloudEvents), &notice("1", &["a"]), &Clock::default()).await;
     let message = outcome.message().unwrap();
     assert!(message.starts_with("no answer: ") && !message.contains("secret"), "{message}");
 }
@@ -344,7 +348,7 @@ async fn certificate_of_receiver_is_verified_with_authority_in_secret() {
     let secret = Secret { folder: Some(folder.path()), namespace: "n" };
     let sent = async |authority: &str| {
         std::fs::write(folder.path().join("ca.crt"), authority).unwrap();
-        send::send(&secret, &receiver("a", NoticeFormat::Slack), &notice("1", &["a"])).await
+        send::send(&secret, &receiver("a", NoticeFormat::Slack), &notice("1", &["a"]), &Clock::default()).await
     };
     assert_eq!(sent(&certificate).await, Outcome::Sent);
     let outcome = sent(&other).await;

@@ -165,7 +165,7 @@ impl Keeper {
         loop {
             let due = wake <= Instant::now();
             if self.seen().is_some_and(|seen| due || last.as_ref() != Some(&seen)) {
-                let now = crate::clock::now();
+                let now = self.leadership.now();
                 let kept = self.keep(now).await;
                 last = kept.seen;
                 let mut pause = pause(now, kept.wake);

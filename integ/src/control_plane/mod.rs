@@ -53,6 +53,9 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Number of starts tried when another process takes a port between its choice and its use.
 const ATTEMPTS: u32 = 3;
 
+/// All controllers of the controller manager that are on by default.
+pub const ALL_CONTROLLERS: &str = "*";
+
 /// Options of a control plane.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -63,6 +66,8 @@ pub struct Options {
     /// Serve watches from the API server's cache, as every cluster does. Without it a watch from any revision of the
     /// run is answered, from etcd, also after a restart of the API server; with it, an old one may get 410 Gone.
     pub watch_cache: bool,
+    /// The controllers that the controller manager runs, as its option `--controllers` names them.
+    pub controllers: &'static str,
     /// An address of this machine at which real nodes reach the API server, which then also dials their kubelets.
     pub for_nodes: Option<Ipv4Addr>,
 }
@@ -73,6 +78,7 @@ impl Default for Options {
             node_monitor_grace: Duration::from_secs(10),
             keep_dir: std::env::var_os("BRUPOP_KEEP").is_some(),
             watch_cache: true,
+            controllers: ALL_CONTROLLERS,
             for_nodes: None,
         }
     }

@@ -149,6 +149,7 @@ pub(super) fn controller_manager(bed: &Path, pki: &Pki, ports: Ports, options: &
         format!("--root-ca-file={}", file("ca.crt")),
         format!("--cluster-signing-cert-file={}", file("ca.crt")),
         format!("--cluster-signing-key-file={}", file("ca.key")),
+        format!("--controllers={}", options.controllers),
         "--node-monitor-period=1s".to_owned(),
         format!("--node-monitor-grace-period={grace}ms"),
     ]);

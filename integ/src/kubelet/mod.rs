@@ -12,6 +12,7 @@ mod container;
 mod env;
 mod images;
 mod node;
+pub mod node_status;
 mod pod;
 mod pods;
 mod probes;
@@ -37,6 +38,7 @@ use tokio::time::{sleep, timeout};
 pub use address::{Addresses, NodeAddress, to_process};
 pub use images::Images;
 pub use process::PodProcess;
+pub use status::{ScriptedPod, scripted_status};
 
 use crate::machine::{Machine, Power};
 use address::IpPool;

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::Ctx;
 use super::pods::Wake;
+use super::{Ctx, node_status};
 use crate::machine::MachineState;
 
 /// Duration of the lease: the kubelets' default.
@@ -26,9 +26,6 @@ const LEASE_SECONDS: i32 = 40;
 const HEARTBEAT: i64 = 10;
 /// Timeout of one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
-
-/// The version that the nodes report: the control plane's.
-const KUBELET_VERSION: &str = "v1.37.1";
 
 /// Maintains the Node of one kubelet.
 pub(crate) struct NodeKeeper {
@@ -96,56 +93,12 @@ impl NodeKeeper {
     /// The facts that do not change while the machine runs, and those that change with its boot.
     fn facts(&self, state: &MachineState) -> Value {
         let options = &self.ctx.options;
-        let resources = json!({"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi"});
-        let id = machine_id(&options.node_name);
-        json!({
-            "capacity": resources,
-            "allocatable": resources,
-            "addresses": [
-                {"type": "InternalIP", "address": options.address.host_ip().to_string()},
-                {"type": "Hostname", "address": options.node_name},
-            ],
-            "nodeInfo": {
-                "architecture": "amd64",
-                "bootID": state.boot_id,
-                "containerRuntimeVersion": "containerd://2.1.5+bottlerocket",
-                "kernelVersion": "6.1.150",
-                "kubeProxyVersion": "",
-                "kubeletVersion": KUBELET_VERSION,
-                "machineID": id,
-                "operatingSystem": "linux",
-                "osImage": state.os_image,
-                "systemUUID": id,
-            },
-        })
+        node_status::facts(&options.node_name, options.address.host_ip(), &state.boot_id, &state.os_image)
     }
 
-    /// The conditions that a kubelet reports; transition times move only when the status does.
+    /// The conditions that a kubelet reports.
     fn conditions(&self, known: &[NodeCondition], now: Timestamp) -> Vec<Value> {
-        let down = self.shutting_down.load(Ordering::SeqCst);
-        let ready = if down {
-            ("Ready", "False", "KubeletNotReady", "node is shutting down")
-        } else {
-            ("Ready", "True", "KubeletReady", "kubelet is posting ready status")
-        };
-        let pressures = [
-            ("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
-            ("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
-            ("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
-        ];
-        let stamp = |time: Timestamp| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        pressures
-            .into_iter()
-            .chain([ready])
-            .map(|(kind, status, reason, message)| {
-                let before = known.iter().find(|c| c.type_ == kind && c.status == status);
-                let since = before.and_then(|c| c.last_transition_time.as_ref()).map_or(now, |t| t.0);
-                json!({
-                    "type": kind, "status": status, "reason": reason, "message": message,
-                    "lastHeartbeatTime": stamp(now), "lastTransitionTime": stamp(since),
-                })
-            })
-            .collect()
+        node_status::conditions(self.shutting_down.load(Ordering::SeqCst), known, now)
     }
 
     /// Compares the Node's status with the actual one and posts differences; also a heartbeat at intervals. A Node that
@@ -279,13 +232,6 @@ fn contains(whole: &Value, part: &Value) -> bool {
     }
 }
 
-/// A machine id from the name, so that it is the same over boots.
-fn machine_id(name: &str) -> String {
-    // FNV-1a, twice with different starts: stable over runs is enough.
-    let hash = |start: u64| name.bytes().fold(start, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    format!("{:016x}{:016x}", hash(0xcbf2_9ce4_8422_2325), hash(0x8422_2325_cbf2_9ce4))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,12 +241,5 @@ mod tests {
         let whole = json!({"a": 1, "b": [{"t": "x", "v": 1}, {"t": "y", "v": 2}]});
         assert!(contains(&whole, &json!({"b": [{"t": "y", "v": 2}]})));
         assert!(!contains(&whole, &json!({"b": [{"t": "y", "v": 3}]})));
-    }
-
-    #[test]
-    fn machine_ids_are_stable_and_differ_between_nodes() {
-        assert_eq!(machine_id("a"), machine_id("a"));
-        assert_ne!(machine_id("a"), machine_id("b"));
-        assert_eq!(machine_id("a").len(), 32);
     }
 }

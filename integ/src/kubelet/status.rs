@@ -165,6 +165,84 @@ pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition],
     json!({"metadata": {"uid": input.pod.metadata.uid}, "status": status})
 }
 
+/// The state of a pod on a scripted node: all its containers are in the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScriptedPod {
+    /// Its containers are created.
+    Creating,
+    /// Its containers run, after so many restarts.
+    Running {
+        /// True if its probes succeed.
+        ready: bool,
+        /// Number of restarts: each after an end with exit code 255, as after a loss of power.
+        restarts: u32,
+    },
+    /// Its containers have ended with a loss of power, and run again soon.
+    Lost {
+        /// Number of restarts so far.
+        restarts: u32,
+    },
+    /// Its containers end with exit code 1 each time, and are restarted later.
+    Crashing {
+        /// Number of restarts.
+        restarts: u32,
+    },
+    /// It has completed because it was terminated.
+    Terminated,
+}
+
+/// The status of a pod in that state, as a strategic merge patch.
+pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Timestamp) -> Value {
+    let end = |exit_code: i32, reason: &str| Ended {
+        exit_code,
+        signal: None,
+        reason: reason.to_owned(),
+        message: None,
+        started: None,
+        finished: now,
+        container_id: "scripted://1".to_owned(),
+    };
+    let crashed = || end(1, "Error");
+    let (doing, last, restarts, ready) = match state {
+        ScriptedPod::Creating => (ContainerPhase::waiting("ContainerCreating", None), None, 0, false),
+        ScriptedPod::Running { ready, restarts } => {
+            (ContainerPhase::Running { since: now }, (restarts > 0).then(|| end(255, LOST)), restarts, ready)
+        }
+        ScriptedPod::Lost { restarts } => (ContainerPhase::Ended(end(255, LOST)), None, restarts, false),
+        ScriptedPod::Crashing { restarts } => {
+            let message = "back-off restarting failed container".to_owned();
+            (ContainerPhase::waiting("CrashLoopBackOff", Some(message)), Some(crashed()), restarts, false)
+        }
+        ScriptedPod::Terminated => (ContainerPhase::Ended(end(0, "Completed")), None, 0, false),
+    };
+    let created = state != ScriptedPod::Creating;
+    let started = matches!(state, ScriptedPod::Running { .. });
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers).map(|container| ContainerView {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        init: false,
+        doing: doing.clone(),
+        last: last.clone(),
+        restarts,
+        ready,
+        started,
+        container_id: if created { "scripted://1".to_owned() } else { String::new() },
+    });
+    let containers: Vec<_> = containers.collect();
+    let status = pod.status.as_ref();
+    let input = StatusInput {
+        pod,
+        containers: &containers,
+        start_time: status.and_then(|status| status.start_time.as_ref()).map_or(now, |time| time.0),
+        pod_ip: created.then_some(host_ip),
+        host_ip,
+        verdict: None,
+        ending: pod.metadata.deletion_timestamp.is_some(),
+    };
+    let known = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    status_patch(&input, known, now)
+}
+
 fn phase(input: &StatusInput<'_>, main: &[&ContainerView], initialized: bool) -> &'static str {
     let policy = input.pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).unwrap_or("Always");
     let init_failed = input

@@ -104,6 +104,42 @@ impl History {
         changes.insert(changes.len() - later, change);
     }
 
+    /// The agent's reports about a node in the course of the history, each in a few words, without times and generated names:
+    /// state, what runs in which boot, what is offered, armed, and failed. Equal ones in a row are one.
+    pub fn agent_reports(&self, node: &str) -> Vec<String> {
+        let (mut reports, mut boots): (Vec<String>, Vec<String>) = Default::default();
+        for change in self.changes.iter().filter(|change| !change.gone) {
+            let Object::Shadow(shadow) = &change.object else { continue };
+            let agent = &shadow.status.agent;
+            let (Some(state), Some(version), Some(boot)) = (agent.state, &agent.current_version, &agent.boot_id) else {
+                continue;
+            };
+            if shadow.node() != node {
+                continue;
+            }
+            let boot = boots.iter().position(|known| known == boot).unwrap_or_else(|| {
+                boots.push(boot.clone());
+                boots.len() - 1
+            });
+            let or_none = |text: Option<String>| text.unwrap_or_else(|| "nothing".to_owned());
+            let offered = agent.updates.as_ref().and_then(|updates| updates.chosen_version.as_ref());
+            let armed =
+                agent.armed.as_ref().map(|armed| format!("{:?} {} for {}", armed.phase, armed.version, armed.attempt));
+            let failure = agent.failure.as_ref().map(|failure| failure.reason.as_str().to_owned());
+            let report = format!(
+                "{state:?}; {version} in boot {}; offered {}; armed {}; failed {}",
+                boot + 1,
+                or_none(offered.map(ToString::to_string)),
+                or_none(armed),
+                or_none(failure)
+            );
+            if reports.last() != Some(&report) {
+                reports.push(report);
+            }
+        }
+        reports
+    }
+
     /// All changes in order.
     pub fn changes(&self) -> &[Change] {
         &self.changes

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use models::condition::{Condition, find_condition};
 use models::names;
-use models::shadow::HostState;
+use models::operator::BottlerocketUpdateOperatorStatus;
+use models::shadow::{HostState, Record, Step};
 use semver::Version;
 
-use super::facts::{Budget, Node, Object, Operator, Pod, Shadow};
+use super::facts::{Budget, Field, Node, Object, Operator, Pod, Shadow};
 use super::history::Change;
 
 /// All objects that the oracle watches, after [`World::revision`].
@@ -91,6 +92,47 @@ impl ClusterState {
     pub fn ready_pods(&self, namespace: &str) -> usize {
         let stays = |pod: &Pod| pod.ready && !pod.terminating && !pod.finished;
         self.pods.values().filter(|pod| pod.namespace == namespace && stays(pod)).count()
+    }
+
+    /// The shadow of a node, by the node's name.
+    pub fn shadow(&self, node: &str) -> Option<&Shadow> {
+        self.shadow_of(self.nodes.get(node)?).map(AsRef::as_ref)
+    }
+
+    /// The step that a node is in, by the node's name.
+    pub fn step(&self, node: &str) -> Option<Step> {
+        self.shadow(node)?.step()
+    }
+
+    /// A condition of a node's shadow, by the node's name.
+    pub fn condition(&self, node: &str, type_: &str) -> Option<&Condition> {
+        find_condition(&self.shadow(node)?.status.conditions, type_)
+    }
+
+    /// The record of a node's attempts, by the node's name.
+    pub fn record(&self, node: &str) -> Record {
+        self.shadow(node).and_then(|shadow| shadow.status.controller.record.clone()).unwrap_or_default()
+    }
+
+    /// The reason of the end of a node's last attempt.
+    pub fn last_reason(&self, node: &str) -> Option<String> {
+        self.record(node).last.map(|last| last.reason)
+    }
+
+    /// Returns true if a node, by its name, has no attempt under way and nothing of the operator on it.
+    pub fn is_released(&self, node: &str) -> bool {
+        let claimed = self.nodes.get(node).is_none_or(|node| node.claimed());
+        !claimed && self.shadow(node).is_some_and(|shadow| shadow.step().is_none())
+    }
+
+    /// Returns true if a node has the label that puts it under the operator.
+    pub fn is_under_operator(&self, node: &Node) -> bool {
+        node.fields.contains_key(&Field::Label(names::INTERFACE_LABEL.to_owned()))
+    }
+
+    /// The status of the operator's resource.
+    pub fn status(&self) -> BottlerocketUpdateOperatorStatus {
+        self.operator.as_ref().map(|operator| operator.status.clone()).unwrap_or_default()
     }
 
     /// A condition of the operator's resource.

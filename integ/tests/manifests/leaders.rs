@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::ensure;
+use controller::clock::Clock;
 use controller::leader::{Leadership, Parameters, Release, campaign};
 use kube::{Api, Client};
 use models::names::SYSTEM_NAMESPACE;
@@ -67,7 +68,8 @@ impl Leaders {
         let leases = Api::namespaced(self.client.clone(), &self.namespace);
         let (release, stop) = watch::channel(None);
         let name = format!("leader-{}", self.started);
-        let (leadership, election) = campaign(leases, name.clone(), name, Parameters::default(), None, stop);
+        let (leadership, election) =
+            campaign(leases, name.clone(), name, Parameters::default(), Clock::default(), None, stop);
         let mut tasks = JoinSet::new();
         tasks.spawn(async {
             let _ended = election.await;

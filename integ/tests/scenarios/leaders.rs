@@ -9,18 +9,16 @@ use integ::bed::TestClusterOptions;
 use integ::host::{Command, Fault, Host, Worker};
 use integ::kubelet::PodProcess;
 use integ::oracle::{ClusterState, Expectations, Shadow};
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::apps::v1::Deployment;
+
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::{PostParams, WatchEvent, WatchParams};
+use kube::api::{WatchEvent, WatchParams};
 use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
 use models::shadow::Step;
 use nix::sys::signal::Signal;
 use rand::Rng as _;
 use semver::Version;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::crashes::{PATIENCE, after_changes};
@@ -271,103 +269,5 @@ async fn two_staged_nodes_update_with_at_most_four_lease_releases() -> anyhow::R
     let releases = holders.iter().filter(|(_, holder)| holder.is_empty()).count();
     // Each node's own, and those of leaders that are evicted.
     assert!(releases <= 4, "the lead goes to and fro: {holders:?}");
-    Ok(())
-}
-
-/// Offset of a wrong clock, in seconds.
-const SKEW: i32 = 5 * 3600;
-
-/// Restarts the controllers with clocks that are wrong by so many seconds, and returns when they work and the earlier
-/// ones have ended.
-async fn restart_with_clock_skew(ctx: &ScenarioContext, seconds: i32) -> anyhow::Result<()> {
-    let deployments: Api<Deployment> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
-    let mut deployment = deployments.get(CONTROLLER).await?;
-    let container = deployment.spec.template.spec.as_mut().map(|s| &mut s.containers[0]);
-    let args = container.context("a controller without a container")?.args.get_or_insert_default();
-    args.retain(|arg| !arg.starts_with("--clock-skew"));
-    args.push(format!("--clock-skew={seconds}"));
-    deployment.metadata.managed_fields = None;
-    deployments.replace(CONTROLLER, &PostParams::default(), &deployment).await?;
-    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=240s"]).await?;
-    let skewed = format!("clock-skew={seconds}");
-    let pods: Api<Pod> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
-    poll("a controller with a wrong clock leads", async || {
-        let now = leader(ctx).await?;
-        let pod = pods.get_opt(&now.pod).await?.and_then(|pod| pod.spec);
-        Ok(pod.filter(|spec| spec.containers[0].args.iter().flatten().any(|arg| arg.ends_with(&skewed))))
-    })
-    .await?;
-    ctx.renewals(2).await
-}
-
-/// Checks that every time that the operator has written is within the scenario.
-async fn ensure_times_within_scenario(ctx: &ScenarioContext, began: Timestamp) -> anyhow::Result<usize> {
-    let mut times = Vec::new();
-    for (namespace, kind) in [
-        (SYSTEM_NAMESPACE, "bottlerocketshadows"),
-        (SYSTEM_NAMESPACE, "bottlerocketupdateoperators"),
-        (SYSTEM_NAMESPACE, "leases"),
-        ("default", "events.events.k8s.io"),
-    ] {
-        let list: Value = serde_json::from_str(&ctx.kubectl(&["-n", namespace, "get", kind, "-o", "json"]).await?)?;
-        for item in list["items"].as_array().into_iter().flatten() {
-            let others = kind.starts_with("events") && item["reportingController"] != CONTROLLER;
-            if !others {
-                collect_times(item, kind, &mut times);
-            }
-        }
-    }
-    let now = Timestamp::now();
-    let near = SignedDuration::from_secs(3);
-    for (path, time) in &times {
-        anyhow::ensure!(began - near <= *time && *time <= now + near, "{path} = {time}, not in {began}..{now}");
-    }
-    Ok(times.len())
-}
-
-/// Fields with times that the operator has not written, or that are to come.
-const NO_PAST: [&str; 3] = ["metadata", "firstEstimate", "estimatedCompletion"];
-
-/// Collects every time in an object, with its path, without those that the API server sets itself, and without estimates, which
-/// are about the future.
-fn collect_times(value: &Value, path: &str, times: &mut Vec<(String, Timestamp)>) {
-    match value {
-        Value::String(text) => times.extend(text.parse().ok().map(|time| (path.to_owned(), time))),
-        Value::Array(items) => items.iter().for_each(|item| collect_times(item, path, times)),
-        Value::Object(fields) => {
-            for (key, value) in fields.iter().filter(|(key, _)| !NO_PAST.contains(&key.as_str())) {
-                collect_times(value, &format!("{path}.{key}"), times);
-            }
-        }
-        _ => {}
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn leader_clock_skew_does_not_affect_updates() -> anyhow::Result<()> {
-    let began = Timestamp::now();
-    let ending = run(two_controllers(2), async |ctx| {
-        ctx.guarded_shop(4).await?;
-        ctx.install().await?;
-        restart_with_clock_skew(ctx, -SKEW).await?;
-        let node = release_into_blocked_drain(ctx).await?;
-        let before =
-            shadow_of(&ctx.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
-        ensure_times_within_scenario(ctx, began).await?;
-        // To this one the previous one's drain began ten hours ago.
-        restart_with_clock_skew(ctx, SKEW).await?;
-        let after =
-            shadow_of(&ctx.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
-        anyhow::ensure!(before.is_some() && before == after, "the drain goes on: {before:?} {after:?}");
-        unblock(ctx).await?;
-        ctx.updated().await?;
-        let seen = ensure_times_within_scenario(ctx, began).await?;
-        // A start and an end of each attempt at least, and an Event of each.
-        anyhow::ensure!(seen > 8, "only {seen} times");
-        Ok(())
-    })
-    .await?;
-    let attempts = ending.history.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
     Ok(())
 }

@@ -12,6 +12,9 @@ fn label() -> String {
     format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")
 }
 
+/// The reports of an agent in one update.
+const AGENT_REPORTS: &str = include_str!("../../testdata/agent-reports.txt");
+
 #[tokio::test(flavor = "multi_thread")]
 async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
     const PODS: usize = 6;
@@ -44,6 +47,8 @@ async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
         let disruptive: Vec<_> = steps.iter().filter(|s| !matches!(s, Step::Staging | Step::Staged)).copied().collect();
         assert!(disruptive.starts_with(&[Step::Draining, Step::Rebooting]), "{name}: {steps:?}");
         assert!(disruptive.ends_with(&[Step::Verifying]), "{name}: {steps:?}");
+        // The script of nodes, which replaces agents in the tests of the controller, is compared with the same recording.
+        assert_eq!(ending.history.agent_reports(name).join("\n") + "\n", AGENT_REPORTS, "{name}");
     }
     assert_eq!(world.pods.values().filter(|p| p.namespace == SHOP && p.ready).count(), PODS);
     Ok(())

@@ -93,7 +93,7 @@ async fn rejected_write_is_reported_and_does_not_block_independent_objects() {
         let mut keeper = server.keeper();
         for _ in 0..2 {
             // Further failures are not reported again: the operator's status would be written each time.
-            let failed = keeper.keep(crate::clock::now()).await.failed;
+            let failed = keeper.keep(Timestamp::now()).await.failed;
             assert!(
                 matches!(failed.values().next(), Some(TlsError::Api { name, .. }) if *name == refused),
                 "{refused}"
@@ -104,11 +104,11 @@ async fn rejected_write_is_reported_and_does_not_block_independent_objects() {
             assert!(problem.contains(refused) && problem.contains("is immutable"), "{problem}");
         }
         let reported = *keeper.plans.borrow();
-        assert!(!keeper.keep(crate::clock::now()).await.failed.is_empty());
+        assert!(!keeper.keep(Timestamp::now()).await.failed.is_empty());
         assert_eq!(*keeper.plans.borrow(), reported, "{refused}");
 
         *server.refuses.lock().unwrap() = None;
-        assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
+        assert!(keeper.keep(Timestamp::now()).await.failed.is_empty());
         assert_eq!(server.written.lock().unwrap().len(), 4, "{refused}");
         assert_eq!(keeper.signer.facts().problem, None, "{refused}");
     }
@@ -119,7 +119,7 @@ async fn write_conflict_is_not_reported_as_problem() {
     let server = Server::default();
     *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 409));
     let mut keeper = server.keeper();
-    assert!(!keeper.keep(crate::clock::now()).await.failed.is_empty());
+    assert!(!keeper.keep(Timestamp::now()).await.failed.is_empty());
     assert_eq!(keeper.signer.facts().problem, None);
 }
 
@@ -128,7 +128,7 @@ async fn contention_on_ca_secret_is_reported_and_does_not_block_signing_key() {
     let server = Server::default();
     *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 200));
     let mut keeper = server.keeper();
-    let failed = keeper.keep(crate::clock::now()).await.failed;
+    let failed = keeper.keep(Timestamp::now()).await.failed;
     assert!(matches!(failed.values().collect::<Vec<_>>()[..], [TlsError::Contended]), "{failed:?}");
     let expected = [names::PERMIT_KEY_SECRET, names::TRUST_CONFIG_MAP].map(str::to_owned);
     assert_eq!(*server.written.lock().unwrap(), BTreeSet::from(expected));
@@ -147,7 +147,7 @@ async fn repeatedly_undone_writes_are_reported_and_rate_limited() {
         let wait = Duration::try_from(keeper.config.trust_wait.signed()).unwrap();
         let mut writes = 0;
         for undone in 0..100 {
-            let failed = keeper.keep(crate::clock::now()).await.failed;
+            let failed = keeper.keep(Timestamp::now()).await.failed;
             let written = keeper.serving.get(names::SERVING_SECRET).is_some();
             assert_eq!(written, failed.is_empty(), "{failed:?}");
             writes += usize::from(written);
@@ -160,10 +160,10 @@ async fn repeatedly_undone_writes_are_reported_and_rate_limited() {
         assert_eq!(writes < 40, held_back, "{writes}");
         // The conflict is over.
         tokio::time::advance(Duration::from_secs(60)).await;
-        assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
+        assert!(keeper.keep(Timestamp::now()).await.failed.is_empty());
         assert!(keeper.signer.facts().problem.is_some(), "it may continue");
         tokio::time::advance(wait).await;
-        assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
+        assert!(keeper.keep(Timestamp::now()).await.failed.is_empty());
         assert_eq!(keeper.signer.facts().problem, None);
     }
 }
@@ -173,8 +173,8 @@ async fn repeatedly_undone_writes_are_reported_and_rate_limited() {
 async fn observed_duration_of_published_keys_restarts_after_removal() {
     let server = Server::default();
     let mut keeper = server.keeper();
-    assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
-    let now = crate::clock::now();
+    assert!(keeper.keep(Timestamp::now()).await.failed.is_empty());
+    let now = Timestamp::now();
     let start = Instant::now() + Duration::from_secs(10);
     let observed_for = |keeper: &mut Keeper, second| {
         let found = keeper.gather(now, start + Duration::from_secs(second)).facts;

@@ -1,0 +1,204 @@
+//! The real controller, in a runtime of its own: killing it is dropping that, as ending a process is.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use controller::Surroundings;
+use controller::clock::Clock;
+use controller::config::Config;
+use controller::leader::Parameters;
+use integ::oracle::service_account;
+use jiff::SignedDuration;
+use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::{Stage, Time};
+
+/// Name of the threads of controllers, before the identity.
+const THREADS: &str = "controller ";
+/// Time for a controller to stop by itself.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Controllers a thread of which has panicked.
+static PANICKED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Notes panics in threads of controllers: tokio catches those of tasks.
+pub(crate) fn note_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if let Some(thread) = std::thread::current().name().filter(|name| name.starts_with(THREADS)) {
+            locked(&PANICKED).insert(thread.to_owned());
+        }
+        before(info);
+    }));
+}
+
+/// Options of a controller.
+#[derive(Clone, Debug)]
+pub(crate) struct ControllerOptions {
+    /// Its identity in the Lease, which is the name of its pod.
+    pub(crate) identity: String,
+    /// The node that it runs on.
+    pub(crate) node: Option<String>,
+    /// The error of its machine's clock.
+    pub(crate) skew: SignedDuration,
+    /// More arguments of the program.
+    pub(crate) arguments: Vec<String>,
+}
+
+impl Default for ControllerOptions {
+    fn default() -> Self {
+        Self { identity: "controller-1".to_owned(), node: None, skew: SignedDuration::ZERO, arguments: Vec::new() }
+    }
+}
+
+/// The output of a controller.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        locked(&self.0).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// A controller that runs, or has run.
+pub(crate) struct ControllerProcess {
+    identity: String,
+    thread: String,
+    runtime: Option<Runtime>,
+    run: JoinHandle<anyhow::Result<()>>,
+    stop: watch::Sender<bool>,
+    log: Log,
+    /// The address of its metrics.
+    pub(crate) plain: SocketAddr,
+}
+
+impl ControllerProcess {
+    /// Starts a controller as its service account.
+    pub(super) fn start(
+        stage: &Stage,
+        time: &Time,
+        number: usize,
+        options: &ControllerOptions,
+    ) -> anyhow::Result<Self> {
+        // Another process could take the port in between; then the controller ends, and says so.
+        let plain = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let mut arguments = vec![
+            "brupop-controller".to_owned(),
+            format!("--identity={}", options.identity),
+            format!("--plain-listen={plain}"),
+        ];
+        arguments.extend(options.node.iter().map(|node| format!("--node-name={node}")));
+        arguments.extend(options.arguments.iter().cloned());
+        let config = Config::try_parse_from(arguments)?;
+        let user = service_account(SYSTEM_NAMESPACE, CONTROLLER);
+        let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{SYSTEM_NAMESPACE}")];
+        let mut kubernetes = stage.control_plane.config_as(&user, &groups)?;
+        kubernetes.default_retry = false;
+        let log = Log::default();
+        let filter = "info,controller=debug";
+        let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.clone()).with_ansi(false);
+        let dispatch = tracing::Dispatch::new(subscriber.finish());
+        let thread = format!("{THREADS}{} {number} of {}", options.identity, stage.control_plane.url());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name(&thread)
+            .on_thread_start(move || std::mem::forget(tracing::dispatcher::set_default(&dispatch)))
+            .enable_all()
+            .build()?;
+        let (stop, stopped) = watch::channel(false);
+        let (time, machine) = (time.clone(), time.machine(options.skew));
+        let run = runtime.spawn(async move {
+            let client = kube::Client::try_from(kubernetes).context("the client cannot be set up")?;
+            let surroundings = Surroundings {
+                client: time.dated(client),
+                clock: Clock::new(machine),
+                parameters: Parameters::default(),
+            };
+            let result = controller::run(config, surroundings, stopped).await;
+            if let Err(error) = &result {
+                tracing::error!("the controller ended: {error:#}");
+            }
+            result
+        });
+        Ok(Self { identity: options.identity.clone(), thread, runtime: Some(runtime), run, stop, log, plain })
+    }
+
+    /// Its identity.
+    pub(crate) fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// Its output so far.
+    pub(crate) fn log(&self) -> String {
+        String::from_utf8_lossy(&locked(&self.log.0)).into_owned()
+    }
+
+    /// True while it has not ended.
+    pub(crate) fn runs(&self) -> bool {
+        self.runtime.is_some() && !self.run.is_finished()
+    }
+
+    /// Ends it as SIGKILL does: whatever it waits for, it never sees the answer.
+    pub(crate) fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Ends it as SIGTERM does.
+    pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
+        if self.runtime.is_none() {
+            return Ok(());
+        }
+        self.stop.send_replace(true);
+        let ended = tokio::time::timeout(GRACE, &mut self.run).await;
+        self.kill();
+        match ended.context("the controller does not stop")? {
+            Ok(result) => result.context("the controller failed"),
+            Err(error) => Err(error).context("the controller was ended"),
+        }
+    }
+
+    /// A defect in its output: a panic, or a plan that the validator rejected.
+    pub(super) fn defect(&self) -> Option<String> {
+        if locked(&PANICKED).contains(&self.thread) {
+            return Some(format!("{} panicked", self.identity));
+        }
+        let log = self.log();
+        let line = log.lines().find(|line| line.contains("the plan violates a safety property"))?;
+        Some(format!("{}: {line}", self.identity))
+    }
+}
+
+impl Drop for ControllerProcess {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,111 @@
+//! The controller on a real API server, with scripted nodes: Nodes, pods and the agents' reports are written by a script, as
+//! kubelets and agents write them, and time passes when a case lets it. What a case needs of the cluster is real: API server,
+//! admission, rights, evictions, budgets, scheduler; and the oracle judges it as everywhere.
+//!
+//! A controller sees all nodes of its control plane, so the cases take turns on [`STAGES`] of them, and each leaves its
+//! control plane empty. `cargo test -p integ --test controller -- canary` runs the cases with that word in their name.
+
+mod bed;
+mod leaders;
+mod recorded;
+mod rollout;
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
+use integ::durations::Stopwatch;
+use libtest_mimic::{Arguments, Failed, Trial};
+use tokio::runtime::Runtime;
+
+use bed::{ScriptedCluster, Stage};
+
+/// Number of control planes, and of cases that run at a time.
+const STAGES: usize = 2;
+
+/// The body of a case.
+type Case = for<'a> fn(&'a mut ScriptedCluster) -> BoxFuture<'a, anyhow::Result<()>>;
+
+/// Lists a module's cases under their names.
+macro_rules! cases {
+    ($($name:ident),+ $(,)?) => {
+        pub(crate) fn cases() -> Vec<(&'static str, crate::Case)> {
+            vec![$((stringify!($name), |cluster| Box::pin($name(cluster)))),+]
+        }
+    };
+}
+pub(crate) use cases;
+
+/// Lists modules with their cases.
+macro_rules! modules {
+    ($($module:ident),+ $(,)?) => {
+        vec![$((stringify!($module), $module::cases())),+]
+    };
+}
+
+/// The control planes that no case uses.
+struct Runner {
+    runtime: Runtime,
+    idle: Mutex<Vec<Stage>>,
+}
+
+impl Runner {
+    fn run_case(&self, name: &str, case: Case) -> Result<(), Failed> {
+        let result = self.runtime.block_on(async {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let stage = match idle {
+                Some(stage) => stage,
+                None => Stage::start().await?,
+            };
+            let _stopwatch = Stopwatch::start(name);
+            let mut cluster = ScriptedCluster::new(stage).await?;
+            let outcome = AssertUnwindSafe(case(&mut cluster)).catch_unwind().await;
+            let outcome = outcome.unwrap_or_else(|panic| Err(anyhow::anyhow!("{}", message_of(panic.as_ref()))));
+            let (result, stage) = cluster.finish(outcome).await;
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(stage);
+            result
+        });
+        result.map_err(|error: anyhow::Error| Failed::from(format!("{error:#}")))
+    }
+}
+
+/// The text of a panic, such as a failed assertion.
+fn message_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a text")
+}
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // A case more than control planes would start another one.
+    arguments.test_threads = Some(arguments.test_threads.unwrap_or(STAGES).min(STAGES));
+    bed::note_panics();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("no runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
+    let trials = modules![leaders, recorded, rollout]
+        .into_iter()
+        .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))
+        .map(|(name, case)| {
+            let runner = runner.clone();
+            Trial::test(name.clone(), move || runner.run_case(&name, case))
+        })
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if let Some(Runner { runtime, idle }) = Arc::into_inner(runner) {
+        for stage in idle.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            if let Err(error) = runtime.block_on(stage.control_plane.stop()) {
+                eprintln!("a control plane did not stop: {error:#}");
+            }
+        }
+    }
+    conclusion.exit_code()
+}
