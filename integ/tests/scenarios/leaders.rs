@@ -22,8 +22,8 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::crashes::{PATIENCE, after_changes};
-use crate::interfere::{blocked_drain, finish_command, poll, release_into_blocked_drain, signal, unblock};
-use crate::support::{NEW, ScenarioContext, nodes, run, run_expecting, shadow_of, step_of};
+use crate::interfere::{blocked_drain, finish_command, poll, signal};
+use crate::support::{NEW, ScenarioContext, nodes, run, run_expecting, step_of};
 
 /// Options for so many nodes with two controllers.
 pub(crate) fn two_controllers(count: usize) -> TestClusterOptions {
