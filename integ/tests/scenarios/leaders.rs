@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::crashes::{PATIENCE, after_changes};
-use crate::interfere::{blocked_drain, finish_command, poll, signal};
+use crate::interfere::{blocked_drain, finish_command, poll, signal, unblock};
 use crate::support::{NEW, ScenarioContext, nodes, run, run_expecting, step_of};
 
 /// Options for so many nodes with two controllers.
