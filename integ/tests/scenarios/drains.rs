@@ -183,6 +183,7 @@ async fn drain_continues_after_api_server_restart() -> anyhow::Result<()> {
 
 /// Deletes everything but the shadows: as when the workloads are deleted by mistake, and restored by the next apply.
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: the controller's tests have its half"]
 async fn drain_continues_after_operator_is_deleted_and_reinstalled() -> anyhow::Result<()> {
     let ending = run(nodes(2), async |ctx| {
         let target = blocked_drain(ctx).await?;

@@ -125,6 +125,7 @@ async fn serve(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: tests of the controller's writes"]
 async fn update_continues_after_lost_api_response() -> anyhow::Result<()> {
     run(nodes(0), async |ctx| {
         let proxy = LossyProxy::start(&ctx.bed.control_plane).await?;

@@ -46,6 +46,7 @@ async fn update_keeps_cordon_labels_annotations_and_taints_of_user() -> anyhow::
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: tests of drains and shadows have its parts"]
 async fn node_deletion_during_drain_frees_slot_and_recreated_node_gets_new_shadow() -> anyhow::Result<()> {
     let mut old_uids = (String::new(), String::new());
     let ending = run(TestClusterOptions { ..nodes(3) }, async |ctx| {

@@ -359,6 +359,7 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: tests of the steps, and a takeover that is killed"]
 async fn takeover_is_undone_from_each_of_its_steps_beside_other_writers() -> anyhow::Result<()> {
     run_expecting(nodes(3), ANY, async |ctx| {
         earlier_operator(ctx).await?;

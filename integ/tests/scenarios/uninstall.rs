@@ -151,6 +151,7 @@ async fn documented_commands_uninstall_operator() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the plugin"]
 async fn uninstall_waits_for_running_update_and_reports_it() -> anyhow::Result<()> {
     run_expecting(nodes(2), ANY, async |ctx| {
         let target = blocked_drain(ctx).await?;
@@ -244,6 +245,7 @@ async fn earlier_operator_objects(ctx: &ScenarioContext) -> anyhow::Result<Strin
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: tests of installation and controller have its parts"]
 async fn earlier_operator_is_not_modified() -> anyhow::Result<()> {
     run_expecting(nodes(1), ANY, async |ctx| {
         let free = plugin(ctx, &["preflight"]).await?;

@@ -34,6 +34,7 @@ async fn confirmed(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: tests of the agent's permits"]
 async fn resumed_agent_does_nothing_after_its_attempt_ended_without_permit() -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |ctx| {
@@ -201,6 +202,7 @@ async fn expired_permit_is_ignored_and_agent_requests_another() -> anyhow::Resul
 const CERTAIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: minutes"]
 async fn resumed_agent_disarms_host_of_released_node_without_reboot() -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |ctx| {

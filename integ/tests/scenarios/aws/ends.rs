@@ -81,11 +81,13 @@ async fn standby_is_left_on_every_exit() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: its twin in standby runs always"]
 async fn process_is_resumed_on_every_exit() -> anyhow::Result<()> {
     is_left_on_every_exit(SUSPEND).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the decisions"]
 async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
     let any = Expectations { max_unavailable: Some(1), nothing_left: false };
     run_expecting(silent_fleet(1), any, async |ctx| {
@@ -126,6 +128,7 @@ async fn uninstallation_awaits_that_all_is_taken_back() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the decisions"]
 async fn update_that_fails_after_the_reboot_is_taken_back() -> anyhow::Result<()> {
     let ending = run(nodes(2), async |ctx| {
         let mut aws = Aws::start(ctx, 1, 2).await?;
@@ -185,11 +188,13 @@ async fn lost_host_is_replaced(with: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the decisions"]
 async fn lost_host_leaves_standby_and_is_replaced() -> anyhow::Result<()> {
     lost_host_is_replaced(STANDBY).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the decisions"]
 async fn lost_host_is_replaced_once_the_process_is_resumed() -> anyhow::Result<()> {
     lost_host_is_replaced(SUSPEND).await
 }
@@ -214,11 +219,13 @@ async fn is_named_and_replaced(fault: Fault, why: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the decisions"]
 async fn instance_that_iam_denies_to_set_healthy_is_named_and_replaced() -> anyhow::Result<()> {
     is_named_and_replaced(Fault::Denied, "IAM denies autoscaling:SetInstanceHealth").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the decisions"]
 async fn instance_that_stays_unhealthy_is_named_and_replaced() -> anyhow::Result<()> {
     is_named_and_replaced(Fault::Ignored, "it was set healthy 3 times").await
 }

@@ -148,6 +148,7 @@ fn processes(ctx: &ScenarioContext) -> Vec<PodProcess> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: it judges the stand-in for AWS"]
 async fn without_the_hook_a_reboot_ends_in_a_termination() -> anyhow::Result<()> {
     run(nodes(1), async |ctx| {
         let mut aws = Aws::start(ctx, 1, 1).await?;
@@ -247,11 +248,13 @@ async fn killed_program_leaves_no_instance_in_standby() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: its twin in standby runs always"]
 async fn killed_program_leaves_no_process_suspended() -> anyhow::Result<()> {
     survives_kills(SUSPEND, "SuspendProcesses", "ResumeProcesses").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the decisions"]
 async fn zones_minimum_size_and_own_suspended_processes_are_respected() -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
         let mut aws = Aws::start(ctx, 2, 2).await?;
@@ -325,6 +328,7 @@ async fn denied_and_limited_calls_are_named() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the calls"]
 async fn unanswered_call_keeps_no_other_node_waiting() -> anyhow::Result<()> {
     let any = Expectations { max_unavailable: Some(2), nothing_left: true };
     run_expecting(nodes(2), any, async |ctx| {

@@ -89,6 +89,7 @@ async fn delete(ctx: &ScenarioContext, node: &str, step: Step) -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: nine nodes"]
 async fn node_deletion_at_any_step_leaves_nothing_and_rollout_continues() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.timings.boot = Duration::from_millis(300);

@@ -24,6 +24,7 @@ async fn pinned(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: tests of planner and agent have its parts"]
 async fn pinned_version_upgrades_and_downgrades_and_unpinning_restores_host_settings() -> anyhow::Result<()> {
     const FIRST: Version = Version::new(1, 20, 1);
     const PINNED: Version = Version::new(1, 20, 4);

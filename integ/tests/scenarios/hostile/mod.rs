@@ -225,6 +225,7 @@ async fn withheld_permit_is_refused_after_attempt_ended() -> anyhow::Result<()> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of permits"]
 async fn forged_acknowledgement_yields_no_permit() -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
         ctx.shop(4).await?;
@@ -286,6 +287,7 @@ async fn forged_acknowledgement_of_activation_does_not_release_node_before_reboo
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of permits"]
 async fn permit_for_forged_nonce_is_refused() -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
         ctx.shop(4).await?;
@@ -313,6 +315,7 @@ async fn permit_for_forged_nonce_is_refused() -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the agent"]
 async fn falsely_reported_staged_image_ends_attempt_without_reboot() -> anyhow::Result<()> {
     run(nodes(2), async |ctx| {
         ctx.shop(4).await?;

@@ -150,6 +150,7 @@ async fn alerts_about_rollouts_fire_and_dashboards_show_data() -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: promtool tests of the alerts"]
 async fn alerts_about_nodes_fire() -> anyhow::Result<()> {
     let kept = Expectations { max_unavailable: Some(1), nothing_left: false };
     run_expecting(nodes(2), kept, async |ctx| {

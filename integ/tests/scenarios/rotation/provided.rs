@@ -128,6 +128,7 @@ async fn provided_certificate_is_replaced_live_and_invalid_one_is_rejected() -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of certificates"]
 async fn web_api_certificate_covers_service_names_of_custom_cluster_domain() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.deploy.cluster_domain = Some("corp.example".to_owned());
