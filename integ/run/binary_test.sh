@@ -54,7 +54,7 @@ expect() {
   local status=0 output runs
   rm -rf "$CARGO_TARGET_DIR"; : >"$work/calls"
   # shellcheck disable=SC2086 # no option is no argument
-  output=$(CALLS=$work/calls WAITS=$3 "$here/binary.sh" ${5:-} bed "$work/stand-in") || status=$?
+  output=$(CALLS=$work/calls WAITS=$3 "$here/binary.sh" ${5:-} bed "$work/stand-in" 2>&1) || status=$?
   runs=$(wc -l <"$work/calls")
   if [ "$status" != "$1" ] || [ "$runs" != "$2" ] || ! grep -qF "$4" <<<"$output"; then
     failures=$((failures + 1))

@@ -2,11 +2,13 @@
 # Runs the unit tests that compile.sh has compiled, one binary after the other.
 #
 #   unit.sh           all but those of the test bed, which need a control plane
-#   unit.sh --quick   those of the test bed without the ones that need a control plane, and the other quick tests, too
+#   unit.sh --quick   those of the test bed without the ones that need a control plane, and the other quick tests, too; of the
+#                     simulations with seeds every seventh
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 binaries=${CARGO_TARGET_DIR:?is not set}/run/binaries.txt
+[ "${1:-}" != --quick ] || export BRUPOP_SIMULATE_EVERY=${BRUPOP_SIMULATE_EVERY:-7}
 result=0
 while IFS=$'\t' read -r kind name folder path <&8; do
   arguments=()
