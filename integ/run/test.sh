@@ -37,10 +37,11 @@ fi
 
 # step NAME COMMAND...: runs a part and keeps its time.
 step() {
-  local name=$1 began=$SECONDS status=0
+  part=$1
+  local began=$SECONDS status=0
   shift
   "$@" || status=$?
-  printf '%s\t%s\n' $((SECONDS - began)) "$name" >>"$run/times.txt"
+  printf '%s\t%s\n' $((SECONDS - began)) "$part" >>"$run/times.txt"
   return "$status"
 }
 
@@ -58,7 +59,7 @@ summary() {
   if [ "$status" != 0 ]; then
     [ ! -e "$run/failed" ] || printf '\nfailed:\n'
     [ ! -e "$run/failed" ] || awk -F'\t' '{ printf "  %s: %s\n", $1, $2 }' "$run/failed"
-    printf '\nmake: failed after %d s\n' "$SECONDS"
+    printf '\nmake: failed after %d s: %s\n' "$SECONDS" "$part"
   fi
   exit "$status"
 }
@@ -86,4 +87,5 @@ others=$(awk -F'\t' -v waits=" $waits scenarios vm " '$1 == "test" && !index(wai
 for name in $waits scenarios; do
   grep -q $'^test\t'"$name"$'\t' "$run/binaries.txt" || { echo "make: there is no test binary $name" >&2; exit 1; }
 done
+part="end-to-end tests"
 printf '%s\n' "integ $others scenarios" "$waits" | xargs -d '\n' -n 1 -P 2 "$here/test.sh" --lane
