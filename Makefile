@@ -64,8 +64,8 @@ test-all: tools tools-lint tools-go tools-npm ## Run also the tests that take mi
 	@integ/run/test.sh --all
 	@$(MAKE) --no-print-directory test-images test-history-html
 
-plant: tools control-plane ## Plant each kept bug, and require that a test fails
-	@integ/plant/run.sh
+plant: tools control-plane ## Plant each kept bug, and require that a test fails (ARGS="NAME …": these)
+	@integ/plant/run.sh $(ARGS)
 
 lint: tools tools-lint ## Check format, lints, words and generated files
 	@integ/run/lint.sh
