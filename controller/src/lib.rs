@@ -32,42 +32,16 @@ pub mod migrate;
 pub mod notices;
 pub mod owners;
 mod replica;
+pub mod surroundings;
 pub mod tls;
 pub mod writes;
 
 use anyhow::Context as _;
 use tokio::sync::watch;
 
-use crate::client::CONNECT_LIMIT;
-use crate::clock::Clock;
 use crate::config::Config;
-use crate::leader::Parameters;
 use crate::replica::Replica;
-
-/// Everything that the controller has from outside besides its configuration: on a machine [`Surroundings::infer`]; a
-/// test brings its own.
-pub struct Surroundings {
-    /// The client of the API server, without deadlines of its own.
-    pub client: kube::Client,
-    pub clock: Clock,
-    /// The times of the Lease.
-    pub parameters: Parameters,
-}
-
-impl Surroundings {
-    /// Connects as the service account of the pod, or by the user's kubeconfig.
-    pub async fn infer() -> anyhow::Result<Self> {
-        let mut kubernetes = kube::Config::infer()
-            .await
-            .context("no Kubernetes configuration: neither a kubeconfig nor a service account")?;
-        // The client's own retries repeat POST and PATCH on 429 and 503, also for minutes. Here every caller decides
-        // itself.
-        kubernetes.default_retry = false;
-        kubernetes.connect_timeout = Some(CONNECT_LIMIT);
-        let client = kube::Client::try_from(kubernetes).context("the Kubernetes client cannot be set up")?;
-        Ok(Self { client, clock: Clock::default(), parameters: Parameters::default() })
-    }
-}
+use crate::surroundings::Surroundings;
 
 /// Runs the controller until `stop` turns true or the lease is lost, which is an error: the process has to end, since
 /// another replica may lead already.

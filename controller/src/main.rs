@@ -30,5 +30,5 @@ async fn main() -> anyhow::Result<()> {
         // Keeps the channel open for as long as there is a receiver.
         std::future::pending::<()>().await;
     });
-    controller::run(config, controller::Surroundings::infer().await?, stopped).await
+    controller::run(config, controller::surroundings::Surroundings::infer().await?, stopped).await
 }

@@ -31,12 +31,13 @@ use crate::driver::{Driver, End, Options};
 use crate::earlier::EarlierPods;
 use crate::expressions::Expressions;
 use crate::history::{Historian, History};
+use crate::http;
 use crate::leader::{self, Leadership, Parameters, Peers, Release};
 use crate::metrics::Metrics;
 use crate::migrate::{Migrator, Progress};
 use crate::notices::{self, Notices};
+use crate::surroundings::Surroundings;
 use crate::tls::{Keeper, Signer};
-use crate::{Surroundings, http};
 
 /// Time for which a leader that handed over leaves the Lease to the others before it takes it back.
 const TAKE_BACK: Duration = Duration::from_secs(5);

@@ -19,7 +19,7 @@ const CRATES: [(&str, &str); 9] = [
     (
         "controller",
         "clock config cache caches earlier calls decisions eviction managed_fields writes metrics client http owners \
-         expressions leader notices tls migrate apply history estimates definitions driver replica fuzzing",
+         expressions leader surroundings notices tls migrate apply history estimates definitions driver replica fuzzing",
     ),
     (
         "apiserver",

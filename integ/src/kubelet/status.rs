@@ -168,21 +168,21 @@ pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition],
 /// The state of a pod on a scripted node: all its containers are in the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScriptedPod {
-    /// Its containers are created.
+    /// The containers are being created.
     Creating,
-    /// Its containers run, after so many restarts.
+    /// The containers run, after so many restarts.
     Running {
         /// True if its probes succeed.
         ready: bool,
         /// Number of restarts: each after an end with exit code 255, as after a loss of power.
         restarts: u32,
     },
-    /// Its containers have ended with a loss of power, and run again soon.
+    /// The containers have ended with a loss of power, and run again soon.
     Lost {
         /// Number of restarts so far.
         restarts: u32,
     },
-    /// Its containers end with exit code 1 each time, and are restarted later.
+    /// The containers end with exit code 1 each time, and are restarted later.
     Crashing {
         /// Number of restarts.
         restarts: u32,

@@ -114,7 +114,7 @@ struct State {
     nodes: BTreeMap<String, Scripted>,
     offered: Vec<Version>,
     rules: Vec<PodRule>,
-    /// What could not be written.
+    /// Writes that failed.
     errors: Vec<String>,
 }
 
@@ -180,7 +180,7 @@ impl Fleet {
         });
     }
 
-    /// What could not be written so far.
+    /// Writes that failed.so far.
     pub(super) fn errors(&self) -> Vec<String> {
         self.lock().errors.clone()
     }

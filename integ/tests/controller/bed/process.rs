@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use controller::Surroundings;
 use controller::clock::Clock;
 use controller::config::Config;
 use controller::leader::Parameters;
+use controller::surroundings::Surroundings;
 use integ::oracle::service_account;
 use jiff::SignedDuration;
 use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
@@ -48,7 +48,7 @@ pub(crate) fn note_panics() {
 /// Options of a controller.
 #[derive(Clone, Debug)]
 pub(crate) struct ControllerOptions {
-    /// Its identity in the Lease, which is the name of its pod.
+    /// The identity in the Lease, which is the name of the pod.
     pub(crate) identity: String,
     /// The node that it runs on.
     pub(crate) node: Option<String>,
@@ -150,12 +150,12 @@ impl ControllerProcess {
         Ok(Self { identity: options.identity.clone(), thread, runtime: Some(runtime), run, stop, log, plain })
     }
 
-    /// Its identity.
+    /// The identity in the Lease.
     pub(crate) fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// Its output so far.
+    /// The output so far.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&locked(&self.log.0)).into_owned()
     }

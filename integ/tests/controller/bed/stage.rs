@@ -19,7 +19,7 @@ const CONTROLLERS: &str = "serviceaccount-controller,root-ca-certificate-publish
 /// Longest wait until a stage is empty.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a case may leave, in the order in which it is deleted: no controller brings back what is deleted later.
+/// The kinds of objects that a case may leave, in the order in which they are deleted: no controller brings back what is deleted later.
 const KINDS: &[(&str, &str, &str)] = &[
     ("apps/v1", "Deployment", "deployments"),
     ("apps/v1", "ReplicaSet", "replicasets"),
