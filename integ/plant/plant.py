@@ -44,7 +44,7 @@ pub fn planted(name: &str) -> bool {
     PLANTED.get_or_init(|| std::env::var("BRUPOP_PLANTED").ok()).as_deref() == Some(name)
 }
 '''
-# What starts processes with an environment of its own, and has to pass the variable on.
+# What starts processes with an environment of its own has to pass the variable on, and to start the programs of the copy.
 PASSED_ON = '.env_clear().envs(std::env::var_os("BRUPOP_PLANTED").map(|name| ("BRUPOP_PLANTED", name)))'
 STARTS_PROCESSES = ["integ/src/kubelet/process.rs", "agent/tests/update/bench/mod.rs", "agent/tests/update/main.rs"]
 
@@ -144,6 +144,7 @@ def plant(bugs):
             text = (fresh / file).read_text()
             if ".env_clear()" not in text:
                 fail(f"{file} starts no process with an environment of its own any more: mend integ/plant/plant.py")
+            text = text.replace('env!("CARGO_BIN_EXE_brupop-agent")', 'std::env::var_os("BRUPOP_AGENT_BIN").unwrap()')
             (fresh / file).write_text(text.replace(".env_clear()", PASSED_ON))
         manifest = fresh / "Cargo.toml"
         manifest.write_text(re.sub(r'(?m)^version = ".*"$', f'version = "{VERSION}"', manifest.read_text(), count=1))
