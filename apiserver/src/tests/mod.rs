@@ -28,7 +28,7 @@ use crate::shadow::tests::stored;
 use crate::tls::tests::{Directory, pair, pair_for};
 
 /// Time-out of a test. Nothing is expected to take long.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The cluster: one shadow, and its current revision.
 #[derive(Clone)]

@@ -20,7 +20,7 @@ const MANIFESTS: [&str; 2] =
     [include_str!("../../../deploy/manifests/crds.yaml"), include_str!("../../../deploy/manifests/brupop.yaml")];
 
 /// Longest wait until a definition is served.
-const ESTABLISHED: Duration = Duration::from_secs(20);
+const ESTABLISHED: Duration = Duration::from_secs(120);
 
 /// Applies `patch` to `target` as a JSON merge patch.
 pub fn merge(target: &mut Value, patch: &Value) {

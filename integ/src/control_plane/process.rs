@@ -177,7 +177,7 @@ fn last_lines(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(30);
+    const LONG: Duration = Duration::from_secs(240);
 
     fn shell(script: &str, bed: &Path) -> Process {
         let arguments = ["-c".to_owned(), script.to_owned()];

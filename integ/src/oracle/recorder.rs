@@ -26,7 +26,7 @@ use super::history::{Change, History};
 use super::world::ClusterState;
 
 /// Longest wait of [`Recorder::finish`] for the watches to catch up.
-const CATCH_UP: Duration = Duration::from_secs(20);
+const CATCH_UP: Duration = Duration::from_secs(120);
 /// Pause before the next try while the API server, or the resource, is not available.
 const RETRY: Duration = Duration::from_millis(100);
 /// Longest outage of the API server.

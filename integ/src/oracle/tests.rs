@@ -23,7 +23,7 @@ use crate::control_plane::{ControlPlane, Options};
 use crate::host::{Host, HostOptions, Releases, client};
 
 /// Ends a test that would hang; no test measures time.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(240);
 
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + LONG;

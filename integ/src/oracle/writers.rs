@@ -155,7 +155,7 @@ pub async fn settled_audit(reader: &mut Reader, client: &Client) -> anyhow::Resu
     let name = format!("audit-mark-{:016x}", rand::random::<u64>());
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
     maps.get_opt(&name).await?;
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     let mut all = Vec::new();
     loop {
         all.extend(reader.read()?);

@@ -13,7 +13,7 @@ use tokio::time::{Duration, timeout};
 use tokio_rustls::TlsConnector;
 
 /// Longest wait for a response.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// A request as it is sent.
 #[derive(Clone, Debug)]

@@ -96,7 +96,7 @@ async fn power_loss_between_permit_and_arming_is_no_version_failure() -> anyhow:
         target = blocked_drain(ctx).await?;
         let host = &ctx.bed.member(&target)?.host;
         // The host delays the command and never starts it.
-        host.script(Fault::request("POST", "/actions/activate-update", Transport::Slow(Duration::from_secs(10))));
+        host.script(Fault::request("POST", "/actions/activate-update", Transport::Slow(Duration::from_secs(60))));
         unblock(ctx).await?;
         ctx.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
         host.power_loss().await;

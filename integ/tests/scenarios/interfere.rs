@@ -21,7 +21,7 @@ use crate::support::{LIMIT, SHOP, ScenarioContext, is_released, shadow_of};
 
 /// Delay of a host's status response to an agent where a scenario needs the time to act: longer than a busy machine
 /// takes to see the desired state and to stop a process, shorter than the agent's timeout.
-const AGENT_WAITS: Duration = Duration::from_secs(3);
+const AGENT_WAITS: Duration = Duration::from_secs(10);
 
 /// Sends a signal to processes of pods. One that has ended needs none.
 pub(crate) fn signal(processes: &[PodProcess], signal: Signal) {

@@ -82,7 +82,7 @@ impl Aws {
         let mut moto = Command::new(String::from_utf8(found.stdout)?.trim());
         moto.args(["-H", "127.0.0.1", "-p", &port.to_string()]).stdin(Stdio::null()).stdout(Stdio::null());
         let moto = marked(&mut moto, ctx.bed.control_plane.dir()).stderr(Stdio::null()).kill_on_drop(true).spawn()?;
-        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(30)).build()?;
+        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(120)).build()?;
         let url = format!("http://127.0.0.1:{port}/");
         poll("moto serves", async || Ok(client.get(&url).send().await.ok())).await?;
         let (state, mut tasks) = (Arc::<Mutex<State>>::default(), JoinSet::new());

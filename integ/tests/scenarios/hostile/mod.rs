@@ -260,7 +260,7 @@ async fn forged_acknowledgement_of_activation_does_not_release_node_before_reboo
     let shutdown = PERMIT_LIFETIME + Duration::from_secs(15);
     let mut options = nodes(2);
     options.timings.shutdown = shutdown;
-    options.policy["deadlines"]["shutdown"] = json!(format!("{}s", shutdown.as_secs() + 5));
+    options.policy["deadlines"]["shutdown"] = json!(format!("{}s", shutdown.as_secs() + 60));
     let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
     // The report that S2 requires is the one that is dropped. What counts is that no pod is on the node when it goes
     // down (S3), and that it had not been released (S9).

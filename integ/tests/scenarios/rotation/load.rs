@@ -56,10 +56,10 @@ pub(super) fn trusting(bundle: &[u8], proxy: &str) -> anyhow::Result<Client> {
 }
 
 /// Longest wait for a response. An agent has less, but this machine may be busy.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Three missing heartbeats, after which an agent takes a stream for dead.
-pub(super) const SILENCE: Duration = Duration::from_secs(45);
+/// Longest wait for a heartbeat of a stream. An agent has less: three missing ones.
+pub(super) const SILENCE: Duration = Duration::from_secs(120);
 
 /// Between two reports of one node, which the web API limits to one a second on average, the agent's own included.
 pub(super) const BETWEEN_REPORTS: Duration = Duration::from_millis(1_500);

@@ -38,8 +38,8 @@ use crate::interfere::{agent_on, finish_command, is_call, poll, signal, until_ho
 use crate::leaders::leader;
 use crate::support::{NEW, ScenarioContext, nodes, run, shadow_of, status};
 
-/// Wait of the controllers, and longest delay of the kubelets: seconds apart, for a kubelet on a busy machine is late.
-const WAIT: &str = "--trust-wait=6s";
+/// Wait of the controllers, and longest delay of the kubelets: far apart, for a kubelet on a busy machine is late.
+const WAIT: &str = "--trust-wait=20s";
 const LAG: Duration = Duration::from_secs(2);
 
 fn options(count: usize) -> TestClusterOptions {
@@ -273,7 +273,7 @@ async fn rotation_completes_when_leader_is_killed() -> anyhow::Result<()> {
                 let before = material(ctx).await?;
                 ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, &round.to_string()).await?;
                 // Anywhere from before the first write to after the last.
-                let later = Duration::from_millis(ctx.rng.random_range(0..10_000));
+                let later = Duration::from_millis(ctx.rng.random_range(0..30_000));
                 tokio::time::sleep(later).await;
                 let leads = leader(ctx).await?;
                 signal(&[leads], Signal::SIGKILL);
