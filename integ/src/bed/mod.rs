@@ -17,6 +17,7 @@ use semver::Version;
 use serde_json::{Value, json};
 
 use crate::control_plane::{self, ControlPlane};
+use crate::durations::ProcessorTimes;
 use crate::host::{Host, HostOptions, Releases, Timings};
 use crate::kubelet::{Addresses, Images, Kubelet, KubeletOptions, PodProcess};
 use crate::oracle::{ClusterState, Field, History, Recorder};
@@ -27,7 +28,7 @@ pub use oracle_input::host_log;
 pub use programs::Programs;
 
 /// Longest wait until the node controller sees that new nodes are Ready.
-const UNTAINTED: Duration = Duration::from_secs(60);
+const UNTAINTED: Duration = Duration::from_secs(240);
 
 /// Options of a test cluster.
 #[derive(Clone, Debug)]
@@ -94,7 +95,9 @@ pub struct TestNode {
 }
 
 /// A running test cluster. Dropping it ends all its processes and removes its files.
+// The processor times are written first, while all processes run.
 pub struct TestCluster {
+    times: ProcessorTimes,
     /// The nodes, by number.
     pub members: Vec<TestNode>,
     /// The releases in the hosts' update repository.
@@ -117,6 +120,7 @@ impl TestCluster {
     pub async fn start(options: TestClusterOptions) -> anyhow::Result<Self> {
         let programs = Programs::find()?;
         let control_plane = ControlPlane::start(options.control_plane.clone()).await?;
+        let times = ProcessorTimes::start(control_plane.dir());
         let client = control_plane.client();
         let recorder = Recorder::start(client.clone()).await?;
         let addresses = Addresses::claim()?;
@@ -127,8 +131,18 @@ impl TestCluster {
                 images.with(Programs::next()?.images(&deploy::Options { tag: tag.clone(), ..options.deploy.clone() }));
         }
         let releases = Releases::of([options.version.clone()]);
-        let mut bed =
-            Self { members: Vec::new(), releases, recorder, client, proxy, addresses, images, control_plane, options };
+        let mut bed = Self {
+            times,
+            members: Vec::new(),
+            releases,
+            recorder,
+            client,
+            proxy,
+            addresses,
+            images,
+            control_plane,
+            options,
+        };
         for number in 1..=bed.options.nodes {
             bed.add_node(&format!("node-{number}")).await?;
         }

@@ -49,6 +49,7 @@ impl TestCluster {
         let hosts = self.host_logs();
         let history = self.recorder.finish().await?;
         let audit = settled_audit(&mut self.control_plane.audit(), &self.client).await?;
+        drop(self.times);
         for member in self.members {
             member.kubelet.stop().await;
         }
