@@ -56,6 +56,14 @@ const ATTEMPTS: u32 = 3;
 /// All controllers of the controller manager that are on by default.
 pub const ALL_CONTROLLERS: &str = "*";
 
+/// The controllers whose effects the operator, its workloads or the kubelet stand-ins see.
+const CONTROLLERS: &str = "serviceaccount-controller,root-ca-certificate-publisher-controller,namespace-controller,\
+                           clusterrole-aggregation-controller,resourcequota-controller,\
+                           validatingadmissionpolicy-status-controller,endpointslice-controller,\
+                           deployment-controller,replicaset-controller,statefulset-controller,daemonset-controller,\
+                           job-controller,disruption-controller,node-lifecycle-controller,taint-eviction-controller,\
+                           pod-garbage-collector-controller,garbage-collector-controller";
+
 /// Options of a control plane.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -78,7 +86,7 @@ impl Default for Options {
             node_monitor_grace: Duration::from_secs(10),
             keep_dir: std::env::var_os("BRUPOP_KEEP").is_some(),
             watch_cache: true,
-            controllers: ALL_CONTROLLERS,
+            controllers: CONTROLLERS,
             for_nodes: None,
         }
     }

@@ -92,6 +92,7 @@ impl VmCluster {
         network::check(guests)?;
         let options = control_plane::Options {
             for_nodes: Some(network::GATEWAY),
+            controllers: control_plane::ALL_CONTROLLERS,
             // Kubernetes' default: an emulated node is too slow for less.
             node_monitor_grace: Duration::from_secs(50),
             ..control_plane::Options::default()
