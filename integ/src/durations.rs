@@ -71,8 +71,8 @@ impl ProcessorTimes {
             *programs.entry(name).or_default() += ticks(process).unwrap_or_default().own;
         }
         let test = ticks(std::process::id()).unwrap_or_default();
-        programs.insert("the test".to_owned(), test.own - self.began.own);
-        programs.insert("ended".to_owned(), test.ended - self.began.ended);
+        programs.insert("the test".to_owned(), test.own.saturating_sub(self.began.own));
+        programs.insert("ended".to_owned(), test.ended.saturating_sub(self.began.ended));
         let mut programs: Vec<(u64, String)> = programs.into_iter().map(|(name, ticks)| (ticks, name)).collect();
         programs.sort_by(|one, other| other.cmp(one));
         let all: u64 = programs.iter().map(|(ticks, _)| ticks).sum();
