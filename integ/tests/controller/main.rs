@@ -6,9 +6,17 @@
 //! control plane empty. `cargo test -p integ --test controller -- canary` runs the cases with that word in their name.
 
 mod bed;
+mod drains;
+mod earlier;
+mod failures;
+mod health;
+mod hooks;
+mod labels;
 mod leaders;
 mod recorded;
 mod rollout;
+mod slots;
+mod windows;
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -91,7 +99,7 @@ fn main() -> ExitCode {
         }
     };
     let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
-    let trials = modules![leaders, recorded, rollout]
+    let trials = modules![drains, earlier, failures, health, hooks, labels, leaders, recorded, rollout, slots, windows]
         .into_iter()
         .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))
         .map(|(name, case)| {

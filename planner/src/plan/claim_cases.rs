@@ -80,6 +80,8 @@ fn node_uncordoned_during_drain_is_recordoned_with_event_up_to_limit() {
         match plan(&view, &policy, t(1)).actions.remove("a").unwrap() {
             Action::Claim { fields, note } => {
                 assert!(!ended && fields == ClaimFields::USUAL && note.is_some() == noted, "{made}: {note:?}");
+                let counts = note.iter().all(|note| note.message.contains(&format!("cordoned again ({made} of 3)")));
+                assert!(counts, "{note:?}");
             }
             Action::Status { status, .. } => {
                 let last = status.report.record.unwrap().last.unwrap();

@@ -435,6 +435,17 @@ mod tests {
     }
 
     #[test]
+    fn node_is_ready_by_status_of_its_condition() {
+        for (status, ready) in [("True", true), ("False", false), ("Unknown", false)] {
+            let node: Node = serde_json::from_value(json!({
+                "metadata": {"name": "a"}, "status": {"conditions": [{"type": "Ready", "status": status}]},
+            }))
+            .unwrap();
+            assert_eq!(NodeFacts::project(&node).map(|facts| facts.ready), Some(ready), "{status}");
+        }
+    }
+
+    #[test]
     fn node_version_is_parsed_from_os_image() {
         let node = |image: &str| NodeFacts { os_image: image.into(), ..NodeFacts::default() };
         assert_eq!(node("Bottlerocket OS 1.20.5 (aws-k8s-1.37)").os_version(), Some(semver::Version::new(1, 20, 5)));

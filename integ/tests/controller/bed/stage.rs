@@ -23,6 +23,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const KINDS: &[(&str, &str, &str)] = &[
     ("apps/v1", "Deployment", "deployments"),
     ("apps/v1", "ReplicaSet", "replicasets"),
+    ("apps/v1", "DaemonSet", "daemonsets"),
     ("batch/v1", "Job", "jobs"),
     ("v1", "Pod", "pods"),
     ("v1", "Service", "services"),
@@ -127,7 +128,8 @@ impl Stage {
     /// Objects that a stage without a case has.
     fn stays(kind: &str, object: &DynamicObject) -> bool {
         let name = object.name_any();
-        kind == "ConfigMap" && name == "kube-root-ca.crt" || kind == "Service" && installed(object)
+        kind == "ConfigMap" && name == "kube-root-ca.crt"
+            || ["Service", "DaemonSet"].contains(&kind) && installed(object)
     }
 
     /// Deletes everything that a case has left, and checks that nothing is left.

@@ -1,0 +1,78 @@
+//! Nodes after their update: the effect of the health of their pods.
+
+use std::time::Duration;
+
+use integ::bed::{merge, workload};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::{Api, Resource as _};
+use models::condition::ConditionStatus;
+use models::reason::FailureReason;
+use models::shadow::Step;
+use serde_json::{Value, json};
+
+use crate::bed::{NEW, OLD, PodRule, PodState, SHOP, ScriptedCluster};
+
+crate::cases![daemon_set_failing_on_updated_nodes_freezes_rollout];
+
+/// Creates a DaemonSet `driver` with a pod on each node, as its controller would.
+async fn driver(cluster: &ScriptedCluster, nodes: &[&str]) -> anyhow::Result<()> {
+    let template = json!({
+        "metadata": {"labels": {"app": "driver"}},
+        "spec": {"containers": [{"name": "app", "image": "example.invalid/app:1"}]},
+    });
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "driver", "namespace": SHOP},
+        "spec": {"selector": {"matchLabels": {"app": "driver"}}, "template": template},
+    });
+    let set: DaemonSet = cluster.create(Api::namespaced(cluster.client.clone(), SHOP), set).await?;
+    let owner = set.controller_owner_ref(&());
+    let pods = nodes.iter().map(|node| {
+        let mut pod: Value = template.clone();
+        let metadata = json!({"name": format!("driver-{node}"), "namespace": SHOP, "ownerReferences": [owner]});
+        merge(&mut pod, &json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}}));
+        pod
+    });
+    workload::apply(&cluster.client, pods.collect()).await?;
+    cluster.until("all pods are Ready", |world| world.ready_pods(SHOP) == nodes.len()).await.map(drop)
+}
+
+async fn daemon_set_failing_on_updated_nodes_freezes_rollout(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    const TIMEOUT: Duration = Duration::from_mins(10);
+    cluster.start(3, json!({"health": {"after": {"soak": "1m", "timeout": "10m"}}})).await?;
+    driver(cluster, &["node-1", "node-2", "node-3"]).await?;
+    let fails = PodRule { app: "driver".to_owned(), node: None, version: Some(NEW), state: PodState::NotReady };
+    cluster.fleet.pods(fails);
+    cluster.fleet.release(NEW);
+    let mut verified: Vec<String> = Vec::new();
+    for _ in 0..2 {
+        let next = |world: &integ::oracle::ClusterState| {
+            let mut names = world.nodes.keys().filter(|name| !verified.contains(name));
+            names.find(|name| world.step(name) == Some(Step::Verifying)).cloned()
+        };
+        let world = cluster.until("another node is verified", |world| next(world).is_some()).await?;
+        verified.extend(next(&world));
+        cluster.pass(TIMEOUT).await?;
+        if verified.len() == 1 {
+            let first = &verified[0];
+            let world = cluster.until("the first node is updated", |world| world.is_updated(first, &NEW)).await?;
+            assert_eq!(world.record(first).version_failures, []);
+        }
+    }
+    let second = &verified[1];
+    let world = cluster
+        .until("the second node is released, and the rollout frozen", |world| {
+            let frozen = world.operator_condition("Frozen").is_some_and(|c| c.status == ConditionStatus::True);
+            frozen && world.is_released(second) && world.status().slots.is_empty()
+        })
+        .await?;
+    let failed = world.record(second);
+    let message = failed.last.map(|last| last.message).unwrap_or_default();
+    assert!(message.contains("shop/driver-") && message.contains("fail on 1 other node(s)"), "{message}");
+    let charged: Vec<_> = failed.version_failures.iter().map(|failure| failure.reason).collect();
+    assert_eq!(charged, [FailureReason::SoakFailed]);
+    let world = cluster.planned().await?;
+    assert_eq!(world.record(&verified[0]).version_failures, []);
+    let third = world.nodes.keys().find(|name| !verified.contains(name)).cloned().unwrap_or_default();
+    assert!(world.is_updated(&third, &OLD), "the third node was left alone");
+    Ok(())
+}
