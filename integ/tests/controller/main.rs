@@ -6,9 +6,16 @@
 //! control plane empty. `cargo test -p integ --test controller -- canary` runs the cases with that word in their name.
 
 mod bed;
+mod drills;
+mod history;
 mod leaders;
+mod migration;
+mod notices;
+mod operator_resource;
 mod recorded;
+mod revisions;
 mod rollout;
+mod silence;
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -16,7 +23,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
+use futures::future::LocalBoxFuture;
 use integ::durations::Stopwatch;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
@@ -27,7 +34,7 @@ use bed::{ScriptedCluster, Stage};
 const STAGES: usize = 2;
 
 /// The body of a case.
-type Case = for<'a> fn(&'a mut ScriptedCluster) -> BoxFuture<'a, anyhow::Result<()>>;
+type Case = for<'a> fn(&'a mut ScriptedCluster) -> LocalBoxFuture<'a, anyhow::Result<()>>;
 
 /// Lists a module's cases under their names.
 macro_rules! cases {
@@ -91,14 +98,25 @@ fn main() -> ExitCode {
         }
     };
     let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
-    let trials = modules![leaders, recorded, rollout]
-        .into_iter()
-        .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))
-        .map(|(name, case)| {
-            let runner = runner.clone();
-            Trial::test(name.clone(), move || runner.run_case(&name, case))
-        })
-        .collect();
+    let trials = modules![
+        drills,
+        history,
+        leaders,
+        migration,
+        notices,
+        operator_resource,
+        recorded,
+        revisions,
+        rollout,
+        silence
+    ]
+    .into_iter()
+    .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))
+    .map(|(name, case)| {
+        let runner = runner.clone();
+        Trial::test(name.clone(), move || runner.run_case(&name, case))
+    })
+    .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if let Some(Runner { runtime, idle }) = Arc::into_inner(runner) {
         for stage in idle.into_inner().unwrap_or_else(PoisonError::into_inner) {
