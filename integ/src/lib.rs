@@ -13,6 +13,7 @@ pub mod oracle;
 pub mod pages;
 pub mod proxy;
 pub mod rights;
+pub mod rollout_history;
 pub mod tools;
 pub mod vm;
 

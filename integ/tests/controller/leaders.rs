@@ -1,17 +1,25 @@
 //! Leaders that follow one another, and whose clocks are wrong.
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+use futures::TryStreamExt as _;
+use integ::bed::workload;
 use integ::oracle::{Attempt, ClusterState};
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use kube::api::{ApiResource, DynamicObject, ListParams};
-use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
+use kube::api::{ApiResource, DynamicObject, ListParams, WatchEvent, WatchParams};
+use models::names::{COMPONENT_LABEL, CONTROLLER, INTERFACE_LABEL, SYSTEM_NAMESPACE};
 use models::shadow::{Progress, Step};
 use serde_json::{Value, json};
 
-use crate::bed::{ControllerOptions, NEW, ScriptedCluster};
+use crate::bed::{ControllerOptions, LIMIT, NEW, ScriptedCluster};
 
-crate::cases![next_leader_continues_drain_of_killed_one, clock_skew_of_leaders_affects_no_time,];
+crate::cases![
+    next_leader_continues_drain_of_killed_one,
+    stopped_leader_releases_lease_and_standby_continues_its_drain,
+    leader_hands_its_lease_over_before_its_own_node_is_drained,
+    clock_skew_of_leaders_affects_no_time,
+];
 
 fn progress(world: &ClusterState, node: &str) -> Option<Progress> {
     world.shadow(node)?.status.controller.progress.clone()
@@ -44,6 +52,89 @@ async fn next_leader_continues_drain_of_killed_one(cluster: &mut ScriptedCluster
     cluster.updated().await?;
     let attempts = cluster.recorder.so_far()?.attempts();
     assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    Ok(())
+}
+
+/// Stops the first controller, and returns the holders of its Lease until this one has it. No holder is an empty name.
+async fn holders_until(cluster: &mut ScriptedCluster, next: &str) -> anyhow::Result<Vec<String>> {
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
+    let version = leases.get(CONTROLLER).await?.metadata.resource_version.unwrap_or_default();
+    let params = WatchParams::default().fields(&format!("metadata.name={CONTROLLER}"));
+    let mut events = std::pin::pin!(leases.watch(&params, &version).await?);
+    cluster.controllers()[0].stop().await?;
+    let seen = async {
+        let mut holders = Vec::new();
+        while holders.last().is_none_or(|holder| holder != next) {
+            match events.try_next().await?.context("the watch has ended")? {
+                WatchEvent::Modified(lease) => {
+                    holders.push(lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default());
+                }
+                WatchEvent::Bookmark(_) => {}
+                other => anyhow::bail!("{other:?}"),
+            }
+        }
+        holders.dedup();
+        Ok(holders)
+    };
+    tokio::time::timeout(LIMIT, seen).await.context("nothing follows the stopped leader")?
+}
+
+async fn stopped_leader_releases_lease_and_standby_continues_its_drain(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.start(2, json!({})).await?;
+    let node = blocked_drain(cluster).await?;
+    let before = progress(&cluster.now()?, &node);
+    let next = "controller-2";
+    cluster.start_controller(&ControllerOptions { identity: next.to_owned(), ..ControllerOptions::default() })?;
+    let holders = holders_until(cluster, next).await?;
+    ensure!(holders.ends_with(&[String::new(), next.to_owned()]), "it was released and not waited for: {holders:?}");
+    cluster.planned().await?;
+    assert_eq!(progress(&cluster.now()?, &node), before, "the drain goes on");
+    cluster.unblock_shop().await?;
+    cluster.updated().await?;
+    let attempts = cluster.recorder.so_far()?.attempts();
+    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    Ok(())
+}
+
+/// Creates the pod of a controller on a node.
+async fn create_pod_of(cluster: &ScriptedCluster, identity: &str, node: &str) -> anyhow::Result<()> {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": identity, "namespace": SYSTEM_NAMESPACE, "labels": {COMPONENT_LABEL: CONTROLLER}},
+        "spec": {"nodeName": node, "containers": [{"name": "controller", "image": "example.invalid/controller:1"}]},
+    });
+    workload::apply(&cluster.client, vec![pod]).await?;
+    let key = (SYSTEM_NAMESPACE.to_owned(), identity.to_owned());
+    let ready = |world: &ClusterState| world.pods.get(&key).is_some_and(|pod| pod.ready);
+    cluster.until("the pod of a controller is Ready", ready).await.map(drop)
+}
+
+async fn leader_hands_its_lease_over_before_its_own_node_is_drained(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    for (identity, node) in [("controller-1", "node-1"), ("controller-2", "node-2")] {
+        cluster.add_node(node, &[]).await?;
+        create_pod_of(cluster, identity, node).await?;
+    }
+    // The node of the standby is not under the operator.
+    cluster.patch_node("node-2", json!({"metadata": {"labels": {INTERFACE_LABEL: null}}})).await?;
+    cluster.create_policy(json!({"drain": {"barePods": "Evict"}})).await?;
+    for (identity, node) in [("controller-1", "node-1"), ("controller-2", "node-2")] {
+        let (identity, node) = (identity.to_owned(), Some(node.to_owned()));
+        cluster.start_controller(&ControllerOptions { identity, node, ..ControllerOptions::default() })?;
+        cluster.until_ready().await?;
+        cluster.reported().await?;
+    }
+    cluster.fleet.release(NEW);
+    cluster.until("the node is updated", |world| world.is_updated("node-1", &NEW)).await?;
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
+    let lease = leases.get(CONTROLLER).await?;
+    assert_eq!(lease.spec.and_then(|spec| spec.holder_identity).as_deref(), Some("controller-2"));
+    let annotation = "brupop.bottlerocket.aws/handed-over-for";
+    let next = lease.metadata.annotations.as_ref().and_then(|all| all.get(annotation));
+    assert_eq!(next.map(String::as_str), Some("node-1"), "the next leader knows why");
     Ok(())
 }
 

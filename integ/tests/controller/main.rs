@@ -12,11 +12,18 @@ mod failures;
 mod health;
 mod hooks;
 mod labels;
+mod drills;
+mod history;
 mod leaders;
+mod migration;
+mod notices;
+mod operator_resource;
 mod recorded;
+mod revisions;
 mod rollout;
 mod slots;
 mod windows;
+mod silence;
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -24,7 +31,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt as _;
-use futures::future::BoxFuture;
+use futures::future::LocalBoxFuture;
 use integ::durations::Stopwatch;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
@@ -35,7 +42,7 @@ use bed::{ScriptedCluster, Stage};
 const STAGES: usize = 2;
 
 /// The body of a case.
-type Case = for<'a> fn(&'a mut ScriptedCluster) -> BoxFuture<'a, anyhow::Result<()>>;
+type Case = for<'a> fn(&'a mut ScriptedCluster) -> LocalBoxFuture<'a, anyhow::Result<()>>;
 
 /// Lists a module's cases under their names.
 macro_rules! cases {
@@ -99,14 +106,33 @@ fn main() -> ExitCode {
         }
     };
     let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
-    let trials = modules![drains, earlier, failures, health, hooks, labels, leaders, recorded, rollout, slots, windows]
-        .into_iter()
-        .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))
-        .map(|(name, case)| {
-            let runner = runner.clone();
-            Trial::test(name.clone(), move || runner.run_case(&name, case))
-        })
-        .collect();
+    let trials = modules![
+        drains,
+        drills,
+        earlier,
+        failures,
+        health,
+        history,
+        hooks,
+        labels,
+        leaders,
+        migration,
+        notices,
+        operator_resource,
+        recorded,
+        revisions,
+        rollout,
+        silence,
+        slots,
+        windows
+    ]
+    .into_iter()
+    .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))
+    .map(|(name, case)| {
+        let runner = runner.clone();
+        Trial::test(name.clone(), move || runner.run_case(&name, case))
+    })
+    .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if let Some(Runner { runtime, idle }) = Arc::into_inner(runner) {
         for stage in idle.into_inner().unwrap_or_else(PoisonError::into_inner) {

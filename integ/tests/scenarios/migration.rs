@@ -5,10 +5,10 @@ use deploy::takeover;
 use integ::bed::{TestClusterOptions, workload};
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
-use models::condition::{Condition, ConditionStatus};
+use models::condition::Condition;
 use models::earlier;
 use models::names::{MIGRATE_STORAGE_ANNOTATION, MIGRATED_FROM_ANNOTATION, SYSTEM_NAMESPACE};
-use models::operator::{DEGRADED, STORAGE_MIGRATED};
+use models::operator::STORAGE_MIGRATED;
 use serde_json::{Value, json};
 
 use crate::interfere::poll;
@@ -204,63 +204,6 @@ async fn removable(ctx: &ScenarioContext) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Denies every change of one shadow.
-fn denial(name: &str) -> Vec<Value> {
-    let version = "admissionregistration.k8s.io/v1";
-    vec![
-        json!({
-            "apiVersion": version, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "keep-one"},
-            "spec": {
-                "matchConstraints": {"resourceRules": [{
-                    "apiGroups": ["brupop.bottlerocket.aws"], "apiVersions": ["*"],
-                    "resources": ["bottlerocketshadows"], "operations": ["UPDATE"],
-                }]},
-                "validations": [{"expression": format!("request.name != '{name}'"), "message": "it is kept"}],
-            },
-        }),
-        json!({
-            "apiVersion": version, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": "keep-one"},
-            "spec": {"policyName": "keep-one", "validationActions": ["Deny"]},
-        }),
-    ]
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn shadow_that_cannot_be_migrated_is_named_and_nothing_is_pruned() -> anyhow::Result<()> {
-    run(takeover_of(1), async |ctx| {
-        earlier_definition(ctx).await?;
-        for name in ["brs-kept", "brs-node-1"] {
-            earlier_shadow(ctx, (OTHER, name), idle(), failing(2, "monday")).await?;
-        }
-        end_conversion(ctx).await?;
-        workload::apply(&ctx.bed.client, takeover::read_only_policy().to_vec()).await?;
-        workload::apply(&ctx.bed.client, denial("brs-kept")).await?;
-        let is_denied = async || {
-            let patch = r#"{"metadata":{"labels":{"a":"b"}}}"#;
-            let tried = ["-n", OTHER, "patch", "brs", "brs-kept", "--dry-run=server", "--type=merge", "-p", patch];
-            Ok(ctx.kubectl(&tried).await.is_err().then_some(()))
-        };
-        poll("the denial is in force", is_denied).await?;
-        ctx.install().await?;
-
-        let blocked = until_reason(ctx, "ObjectsRefused").await?;
-        assert!(blocked.message.contains("1 shadows") && blocked.message.contains("updates/brs-kept"), "{blocked:?}");
-        assert!(blocked.message.contains("it is kept"), "{blocked:?}");
-        assert_eq!(stored_versions(ctx).await?, ["v2", "v3"], "nothing is pruned");
-        let kept = serde_json::to_value(shadows(ctx, OTHER, "v2").get("brs-kept").await?)?;
-        assert_eq!(kept["status"]["crash_count"], 2, "it is as it was");
-        assert_eq!(shadow(ctx, OTHER, "brs-node-1").await?["status"]["record"]["failures"], 2, "others are migrated");
-
-        ctx.kubectl(&["delete", "validatingadmissionpolicybinding", "keep-one"]).await?;
-        until_reason(ctx, "Migrated").await?;
-        assert_eq!(stored_versions(ctx).await?, ["v3"]);
-        assert_eq!(shadow(ctx, OTHER, "brs-kept").await?["status"]["record"]["failures"], 2);
-        Ok(())
-    })
-    .await?;
-    Ok(())
-}
-
 /// Changes the versions of the definition.
 async fn change_versions(ctx: &ScenarioContext, change: impl Fn(&mut Vec<Value>)) -> anyhow::Result<()> {
     let mut definition: Value = serde_json::from_str(&ctx.kubectl(&["get", "crd", DEFINITION, "-o", "json"]).await?)?;
@@ -312,32 +255,14 @@ async fn back_to_v3(ctx: &ScenarioContext, request: &str) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Checks that the condition names a field that another manager owns too, and its manager, until that gives it up.
-async fn other_owner_is_named(ctx: &ScenarioContext) -> anyhow::Result<()> {
-    let api = shadows(ctx, SYSTEM_NAMESPACE, "v3");
-    let found = poll("the node has its shadow", async || Ok(api.get("brs-node-1").await.ok())).await?;
-    let kind = json!({"apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow"});
-    let mut same = kind.clone();
-    same["spec"] = json!({"state": found.data["spec"]["state"], "attempt": found.data["spec"]["attempt"]});
-    let other = PatchParams::apply("example-tool");
-    api.patch("brs-node-1", &other, &Patch::Apply(same)).await?;
-    let degraded = ctx.until_operator(DEGRADED, ConditionStatus::True).await?;
-    assert_eq!(degraded.reason, "FieldManagerConflict", "{degraded:?}");
-    let named = |part: &str| degraded.message.contains(part);
-    assert!(named("spec.attempt") && named("example-tool"), "{degraded:?}");
-    api.patch("brs-node-1", &other, &Patch::Apply(kind)).await?;
-    ctx.until_operator(DEGRADED, ConditionStatus::False).await?;
-    Ok(())
-}
-
+#[ignore = "make test-all: it waits twice for the API servers to see a change of the definition"]
 #[tokio::test(flavor = "multi_thread")]
-async fn later_version_and_way_back_are_migrated_by_hand_and_missing_right_is_named() -> anyhow::Result<()> {
+async fn later_version_and_way_back_are_migrated_by_hand() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.policy["storageMigration"] = json!("Manual");
     run(options, async |ctx| {
         ctx.install().await?;
         until_reason(ctx, "Migrated").await?;
-        other_owner_is_named(ctx).await?;
         change_versions(ctx, store_v4).await?;
         let waits = until_reason(ctx, "AwaitingRequest").await?;
         assert!(waits.message.contains(MIGRATE_STORAGE_ANNOTATION), "{waits:?}");
@@ -353,33 +278,8 @@ async fn later_version_and_way_back_are_migrated_by_hand_and_missing_right_is_na
         acknowledged("1").await?;
         until_reason(ctx, "Migrated").await?;
         assert_eq!(stored_versions(ctx).await?, ["v4"]);
-
-        let binding = "clusterrolebinding/brupop-controller-migration";
-        let saved = ctx.kubectl(&["get", binding, "-o", "json"]).await?;
-        ctx.kubectl(&["delete", binding]).await?;
-        // The API server takes a moment to see it; a request before that is carried out.
-        let mut request = 1;
-        let blocked = poll("the missing right is reported", async || {
-            request += 1;
-            rotation::ask_for(ctx, MIGRATE_STORAGE_ANNOTATION, &request.to_string()).await?;
-            let world = ctx.bed.recorder.so_far()?.end();
-            let condition = world.operator_condition(STORAGE_MIGRATED).cloned();
-            Ok(condition.filter(|condition| condition.status == ConditionStatus::False))
-        })
-        .await?;
-        assert_eq!(blocked.reason, "MissingRight", "{blocked:?}");
-        assert!(blocked.message.contains("customresourcedefinitions"), "{blocked:?}");
-        workload::apply(&ctx.bed.client, vec![fresh(&saved)?]).await?;
-        until_reason(ctx, "Migrated").await?;
-        back_to_v3(ctx, &(request + 1).to_string()).await
+        back_to_v3(ctx, "2").await
     })
     .await?;
     Ok(())
-}
-
-/// An object without what the API server has added.
-fn fresh(object: &str) -> anyhow::Result<Value> {
-    let mut object: Value = serde_json::from_str(object)?;
-    object["metadata"] = json!({"name": object["metadata"]["name"]});
-    Ok(object)
 }

@@ -1,49 +1,10 @@
 //! Nodes that users and other controllers change.
 
 use integ::bed::TestClusterOptions;
-use integ::oracle::Field;
-use models::condition::ConditionStatus;
-use models::operator::DEGRADED;
-use models::shadow::{BLOCKED, HOST_REACHABLE, Step, UPDATED};
-use serde_json::{Value, json};
+use models::shadow::Step;
+use serde_json::json;
 
-use crate::support::{NEW, condition_of, nodes, run, shadow_of, status, step_of};
-
-#[tokio::test(flavor = "multi_thread")]
-async fn update_keeps_cordon_labels_annotations_and_taints_of_user() -> anyhow::Result<()> {
-    let mut options = nodes(2);
-    options.policy["drain"] = json!({"cordonedNodes": "Update"});
-    let ending = run(options, async |ctx| {
-        ctx.kubectl(&["cordon", "node-1"]).await?;
-        ctx.kubectl(&["label", "node", "node-1", "example.com/team=blue"]).await?;
-        ctx.kubectl(&["annotate", "node", "node-1", "cluster-autoscaler.kubernetes.io/scale-down-disabled=false"])
-            .await?;
-        ctx.kubectl(&["taint", "node", "node-2", "example.com/dedicated=shop:PreferNoSchedule"]).await?;
-        ctx.install().await?;
-        ctx.release();
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-
-    let world = ending.world();
-    let (one, two) = (&world.nodes["node-1"], &world.nodes["node-2"]);
-    assert_eq!(one.fields.get(&Field::Unschedulable).map(String::as_str), Some("true"), "the person's cordon stays");
-    assert_eq!(one.fields.get(&Field::Label("example.com/team".into())).map(String::as_str), Some("blue"));
-    let annotation = Field::Annotation("cluster-autoscaler.kubernetes.io/scale-down-disabled".into());
-    assert_eq!(one.fields.get(&annotation).map(String::as_str), Some("false"));
-    assert!(!two.fields.contains_key(&Field::Unschedulable), "the other node is schedulable again");
-    assert!(
-        two.fields
-            .get(&Field::Taints)
-            .is_some_and(|t| t.contains("example.com/dedicated") && !t.contains("unschedulable"))
-    );
-    for name in ["node-1", "node-2"] {
-        assert_eq!(shadow_of(&world, name).unwrap().status.agent.current_version, Some(NEW));
-    }
-    assert!(one.owners[&Field::Unschedulable].iter().all(|owner| !owner.starts_with("brupop")));
-    Ok(())
-}
+use crate::support::{nodes, run, shadow_of, step_of};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "make test-all: tests of drains and shadows have its parts"]
@@ -96,52 +57,5 @@ async fn node_deletion_during_drain_frees_slot_and_recreated_node_gets_new_shado
     assert!(world.shadows.values().all(|s| s.uid != old_uids.1));
     assert_eq!(world.shadows.len(), 3);
     assert_eq!(ending.verdict.stats.reboots, 3);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn missing_agents_and_web_api_are_reported_and_block_updates() -> anyhow::Result<()> {
-    let mut options = nodes(2);
-    options.policy["enabled"] = json!(false);
-    let ending = run(options, async |ctx| {
-        ctx.install().await?;
-        ctx.release();
-        ctx.reported().await?;
-        let agents = async |selector: Value| {
-            let patch = json!({"spec": {"template": {"spec": {"nodeSelector": {"example.com/nowhere": selector}}}}});
-            ctx.kubectl(&["-n", "brupop-agents", "patch", "ds/brupop-agent", "-p", &patch.to_string()]).await
-        };
-        let web_api = async |replicas: &str| {
-            ctx.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-apiserver", replicas]).await
-        };
-        agents(json!("")).await?;
-        ctx.until("each node says that its agent is missing", |world| {
-            let is = |node, type_| condition_of(world, node, type_).is_some_and(|c| c.reason == "AgentNotReady");
-            ["node-1", "node-2"].into_iter().all(|node| is(node, BLOCKED) && is(node, HOST_REACHABLE))
-        })
-        .await?;
-        web_api("--replicas=0").await?;
-        let degraded = ctx.until_operator(DEGRADED, ConditionStatus::True).await?;
-        anyhow::ensure!(degraded.reason == "WebApiNotReady", "{degraded:?}");
-
-        ctx.policy(&json!({"enabled": true})).await?;
-        web_api("--replicas=2").await?;
-        ctx.until_operator(DEGRADED, ConditionStatus::False).await?;
-        let world = ctx
-            .until("the operator says why both nodes wait", |world| {
-                status(world).waiting.iter().any(|w| (w.reason.as_str(), w.nodes) == ("AgentNotReady", 2))
-            })
-            .await?;
-        anyhow::ensure!(world.operator_condition(DEGRADED).is_some_and(|c| c.reason == "AsExpected"));
-        agents(Value::Null).await?;
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    for node in ["node-1", "node-2"] {
-        let reasons: Vec<_> = ending.history.results(node).into_iter().map(|(_, reason)| reason).collect();
-        assert_eq!(reasons, [UPDATED], "{node} was tried without its agent");
-        assert!(condition_of(&ending.world(), node, BLOCKED).is_none_or(|c| c.status == ConditionStatus::False));
-    }
     Ok(())
 }

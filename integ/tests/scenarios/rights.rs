@@ -1,18 +1,26 @@
 //! Least privilege: a run in which the operator does everything that it can do uses each of its rights, and no others;
 //! and each of its writes has a precondition.
 
+use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use integ::bed::workload;
 use integ::oracle::{Expectations, settled_audit};
 use integ::rights;
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::ListParams;
 use models::condition::ConditionStatus;
 use models::names::{
-    AWS, INTERFACE_LABEL, RETRY_ANNOTATION, ROTATE_CERTIFICATES_ANNOTATION, ROTATE_SIGNING_KEY_ANNOTATION,
-    SYSTEM_NAMESPACE, shadow_name,
+    AGENT_NAMESPACE, APISERVER, AWS, INTERFACE_LABEL, OPERATOR_LABEL, OPERATOR_NAME, RETRY_ANNOTATION,
+    ROTATE_CERTIFICATES_ANNOTATION, ROTATE_SIGNING_KEY_ANNOTATION, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP,
+    shadow_name,
 };
 use models::operator::{DEGRADED, STORAGE_MIGRATED};
 use nix::sys::signal::Signal;
+use reqwest::Client;
 use serde_json::json;
 
 use crate::interfere::{
@@ -23,14 +31,57 @@ use crate::support::{
     EVENTS_OF_NODES, SHOP, ScenarioContext, is_released, is_updated, nodes, other, run_expecting, shadow_of,
     until_event,
 };
-use crate::tokens::{agents_token, url, web_api};
-use crate::{history, migration, revisions, rotation};
+use crate::{history, migration, rotation};
 
 /// Time after a permit at which a node with a silent agent is released: the permit's life and the longest shutdown, and
 /// some.
 const CERTAIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 const EXPECTED: Expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
+
+/// The token in the agent's pod on a node.
+fn agents_token(ctx: &ScenarioContext, node: &str) -> anyhow::Result<String> {
+    let pods = ctx.bed.processes_of(deploy::Component::Agent);
+    let on_node = ctx.bed.member(node)?.kubelet.processes();
+    let agent = pods.iter().find(|pod| on_node.contains(pod)).context("no agent")?;
+    // The kernel knows the agent's arguments, and so the path of its token.
+    let line = std::fs::read(format!("/proc/{}/cmdline", agent.pid))?;
+    let arguments: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    let file = arguments.iter().find_map(|a| a.strip_prefix("--token-file=")).context("no --token-file")?;
+    std::fs::read_to_string(Path::new(file)).with_context(|| file.to_owned())
+}
+
+/// A client of the web API as agents are: through the test cluster's proxy, with the published CA.
+async fn web_api(ctx: &ScenarioContext) -> anyhow::Result<Client> {
+    let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), AGENT_NAMESPACE);
+    let map = maps.get(TRUST_CONFIG_MAP).await?;
+    let ca = map.data.and_then(|mut data| data.remove(TRUST_CA_KEY)).context("no CA is published")?;
+    Ok(Client::builder()
+        .tls_certs_only(reqwest::Certificate::from_pem_bundle(ca.as_bytes())?)
+        .proxy(reqwest::Proxy::https(ctx.bed.proxy_url())?)
+        .build()?)
+}
+
+fn url(node: &str, rest: &str) -> String {
+    format!("https://{APISERVER}.{SYSTEM_NAMESPACE}.svc/v1/nodes/{node}/shadow{rest}")
+}
+
+async fn revisions(ctx: &ScenarioContext) -> anyhow::Result<Vec<ControllerRevision>> {
+    let api: Api<ControllerRevision> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
+    let selector = format!("{OPERATOR_LABEL}={OPERATOR_NAME}");
+    Ok(api.list(&ListParams::default().labels(&selector)).await?.items)
+}
+
+/// Has the controller create a revision, renumber the one before it, and delete the other.
+async fn change_and_trim(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let until = async |what: &str, number: usize| {
+        poll(what, async || Ok((revisions(ctx).await?.len() == number).then_some(()))).await
+    };
+    ctx.policy(&json!({"version": {"exclude": ["9.9.9"]}})).await?;
+    until("there are two revisions", 2).await?;
+    ctx.policy(&json!({"version": {"exclude": null}, "revisionHistoryLimit": 0})).await?;
+    until("one is left", 1).await
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result<()> {
@@ -75,7 +126,7 @@ async fn every_permission_is_used_and_every_write_is_guarded() -> anyhow::Result
         ctx.until("the silent node is updated", |world| is_updated(world, &silent)).await?;
 
         rotate_certificates_and_signing_key(ctx).await?;
-        revisions::change_and_trim(ctx).await?;
+        change_and_trim(ctx).await?;
         history::remove_ended(ctx).await?;
         ctx.kubectl(&["label", "node", other, &format!("{INTERFACE_LABEL}-")]).await?;
         ctx.until("its shadow goes", |world| shadow_of(world, other).is_none()).await?;

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
 use deploy::Component;
 use integ::host::{Command, Fault, Worker};
 use models::names::HOLD_ANNOTATION;
-use models::permit::PERMIT_LIFETIME;
 use models::shadow::{HostState, UPDATED};
 use nix::sys::signal::Signal;
 
@@ -163,37 +161,6 @@ async fn agent_killed_during_arming_disarms_host_after_restart_and_withdrawal() 
     .await?;
     assert_eq!(reasons(&ending, &target), ["RebootTimedOut", UPDATED]);
     assert_eq!(ending.verdict.stats.reboots, 2);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn expired_permit_is_ignored_and_agent_requests_another() -> anyhow::Result<()> {
-    let mut target = String::new();
-    let ending = run(nodes(2), async |ctx| {
-        target = blocked_drain(ctx).await?;
-        request_permit_with_stopped_controllers(ctx, &target).await?;
-        let agent = agent_on(ctx, &target).await?;
-        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
-        resume_controllers(ctx);
-        let world = ctx.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
-        let first = permit_of(&world, &target).context("just seen")?.to_owned();
-        // The test is about the passing of time itself.
-        tokio::time::sleep(PERMIT_LIFETIME + Duration::from_secs(1)).await;
-        let host = &ctx.bed.member(&target)?.host;
-        signal(&[agent], Signal::SIGCONT);
-        until_host(host, "the host is asked to arm", is_activate).await?;
-        // The host's log may be ahead of the recorder; that each arming had its own permit is counted below.
-        ctx.until("the agent has armed on another permit", |world| {
-            permit_of(world, &target).is_some_and(|permit| permit != first.as_str())
-        })
-        .await?;
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    assert_eq!(reasons(&ending, &target), [UPDATED]);
-    let stats = &ending.verdict.stats;
-    assert_eq!((stats.permits, stats.arms, stats.reboots), (3, 2, 2));
     Ok(())
 }
 

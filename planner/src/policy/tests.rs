@@ -13,6 +13,13 @@ fn empty_spec_means_default_policy() {
 }
 
 #[test]
+fn policy_is_enabled_unless_it_says_otherwise() {
+    for (text, enabled) in [("{}", true), (r#"{"enabled": true}"#, true), (r#"{"enabled": false}"#, false)] {
+        assert_eq!(Policy::from_spec(&spec(text)).unwrap().enabled, enabled, "{text}");
+    }
+}
+
+#[test]
 fn documented_and_example_policies_are_valid() {
     let pages = [
         include_str!("../../../docs/policy.md"),

@@ -1,9 +1,11 @@
 //! A cluster of scripted nodes with the real controller, for one case.
 
 mod agents;
+mod actions;
 mod node;
 mod policy;
 mod process;
+mod receiver;
 mod stage;
 mod time;
 
@@ -34,7 +36,9 @@ use tokio::task::JoinHandle;
 
 pub(crate) use node::{Behaviour, Boot, Fleet, Held, PodRule, PodState, VARIANT};
 pub(crate) use policy::{closed_schedule, open_schedule, other, waiting};
+pub(crate) use actions::poll;
 pub(crate) use process::{ControllerOptions, ControllerProcess, note_panics};
+pub(crate) use receiver::{Answer, Receiver};
 pub(crate) use stage::Stage;
 pub(crate) use time::Time;
 
@@ -59,6 +63,8 @@ pub(crate) struct ScriptedCluster {
     /// An administrator's client.
     pub(crate) client: Client,
     pub(crate) expectations: Expectations,
+    /// The case changes what all cases need, so that no other one may have its control plane.
+    pub(crate) uses_up_stage: bool,
     controllers: Vec<ControllerProcess>,
     kubelets: Arc<Mutex<HashMap<String, Client>>>,
     actors: JoinHandle<()>,
@@ -89,6 +95,7 @@ impl ScriptedCluster {
             recorder,
             client,
             expectations,
+            uses_up_stage: false,
             controllers,
             kubelets,
             actors,
@@ -144,10 +151,7 @@ impl ScriptedCluster {
 
     /// Creates the policy, and the pod of the web API that is connected to the agents.
     pub(crate) async fn create_policy(&self, policy: Value) -> anyhow::Result<()> {
-        let mut pod = self.stage.templates.apiserver["spec"]["template"].clone();
-        let metadata = json!({"name": format!("{APISERVER}-1"), "namespace": SYSTEM_NAMESPACE});
-        let elsewhere = json!({"nodeName": "elsewhere"});
-        merge(&mut pod, &json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": elsewhere}));
+        let pod = self.web_api_pod();
         let objects = deploy::objects(&deploy::Options::default())?;
         let default = objects.into_iter().find(|object| object["kind"] == "BottlerocketUpdateOperator");
         let mut operator = default.context("no default policy")?;
@@ -376,7 +380,7 @@ impl ScriptedCluster {
         let judged = if failed { Ok(()) } else { self.judge().await };
         self.actors.abort();
         let errors = self.fleet.errors();
-        let Self { stage, recorder, actors, began, .. } = self;
+        let Self { stage, recorder, actors, began, uses_up_stage, .. } = self;
         let _ = actors.await;
         drop(recorder);
         let result = outcome.and(judged).map_err(|error| {
@@ -384,6 +388,9 @@ impl ScriptedCluster {
             let script = errors.iter().fold(String::new(), |all, error| format!("{all}a scripted node: {error}\n"));
             anyhow::anyhow!("{error:#}\n{timeline}{script}{log}")
         });
+        if uses_up_stage {
+            return (result.and(stage.control_plane.stop().await), None);
+        }
         match stage.clear().await {
             Ok(()) => (result, Some(stage)),
             Err(error) => (result.and(Err(error)), None),

@@ -121,10 +121,12 @@ impl Scripted {
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     nodes: BTreeMap<String, Scripted>,
     offered: Vec<Version>,
     rules: Vec<PodRule>,
+    /// No agent can report.
+    pub(super) web_api_down: bool,
     /// Writes that failed.
     errors: Vec<String>,
 }
@@ -147,7 +149,7 @@ impl Fleet {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let result = change(&mut self.lock());
         self.changed.send_modify(|n| *n += 1);
         result
@@ -531,7 +533,8 @@ impl Actors {
         let (view, before, after) = {
             let mut state = self.fleet.lock();
             let offered = state.offered.clone();
-            let Some(scripted) = state.nodes.get_mut(name) else { return Ok(false) };
+            let connected = !state.web_api_down;
+            let Some(scripted) = state.nodes.get_mut(name).filter(|_| connected) else { return Ok(false) };
             if !scripted.behaviour.agent || !scripted.up || scripted.going_down {
                 return Ok(false);
             }
@@ -570,7 +573,10 @@ impl Actors {
         if let Some(updates) = &mut report.updates {
             updates.last_refresh = updates.last_refresh.or(Some(now));
         }
-        if report == before {
+        let known = shadow.status.iter().flat_map(|status| &status.conditions).find(|c| c.type_ == HOST_REACHABLE);
+        let known = known.filter(|known| known.status == ConditionStatus::True);
+        // An agent that is connected again replaces what the controller has said in its place.
+        if report == before && known.is_some() {
             return Ok(false);
         }
         let activated = |report: &models::shadow::AgentReport| {
@@ -584,8 +590,7 @@ impl Actors {
                 scripted.log(HostFact::ActivateEnded);
             }
         }
-        let known = shadow.status.iter().flat_map(|status| &status.conditions).find(|c| c.type_ == HOST_REACHABLE);
-        let reachable = known.filter(|known| known.status == ConditionStatus::True).cloned().unwrap_or(Condition {
+        let reachable = known.cloned().unwrap_or(Condition {
             type_: HOST_REACHABLE.to_owned(),
             status: ConditionStatus::True,
             reason: "Reached".to_owned(),

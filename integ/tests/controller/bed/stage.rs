@@ -32,6 +32,7 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("brupop.bottlerocket.aws/v3", "BottlerocketShadow", "bottlerocketshadows"),
     ("brupop.bottlerocket.aws/v1", "BottlerocketUpdateOperator", "bottlerocketupdateoperators"),
     ("brupop.bottlerocket.aws/v1", "BottlerocketRolloutHistory", "bottlerocketrollouthistories"),
+    ("v1", "ResourceQuota", "resourcequotas"),
     ("apps/v1", "ControllerRevision", "controllerrevisions"),
     ("coordination.k8s.io/v1", "Lease", "leases"),
     ("v1", "Secret", "secrets"),
