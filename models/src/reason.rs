@@ -141,6 +141,57 @@ mod tests {
     use super::*;
 
     #[test]
+    fn each_failure_reason_counts_against_version_node_or_nothing() {
+        let of =
+            |class| FailureReason::ALL.iter().filter(|reason| reason.class() == class).map(|reason| reason.as_str());
+        let version = ["BootFellBack", "NotReadyAfterBoot", "SoakFailed"];
+        assert_eq!(of(FailureClass::Version).collect::<Vec<_>>(), version);
+        let node = [
+            "RefreshFailed",
+            "VersionNotOffered",
+            "PrepareFailed",
+            "WrongImageStaged",
+            "ActivateFailed",
+            "DeactivateFailed",
+            "RebootRefused",
+            "NotStaged",
+            "HostArmedByOther",
+            "DisarmedByOther",
+            "RebootedByOther",
+            "BootedOtherVersion",
+            "StageTimedOut",
+            "DrainTimedOut",
+            "DrainRefused",
+            "PodsReturn",
+            "Uncordoned",
+            "HookTimedOut",
+            "HookRefused",
+            "AgentSilent",
+            "RebootTimedOut",
+            "HealthUnknown",
+            "LockedByOther",
+            "SettingsFailed",
+        ];
+        assert_eq!(of(FailureClass::Node).collect::<Vec<_>>(), node);
+        let nothing = [
+            "GateRefused",
+            "Disabled",
+            "UpdatedByOther",
+            "ProgressLost",
+            "Held",
+            "ReleaseRequested",
+            "PolicyChanged",
+            "Superseded",
+            "NodeDeleted",
+            "Quarantined",
+            "LabelRemoved",
+            "UnsupportedState",
+        ];
+        assert_eq!(of(FailureClass::Nothing).collect::<Vec<_>>(), nothing);
+        assert_eq!(FailureReason::Unknown.class(), FailureClass::Node);
+    }
+
+    #[test]
     fn failure_reasons_serialize_as_displayed_and_unknown_ones_deserialize() {
         for reason in FailureReason::ALL {
             assert_eq!(serde_json::to_string(reason).unwrap(), format!("\"{reason}\""));

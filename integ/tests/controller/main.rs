@@ -6,24 +6,34 @@
 //! control plane empty. `cargo test -p integ --test controller -- canary` runs the cases with that word in their name.
 
 mod bed;
+mod budgets;
+mod canary;
 mod drains;
+mod drills;
 mod earlier;
+mod expressions;
 mod failures;
+mod freeze;
 mod health;
+mod history;
 mod hooks;
 mod labels;
-mod drills;
-mod history;
+mod leader_kills;
 mod leaders;
+mod metrics;
+mod mid_rollout_changes;
 mod migration;
 mod notices;
 mod operator_resource;
+mod other_clients;
+mod percentages;
+mod prometheus;
 mod recorded;
 mod revisions;
 mod rollout;
+mod silence;
 mod slots;
 mod windows;
-mod silence;
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -107,24 +117,33 @@ fn main() -> ExitCode {
     };
     let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
     let trials = modules![
+        budgets,
+        canary,
         drains,
         drills,
         earlier,
+        expressions,
         failures,
+        freeze,
         health,
         history,
         hooks,
         labels,
+        leader_kills,
         leaders,
+        metrics,
+        mid_rollout_changes,
         migration,
         notices,
         operator_resource,
+        other_clients,
+        percentages,
         recorded,
         revisions,
         rollout,
         silence,
         slots,
-        windows
+        windows,
     ]
     .into_iter()
     .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))

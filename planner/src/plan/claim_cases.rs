@@ -122,6 +122,9 @@ fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
             other => panic!("{other:?}"),
         }
     }
+    let record = view.nodes["a"].shadow.as_ref().unwrap().status.controller.record.clone().unwrap();
+    assert_eq!(record.last.map(|last| last.reason).as_deref(), Some("Held"));
+    assert_eq!((record.failures, record.not_before, record.version_failures), (0, None, vec![]), "it is no failure");
     let made = plan(&view, &policy, t(20));
     assert_eq!(made.slots, Some(vec![]), "it has no slot any more");
     assert!(view.nodes["a"].facts.claimed());

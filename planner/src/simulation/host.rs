@@ -86,6 +86,10 @@ impl Host {
                 agent.state = Some(HostState::Idle);
             }
             _ if failed => {}
+            // Another client has installed it.
+            HostState::StagedUpdate if Some(&self.runs) == spec.version.as_ref() => {
+                agent.state = Some(HostState::RebootedIntoUpdate);
+            }
             HostState::StagedUpdate => {
                 let chosen = agent.updates.as_ref().and_then(|updates| updates.chosen_version.as_ref());
                 if !downloads {
