@@ -6,7 +6,17 @@
 //! control plane empty. `cargo test -p integ --test controller -- canary` runs the cases with that word in their name.
 
 mod bed;
+mod budgets;
+mod canary;
+mod expressions;
+mod freeze;
+mod leader_kills;
 mod leaders;
+mod metrics;
+mod mid_rollout_changes;
+mod other_clients;
+mod percentages;
+mod prometheus;
 mod recorded;
 mod rollout;
 
@@ -91,14 +101,27 @@ fn main() -> ExitCode {
         }
     };
     let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
-    let trials = modules![leaders, recorded, rollout]
-        .into_iter()
-        .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))
-        .map(|(name, case)| {
-            let runner = runner.clone();
-            Trial::test(name.clone(), move || runner.run_case(&name, case))
-        })
-        .collect();
+    let trials = modules![
+        budgets,
+        canary,
+        expressions,
+        freeze,
+        leader_kills,
+        leaders,
+        metrics,
+        mid_rollout_changes,
+        other_clients,
+        percentages,
+        recorded,
+        rollout,
+    ]
+    .into_iter()
+    .flat_map(|(module, cases)| cases.into_iter().map(move |(name, case)| (format!("{module}::{name}"), case)))
+    .map(|(name, case)| {
+        let runner = runner.clone();
+        Trial::test(name.clone(), move || runner.run_case(&name, case))
+    })
+    .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     if let Some(Runner { runtime, idle }) = Arc::into_inner(runner) {
         for stage in idle.into_inner().unwrap_or_else(PoisonError::into_inner) {

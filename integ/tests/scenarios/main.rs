@@ -5,7 +5,6 @@
 //! is a dozen processes, and more of them on a small machine would only wait for each other.
 
 mod aws;
-mod budgets;
 mod crashes;
 mod decide;
 mod drains;

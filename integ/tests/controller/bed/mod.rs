@@ -1,6 +1,7 @@
 //! A cluster of scripted nodes with the real controller, for one case.
 
 mod node;
+mod policy;
 mod process;
 mod stage;
 mod time;
@@ -30,7 +31,8 @@ use semver::Version;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-pub(crate) use node::{Behaviour, Boot, Fleet, PodRule, PodState, VARIANT};
+pub(crate) use node::{Behaviour, Boot, Fleet, Held, PodRule, PodState, VARIANT};
+pub(crate) use policy::{closed_schedule, open_schedule, other, waiting};
 pub(crate) use process::{ControllerOptions, ControllerProcess, note_panics};
 pub(crate) use stage::Stage;
 pub(crate) use time::Time;

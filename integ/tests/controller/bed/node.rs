@@ -17,7 +17,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use models::condition::{Condition, ConditionStatus};
 use models::names::{self, AGENT_MANAGER, SYSTEM_NAMESPACE};
-use models::shadow::{ArmedPhase, BottlerocketShadow, HOST_REACHABLE};
+use models::shadow::{ArmedPhase, BottlerocketShadow, HOST_REACHABLE, HostState};
 use planner::simulation::Host;
 use planner::view::{NodeFacts, NodeView, Projection as _, ShadowFacts};
 use semver::Version;
@@ -47,6 +47,14 @@ pub(crate) enum Boot {
     Never,
 }
 
+/// A command of the host that does not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    Download,
+    /// The agent has requested its permit, and reports nothing more.
+    Activation,
+}
+
 /// The behaviour of a node, which a case may change at any time.
 #[derive(Clone, Debug)]
 pub(crate) struct Behaviour {
@@ -56,6 +64,8 @@ pub(crate) struct Behaviour {
     pub(crate) agent_ready: bool,
     /// Downloads succeed.
     pub(crate) downloads: bool,
+    /// The command that does not end, until this is `None` again.
+    pub(crate) held: Option<Held>,
     /// The result of the next boots into an image.
     pub(crate) boot: Boot,
     /// The kubelet is Ready, while the host is up.
@@ -66,7 +76,8 @@ pub(crate) struct Behaviour {
 
 impl Default for Behaviour {
     fn default() -> Self {
-        Self { agent: true, agent_ready: true, downloads: true, boot: Boot::Runs, ready: true, pressure: None }
+        let (held, pressure) = (None, None);
+        Self { agent: true, agent_ready: true, downloads: true, held, boot: Boot::Runs, ready: true, pressure }
     }
 }
 
@@ -178,6 +189,16 @@ impl Fleet {
                 scripted.going_down = true;
             }
         });
+    }
+
+    /// Has another client install a version on a host, and reboot it.
+    pub(crate) fn install(&self, node: &str, version: Version) {
+        self.change(|state| {
+            if let Some(scripted) = state.nodes.get_mut(node) {
+                (scripted.host.staged, scripted.host.armed) = (Some(version), true);
+            }
+        });
+        self.reboot(node);
     }
 
     /// What could not be written so far.
@@ -497,8 +518,17 @@ impl Actors {
                 shadow: Some(Box::new(before.clone())),
                 ..NodeView::default()
             };
-            let downloads = scripted.behaviour.downloads;
+            let (downloads, held) = (scripted.behaviour.downloads, scripted.behaviour.held);
+            if held == Some(Held::Activation) && before.status.agent.armed.is_some() {
+                return Ok(false);
+            }
             let host = &mut scripted.host;
+            if let Some(shadow) = view.shadow.as_mut().filter(|shadow| {
+                let downloading = shadow.spec.state == HostState::StagedUpdate && host.staged != shadow.spec.version;
+                downloading && held == Some(Held::Download)
+            }) {
+                shadow.spec.state = HostState::Idle;
+            }
             let was_cleared = host.cleared;
             host.agent_step(&mut view, &offered, downloads, now);
             if host.cleared && !was_cleared {

@@ -1,13 +1,12 @@
 //! Versions that policy chooses, by the hosts' own version lock.
 
 use integ::host::{UpdatesSettings, VersionLock};
-use models::condition::{ConditionStatus, find_condition};
-use models::shadow::{HOST_REACHABLE, UPDATED};
+use models::shadow::UPDATED;
 use semver::Version;
 use serde_json::json;
 
-use super::support::{assert_signed, blocked, blocked_for, is_on, lock_of, settings_calls, settings_changes, waiting};
-use crate::support::{NEW, OLD, ScenarioContext, nodes, run, shadow_of};
+use super::support::{assert_signed, settings_calls, waiting};
+use crate::support::{NEW, ScenarioContext, nodes, run, shadow_of};
 
 const BOTH: [&str; 2] = ["node-1", "node-2"];
 
@@ -69,44 +68,5 @@ async fn pinned_version_upgrades_and_downgrades_and_unpinning_restores_host_sett
     }
     assert_signed(&ending.history);
     assert_eq!(ending.verdict.stats.reboots, 8);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn version_lock_of_other_client_is_reported_and_blocks_update_until_removed() -> anyhow::Result<()> {
-    let lock = |lock: VersionLock| UpdatesSettings { version_lock: Some(lock), ..UpdatesSettings::default() };
-    let mut options = nodes(2);
-    options.policy["version"]["target"] = json!(NEW.to_string());
-    let ending = run(options, async |ctx| {
-        let host = ctx.bed.member("node-1")?.host.clone();
-        host.foreign_settings(lock(VersionLock::to(&OLD)));
-        ctx.install().await?;
-        ctx.release();
-        let world = ctx
-            .until("node-1 is blocked by the lock, and the other one is updated", |world| {
-                blocked_for(world, "node-1", "LockedByOther")
-                    && waiting(world, "LockedByOther") == 1
-                    && is_on(world, "node-2", &NEW)
-            })
-            .await?;
-        let message = &blocked(&world, "node-1").unwrap().message;
-        assert!(message.contains("1.20.0") && message.contains("set it to latest"), "{message}");
-        let status = &shadow_of(&world, "node-1").unwrap().status;
-        assert_eq!(status.agent.host.as_ref().and_then(|host| host.conflicting_lock.as_deref()), Some("1.20.0"));
-        let reachable = find_condition(&status.conditions, HOST_REACHABLE).unwrap();
-        assert_eq!((reachable.status, reachable.reason.as_str()), (ConditionStatus::True, "LockedByOther"));
-        assert_eq!((lock_of(&host), settings_changes(&host)), (Some(VersionLock::to(&OLD)), vec![]), "left alone");
-
-        host.foreign_settings(lock(VersionLock::latest()));
-        pinned(ctx, &NEW).await
-    })
-    .await?;
-    for node in BOTH {
-        assert_eq!(ending.history.results(node), [(NEW, UPDATED.to_owned())], "{node} had no attempt before");
-    }
-    let world = ending.world();
-    assert!(blocked(&world, "node-1").is_none());
-    assert_eq!(shadow_of(&world, "node-1").unwrap().status.agent.host.as_ref().unwrap().conflicting_lock, None);
-    assert_signed(&ending.history);
     Ok(())
 }

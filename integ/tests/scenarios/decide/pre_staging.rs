@@ -156,25 +156,3 @@ async fn staged_image_of_withdrawn_release_is_not_booted() -> anyhow::Result<()>
     assert_eq!(ending.verdict.stats.reboots, 2, "no host booted the version that was withdrawn");
     Ok(())
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn staged_image_superseded_by_newer_release_is_not_booted() -> anyhow::Result<()> {
-    const NEWER: Version = Version::new(1, 20, 6);
-    let ending = run(options(), async |ctx| {
-        until_staged(ctx).await?;
-        ctx.bed.releases.publish(NEWER);
-        ctx.until("both nodes have the newer image", |world| {
-            ["node-1", "node-2"].iter().all(|node| {
-                step_of(world, node) == Some(Step::Staged)
-                    && shadow_of(world, node).is_some_and(|shadow| shadow.spec.version == Some(NEWER))
-            })
-        })
-        .await?;
-        ctx.policy(&json!({"schedule": open_schedule()})).await?;
-        ctx.bed.wait_updated(&NEWER, crate::support::LIMIT).await?;
-        Ok(())
-    })
-    .await?;
-    assert_eq!(ending.verdict.stats.reboots, 2, "each host is rebooted once");
-    Ok(())
-}

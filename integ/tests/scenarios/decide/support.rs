@@ -5,31 +5,17 @@ use std::net::Ipv4Addr;
 use anyhow::Context as _;
 use integ::host::{EventKind, Host, VersionLock};
 use integ::oracle::{ClusterState, History};
-use models::condition::{Condition, ConditionStatus};
 use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
-use models::shadow::BLOCKED;
 
 use crate::interfere::poll;
-use crate::support::{ScenarioContext, condition_of};
+use crate::support::ScenarioContext;
 
-pub(super) use crate::support::{
-    EVENTS_OF_NODES, is_on, is_released, is_updated, last_reason, other, record, status, until_event,
-};
+pub(super) use crate::support::{is_on, is_updated, last_reason, other, record, status, until_event};
 
 /// Number of nodes that wait for a reason, by the operator's status.
 pub(super) fn waiting(world: &ClusterState, reason: &str) -> i64 {
     let counts = world.operator.iter().flat_map(|operator| &operator.status.waiting);
     counts.filter(|count| count.reason == reason).map(|count| count.nodes).sum()
-}
-
-/// The `Blocked` condition of a node, while it is true.
-pub(super) fn blocked<'a>(world: &'a ClusterState, node: &str) -> Option<&'a Condition> {
-    condition_of(world, node, BLOCKED).filter(|condition| condition.status == ConditionStatus::True)
-}
-
-/// Returns true if a node is blocked for this reason.
-pub(super) fn blocked_for(world: &ClusterState, node: &str, reason: &str) -> bool {
-    blocked(world, node).is_some_and(|condition| condition.reason == reason)
 }
 
 /// The calls about its settings that a host received, as `METHOD path`, without the query.
@@ -46,11 +32,6 @@ pub(super) fn settings_calls(host: &Host) -> Vec<String> {
         .collect()
 }
 
-/// The calls among [`settings_calls`] that change something.
-pub(super) fn settings_changes(host: &Host) -> Vec<String> {
-    settings_calls(host).into_iter().filter(|call| !call.starts_with("GET ")).collect()
-}
-
 /// The version lock of a host.
 pub(super) fn lock_of(host: &Host) -> Option<VersionLock> {
     host.snapshot().settings.version_lock
@@ -65,19 +46,6 @@ pub(super) fn assert_signed(history: &History) {
             assert!(signed, "revision {}: {} asks for settings unsigned", change.revision, shadow.name);
         }
     });
-}
-
-/// Annotates an object in the operator's namespace, as documented for users.
-pub(super) async fn annotate(
-    ctx: &ScenarioContext,
-    object: &[&str],
-    annotation: &str,
-    value: &str,
-) -> anyhow::Result<()> {
-    let annotation = format!("{annotation}={value}");
-    let arguments = [&["-n", SYSTEM_NAMESPACE, "annotate", "--overwrite"], object, &[&annotation]].concat();
-    ctx.kubectl(&arguments).await?;
-    Ok(())
 }
 
 /// Waits until the controller exports a series with this value.

@@ -9,7 +9,6 @@ use models::operator::WINDOW_OPEN;
 use models::shadow::Step;
 use serde_json::{Value, json};
 
-use super::mid_rollout_changes::two_prestaged_nodes;
 use super::support::{is_updated, other, status, until_metric};
 use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
@@ -53,7 +52,9 @@ pub(super) fn slots_granted_outside_window(history: &History) -> Vec<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn closed_window_completes_running_update_and_blocks_new_ones() -> anyhow::Result<()> {
-    let ending = run(two_prestaged_nodes(), async |ctx| {
+    let mut options = nodes(2);
+    options.policy["strategy"] = json!({"preStage": {}});
+    let ending = run(options, async |ctx| {
         let node = blocked_drain(ctx).await?;
         let next = other(&node);
         ctx.until_step(next, Step::Staged).await?;
@@ -91,64 +92,5 @@ async fn closed_window_completes_running_update_and_blocks_new_ones() -> anyhow:
     .await?;
     assert_eq!(slots_granted_outside_window(&ending.history), [0; 0]);
     ending.assert_updates(2);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn no_update_starts_shortly_before_window_closes() -> anyhow::Result<()> {
-    // The window has been open since the last full hour but one, and ends in two to three hours.
-    let hour = (Timestamp::now().to_zoned(TimeZone::UTC).hour() + 23) % 24;
-    let schedule = |stop: &str| json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "4h"}], "stopStartingBefore": stop});
-    let mut options = nodes(1);
-    options.policy["schedule"] = schedule("3h");
-    let ending = run(options, async |ctx| {
-        ctx.install().await?;
-        ctx.release();
-        let world = ctx
-            .until("the node waits for the next window", |world| {
-                wait_for(world, "WindowClosed", 1) && status(world).next_window.is_some()
-            })
-            .await?;
-        let next = status(&world).next_window.unwrap();
-        assert!(next > Timestamp::now() + jiff::SignedDuration::from_hours(12), "{next} is tomorrow's");
-        assert_eq!(shadow_of(&world, "node-1").unwrap().spec.attempt, 0);
-
-        ctx.policy(&json!({"schedule": schedule("1h")})).await?;
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    assert_eq!(slots_granted_outside_window(&ending.history), [0; 0]);
-    ending.assert_updates(1);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn windows_open_in_their_time_zone() -> anyhow::Result<()> {
-    const ZONE: &str = "Asia/Tokyo";
-    // Open for six hours from the last full hour but one in Tokyo, which is nine hours ahead of UTC all year.
-    let hour = (Timestamp::now().in_tz(ZONE)?.hour() + 23) % 24;
-    let window =
-        |zone: &str| json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "6h", "timeZone": zone}]});
-    let mut options = nodes(1);
-    options.policy["schedule"] = window("UTC");
-    let ending = run(options, async |ctx| {
-        ctx.install().await?;
-        ctx.release();
-        let world = ctx
-            .until("the window is closed by the clock of UTC", |world| {
-                wait_for(world, "WindowClosed", 1) && status(world).next_window.is_some()
-            })
-            .await?;
-        let next = status(&world).next_window.unwrap();
-        assert_eq!((next.to_zoned(TimeZone::UTC).hour(), next.to_zoned(TimeZone::UTC).minute()), (hour, 0));
-
-        ctx.policy(&json!({"schedule": window(ZONE)})).await?;
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    assert_eq!(slots_granted_outside_window(&ending.history), [0; 0]);
-    ending.assert_updates(1);
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! The metrics that the controller exports after one update, compared literally.
 
-use models::names::SYSTEM_NAMESPACE;
+use serde_json::json;
 
-use super::support::is_on;
-use crate::support::{NEW, controller_metrics, nodes, run};
+use crate::bed::{NEW, ScriptedCluster};
+
+crate::cases![one_update_exports_expected_metric_series];
 
 /// The expected series. `*` replaces values that depend only on the speed of the machine.
 const EXPECTED: &str = include_str!("one_update.txt");
@@ -32,31 +33,15 @@ fn series(text: &str) -> String {
     lines
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn one_update_exports_expected_metric_series() -> anyhow::Result<()> {
-    let mut options = nodes(1);
-    options.labelled = false;
-    run(options, async |ctx| {
-        // The operator itself runs on node-1, which has no label, so that the update does not restart the process that
-        // counts it.
-        ctx.bed.install().await?;
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
-        ctx.bed.options.labelled = true;
-        ctx.bed.add_node("node-2").await?;
-        ctx.release();
-        ctx.until("node-2 is updated, and its status counted", |world| {
-            is_on(world, "node-2", &NEW)
-                && world.operator.as_ref().is_some_and(|o| {
-                    o.status.slots.is_empty() && o.status.counts.as_ref().is_some_and(|c| c.current == 1)
-                })
-        })
+async fn one_update_exports_expected_metric_series(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    cluster.start(1, json!({})).await?;
+    cluster.fleet.release(NEW);
+    cluster.updated().await?;
+    cluster
+        .until("the update is counted", |world| world.status().counts.is_some_and(|counts| counts.current == 1))
         .await?;
-        // A renewal of the lease later it has seen all its writes.
-        ctx.renewals(1).await?;
-        let found = series(&controller_metrics(ctx).await?);
-        assert!(found == EXPECTED, "decide/one_update.txt is not what the controller exports:\n{found}");
-        Ok(())
-    })
-    .await?;
+    cluster.planned().await?;
+    let found = series(&cluster.metrics().await?);
+    assert!(found == EXPECTED, "one_update.txt is not what the controller exports:\n{found}");
     Ok(())
 }

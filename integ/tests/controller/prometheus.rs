@@ -19,7 +19,7 @@ struct PrometheusState {
 }
 
 /// A server that can be stopped and started again under the same address.
-pub(super) struct Prometheus {
+pub(crate) struct Prometheus {
     address: SocketAddr,
     known: Arc<Mutex<PrometheusState>>,
     serving: Option<JoinHandle<()>>,
@@ -27,18 +27,18 @@ pub(super) struct Prometheus {
 
 impl Prometheus {
     /// A stopped server with its own address.
-    pub(super) async fn down() -> anyhow::Result<Self> {
+    pub(crate) async fn down() -> anyhow::Result<Self> {
         let address = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
         Ok(Self { address, known: Arc::default(), serving: None })
     }
 
     /// The URL of the server, for the policy.
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// Starts it.
-    pub(super) async fn start_serving(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn start_serving(&mut self) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.address).await?;
         let known = self.known.clone();
         self.serving = Some(tokio::spawn(async move {
@@ -53,17 +53,17 @@ impl Prometheus {
     }
 
     /// Lets the query return a series with these labels.
-    pub(super) fn fire(&self, query: &str, labels: Value) {
+    pub(crate) fn fire(&self, query: &str, labels: Value) {
         lock(&self.known).firing.insert(query.to_owned(), labels);
     }
 
     /// Lets the query return nothing.
-    pub(super) fn stop_firing(&self, query: &str) {
+    pub(crate) fn stop_firing(&self, query: &str) {
         lock(&self.known).firing.remove(query);
     }
 
     /// Returns true if this query was ever received.
-    pub(super) fn was_queried(&self, query: &str) -> bool {
+    pub(crate) fn was_queried(&self, query: &str) -> bool {
         lock(&self.known).asked.iter().any(|asked| asked == query)
     }
 }

@@ -1,0 +1,86 @@
+//! Canary steps: with a soak, and with a user's approval.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use integ::oracle::{Attempt, ClusterState, Object};
+use jiff::{SignedDuration, Timestamp};
+use models::names::APPROVE_STEP_ANNOTATION;
+use models::operator::ActiveRollout;
+use serde_json::json;
+
+use crate::bed::{NEW, ScriptedCluster, waiting};
+
+crate::cases![soak_of_canary_step_counts_once_across_controller_restart, each_approval_passes_one_canary_step];
+
+fn rollout(world: &ClusterState) -> Option<ActiveRollout> {
+    world.status().active_rollouts.into_iter().next()
+}
+
+/// Waits until so many nodes are updated, so many steps are passed, and all others wait for the next step; and checks that
+/// no other has begun.
+async fn until_step_done(cluster: &ScriptedCluster, done: usize, passed: i64) -> anyhow::Result<()> {
+    let holds = |world: &ClusterState| {
+        let others = i64::try_from(world.nodes.len() - done).unwrap_or_default();
+        world.nodes.keys().filter(|node| world.is_updated(node, &NEW)).count() == done
+            && world.status().slots.is_empty()
+            && rollout(world).is_some_and(|rollout| rollout.steps_passed == passed && rollout.step_done.is_some())
+            && waiting(world, "CanaryStep") == others
+    };
+    cluster.until(&format!("{done} nodes are updated and the others wait"), holds).await?;
+    let world = cluster.planned().await?;
+    assert!(holds(&world), "it stays so");
+    let begun = world.shadows.values().filter(|shadow| shadow.spec.attempt > 0 || shadow.step().is_some()).count();
+    assert_eq!(begun, done, "no other node has begun");
+    Ok(())
+}
+
+async fn soak_of_canary_step_counts_once_across_controller_restart(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    const MINUTE: Duration = Duration::from_mins(1);
+    const SOAK: Duration = Duration::from_hours(8);
+    let strategy = json!({"canary": [{"nodes": 1, "soak": "8h"}]});
+    cluster.start(2, json!({"maxUnavailable": 2, "strategy": strategy})).await?;
+    cluster.fleet.release(NEW);
+    until_step_done(cluster, 1, 0).await?;
+    cluster.pass(SOAK / 2).await?;
+    cluster.replace_controller().await?;
+    cluster.pass(SOAK / 2 - 5 * MINUTE).await?;
+    until_step_done(cluster, 1, 0).await?;
+    cluster.pass(5 * MINUTE).await?;
+    cluster.updated().await?;
+
+    let history = cluster.recorder.so_far()?;
+    let mut done: BTreeSet<Timestamp> = BTreeSet::new();
+    for change in history.changes() {
+        let Object::Operator(operator) = &change.object else { continue };
+        done.extend(operator.status.active_rollouts.first().iter().filter_map(|rollout| rollout.step_done));
+    }
+    assert_eq!(done.len(), 1, "the soak is counted once, from one moment: {done:?}");
+    let (world, done) = (history.end(), done.into_iter().next().unwrap_or_default());
+    let mut results: Vec<_> = world.nodes.keys().filter_map(|node| world.record(node).last).collect();
+    results.sort_by_key(|result| result.started);
+    assert!(results[0].ended <= done);
+    assert!(results[1].started >= done + SignedDuration::try_from(SOAK)?, "{results:#?}, {done:?}");
+    Ok(())
+}
+
+async fn each_approval_passes_one_canary_step(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    let strategy = json!({"canary": [{"nodes": 1, "approval": "Manual"}, {"nodes": "67%", "approval": "Manual"}]});
+    cluster.start(3, json!({"maxUnavailable": 2, "strategy": strategy})).await?;
+    cluster.fleet.release(NEW);
+    until_step_done(cluster, 1, 0).await?;
+    cluster.request(APPROVE_STEP_ANNOTATION, "one").await?;
+    until_step_done(cluster, 2, 1).await?;
+    // The same approval again approves nothing more.
+    cluster.request(APPROVE_STEP_ANNOTATION, "one").await?;
+    until_step_done(cluster, 2, 1).await?;
+    cluster.request(APPROVE_STEP_ANNOTATION, "two").await?;
+    let world = cluster.updated().await?;
+    assert_eq!(world.status().requests.and_then(|requests| requests.approve_step).as_deref(), Some("two"));
+    assert_eq!(rollout(&world).map(|rollout| rollout.steps_passed), Some(2));
+    let attempts = cluster.recorder.so_far()?.attempts();
+    assert!(attempts.len() == 3 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    Ok(())
+}

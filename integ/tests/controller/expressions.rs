@@ -1,0 +1,117 @@
+//! Expressions for which Prometheus has to return nothing, before an update and after it.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use integ::oracle::ClusterState;
+use models::condition::ConditionStatus;
+use models::operator::FROZEN;
+use models::reason::FailureReason;
+use models::shadow::{BLOCKED, Step, UPDATED};
+use serde_json::{Value, json};
+
+use crate::bed::{NEW, OLD, ScriptedCluster, waiting};
+use crate::prometheus::Prometheus;
+
+crate::cases![
+    firing_or_failing_expression_blocks_updates,
+    firing_expression_is_version_failure_and_unreachable_prometheus_is_node_failure
+];
+
+fn policy(prometheus: &Prometheus, interval: &str, health: Value) -> Value {
+    json!({"prometheus": {"url": prometheus.url(), "interval": interval, "timeout": "5s"}, "health": health})
+}
+
+/// Reason and message of the failure of a node's last attempt.
+fn last_failure(world: &ClusterState, node: &str) -> Option<(String, String)> {
+    world.record(node).last.map(|last| (last.reason, last.message))
+}
+
+fn charged(world: &ClusterState, node: &str) -> Vec<FailureReason> {
+    world.record(node).version_failures.iter().map(|failure| failure.reason).collect()
+}
+
+async fn firing_or_failing_expression_blocks_updates(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    const QUERY: &str = r#"job:errors:burnrate1h{job="shop"} > 14"#;
+    let mut prometheus = Prometheus::down().await?;
+    let health = json!({"before": {"expressions": [{"name": "error-budget", "query": QUERY}]}});
+    cluster.start(1, policy(&prometheus, "1s", health)).await?;
+    cluster.fleet.release(NEW);
+    // The same for all nodes: it is recorded once, in the operator's status.
+    let blocked_for = |reason: &'static str| {
+        move |world: &ClusterState| {
+            let blocked = world.operator_condition(BLOCKED);
+            blocked.is_some_and(|c| c.reason == reason && c.status == ConditionStatus::True)
+                && waiting(world, reason) == 1
+        }
+    };
+    let world = cluster.until("Prometheus does not answer", blocked_for("ExpressionFails")).await?;
+    let message = &world.operator_condition(BLOCKED).context("just seen")?.message;
+    assert!(message.contains("error-budget") && message.contains(&prometheus.url()), "{message}");
+
+    prometheus.fire(QUERY, json!({"__name__": "job:errors:burnrate1h", "job": "shop"}));
+    prometheus.start_serving().await?;
+    let world = cluster.until("the expression fires", blocked_for("ExpressionFires")).await?;
+    let message = &world.operator_condition(BLOCKED).context("just seen")?.message;
+    let series = r#"job:errors:burnrate1h{job="shop"} 1"#;
+    assert!(message.contains("error-budget") && message.contains(series), "{message}");
+    let world = cluster.planned().await?;
+    assert!(world.condition("node-1", BLOCKED).is_none_or(|c| c.status != ConditionStatus::True));
+    assert_eq!(world.step("node-1"), Some(Step::Staged), "the firing expression keeps it in that state");
+    assert_eq!(cluster.recorder.so_far()?.max_out_of_service(), 0);
+
+    prometheus.stop_firing(QUERY);
+    cluster.updated().await?;
+    assert_eq!(cluster.recorder.so_far()?.results("node-1"), [(NEW, UPDATED.to_owned())]);
+    Ok(())
+}
+
+async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node_failure(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    const QUERY: &str = r#"ALERTS{alertstate="firing",node="$node"}"#;
+    const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
+    const TIMEOUT: Duration = Duration::from_mins(15);
+    let mut prometheus = Prometheus::down().await?;
+    let expressions = json!([{"name": "node-alerts", "query": QUERY}]);
+    let health = json!({"after": {"soak": "1s", "timeout": "15m", "expressions": expressions}});
+    // An answer is used for twice the interval.
+    cluster.start(3, policy(&prometheus, "1h", health)).await?;
+    cluster.fleet.release(NEW);
+    cluster.until("Prometheus does not answer", |world| waiting(world, "ExpressionFails") == 1).await?;
+    cluster.pass(TIMEOUT).await?;
+    let failed = |world: &ClusterState| NODES.into_iter().find(|node| last_failure(world, node).is_some());
+    let world = cluster.until("an attempt has failed", |world| failed(world).is_some()).await?;
+    let silent = failed(&world).context("just seen")?;
+    let (reason, message) = last_failure(&world, silent).context("just seen")?;
+    assert!(reason == "HealthUnknown" && message.contains("node-alerts"), "{reason}: {message}");
+
+    for node in NODES {
+        let labels = json!({"__name__": "ALERTS", "alertname": "KubeletDown", "alertstate": "firing", "node": node});
+        prometheus.fire(&QUERY.replace("$node", node), labels);
+    }
+    prometheus.start_serving().await?;
+    cluster.until("the expression fires", |world| waiting(world, "ExpressionFires") == 1).await?;
+    cluster.pass(TIMEOUT).await?;
+    let world = cluster
+        .until("all are released, and no node takes the version any more", |world| {
+            world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
+                && NODES.iter().all(|node| world.is_released(node))
+                && waiting(world, "Quarantined") == 1
+        })
+        .await?;
+    let message = &world.operator_condition(FROZEN).context("just seen")?.message;
+    assert!(message.contains("1.20.5"), "{message}");
+    let runs = |node: &str| world.shadow(node).and_then(|shadow| shadow.status.agent.current_version.clone());
+    let (on_new, on_old): (Vec<_>, Vec<_>) = NODES.into_iter().partition(|node| runs(node) == Some(NEW));
+    let fired = on_new.into_iter().find(|node| *node != silent).context("one has failed")?;
+    assert_eq!(on_old.len(), 1, "the third never began");
+    assert_eq!(runs(on_old[0]), Some(OLD));
+    let (reason, message) = last_failure(&world, fired).context("it has failed")?;
+    let series = format!(r#"ALERTS{{alertname="KubeletDown",alertstate="firing",node="{fired}"}}"#);
+    assert!(reason == "SoakFailed" && message.contains("node-alerts") && message.contains(&series), "{message}");
+    assert!(!prometheus.was_queried(&QUERY.replace("$node", on_old[0])), "queried for a node that is not under test");
+    assert_eq!((charged(&world, silent), charged(&world, fired)), (vec![], vec![FailureReason::SoakFailed]));
+    assert_eq!(cluster.verdict().await?.stats.reboots, 2);
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! A version that fails, and a user who resumes the rollout.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use integ::oracle::ClusterState;
+use models::condition::ConditionStatus;
+use models::names::RESUME_ANNOTATION;
+use models::operator::{FROZEN, Quarantined};
+use models::reason::FailureReason;
+use models::shadow::UPDATED;
+use serde_json::json;
+
+use crate::bed::{Boot, NEW, ScriptedCluster, other, waiting};
+
+crate::cases![freeze_persists_until_resume_request_and_each_request_counts_once];
+
+/// Waits until the rollout is frozen because this node, or any if none is named, failed, and all nodes are released.
+async fn until_frozen_by(cluster: &ScriptedCluster, node: Option<&str>) -> anyhow::Result<Quarantined> {
+    let quarantined = |world: &ClusterState| {
+        let known = world.status().versions.into_iter().find(|known| known.version == NEW)?;
+        known.quarantined.filter(|q| node.is_none_or(|node| q.nodes == [node]))
+    };
+    let world = cluster
+        .until("the rollout is frozen, and every node is released", |world| {
+            world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
+                && quarantined(world).is_some()
+                && world.nodes.keys().all(|node| world.is_released(node))
+                && world.status().slots.is_empty()
+        })
+        .await?;
+    let quarantined = quarantined(&world).context("just seen")?;
+    assert_eq!(quarantined.reason, FailureReason::BootFellBack);
+    assert_eq!(quarantined.nodes.len(), 1, "the first one that fails stops the rollout: {quarantined:?}");
+    let frozen = world.operator_condition(FROZEN).context("just seen")?;
+    for part in ["1.20.5", "BootFellBack", &quarantined.nodes[0], RESUME_ANNOTATION] {
+        assert!(frozen.message.contains(part), "{part} in {frozen:?}");
+    }
+    Ok(quarantined)
+}
+
+async fn freeze_persists_until_resume_request_and_each_request_counts_once(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.start(2, json!({})).await?;
+    for node in ["node-1", "node-2"] {
+        cluster.fleet.script(node, |behaviour| behaviour.boot = Boot::FallsBack);
+    }
+    cluster.fleet.release(NEW);
+    let first = until_frozen_by(cluster, None).await?.nodes.remove(0);
+    let second = other(&first);
+    cluster.until_event("Frozen", &["1.20.5", &first]).await?;
+    cluster.until_metric("frozen", "1").await?;
+    cluster.until_metric("quarantined_versions", "1").await?;
+
+    cluster.delete_policy().await?;
+    cluster.replace_controller().await?;
+    cluster.create_policy(json!({})).await?;
+    until_frozen_by(cluster, Some(&first)).await?;
+    cluster.until("both nodes wait for it", |world| waiting(world, "Quarantined") == 2).await?;
+
+    cluster.fleet.script(&first, |behaviour| behaviour.boot = Boot::Runs);
+    cluster.request(RESUME_ANNOTATION, "first").await?;
+    // Resolved failures do not count again: the other node freezes the rollout now.
+    until_frozen_by(cluster, Some(second)).await?;
+    // A request that was carried out is not carried out again.
+    cluster.request(RESUME_ANNOTATION, "first").await?;
+    let world = cluster.planned().await?;
+    assert_eq!(world.status().requests.and_then(|requests| requests.resume).as_deref(), Some("first"));
+    until_frozen_by(cluster, Some(second)).await?;
+
+    cluster.fleet.script(second, |behaviour| behaviour.boot = Boot::Runs);
+    cluster.request(RESUME_ANNOTATION, "second").await?;
+    cluster
+        .until("the request is acknowledged", |world| {
+            world.status().requests.is_some_and(|requests| requests.resume.as_deref() == Some("second"))
+        })
+        .await?;
+    // Their back-offs end.
+    cluster.pass(Duration::from_hours(2)).await?;
+    cluster.updated().await?;
+    cluster
+        .until("the rollout is not frozen", |world| {
+            world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::False)
+        })
+        .await?;
+    cluster.until_event("Resumed", &[]).await?;
+    cluster.until_metric("frozen", "0").await?;
+    cluster.until_metric("quarantined_versions", "0").await?;
+    let history = cluster.recorder.so_far()?;
+    for (node, nonce) in [(first.as_str(), "first"), (second, "second")] {
+        let failures = history.end().record(node).version_failures;
+        let resolved: Vec<_> = failures.into_iter().map(|failure| failure.resolved_by).collect();
+        assert_eq!(resolved, [Some(nonce.to_owned())], "{node}");
+        assert_eq!(history.results(node), ["BootFellBack", UPDATED].map(|end| (NEW, end.to_owned())), "{node}");
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! Hosts that another client updates or rolls back.
+
+use std::time::Duration;
+
+use models::condition::ConditionStatus;
+use models::operator::FROZEN;
+use models::shadow::{Step, UPDATED};
+use serde_json::json;
+
+use crate::bed::{NEW, OLD, ScriptedCluster, other};
+use crate::leaders::blocked_drain;
+
+crate::cases![
+    update_by_other_client_ends_attempt_without_failure,
+    rollback_by_other_client_is_reported_without_version_failure
+];
+
+async fn update_by_other_client_ends_attempt_without_failure(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    cluster.start(2, json!({"strategy": {"preStage": {}}})).await?;
+    let drained = blocked_drain(cluster).await?;
+    let staged = other(&drained);
+    cluster.until_step(staged, Step::Staged).await?;
+    cluster.fleet.install(staged, NEW);
+    let world = cluster
+        .until("the attempt is ended, and the node is as it should be", |world| {
+            world.last_reason(staged).as_deref() == Some("UpdatedByOther") && world.is_updated(staged, &NEW)
+        })
+        .await?;
+    let record = world.record(staged);
+    assert_eq!((record.failures, record.not_before, record.version_failures), (0, None, vec![]));
+    cluster.until_event("UpdateWithdrawn", &["UpdatedByOther"]).await?;
+    cluster.unblock_shop().await?;
+    let world = cluster.updated().await?;
+    assert_ne!(world.operator_condition(FROZEN).map(|c| c.status), Some(ConditionStatus::True));
+    let history = cluster.recorder.so_far()?;
+    assert_eq!(history.results(staged), [(NEW, "UpdatedByOther".to_owned())]);
+    assert_eq!(history.results(&drained), [(NEW, UPDATED.to_owned())]);
+    assert_eq!(cluster.verdict().await?.stats.reboots, 1, "the other one was not the operator's");
+    Ok(())
+}
+
+async fn rollback_by_other_client_is_reported_without_version_failure(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    const NODE: &str = "node-1";
+    cluster.start(1, json!({"health": {"after": {"soak": "10m", "timeout": "1h"}}})).await?;
+    cluster.fleet.release(NEW);
+    // To an agent that had not reported this boot, the host would have fallen back.
+    let reported = cluster.until("the boot into the update is reported", |world| {
+        let armed = world.shadow(NODE).is_some_and(|shadow| shadow.status.agent.armed.is_some());
+        world.step(NODE) == Some(Step::Verifying) && !armed
+    });
+    reported.await?;
+    cluster.fleet.install(NODE, OLD);
+    let world = cluster
+        .until("the attempt is ended and the node released", |world| {
+            world.last_reason(NODE).as_deref() == Some("BootedOtherVersion") && world.is_released(NODE)
+        })
+        .await?;
+    let record = world.record(NODE);
+    assert_eq!(record.version_failures, [], "the version is not to blame");
+    assert!(record.not_before.is_some(), "the client that did that is given time");
+    cluster.until_event("UpdateFailed", &["BootedOtherVersion"]).await?;
+    assert_ne!(world.operator_condition(FROZEN).map(|c| c.status), Some(ConditionStatus::True));
+
+    cluster.policy(&json!({"health": {"after": {"soak": "1s"}}})).await?;
+    cluster.pass(Duration::from_hours(2)).await?;
+    cluster.updated().await?;
+    // While no attempt is under way nothing fails, and the node is updated again.
+    cluster.fleet.install(NODE, OLD);
+    cluster.until("it has begun again", |world| world.step(NODE).is_some()).await?;
+    cluster.updated().await?;
+    let ended = ["BootedOtherVersion", UPDATED, UPDATED].map(|result| (NEW, result.to_owned()));
+    assert_eq!(cluster.recorder.so_far()?.results(NODE), ended);
+    assert_eq!(cluster.verdict().await?.stats.reboots, 3);
+    Ok(())
+}
