@@ -16,7 +16,6 @@ mod pre_staging;
 mod prometheus;
 mod ranges;
 mod support;
-mod urgency;
 mod user_requests;
 mod waves;
 mod windows;
