@@ -61,9 +61,8 @@ async fn unlabelled_pinned_node_keeps_settings_record_until_relabelled() -> anyh
         // No settings are left to restore.
         leave(ctx).await?;
         ctx.until("nothing is left of the node", |world| {
-            let agent = |pod: &integ::oracle::Pod| {
-                pod.name.starts_with("brupop-agent") && pod.node.as_deref() == Some(NODE)
-            };
+            let agent =
+                |pod: &integ::oracle::Pod| pod.name.starts_with("brupop-agent") && pod.node.as_deref() == Some(NODE);
             world.shadows.is_empty() && !world.nodes[NODE].claimed() && !world.pods.values().any(|pod| agent(pod))
         })
         .await?;
