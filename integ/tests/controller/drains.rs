@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use integ::oracle::Field;
+use integ::oracle::{ClusterState, Field};
 use models::shadow::Step;
 use serde_json::json;
 
@@ -13,6 +13,15 @@ crate::cases![
     forced_deletion_needs_delete_permission,
     node_uncordoned_by_user_during_drain_is_cordoned_again_with_event,
 ];
+
+/// Waits until the drain of a node is blocked by a budget.
+pub(crate) async fn until_drain_blocked(cluster: &ScriptedCluster, node: &str) -> anyhow::Result<()> {
+    let blocked = |world: &ClusterState| {
+        let drain = world.shadow(node).and_then(|shadow| shadow.status.controller.drain.as_ref());
+        world.step(node) == Some(Step::Draining) && drain.is_some_and(|drain| !drain.blockers.is_empty())
+    };
+    cluster.until("the drain is blocked", blocked).await.map(drop)
+}
 
 /// Runs `kubectl` as an administrator.
 async fn kubectl(cluster: &ScriptedCluster, arguments: &[&str]) -> anyhow::Result<()> {
@@ -41,7 +50,7 @@ async fn forced_deletion_needs_delete_permission(cluster: &mut ScriptedCluster) 
     let updated = async {
         cluster.until("the node is released", |world| world.is_released(&node)).await?;
         cluster.pass(Duration::from_hours(1)).await?;
-        cluster.until_step(&node, Step::Draining).await?;
+        until_drain_blocked(cluster, &node).await?;
         cluster.pass(TIMEOUT).await?;
         cluster.updated().await
     };

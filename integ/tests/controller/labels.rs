@@ -13,6 +13,7 @@ use semver::Version;
 use serde_json::json;
 
 use crate::bed::{Boot, ControllerOptions, Held, NEW, ScriptedCluster};
+use crate::drains::until_drain_blocked;
 
 crate::cases![
     label_nodes_labels_bottlerocket_nodes_unless_label_is_set,
@@ -161,12 +162,7 @@ async fn node_unlabelled_before_permit_is_released_and_its_shadow_deleted(
     cluster.shop(4, json!({"minAvailable": 4})).await?;
     cluster.block_shop().await?;
     cluster.label(NODE).await?;
-    cluster
-        .until("the drain is blocked", |world| {
-            let drain = world.shadow(NODE).and_then(|shadow| shadow.status.controller.drain.as_ref());
-            drain.is_some_and(|drain| !drain.blockers.is_empty())
-        })
-        .await?;
+    until_drain_blocked(cluster, NODE).await?;
     leave(cluster, Some(Step::Draining)).await?;
     left(cluster).await?;
     assert_eq!(reboots_and_updates(cluster).await?, (0, 0), "the host is as it was");
@@ -220,8 +216,14 @@ async fn node_unlabelled_during_arming_keeps_shadow_while_host_is_armed(
             world.shadow(NODE).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
         })
         .await?;
-    // Longer than a permit is valid and a host shuts down.
+    // Longer than a permit is valid and a host shuts down. A kubelet that renews its Lease after that has not gone down.
     cluster.pass(Duration::from_mins(5)).await?;
+    for _ in 0..20 {
+        cluster.pass(Duration::from_secs(10)).await?;
+        if cluster.planned().await?.is_released(NODE) {
+            break;
+        }
+    }
     cluster.until("the node is released", |world| world.is_released(NODE)).await?;
     let world = cluster.planned().await?;
     assert!(world.shadow(NODE).is_some(), "nothing would record any more who armed the host");

@@ -25,6 +25,8 @@ async fn node_rebooted_by_other_client_during_drain_is_released(case: Case) -> a
     case.member()?.host.foreign_reboot().await;
     case.failed("RebootedByOther").await?;
     assert!(!case.state()?.is_charged() && !case.state()?.cordoned());
+    let record = case.state()?.shadow().and_then(|shadow| shadow.status.controller.record.clone());
+    assert!(record.is_some_and(|record| record.not_before.is_some()), "the next attempt waits");
     case.unblock_drain().await?;
     case.retry().await?;
     case.updated().await?;

@@ -44,30 +44,6 @@ fn assert_rebooted_by_other_then_updated(ending: &ScenarioResult, node: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn node_rebooted_by_other_client_during_drain_is_released_and_updated_later() -> anyhow::Result<()> {
-    let mut target = String::new();
-    let ending = run(nodes(2), async |ctx| {
-        target = blocked_drain(ctx).await?;
-        ctx.bed.member(&target)?.host.foreign_reboot().await;
-        let world = ctx
-            .until("the attempt has failed and the node is released", |world| {
-                last_reason(world, &target).as_deref() == Some("RebootedByOther") && is_released(world, &target)
-            })
-            .await?;
-        let shadow = shadow_of(&world, &target).context("just seen")?;
-        anyhow::ensure!(shadow.status.controller.record.as_ref().is_some_and(|r| r.not_before.is_some()));
-        unblock(ctx).await?;
-        ctx.updated().await?;
-        Ok(())
-    })
-    .await?;
-    assert_rebooted_by_other_then_updated(&ending, &target);
-    assert_eq!(ending.verdict.stats.reboots, 2, "the third reboot was not the operator's");
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "make test-all: tests of agent and controller have its halves"]
 async fn power_loss_before_permit_is_no_version_failure() -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |ctx| {

@@ -3,7 +3,4 @@
 
 mod node_deletion;
 mod pinning;
-mod pre_staging;
 mod support;
-mod urgency;
-mod windows;

@@ -15,12 +15,10 @@ use deploy::Component;
 use integ::host::{Event, EventKind};
 use integ::oracle::{Expectations, Property};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use kube::api::{ListParams, Patch, PatchParams};
-use kube::{Api, ResourceExt as _};
 use models::names::SYSTEM_NAMESPACE;
 use models::permit::{PERMIT_LIFETIME, PermitClaims, SettingsClaims};
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, BottlerocketShadow, BottlerocketShadowSpec, HostPolicy, HostState, Permit};
+use models::shadow::{ArmedPhase, BottlerocketShadowSpec, HostPolicy, HostState, Permit};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -343,40 +341,5 @@ async fn falsely_reported_staged_image_ends_attempt_without_reboot() -> anyhow::
         Ok(())
     })
     .await?;
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn attempts_written_by_other_client_end_without_cordon() -> anyhow::Result<()> {
-    let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
-    // The oracle takes an attempt in a shadow for one of the controller's. That no node was cordoned is asserted below.
-    let ending = run_except(Some(Property::S1), nodes(4), expectations, async |ctx| {
-        ctx.install().await?;
-        let shadows: Api<BottlerocketShadow> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
-        for (step, shadow) in ["Draining", "Rebooting", "Rebooting", "Verifying"].into_iter().zip(shadows.list(&ListParams::default()).await?) {
-            let now = jiff::Timestamp::now();
-            let boot = shadow.status.as_ref().and_then(|status| status.agent.boot_id.clone());
-            let status = json!({"progress": {
-                "step": step, "since": now, "started": now, "attempt": 1, "bootId": boot, "version": NEW, "disruptive": true,
-            }});
-            let patch = Patch::Merge(json!({"status": status}));
-            shadows.patch_status(&shadow.name_any(), &PatchParams::default(), &patch).await?;
-        }
-        ctx
-            .until("each of them has ended", |world| {
-                world.nodes.keys().all(|node| {
-                    last_reason(world, node).as_deref() == Some(FailureReason::ProgressLost.as_str())
-                        && is_released(world, node)
-                })
-            })
-            .await?;
-        Ok(())
-    })
-    .await?;
-    ending.history.replay(|change, _, world| {
-        assert!(!world.nodes.values().any(|node| node.claimed()), "a cordon at {}", change.revision);
-        let slots = world.operator.as_ref().map_or(0, |operator| operator.status.slots.len());
-        assert_eq!(slots, 0, "at {}", change.revision);
-    });
     Ok(())
 }

@@ -13,18 +13,30 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use deploy::Component;
+use integ::bed::workload;
 use integ::host::{BootFault, Command as HostCommand, Fault, Transport};
 use integ::oracle::Expectations;
+use models::earlier::{COMPONENT_LABEL, NAMESPACE};
 use models::names::SYSTEM_NAMESPACE;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use self::prometheus::Prometheus;
-use crate::earlier::create_earlier_pod;
 use crate::interfere::{agent_on, poll, reboot_deadline, release_into_blocked_drain, signal, unblock};
 use crate::lost_responses::LossyProxy;
 use crate::rotation::provided::{ExternalCa, provide};
-use crate::support::{is_updated, nodes, other, run, run_expecting, silent_fleet};
+use crate::support::{ScenarioContext, is_updated, nodes, other, run, run_expecting, silent_fleet};
+
+/// Creates a pod of the earlier operator's agent.
+async fn create_earlier_pod(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "brupop-agent-x", "namespace": NAMESPACE, "labels": {COMPONENT_LABEL: "agent"}},
+        "spec": {"containers": [{"name": "agent", "image": "example.invalid/agent:1"}]},
+    });
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+    workload::apply(&ctx.bed.client, vec![namespace, pod]).await
+}
 
 /// The alerts that the scenarios below fire.
 const ABOUT_ROLLOUTS: [&str; 6] = [
