@@ -53,7 +53,7 @@ async fn blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other
     let message = blocked(&world).context("just seen")?.message;
     assert!(message.contains(&pod.title()) && message.contains("shop/web"), "{message}");
     cluster.until_event("DrainBlocked", &[&pod.title(), "shop/web"]).await?;
-    cluster.until_metric(r#"nodes_waiting{reason="DrainBlocked"}"#, "1").await?;
+    cluster.until_metric(r#"nodes_waiting{reason="DrainBlocked"}"#, 1.0).await?;
     let world = cluster.planned().await?;
     assert_eq!(world.step(&home), Some(Step::Draining), "it still waits");
     assert!(world.pods.values().any(|now| now.title() == pod.title() && now.ready));

@@ -50,10 +50,10 @@ async fn freeze_persists_until_resume_request_and_each_request_counts_once(
     let first = until_frozen_by(cluster, None).await?.nodes.remove(0);
     let second = other(&first);
     cluster.until_event("Frozen", &["1.20.5", &first]).await?;
-    cluster.until_metric("frozen", "1").await?;
-    cluster.until_metric("quarantined_versions", "1").await?;
+    cluster.until_metric("frozen", 1.0).await?;
+    cluster.until_metric("quarantined_versions", 1.0).await?;
 
-    cluster.delete_policy().await?;
+    cluster.delete_policy(&kube::api::DeleteParams::default()).await?;
     cluster.replace_controller().await?;
     cluster.create_policy(json!({})).await?;
     until_frozen_by(cluster, Some(&first)).await?;
@@ -85,8 +85,8 @@ async fn freeze_persists_until_resume_request_and_each_request_counts_once(
         })
         .await?;
     cluster.until_event("Resumed", &[]).await?;
-    cluster.until_metric("frozen", "0").await?;
-    cluster.until_metric("quarantined_versions", "0").await?;
+    cluster.until_metric("frozen", 0.0).await?;
+    cluster.until_metric("quarantined_versions", 0.0).await?;
     let history = cluster.recorder.so_far()?;
     for (node, nonce) in [(first.as_str(), "first"), (second, "second")] {
         let failures = history.end().record(node).version_failures;

@@ -68,7 +68,7 @@ async fn operator_resource_deletion_keeps_permitted_update_and_blocks_new_starts
     cluster
         .until("the node has its permit", |world| world.shadow(&drained).is_some_and(|s| s.spec.permit.is_some()))
         .await?;
-    cluster.delete_policy().await?;
+    cluster.delete_policy(&kube::api::DeleteParams::default()).await?;
     cluster.until("the other one's attempt is given up", |world| is_given_up(world, staged, "Disabled")).await?;
     cluster.create_policy(json!({"enabled": false})).await?;
     cluster
@@ -76,7 +76,7 @@ async fn operator_resource_deletion_keeps_permitted_update_and_blocks_new_starts
             world.status().slots.iter().map(|slot| &slot.node).eq([&drained])
         })
         .await?;
-    cluster.delete_policy().await?;
+    cluster.delete_policy(&kube::api::DeleteParams::default()).await?;
     cluster.fleet.script(&drained, |behaviour| behaviour.held = None);
     // Without a policy the soak is a minute, as documented.
     let world = cluster

@@ -192,7 +192,7 @@ async fn closed_window_completes_running_update_and_blocks_new_ones(
         })
         .await?;
     assert_eq!(world.step(&node), Some(Step::Draining), "what has started is not taken back");
-    cluster.until_metric("window_open", "0").await?;
+    cluster.until_metric("window_open", 0.0).await?;
     cluster.unblock_shop().await?;
     cluster
         .until("the running update has ended", |world| {
@@ -236,7 +236,7 @@ async fn urgent_version_passes_closed_window_and_soak_with_event_and_history(
     let seen = status.versions.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
     assert_eq!((before.nodes_within_target, before.oldest_node.as_deref()), (Some(2), Some("node-1")));
     assert!(seen.is_some() && before.oldest_since == seen, "{before:?}");
-    cluster.until_metric("nodes_behind", "2").await?;
+    cluster.until_metric("nodes_behind", 2.0).await?;
 
     let until = cluster.time.now().checked_add(SignedDuration::from_hours(1))?.strftime("%Y-%m-%dT%H:%M:%SZ");
     let until = until.to_string();
@@ -262,7 +262,7 @@ async fn urgent_version_passes_closed_window_and_soak_with_event_and_history(
         .await?;
     let window = world.operator_condition(WINDOW_OPEN).map(|window| (window.status, window.reason.as_str()));
     assert_eq!(window, Some((ConditionStatus::False, "Closed")), "the schedule is as it is");
-    cluster.until_metric("freshness_ratio", "1").await?;
+    cluster.until_metric("freshness_ratio", 1.0).await?;
     let history = cluster.recorder.so_far()?;
     assert_ne!(slots_outside_window(&history), [0; 0], "the window has been closed all the time");
     let attempts = history.attempts();

@@ -188,33 +188,6 @@ async fn uninstall_waits_for_running_update_and_reports_it() -> anyhow::Result<(
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn uninstall_keeps_definition_while_another_operator_has_objects_of_it() -> anyhow::Result<()> {
-    run_expecting(nodes(1), ANY, async |ctx| {
-        ctx.install().await?;
-        // As after a takeover that has not ended.
-        let shadow = "apiVersion: brupop.bottlerocket.aws/v3\nkind: BottlerocketShadow\nmetadata: {name: brs-other, \
-                      namespace: default}\nspec: {attempt: 0}\n";
-        shell(ctx, &format!("printf '{shadow}' | kubectl apply --server-side -f -")).await?;
-        let stays = "CustomResourceDefinition bottlerocketshadows.brupop.bottlerocket.aws stays: deleting it would delete 1 \
-                     of its objects outside of brupop-system, such as default/brs-other";
-        let shown = plugin(ctx, &["uninstall", "--dry-run"]).await?;
-        assert!(shown.status.success() && output_text(&shown).contains(stays), "{}", output_text(&shown));
-        let done = plugin(ctx, &["uninstall", "--yes"]).await?;
-        assert!(done.status.success() && output_text(&done).contains(stays), "{}", output_text(&done));
-        let left = ctx.kubectl(&["get", "brs", "--all-namespaces", "-o", "name"]).await?;
-        assert_eq!(left.trim(), "bottlerocketshadow.brupop.bottlerocket.aws/brs-other");
-
-        ctx.kubectl(&["delete", "brs", "-n", "default", "brs-other"]).await?;
-        let done = plugin(ctx, &["uninstall", "--yes"]).await?;
-        assert!(done.status.success(), "{}", output_text(&done));
-        assert_eq!(ctx.kubectl(&["get", "crd", "-o", "name"]).await?, "");
-        Ok(())
-    })
-    .await?;
-    Ok(())
-}
-
 pub(crate) const EARLIER: &str = "integ/testdata/earlier-operator.yaml";
 const EARLIER_SHADOW: &str = "integ/testdata/earlier-shadow.yaml";
 

@@ -33,24 +33,4 @@ pub(crate) fn waiting(world: &ClusterState, reason: &str) -> i64 {
 pub(crate) fn other(node: &str) -> &'static str {
     if node == "node-1" { "node-2" } else { "node-1" }
 }
-
-impl ScriptedCluster {
-    /// Deletes the policy.
-    pub(crate) async fn delete_policy(&self) -> anyhow::Result<()> {
-        let api: Api<BottlerocketUpdateOperator> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        api.delete(OPERATOR_NAME, &DeleteParams::default()).await?;
-        Ok(())
-    }
-
-    /// Waits until the controller exports a series with this value.
-    pub(crate) async fn until_metric(&mut self, series: &str, value: &str) -> anyhow::Result<()> {
-        let line = format!("brupop_controller_{series} {value}");
-        let found = async {
-            while !self.metrics().await?.lines().any(|found| found == line) {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            anyhow::Ok(())
-        };
-        tokio::time::timeout(LIMIT, found).await.with_context(|| format!("no metric {line}"))?
-    }
 }
