@@ -182,11 +182,6 @@ pub enum ScriptedPod {
         /// Number of restarts so far.
         restarts: u32,
     },
-    /// The containers end with exit code 1 each time, and are restarted later.
-    Crashing {
-        /// Number of restarts.
-        restarts: u32,
-    },
     /// It has completed because it was terminated.
     Terminated,
 }
@@ -202,17 +197,12 @@ pub fn scripted_status(pod: &Pod, state: ScriptedPod, host_ip: Ipv4Addr, now: Ti
         finished: now,
         container_id: "scripted://1".to_owned(),
     };
-    let crashed = || end(1, "Error");
     let (doing, last, restarts, ready) = match state {
         ScriptedPod::Creating => (ContainerPhase::waiting("ContainerCreating", None), None, 0, false),
         ScriptedPod::Running { ready, restarts } => {
             (ContainerPhase::Running { since: now }, (restarts > 0).then(|| end(255, LOST)), restarts, ready)
         }
         ScriptedPod::Lost { restarts } => (ContainerPhase::Ended(end(255, LOST)), None, restarts, false),
-        ScriptedPod::Crashing { restarts } => {
-            let message = "back-off restarting failed container".to_owned();
-            (ContainerPhase::waiting("CrashLoopBackOff", Some(message)), Some(crashed()), restarts, false)
-        }
         ScriptedPod::Terminated => (ContainerPhase::Ended(end(0, "Completed")), None, 0, false),
     };
     let created = state != ScriptedPod::Creating;

@@ -135,6 +135,12 @@ impl ClusterState {
         self.operator.as_ref().map(|operator| operator.status.clone()).unwrap_or_default()
     }
 
+    /// Number of nodes that wait for a reason, by the operator's status.
+    pub fn waiting(&self, reason: &str) -> i64 {
+        let counts = self.operator.iter().flat_map(|operator| &operator.status.waiting);
+        counts.filter(|count| count.reason == reason).map(|count| count.nodes).sum()
+    }
+
     /// A condition of the operator's resource.
     pub fn operator_condition(&self, type_: &str) -> Option<&Condition> {
         find_condition(&self.operator.as_ref()?.status.conditions, type_)

@@ -9,7 +9,7 @@ use models::condition::ConditionStatus;
 use models::shadow::{BLOCKED, Step};
 use serde_json::json;
 
-use crate::bed::{NEW, SHOP, ScriptedCluster, other, waiting};
+use crate::bed::{NEW, SHOP, ScriptedCluster, other};
 
 crate::cases![blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other_node_updates];
 
@@ -32,7 +32,7 @@ async fn blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other
             let counts = world.status().counts;
             blocked(world).is_some_and(|condition| condition.reason == "DrainBlocked")
                 && world.is_updated(other(&home), &NEW)
-                && waiting(world, "DrainBlocked") == 1
+                && world.waiting("DrainBlocked") == 1
                 && counts.is_some_and(|counts| (counts.blocked, counts.updating) == (1, 1))
         })
         .await?;

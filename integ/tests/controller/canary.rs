@@ -9,7 +9,7 @@ use models::names::APPROVE_STEP_ANNOTATION;
 use models::operator::ActiveRollout;
 use serde_json::json;
 
-use crate::bed::{NEW, ScriptedCluster, waiting};
+use crate::bed::{NEW, ScriptedCluster};
 
 crate::cases![soak_of_canary_step_counts_once_across_controller_restart, each_approval_passes_one_canary_step];
 
@@ -25,7 +25,7 @@ async fn until_step_done(cluster: &ScriptedCluster, done: usize, passed: i64) ->
         world.nodes.keys().filter(|node| world.is_updated(node, &NEW)).count() == done
             && world.status().slots.is_empty()
             && rollout(world).is_some_and(|rollout| rollout.steps_passed == passed && rollout.step_done.is_some())
-            && waiting(world, "CanaryStep") == others
+            && world.waiting("CanaryStep") == others
     };
     cluster.until(&format!("{done} nodes are updated and the others wait"), holds).await?;
     let world = cluster.planned().await?;

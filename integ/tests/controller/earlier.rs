@@ -12,7 +12,7 @@ use models::operator::BLOCKED;
 use models::shadow::{HostState, Step};
 use serde_json::json;
 
-use crate::bed::{ControllerOptions, SHOP, ScriptedCluster, waiting};
+use crate::bed::{ControllerOptions, SHOP, ScriptedCluster};
 use crate::leaders::blocked_drain;
 
 crate::cases![nothing_is_done_beside_earlier_operator_until_its_hosts_are_down_or_up_for_sure];
@@ -42,7 +42,7 @@ async fn paused(cluster: &ScriptedCluster) -> anyhow::Result<()> {
         .until("the operator reports the earlier one", |world| {
             let blocked = world.operator_condition(BLOCKED).filter(|c| c.status == ConditionStatus::True);
             blocked.is_some_and(|c| c.reason == "EarlierOperatorRunning")
-                && waiting(world, "EarlierOperatorRunning") == 2
+                && world.waiting("EarlierOperatorRunning") == 2
         })
         .await?;
     let message = world.operator_condition(BLOCKED).map(|c| c.message.clone()).unwrap_or_default();
@@ -59,7 +59,7 @@ async fn end(cluster: &ScriptedCluster) -> anyhow::Result<()> {
             let waits = |c: &models::condition::Condition| {
                 c.status == ConditionStatus::Unknown && c.message.contains("waiting until")
             };
-            world.operator_condition(BLOCKED).is_some_and(waits) && waiting(world, "EarlierOperatorGone") == 2
+            world.operator_condition(BLOCKED).is_some_and(waits) && world.waiting("EarlierOperatorGone") == 2
         })
         .await?;
     cluster.pass(SHUTDOWN).await?;

@@ -10,7 +10,7 @@ use models::reason::FailureReason;
 use models::shadow::{BLOCKED, Step, UPDATED};
 use serde_json::{Value, json};
 
-use crate::bed::{NEW, OLD, ScriptedCluster, waiting};
+use crate::bed::{NEW, OLD, ScriptedCluster};
 use crate::prometheus::Prometheus;
 
 crate::cases![
@@ -42,7 +42,7 @@ async fn firing_or_failing_expression_blocks_updates(cluster: &mut ScriptedClust
         move |world: &ClusterState| {
             let blocked = world.operator_condition(BLOCKED);
             blocked.is_some_and(|c| c.reason == reason && c.status == ConditionStatus::True)
-                && waiting(world, reason) == 1
+                && world.waiting(reason) == 1
         }
     };
     let world = cluster.until("Prometheus does not answer", blocked_for("ExpressionFails")).await?;
@@ -78,7 +78,7 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
     // An answer is used for twice the interval.
     cluster.start(3, policy(&prometheus, "1h", health)).await?;
     cluster.fleet.release(NEW);
-    cluster.until("Prometheus does not answer", |world| waiting(world, "ExpressionFails") == 1).await?;
+    cluster.until("Prometheus does not answer", |world| world.waiting("ExpressionFails") == 1).await?;
     cluster.pass(TIMEOUT).await?;
     let failed = |world: &ClusterState| NODES.into_iter().find(|node| last_failure(world, node).is_some());
     let world = cluster.until("an attempt has failed", |world| failed(world).is_some()).await?;
@@ -91,13 +91,13 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
         prometheus.fire(&QUERY.replace("$node", node), labels);
     }
     prometheus.start_serving().await?;
-    cluster.until("the expression fires", |world| waiting(world, "ExpressionFires") == 1).await?;
+    cluster.until("the expression fires", |world| world.waiting("ExpressionFires") == 1).await?;
     cluster.pass(TIMEOUT).await?;
     let world = cluster
         .until("all are released, and no node takes the version any more", |world| {
             world.operator_condition(FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
                 && NODES.iter().all(|node| world.is_released(node))
-                && waiting(world, "Quarantined") == 1
+                && world.waiting("Quarantined") == 1
         })
         .await?;
     let message = &world.operator_condition(FROZEN).context("just seen")?.message;

@@ -11,7 +11,7 @@ use models::reason::FailureReason;
 use models::shadow::UPDATED;
 use serde_json::json;
 
-use crate::bed::{Boot, NEW, ScriptedCluster, other, waiting};
+use crate::bed::{Boot, NEW, ScriptedCluster, other};
 
 crate::cases![freeze_persists_until_resume_request_and_each_request_counts_once];
 
@@ -57,7 +57,7 @@ async fn freeze_persists_until_resume_request_and_each_request_counts_once(
     cluster.replace_controller().await?;
     cluster.create_policy(json!({})).await?;
     until_frozen_by(cluster, Some(&first)).await?;
-    cluster.until("both nodes wait for it", |world| waiting(world, "Quarantined") == 2).await?;
+    cluster.until("both nodes wait for it", |world| world.waiting("Quarantined") == 2).await?;
 
     cluster.fleet.script(&first, |behaviour| behaviour.boot = Boot::Runs);
     cluster.request(RESUME_ANNOTATION, "first").await?;

@@ -16,7 +16,7 @@ use models::shadow::{BLOCKED, Step};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-use crate::bed::{NEW, ScriptedCluster, other, waiting};
+use crate::bed::{NEW, ScriptedCluster, other};
 
 crate::cases![
     hook_is_awaited_before_drain_and_after_update,
@@ -59,7 +59,7 @@ async fn hook_is_awaited_before_drain_and_after_update(cluster: &mut ScriptedClu
     let world = cluster
         .until("the wait is shown and counted", |world| {
             world.condition("node-1", BLOCKED).is_some_and(|blocked| blocked.reason == "AwaitingHook")
-                && waiting(world, "AwaitingHook") == 1
+                && world.waiting("AwaitingHook") == 1
         })
         .await?;
     let message = world.condition("node-1", BLOCKED).map(|blocked| blocked.message.clone()).unwrap_or_default();

@@ -4,7 +4,7 @@ use integ::oracle::ClusterState;
 use models::shadow::{HostState, Step, UPDATED};
 use serde_json::json;
 
-use crate::bed::{Held, NEW, OLD, ScriptedCluster, other, waiting};
+use crate::bed::{Held, NEW, OLD, ScriptedCluster, other};
 use crate::leaders::blocked_drain;
 
 crate::cases![
@@ -43,7 +43,7 @@ async fn excluding_version_ends_staged_attempt_and_completes_running_update(
     cluster.policy(&json!({"version": {"exclude": ["1.20.5"]}})).await?;
     let world = cluster
         .until("the staged node's attempt is given up", |world| {
-            is_given_up(world, staged, "PolicyChanged") && waiting(world, "Excluded") == 1
+            is_given_up(world, staged, "PolicyChanged") && world.waiting("Excluded") == 1
         })
         .await?;
     let record = world.record(staged);

@@ -14,7 +14,7 @@ use models::shadow::{HostState, Step};
 use semver::Version;
 use serde_json::{Value, json};
 
-use crate::bed::{Held, NEW, OLD, ScriptedCluster, closed_schedule, open_schedule, other, waiting};
+use crate::bed::{Held, NEW, OLD, ScriptedCluster, closed_schedule, open_schedule, other};
 use crate::leaders::blocked_drain;
 
 crate::cases![
@@ -70,7 +70,7 @@ async fn staged(cluster: &mut ScriptedCluster) -> anyhow::Result<Timestamp> {
         .until("both nodes have their image and wait for the window", |world| {
             let status = world.status();
             NODES.iter().all(|node| world.step(node) == Some(Step::Staged))
-                && waiting(world, "WindowClosed") == 2
+                && world.waiting("WindowClosed") == 2
                 && status.counts.is_some_and(|counts| counts.staged == 2)
                 && status.next_window.is_some()
         })
@@ -88,7 +88,7 @@ async fn images_are_staged_before_window_and_updates_start_when_it_opens(
     let ahead = Duration::try_from(opens.duration_since(cluster.time.now()))?;
     cluster.pass(ahead.saturating_sub(SHORTLY_BEFORE)).await?;
     let world = cluster.planned().await?;
-    assert_eq!((world.status().next_window, waiting(&world, "WindowClosed")), (Some(opens), 2));
+    assert_eq!((world.status().next_window, world.waiting("WindowClosed")), (Some(opens), 2));
     assert!(!is_any_node_claimed(cluster)?);
     cluster.pass(SHORTLY_BEFORE).await?;
     cluster.updated().await?;
@@ -186,7 +186,7 @@ async fn closed_window_completes_running_update_and_blocks_new_ones(
     };
     let world = cluster
         .until("the staged node waits for the window, and the operator says when it opens", |world| {
-            waiting(world, "WindowClosed") == 1
+            world.waiting("WindowClosed") == 1
                 && closed(world, "Closed")
                 && world.status().next_window.is_some_and(|at| at > now)
         })
@@ -196,14 +196,14 @@ async fn closed_window_completes_running_update_and_blocks_new_ones(
     cluster.unblock_shop().await?;
     cluster
         .until("the running update has ended", |world| {
-            world.is_updated(&node, &NEW) && world.status().slots.is_empty() && waiting(world, "WindowClosed") == 1
+            world.is_updated(&node, &NEW) && world.status().slots.is_empty() && world.waiting("WindowClosed") == 1
         })
         .await?;
 
     cluster.policy(&json!({"schedule": blackout(cluster.time.now())?})).await?;
     let world = cluster
         .until("the node waits for the blackout's end", |world| {
-            waiting(world, "Blackout") == 1 && closed(world, "Blackout")
+            world.waiting("Blackout") == 1 && closed(world, "Blackout")
         })
         .await?;
     assert_eq!(world.step(next), Some(Step::Staged), "it keeps its image");
@@ -229,7 +229,7 @@ async fn urgent_version_passes_closed_window_and_soak_with_event_and_history(
     let world = cluster
         .until("both nodes wait for the window, and are behind within the target", |world| {
             let behind = world.status().freshness.is_some_and(|fleet| fleet.nodes_behind == 2);
-            behind && waiting(world, "WindowClosed") == 2
+            behind && world.waiting("WindowClosed") == 2
         })
         .await?;
     let (status, before) = (world.status(), world.status().freshness.unwrap_or_default());

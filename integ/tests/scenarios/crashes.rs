@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
 use deploy::Component;
 use integ::bed::TestClusterOptions;
 use integ::host::faults::Transport;
@@ -20,7 +19,7 @@ use crate::interfere::{
     agent_on, blocked_drain, finish_command, is_activate, is_armed, permit_of, poll, released,
     request_permit_with_stopped_controllers, resume_controllers, signal, unblock, until_host,
 };
-use crate::support::{NEW, ScenarioContext, ScenarioResult, is_released, last_reason, nodes, run, shadow_of};
+use crate::support::{NEW, ScenarioContext, ScenarioResult, nodes, run};
 
 /// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
 /// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until

@@ -19,7 +19,6 @@ mod migration;
 mod monitoring;
 mod nodes;
 mod plugin;
-mod policy;
 mod quick_start;
 mod requests;
 mod rights;

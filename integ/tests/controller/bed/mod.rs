@@ -1,7 +1,7 @@
 //! A cluster of scripted nodes with the real controller, for one case.
 
-mod agents;
 mod actions;
+mod agents;
 mod node;
 mod policy;
 mod process;
@@ -34,9 +34,9 @@ use semver::Version;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-pub(crate) use node::{Behaviour, Boot, Fleet, Held, PodRule, PodState, VARIANT};
-pub(crate) use policy::{closed_schedule, open_schedule, other, waiting};
 pub(crate) use actions::poll;
+pub(crate) use node::{Boot, Fleet, Held, PodRule, PodState};
+pub(crate) use policy::{closed_schedule, open_schedule, other};
 pub(crate) use process::{ControllerOptions, ControllerProcess, note_panics};
 pub(crate) use receiver::{Answer, Receiver};
 pub(crate) use stage::Stage;

@@ -94,7 +94,6 @@ pub(crate) struct PodRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PodState {
     NotReady,
-    Crashing,
     /// Asked to terminate, they stay.
     Stays,
 }
@@ -173,14 +172,9 @@ impl Fleet {
         self.change(|state| state.nodes.get_mut(node).map(|scripted| change(&mut scripted.behaviour)));
     }
 
-    /// Puts pods into a state, until [`Fleet::heal_pods`].
+    /// Puts pods into a state, to the end of the case.
     pub(crate) fn pods(&self, rule: PodRule) {
         self.change(|state| state.rules.push(rule));
-    }
-
-    /// Ends all rules about the pods of an app.
-    pub(crate) fn heal_pods(&self, app: &str) {
-        self.change(|state| state.rules.retain(|rule| rule.app != app));
     }
 
     /// Reboots a host that the operator has not asked for it, into what it has armed.
@@ -683,7 +677,6 @@ impl Actors {
             None if shown.is_some_and(|shown| shown < restarts) && running(&pod) => {
                 ScriptedPod::Lost { restarts: shown.unwrap_or_default() }
             }
-            Some(PodState::Crashing) => ScriptedPod::Crashing { restarts: restarts + 3 },
             Some(PodState::NotReady) => ScriptedPod::Running { ready: false, restarts },
             Some(PodState::Stays) | None => ScriptedPod::Running { ready: true, restarts },
         };

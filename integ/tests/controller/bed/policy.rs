@@ -1,17 +1,9 @@
-//! Schedules, and what the operator's resource shows.
+//! Schedules, and names of nodes.
 
-use std::time::Duration;
-
-use anyhow::Context as _;
-use integ::oracle::ClusterState;
 use jiff::tz::TimeZone;
-use kube::Api;
-use kube::api::DeleteParams;
-use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
-use models::operator::BottlerocketUpdateOperator;
 use serde_json::{Value, json};
 
-use super::{LIMIT, ScriptedCluster, Time};
+use super::Time;
 
 /// A window of an hour that opens in eleven to twelve hours.
 pub(crate) fn closed_schedule(time: &Time) -> Value {
@@ -24,13 +16,7 @@ pub(crate) fn open_schedule() -> Value {
     json!({"windows": [{"cron": "0 * * * *", "duration": "2h"}], "blackouts": []})
 }
 
-/// Number of nodes that wait for a reason, by the operator's status.
-pub(crate) fn waiting(world: &ClusterState, reason: &str) -> i64 {
-    world.status().waiting.iter().filter(|count| count.reason == reason).map(|count| count.nodes).sum()
-}
-
 /// The other one of two nodes.
 pub(crate) fn other(node: &str) -> &'static str {
     if node == "node-1" { "node-2" } else { "node-1" }
-}
 }

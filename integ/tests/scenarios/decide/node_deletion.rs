@@ -10,9 +10,8 @@ use models::names::{PRIORITY_LABEL, RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow
 use models::shadow::Step;
 use serde_json::json;
 
-use super::support::is_on;
 use crate::interfere::{finish_command, is_activate, until_host};
-use crate::support::{NEW, SHOP, ScenarioContext, nodes, run, shadow_of, step_of};
+use crate::support::{NEW, SHOP, ScenarioContext, is_on, nodes, run, shadow_of, step_of};
 
 /// The nodes to delete, each named after its step, in the order in which they get the slot.
 const NODES_TO_DELETE: [(&str, Step); 8] = [

@@ -5,7 +5,7 @@ use models::shadow::UPDATED;
 use semver::Version;
 use serde_json::json;
 
-use super::support::{assert_signed, settings_calls, waiting};
+use super::support::{assert_signed, settings_calls};
 use crate::support::{NEW, ScenarioContext, nodes, run, shadow_of};
 
 const BOTH: [&str; 2] = ["node-1", "node-2"];
@@ -37,7 +37,7 @@ async fn pinned_version_upgrades_and_downgrades_and_unpinning_restores_host_sett
         }
 
         ctx.policy(&json!({"version": {"target": "1.20.4"}})).await?;
-        ctx.until("both nodes wait for a version that no host offers", |world| waiting(world, "NotOffered") == 2)
+        ctx.until("both nodes wait for a version that no host offers", |world| world.waiting("NotOffered") == 2)
             .await?;
         ctx.bed.releases.publish(PINNED);
         ctx.release();

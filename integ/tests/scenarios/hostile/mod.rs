@@ -15,7 +15,6 @@ use deploy::Component;
 use integ::host::{Event, EventKind};
 use integ::oracle::{Expectations, Property};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use models::names::SYSTEM_NAMESPACE;
 use models::permit::{PERMIT_LIFETIME, PermitClaims, SettingsClaims};
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, BottlerocketShadowSpec, HostPolicy, HostState, Permit};

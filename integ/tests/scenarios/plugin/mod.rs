@@ -23,7 +23,6 @@ use models::names::{HOLD_ANNOTATION, OPERATOR_NAME, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-pub(crate) use self::drill::{annotate, drill_of};
 use self::snapshots::until_reason;
 use crate::interfere::{poll, unblock};
 use crate::support::{LIMIT, NEW, ScenarioContext, is_released, is_updated, nodes, run_expecting, status};

@@ -12,8 +12,7 @@ use semver::Version;
 
 use super::*;
 use crate::interfere::{release_into_blocked_drain, resume_controllers, signal};
-use crate::policy::wait_for;
-use crate::support::{OLD, SHOP, last_reason, other, record, step_of};
+use crate::support::{OLD, last_reason, other, record, step_of};
 
 /// A version between the one that nodes run at first and [`NEW`].
 const BETWEEN: Version = Version::new(1, 20, 1);
@@ -23,16 +22,10 @@ async fn until_step_waits(w: &Walk<'_>, version: &Version) -> Result<()> {
     let waits = |world: &ClusterState| {
         let mut rollouts = status(world).active_rollouts.into_iter();
         rollouts.any(|r| r.version == *version && r.step_done.is_some() && !r.approved && r.steps_passed == 0)
-            && wait_for(world, "CanaryStep", 1)
+            && world.waiting("CanaryStep") == 1
     };
     w.until(&format!("the canary step of {version} waits for approval"), waits).await?;
     Ok(())
-}
-
-/// Spreads the pods of a workload over both nodes, with a budget that lets none of them go.
-async fn guard_pods_of_each_node(w: &Walk<'_>) -> Result<()> {
-    w.kubectl(&["-n", SHOP, "delete", "pods", "--all"]).await?;
-    w.guarded_shop(4).await
 }
 
 /// The documented role is enough for this and all that follows.
@@ -41,8 +34,9 @@ pub(super) async fn pause_and_resume_beside_another_field_manager(w: &mut Walk<'
     w.ok("pause", &["paused already"]).await?;
     w.bed.releases.publish(BETWEEN);
     w.release();
-    w.until("both nodes wait", |world| wait_for(world, "Disabled", 2)).await?;
-    guard_pods_of_each_node(w).await?;
+    w.until("both nodes wait", |world| world.waiting("Disabled") == 2).await?;
+    // Each node has pods that may not be evicted.
+    w.guarded_shop(4).await?;
     w.hold("node-2", "=").await?;
     let source = json!({
         "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
@@ -94,13 +88,13 @@ pub(super) async fn failed_version_is_quarantined(w: &mut Walk<'_>) -> Result<()
     let skipped = "the failures of 1.20.5 are settled: no node takes 1.20.5, since the policy excludes it";
     w.ok("resume --failures 1.20.5", &[skipped]).await?;
     w.until_operator(FROZEN_CONDITION, ConditionStatus::False).await?;
-    w.until("the node waits for another version", |world| wait_for(world, "Excluded", 1)).await?;
+    w.until("the node waits for another version", |world| world.waiting("Excluded") == 1).await?;
 
     w.ok("quarantine 1.20 --lift", &["1.20 is no entry", "its entries are '1.20.5'"]).await?;
     w.ok("quarantine 1.20.5 --lift", &["1.20.5 is not excluded any more"]).await?;
     let [spec, _] = w.written().await?;
     ensure!(spec["version"]["exclude"].is_null(), "the entry is still there");
-    w.until("the node waits for its back-off", |world| wait_for(world, "BackOff", 1)).await?;
+    w.until("the node waits for its back-off", |world| world.waiting("BackOff") == 1).await?;
 
     // Without a controller, it is written and not acknowledged.
     signal(&w.bed.processes_of(Component::Controller), Signal::SIGSTOP);
@@ -143,7 +137,8 @@ fn draining(world: &ClusterState) -> Option<String> {
 
 pub(super) async fn released_node_is_drained_after_the_other_one(w: &mut Walk<'_>) -> Result<()> {
     w.policy(&json!({"strategy": {"canary": null}})).await?;
-    guard_pods_of_each_node(w).await?;
+    drill::spread_pods(w).await?;
+    w.guarded_shop(4).await?;
     w.ok("pin latest", &["the target is latest"]).await?;
     let first = release_into_blocked_drain(w).await?;
     let waiting = [format!("1 DrainBlocked (the update): {first}"), format!("1 Queued (its turn): {}", other(&first))];
@@ -176,7 +171,7 @@ pub(super) async fn node_that_is_held_during_its_drain_stays_cordoned(w: &mut Wa
     let line = format!("hold {held} --for 1h --reason audit");
     let kept = "its update has ended, and it stays cordoned";
     w.ok(&line, &[&format!("{held}: held until "), "(audit)", kept]).await?;
-    let world = w.until("it waits for its hold", |world| wait_for(world, "Held", 1)).await?;
+    let world = w.until("it waits for its hold", |world| world.waiting("Held") == 1).await?;
     ensure!(world.nodes[&held].claimed() && last_reason(&world, &held).as_deref() == Some("Held"), "not held");
     ensure!(w.bed.recorder.so_far()?.results(&held).contains(&(NEW, "Held".to_owned())), "not held");
     w.ok("status --wide", &["(audit); it ends at "]).await?;
@@ -186,14 +181,14 @@ pub(super) async fn node_that_is_held_during_its_drain_stays_cordoned(w: &mut Wa
     let by = format!("the annotation {HOLD_ANNOTATION} was set by the field manager kubectl-annotate");
     let line = format!("hold {free} {held} --for 2h");
     w.fails(&line, &["2 of 2 nodes failed", &by, "held until the hold is removed (mine)"]).await?;
-    w.until("both wait", |world| wait_for(world, "Held", 2)).await?;
+    w.until("both wait", |world| world.waiting("Held") == 2).await?;
     w.ok(&format!("retry {free}"), &["it is not in back-off"]).await?;
 
     unblock(w).await?;
     let ended = format!("{free}: not held any more; it is updated when its turn comes");
     w.ok(&format!("unhold {free}"), &[&ended]).await?;
     w.until("it is updated", |world| is_updated(world, free)).await?;
-    ensure!(wait_for(&w.bed.recorder.so_far()?.end(), "Held", 1), "the other one waits");
+    ensure!(w.bed.recorder.so_far()?.end().waiting("Held") == 1, "the other one waits");
     Ok(())
 }
 

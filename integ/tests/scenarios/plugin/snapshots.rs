@@ -26,6 +26,8 @@ static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (format!("\\b(brupop-agent)-{GENERATED}{{5}}\\b"), "$1-POD"),
         (format!("\\bdefault-{GENERATED}{{6,10}}\\b"), "default-HASH"),
         (r"(\d+ s before|within|\d+ s after) the range".to_owned(), "HELD the range"),
+        // One that was changed again at once is none.
+        (r"\brolled back to revision \d+".to_owned(), "rolled back to revision N"),
         // Not the end of a colour.
         (r"(^|[^\w\[])\d+[dhms]( ?\d+[dhms])*\b".to_owned(), "${1}AGE"),
         // A blocked drain counts once it has lasted for a while.
