@@ -186,7 +186,7 @@ def build(tests, units):
         built = cargo(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics", *chosen],
                       manifest, stdout=subprocess.PIPE, text=True)
         if built.returncode:
-            fail("the tests of the planted sources cannot be compiled")
+            fail(f"the tests of the planted sources cannot be compiled (cargo ended with {built.returncode})")
         programs = FOLDER / "bin"
         programs.mkdir(exist_ok=True)
         for program in PROGRAMS:
