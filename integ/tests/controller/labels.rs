@@ -216,15 +216,7 @@ async fn node_unlabelled_during_arming_keeps_shadow_while_host_is_armed(
             world.shadow(NODE).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
         })
         .await?;
-    // Longer than a permit is valid and a host shuts down. A kubelet that renews its Lease after that has not gone down.
-    cluster.pass(Duration::from_mins(5)).await?;
-    for _ in 0..20 {
-        cluster.pass(Duration::from_secs(10)).await?;
-        if cluster.planned().await?.is_released(NODE) {
-            break;
-        }
-    }
-    cluster.until("the node is released", |world| world.is_released(NODE)).await?;
+    cluster.outlive_permit(NODE).await?;
     let world = cluster.planned().await?;
     assert!(world.shadow(NODE).is_some(), "nothing would record any more who armed the host");
     // After any reboot nothing of the operator is armed.

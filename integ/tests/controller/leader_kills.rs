@@ -98,6 +98,7 @@ async fn update_completes_after_leader_kill_at_each_step(cluster: &mut ScriptedC
     cluster.request_of_node(released, RELEASE_ANNOTATION, "now").await?;
     kill_leader_in(cluster, released, Step::Releasing, &mut killed).await?;
     hold(cluster, released, None);
+    cluster.outlive_permit(released).await?;
     cluster.updated().await?;
 
     let of_update = Step::ALL.into_iter().filter(|step| !step.is_of_drills_alone());

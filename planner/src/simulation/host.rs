@@ -108,7 +108,9 @@ impl Host {
                     agent.armed.as_ref().is_some_and(|a| a.attempt == spec.attempt && a.phase == ArmedPhase::Activated);
                 if Some(&self.runs) == spec.version.as_ref() {
                     agent.state = Some(HostState::RebootedIntoUpdate);
-                } else if activated && before.as_ref() == Some(&self.runs) {
+                } else if before.is_some_and(|before| before != self.runs) {
+                    fail(agent, FailureReason::BootedOtherVersion);
+                } else if activated {
                     fail(agent, FailureReason::BootFellBack);
                 } else {
                     fail(agent, FailureReason::RebootedByOther);

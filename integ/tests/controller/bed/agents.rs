@@ -1,12 +1,29 @@
 //! Agents that come and go with the label of their node.
 
+use std::time::Duration;
+
 use kube::api::{Api, DeleteParams};
 use models::names::{AGENT, AGENT_NAMESPACE, INTERFACE_LABEL, INTERFACE_VERSION};
+use models::shadow::Step;
 use serde_json::json;
 
 use super::ScriptedCluster;
 
 impl ScriptedCluster {
+    /// Lets the time pass in which a host may still act on its permit, and waits until the release of the node has ended:
+    /// its kubelet has renewed its Lease after that.
+    pub(crate) async fn outlive_permit(&self, node: &str) -> anyhow::Result<()> {
+        self.pass(Duration::from_mins(5)).await?;
+        // The controller compares two readings of the Lease.
+        for _ in 0..20 {
+            self.pass(Duration::from_secs(10)).await?;
+            if self.planned().await?.step(node) != Some(Step::Releasing) {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("{node} is not released")
+    }
+
     /// Labels a node for the operator; its agent starts, as the DaemonSet controller has it.
     pub(crate) async fn label(&self, node: &str) -> anyhow::Result<()> {
         self.patch_node(node, json!({"metadata": {"labels": {INTERFACE_LABEL: INTERFACE_VERSION}}})).await?;

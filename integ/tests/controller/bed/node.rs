@@ -587,7 +587,7 @@ impl Actors {
         let reachable = known.cloned().unwrap_or(Condition {
             type_: HOST_REACHABLE.to_owned(),
             status: ConditionStatus::True,
-            reason: "Reached".to_owned(),
+            reason: "Answered".to_owned(),
             message: "the host API answers".to_owned(),
             last_transition_time: now,
             observed_generation: None,
