@@ -136,8 +136,11 @@ async fn refused_history_is_reported_delays_no_update_and_is_written_later(
     let quotas: Api<ResourceQuota> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
     let none = json!({"hard": {"count/bottlerocketrollouthistories.brupop.bottlerocket.aws": "0"}});
     let name = "no-history";
-    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": none});
+    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": none.clone()});
     cluster.create(quotas.clone(), quota).await?;
+    // As the controller of quotas does, which does not run.
+    let counted = json!({"hard": none["hard"], "used": none["hard"]});
+    quotas.patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": counted}))).await?;
     cluster.start(2, json!({})).await?;
     cluster.shop(2, json!({"maxUnavailable": 1})).await?;
     workload::apply(&cluster.client, vec![workload::service(SHOP, "web")]).await?;

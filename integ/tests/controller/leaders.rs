@@ -103,7 +103,14 @@ async fn create_pod_of(cluster: &ScriptedCluster, identity: &str, node: &str) ->
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": identity, "namespace": SYSTEM_NAMESPACE, "labels": {COMPONENT_LABEL: CONTROLLER}},
-        "spec": {"nodeName": node, "containers": [{"name": "controller", "image": "example.invalid/controller:1"}]},
+        "spec": {
+            "nodeName": node,
+            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "controller", "image": "example.invalid/controller:1",
+                "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+            }],
+        },
     });
     workload::apply(&cluster.client, vec![pod]).await?;
     let key = (SYSTEM_NAMESPACE.to_owned(), identity.to_owned());

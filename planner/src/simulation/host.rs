@@ -81,7 +81,7 @@ impl Host {
         };
         match spec.state {
             HostState::Idle | HostState::Unknown => {
-                self.armed = false;
+                (self.armed, self.asked) = (false, None);
                 (agent.armed, agent.rehearsal) = (None, None);
                 agent.state = Some(HostState::Idle);
             }

@@ -27,6 +27,8 @@ use tokio::task::JoinHandle;
 
 use super::Time;
 
+/// Time without an event after which agents act again.
+const REPEAT: std::time::Duration = std::time::Duration::from_secs(1);
 /// Addresses of scripted nodes, which nothing dials.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 /// Variant and architecture that agents report.
@@ -397,6 +399,8 @@ impl Actors {
                 }
                 _ = changed.changed() => {}
                 _ = time.changed() => {}
+                // A request that has not been answered is repeated.
+                () = tokio::time::sleep(REPEAT) => {}
             }
             // An answer that is a conflict, or comes too early, is followed by an event.
             if let Err(error) = self.act().await {
