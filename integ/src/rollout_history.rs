@@ -22,7 +22,7 @@ pub struct Recorded {
     pub name: String,
     /// The rollout that it is about.
     pub rollout: RecordedRollout,
-    /// Its status.
+    /// The status.
     pub status: BottlerocketRolloutHistoryStatus,
     /// The rows of all its pages.
     pub rows: Vec<HistoryRow>,

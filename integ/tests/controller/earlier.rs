@@ -17,7 +17,7 @@ use crate::leaders::blocked_drain;
 
 crate::cases![nothing_is_done_beside_earlier_operator_until_its_hosts_are_down_or_up_for_sure];
 
-/// Its pod, in a namespace that no workload uses.
+/// A pod of the earlier operator, in a namespace that no workload uses.
 const POD: &str = "brupop-agent-x";
 const NAMESPACE: &str = "default";
 /// Longest shutdown of a host that it has told to reboot.

@@ -192,7 +192,7 @@ pub(super) async fn node_that_is_held_during_its_drain_stays_cordoned(w: &mut Wa
     Ok(())
 }
 
-/// Its annotation stays until it is removed.
+/// The annotation of a hold stays until it is removed.
 pub(super) async fn hold_ends_at_its_time(w: &mut Walk<'_>) -> Result<()> {
     let nodes = w.bed.recorder.so_far()?.end().nodes;
     let held = nodes.into_iter().find(|(_, node)| node.held()).context("no node is held")?.0;
