@@ -85,7 +85,7 @@ impl Driver {
         let nodes = self.applier.nodes.items();
         let mut shadows = self.applier.shadows.items();
         self.memory.retain(|name, _| nodes.contains_key(name));
-        let clock = Instant::now();
+        let (clock, monotonic) = (Instant::now(), self.clock().read().at);
         self.writes.end_pauses(clock);
         self.writes.retain(|target| !matches!(target, Target::Node(name) if !nodes.contains_key(name)));
         let mut view = ClusterView {
@@ -138,7 +138,7 @@ impl Driver {
         }
         self.handed_over &= !view.slots().any(|slot| slot.since >= self.leader_since);
         view.handed_over = self.handed_over;
-        self.standings.observe(&mut view.nodes, clock.into_std());
+        self.standings.observe(&mut view.nodes, monotonic);
         let namespaces: BTreeSet<&str> =
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
         view.expressions = self.expressions.answers(now);
