@@ -236,7 +236,7 @@ class Run:
         binary, name = test.split(" ", 1)
         if binary not in self.binaries:
             return "absent", 0
-        return self.program(binary, ["--exact", name], bug, limit, f"{bug or 'none'}.{name.replace('::', '.')}.log")
+        return self.program(binary, ["--include-ignored", "--exact", name], bug, limit, f"{bug or 'none'}.{name.replace('::', '.')}.log")
 
     def clean(self, test):
         """Runs a test once without a bug, however many bugs name it."""

@@ -81,9 +81,11 @@ impl Host {
         };
         match spec.state {
             HostState::Idle | HostState::Unknown => {
-                (self.armed, self.asked) = (false, None);
+                self.armed = false;
                 (agent.armed, agent.rehearsal) = (None, None);
                 agent.state = Some(HostState::Idle);
+                // A request is one of the attempt that ended.
+                self.asked = None;
             }
             _ if failed => {}
             // Another client has installed it.
