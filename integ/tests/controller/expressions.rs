@@ -18,7 +18,7 @@ crate::cases![
     firing_expression_is_version_failure_and_unreachable_prometheus_is_node_failure
 ];
 
-fn policy(prometheus: &Prometheus, interval: &str, health: Value) -> Value {
+fn policy(prometheus: &Prometheus, interval: &str, health: &Value) -> Value {
     json!({"prometheus": {"url": prometheus.url(), "interval": interval, "timeout": "5s"}, "health": health})
 }
 
@@ -35,7 +35,7 @@ async fn firing_or_failing_expression_blocks_updates(cluster: &mut ScriptedClust
     const QUERY: &str = r#"job:errors:burnrate1h{job="shop"} > 14"#;
     let mut prometheus = Prometheus::down().await?;
     let health = json!({"before": {"expressions": [{"name": "error-budget", "query": QUERY}]}});
-    cluster.start(1, policy(&prometheus, "1s", health)).await?;
+    cluster.start(1, policy(&prometheus, "1s", &health)).await?;
     cluster.fleet.release(NEW);
     // The same for all nodes: it is recorded once, in the operator's status.
     let blocked_for = |reason: &'static str| {
@@ -76,7 +76,7 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
     let expressions = json!([{"name": "node-alerts", "query": QUERY}]);
     let health = json!({"after": {"soak": "1s", "timeout": "15m", "expressions": expressions}});
     // An answer is used for twice the interval.
-    cluster.start(3, policy(&prometheus, "1h", health)).await?;
+    cluster.start(3, policy(&prometheus, "1h", &health)).await?;
     cluster.fleet.release(NEW);
     cluster.until("Prometheus does not answer", |world| world.waiting("ExpressionFails") == 1).await?;
     cluster.pass(TIMEOUT).await?;

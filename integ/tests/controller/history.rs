@@ -66,7 +66,7 @@ async fn refuses_changes(cluster: &ScriptedCluster, record: &str) -> anyhow::Res
     Ok(())
 }
 
-fn label(value: Value) -> Value {
+fn label(value: Option<&str>) -> Value {
     json!({"metadata": {"labels": {INTERFACE_LABEL: value}}})
 }
 
@@ -78,12 +78,12 @@ async fn rollouts_are_told_apart_and_late_node_belongs_to_a_follow_up(
     cluster
         .start(3, json!({"maxUnavailable": 3, "strategy": {"canary": [{"nodes": 1, "approval": "Manual"}]}}))
         .await?;
-    cluster.patch_node(late, label(Value::Null)).await?;
+    cluster.patch_node(late, label(None)).await?;
     cluster.until("the late node is not under the operator", |world| world.shadow(late).is_none()).await?;
     cluster.fleet.release(NEW);
     canary_with_pause(cluster).await?;
     until_completed(cluster, "the first rollout is completed", 1).await?;
-    cluster.patch_node(late, label(json!(INTERFACE_VERSION))).await?;
+    cluster.patch_node(late, label(Some(INTERFACE_VERSION))).await?;
     cluster.until("the late node is updated", |world| world.is_updated(late, &NEW)).await?;
     until_completed(cluster, "its rollout is another one", 2).await?;
 
@@ -107,7 +107,7 @@ async fn rollouts_are_told_apart_and_late_node_belongs_to_a_follow_up(
 
     let attempts = cluster.recorder.so_far()?.attempts();
     assert!(attempts.len() == 9 && attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
-    let [first, second, third, back] = &all[..] else { panic!("{all:?}") };
+    let [first, second, third, back] = &all[..] else { anyhow::bail!("{all:?}") };
     let numbers = [first, second, third, back].map(|record| (record.rollout.number, record.rollout.first));
     assert_eq!(numbers, [(1, None), (2, Some(1)), (3, None), (4, None)]);
     assert_eq!((&back.rollout.version, back.rows.len()), (&NEW, 3), "all nodes moved back");

@@ -30,7 +30,7 @@ fn comparable(lines: &[Line]) -> Vec<Line> {
     let mut all: Vec<Line> = lines.iter().filter(kept).cloned().collect();
     for line in &mut all {
         line.fields
-            .retain(|field, _| !field.starts_with("taint ") && !(line.step == "reboot" && field.ends_with("Pressure")));
+            .retain(|field, _| !(field.starts_with("taint ") || line.step == "reboot" && field.ends_with("Pressure")));
         let unknown = line.fields.get_mut("Ready").filter(|_| line.object == "node");
         unknown.into_iter().for_each(|states| states.retain(|state| !state.starts_with("Unknown")));
         if line.step == "power on" {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use integ::oracle::{Attempt, ClusterState, History, Object};
 use jiff::{SignedDuration, Timestamp, ToSpan as _, tz::TimeZone};
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -249,7 +250,7 @@ async fn urgent_version_passes_closed_window_and_soak_with_event_and_history(
     let histories: Api<BottlerocketRolloutHistory> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
     let records = histories.list(&ListParams::default()).await?.items;
     let mut entries = records.into_iter().flat_map(|record| record.status.unwrap_or_default().entries);
-    let entry = entries.find(|entry| entry.kind == EntryKind::Urgent).unwrap_or_else(|| panic!("no entry"));
+    let entry = entries.find(|entry| entry.kind == EntryKind::Urgent).context("no entry of the urgent version")?;
     assert_eq!(entry.field_manager.as_deref(), Some("kubectl-patch"));
     assert!(entry.message.contains("CVE-2026-1234"), "{}", entry.message);
 
