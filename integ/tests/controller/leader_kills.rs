@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use models::names::{HOOK_ANSWER_PREFIX, RELEASE_ANNOTATION};
-use models::shadow::{Step, UPDATED};
+use models::shadow::{HostState, Step, UPDATED};
 use serde_json::json;
 
 use crate::bed::{Boot, Held, NEW, ScriptedCluster, closed_schedule, open_schedule, other};
@@ -97,6 +97,8 @@ async fn update_completes_after_leader_kill_at_each_step(cluster: &mut ScriptedC
     until_permitted(cluster, released).await?;
     cluster.request_of_node(released, RELEASE_ANNOTATION, "now").await?;
     kill_leader_in(cluster, released, Step::Releasing, &mut killed).await?;
+    let withdrawn = |shadow: &integ::oracle::Shadow| shadow.spec.state == HostState::Idle;
+    cluster.until("the permit is withdrawn", |world| world.shadow(released).is_some_and(withdrawn)).await?;
     hold(cluster, released, None);
     cluster.outlive_permit(released).await?;
     cluster.updated().await?;

@@ -13,13 +13,12 @@ impl ScriptedCluster {
     /// Lets the time pass in which a host may still act on its permit, and waits until the release of the node has ended:
     /// its kubelet has renewed its Lease after that.
     pub(crate) async fn outlive_permit(&self, node: &str) -> anyhow::Result<()> {
-        self.pass(Duration::from_mins(5)).await?;
-        // The controller compares two readings of the Lease.
-        for _ in 0..20 {
-            self.pass(Duration::from_secs(10)).await?;
+        // The controller observes the state from its next turn on, and then compares two readings of the Lease.
+        for _ in 0..10 {
             if self.planned().await?.step(node) != Some(Step::Releasing) {
                 return Ok(());
             }
+            self.pass(Duration::from_mins(5)).await?;
         }
         anyhow::bail!("{node} is not released")
     }

@@ -17,7 +17,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use models::condition::{Condition, ConditionStatus};
 use models::names::{self, AGENT_MANAGER, SYSTEM_NAMESPACE};
-use models::shadow::{ArmedPhase, BottlerocketShadow, HOST_REACHABLE, HostState};
+use models::shadow::{BottlerocketShadow, HOST_REACHABLE, HostState};
 use planner::simulation::Host;
 use planner::view::{NodeFacts, NodeView, Projection as _, ShadowFacts};
 use semver::Version;
@@ -553,9 +553,16 @@ impl Actors {
             }) {
                 shadow.spec.state = HostState::Idle;
             }
-            let was_cleared = host.cleared;
+            let (was_armed, was_cleared) = (host.armed, host.cleared);
             host.agent_step(&mut view, &offered, downloads, now);
-            if host.cleared && !was_cleared {
+            let armed = host.staged.clone().filter(|_| host.armed && !was_armed);
+            if let Some(version) = armed {
+                // Once, however often the report of it is refused.
+                scripted.log(HostFact::ActivateAsked);
+                scripted.log(HostFact::Armed { version });
+                scripted.log(HostFact::ActivateEnded);
+            }
+            if scripted.host.cleared && !was_cleared {
                 scripted.log(HostFact::Shutdown { by_api: true });
                 scripted.going_down = true;
             }
@@ -576,17 +583,6 @@ impl Actors {
         // An agent that is connected again replaces what the controller has said in its place.
         if report == before && known.is_some() {
             return Ok(false);
-        }
-        let activated = |report: &models::shadow::AgentReport| {
-            report.armed.as_ref().filter(|armed| armed.phase == ArmedPhase::Activated).cloned()
-        };
-        if let Some(armed) = activated(&report).filter(|_| activated(&before).is_none()) {
-            let mut state = self.fleet.lock();
-            if let Some(scripted) = state.nodes.get_mut(name) {
-                scripted.log(HostFact::ActivateAsked);
-                scripted.log(HostFact::Armed { version: armed.version });
-                scripted.log(HostFact::ActivateEnded);
-            }
         }
         let reachable = known.cloned().unwrap_or(Condition {
             type_: HOST_REACHABLE.to_owned(),
