@@ -142,8 +142,9 @@ mod tests {
 
     #[test]
     fn each_failure_reason_counts_against_version_node_or_nothing() {
-        let of =
-            |class| FailureReason::ALL.iter().filter(|reason| reason.class() == class).map(|reason| reason.as_str());
+        let of = |class| {
+            FailureReason::ALL.iter().filter(move |reason| reason.class() == class).map(|reason| reason.as_str())
+        };
         let version = ["BootFellBack", "NotReadyAfterBoot", "SoakFailed"];
         assert_eq!(of(FailureClass::Version).collect::<Vec<_>>(), version);
         let node = [
