@@ -1,7 +1,5 @@
 //! More that cases do to a cluster, and more questions about it.
 
-use std::collections::BTreeMap;
-
 use anyhow::Context as _;
 use integ::bed::merge;
 use integ::bed::workload;
@@ -112,16 +110,6 @@ impl ScriptedCluster {
         workload::apply(&self.client, vec![self.web_api_pod()]).await?;
         self.fleet.connect_agents(true);
         Ok(())
-    }
-
-    /// The boots of each host, in their order.
-    pub(crate) fn boots(&self) -> BTreeMap<String, Vec<String>> {
-        let of = |log: integ::oracle::HostLog| {
-            let mut order: Vec<String> = log.events.into_iter().map(|event| event.boot_id).collect();
-            order.dedup();
-            (log.node, order)
-        };
-        self.fleet.logs().into_iter().map(of).collect()
     }
 }
 
