@@ -81,7 +81,7 @@ impl Clock {
         self.at(self.read())
     }
 
-    /// Waits until the time is `at`.
+    /// Waits until the time is `at`; a correction meanwhile may make that a little early or late.
     pub async fn sleep_until(&self, at: Timestamp) {
         loop {
             let stepped = self.source.stepped();
@@ -90,7 +90,7 @@ impl Clock {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(between(now, at) + LATE) => {}
+                () = tokio::time::sleep(between(now, at) + LATE) => return,
                 () = stepped => {}
             }
         }
