@@ -69,7 +69,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         history: crate::history::History::default(),
         notices,
         own_node: None,
-        leader_since: jiff::Timestamp::now(),
+        leader_since: Clock::default().now(),
     });
     (driver, nodes, server)
 }
@@ -89,7 +89,7 @@ async fn policy_change_for_large_fleet_delays_no_eviction_and_limits_writes() {
     let evictions = Evictions { pods: vec![pod], grace: None, delete: false, dry_run: false };
     let plan = || Plan { actions: actions.clone(), ..Plan::default() };
     driver.act(&view, &mut plan());
-    driver.evict(BTreeMap::from([("node-5000".to_owned(), evictions)]), jiff::Timestamp::now());
+    driver.evict(BTreeMap::from([("node-5000".to_owned(), evictions)]), Clock::default().now());
     let mut unanswered = Vec::new();
     // The clock moves on as soon as nothing else is to be done.
     while let Ok(Some((request, reply))) = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await {
@@ -173,7 +173,7 @@ async fn evictions_in_flight_do_not_make_node_busy_and_end_with_drain() {
     let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Draining", &desired);
-    let now = jiff::Timestamp::now();
+    let now = Clock::default().now();
     driver.evict(evictions(&["first", "second"]), now);
     let view = driver.view(now);
     assert!(view.busy.is_empty());
@@ -196,7 +196,7 @@ async fn stopped_leader_waits_for_eviction_responses() {
     let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes, mut server) = driver_and_server();
     take_node_in(&driver, &nodes, "Draining", &desired);
-    driver.evict(evictions(&["web"]), jiff::Timestamp::now());
+    driver.evict(evictions(&["web"]), Clock::default().now());
     let (request, reply) = server.next_request().await.unwrap();
     assert!(request.uri().path().ends_with("/eviction"));
     let (_stop, stop) = watch::channel(true);
@@ -216,7 +216,7 @@ async fn eviction_of_long_refused_pod_is_retried_less_often() {
     for (refused, pause) in [(0, 5), (60, 30), (600, 60)] {
         let (mut driver, nodes) = driver();
         take_node_in(&driver, &nodes, "Draining", &desired);
-        let now = jiff::Timestamp::now();
+        let now = Clock::default().now();
         driver.evict(evictions(&["web"]), now - seconds(refused));
         driver.record_eviction(refusal("web", 1));
         let retry_at = driver.view(now).nodes["a"].blocked["uid-web"].retry_at;
@@ -243,7 +243,7 @@ async fn refused_eviction_is_retried_at_once_if_pdb_already_allows_it() {
             &serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"}),
         );
         take(&driver.budgets, budget("7", 1));
-        let now = jiff::Timestamp::now();
+        let now = Clock::default().now();
         driver.view(now);
         driver.evict(evictions(&["first", "second"]), now);
         for change in meanwhile {
@@ -283,7 +283,7 @@ async fn removed_slot_stays_retracted_until_operator_resource_changes() {
     let (mut driver, _) = driver();
     // The previous leader may be about to remove the slots that the first read shows.
     take(&driver.applier.operator, operator("6", serde_json::json!([slot])));
-    let now = jiff::Timestamp::now();
+    let now = Clock::default().now();
     assert_eq!(driver.view(now).slots().count(), 0);
     take(&driver.applier.operator, operator("7", serde_json::json!([slot])));
     let view = driver.view(now);
@@ -322,7 +322,7 @@ async fn new_leader_keeps_only_slots_of_started_drains() {
             serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
                 "spec": {}, "status": {"slots": [{"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"}]}}),
         );
-        assert_eq!(driver.view(jiff::Timestamp::now()).slots().count(), usize::from(begun), "{step}");
+        assert_eq!(driver.view(Clock::default().now()).slots().count(), usize::from(begun), "{step}");
     }
 }
 
@@ -331,7 +331,7 @@ async fn observed_duration_of_release_follows_monotonic_clock() {
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
     // However often it checks in between, and whatever the clock shows.
-    let now = jiff::Timestamp::now();
+    let now = Clock::default().now();
     assert_eq!(driver.view(now).nodes["a"].observed_for, Duration::ZERO);
     for milliseconds in [2, 4] {
         tokio::time::sleep(Duration::from_millis(2)).await;
