@@ -9,7 +9,7 @@
 #   CARGO_TARGET_DIR   where the files are written   (default: target)
 #
 #   run/NAME.txt              the output
-#   run/times.txt             the seconds of each binary
+#   run/times.txt             a line for each binary: seconds, seconds of processors, name
 #   run/{unstable,failed}     a line for each such test: binary, test, cause
 #   unstable/TEST.{1,2}.txt   both outputs of an unstable test, in whose name each :: is a dot
 #   failed/TEST.{1,2}.txt     the same of a test that failed twice
@@ -82,7 +82,10 @@ flock --shared 9
 began=$SECONDS status=0
 run_to "$log" "$@" || status=$?
 took=$((SECONDS - began))
-[ -n "$unit" ] || printf '%s\t%s\n' "$took" "$name" >>"$run/times.txt"
+# In a subshell, `times` knows of no children.
+times >"$run/$name.times.txt"
+used=$(awk -F'[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$run/$name.times.txt")
+[ -n "$unit" ] || printf '%s\t%s\t%s\n' "$took" "$used" "$name" >>"$run/times.txt"
 
 if [ "$status" = 0 ] && passed "$log"; then
   echo "$name: $(grep -a '^test result: ' "$log" | tail -n 1 | sed -E 's/^test result: ok\. ([0-9]+ passed);.*/\1/') in $took s"

@@ -15,40 +15,36 @@ run=$target/run
 make=${MAKE:-make}
 cargo=${CARGO:-cargo}
 
-# lane NAME...: runs test binaries one after the other.
-lane() {
-  local result=0 name
-  for name in "$@"; do
-    local arguments=()
-    # Tests that take minutes. Elsewhere, ignored tests are programs that other tests start.
-    case ${BRUPOP_ALL_TESTS:-}:$name in 1:scenarios | 1:manifests | 1:controller | 1:drains) arguments=(--include-ignored) ;; esac
-    local kind folder path
-    IFS=$'\t' read -r kind _ folder path < <(awk -F'\t' -v name="$name" '$2 == name && ($1 == "test" || name == "integ")' "$run/binaries.txt")
-    echo "$name: started ($kind)"
-    (cd "$folder" && CARGO_MANIFEST_DIR=$folder "$here/binary.sh" "$name" "$path" "${arguments[@]}") || result=1
-  done
-  return "$result"
+# binary NAME: runs a test binary.
+binary() {
+  local name=$1 arguments=() kind folder path
+  # Tests that take minutes. Elsewhere, ignored tests are programs that other tests start.
+  case ${BRUPOP_ALL_TESTS:-}:$name in 1:scenarios | 1:manifests | 1:controller | 1:drains) arguments=(--include-ignored) ;; esac
+  IFS=$'\t' read -r kind _ folder path < <(awk -F'\t' -v name="$name" '$2 == name && ($1 == "test" || name == "integ")' "$run/binaries.txt")
+  echo "$name: started ($kind)"
+  cd "$folder"
+  CARGO_MANIFEST_DIR=$folder exec "$here/binary.sh" "$name" "$path" "${arguments[@]}"
 }
-if [ "${1:-}" = --lane ]; then
-  # shellcheck disable=SC2086 # several names
-  lane $2
-  exit
-fi
+if [ "${1:-}" = --binary ]; then binary "$2"; fi
 
+used=0
 # step NAME COMMAND...: runs a part and keeps its time.
 step() {
   part=$1
-  local began=$SECONDS status=0
+  local began=$SECONDS before=$used status=0
   shift
   "$@" || status=$?
-  printf '%s\t%s\n' $((SECONDS - began)) "$part" >>"$run/times.txt"
+  # In a subshell, `times` knows of no children.
+  times >"$run/processors.txt"
+  used=$(awk -F'[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$run/processors.txt")
+  printf '%s\t%s\t%s\n' $((SECONDS - began)) $((used - before)) "$part" >>"$run/times.txt"
   return "$status"
 }
 
 summary() {
   local status=$?
-  printf '\nSeconds of each part:\n'
-  awk -F'\t' '{ printf "%7d s  %s\n", $1, $2 }' "$run/times.txt"
+  printf '\nSeconds of each part, and how many its processes used of the processors:\n'
+  awk -F'\t' '{ printf "%7d s %7d s  %s\n", $1, $2, $3 }' "$run/times.txt"
   if [ -s "$BRUPOP_DURATIONS" ]; then
     printf '\nThe ten slowest end-to-end tests:\n'
     sort -rn "$BRUPOP_DURATIONS" | sed -n 1,10p
@@ -81,11 +77,12 @@ step "the agent as it ships" "$make" --no-print-directory agent
 step "unit tests" "$here/unit.sh"
 step "tests in documentation" "$cargo" test --workspace --locked --quiet --doc
 
-# Two binaries at a time, so that one computes while the other waits: the drains, the refusals and the controller's cases mostly wait.
-waits="drains refusals controller"
-others=$(awk -F'\t' -v waits=" $waits scenarios vm " '$1 == "test" && !index(waits, " " $2 " ") { print $2 }' "$run/binaries.txt" | tr '\n' ' ')
-for name in $waits scenarios; do
-  grep -q $'^test\t'"$name"$'\t' "$run/binaries.txt" || { echo "make: there is no test binary $name" >&2; exit 1; }
+# Two binaries at a time, so that one computes while the other waits; the longest ones first.
+first="scenarios drains controller refusals install manifests images integ kubelet update demo"
+for name in $first; do
+  grep -qP "^(test|lib)\t$name\t" "$run/binaries.txt" || { echo "make: there is no test binary $name" >&2; exit 1; }
 done
+others=$(awk -F'\t' -v first=" $first vm " '$1 == "test" && !index(first, " " $2 " ") { print $2 }' "$run/binaries.txt")
 part="end-to-end tests"
-printf '%s\n' "integ $others scenarios" "$waits" | xargs -d '\n' -n 1 -P 2 "$here/test.sh" --lane
+# shellcheck disable=SC2086 # several names
+printf '%s\n' $first $others | xargs -n 1 -P 2 "$here/test.sh" --binary
