@@ -182,6 +182,7 @@ impl TestCluster {
         options.volume_lag = self.options.volume_lag;
         // The relation of a real kubelet's interval to the default grace period.
         options.lease_period = self.options.control_plane.node_monitor_grace / 5;
+        options.status_period = options.status_period.max(options.lease_period);
         if self.options.labelled {
             options.labels.insert(names::INTERFACE_LABEL.into(), names::INTERFACE_VERSION.into());
         }

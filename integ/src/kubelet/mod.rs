@@ -73,7 +73,8 @@ pub struct KubeletOptions {
     pub log_dir: PathBuf,
     /// Longest time until a change of a ConfigMap or Secret reaches a pod's volume.
     pub volume_lag: Duration,
-    /// Interval at which the Node's status is compared with the machine; a change of the machine triggers that too.
+    /// Interval at which the Node's status is compared with the machine; a change of the machine triggers that too. The kubelets'
+    /// default is 10 s.
     pub status_period: Duration,
     /// Interval at which the Node's Lease is renewed.
     pub lease_period: Duration,
@@ -115,7 +116,7 @@ impl KubeletOptions {
             address,
             https_proxy: None,
             volume_lag: Duration::ZERO,
-            status_period: Duration::from_secs(5),
+            status_period: Duration::from_secs(10),
             lease_period: Duration::from_secs(2),
             shutdown_grace: Duration::from_secs(2),
             shutdown_grace_critical: Duration::from_secs(1),

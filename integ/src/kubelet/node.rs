@@ -22,8 +22,8 @@ use crate::machine::MachineState;
 
 /// Duration of the lease: the kubelets' default.
 const LEASE_SECONDS: i32 = 40;
-/// Interval, in seconds, at which an unchanged status is posted.
-const HEARTBEAT: i64 = 10;
+/// Interval, in seconds, at which an unchanged status is posted: the kubelets' default. The Lease is the heartbeat.
+const HEARTBEAT: i64 = 300;
 /// Timeout of one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 

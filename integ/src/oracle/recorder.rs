@@ -29,6 +29,8 @@ use super::world::ClusterState;
 const CATCH_UP: Duration = Duration::from_secs(120);
 /// Pause before the next try while the API server, or the resource, is not available.
 const RETRY: Duration = Duration::from_millis(100);
+/// Pause between looks for a kind that is not defined.
+const UNDEFINED: Duration = Duration::from_millis(250);
 /// Longest outage of the API server.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Widest gap that is read back revision by revision.
@@ -307,18 +309,17 @@ impl Source {
     async fn catch_up(&mut self) -> anyhow::Result<()> {
         let mut since = Instant::now();
         let to = loop {
+            // Without its definition there can be no object of it: no gap opens.
+            while let Ok(defined) = self.definitions.list_metadata(&ListParams::default()).await
+                && !defined.items.iter().any(|definition| definition.name_any() == self.definition())
+            {
+                self.seen = self.seen.max(revision(defined.metadata.resource_version.as_deref())?);
+                tokio::time::sleep(UNDEFINED).await;
+                since = Instant::now();
+            }
             match list(&self.api, &ListParams::default().limit(1)).await {
                 Ok(Some((to, _))) => break to,
-                Ok(None) => {
-                    // Without its definition there can be no object of it: no gap opens.
-                    let defined = self.definitions.list_metadata(&ListParams::default()).await;
-                    if let Ok(defined) = defined
-                        && !defined.items.iter().any(|definition| definition.name_any() == self.definition())
-                    {
-                        self.seen = self.seen.max(revision(defined.metadata.resource_version.as_deref())?);
-                    }
-                    since = Instant::now();
-                }
+                Ok(None) => since = Instant::now(),
                 Err(error) if since.elapsed() > PATIENCE => return Err(error),
                 Err(_) => {}
             }

@@ -9,6 +9,10 @@ use anyhow::Context as _;
 use integ::bed::{TestCluster, TestClusterOptions, TestNode, merge, workload};
 use integ::control_plane;
 use integ::oracle::{ClusterState, Expectations, Shadow};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
 use models::shadow::Step;
 use semver::Version;
@@ -81,9 +85,9 @@ impl Fleet {
             labelled: false,
             policy: policy(),
             deploy: deploy::Options { controller_replicas: 1, apiserver_replicas: 1, ..deploy::Options::default() },
-            // No node loses its power. The Lease renewals of so many nodes would be most of the requests.
+            // No node stays without power. The heartbeats of so many nodes would be most of the requests.
             control_plane: control_plane::Options {
-                node_monitor_grace: Duration::from_secs(50),
+                node_monitor_grace: Duration::from_secs(200),
                 ..control_plane::Options::default()
             },
             ..TestClusterOptions::default()
@@ -178,7 +182,15 @@ impl Case {
     }
 
     async fn allow(&self, node: &str) -> anyhow::Result<()> {
-        self.kubectl(&["label", "node", node, &format!("{}=yes", self.place)]).await.map(drop)
+        self.label(node, &self.place, "yes").await
+    }
+
+    /// Sets a label of a node. Each case does it often, and `kubectl` would take longer to start.
+    async fn label(&self, node: &str, label: &str, value: &str) -> anyhow::Result<()> {
+        let patch = json!({"metadata": {"labels": {label: value}}});
+        let nodes: Api<Node> = Api::all(self.fleet.bed.client.clone());
+        nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
     }
 
     /// Lets this case's pods move from the node under test to the spare nodes.
@@ -289,8 +301,9 @@ impl Case {
     }
 
     pub(crate) async fn set_budget(&self, name: &str, spec: Value) -> anyhow::Result<()> {
-        let patch = json!({"spec": spec}).to_string();
-        self.kubectl_in_namespace(&["patch", "pdb", name, "--type=merge", "-p", &patch]).await.map(drop)
+        let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.fleet.bed.client.clone(), &self.namespace);
+        budgets.patch(name, &PatchParams::default(), &Patch::Merge(json!({"spec": spec}))).await?;
+        Ok(())
     }
 
     /// Uses a budget up: one more pod that it counts and that no node takes, so that no eviction is allowed; `pods` is
@@ -311,7 +324,7 @@ impl Case {
 
     /// Puts the node under one of the drain policies; a name that no group has is the policy of all other nodes.
     pub(crate) async fn set_drain_policy(&self, policy: &str) -> anyhow::Result<()> {
-        self.kubectl(&["label", "--overwrite", "node", &self.node, &format!("{POLICY}={policy}")]).await.map(drop)
+        self.label(&self.node, POLICY, policy).await
     }
 
     /// Labels the node for the operator: its update begins.
@@ -321,7 +334,7 @@ impl Case {
 
     /// Labels a node for the operator.
     pub(crate) async fn label_node(&self, node: &str) -> anyhow::Result<()> {
-        self.kubectl(&["label", "node", node, &format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")]).await.map(drop)
+        self.label(node, INTERFACE_LABEL, INTERFACE_VERSION).await
     }
 
     /// The current state of the case's part of the cluster.
