@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, TryStreamExt as _};
-use integ::control_plane::{Behind, ControlPlane, Options};
+use integ::control_plane::{ALL_CONTROLLERS, Behind, ControlPlane, Options};
 use jiff::{Timestamp, ToSpan as _};
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -156,7 +156,7 @@ fn writes_of(case: &Case) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn migration_that_ends_at_each_write_or_beside_another_migrator_loses_nothing() -> anyhow::Result<()> {
-    let control_plane = ControlPlane::start(Options::default()).await?;
+    let control_plane = ControlPlane::start(Options { controllers: ALL_CONTROLLERS, ..Options::default() }).await?;
     let client = control_plane.client();
     let cases = cases(&client).await?;
     for version in earlier::VERSIONS {

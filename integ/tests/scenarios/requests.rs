@@ -104,6 +104,21 @@ fn reports(records: &[Record]) -> Vec<String> {
     writes.filter_map(describe).collect()
 }
 
+/// What the controller has written of the attempt and told in Events, write by write, to explain a surplus.
+fn course(records: &[Record]) -> Vec<String> {
+    let describe = |record: &Record| {
+        let body = record.request.as_ref()?;
+        let status = &body["status"];
+        let conditions = status["conditions"].as_array().into_iter().flatten();
+        let reasons: Vec<_> = conditions.filter_map(|condition| condition["reason"].as_str()).collect();
+        let drain = status["drain"]["pods"].as_array().map_or(0, Vec::len);
+        let (step, event) = (&status["progress"]["step"], &body["reason"]);
+        Some(format!("{} {}: {step}, {drain} pods, {reasons:?}, {event}", record.received, record.what()))
+    };
+    let told = |record: &&Record| record.what() == "bottlerocketshadows/status" || record.what() == "events";
+    records.iter().filter(|record| part(record) == Some("controller")).filter(told).filter_map(describe).collect()
+}
+
 /// Duration of a watch before its client opens it again, in seconds.
 const WATCH_LASTS: u64 = 290;
 
@@ -240,6 +255,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         // counted.
         let asked = requests_since(ctx, from).await?;
         println!("The agent's reports:\n  {}", reports(&asked).join("\n  "));
+        println!("The controller's writes:\n  {}", course(&asked).join("\n  "));
         let (refused, records): (Vec<_>, Vec<_>) = asked.into_iter().partition(|record| record.code == 409);
         let (held_back, records): (Vec<_>, Vec<_>) =
             records.into_iter().partition(|record| record.what() == "pods/eviction" && record.code == 429);

@@ -272,7 +272,7 @@ async fn forged_acknowledgement_of_activation_does_not_release_node_before_reboo
         let mut denial = view.status.clone();
         denial.report.state = Some(HostState::Idle);
         denial.report.armed = None;
-        hostile.report(&target, denial).await?;
+        hostile.report(ctx, &target, denial).await?;
         let boot = ctx.bed.member(&target)?.host.snapshot().boot_id;
         ctx.until("the node is released", |world| is_released(world, &target)).await?;
         ensure!(ctx.bed.member(&target)?.host.snapshot().boot_id != boot, "it was released before it went down");

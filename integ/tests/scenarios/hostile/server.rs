@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use futures::stream;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
@@ -16,16 +16,18 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use integ::kubelet::to_process;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
-use kube::Api;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, Resource as _};
 use models::names::{
-    AGENT_NAMESPACE, APISERVER, COMPONENT_LABEL, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP,
+    AGENT_MANAGER, AGENT_NAMESPACE, APISERVER, COMPONENT_LABEL, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CA_KEY,
+    TRUST_CONFIG_MAP, shadow_name,
 };
-use models::shadow::BottlerocketShadowSpec;
+use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec};
 use models::wire::{AgentStatus, NDJSON, ShadowView, WatchLine};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
@@ -66,8 +68,6 @@ struct State {
     true_views: Mutex<BTreeMap<String, ShadowView>>,
     /// Forged shadows that replace the true ones.
     forged_shadows: Mutex<BTreeMap<String, ShadowView>>,
-    /// The last token of each node.
-    tokens: Mutex<BTreeMap<String, String>>,
     cluster: kube::Client,
     ca: String,
 }
@@ -102,7 +102,6 @@ impl CompromisedWebApi {
             extra_lines: broadcast::Sender::new(64),
             true_views: Mutex::default(),
             forged_shadows: Mutex::default(),
-            tokens: Mutex::default(),
             cluster: client.clone(),
             ca: published_ca(client).await?,
         });
@@ -157,18 +156,20 @@ impl CompromisedWebApi {
         locked(&self.state.forged_shadows).get(node).cloned().context("there is no such shadow")
     }
 
-    /// Reports as a node's agent, with its token, that the last desired state is carried out.
-    pub(crate) async fn report(&self, node: &str, mut status: AgentStatus) -> anyhow::Result<()> {
-        let (token, view) = (locked(&self.state.tokens).get(node).cloned(), self.true_view(node));
-        let url = format!("https://{}:8443/v1/nodes/{node}/shadow", host());
-        let client = self.state.real().await?;
-        let token = token.context("the node's agent has sent nothing yet")?;
-        let now: ShadowView = client.get(&url).header("authorization", &token).send().await?.json().await?;
-        ensure!(view.is_some_and(|view| view.metadata.uid == now.metadata.uid), "another shadow");
-        status.report.observed_generation = Some(now.metadata.generation);
-        let request = client.put(format!("{url}/status")).header("authorization", &token);
-        let answer = request.header("if-match", format!("\"{}\"", now.etag)).json(&status).send().await?;
-        ensure!(answer.status().is_success(), "{}", answer.text().await?);
+    /// Writes an agent's report with the rights of the web API: that the last desired state is carried out.
+    pub(crate) async fn report(
+        &self,
+        ctx: &ScenarioContext,
+        node: &str,
+        mut status: AgentStatus,
+    ) -> anyhow::Result<()> {
+        let user = format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{APISERVER}");
+        let client = ctx.bed.control_plane.client_as(&user, &[])?;
+        let (shadows, name) = (Api::<BottlerocketShadow>::namespaced(client, SYSTEM_NAMESPACE), shadow_name(node));
+        status.report.observed_generation = shadows.get(&name).await?.metadata.generation;
+        let (api, kind) = (BottlerocketShadow::api_version(&()), BottlerocketShadow::kind(&()));
+        let report = json!({"apiVersion": api, "kind": kind, "metadata": {"name": name}, "status": status});
+        shadows.patch_status(&name, &PatchParams::apply(AGENT_MANAGER).force(), &Patch::Apply(report)).await?;
         Ok(())
     }
 
@@ -213,10 +214,6 @@ impl State {
     async fn serve(self: Arc<Self>, request: Request<Incoming>) -> anyhow::Result<Response<Body>> {
         let path = request.uri().path_and_query().context("no path")?.to_string();
         let node = path.split('/').nth(3).context("no node")?.to_owned();
-        let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
-        if let Some(token) = token {
-            locked(&self.tokens).insert(node.clone(), token.to_owned());
-        }
         let mut onward = self.real().await?.request(request.method().clone(), format!("https://{}:8443{path}", host()));
         for name in ["authorization", "if-match", "content-type"] {
             if let Some(value) = request.headers().get(name) {
