@@ -1,17 +1,20 @@
-//! Drains: rights that are missing, and a user's uncordon.
+//! Drains: rights that are missing, a user's uncordon, and a node that waits behind one.
 
 use std::time::Duration;
 
 use integ::oracle::{ClusterState, Field};
-use models::shadow::Step;
-use serde_json::json;
+use models::condition::ConditionStatus;
+use models::names::HOLD_ANNOTATION;
+use models::shadow::{BLOCKED, Step};
+use serde_json::{Value, json};
 
-use crate::bed::ScriptedCluster;
+use crate::bed::{ScriptedCluster, other};
 use crate::leaders::blocked_drain;
 
 crate::cases![
     forced_deletion_needs_delete_permission,
     node_uncordoned_by_user_during_drain_is_cordoned_again_with_event,
+    node_whose_hold_ends_is_queued_behind_a_blocked_drain,
 ];
 
 /// Waits until the drain of a node is blocked by a budget.
@@ -76,4 +79,22 @@ async fn node_uncordoned_by_user_during_drain_is_cordoned_again_with_event(
     cluster.updated().await?;
     assert_eq!(cluster.recorder.so_far()?.attempts().len(), 1);
     Ok(())
+}
+
+async fn node_whose_hold_ends_is_queued_behind_a_blocked_drain(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    cluster.start(2, json!({})).await?;
+    let next = other(&blocked_drain(cluster).await?);
+    // The image is staged again behind the drain; a node that waits for its turn is not blocked.
+    for (hold, reason) in [(json!("audit"), Some("Held")), (Value::Null, None)] {
+        cluster.patch_node(next, json!({"metadata": {"annotations": {HOLD_ANNOTATION: hold}}})).await?;
+        let blocked = |world: &ClusterState| {
+            let blocked = world.condition(next, BLOCKED).filter(|blocked| blocked.status == ConditionStatus::True);
+            blocked.map(|blocked| blocked.reason.clone())
+        };
+        cluster
+            .until(&format!("the node is blocked by {reason:?}"), |world| blocked(world).as_deref() == reason)
+            .await?;
+    }
+    cluster.unblock_shop().await?;
+    cluster.updated().await.map(drop)
 }

@@ -123,6 +123,22 @@ impl<'a> Planner<'a> {
         self.waits[node.index] = Some(wait);
     }
 
+    /// Lets a node that could begin wait for its turn.
+    fn wait_in_turn(&mut self, node: &'a SurveyedNode<'a>, wait: Wait) {
+        let decision = self.context(node).map(|ctx| attempt::waiting_in_turn(&ctx, wait.clone()));
+        self.carry_out(node, decision, wait);
+    }
+
+    /// Carries out what was decided about a node that waits: a write, or nothing.
+    fn carry_out(&mut self, node: &SurveyedNode<'_>, decision: Option<Decision>, wait: Wait) {
+        match decision.map(|decision| decision.verdict) {
+            Some(Verdict::Act(action)) => {
+                self.plan.actions.insert(node.facts.name.clone(), action);
+            }
+            _ => self.wait(node, wait),
+        }
+    }
+
     /// Collects the next step of each node.
     fn collect(&mut self) -> NodeRequests<'a> {
         let view = self.view;

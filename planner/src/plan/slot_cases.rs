@@ -171,6 +171,22 @@ fn staging_starts_on_twice_as_many_nodes_as_free_slots() {
 }
 
 #[test]
+fn node_that_waits_for_its_turn_is_blocked_no_longer_by_what_is_over() {
+    // What a check of pods has found stays until the next one.
+    for (reason, removed) in [("Held", true), ("BackOff", true), ("AgentNotReady", true), ("DrainRefused", false)] {
+        let mut waiting = node("b");
+        waiting.shadow.as_mut().unwrap().status.conditions.push(condition(BLOCKED, reason, ""));
+        let (mut view, _) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate), waiting], &["a"]);
+        let policy = with_policy(&mut view, json!({"maxUnavailable": 1}));
+        let made = plan(&view, &policy, t(1));
+        let unblocked = matches!(made.actions.get("b"), Some(Action::Status { status, note: None })
+            if !status.conditions.iter().any(|condition| condition.type_ == BLOCKED) && status.report.progress.is_none());
+        assert_eq!(unblocked, removed, "{reason}: {made:?}");
+        assert_eq!(made.waits.get("b").is_some_and(|wait| wait.as_str() == "Queued"), !removed, "{reason}: {made:?}");
+    }
+}
+
+#[test]
 fn plan_wakes_when_version_reaches_minimum_age() {
     for (second, expected) in [(1, Some(t(100))), (99, Some(t(100))), (100, None), (101, None)] {
         let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);

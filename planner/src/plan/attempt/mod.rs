@@ -35,6 +35,7 @@ use crate::plan::context::NodeContext;
 
 pub(super) use idle::begin;
 pub(super) use stage::waiting_staged;
+pub(super) use status::waiting_in_turn;
 
 /// The number of pods of a drain that a shadow lists.
 pub const LISTED_PODS: usize = 1024;

@@ -8,10 +8,9 @@ use super::claim::start_drain;
 use super::desired::desired_state;
 use super::drill;
 use super::fail::{ended_from_outside, fail};
-use super::status::{go_to, with_blocked_condition};
+use super::status::{go_to, waiting_in_turn, with_blocked_condition};
 use crate::plan::context::NodeContext;
 use crate::plan::{Decision, Verdict, Wait, gates, want};
-use crate::wait::WaitReason;
 
 /// Returns when the staging is given up.
 pub(super) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Timestamp {
@@ -92,9 +91,5 @@ pub(in crate::plan) fn waiting_staged(
     if progress.step == Step::Staging {
         return Decision::act(go_to(ctx, progress, Step::Staged, |_| {}));
     }
-    let stored = models::condition::find_condition(&ctx.shadow.status.conditions, models::shadow::BLOCKED);
-    if !checked && stored.is_some_and(|c| c.reason.parse().is_ok_and(WaitReason::is_check_finding)) {
-        return Decision::wait(wait);
-    }
-    with_blocked_condition(ctx, Decision::wait(wait))
+    if checked { with_blocked_condition(ctx, Decision::wait(wait)) } else { waiting_in_turn(ctx, wait) }
 }

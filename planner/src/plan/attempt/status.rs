@@ -4,7 +4,7 @@ use models::condition::{ConditionStatus, true_condition};
 use models::shadow::{BLOCKED, ControllerStatus, HEALTHY, Progress, Step};
 
 use crate::plan::context::NodeContext;
-use crate::plan::{Action, Decision, Note, Verdict};
+use crate::plan::{Action, Decision, Note, Verdict, Wait};
 use crate::wait::WaitReason;
 
 /// A write of the status with the step changed.
@@ -50,6 +50,16 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
     }
     let note = wanted.filter(|_| wanted != now).map(|reason| Note { warning: true, reason, message: wait.to_string() });
     Decision { verdict: Verdict::Act(Action::Status { status: Box::new(status), note }), ..decision }
+}
+
+/// Records the reason why a node that was not checked waits for its turn: what blocked it before does not any more. The findings of
+/// the last check stay until the next one.
+pub(in crate::plan) fn waiting_in_turn(ctx: &NodeContext<'_>, wait: Wait) -> Decision {
+    let stored = true_condition(&ctx.shadow.status.conditions, BLOCKED);
+    if stored.is_some_and(|c| c.reason.parse().is_ok_and(WaitReason::is_check_finding)) {
+        return Decision::wait(wait);
+    }
+    with_blocked_condition(ctx, Decision::wait(wait))
 }
 
 /// Removes the `Blocked` condition, as any other write ends a block.

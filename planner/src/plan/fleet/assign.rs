@@ -10,7 +10,7 @@ use super::check::Checked;
 use crate::plan::rollout::{self, KeyRef};
 use crate::plan::slots::Budget;
 use crate::plan::survey::SurveyedNode;
-use crate::plan::{Verdict, Wait, attempt};
+use crate::plan::{Wait, attempt};
 use crate::view::Standby;
 use models::time::after;
 
@@ -149,11 +149,6 @@ impl<'a> Planner<'a> {
             let progress = node.progress()?;
             (!passes_through).then(|| attempt::waiting_staged(&ctx, progress, wait.clone(), checked))
         });
-        match waiting.map(|decision| decision.verdict) {
-            Some(Verdict::Act(action)) => {
-                self.plan.actions.insert(name.clone(), action);
-            }
-            _ => self.wait(node, wait),
-        }
+        self.carry_out(node, waiting, wait);
     }
 }

@@ -40,13 +40,13 @@ impl<'a> Planner<'a> {
                 (None, Some(_)) => continue,
                 (None, None) => {}
                 (Some(_), Some(refused)) => {
-                    self.wait(node, refused);
+                    self.wait_in_turn(node, refused);
                     continue;
                 }
                 (Some(action), None) if position < most && !freezes => {
                     self.plan.actions.insert(node.facts.name.clone(), action);
                 }
-                (Some(_), None) => self.wait(node, Wait::Queued { position, behind }),
+                (Some(_), None) => self.wait_in_turn(node, Wait::Queued { position, behind }),
             }
             (position, behind) = (position + 1, Some(node.facts.name.clone()));
         }
@@ -96,13 +96,13 @@ impl<'a> Planner<'a> {
             let taken = begun.get(&key).copied().unwrap_or(0);
             let step_full = rollout.and_then(Rollout::room_to_begin).is_some_and(|step| taken >= step);
             if step_full && let Some(wait) = rollout.and_then(|rollout| rollout.wait.clone()) {
-                self.wait(node, wait);
+                self.wait_in_turn(node, wait);
                 continue;
             }
             if ahead.is_none()
                 && let Some(refused) = budget.refusal(self.policy, node)
             {
-                self.wait(node, refused);
+                self.wait_in_turn(node, refused);
                 continue;
             }
             // A released node has its image already: it would have a slot before those that still download theirs.
@@ -122,7 +122,7 @@ impl<'a> Planner<'a> {
                     let before = before.map(|(node, _)| *node).or(requests.wanting.last().copied());
                     let behind = before.map(|node| node.facts.name.clone()).or_else(|| busy.clone());
                     let queued = Wait::Queued { position: position + requests.wanting.len(), behind };
-                    self.wait(node, used_up.clone().filter(|_| ahead.is_none()).unwrap_or(queued));
+                    self.wait_in_turn(node, used_up.clone().filter(|_| ahead.is_none()).unwrap_or(queued));
                 }
             }
         }
