@@ -269,23 +269,38 @@ mod tests {
         }
     }
 
-    #[test]
-    fn missing_or_corrupt_ca_bundle_keeps_previous_until_valid_one_appears() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join(TRUST_CA_KEY);
-        let config = Config {
+    /// A client that trusts what is in this folder.
+    fn trusting(folder: &std::path::Path) -> Server {
+        Server::new(&Config {
             node_name: "a".into(),
             host_socket: PathBuf::new(),
             boot_id_file: PathBuf::new(),
             server_url: "https://127.0.0.1".into(),
             token_file: PathBuf::new(),
-            trust_dir: folder.path().to_owned(),
-            alive_file: folder.path().join("alive"),
+            trust_dir: folder.to_owned(),
+            alive_file: folder.join("alive"),
             check: None,
             log_filter: String::new(),
             log_format: models::log::LogFormat::Text,
-        };
-        let server = Server::new(&config);
+        })
+    }
+
+    #[test]
+    fn replaced_permit_keys_are_used_from_then_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = trusting(folder.path());
+        assert_eq!(server.permit_keys(), "");
+        for keys in ["{\"keys\": []}", "{\"keys\": [{}]}"] {
+            std::fs::write(folder.path().join(TRUST_PERMIT_KEYS), keys).unwrap();
+            assert_eq!(server.permit_keys(), keys);
+        }
+    }
+
+    #[test]
+    fn missing_or_corrupt_ca_bundle_keeps_previous_until_valid_one_appears() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(TRUST_CA_KEY);
+        let server = trusting(folder.path());
         let trusted = || server.client.borrow().as_ref().map(|(bundle, _)| String::from_utf8(bundle.clone()).unwrap());
         let refusal = || server.client().unwrap_err().to_string();
         assert!(refusal().starts_with("cannot read the CA bundle"), "there is no bundle yet");

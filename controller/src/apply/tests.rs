@@ -137,6 +137,20 @@ async fn status_apply_carries_resource_version_of_decision() {
 }
 
 #[tokio::test]
+async fn record_of_silence_carries_resource_version_of_decision() {
+    let (applier, calls) = applier();
+    let condition = json!({
+        "type": "HostReachable", "status": "Unknown", "reason": "AgentSilent", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    let condition = serde_json::from_value(condition).unwrap();
+    applier.record_silence(&node().shadow.unwrap(), &condition).await.unwrap();
+    let calls = calls.lock().unwrap();
+    assert!(calls.len() == 1 && calls[0].path.ends_with("/bottlerocketshadows/brs-a/status"), "{calls:?}");
+    assert_eq!(calls[0].body["metadata"]["resourceVersion"], "42");
+}
+
+#[tokio::test]
 async fn spec_write_carries_uid_and_resource_version() {
     let call = call_of(Action::Spec { spec: Box::new(BottlerocketShadowSpec::default()) }).await;
     assert_eq!((call.method.as_str(), call.path.ends_with("/brs-a")), ("PATCH", true));

@@ -151,7 +151,11 @@ async fn drain_waits_for_volumes_if_policy_asks(case: Case) -> anyhow::Result<()
     case.deployment("db", 1, json!({})).await?;
     set_volumes_in_use(&case, &["kubernetes.io/csi/example.com^db"]).await?;
     case.start_update().await?;
-    let state = case.until("the pod has gone", |state| state.pods_on_node("db").is_empty()).await?;
+    let state = case
+        .until("the detachment is awaited", |state| {
+            state.pods_on_node("db").is_empty() && state.world.waiting("DetachingVolumes") > 0
+        })
+        .await?;
     assert_eq!(state.step(), Some(Step::Draining));
     set_volumes_in_use(&case, &[]).await?;
     case.updated().await?;

@@ -435,6 +435,16 @@ mod tests {
     }
 
     #[test]
+    fn revision_of_shadow_is_that_of_its_label() {
+        let shadow = json!({
+            "metadata": {"name": names::shadow_name("a"), "labels": {names::REVISION_LABEL: "default-1"}},
+            "spec": {"state": "Idle", "attempt": 0},
+        });
+        let facts = ShadowFacts::project(&serde_json::from_value(shadow).unwrap()).unwrap();
+        assert_eq!(facts.revision.as_deref(), Some("default-1"));
+    }
+
+    #[test]
     fn node_is_ready_by_status_of_its_condition() {
         for (status, ready) in [("True", true), ("False", false), ("Unknown", false)] {
             let node: Node = serde_json::from_value(json!({
