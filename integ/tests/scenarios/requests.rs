@@ -104,7 +104,7 @@ fn reports(records: &[Record]) -> Vec<String> {
     writes.filter_map(describe).collect()
 }
 
-/// What the controller has written of the attempt and told in Events, write by write, to explain a surplus.
+/// The controller's writes of the attempt and its Events, one by one, to explain a surplus.
 fn course(records: &[Record]) -> Vec<String> {
     let describe = |record: &Record| {
         let body = record.request.as_ref()?;
