@@ -49,12 +49,9 @@ demo: tools $(if $(filter --vm,$(ARGS)),tools-vm) control-plane build agent ## S
 check: lint ## Run format, lints, words, generated files, unit tests and simulation: the quick loop while you write
 	@integ/run/unit.sh --quick
 
-NAMED = BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
 ifdef TEST
-# An ignored test that is named is wanted.
 test: tools tools-lint control-plane helm definitions next agent prometheus moto
-	$(NAMED) -- $(TEST)
-	$(NAMED) --test scenarios --test manifests -- --ignored $(TEST)
+	@BRUPOP_AGENT_BIN="$(SHIPPED)/brupop-agent" integ/run/named.sh $(TEST)
 else
 test: tools tools-lint tools-go ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	@integ/run/test.sh

@@ -63,6 +63,7 @@ summary() {
 rm -rf "$run" "$target/unstable" "$target/failed"
 mkdir -p "$run"
 export BRUPOP_DURATIONS=$run/durations.txt BRUPOP_AGENT_BIN=$target/shipped/brupop-agent
+unset BRUPOP_ALL_TESTS
 [ "${1:-}" != --all ] || export BRUPOP_ALL_TESTS=1
 trap summary EXIT
 

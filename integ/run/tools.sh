@@ -18,6 +18,8 @@ for tool in "$@"; do
     for part in fmt clippy; do
       "$cargo" $part --version >/dev/null 2>&1 || die "cargo $part is needed: rustup component add rustfmt clippy"
     done
+    python3 -c 'import sys, tomllib, venv' 2>/dev/null \
+      || die "Python 3.11 or later with venv is needed (Debian: apt-get install python3-venv)"
     ;;
   go)
     [ -n "${KUBEBUILDER_ASSETS:-}" ] || there go || die "Go 1.26 or later is needed to build the control plane (https://go.dev/dl), or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubectl"

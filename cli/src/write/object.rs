@@ -20,7 +20,7 @@ use crate::call::{call, code, if_there};
 use crate::page::warn;
 
 /// Number of tries of a write while other fields of the object change.
-const TRIES: usize = 8;
+pub(crate) const TRIES: usize = 8;
 
 /// An object in the cluster.
 #[derive(Clone)]

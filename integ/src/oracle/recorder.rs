@@ -309,8 +309,9 @@ impl Source {
     async fn catch_up(&mut self) -> anyhow::Result<()> {
         let mut since = Instant::now();
         let to = loop {
-            // Without its definition there can be no object of it: no gap opens.
-            while let Ok(defined) = self.definitions.list_metadata(&ListParams::default()).await
+            // Without its definition there can be no object of it: no gap opens. Other kinds are always there.
+            while resource(self.kind).group == names::GROUP
+                && let Ok(defined) = self.definitions.list_metadata(&ListParams::default()).await
                 && !defined.items.iter().any(|definition| definition.name_any() == self.definition())
             {
                 self.seen = self.seen.max(revision(defined.metadata.resource_version.as_deref())?);

@@ -10,7 +10,7 @@ use models::reason::FailureReason;
 use models::shadow::{BLOCKED, Step, UPDATED};
 use serde_json::{Value, json};
 
-use crate::bed::{NEW, OLD, ScriptedCluster};
+use crate::bed::{Held, NEW, OLD, ScriptedCluster};
 use crate::prometheus::Prometheus;
 
 crate::cases![
@@ -33,7 +33,7 @@ fn charged(world: &ClusterState, node: &str) -> Vec<FailureReason> {
 
 async fn firing_or_failing_expression_blocks_updates(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
     const QUERY: &str = r#"job:errors:burnrate1h{job="shop"} > 14"#;
-    let mut prometheus = Prometheus::down().await?;
+    let mut prometheus = Prometheus::down()?;
     let health = json!({"before": {"expressions": [{"name": "error-budget", "query": QUERY}]}});
     cluster.start(1, policy(&prometheus, "1s", &health)).await?;
     cluster.fleet.release(NEW);
@@ -50,7 +50,7 @@ async fn firing_or_failing_expression_blocks_updates(cluster: &mut ScriptedClust
     assert!(message.contains("error-budget") && message.contains(&prometheus.url()), "{message}");
 
     prometheus.fire(QUERY, json!({"__name__": "job:errors:burnrate1h", "job": "shop"}));
-    prometheus.start_serving().await?;
+    prometheus.start_serving()?;
     let world = cluster.until("the expression fires", blocked_for("ExpressionFires")).await?;
     let message = &world.operator_condition(BLOCKED).context("just seen")?.message;
     let series = r#"job:errors:burnrate1h{job="shop"} 1"#;
@@ -72,13 +72,17 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
     const QUERY: &str = r#"ALERTS{alertstate="firing",node="$node"}"#;
     const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
     const TIMEOUT: Duration = Duration::from_mins(15);
-    let mut prometheus = Prometheus::down().await?;
+    let mut prometheus = Prometheus::down()?;
     let expressions = json!([{"name": "node-alerts", "query": QUERY}]);
     let health = json!({"after": {"soak": "1s", "timeout": "15m", "expressions": expressions}});
     // An answer is used for twice the interval.
     cluster.start(3, policy(&prometheus, "1h", &health)).await?;
     cluster.fleet.release(NEW);
-    cluster.until("Prometheus does not answer", |world| world.waiting("ExpressionFails") == 1).await?;
+    let world = cluster.until("Prometheus does not answer", |world| world.waiting("ExpressionFails") == 1).await?;
+    // The next query of another node is an hour away, so that none is made before Prometheus serves.
+    let verified = NODES.into_iter().find(|node| world.step(node) == Some(Step::Verifying));
+    let others = || NODES.into_iter().filter(|node| Some(*node) != verified);
+    others().for_each(|node| cluster.fleet.script(node, |node| node.held = Some(Held::Activation)));
     cluster.pass(TIMEOUT).await?;
     let failed = |world: &ClusterState| NODES.into_iter().find(|node| last_failure(world, node).is_some());
     let world = cluster.until("an attempt has failed", |world| failed(world).is_some()).await?;
@@ -90,7 +94,8 @@ async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node
         let labels = json!({"__name__": "ALERTS", "alertname": "KubeletDown", "alertstate": "firing", "node": node});
         prometheus.fire(&QUERY.replace("$node", node), labels);
     }
-    prometheus.start_serving().await?;
+    prometheus.start_serving()?;
+    others().for_each(|node| cluster.fleet.script(node, |node| node.held = None));
     cluster.until("the expression fires", |world| world.waiting("ExpressionFires") == 1).await?;
     cluster.pass(TIMEOUT).await?;
     let world = cluster

@@ -210,6 +210,8 @@ async fn examples_set_noout_and_silence_alerts_around_each_update(cluster: &mut 
     // The test starts the programs of the Deployments.
     let rights = read("hooks/hooks.yaml")?.into_iter().filter(|object| object["kind"] != "Deployment");
     workload::apply(&cluster.client, rights.collect()).await?;
+    // Namespace, roles and bindings of the examples are left.
+    cluster.uses_up_stage = true;
     let policy = read("policies/hooks.yaml")?.remove(0);
     cluster.start(2, policy["spec"].clone()).await?;
     let folder = tempfile::tempdir()?;

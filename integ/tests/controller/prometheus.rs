@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use anyhow::Context as _;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 
 /// The server's data, and its queries.
@@ -22,14 +23,17 @@ struct PrometheusState {
 pub(crate) struct Prometheus {
     address: SocketAddr,
     known: Arc<Mutex<PrometheusState>>,
+    /// The bound socket until it listens: connections are refused, and no other program gets the port.
+    socket: Option<TcpSocket>,
     serving: Option<JoinHandle<()>>,
 }
 
 impl Prometheus {
     /// A stopped server with its own address.
-    pub(crate) async fn down() -> anyhow::Result<Self> {
-        let address = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
-        Ok(Self { address, known: Arc::default(), serving: None })
+    pub(crate) fn down() -> anyhow::Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+        Ok(Self { address: socket.local_addr()?, known: Arc::default(), socket: Some(socket), serving: None })
     }
 
     /// The URL of the server, for the policy.
@@ -38,8 +42,8 @@ impl Prometheus {
     }
 
     /// Starts it.
-    pub(crate) async fn start_serving(&mut self) -> anyhow::Result<()> {
-        let listener = TcpListener::bind(self.address).await?;
+    pub(crate) fn start_serving(&mut self) -> anyhow::Result<()> {
+        let listener = self.socket.take().context("it serves already")?.listen(64)?;
         let known = self.known.clone();
         self.serving = Some(tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {

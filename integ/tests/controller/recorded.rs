@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use integ::bed::workload;
-use integ::node_recording::watch::Watch;
+use integ::node_recording::watch::{Collected, Watch};
 use integ::node_recording::{Line, compare, read};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -54,21 +54,25 @@ async fn scripted_kubelet_writes_what_a_real_one_was_recorded_to_write(
     cluster.add_node("node-1", &[]).await?;
     let watch = Watch::start(&cluster.client, "node-1", SHOP);
     watch.until("the node is seen", LIMIT, |all| all.node.is_some()).await?;
-    let ready = |apps: &'static [&str]| {
-        move |world: &integ::oracle::ClusterState| {
-            apps.iter().all(|app| world.pods.values().any(|pod| pod.namespace == SHOP && pod.name == *app && pod.ready))
-        }
+    // By the watch itself, which is what is compared. The pod runs after so many restarts.
+    let runs = |all: &Collected, app: &str, restarts: i32| {
+        let status = all.pods.get(app).and_then(|pod| pod.status.as_ref());
+        let ready = status.and_then(|status| status.conditions.as_ref()).is_some_and(|conditions| {
+            conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+        });
+        let containers = status.and_then(|status| status.container_statuses.as_ref()).into_iter().flatten();
+        ready && containers.map(|container| container.restart_count).eq([restarts])
     };
 
     watch.begin("start");
     workload::apply(&cluster.client, vec![pod("web"), pod("evicted")]).await?;
-    cluster.until("both pods are Ready", ready(&["web", "evicted"])).await?;
+    watch.until("both pods are Ready", LIMIT, |all| runs(all, "web", 0) && runs(all, "evicted", 0)).await?;
     watch.end(Duration::from_millis(300)).await;
 
     watch.begin("eviction");
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SHOP);
     pods.evict("evicted", &EvictParams::default()).await?;
-    cluster.until("it is gone", |world| !world.pods.contains_key(&(SHOP.to_owned(), "evicted".to_owned()))).await?;
+    watch.until("it is gone", LIMIT, |all| !all.pods.contains_key("evicted")).await?;
     watch.end(Duration::from_millis(300)).await;
 
     watch.begin("reboot");
@@ -77,7 +81,7 @@ async fn scripted_kubelet_writes_what_a_real_one_was_recorded_to_write(
     cluster
         .until("the node is back", |world| world.nodes["node-1"].ready && rebooted(&world.nodes["node-1"].boot_id))
         .await?;
-    cluster.until("its pod runs again", ready(&["web"])).await?;
+    watch.until("its pod runs again", LIMIT, |all| runs(all, "web", 1)).await?;
     watch.end(Duration::from_millis(300)).await;
 
     let mut script = watch.lines();

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use integ::oracle::{Attempt, ClusterState, History, Object};
 use jiff::{SignedDuration, Timestamp, ToSpan as _, tz::TimeZone};
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -15,7 +14,7 @@ use models::shadow::{HostState, Step};
 use semver::Version;
 use serde_json::{Value, json};
 
-use crate::bed::{Held, NEW, OLD, ScriptedCluster, closed_schedule, open_schedule, other};
+use crate::bed::{Held, NEW, OLD, ScriptedCluster, closed_schedule, open_schedule, other, poll};
 use crate::leaders::blocked_drain;
 
 crate::cases![
@@ -248,9 +247,12 @@ async fn urgent_version_passes_closed_window_and_soak_with_event_and_history(
     cluster.updated().await?;
     cluster.until_event("UrgentVersion", &["CVE-2026-1234", &until, "1.20.5"]).await?;
     let histories: Api<BottlerocketRolloutHistory> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
-    let records = histories.list(&ListParams::default()).await?.items;
-    let mut entries = records.into_iter().flat_map(|record| record.status.unwrap_or_default().entries);
-    let entry = entries.find(|entry| entry.kind == EntryKind::Urgent).context("no entry of the urgent version")?;
+    let entry = poll("the history has an entry of the urgent version", async || {
+        let records = histories.list(&ListParams::default()).await?.items;
+        let mut entries = records.into_iter().flat_map(|record| record.status.unwrap_or_default().entries);
+        Ok(entries.find(|entry| entry.kind == EntryKind::Urgent))
+    })
+    .await?;
     assert_eq!(entry.field_manager.as_deref(), Some("kubectl-patch"));
     assert!(entry.message.contains("CVE-2026-1234"), "{}", entry.message);
 

@@ -36,9 +36,9 @@ async fn roles_of_the_cluster_contain_rights_to_the_resources() -> anyhow::Resul
         kubectl(&control_plane, &["create", "rolebinding", role, &bound, &user, "-n", SYSTEM_NAMESPACE]).await?;
     }
     // The controller manager adds them, a moment later.
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(300);
     while !may(&control_plane, "admin", "delete", HISTORIES).await? {
-        ensure!(tokio::time::Instant::now() < deadline, "the rights are not added in 60 s");
+        ensure!(tokio::time::Instant::now() < deadline, "the rights are not added in 300 s");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     for (verb, resource, view, edit, admin) in [

@@ -301,9 +301,9 @@ async fn kubectl(control_plane: &ControlPlane, arguments: &[&str]) -> anyhow::Re
 }
 
 async fn until(what: &str, mut condition: impl AsyncFnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(300);
     while !condition().await? {
-        ensure!(tokio::time::Instant::now() < deadline, "{what} has not got there in 60 s");
+        ensure!(tokio::time::Instant::now() < deadline, "{what} has not got there in 300 s");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     Ok(())

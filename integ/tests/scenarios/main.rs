@@ -1,7 +1,7 @@
 //! End-to-end scenarios: the operator, installed from its manifests, on a real control plane with simulated hosts. Each
 //! runs on its own test cluster and ends with the oracle, which checks the safety properties at every revision.
 //!
-//! `support` lets at most eight of them run at a time, whatever number of threads the test runner has: a test cluster
+//! `support` lets at most six of them run at a time, whatever number of threads the test runner has: a test cluster
 //! is a dozen processes, and more of them on a small machine would only wait for each other.
 
 mod aws;

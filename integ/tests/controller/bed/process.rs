@@ -34,6 +34,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// No case waits until a Lease runs out, and a slow API server must not end a leader.
+const LEASE: Parameters = Parameters {
+    lease_duration: Duration::from_secs(600),
+    renew_deadline: Duration::from_secs(480),
+    renew_period: Duration::from_secs(6),
+    call_limit: Duration::from_secs(60),
+    retry_period: Duration::from_secs(1),
+};
+
 /// Notes panics in threads of controllers: tokio catches those of tasks.
 pub(crate) fn note_panics() {
     let before = std::panic::take_hook();
@@ -136,11 +145,8 @@ impl ControllerProcess {
         let (time, machine) = (time.clone(), time.machine(options.skew));
         let run = runtime.spawn(async move {
             let client = kube::Client::try_from(kubernetes).context("the client cannot be set up")?;
-            let surroundings = Surroundings {
-                client: time.dated(client),
-                clock: Clock::new(machine),
-                parameters: Parameters::default(),
-            };
+            let surroundings =
+                Surroundings { client: time.dated(client), clock: Clock::new(machine), parameters: LEASE };
             let result = controller::run(config, surroundings, stopped).await;
             if let Err(error) = &result {
                 tracing::error!("the controller ended: {error:#}");

@@ -17,7 +17,7 @@ const CONTROLLERS: &str = "serviceaccount-controller,root-ca-certificate-publish
                            deployment-controller,job-controller,disruption-controller,garbage-collector-controller";
 
 /// Longest wait until a stage is empty.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// The kinds of objects that a case may leave, in the order in which they are deleted: no controller brings back what is deleted later.
 const KINDS: &[(&str, &str, &str)] = &[

@@ -234,7 +234,7 @@ impl Fleet {
     ) -> anyhow::Result<usize> {
         for number in 1..100 {
             let mut leader = self.lead(writes).await?;
-            let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+            let deadline = tokio::time::Instant::now() + Duration::from_secs(300);
             while !*leader.lead.killed.borrow_and_update() {
                 if condition(self).await? {
                     return Ok(number);
