@@ -54,9 +54,10 @@ async fn scripted_kubelet_writes_what_a_real_one_was_recorded_to_write(
     cluster.add_node("node-1", &[]).await?;
     let watch = Watch::start(&cluster.client, "node-1", SHOP);
     watch.until("the node is seen", LIMIT, |all| all.node.is_some()).await?;
+    let is = |pod: &Pod, name: &str| pod.metadata.name.as_deref() == Some(name);
     // By the watch itself, which is what is compared. The pod runs after so many restarts.
     let runs = |all: &Collected, app: &str, restarts: i32| {
-        let status = all.pods.get(app).and_then(|pod| pod.status.as_ref());
+        let status = all.pods.values().find(|pod| is(pod, app)).and_then(|pod| pod.status.as_ref());
         let ready = status.and_then(|status| status.conditions.as_ref()).is_some_and(|conditions| {
             conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
         });
@@ -72,7 +73,7 @@ async fn scripted_kubelet_writes_what_a_real_one_was_recorded_to_write(
     watch.begin("eviction");
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SHOP);
     pods.evict("evicted", &EvictParams::default()).await?;
-    watch.until("it is gone", LIMIT, |all| !all.pods.contains_key("evicted")).await?;
+    watch.until("it is gone", LIMIT, |all| !all.pods.values().any(|pod| is(pod, "evicted"))).await?;
     watch.end(Duration::from_millis(300)).await;
 
     watch.begin("reboot");

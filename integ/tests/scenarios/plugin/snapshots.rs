@@ -30,6 +30,8 @@ static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"\brolled back to revision \d+".to_owned(), "rolled back to revision N"),
         // Not the end of a colour.
         (r"(^|[^\w\[])\d+[dhms]( ?\d+[dhms])*\b".to_owned(), "${1}AGE"),
+        // On a slow machine the end that was expected has passed.
+        (r"expected at TIME \((in AGE|AGE ago)\)(, between TIME and TIME)?".to_owned(), "expected at TIME (WHEN)"),
         // A blocked drain counts once it has lasted for a while.
         (r"\b\d+ blocked".to_owned(), "N blocked"),
         (r"\bv1\.\d+\.\d+\b".to_owned(), "vKUBERNETES"),
