@@ -6,9 +6,11 @@ use std::time::Duration;
 use integ::bed::workload;
 use integ::node_recording::watch::{Collected, Watch};
 use integ::node_recording::{Line, compare, read};
+use integ::oracle::Shadow;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::EvictParams;
+use models::shadow::HostState;
 use serde_json::json;
 
 use crate::bed::{LIMIT, NEW, SHOP, ScriptedCluster};
@@ -106,6 +108,8 @@ async fn scripted_agent_reports_as_the_recorded_agent(cluster: &mut ScriptedClus
     cluster.start(1, json!({})).await?;
     cluster.fleet.release(NEW);
     cluster.updated().await?;
+    let idle = |shadow: &Shadow| shadow.status.agent.state == Some(HostState::Idle);
+    cluster.until("the agent has reported that it is idle", |world| world.shadow("node-1").is_some_and(idle)).await?;
     let reports = cluster.recorder.so_far()?.agent_reports("node-1").join("\n") + "\n";
     assert_eq!(reports, AGENT);
     Ok(())
