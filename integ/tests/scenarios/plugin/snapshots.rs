@@ -30,6 +30,10 @@ static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"\brolled back to revision \d+".to_owned(), "rolled back to revision N"),
         // Not the end of a colour.
         (r"(^|[^\w\[])\d+[dhms]( ?\d+[dhms])*\b".to_owned(), "${1}AGE"),
+        // The scheduler places the pods, and so those that move.
+        (r"pods to move: \d+".to_owned(), "pods to move: N"),
+        (r"(Completed  TIME  TIME  \d+)  \d+".to_owned(), "$1  N"),
+        (r"(→[\d.]+  TIME  AGE)  \d+".to_owned(), "$1  N"),
         // On a slow machine the end that was expected has passed.
         (r"expected at TIME \((in AGE|AGE ago)\)(, between TIME and TIME)?".to_owned(), "expected at TIME (WHEN)"),
         // A blocked drain counts once it has lasted for a while.
@@ -77,6 +81,8 @@ fn normalised(output: &str) -> String {
         *line = replaced(line);
         line.truncate(line.trim_end().len());
     }
+    let moved = |line: &String| line.split_whitespace().nth(1).is_some_and(|cell| cell.ends_with("-POD"));
+    lines.retain(|line| !(line.starts_with(" node-") && moved(line)));
     lines.join("\n") + "\n"
 }
 
