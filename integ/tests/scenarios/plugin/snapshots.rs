@@ -32,8 +32,6 @@ static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"(^|[^\w\[])\d+[dhms]( ?\d+[dhms])*\b".to_owned(), "${1}AGE"),
         // The scheduler places the pods, and so those that move.
         (r"pods to move: \d+".to_owned(), "pods to move: N"),
-        (r"(Completed  TIME  TIME  \d+)  \d+".to_owned(), "$1  N"),
-        (r"(→[\d.]+  TIME  AGE)  \d+".to_owned(), "$1  N"),
         // On a slow machine the end that was expected has passed.
         (r"expected at TIME \((in AGE|AGE ago)\)(, between TIME and TIME)?".to_owned(), "expected at TIME (WHEN)"),
         // A blocked drain counts once it has lasted for a while.
@@ -42,6 +40,8 @@ static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         // The padding of a column depends on its longest text.
         (r" +(\x1b\[0m)".to_owned(), "$1"),
         (r" {3,}".to_owned(), "  "),
+        (r"(Completed +TIME +TIME +\d+) +\d+".to_owned(), "$1  N"),
+        (r"(→[\d.]+ +TIME +AGE) +\d+".to_owned(), "$1  N"),
     ]
     .into_iter()
     .map(|(pattern, placeholder)| (Regex::new(&pattern).expect("a valid expression"), placeholder))
