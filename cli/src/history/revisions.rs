@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, ensure};
 use clap::Args;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Client;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::read::Source;
 use crate::call::{call, if_there, list};
 use crate::page::{Page, print_line};
-use crate::write::{DryRun, DryRunOption, TRIES, guarded, warn_of_appliers};
+use crate::write::{Decision, DryRunOption, Object, Outcome};
 
 /// Field manager of what `undo` writes: it owns the fields that it has changed until another client applies them.
 const MANAGER: &str = "kubectl-brupop-undo";
@@ -166,37 +166,28 @@ pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions
     let revisions = Revisions::read(client, namespace).await?;
     let undo = back(&revisions.history(), revisions.present().as_ref(), options.to_revision)
         .context("nothing was written; kubectl brupop history lists the revisions")?;
-    let Undo::Write { patch, .. } = &undo else {
+    let Undo::Write { number, patch, keeps_versions } = &undo else {
         print_line(&undo);
         return Ok(());
     };
-    let dry_run = options.dry.dry_run;
-    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
-    let right = format!("patch bottlerocketupdateoperators in {namespace}");
-    let mut resource = revisions.resource;
-    for _ in 0..TRIES {
-        if guarded(&operators, &right, MANAGER, &resource, patch, dry_run).await?.is_some() {
-            warn_of_appliers(&resource, patch);
-            return report(client, namespace, &undo, dry_run).await;
-        }
+    let operator = Object::operator(client, namespace).written_by(MANAGER);
+    let (read, dry_run) = (revisions.resource, options.dry.dry_run);
+    let generation = read.metadata.generation;
+    let decide = |now: &BottlerocketUpdateOperator| {
         // The controller writes the status of the same object, each second while nodes update.
-        let now = Revisions::read(client, namespace).await?.resource;
-        if (&now.metadata.uid, now.metadata.generation) != (&resource.metadata.uid, resource.metadata.generation) {
-            bail!("the policy was changed at the same time; nothing was written. Run the command again");
+        ensure!(
+            now.metadata.generation == generation,
+            "the policy was changed at the same time; nothing was written. Run the command again"
+        );
+        Ok(Decision::write(patch.clone(), undo.to_string()))
+    };
+    match operator.write(read, dry_run, decide).await? {
+        Outcome::Nothing(reason) => print_line(reason),
+        Outcome::Written(..) => print_line(&undo),
+        Outcome::Dry(_) => {
+            let name = names::OPERATOR_NAME;
+            print_line(format_args!("would write to {name}, as revision {number} has it{}: {patch}", dry_run.note()));
         }
-        resource = now;
-    }
-    bail!("the operator's resource changes all the time; nothing was written. Run the command again")
-}
-
-/// Prints what was undone, or what would be.
-async fn report(client: &Client, namespace: &str, undo: &Undo, dry_run: DryRun) -> anyhow::Result<()> {
-    let Undo::Write { number, patch, keeps_versions } = undo else { return Ok(()) };
-    if dry_run == DryRun::None {
-        print_line(undo);
-    } else {
-        let name = names::OPERATOR_NAME;
-        print_line(format_args!("would write to {name}, as revision {number} has it{}: {patch}", dry_run.note()));
     }
     if *keeps_versions {
         // Without the right to read the history, the shadows tell as much.

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use models::duration::Duration;
 use serde_json::Value;
 
-pub(crate) use object::{Object, Outcome, TRIES, annotated_by, guarded, reverted, warn_of_appliers};
+pub(crate) use object::{Object, Outcome, annotated_by, reverted};
 pub(crate) use wait::{State, Unacknowledged, all};
 
 /// Field manager of these writes: it owns the fields that it has changed until another client applies them.

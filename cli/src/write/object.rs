@@ -20,7 +20,7 @@ use crate::call::{call, code, if_there};
 use crate::page::warn;
 
 /// Number of tries of a write while other fields of the object change.
-pub(crate) const TRIES: usize = 8;
+const TRIES: usize = 8;
 
 /// An object in the cluster.
 #[derive(Clone)]
@@ -33,6 +33,8 @@ pub(crate) struct Object<K> {
     pub(crate) id: String,
     /// The object as users of kubectl write it: `node node-1`.
     pub(crate) title: String,
+    /// The field manager of the writes.
+    manager: &'static str,
 }
 
 /// The outcome of a write.
@@ -54,6 +56,7 @@ impl Object<Node> {
             resource: "nodes".to_owned(),
             id: format!("node/{name}"),
             title: format!("node {name}"),
+            manager: MANAGER,
         }
     }
 }
@@ -96,6 +99,7 @@ where
             title: format!("{short} {name}"),
             name,
             resource: format!("{kind}s in {namespace}"),
+            manager: MANAGER,
         }
     }
 }
@@ -104,6 +108,11 @@ impl<K> Object<K>
 where
     K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + Debug,
 {
+    /// Returns the object for writes by another field manager.
+    pub(crate) fn written_by(self, manager: &'static str) -> Self {
+        Self { manager, ..self }
+    }
+
     /// Reads the object; `None` if it does not exist.
     pub(crate) async fn read(&self) -> anyhow::Result<Option<K>> {
         if_there(call(&format!("get {}", self.resource), self.api.get(&self.name)).await)
@@ -121,7 +130,7 @@ where
         decide: impl Fn(&K) -> anyhow::Result<Decision>,
     ) -> anyhow::Result<Outcome<K>> {
         let right = format!("patch {}", self.resource);
-        let send = async |read: &K, patch: &Value| guarded(&self.api, &right, MANAGER, read, patch, dry_run).await;
+        let send = async |read: &K, patch: &Value| guarded(&self.api, &right, self.manager, read, patch, dry_run).await;
         let (outcome, read) = settle(&self.title, read, decide, send, async || self.read().await).await?;
         Ok(match outcome {
             Settled::Nothing(reason) => Outcome::Nothing(reason),
@@ -168,7 +177,7 @@ async fn settle<K: Resource<DynamicType = ()> + Serialize>(
 
 /// Sends a merge patch at the uid and resourceVersion of the object that was read, unless it is a dry run of the client.
 /// Returns the object after it; `None` if the object is no longer the one that was read.
-pub(crate) async fn guarded<K>(
+async fn guarded<K>(
     api: &Api<K>,
     right: &str,
     manager: &str,
@@ -197,7 +206,7 @@ where
 }
 
 /// Warns of the field managers that put back what a patch writes.
-pub(crate) fn warn_of_appliers<K: Resource>(read: &K, patch: &Value) {
+fn warn_of_appliers<K: Resource>(read: &K, patch: &Value) {
     for (manager, field) in owners::appliers(read.managed_fields(), patch) {
         warn(format_args!(
             "the field manager {manager} applies {}: if it is a tool that applies its source again and again, it reverts \
