@@ -14,6 +14,8 @@
 #   unstable/TEST.{1,2}.txt   both outputs of an unstable test, in whose name each :: is a dot
 #   failed/TEST.{1,2}.txt     the same of a test that failed twice
 set -euo pipefail
+# shellcheck source=integ/run/processors.sh
+. "$(dirname "${BASH_SOURCE[0]}")/processors.sh"
 
 # More failures than these have one cause that is no chance.
 most=10
@@ -82,10 +84,10 @@ flock --shared 9
 began=$SECONDS status=0
 run_to "$log" "$@" || status=$?
 took=$((SECONDS - began))
-# In a subshell, `times` knows of no children.
-times >"$run/$name.times.txt"
-used=$(awk -F'[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$run/$name.times.txt")
-[ -n "$unit" ] || printf '%s\t%s\t%s\n' "$took" "$used" "$name" >>"$run/times.txt"
+if [ -z "$unit" ]; then
+  processors "$run/$name.times.txt"
+  printf '%s\t%s\t%s\n' "$took" "$used" "$name" >>"$run/times.txt"
+fi
 
 if [ "$status" = 0 ] && passed "$log"; then
   echo "$name: $(grep -a '^test result: ' "$log" | tail -n 1 | sed -E 's/^test result: ok\. ([0-9]+ passed);.*/\1/') in $took s"

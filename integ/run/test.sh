@@ -15,18 +15,23 @@ run=$target/run
 make=${MAKE:-make}
 cargo=${CARGO:-cargo}
 
+# entry NAME: prints the line of a test binary.
+entry() { awk -F'\t' -v name="$1" '$2 == name && ($1 == "test" || name == "integ")' "$run/binaries.txt"; }
+
 # binary NAME: runs a test binary.
 binary() {
   local name=$1 arguments=() kind folder path
   # Tests that take minutes. Elsewhere, ignored tests are programs that other tests start.
   case ${BRUPOP_ALL_TESTS:-}:$name in 1:scenarios | 1:manifests | 1:controller | 1:drains) arguments=(--include-ignored) ;; esac
-  IFS=$'\t' read -r kind _ folder path < <(awk -F'\t' -v name="$name" '$2 == name && ($1 == "test" || name == "integ")' "$run/binaries.txt")
+  IFS=$'\t' read -r kind _ folder path < <(entry "$name")
   echo "$name: started ($kind)"
   cd "$folder"
   CARGO_MANIFEST_DIR=$folder exec "$here/binary.sh" "$name" "$path" "${arguments[@]}"
 }
 if [ "${1:-}" = --binary ]; then binary "$2"; fi
 
+# shellcheck source=integ/run/processors.sh
+. "$here/processors.sh"
 used=0
 # step NAME COMMAND...: runs a part and keeps its time.
 step() {
@@ -34,9 +39,7 @@ step() {
   local began=$SECONDS before=$used status=0
   shift
   "$@" || status=$?
-  # In a subshell, `times` knows of no children.
-  times >"$run/processors.txt"
-  used=$(awk -F'[ms ]+' 'NR == 2 { printf "%d", $1 * 60 + $2 + $3 * 60 + $4 }' "$run/processors.txt")
+  processors "$run/processors.txt"
   printf '%s\t%s\t%s\n' $((SECONDS - began)) $((used - before)) "$part" >>"$run/times.txt"
   return "$status"
 }
@@ -81,7 +84,7 @@ step "tests in documentation" "$cargo" test --workspace --locked --quiet --doc
 # Two binaries at a time, so that one computes while the other waits; the longest ones first.
 first="scenarios drains controller refusals install manifests images integ kubelet update demo"
 for name in $first; do
-  grep -qP "^(test|lib)\t$name\t" "$run/binaries.txt" || { echo "make: there is no test binary $name" >&2; exit 1; }
+  [ -n "$(entry "$name")" ] || { echo "make: there is no test binary $name" >&2; exit 1; }
 done
 others=$(awk -F'\t' -v first=" $first vm " '$1 == "test" && !index(first, " " $2 " ") { print $2 }' "$run/binaries.txt")
 part="end-to-end tests"
