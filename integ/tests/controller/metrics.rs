@@ -41,13 +41,13 @@ async fn one_update_exports_expected_metric_series(cluster: &mut ScriptedCluster
         .until("the update is counted", |world| world.status().counts.is_some_and(|counts| counts.current == 1))
         .await?;
     cluster.planned().await?;
-    // What tasks beside the plans export may come later.
+    // Series that do not come from plans are exported later.
     let mut found = String::new();
     let same = poll("the series are those expected", async || {
         found = series(&cluster.metrics().await?);
         Ok((found == EXPECTED).then_some(()))
-    });
-    let same = same.await;
+    })
+    .await;
     assert!(same.is_ok(), "one_update.txt is not what the controller exports:\n{found}");
     Ok(())
 }

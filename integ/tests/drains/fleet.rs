@@ -116,7 +116,7 @@ impl Fleet {
             "the operator's own output tells of a defect:\n{defect_log_lines}"
         );
         let (verdict, history) = self.bed.judge(expectations).await?;
-        // What follows the summary of a test binary is a failure that no case has.
+        // Text after the summary of a test binary counts as a failure of the run, and no case is run again.
         if verdict.violations.is_empty() {
             return Ok(());
         }

@@ -115,8 +115,8 @@ fn course(records: &[Record]) -> Vec<String> {
         let (step, event) = (&status["progress"]["step"], &body["reason"]);
         Some(format!("{} {}: {step}, {drain} pods, {reasons:?}, {event}", record.received, record.what()))
     };
-    let told = |record: &&Record| record.what() == "bottlerocketshadows/status" || record.what() == "events";
-    records.iter().filter(|record| part(record) == Some("controller")).filter(told).filter_map(describe).collect()
+    let shown = |record: &&Record| record.what() == "bottlerocketshadows/status" || record.what() == "events";
+    records.iter().filter(|record| part(record) == Some("controller")).filter(shown).filter_map(describe).collect()
 }
 
 /// Duration of a watch before its client opens it again, in seconds.

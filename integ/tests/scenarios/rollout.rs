@@ -1,7 +1,6 @@
 //! Updates without obstacles.
 
 use integ::bed::TestClusterOptions;
-use integ::oracle::Shadow;
 use models::shadow::{HostState, Step};
 
 use crate::support::{NEW, OLD, SHOP, run, shadow_of};
@@ -17,9 +16,8 @@ async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
         ctx.install().await?;
         ctx.release();
         ctx.updated().await?;
-        let idle = |shadow: &Shadow| shadow.status.agent.state == Some(HostState::Idle);
         ctx.until("every agent has reported that it is idle", |world| {
-            world.shadows.values().all(|shadow| idle(shadow))
+            world.shadows.values().all(|shadow| shadow.status.agent.state == Some(HostState::Idle))
         })
         .await?;
         ctx.shop_is_ready(PODS).await

@@ -172,7 +172,7 @@ fn staging_starts_on_twice_as_many_nodes_as_free_slots() {
 
 #[test]
 fn node_that_waits_for_its_turn_is_blocked_no_longer_by_what_is_over() {
-    // What a check of pods has found stays until the next one.
+    // The finding of a check of pods stays until the next check.
     for (reason, removed) in [("Held", true), ("BackOff", true), ("AgentNotReady", true), ("DrainRefused", false)] {
         let mut waiting = node("b");
         waiting.shadow.as_mut().unwrap().status.conditions.push(condition(BLOCKED, reason, ""));

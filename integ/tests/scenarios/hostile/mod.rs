@@ -22,7 +22,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::agent_log::AgentLog;
-use self::server::{CompromisedWebApi, locked};
+use self::server::{CompromisedWebApi, locked, report};
 use self::tampering::{
     FORGED_NONCE, FalseAcknowledgement, FalseStaging, ForgedGeneration, ForgedNonce, HiddenActivation, WithheldPermits,
     WithheldSettings,
@@ -272,7 +272,7 @@ async fn forged_acknowledgement_of_activation_does_not_release_node_before_reboo
         let mut denial = view.status.clone();
         denial.report.state = Some(HostState::Idle);
         denial.report.armed = None;
-        hostile.report(ctx, &target, denial).await?;
+        report(ctx, &target, denial).await?;
         let boot = ctx.bed.member(&target)?.host.snapshot().boot_id;
         ctx.until("the node is released", |world| is_released(world, &target)).await?;
         ensure!(ctx.bed.member(&target)?.host.snapshot().boot_id != boot, "it was released before it went down");

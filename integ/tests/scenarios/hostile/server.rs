@@ -15,6 +15,7 @@ use hyper::header::HeaderValue;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use integ::kubelet::to_process;
+use integ::oracle::service_account;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Resource as _};
@@ -156,27 +157,21 @@ impl CompromisedWebApi {
         locked(&self.state.forged_shadows).get(node).cloned().context("there is no such shadow")
     }
 
-    /// Writes an agent's report with the rights of the web API: that the last desired state is carried out.
-    pub(crate) async fn report(
-        &self,
-        ctx: &ScenarioContext,
-        node: &str,
-        mut status: AgentStatus,
-    ) -> anyhow::Result<()> {
-        let user = format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{APISERVER}");
-        let client = ctx.bed.control_plane.client_as(&user, &[])?;
-        let (shadows, name) = (Api::<BottlerocketShadow>::namespaced(client, SYSTEM_NAMESPACE), shadow_name(node));
-        status.report.observed_generation = shadows.get(&name).await?.metadata.generation;
-        let (api, kind) = (BottlerocketShadow::api_version(&()), BottlerocketShadow::kind(&()));
-        let report = json!({"apiVersion": api, "kind": kind, "metadata": {"name": name}, "status": status});
-        shadows.patch_status(&name, &PatchParams::apply(AGENT_MANAGER).force(), &Patch::Apply(report)).await?;
-        Ok(())
-    }
-
     /// The last true view of a node.
     pub(crate) fn true_view(&self, node: &str) -> Option<ShadowView> {
         locked(&self.state.true_views).get(node).cloned()
     }
+}
+
+/// Writes an agent's report with the rights of the web API: that the last desired state is carried out.
+pub(crate) async fn report(ctx: &ScenarioContext, node: &str, mut status: AgentStatus) -> anyhow::Result<()> {
+    let client = ctx.bed.control_plane.client_as(&service_account(SYSTEM_NAMESPACE, APISERVER), &[])?;
+    let (shadows, name) = (Api::<BottlerocketShadow>::namespaced(client, SYSTEM_NAMESPACE), shadow_name(node));
+    status.report.observed_generation = shadows.get(&name).await?.metadata.generation;
+    let (api, kind) = (BottlerocketShadow::api_version(&()), BottlerocketShadow::kind(&()));
+    let report = json!({"apiVersion": api, "kind": kind, "metadata": {"name": name}, "status": status});
+    shadows.patch_status(&name, &PatchParams::apply(AGENT_MANAGER).force(), &Patch::Apply(report)).await?;
+    Ok(())
 }
 
 async fn published_ca(client: &kube::Client) -> anyhow::Result<String> {

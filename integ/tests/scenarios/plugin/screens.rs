@@ -41,8 +41,10 @@ pub(super) async fn updates_are_disabled(w: &mut Walk<'_>) -> Result<()> {
         until_reason(w, node, json!("Disabled")).await?;
     }
     until_counts(w, 0, 0).await?;
-    let behind = |world: &integ::oracle::ClusterState| world.status().freshness.map(|fleet| fleet.nodes_behind);
-    w.until("all nodes are seen to be behind", |world| behind(world) == Some(3)).await?;
+    w.until("all nodes are recorded as behind", |world| {
+        world.status().freshness.is_some_and(|fleet| fleet.nodes_behind == 3)
+    })
+    .await?;
     w.take("status-disabled", "status").await?;
     w.take("explain-disabled", "explain node-1").await?;
     w.take("plan-disabled", "plan").await?;
