@@ -27,9 +27,9 @@ async fn drain_completes_with_pdb_max_unavailable_one(case: Case) -> anyhow::Res
     case.deployment("web", 4, json!({})).await?;
     case.budget("web", 4, json!({"maxUnavailable": 1})).await?;
     case.start_update().await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("web").is_empty());
-    case.updated().await?;
     Ok(())
 }
 
@@ -92,9 +92,9 @@ async fn pdb_tightened_during_drain_blocks_drain(case: Case) -> anyhow::Result<(
 async fn pdb_relaxed_during_drain_unblocks_drain(case: Case) -> anyhow::Result<()> {
     until_drain_blocked(&case).await?;
     case.unblock_drain().await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("web").is_empty());
-    case.updated().await?;
     Ok(())
 }
 
@@ -180,18 +180,18 @@ async fn unhealthy(case: &Case, policy: &str, healthy: usize) -> anyhow::Result<
 async fn unready_pods_are_evicted_under_always_allow(case: Case) -> anyhow::Result<()> {
     unhealthy(&case, "AlwaysAllow", 0).await?;
     case.start_update().await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("sick").is_empty());
-    case.updated().await?;
     Ok(())
 }
 
 async fn unready_pods_are_evicted_under_if_healthy_budget_when_pdb_is_satisfied(case: Case) -> anyhow::Result<()> {
     unhealthy(&case, "IfHealthyBudget", 2).await?;
     case.start_update().await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("sick").is_empty() && drained.pods_on_node("well").is_empty());
-    case.updated().await?;
     Ok(())
 }
 
@@ -248,8 +248,8 @@ async fn replacement_pod_that_becomes_ready_unblocks_pdb(case: Case) -> anyhow::
     case.deployment("web", 2, slow).await?;
     case.budget("web", 2, json!({"minAvailable": 1})).await?;
     case.start_update().await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("web").is_empty());
-    case.updated().await?;
     Ok(())
 }

@@ -71,8 +71,8 @@ async fn node_cordoned_by_user_is_updated_only_after_uncordon(case: Case) -> any
     let state = case.state()?;
     assert!(state.step().is_none() && !state.node().claimed() && state.pods_on_node("web").len() == 1);
     case.kubectl(&["uncordon", &case.node]).await?;
-    assert!(case.drained().await?.pods_on_node("web").is_empty());
     assert!(!case.updated().await?.cordoned());
+    assert!(case.drained().await?.pods_on_node("web").is_empty());
     Ok(())
 }
 

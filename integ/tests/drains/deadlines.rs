@@ -59,9 +59,9 @@ async fn retry_request_drains_released_node_again(case: Case) -> anyhow::Result<
 async fn pods_blocked_by_pdb_are_deleted_at_deadline_if_policy_forces(case: Case) -> anyhow::Result<()> {
     case.start_blocked_drain(2).await?;
     case.pass_deadline("force").await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("web").is_empty());
-    case.updated().await?;
     Ok(())
 }
 
@@ -73,9 +73,9 @@ async fn pods_are_deleted_at_deadline_if_pdb_never_allows_disruption(case: Case)
     case.start_update().await?;
     case.until_drain_blocked().await?;
     case.pass_deadline("force").await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("web").is_empty());
-    case.updated().await?;
     Ok(())
 }
 
@@ -87,9 +87,9 @@ async fn pod_terminating_past_deadline_is_force_deleted(case: Case) -> anyhow::R
     case.start_update().await?;
     case.until("the pod terminates", |state| state.pods_on_node("web").iter().all(|pod| pod.terminating)).await?;
     case.pass_deadline("force").await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("web").is_empty());
-    case.updated().await?;
     Ok(())
 }
 

@@ -294,9 +294,9 @@ async fn drain_completes_when_other_client_deletes_blocked_pods(case: Case) -> a
     case.start_blocked_drain(2).await?;
     // Deletion of pods past their budget by another client is not the operator's.
     case.kubectl_in_namespace(&["delete", "pods", "-l", "app=web,pod-template-hash"]).await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("web").is_empty());
-    case.updated().await?;
     Ok(())
 }
 
@@ -329,9 +329,9 @@ async fn system_critical_pods_are_evicted_last(case: Case) -> anyhow::Result<()>
     let state = case.start_blocked_drain(1).await?;
     assert!(state.pods_on_node("dns").len() == 1 && !state.pods_on_node("dns")[0].terminating);
     case.unblock_drain().await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("dns").is_empty());
-    case.updated().await?;
     Ok(())
 }
 

@@ -91,9 +91,9 @@ async fn finished_bare_pod_does_not_block_drain_and_remains(case: Case) -> anyho
 async fn pod_with_empty_dir_is_evicted_by_default(case: Case) -> anyhow::Result<()> {
     case.deployment("cache", 1, json!({"spec": {"volumes": [{"name": "cache", "emptyDir": {}}]}})).await?;
     case.start_update().await?;
+    case.updated().await?;
     let drained = case.drained().await?;
     assert!(drained.pods_on_node("cache").is_empty());
-    case.updated().await?;
     Ok(())
 }
 

@@ -288,10 +288,15 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         // A report that met a conflict is made again, and what has changed since then may be another one.
         let status = format!("{shadow}/status");
         let reports_again = refused.iter().filter(|r| part(r) == Some("web API") && r.what() == status).count();
+        // On a slow machine the pods of the node are Ready only after the soak, which is said once, with an Event.
+        let settling = records.iter().filter(|r| part(r) == Some("controller") && r.what() == "events");
+        let settling =
+            settling.filter(|r| r.request.as_ref().is_some_and(|event| event["reason"] == "Settling")).count();
+        assert!(settling <= 1, "{whole:#?}");
         let bounds = [
             ("orders, the permit and the revision", count("controller", "patch", shadow), 5),
             // The last one clears the result once a page of the history holds it.
-            ("the controller status", count("controller", "patch", &status), 6),
+            ("the controller status", count("controller", "patch", &status), 6 + settling),
             ("the agent status", count("web API", "patch", &status), 5 + checks + reports_again),
             ("slots", slots, 2),
             ("claim and release", count("controller", "patch", "nodes"), 2),
@@ -300,13 +305,13 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
             ("reads of pods", count("controller", "list", "pods"), 2),
             ("watches of pods", count("controller", "watch", "pods"), 1),
             ("TokenReviews", count("web API", "create", "tokenreviews"), 2 + reviews),
-            ("Events", count("controller", "create", "events") + count("controller", "patch", "events"), 2),
+            ("Events", count("controller", "create", "events") + count("controller", "patch", "events"), 2 + settling),
         ];
         for (what, made, allowed) in bounds {
             assert!(made <= allowed, "{what}: {made} requests, {allowed} allowed\n{whole:#?}");
         }
         let known: usize = bounds.iter().map(|(_, made, _)| made).sum();
-        assert!(known <= 30 + checks + reviews + reports_again, "{known} requests");
+        assert!(known <= 30 + checks + reviews + reports_again + 2 * settling, "{known} requests");
         let about_history =
             |what: &str| what.starts_with("bottlerocketrollouthistories") || matches!(what, "secrets" | "configmaps");
         let history = whole.iter().filter(|((part, _, what), _)| *part == "controller" && about_history(what));
