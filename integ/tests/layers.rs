@@ -14,7 +14,7 @@ const CRATES: [(&str, &str); 9] = [
     ),
     (
         "planner",
-        "annotations hold claims hooks expressions rules signature wait view pause standby policy revisions history drain plan lint simulation",
+        "annotations hold claims hooks expressions rules signature wait view pause standby policy revisions history drain decision survey gates phase plan lint simulation",
     ),
     (
         "controller",

@@ -13,7 +13,8 @@ use models::shadow::{
 use semver::Version;
 
 use crate::claims::ClaimFields;
-use crate::plan::{Action, Plan};
+use crate::decision::Action;
+use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 

@@ -8,13 +8,16 @@
 
 pub mod annotations;
 pub mod claims;
+mod decision;
 pub mod drain;
 pub mod expressions;
+mod gates;
 pub mod history;
 pub mod hold;
 pub mod hooks;
 pub mod lint;
 pub mod pause;
+mod phase;
 pub mod plan;
 pub mod policy;
 pub mod revisions;
@@ -22,6 +25,7 @@ pub mod rules;
 pub mod signature;
 pub mod simulation;
 pub mod standby;
+mod survey;
 pub mod view;
 pub mod wait;
 

@@ -11,10 +11,12 @@ use models::shadow::{HostPolicy, HostState, Step};
 use models::time::after;
 
 use crate::claims::ClaimField;
+use crate::decision::{Action, Evictions};
 use crate::drain;
 use crate::hooks::{self, HookAnswer};
-use crate::plan::{Action, Evictions, LISTED_PODS, Plan, Quarantine, ShadowChange, begins_disruption};
+use crate::plan::{LISTED_PODS, Plan, ShadowChange, begins_disruption};
 use crate::policy::Policy;
+use crate::survey::quarantine::Quarantine;
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.

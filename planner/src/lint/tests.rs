@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::*;
 use crate::claims::ClaimFields;
+use crate::decision::Eviction;
 use crate::fixtures::{NEW, at, cluster, node, pod, progress, t};
-use crate::plan::Eviction;
 use crate::rules::Rules;
 use crate::view::ShadowFacts;
 

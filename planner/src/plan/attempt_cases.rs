@@ -4,10 +4,12 @@ use models::shadow::{
     ArmedPhase, ControllerReport, DrainStatus, HOST_REACHABLE, HostPolicy, HostState, OfferedUpdates, Permit, Step,
 };
 
-use super::{Action, Plan, Wait, plan};
+use super::{Plan, plan};
 use crate::claims::{ClaimField, ClaimFields};
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::view::{NodeView, ShadowFacts};
+use crate::wait::Wait;
 
 fn shadow(node: &mut NodeView) -> &mut ShadowFacts {
     node.shadow.as_mut().unwrap()

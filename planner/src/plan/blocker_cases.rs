@@ -2,7 +2,8 @@
 
 use models::shadow::{DrainStatus, DrainedPod, ReturnedOwner};
 
-use super::{Action, Plan, plan};
+use super::{Plan, plan};
+use crate::decision::Action;
 use crate::fixtures::*;
 
 #[test]

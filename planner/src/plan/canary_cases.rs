@@ -3,8 +3,9 @@
 use models::shadow::{HostState, Step};
 use semver::Version;
 
-use super::{Plan, Wait, plan};
+use super::{Plan, plan};
 use crate::fixtures::*;
+use crate::wait::Wait;
 
 /// Under a canary step of one, a node that had to wait with its image is about to be disrupted.
 #[test]

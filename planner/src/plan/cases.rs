@@ -7,9 +7,11 @@ use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, BLOCKED, HostState, OfferedUpdates, Permit, Step};
 use semver::Version;
 
-use super::{Action, Plan, Wait, plan};
+use super::{Plan, plan};
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::view::{ClusterView, LeaseObservations, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
+use crate::wait::Wait;
 
 /// A node got the permit and never came back: its Lease is read every 10 s, not in a loop.
 #[test]

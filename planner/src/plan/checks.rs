@@ -6,12 +6,14 @@
 use jiff::Timestamp;
 use models::shadow::{Drill, Progress, Step};
 
-use super::context::NodeContext;
-use super::gates::Gate;
-use super::survey::Survey;
-use super::{Plan, Wait, gates};
+use super::Plan;
+use crate::gates;
+use crate::gates::Gate;
 use crate::policy::Policy;
+use crate::survey::NodeContext;
+use crate::survey::Survey;
 use crate::view::ClusterView;
+use crate::wait::Wait;
 use crate::wait::WaitReason;
 
 /// The result of one check.

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use models::shadow::{HostState, Step};
 
-use super::{Action, ShadowChange, plan};
+use super::{ShadowChange, plan};
 use crate::claims::ClaimFields;
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use models::condition::find_condition;
 use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
 
-use super::{Action, Evictions, Plan, Wait, plan};
+use super::{Plan, plan};
 use crate::claims::ClaimFields;
+use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
+use crate::wait::Wait;
 
 /// A drained node with a silent agent is given up at the deadline, and no wake time is in the past.
 #[test]

@@ -9,14 +9,16 @@ use models::reason::FailureReason;
 use models::shadow::{DrillResult, Failure, HOST_REACHABLE, HostState, Permit, Record, Step, UNSUPPORTED_STATE};
 use serde_json::json;
 
-use super::{Action, Evictions, Plan, TURN, Wait, checks, plan};
+use super::{Plan, TURN, checks, plan};
 use crate::claims::ClaimFields;
+use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::lint::lint;
 use crate::policy::Policy;
 use crate::simulation::Host;
 use crate::view::{Blocked, ClusterView, PodFacts};
+use crate::wait::Wait;
 
 /// A cluster, the hosts of its nodes, and what was done to them.
 struct Bench {

@@ -10,11 +10,11 @@ use models::shadow::{HostState, Step};
 use models::time::after;
 use serde_json::json;
 
-use super::context::condition;
 use super::*;
 use crate::fixtures::{NEW, at, cluster, node, pod, t, with_policy};
 use crate::policy::Policy;
-use crate::view::ClusterView;
+use crate::survey::condition;
+use crate::view::{ClusterView, PodFacts};
 
 const POD: &str = "brupop-bottlerocket-aws/brupop-agent-x";
 

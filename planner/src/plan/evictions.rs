@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use models::time::after;
 
-use super::Evictions;
+use crate::decision::Evictions;
 use crate::view::{BudgetFacts, ClusterView, InFlight, NodeView, PodFacts};
 
 /// The number of concurrent requests about the pods of one node.
@@ -79,8 +79,8 @@ mod tests {
     use kube::core::{Expression, Selector};
 
     use super::*;
+    use crate::decision::Eviction;
     use crate::fixtures::{cluster, node, pod, t};
-    use crate::plan::Eviction;
 
     /// A node `a` with pods `0`, `1`, … of which the first `guarded` are counted by one budget.
     fn fleet(pods: usize, guarded: usize, in_flight: &[(usize, i64)]) -> (ClusterView, BTreeMap<String, Evictions>) {

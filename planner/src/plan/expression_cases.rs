@@ -4,7 +4,8 @@ use models::operator::BLOCKED;
 use models::shadow::{HostState, Step};
 use serde_json::json;
 
-use super::{Action, Plan, news, plan};
+use super::{Plan, news, plan};
+use crate::decision::Action;
 use crate::fixtures::{at, cluster, t, with_policy};
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView};

@@ -16,17 +16,18 @@ use models::shadow::{Step, VersionFailure};
 use semver::Version;
 
 use self::assign::Assignment;
-use super::attempt;
-use super::context::NodeContext;
 use super::slots::Budget;
-use super::survey::{Survey, SurveyedNode};
-use super::{
-    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, follow, freshness, gates, labels, notices, order,
-    report, shadows, silence, slots,
-};
+use super::{Plan, evictions, follow, freshness, labels, notices, order, report, shadows, silence, slots};
+use crate::decision::{Action, Decision, Verdict};
+use crate::phase;
 use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;
+use crate::survey::NodeContext;
+use crate::survey::agents::POD_GRACE_PERIOD;
+use crate::survey::quarantine::Quarantine;
+use crate::survey::{Survey, SurveyedNode};
 use crate::view::ClusterView;
+use crate::wait::Wait;
 use models::time::after;
 
 /// A plan under construction.
@@ -125,7 +126,7 @@ impl<'a> Planner<'a> {
 
     /// Lets a node that could begin wait for its turn.
     fn wait_in_turn(&mut self, node: &'a SurveyedNode<'a>, wait: Wait) {
-        let decision = self.context(node).map(|ctx| attempt::waiting_in_turn(&ctx, wait.clone()));
+        let decision = self.context(node).map(|ctx| phase::waiting_in_turn(&ctx, wait.clone()));
         self.carry_out(node, decision, wait);
     }
 
@@ -146,7 +147,7 @@ impl<'a> Planner<'a> {
         for node in &self.survey.nodes {
             let name = &node.node.facts.name;
             let decision = match self.context(node) {
-                Some(ctx) => attempt::decide(&ctx),
+                Some(ctx) => phase::decide(&ctx),
                 None if node.labelled => Decision::wait(Wait::NoShadow),
                 None => Decision::wait(Wait::NotLabelled),
             };
@@ -216,7 +217,7 @@ impl<'a> Planner<'a> {
         let ages = self.survey.known.iter().map(|known| after(known.first_seen, self.policy.minimum_age));
         self.wake(ages.filter(|old_enough| *old_enough > self.now).min());
         let missing = self.view.nodes.values().map(|node| node.agent_missing).chain([self.view.web_api_missing]);
-        let noticed = missing.flatten().map(|since| after(since, gates::POD_GRACE_PERIOD));
+        let noticed = missing.flatten().map(|since| after(since, POD_GRACE_PERIOD));
         self.wake(noticed.filter(|at| *at > self.now).min());
         self.plan.approval = self.survey.rollouts.awaiting_approval().filter(|_| self.policy.enabled).cloned();
         self.plan.window_open = matches!(self.survey.windows.first(), Some(WindowState::Open { .. }));
@@ -263,28 +264,6 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
 /// Returns whether a step begins the disruption of a node.
 pub(crate) fn begins_disruption(step: Step) -> bool {
     matches!(step, Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining | Step::RehearsingDrain)
-}
-
-impl Action {
-    /// Returns whether a write of the controller status leads to a step of a drill.
-    pub fn begins_drill(&self) -> bool {
-        let Self::Status { status, .. } = self else { return false };
-        status.report.progress.as_ref().is_some_and(|progress| progress.drill.is_some())
-    }
-
-    /// Returns the step of the attempt that a write of the controller status leads to.
-    pub fn next_step(&self) -> Option<Step> {
-        match self {
-            Self::Status { status, .. } => status.report.progress.as_ref().map(|progress| progress.step),
-            Self::Spec { .. }
-            | Self::Claim { .. }
-            | Self::Release
-            | Self::Hook { .. }
-            | Self::Permit { .. }
-            | Self::ReadOwner { .. }
-            | Self::ReadLease => None,
-        }
-    }
 }
 
 impl Plan {

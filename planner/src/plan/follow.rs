@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use models::shadow::HostState;
 
-use super::survey::{Survey, SurveyedNode};
-use super::{Plan, Wait};
+use super::Plan;
 use crate::revisions::{self, LabelledShadow, PolicyRevision, RevisionAction, RevisionPlan, RevisionSnapshot};
+use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, ShadowFacts};
+use crate::wait::Wait;
 
 /// Returns whether a node has no attempt and is what the policy makes of it.
 pub(super) fn is_current(node: &SurveyedNode<'_>, wait: Option<&Wait>) -> bool {
@@ -34,7 +35,7 @@ pub(super) fn history(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> O
         deleting: shadow.deleting,
         follows,
     };
-    let nodes: Vec<_> = survey.waits(plan).map(|(node, wait)| (node, follows(node, wait))).collect();
+    let nodes: Vec<_> = survey.waits(&plan.waits).map(|(node, wait)| (node, follows(node, wait))).collect();
     let own = nodes.iter().filter_map(|(node, follows)| Some(of(node.shadow.as_ref()?, *follows)));
     let gone = view.revisions_in_use.iter().map(|revision| LabelledShadow {
         label: Some(revision.clone()),

@@ -1,7 +1,8 @@
 //! The deletion of the pods that are left at the deadline of a drain.
 
 use super::drain_cases::names;
-use super::{Action, Evictions, plan};
+use super::plan;
+use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{InFlight, PodFacts};

@@ -11,8 +11,8 @@ use models::operator::{self, KnownVersion};
 use models::time::after;
 use semver::Version;
 
-use super::versions::{self, Kinds};
 use crate::policy::Policy;
+use crate::survey::versions::{self, Kinds};
 use crate::view::ClusterView;
 
 /// A node that runs an earlier version than it could.

@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use models::operator::{CountOrPercent, Slot};
 use models::shadow::{HostState, Step};
 
-use super::{Wait, plan};
+use super::plan;
 use crate::fixtures::{NEW, at, cluster, node, pod, t};
 use crate::policy::Policy;
 use crate::standby::standby;
 use crate::view::{ClusterView, NodeView, PodFacts, Standby};
+use crate::wait::Wait;
 
 /// The time that a node takes from its slot to its end, and a pod to its readiness, in seconds.
 const UPDATE: i64 = 60;

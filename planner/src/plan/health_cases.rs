@@ -5,11 +5,13 @@ use models::reason::FailureReason;
 use models::shadow::{BLOCKED, HEALTHY, HostState, Record, Step, UPDATED};
 use semver::Version;
 
-use super::{Action, Note, Wait, plan};
+use super::plan;
 use crate::claims::ClaimFields;
+use crate::decision::{Action, Note};
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView, Compared, NodeView, OwnerHealth, PodFacts};
+use crate::wait::Wait;
 
 /// The end of the soak and the deadline of the default policy, for a node whose verification began at second 0.
 const SOAKED: i64 = 60;

@@ -4,13 +4,15 @@ use models::operator::BottlerocketUpdateOperatorSpec;
 use models::shadow::{BLOCKED, DrainStatus, HostState, Step};
 use serde_json::json;
 
-use super::{Action, Plan, Wait, plan};
+use super::{Plan, plan};
 use crate::claims::{ClaimField, ClaimFields};
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::hooks;
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView, NodeView};
+use crate::wait::Wait;
 
 /// A policy with two hooks: `ceph` is awaited before and after, and its missing answer ends the attempt; `mute` is awaited for
 /// less long, and its missing answer does not.

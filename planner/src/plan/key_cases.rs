@@ -4,7 +4,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use models::shadow::{HostPolicy, HostState, Permit, Step};
 
-use super::{Action, plan};
+use super::plan;
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::view::NodeView;
 

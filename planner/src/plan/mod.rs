@@ -12,7 +12,6 @@
 //! controller recover from a crash between any two of them. The writes of one attempt are in the order
 //! slot → progress → claim → … → claim → progress → slot.
 
-mod attempt;
 #[cfg(test)]
 mod attempt_cases;
 #[cfg(test)]
@@ -24,7 +23,6 @@ mod cases;
 mod checks;
 #[cfg(test)]
 mod claim_cases;
-mod context;
 #[cfg(test)]
 mod drain_cases;
 #[cfg(test)]
@@ -42,7 +40,6 @@ mod follow_cases;
 #[cfg(test)]
 mod forced_drain_cases;
 mod freshness;
-mod gates;
 #[cfg(test)]
 mod hand_over_cases;
 #[cfg(test)]
@@ -58,17 +55,13 @@ mod order;
 mod overdue_cases;
 #[cfg(test)]
 mod permit_cases;
-mod quarantine;
-mod records;
 #[cfg(test)]
 mod release_cases;
 mod report;
 #[cfg(test)]
 mod request_cases;
-mod requests;
 #[cfg(test)]
 mod result_cases;
-mod rollout;
 mod shadows;
 mod silence;
 #[cfg(test)]
@@ -77,112 +70,35 @@ mod slots;
 #[cfg(test)]
 mod stage_cases;
 mod states;
-mod survey;
-mod urgency;
-mod versions;
-mod want;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
-use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
-use crate::claims::ClaimFields;
 use crate::revisions::RevisionAction;
-use crate::rules::Rules;
-use crate::view::{Compared, NodeFacts, PodFacts};
+use crate::view::NodeFacts;
 use crate::wait::Wait;
 
-pub use attempt::LISTED_PODS;
+pub use crate::decision::{Action, Eviction, Evictions, Note};
+pub use crate::phase::LISTED_PODS;
+pub use crate::survey::agents::{AgentState, agent_state};
+pub use crate::survey::key::key_of;
+pub use crate::survey::quarantine::Quarantine;
+pub use crate::survey::requests::{pending_migration, pending_rotations};
+pub use crate::survey::targets;
+pub use crate::survey::urgency::urgent_news;
 pub use checks::{Check, CheckResult, TURN, checks};
 pub(crate) use fleet::begins_disruption;
 pub use fleet::plan;
 pub use freshness::{Behind, FleetFreshness, freshness};
 pub use notices::{TEST_NOTICE, test_notice_id};
 pub use order::order_key;
-pub use quarantine::Quarantine;
 pub use report::{NOT_SERVED, news};
-pub use requests::{pending_migration, pending_rotations};
-pub use rollout::key_of;
 pub use shadows::ShadowChange;
-pub use silence::{AgentState, Silence, agent_state};
+pub use silence::Silence;
 pub use slots::{not_begun, retracted};
 pub use states::{RolloutState, deadlines, drain_refusals, rollouts};
-pub use survey::targets;
-pub use urgency::urgent_news;
-
-/// An Event that goes with a write.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
-    /// True for a warning.
-    pub warning: bool,
-    /// The reason, one fixed word.
-    pub reason: &'static str,
-    pub message: String,
-}
-
-/// One pod to evict, under the uid that was observed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Eviction {
-    pub namespace: String,
-    pub name: String,
-    pub uid: String,
-}
-
-impl Eviction {
-    /// Returns the eviction of this pod.
-    pub fn of(pod: &PodFacts) -> Self {
-        Self { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
-    }
-}
-
-/// Pods to evict from one node. Each has its own request, which nothing else about the node waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Evictions {
-    pub pods: Vec<Eviction>,
-    /// The grace period for all of them, in seconds; `None`: each pod's own.
-    pub grace: Option<i64>,
-    /// True if they are deleted regardless of their budgets, as policy may allow after the deadline of a drain.
-    pub delete: bool,
-    /// True if the API server is only asked whether they may be evicted, as in a drill.
-    pub dry_run: bool,
-}
-
-/// One write, or live read, for one node.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Action {
-    /// Writes the controller status of the shadow.
-    Status { status: Box<ControllerStatus>, note: Option<Note> },
-    /// Writes the shadow's spec.
-    Spec { spec: Box<BottlerocketShadowSpec> },
-    /// Claims these fields of the node.
-    Claim { fields: ClaimFields, note: Option<Note> },
-    /// Releases the operator's claim on the node.
-    Release,
-    /// Sets the request to hooks on the Node; without one, removes it.
-    Hook { request: Option<String> },
-    /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce: of the reboot,
-    /// or, under the desired state of a drill, a rehearsal permit.
-    Permit {
-        nonce: String,
-        /// The rules for the pods that prevent the permit.
-        rules: Rules,
-        /// True in a drill that evicts no pods: they prevent no rehearsal permit.
-        pods_stay: bool,
-    },
-    /// Reads the state of an owner's pods on other nodes.
-    ReadOwner {
-        /// The uid of the owner.
-        owner: String,
-        namespace: String,
-        /// Labels that select its pods.
-        labels: BTreeMap<String, String>,
-        nodes: BTreeMap<String, Compared>,
-    },
-    /// Checks that the node's own Lease is still renewed.
-    ReadLease,
-}
 
 /// The actions that are due now.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -222,62 +138,4 @@ pub struct Plan {
     pub window_open: bool,
     /// The time to plan again even if nothing changes.
     pub wake: Option<Timestamp>,
-}
-
-/// The decision about one node.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Decision {
-    verdict: Verdict,
-    /// The pods to evict now, whatever else is done.
-    evictions: Option<Evictions>,
-    /// True if its pods have to be watched.
-    pods: bool,
-    /// The expressions that it waits for.
-    expressions: Vec<String>,
-    /// The time to decide again.
-    wake: Option<Timestamp>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum Verdict {
-    Act(Action),
-    Wait(Wait),
-    /// Idle, and its own facts allow an attempt to this version.
-    Candidate(semver::Version),
-    /// Idle, and its own facts allow the requested drill, which this action begins.
-    Drill(Action),
-    /// Staged, and its own facts allow the disruption.
-    WantsSlot,
-}
-
-impl Default for Verdict {
-    fn default() -> Self {
-        Self::Wait(Wait::Acting)
-    }
-}
-
-impl Decision {
-    fn act(action: Action) -> Self {
-        Self { verdict: Verdict::Act(action), ..Self::default() }
-    }
-
-    fn wait(wait: Wait) -> Self {
-        Self { verdict: Verdict::Wait(wait), ..Self::default() }
-    }
-
-    fn evicting(self, evictions: Evictions) -> Self {
-        Self { evictions: Some(evictions).filter(|evictions| !evictions.pods.is_empty()), ..self }
-    }
-
-    fn watching_pods(self) -> Self {
-        Self { pods: true, ..self }
-    }
-
-    fn querying(self, queries: impl IntoIterator<Item = String>) -> Self {
-        Self { expressions: self.expressions.into_iter().chain(queries).collect(), ..self }
-    }
-
-    fn waking_at(self, at: Timestamp) -> Self {
-        Self { wake: Some(self.wake.map_or(at, |w| w.min(at))), ..self }
-    }
 }

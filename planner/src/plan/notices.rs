@@ -16,14 +16,16 @@ use models::plain::cut;
 use models::shadow;
 use models::time::after;
 
-use super::context::NodeContext;
-use super::quarantine::Cause;
-use super::rollout::{borrowed, key, key_of};
-use super::survey::Survey;
-use super::{Plan, Wait, attempt, report};
+use super::{Plan, report};
 use crate::history::end_of;
+use crate::phase;
 use crate::policy::Notices;
+use crate::survey::NodeContext;
+use crate::survey::Survey;
+use crate::survey::key::{borrowed, key, key_of};
+use crate::survey::quarantine::Cause;
 use crate::view::ClusterView;
+use crate::wait::Wait;
 
 /// The number of blocked nodes whose causes a notice names.
 const CAUSES: usize = 3;
@@ -181,7 +183,7 @@ impl Source<'_> {
         let quarantined = known.quarantined.as_ref();
         let nodes = quarantined.map(|quarantined| quarantined.nodes.clone()).unwrap_or_default();
         let cause = Cause { reason: quarantined.map(|quarantined| quarantined.reason), nodes: nodes.clone() };
-        let failed = report::failed_too_often([(&super::quarantine::key_of(known), &cause)]);
+        let failed = report::failed_too_often([(&crate::survey::key::of_known(known), &cause)]);
         // The operator settles all failures at once, so that each version that has any is named.
         let mut versions: Vec<_> = self.survey.quarantine.failed_versions().map(ToString::to_string).collect();
         versions.sort();
@@ -233,7 +235,7 @@ impl Source<'_> {
         let node = self.survey.find(first);
         let step = node.and_then(|node| {
             let ctx = NodeContext::of(self.view, self.survey, node, self.now)?;
-            attempt::deadline(&ctx, node.progress()?)
+            phase::deadline(&ctx, node.progress()?)
         });
         let nodes = blocked.iter().take(MOST_NODES).map(|(_, name)| (*name).to_owned()).collect();
         let deadline = step.or_else(|| self.plan.waits.get(*first)?.ends_at());

@@ -2,7 +2,7 @@
 
 use models::reason::FailureReason;
 
-use super::survey::SurveyedNode;
+use crate::survey::SurveyedNode;
 use crate::view::{ClusterView, NodeView};
 
 /// Returns the key that nodes are ordered by: the leader's own node last; then a higher priority label; then the groups
@@ -47,10 +47,10 @@ mod tests {
 
     use models::shadow::Record;
 
-    use super::super::survey::Survey;
     use super::*;
     use crate::fixtures::{cluster, node, t};
     use crate::policy::{Group, GroupPolicy, Policy};
+    use crate::survey::Survey;
 
     fn labels(labels: &[(&str, &str)]) -> Arc<BTreeMap<String, String>> {
         Arc::new(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())

@@ -3,7 +3,8 @@
 use models::reason::FailureReason;
 use models::shadow::HostState;
 
-use super::{Action, Plan, plan};
+use super::{Plan, plan};
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};

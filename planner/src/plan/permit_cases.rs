@@ -3,7 +3,8 @@
 use models::condition::find_condition;
 use models::shadow::{ArmedPhase, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
 
-use super::{Action, plan};
+use super::plan;
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::ClusterView;

@@ -5,8 +5,9 @@ use std::time::Duration;
 use models::permit::PERMIT_LIFETIME;
 use models::shadow::{AttemptResult, CORDONED, DrainStatus, HostState, Record, Step, VersionFailure};
 
-use super::{Action, plan};
+use super::plan;
 use crate::claims::ClaimFields;
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::policy::Policy;

@@ -5,7 +5,8 @@ use models::shadow::{HostState, Record, Step, VersionFailure};
 
 use serde_json::json;
 
-use super::{Action, plan};
+use super::plan;
+use crate::decision::Action;
 use crate::fixtures::{NEW, at, cluster, failure, node, shadow, t, updated, with_policy, written};
 use crate::hold::Hold;
 use crate::view::{ClusterView, ShadowFacts};

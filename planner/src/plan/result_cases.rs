@@ -8,8 +8,9 @@ use models::shadow::{
     DrainStatus, DrainedPod, Failure, HostState, MOST_RESULTS, PodMove, RolloutPlace, RolloutResult, Step,
 };
 
-use super::{Action, plan};
+use super::plan;
 use crate::claims::ClaimFields;
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::policy::Policy;

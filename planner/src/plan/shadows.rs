@@ -2,7 +2,7 @@
 
 use models::shadow::{HostPolicy, HostState};
 
-use super::survey::Survey;
+use crate::survey::Survey;
 use crate::view::{ClusterView, NodeFacts, ShadowFacts};
 
 /// The creation or the deletion of one shadow.

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
-use models::shadow::{HOST_REACHABLE, Step};
+use models::shadow::HOST_REACHABLE;
 use models::time::after;
 
 use super::Plan;
-use super::context::condition;
-use super::gates::{self, POD_GRACE_PERIOD};
-use crate::view::{ClusterView, NodeView, WebApiOutage};
+use crate::survey::agents::{AgentState, agent_state, recorded};
+use crate::survey::condition;
+use crate::view::{ClusterView, NodeView};
 use crate::wait::WaitReason;
 
 /// Time after which the same silence is written again. An agent that reports although its pod is not Ready replaces what
@@ -27,53 +27,6 @@ const WRITE_AGAIN: Duration = Duration::from_secs(10 * 60);
 pub struct Silence {
     pub reason: WaitReason,
     pub condition: Condition,
-}
-
-/// State of a node's agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AgentState {
-    /// It runs and receives the web API's stream.
-    Connected,
-    /// It is not connected, for less than the tolerated time, or since the web API is back.
-    Connecting,
-    /// It was last heard at this time.
-    Silent { reason: WaitReason, since: Timestamp },
-    /// The node is not Ready, and says so itself, or goes down for its update and comes back: the deadlines of the attempt
-    /// watch it then.
-    NodeNotReady,
-}
-
-/// Returns the state of the agent of a node.
-pub fn agent_state(view: &ClusterView, node: &NodeView, now: Timestamp) -> AgentState {
-    if !node.facts.ready || matches!(node.step(), Some(Step::Rebooting | Step::Returning)) {
-        return AgentState::NodeNotReady;
-    }
-    let silent = |reason, since: Timestamp| {
-        // A new leader observes it later than the one that wrote it down.
-        let recorded =
-            recorded(node).filter(|c| c.reason == WaitReason::as_str(reason)).map(|c| c.last_transition_time);
-        AgentState::Silent { reason, since: recorded.map_or(since, |recorded| recorded.min(since)) }
-    };
-    // An agent that was lost before the web API has another reason.
-    let before = |outage: Timestamp| node.agent_missing.is_some_and(|since| since < outage);
-    if let Some(outage) = view.web_api_missing.filter(|outage| !before(*outage)) {
-        let noticed = gates::is_missing(Some(outage), now);
-        let state = if node.agent_missing.is_some() { AgentState::Connecting } else { AgentState::Connected };
-        return if noticed { silent(WaitReason::WebApiNotReady, outage) } else { state };
-    }
-    let Some(since) = node.agent_missing else { return AgentState::Connected };
-    // Agents that have lost the web API are connected again soon after it is back.
-    let still = |last: WebApiOutage| !before(last.began) && now < after(last.ended, POD_GRACE_PERIOD);
-    if view.web_api_outage.is_some_and(still) || !gates::is_missing(Some(since), now) {
-        return AgentState::Connecting;
-    }
-    silent(WaitReason::AgentNotReady, since)
-}
-
-/// Returns the condition of a silent agent, if it is recorded.
-fn recorded(node: &NodeView) -> Option<&Condition> {
-    let conditions = &node.shadow.as_ref()?.status.conditions;
-    find_condition(conditions, HOST_REACHABLE).filter(|condition| condition.status == ConditionStatus::Unknown)
 }
 
 /// Returns `HostReachable` for the nodes whose agent is newly found to be silent.
@@ -111,11 +64,13 @@ pub(super) fn silent(view: &ClusterView, plan: &Plan, now: Timestamp) -> BTreeMa
 
 #[cfg(test)]
 mod tests {
-    use models::shadow::HostState;
+    use models::shadow::{HostState, Step};
 
     use super::*;
+    use crate::decision::Action;
     use crate::fixtures::{at, cluster, node, t};
-    use crate::plan::{Action, plan};
+    use crate::plan::plan;
+    use crate::view::WebApiOutage;
 
     type Change = fn(&mut ClusterView);
 

@@ -7,10 +7,12 @@ use models::reason::FailureReason;
 use models::shadow::{BLOCKED, HostState, Permit, Step};
 use serde_json::{Value, json};
 
-use super::{Action, Plan, Wait, plan};
+use super::{Plan, plan};
 use crate::claims::ClaimFields;
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::view::{ClusterView, LeaseObservations, NodeView, Refused, Standby};
+use crate::wait::Wait;
 
 /// Plans for `a`, which is drained and has the only slot that is taken, and `b`, which is staged.
 fn plan_beside(spec: Value, change: impl Fn(&mut NodeView)) -> Plan {

@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use jiff::Timestamp;
 use models::operator::Slot;
 
-use super::survey::{Survey, SurveyedNode};
-use super::{Verdict, Wait, begins_disruption};
+use super::begins_disruption;
+use crate::decision::Verdict;
 use crate::policy::Policy;
+use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, NodeFacts, NodeView};
+use crate::wait::Wait;
 
 /// The free part of the budget.
 #[derive(Clone)]

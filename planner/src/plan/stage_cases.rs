@@ -2,8 +2,9 @@
 
 use models::shadow::{AttemptResult, HostState, Record, Step};
 
-use super::{Action, plan};
+use super::plan;
 use crate::claims::ClaimFields;
+use crate::decision::Action;
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};

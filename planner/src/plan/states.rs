@@ -3,12 +3,13 @@
 use jiff::Timestamp;
 use models::operator::ActiveRollout;
 
-use super::context::NodeContext;
-use super::rollout::key_of;
-use super::survey::Survey;
-use super::{Wait, attempt, gates};
 use crate::policy::Policy;
+use crate::survey::NodeContext;
+use crate::survey::Survey;
+use crate::survey::key::key_of;
 use crate::view::ClusterView;
+use crate::wait::Wait;
+use crate::{gates, phase};
 
 /// A rollout under way.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,7 +51,7 @@ pub fn deadlines<'a>(
     let survey = Survey::of(view, policy, now);
     let deadlines = survey.nodes.iter().filter_map(|node| {
         let ctx = NodeContext::of(view, &survey, node, now)?;
-        Some((node.node.facts.name.as_str(), attempt::deadline(&ctx, node.progress()?)?))
+        Some((node.node.facts.name.as_str(), phase::deadline(&ctx, node.progress()?)?))
     });
     deadlines.collect::<Vec<_>>().into_iter()
 }

@@ -27,11 +27,13 @@ use self::objects::*;
 use super::estimate;
 use super::host::Host as SimulatedHost;
 use super::write;
+use crate::decision::{Action, Evictions};
 use crate::drain;
 use crate::lint::lint;
-use crate::plan::{Action, Evictions, Plan, Quarantine, not_begun, plan};
+use crate::plan::{Plan, not_begun, plan};
 use crate::policy::Policy;
 use crate::rules::Rules;
+use crate::survey::quarantine::Quarantine;
 use crate::view::{
     Blocked, ClusterView, DaemonSetIs, InFlight, NodeFacts, NodeView, OperatorFacts, OwnerHealth, PodFacts, Refused,
     ShadowFacts, Standings,

@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use models::shadow::{HostState, Permit, is_agent_condition};
 
 use crate::claims::ClaimFields;
+use crate::decision::Action;
 use crate::drain;
-use crate::plan::Action;
 use crate::rules::Rules;
 use crate::view::{LeaseObservations, NodeView};
 

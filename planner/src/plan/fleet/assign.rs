@@ -7,11 +7,12 @@ use models::operator::Slot;
 
 use super::Planner;
 use super::check::Checked;
-use crate::plan::rollout::{self, KeyRef};
+use crate::phase;
 use crate::plan::slots::Budget;
-use crate::plan::survey::SurveyedNode;
-use crate::plan::{Wait, attempt};
+use crate::survey::SurveyedNode;
+use crate::survey::key::{KeyRef, key};
 use crate::view::Standby;
+use crate::wait::Wait;
 use models::time::after;
 
 /// The time for which the leader's own node waits for a node that has a slot. One that takes longer, for example
@@ -31,7 +32,7 @@ pub(super) struct Assignment<'a> {
 }
 
 fn rollout_of<'a>(node: &SurveyedNode<'a>) -> Option<KeyRef<'a>> {
-    node.node.update().map(|progress| rollout::key(node.node, &progress.version))
+    node.node.update().map(|progress| key(node.node, &progress.version))
 }
 
 impl<'a> Assignment<'a> {
@@ -147,7 +148,7 @@ impl<'a> Planner<'a> {
             };
         let waiting = self.context(node).and_then(|ctx| {
             let progress = node.progress()?;
-            (!passes_through).then(|| attempt::waiting_staged(&ctx, progress, wait.clone(), checked))
+            (!passes_through).then(|| phase::waiting_staged(&ctx, progress, wait.clone(), checked))
         });
         self.carry_out(node, waiting, wait);
     }

@@ -6,10 +6,14 @@ use models::shadow::Step;
 
 use super::assign::Assignment;
 use super::{NodeRequests, Planner};
-use crate::plan::rollout::{self, KeyRef, Rollout};
+use crate::decision::Action;
+use crate::phase;
+use crate::plan::order;
 use crate::plan::slots::Budget;
-use crate::plan::survey::SurveyedNode;
-use crate::plan::{Action, Wait, attempt, order};
+use crate::survey::SurveyedNode;
+use crate::survey::key::{self, KeyRef};
+use crate::survey::rollout::Rollout;
+use crate::wait::Wait;
 
 impl<'a> Planner<'a> {
     /// Lets requested drills begin: each before which, in the order of updates, fewer wait for their slots than nodes may be out
@@ -71,10 +75,10 @@ impl<'a> Planner<'a> {
         // A node that is staged, or about to be, will take room in its group and zone, and in its canary step if that
         // does not count it by itself: it counts those that it observes at work.
         let mut begun: BTreeMap<KeyRef<'_>, usize> = BTreeMap::new();
-        let unseen = requests.beginning.iter().map(|(node, version)| rollout::key(node.node, version));
+        let unseen = requests.beginning.iter().map(|(node, version)| key::key(node.node, version));
         let staged = ready.iter().filter_map(|node| {
             let progress = node.node.update().filter(|progress| progress.step == Step::Staged)?;
-            Some(rollout::key(node.node, &progress.version))
+            Some(key::key(node.node, &progress.version))
         });
         for key in staged.chain(unseen) {
             *begun.entry(key).or_default() += 1;
@@ -92,7 +96,7 @@ impl<'a> Planner<'a> {
         let mut before_it = staging.len() + ready.len() + requests.beginning.len();
         for (position, (node, version)) in requests.candidates.iter().enumerate() {
             let rollout = self.survey.rollouts.of(node, version).filter(|_| ahead.is_none());
-            let key = rollout::key(node.node, version);
+            let key = key::key(node.node, version);
             let taken = begun.get(&key).copied().unwrap_or(0);
             let step_full = rollout.and_then(Rollout::room_to_begin).is_some_and(|step| taken >= step);
             if step_full && let Some(wait) = rollout.and_then(|rollout| rollout.wait.clone()) {
@@ -108,7 +112,7 @@ impl<'a> Planner<'a> {
             // A released node has its image already: it would have a slot before those that still download theirs.
             let overtakes = order::was_released(node) && before_it >= free;
             let begins = room > 0 && !overtakes;
-            let begin = self.context(node).filter(|_| begins).map(|ctx| attempt::begin(&ctx, version));
+            let begin = self.context(node).filter(|_| begins).map(|ctx| phase::begin(&ctx, version));
             match begin {
                 Some(action) => {
                     room -= 1;

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use super::Planner;
 use super::assign::Assignment;
-use crate::plan::rollout::Rollout;
-use crate::plan::survey::SurveyedNode;
-use crate::plan::{Wait, gates};
+use crate::gates;
+use crate::survey::SurveyedNode;
+use crate::survey::rollout::Rollout;
+use crate::wait::Wait;
 
 /// The number of candidates beyond the free slots whose pods are checked, so that one that cannot be drained gives way
 /// to the next at once. A refused one is checked again after a pause, since checking all would cost a watch a node.

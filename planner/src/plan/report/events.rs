@@ -5,8 +5,10 @@ use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
     APPROVAL, CERTIFICATES, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED,
-    Note, UNRECORDED, WEB_API,
+    WEB_API,
 };
+use crate::decision::Note;
+use crate::survey::records::UNRECORDED;
 use crate::wait::WaitReason;
 
 /// The conditions whose changes are Events for users: the type of the condition; the reason of the Event at its beginning

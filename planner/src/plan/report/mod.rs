@@ -14,16 +14,20 @@ use models::operator::{
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{self, Step};
 
-use super::context::condition;
-use super::quarantine::{Cause, Key};
-use super::records::finish;
-use super::rollout::key_of;
-use super::survey::{Survey, SurveyedNode};
-use super::{Note, Plan, Wait, estimates, follow, gates, requests};
+use super::{Plan, estimates, follow};
+use crate::gates;
 use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
 use crate::revisions::{RevisionPlan, is_in_force};
+use crate::survey::condition;
+use crate::survey::key::Key;
+use crate::survey::key::key_of;
+use crate::survey::quarantine::Cause;
+use crate::survey::records::{UNRECORDED, finish};
+use crate::survey::requests;
+use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, NodeView, OperatorFacts, SharedField, TlsFacts};
+use crate::wait::Wait;
 use crate::wait::WaitReason;
 
 pub use events::news;
@@ -52,9 +56,6 @@ const MISUNDERSTOOD: &str = "UnknownRequest";
 /// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
 const CONFLICT: &str = "FieldManagerConflict";
 
-/// The policy has no revision.
-pub(super) const UNRECORDED: &str = "PolicyNotRecorded";
-
 /// The operator needs a user's approval to continue.
 const APPROVAL: &str = "AwaitingApproval";
 
@@ -73,7 +74,7 @@ pub(super) fn changes(state: &WindowState) -> Option<Timestamp> {
 
 fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
     let mut counts = Counts::default();
-    for (node, wait) in survey.waits(plan).filter(|(node, _)| node.labelled) {
+    for (node, wait) in survey.waits(&plan.waits).filter(|(node, _)| node.labelled) {
         counts.total += 1;
         // A node in a drill is out of service, and neither staged nor updated.
         let step = node.update().map(|progress| progress.step);
@@ -112,7 +113,7 @@ fn node_blocked(node: &NodeView) -> Option<&str> {
 
 fn waiting(survey: &Survey<'_>, plan: &Plan) -> Vec<WaitingCount> {
     let mut reasons: BTreeMap<&str, i64> = BTreeMap::new();
-    for (node, wait) in survey.waits(plan) {
+    for (node, wait) in survey.waits(&plan.waits) {
         let reason = match wait {
             Some(Wait::UpToDate | Wait::NotLabelled) => continue,
             None | Some(Wait::Acting) => node_blocked(node.node),

@@ -3,6 +3,7 @@
 use models::shadow::{HostState, Step};
 
 use super::*;
+use crate::decision::Note;
 use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t};
 use crate::hold::Hold;
 use crate::policy::{PolicyError, Target};

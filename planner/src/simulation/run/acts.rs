@@ -7,11 +7,13 @@ use models::shadow::UPDATED;
 
 use super::events::Event;
 use super::{CHECK_AGAIN_LIMIT, Draw, Run};
+use crate::decision::{Action, Evictions};
 use crate::drain;
-use crate::plan::{Action, Evictions, Plan, Quarantine};
+use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::simulation::course::Freeze;
 use crate::simulation::{pods, write};
+use crate::survey::quarantine::Quarantine;
 use crate::view::{Answer, Blocked, Compared, NodeView, OwnerHealth, PodFacts, Refused};
 
 /// Has all hooks answer the request of a node: how long they take cannot be known.

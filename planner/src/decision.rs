@@ -1,0 +1,163 @@
+//! What is decided about one node: the next write or live read, the pods to evict, or the reason why it waits.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus, Step};
+
+use crate::claims::ClaimFields;
+use crate::rules::Rules;
+use crate::view::{Compared, PodFacts};
+use crate::wait::Wait;
+
+/// An Event that goes with a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// True for a warning.
+    pub warning: bool,
+    /// The reason, one fixed word.
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// One pod to evict, under the uid that was observed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Eviction {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+impl Eviction {
+    /// Returns the eviction of this pod.
+    pub fn of(pod: &PodFacts) -> Self {
+        Self { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
+    }
+}
+
+/// Pods to evict from one node. Each has its own request, which nothing else about the node waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evictions {
+    pub pods: Vec<Eviction>,
+    /// The grace period for all of them, in seconds; `None`: each pod's own.
+    pub grace: Option<i64>,
+    /// True if they are deleted regardless of their budgets, as policy may allow after the deadline of a drain.
+    pub delete: bool,
+    /// True if the API server is only asked whether they may be evicted, as in a drill.
+    pub dry_run: bool,
+}
+
+/// One write, or live read, for one node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Writes the controller status of the shadow.
+    Status { status: Box<ControllerStatus>, note: Option<Note> },
+    /// Writes the shadow's spec.
+    Spec { spec: Box<BottlerocketShadowSpec> },
+    /// Claims these fields of the node.
+    Claim { fields: ClaimFields, note: Option<Note> },
+    /// Releases the operator's claim on the node.
+    Release,
+    /// Sets the request to hooks on the Node; without one, removes it.
+    Hook { request: Option<String> },
+    /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce: of the reboot,
+    /// or, under the desired state of a drill, a rehearsal permit.
+    Permit {
+        nonce: String,
+        /// The rules for the pods that prevent the permit.
+        rules: Rules,
+        /// True in a drill that evicts no pods: they prevent no rehearsal permit.
+        pods_stay: bool,
+    },
+    /// Reads the state of an owner's pods on other nodes.
+    ReadOwner {
+        /// The uid of the owner.
+        owner: String,
+        namespace: String,
+        /// Labels that select its pods.
+        labels: BTreeMap<String, String>,
+        nodes: BTreeMap<String, Compared>,
+    },
+    /// Checks that the node's own Lease is still renewed.
+    ReadLease,
+}
+
+impl Action {
+    /// Returns whether a write of the controller status leads to a step of a drill.
+    pub fn begins_drill(&self) -> bool {
+        let Self::Status { status, .. } = self else { return false };
+        status.report.progress.as_ref().is_some_and(|progress| progress.drill.is_some())
+    }
+
+    /// Returns the step of the attempt that a write of the controller status leads to.
+    pub fn next_step(&self) -> Option<Step> {
+        match self {
+            Self::Status { status, .. } => status.report.progress.as_ref().map(|progress| progress.step),
+            Self::Spec { .. }
+            | Self::Claim { .. }
+            | Self::Release
+            | Self::Hook { .. }
+            | Self::Permit { .. }
+            | Self::ReadOwner { .. }
+            | Self::ReadLease => None,
+        }
+    }
+}
+
+/// The decision about one node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Decision {
+    pub(crate) verdict: Verdict,
+    /// The pods to evict now, whatever else is done.
+    pub(crate) evictions: Option<Evictions>,
+    /// True if its pods have to be watched.
+    pub(crate) pods: bool,
+    /// The expressions that it waits for.
+    pub(crate) expressions: Vec<String>,
+    /// The time to decide again.
+    pub(crate) wake: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Verdict {
+    Act(Action),
+    Wait(Wait),
+    /// Idle, and its own facts allow an attempt to this version.
+    Candidate(semver::Version),
+    /// Idle, and its own facts allow the requested drill, which this action begins.
+    Drill(Action),
+    /// Staged, and its own facts allow the disruption.
+    WantsSlot,
+}
+
+impl Default for Verdict {
+    fn default() -> Self {
+        Self::Wait(Wait::Acting)
+    }
+}
+
+impl Decision {
+    pub(crate) fn act(action: Action) -> Self {
+        Self { verdict: Verdict::Act(action), ..Self::default() }
+    }
+
+    pub(crate) fn wait(wait: Wait) -> Self {
+        Self { verdict: Verdict::Wait(wait), ..Self::default() }
+    }
+
+    pub(crate) fn evicting(self, evictions: Evictions) -> Self {
+        Self { evictions: Some(evictions).filter(|evictions| !evictions.pods.is_empty()), ..self }
+    }
+
+    pub(crate) fn watching_pods(self) -> Self {
+        Self { pods: true, ..self }
+    }
+
+    pub(crate) fn querying(self, queries: impl IntoIterator<Item = String>) -> Self {
+        Self { expressions: self.expressions.into_iter().chain(queries).collect(), ..self }
+    }
+
+    pub(crate) fn waking_at(self, at: Timestamp) -> Self {
+        Self { wake: Some(self.wake.map_or(at, |w| w.min(at))), ..self }
+    }
+}

@@ -1,0 +1,108 @@
+//! The Prometheus expressions. No answer is an objection.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use models::operator::Expression;
+
+use crate::expressions::for_node;
+use crate::survey::NodeContext;
+use crate::view::Answer;
+use crate::wait::Wait;
+
+/// The queries of a node: `$node` is replaced by its name. One that cannot be built is not sent, and [`gate`] refuses the node.
+pub(crate) fn queries(expressions: &[Expression], node: &str) -> impl Iterator<Item = String> {
+    expressions.iter().filter_map(move |expression| for_node(&expression.query, node).ok())
+}
+
+/// Returns the first expression that has to return nothing before a drain, and does not.
+pub(crate) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    refusal(&ctx.group().before.expressions, &ctx.facts().name, &ctx.view.expressions)
+}
+
+fn refusal(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
+    expressions.iter().find_map(|expression| {
+        let name = expression.name.clone();
+        let query = match for_node(&expression.query, node) {
+            Ok(query) => query,
+            // Sent without its name it could match nothing, and an empty result lets a node pass.
+            Err(error) => return Some(Wait::ExpressionFails { name, message: error.to_string(), shared: false }),
+        };
+        let shared = query == expression.query;
+        match answers.get(&query) {
+            Some(answer) => objection(answer, name, shared),
+            None => Some(Wait::ExpressionsPending { name }),
+        }
+    })
+}
+
+/// Returns the objection of an answer, `shared` if it is the same for all nodes.
+pub(crate) fn objection(answer: &Answer, name: String, shared: bool) -> Option<Wait> {
+    match answer {
+        Answer::Quiet { .. } => None,
+        Answer::Firing { series } => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
+        Answer::Failed { message } => Some(Wait::ExpressionFails { name, message: message.clone(), shared }),
+    }
+}
+
+/// The time since which all of these expressions have returned nothing; `None` if there are no expressions.
+pub(crate) fn quiet_since(
+    expressions: &[Expression],
+    node: &str,
+    answers: &BTreeMap<String, Answer>,
+) -> Result<Option<Timestamp>, Wait> {
+    if let Some(wait) = refusal(expressions, node, answers) {
+        return Err(wait);
+    }
+    let quiet = queries(expressions, node).filter_map(|query| match answers.get(&query)? {
+        Answer::Quiet { since } => Some(*since),
+        Answer::Firing { .. } | Answer::Failed { .. } => None,
+    });
+    Ok(quiet.max())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::t;
+
+    #[test]
+    fn query_with_unknown_variable_fails_without_being_sent() {
+        for query in ["ALERTS{node=\"${node}\"}", "ALERTS{node=\"$nodes\"}", "up{instance=\"$instance\"} == 0"] {
+            let expressions = [Expression { name: "alerts".into(), query: query.into() }];
+            assert_eq!(queries(&expressions, "a").count(), 0, "{query}");
+            let quiet = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0) })]);
+            let wait = refusal(&expressions, "a", &quiet);
+            assert!(matches!(wait, Some(Wait::ExpressionFails { .. })), "{query}: {wait:?}");
+            assert!(quiet_since(&expressions, "a", &quiet).is_err(), "{query}");
+        }
+    }
+
+    #[test]
+    fn gate_passes_only_when_all_expressions_return_nothing() {
+        let expressions: Vec<_> = [("errors", "errors > 0"), ("load", "load{node=\"$node\"} > 9")]
+            .map(|(name, query)| Expression { name: name.into(), query: query.into() })
+            .into();
+        let load = "load{node=\"a\"} > 9";
+        let quiet = || Answer::Quiet { since: t(0) };
+        for (sentence, answers, expected) in [
+            ("no answer yet", vec![], Some(Wait::ExpressionsPending { name: "errors".into() })),
+            ("one of two", vec![("errors > 0", quiet())], Some(Wait::ExpressionsPending { name: "load".into() })),
+            ("all quiet", vec![("errors > 0", quiet()), (load, quiet())], None),
+            (
+                "one fires",
+                vec![("errors > 0", quiet()), (load, Answer::Firing { series: "{} 12".into() })],
+                Some(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into(), shared: false }),
+            ),
+            (
+                "one fails",
+                vec![("errors > 0", Answer::Failed { message: "no answer".into() }), (load, quiet())],
+                Some(Wait::ExpressionFails { name: "errors".into(), message: "no answer".into(), shared: true }),
+            ),
+        ] {
+            let answers = answers.into_iter().map(|(query, answer)| (query.to_owned(), answer)).collect();
+            assert_eq!(refusal(&expressions, "a", &answers), expected, "{sentence}");
+        }
+        assert_eq!(refusal(&[], "a", &BTreeMap::new()), None);
+    }
+}

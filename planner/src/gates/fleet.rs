@@ -1,0 +1,235 @@
+//! Gates that keep all nodes, or many, from an update: the switch, failures, canary steps, the schedule.
+
+use crate::policy::WindowState;
+use crate::survey::NodeContext;
+use crate::wait::Wait;
+
+pub(crate) fn is_enabled(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let policy = ctx.survey.policy;
+    match (policy.present, policy.enabled, policy.unusable) {
+        (false, _, _) => Some(Wait::NoOperatorResource),
+        (true, false, _) => Some(Wait::Disabled),
+        (true, true, true) => Some(Wait::PolicyUnusable),
+        (true, true, false) => None,
+    }
+}
+
+/// The version has not failed too often on hosts like this one.
+pub(crate) fn is_not_quarantined(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let (agent, version) = (&ctx.shadow.status.agent, ctx.version().ok()?);
+    let held = ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version);
+    held.then(|| Wait::Quarantined { version: version.clone() })
+}
+
+/// No version has failed too often, on any kind of host.
+pub(crate) fn is_not_frozen(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.survey.quarantine.frozen_by().map(|version| Wait::Frozen { version: version.clone() })
+}
+
+pub(crate) fn has_canary_place(ctx: &NodeContext<'_>) -> Option<Wait> {
+    if ctx.policy.pre_stage.is_some() {
+        // Images are downloaded ahead of a step, and no more nodes are drained than it has.
+        return None;
+    }
+    let rollout = ctx.survey.rollouts.of(ctx.node, ctx.version().ok()?)?;
+    (rollout.room_to_begin() == Some(0)).then(|| rollout.wait.clone()).flatten()
+}
+
+/// Returns why a closed window does not delay the node, if that is so.
+pub(crate) fn urgency(ctx: &NodeContext<'_>) -> Option<String> {
+    // A drill is not urgent, whatever version the node is to have.
+    if ctx.is_drill() {
+        return None;
+    }
+    let closed = matches!(ctx.survey.window(ctx.node), WindowState::Closed { blackout: false, .. });
+    let version = ctx.version().ok().filter(|version| closed && ctx.survey.urgency.applies(ctx.node, version))?;
+    let record = ctx.survey.urgency.record.as_ref()?;
+    Some(format!("{version} {}", record.effect()))
+}
+
+/// A window is open for the node, or its update is urgent, and there is no blackout.
+pub(crate) fn window_is_open(ctx: &NodeContext<'_>) -> Option<Wait> {
+    match ctx.survey.window(ctx.node) {
+        WindowState::Open { .. } => None,
+        WindowState::Closed { blackout: false, .. } if urgency(ctx).is_some() => None,
+        WindowState::Closed { opens, blackout: false } => Some(Wait::WindowClosed { opens: *opens }),
+        WindowState::Closed { opens, blackout: true } => Some(Wait::Blackout { ends: *opens }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::operator::{BottlerocketUpdateOperatorSpec, CountOrPercent, KnownVersion, Quarantined};
+    use models::reason::FailureReason;
+    use models::shadow::{HostState, Step, VersionFailure};
+
+    use super::super::begin;
+    use super::super::testing::refusal_of;
+    use super::*;
+    use crate::fixtures::{NEW, OLD, at, failure, t};
+    use crate::policy::{CanaryStep, Policy};
+
+    #[test]
+    fn starts_require_enabled_valid_policy() {
+        for (sentence, present, enabled, unusable, expected) in [
+            ("enabled", true, true, false, None),
+            ("disabled", true, false, false, Some(Wait::Disabled)),
+            ("no resource", false, true, false, Some(Wait::NoOperatorResource)),
+            ("a resource that was never valid", true, true, true, Some(Wait::PolicyUnusable)),
+            ("disabled and never valid", true, false, true, Some(Wait::Disabled)),
+        ] {
+            let wait = refusal_of(is_enabled, |_, policy| {
+                (policy.present, policy.enabled, policy.unusable) = (present, enabled, unusable);
+            });
+            assert_eq!(wait, expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn version_is_quarantined_after_max_failures() {
+        let quarantined = Some(Wait::Quarantined { version: NEW });
+        let arm = VersionFailure { arch: "aarch64".into(), ..failure(NEW) };
+        let resolved = VersionFailure { resolved_by: Some("r".into()), ..failure(NEW) };
+        for (sentence, max_failures, failures, expected) in [
+            ("one failure, one allowed", 1, vec![("b", failure(NEW))], quarantined.clone()),
+            ("one failure of two", 2, vec![("b", failure(NEW))], None),
+            ("two failures on one node count once", 2, vec![("b", failure(NEW)), ("b", failure(NEW))], None),
+            ("two failures on two nodes", 2, vec![("b", failure(NEW)), ("c", failure(NEW))], quarantined),
+            ("another version", 1, vec![("b", failure(OLD))], None),
+            ("another kind of host", 1, vec![("b", arm)], None),
+            ("a failure that was resolved", 1, vec![("b", resolved)], None),
+        ] {
+            let wait = refusal_of(is_not_quarantined, |view, policy| {
+                policy.max_failures = max_failures;
+                for (name, failure) in failures {
+                    let shadow = view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap();
+                    shadow.status.controller.record.get_or_insert_default().version_failures.push(failure);
+                }
+            });
+            assert_eq!(wait, expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn any_quarantined_version_freezes_all_starts() {
+        let frozen = Some(Wait::Frozen { version: OLD });
+        let in_a_record = refusal_of(is_not_frozen, |view, _| {
+            let shadow = view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();
+            shadow.status.controller.record.get_or_insert_default().version_failures.push(failure(OLD));
+        });
+        assert_eq!(in_a_record, frozen);
+        let in_the_operators_status = refusal_of(is_not_frozen, |view, _| {
+            view.operator.as_mut().unwrap().status.versions.push(KnownVersion {
+                version: OLD,
+                variant: "another".into(),
+                arch: "x86_64".into(),
+                first_seen: t(0),
+                failed: vec![],
+                quarantined: Some(Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(0) }),
+            });
+        });
+        assert_eq!(in_the_operators_status, frozen, "also when the node that failed is deleted");
+    }
+
+    #[test]
+    fn node_beyond_canary_step_waits() {
+        let canary = |nodes| {
+            vec![CanaryStep { nodes: CountOrPercent::Count(nodes), soak: std::time::Duration::ZERO, manual: false }]
+        };
+        for (sentence, steps, moving, expected) in [
+            ("no steps", vec![], true, None),
+            ("the first node of a step", canary(1), false, None),
+            (
+                "another one is on its way",
+                canary(1),
+                true,
+                Some(Wait::CanaryStep { step: 1, until: None, approval: false, nodes: vec!["b".into()] }),
+            ),
+            ("a step of two", canary(2), true, None),
+        ] {
+            for (ahead, expected) in [(None, expected), (Some(CountOrPercent::Count(2)), None)] {
+                for gate in [has_canary_place, begin] {
+                    let wait = refusal_of(gate, |view, policy| {
+                        (policy.canary, policy.pre_stage) = (steps.clone(), ahead.clone());
+                        if moving {
+                            view.nodes.insert("b".into(), at("b", Step::Draining, 0, HostState::StagedUpdate));
+                        }
+                    });
+                    assert_eq!(wait, expected, "{sentence}, images ahead of time: {ahead:?}");
+                }
+            }
+        }
+    }
+
+    /// Checks at 08:00 UTC on Friday, 2027-01-15.
+    fn refusal_at_eight(spec: &str) -> Option<Wait> {
+        let spec: BottlerocketUpdateOperatorSpec = serde_json::from_str(spec).unwrap();
+        refusal_of(window_is_open, |_, policy| *policy = Policy::from_spec(&spec).unwrap())
+    }
+
+    #[test]
+    fn node_uses_window_of_its_group_or_of_all_nodes() {
+        let opens = |text: &str| Some(Wait::WindowClosed { opens: Some(text.parse().unwrap()) });
+        for (sentence, spec, expected) in [
+            ("no windows", r#"{}"#, None),
+            ("an open one", r#"{"schedule": {"windows": [{"cron": "0 7 * * *", "duration": "2h"}]}}"#, None),
+            (
+                "a closed one",
+                r#"{"schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]}}"#,
+                opens("2027-01-15T09:00:00Z"),
+            ),
+            (
+                "too close to the end of an open one",
+                r#"{"schedule": {"windows": [{"cron": "0 7 * * *", "duration": "2h"}], "stopStartingBefore": "90m"}}"#,
+                opens("2027-01-16T07:00:00Z"),
+            ),
+            (
+                "a blackout in an open one",
+                r#"{"schedule": {"windows": [{"cron": "0 * * * *", "duration": "1h"}], "blackouts": [{"from": "2027-01-15"}]}}"#,
+                Some(Wait::Blackout { ends: Some("2027-01-16T00:00:00Z".parse().unwrap()) }),
+            ),
+            (
+                "the group's window, which is open",
+                r#"{"schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]},
+                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 7 * * *", "duration": "2h"}]}}]}"#,
+                None,
+            ),
+            (
+                "the group's window, which is closed",
+                r#"{"nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]}}]}"#,
+                opens("2027-01-15T09:00:00Z"),
+            ),
+            (
+                "a blackout of all nodes in the group's window",
+                r#"{"schedule": {"blackouts": [{"from": "2027-01-15"}]},
+                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 * * * *", "duration": "1h"}]}}]}"#,
+                Some(Wait::Blackout { ends: Some("2027-01-16T00:00:00Z".parse().unwrap()) }),
+            ),
+            (
+                "the group's own blackout beside one of all nodes",
+                r#"{"schedule": {"blackouts": [{"from": "2027-01-16"}]},
+                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"blackouts": [{"from": "2027-01-15"}]}}]}"#,
+                Some(Wait::Blackout { ends: Some("2027-01-17T00:00:00Z".parse().unwrap()) }),
+            ),
+            (
+                "the windows of all nodes where the group has a blackout alone",
+                r#"{"schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]},
+                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"blackouts": [{"from": "2027-02-01"}]}}]}"#,
+                opens("2027-01-15T09:00:00Z"),
+            ),
+            (
+                "the group's window, with the time before its end of all nodes",
+                r#"{"schedule": {"stopStartingBefore": "90m"},
+                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 7 * * *", "duration": "2h"}]}}]}"#,
+                opens("2027-01-16T07:00:00Z"),
+            ),
+            (
+                "another group's window is none of its business",
+                r#"{"nodeGroups": [{"name": "g", "selector": {"matchLabels": {"tier": "db"}}, "schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]}}]}"#,
+                None,
+            ),
+        ] {
+            assert_eq!(refusal_at_eight(spec), expected, "{sentence}");
+        }
+    }
+}

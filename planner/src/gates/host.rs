@@ -1,0 +1,99 @@
+//! The host of an idle node, as its agent reports it: another attempt has to find nothing of an earlier one, nor of
+//! another client.
+
+use models::shadow::{HostState, MOST_ATTEMPTS};
+
+use crate::survey::NodeContext;
+use crate::wait::Wait;
+
+/// Returns the wait for a report of the node's current boot.
+pub(crate) fn has_reported(ctx: &NodeContext<'_>) -> Option<Wait> {
+    (!ctx.has_reported()).then_some(Wait::NoReport)
+}
+
+pub(crate) fn not_armed_by_other(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.is_armed_by_other().then_some(Wait::HostArmedByOther)
+}
+
+/// Returns the version lock that another client set on the host, if it conflicts with the operator's.
+pub(crate) fn no_conflicting_lock(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.version_lock()?;
+    let lock = ctx.shadow.status.agent.host.as_ref()?.conflicting_lock.clone()?;
+    Some(Wait::LockedByOther { lock })
+}
+
+/// Returns the wait until the agent has confirmed that nothing of the operator is armed.
+pub(crate) fn is_disarmed(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let agent = &ctx.shadow.status.agent;
+    let idle = ctx.shadow.spec.state == HostState::Idle && agent.state == Some(HostState::Idle);
+    match (idle && ctx.caught_up(), &agent.armed) {
+        (true, None) => None,
+        (_, Some(_)) => Some(Wait::DisarmPending),
+        (false, None) => Some(Wait::AgentNotSynced),
+    }
+}
+
+pub(crate) fn has_attempts_left(ctx: &NodeContext<'_>) -> Option<Wait> {
+    (ctx.last_attempt() >= MOST_ATTEMPTS).then_some(Wait::AttemptsExhausted)
+}
+
+/// Returns why policy has no version for the node.
+pub(crate) fn has_target(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.version().err()
+}
+
+#[cfg(test)]
+mod tests {
+    use models::condition::{Condition, ConditionStatus};
+    use models::shadow::{HOST_ARMED_BY_OTHER, HOST_REACHABLE};
+
+    use super::super::begin;
+    use super::super::testing::refusal_of;
+    use super::*;
+    use crate::fixtures::{NEW, t};
+    use crate::policy::Target;
+    use crate::view::ShadowFacts;
+
+    type Change<'a> = &'a dyn Fn(&mut ShadowFacts);
+
+    #[test]
+    fn attempt_starts_only_on_reporting_host_without_foreign_changes() {
+        let cases: [(&str, Change<'_>, Option<Wait>); 7] = [
+            ("as it was left", &|_| {}, None),
+            ("no report", &|shadow| shadow.status.agent.boot_id = None, Some(Wait::NoReport)),
+            (
+                "a report of an earlier boot",
+                &|shadow| shadow.status.agent.boot_id = Some("b0".into()),
+                Some(Wait::NoReport),
+            ),
+            (
+                "armed by another client",
+                &|shadow| {
+                    shadow.status.conditions.push(Condition {
+                        type_: HOST_REACHABLE.into(),
+                        status: ConditionStatus::True,
+                        reason: HOST_ARMED_BY_OTHER.into(),
+                        message: String::new(),
+                        last_transition_time: t(0),
+                        observed_generation: None,
+                    });
+                },
+                Some(Wait::HostArmedByOther),
+            ),
+            (
+                "locked by another client",
+                &|shadow| shadow.status.agent.host.get_or_insert_default().conflicting_lock = Some("1.0.0".into()),
+                Some(Wait::LockedByOther { lock: "1.0.0".into() }),
+            ),
+            ("the agent is behind", &|shadow| shadow.generation = 2, Some(Wait::AgentNotSynced)),
+            ("no number is left", &|shadow| shadow.spec.attempt = MOST_ATTEMPTS, Some(Wait::AttemptsExhausted)),
+        ];
+        for (sentence, change, expected) in cases {
+            let wait = refusal_of(begin, |view, policy| {
+                policy.target = Target::Exact(NEW);
+                change(view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap());
+            });
+            assert_eq!(wait, expected, "{sentence}");
+        }
+    }
+}

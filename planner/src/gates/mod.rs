@@ -1,0 +1,243 @@
+//! The gates: the checks of one node before an update begins and before it is drained, in one ordered list.
+//!
+//! Each gate is a small function that checks one thing, and either lets a node pass or returns the reason. [`GATES`] has
+//! them in the order in which their reasons are worth reading: the first refusal is the reason that a node shows. What
+//! depends on other nodes is not here: the budgets of fleet, groups and zones (`slots.rs`), the place in the
+//! queue and the number of nodes in a canary step (`fleet`).
+
+mod components;
+mod expressions;
+mod fleet;
+mod host;
+mod node;
+mod pods;
+
+use crate::survey::NodeContext;
+use crate::wait::Wait;
+
+pub(crate) use expressions::{gate as expression, objection, queries, quiet_since};
+pub(crate) use pods::refusal;
+
+/// One check.
+pub(crate) struct Gate {
+    stage: GateStage,
+    /// The check as one fixed word.
+    pub(crate) name: &'static str,
+    /// The sentence that is true if a node passes.
+    pub(crate) holds: &'static str,
+    check: fn(&NodeContext<'_>) -> Option<Wait>,
+}
+
+/// The point of an update at which a gate applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GateStage {
+    /// An idle node is to begin an attempt.
+    Begin,
+    /// Anything new: an attempt, a download ahead of time included, or the drain of a staged node.
+    New,
+    /// A node is to be taken out of service. Without pre-staging the disruption follows its download, so these gates
+    /// apply to an idle node as well.
+    Disrupt,
+    /// The last check before the drain, of the first nodes that wait for one: their pods are watched.
+    Drain,
+}
+
+use GateStage::{Begin, Disrupt, Drain, New};
+
+const fn gate(
+    stage: GateStage,
+    name: &'static str,
+    holds: &'static str,
+    check: fn(&NodeContext<'_>) -> Option<Wait>,
+) -> Gate {
+    Gate { stage, name, holds, check }
+}
+
+/// All gates, in their order.
+const GATES: &[Gate] = &[
+    gate(Begin, "Labelled", "the node has the label that selects it for updates", node::is_labelled),
+    gate(Begin, "NotDeleted", "neither the node nor its shadow is being deleted", node::is_not_deleted),
+    gate(Begin, "AgentReady", AGENT_READY, components::agent),
+    gate(Begin, "AgentReported", "the agent has reported since the node's last boot", host::has_reported),
+    gate(Begin, "NotArmedByOther", "no other client has armed an update on the host", host::not_armed_by_other),
+    gate(Begin, "NotLockedByOther", "no other client has locked the host's version", host::no_conflicting_lock),
+    gate(Begin, "Disarmed", "the agent has confirmed that nothing of the operator is armed", host::is_disarmed),
+    gate(Begin, "AttemptsLeft", "the number of the next attempt is not too high", host::has_attempts_left),
+    gate(Begin, "HasTarget", "policy has a version for the node, and the host offers it", host::has_target),
+    gate(New, "Enabled", "updates are enabled, by a valid policy", fleet::is_enabled),
+    gate(New, "NotQuarantined", "the version has not failed too often on this kind of host", fleet::is_not_quarantined),
+    gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),
+    gate(New, "NotHeld", "no user holds the node", node::is_not_held),
+    gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),
+    gate(New, "WebApiReady", "a pod of the web API is Ready", components::web_api),
+    gate(Disrupt, "NodeReady", "the node is Ready", node::is_ready),
+    gate(Disrupt, "AgentReady", AGENT_READY, components::agent),
+    gate(Disrupt, "NoPressure", "the node reports no shortage", node::has_no_pressure),
+    gate(Disrupt, WINDOW_OPEN, "a window is open, or it is urgent; no blackout", fleet::window_is_open),
+    gate(Disrupt, "FewUnhealthyNodes", "no more nodes are not Ready than policy allows", node::few_unhealthy_nodes),
+    gate(Begin, "NotInBackOff", "the back-off after the last failed attempt is over", node::is_not_in_back_off),
+    gate(Begin, "CanaryPlace", "the canary step has room for the node", fleet::has_canary_place),
+    gate(Drain, "PodsRead", "the pods on the node are known", pods::are_known),
+    gate(Drain, "DaemonSetsExist", "the DaemonSets of its pods exist", pods::daemon_sets_exist),
+    gate(Drain, "PodsMayBeEvicted", "every pod on the node may be evicted", pods::may_be_evicted),
+    gate(Drain, "BudgetsAllow", "no PodDisruptionBudget rules the drain out", pods::budgets_allow),
+    gate(Drain, "PodsReady", "the pods on the node are Ready, where policy requires it", pods::are_ready),
+    gate(Drain, "ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
+];
+
+const WINDOW_OPEN: &str = "WindowOpen";
+
+const AGENT_READY: &str = "a pod of the agent on the node is Ready";
+
+/// Returns the gates of these stages, in their order.
+fn of<'a>(stages: &'a [GateStage]) -> impl Iterator<Item = &'static Gate> + 'a {
+    GATES.iter().filter(move |gate| stages.contains(&gate.stage))
+}
+
+/// Returns the first refusal of the gates of these stages.
+fn first_refusal(stages: &[GateStage], ctx: &NodeContext<'_>) -> Option<Wait> {
+    of(stages).find_map(|gate| gate.refusal(ctx))
+}
+
+impl Gate {
+    /// Returns the reason why a node does not pass.
+    pub(crate) fn refusal(&self, ctx: &NodeContext<'_>) -> Option<Wait> {
+        (self.check)(ctx)
+    }
+}
+
+/// Returns the stages that an idle node has to pass before it begins an attempt.
+fn stages_to_begin(ctx: &NodeContext<'_>) -> &'static [GateStage] {
+    let ahead = ctx.policy.pre_stage.is_some();
+    if ahead { &[Begin, New] } else { &[Begin, New, Disrupt] }
+}
+
+/// Returns the gates of an idle node before it begins an attempt, in their order.
+pub(crate) fn of_idle(ctx: &NodeContext<'_>) -> impl Iterator<Item = &'static Gate> {
+    of(stages_to_begin(ctx))
+}
+
+/// Returns the gates of a node with its image before it may have a slot, in their order.
+pub(crate) fn of_staged() -> impl Iterator<Item = &'static Gate> {
+    of(&[New, Disrupt])
+}
+
+/// Returns the gates of a node before it is drained, in their order.
+pub(crate) fn of_drain() -> impl Iterator<Item = &'static Gate> {
+    of(&[Drain])
+}
+
+/// Checks that an idle node may begin an attempt.
+pub(crate) fn begin(ctx: &NodeContext<'_>) -> Option<Wait> {
+    first_refusal(stages_to_begin(ctx), ctx)
+}
+
+/// Checks that a node that has its image may be taken out of service, as far as the cheap gates go.
+pub(crate) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
+    first_refusal(&[New, Disrupt], ctx)
+}
+
+/// The gates that concern an update alone, and no drill: a drill needs no version unless it downloads one, and its request is
+/// newer than a back-off.
+const OF_VERSION: &[&str] = &["HasTarget", "NotQuarantined"];
+const OF_UPDATE: &[&str] = &["NotInBackOff", "CanaryPlace"];
+
+/// Returns the gates of a drill, of these stages, in their order.
+fn of_drill_in(stages: &[GateStage], download: bool) -> impl Iterator<Item = &'static Gate> + '_ {
+    let applies = move |gate: &&Gate| !OF_UPDATE.contains(&gate.name) && (download || !OF_VERSION.contains(&gate.name));
+    of(stages).filter(applies)
+}
+
+/// Returns the gates of an idle node before it begins a drill, in their order: also before a download the node has to be one
+/// that may be disrupted.
+pub(crate) fn of_idle_drill(download: bool) -> impl Iterator<Item = &'static Gate> {
+    of_drill_in(&[Begin, New, Disrupt], download)
+}
+
+/// Checks that an idle node may begin a drill.
+pub(crate) fn begin_drill(ctx: &NodeContext<'_>, download: bool) -> Option<Wait> {
+    of_idle_drill(download).find_map(|gate| gate.refusal(ctx))
+}
+
+/// Returns the gates of a drill before it may have a slot, in their order.
+pub(crate) fn of_started_drill(download: bool) -> impl Iterator<Item = &'static Gate> {
+    of_drill_in(&[New, Disrupt], download)
+}
+
+/// Checks that the node of a drill may be taken out of service, as far as the cheap gates go.
+pub(crate) fn start_drill(ctx: &NodeContext<'_>, download: bool) -> Option<Wait> {
+    of_started_drill(download).find_map(|gate| gate.refusal(ctx))
+}
+
+/// Returns the exception by which a node passes a gate, if it does by one.
+pub(crate) fn exception(gate: &str, ctx: &NodeContext<'_>) -> Option<String> {
+    fleet::urgency(ctx).filter(|_| gate == WINDOW_OPEN)
+}
+
+/// Returns the wait of a held node.
+pub(crate) fn held(ctx: &NodeContext<'_>) -> Option<Wait> {
+    node::is_not_held(ctx)
+}
+
+/// Checks the pods, budgets and expressions of a node that may be taken out of service.
+pub(crate) fn before_drain(ctx: &NodeContext<'_>) -> Option<Wait> {
+    first_refusal(&[Drain], ctx)
+}
+
+/// Checks again, after the wait for hooks, what may have changed since the node got its slot: the node, the schedule, its pods,
+/// budgets and expressions. The switch is not among it: an attempt that has begun is finished.
+pub(crate) fn after_hooks(ctx: &NodeContext<'_>) -> Option<Wait> {
+    first_refusal(&[Disrupt, Drain], ctx)
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! A node and its surroundings, for the tables of the gates.
+
+    use super::*;
+    use crate::fixtures::{cluster, node, t};
+    use crate::policy::Policy;
+    use crate::survey::Survey;
+    use crate::view::ClusterView;
+
+    /// The check of one gate, or of several.
+    type Check = fn(&NodeContext<'_>) -> Option<Wait>;
+
+    /// Returns the refusal for node `a`, which every gate lets pass, after `change`.
+    pub(crate) fn refusal_of(gate: Check, change: impl FnOnce(&mut ClusterView, &mut Policy)) -> Option<Wait> {
+        let (mut view, mut policy) = cluster(vec![node("a"), node("b"), node("c")], &[]);
+        change(&mut view, &mut policy);
+        let survey = Survey::of(&view, &policy, t(0));
+        gate(&NodeContext::of(&view, &survey, survey.find("a").unwrap(), t(0)).unwrap())
+    }
+
+    fn new(ctx: &NodeContext<'_>) -> Option<Wait> {
+        first_refusal(&[New], ctx)
+    }
+
+    #[test]
+    fn pre_staging_requires_enabled_policy_but_not_ready_node() {
+        let ahead = |policy: &mut Policy| policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
+        for gate in [new, begin as Check] {
+            let off = refusal_of(gate, |_, policy| {
+                ahead(policy);
+                policy.enabled = false;
+            });
+            assert_eq!(off, Some(Wait::Disabled));
+            let not_ready = refusal_of(gate, |view, policy| {
+                ahead(policy);
+                view.nodes.get_mut("a").unwrap().facts.ready = false;
+            });
+            assert_eq!(not_ready, None, "nothing is disrupted");
+        }
+        let not_ready = refusal_of(begin, |view, _| view.nodes.get_mut("a").unwrap().facts.ready = false);
+        assert_eq!(not_ready, Some(Wait::NodeNotReady), "without pre-staging the disruption follows");
+    }
+
+    #[test]
+    fn healthy_node_passes_all_gates() {
+        for gate in [new, start, begin, before_drain, fleet::has_canary_place] {
+            assert_eq!(refusal_of(gate, |_, _| {}), None);
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The pods of a node, and the budgets that count them: checked for the first candidates only, since pods are watched on
+//! few nodes.
+
+use std::collections::BTreeSet;
+
+use models::operator::AtDeadline;
+
+use crate::drain::{self, Fate, Sorted};
+use crate::rules::Refusal;
+use crate::survey::NodeContext;
+use crate::view::{BudgetFacts, DaemonSetIs, PodFacts};
+use crate::wait::Wait;
+
+pub(crate) fn are_known(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.node.pods.is_none().then_some(Wait::ReadingPods)
+}
+
+fn pods<'a>(ctx: &NodeContext<'a>) -> &'a [PodFacts] {
+    ctx.node.pods.as_deref().unwrap_or_default()
+}
+
+fn sorted<'a>(ctx: &NodeContext<'a>) -> Sorted<'a> {
+    drain::sort(pods(ctx), ctx.group().drain.rules, None)
+}
+
+/// Returns the pods that a drain would treat like this.
+fn with_fate<'a>(ctx: &NodeContext<'a>, is_such: fn(Fate) -> bool) -> impl Iterator<Item = &'a PodFacts> {
+    let rules = ctx.group().drain.rules;
+    pods(ctx).iter().filter(move |pod| is_such(drain::fate(pod, rules, None)))
+}
+
+pub(crate) fn daemon_sets_exist(ctx: &NodeContext<'_>) -> Option<Wait> {
+    daemon_sets(pods(ctx))
+}
+
+pub(crate) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Wait> {
+    // Sorted only where one is named.
+    let refused = with_fate(ctx, |fate| matches!(fate, Fate::Refused(_))).next().is_some();
+    if refused { refusal(&sorted(ctx)) } else { None }
+}
+
+/// Returns a budget that keeps a pod on the node. A pod that no budget lets go is deleted at the deadline, where policy
+/// requires it.
+pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Wait> {
+    if ctx.group().drain.at_deadline == AtDeadline::Force {
+        return None;
+    }
+    let budgets = &ctx.view.budgets;
+    never_allowed(with_fate(ctx, |fate| fate == Fate::Goes), budgets)?;
+    never_allowed(sorted(ctx).evictable.into_iter(), budgets)
+}
+
+pub(crate) fn are_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
+    if ctx.group().before.pods_ready { not_ready(pods(ctx)) } else { None }
+}
+
+/// Returns why these pods prevent any drain of a node.
+pub(crate) fn refusal(sorted: &Sorted<'_>) -> Option<Wait> {
+    let (first, why) = sorted.refused.first()?;
+    Some(Wait::DrainRefused { why: *why, pod: first.title(), count: sorted.refused.len() })
+}
+
+/// Returns the refusal while it is not known that the DaemonSets of its pods exist. Checked before any change.
+fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
+    let of_a_set = || pods.iter().filter(|pod| pod.daemon_set.is_some());
+    if of_a_set().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
+        return Some(Wait::ReadingPods);
+    }
+    let unread: Vec<_> = of_a_set().filter(|pod| pod.daemon_set_is == DaemonSetIs::Unreadable).collect();
+    let first = unread.first()?;
+    Some(Wait::DrainRefused { why: Refusal::Unread, pod: first.title(), count: unread.len() })
+}
+
+/// Returns a budget that could never let a pod go, or several over one pod, which the eviction API refuses: reported
+/// before the node is cordoned.
+fn never_allowed<'a>(evictable: impl Iterator<Item = &'a PodFacts>, budgets: &[BudgetFacts]) -> Option<Wait> {
+    let title = |budget: &BudgetFacts| format!("{}/{}", budget.namespace, budget.name);
+    evictable.filter(|pod| !pod.pending).find_map(|pod| {
+        let guarding: Vec<_> = budgets.iter().filter(|budget| budget.selects(pod)).collect();
+        if guarding.len() > 1 {
+            let budgets: BTreeSet<_> = guarding.into_iter().map(title).collect();
+            return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: budgets.into_iter().collect() });
+        }
+        let budget = guarding.into_iter().find(|budget| budget.never_lets_go(pod))?;
+        Some(Wait::BudgetNeverAllows { pod: pod.title(), budget: title(budget) })
+    })
+}
+
+/// Returns pods on the node that are not Ready. Finished and terminating ones do not count.
+fn not_ready(pods: &[PodFacts]) -> Option<Wait> {
+    let bad: Vec<_> = pods.iter().filter(|pod| !pod.ready && !pod.finished && !pod.terminating).collect();
+    let first = bad.first()?;
+    Some(Wait::PodsNotReady { pod: first.title(), count: bad.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kube::core::{Expression, Selector};
+
+    use super::super::before_drain;
+    use super::super::testing::refusal_of;
+    use super::*;
+    use crate::fixtures::pod;
+
+    fn budget(desired: i32, expected: i32) -> BudgetFacts {
+        BudgetFacts {
+            namespace: "shop".into(),
+            name: "web".into(),
+            desired,
+            expected,
+            selector: Some(Selector::from_iter([Expression::Equal("app".into(), "web".into())])),
+            ..BudgetFacts::default()
+        }
+    }
+
+    #[test]
+    fn pdb_that_never_allows_disruption_is_reported() {
+        let web = || PodFacts {
+            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
+            ready: true,
+            ..pod("a", false)
+        };
+        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
+        let lenient = BudgetFacts { lets_unhealthy_go: true, ..budget(3, 3) };
+        let sick = PodFacts { ready: false, ..web() };
+        for (sentence, pod, budget, expected) in [
+            ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
+            ("more pods are wanted than there are", web(), budget(4, 3), refused.clone()),
+            ("one may go", web(), budget(2, 3), None),
+            ("a budget of no pods is ignored", web(), budget(0, 0), None),
+            ("a pod that has not begun", PodFacts { pending: true, ..web() }, budget(3, 3), None),
+            ("a pod of another client", PodFacts { namespace: "other".into(), ..web() }, budget(3, 3), None),
+            ("a pod that the budget does not select", PodFacts { labels: Arc::default(), ..web() }, budget(3, 3), None),
+            ("a pod that is not Ready, and the budget guards it", sick.clone(), budget(3, 3), refused),
+            ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),
+        ] {
+            assert_eq!(never_allowed([&pod].into_iter(), &[budget]), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn multiple_pdbs_for_one_pod_are_reported() {
+        let web = || PodFacts {
+            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
+            ready: true,
+            ..pod("a", false)
+        };
+        let second = || BudgetFacts { name: "all".into(), lets_unhealthy_go: true, ..budget(1, 3) };
+        let names = ["shop/all", "shop/web"].map(str::to_owned).to_vec();
+        let refused = Some(Wait::MultipleBudgets { pod: "shop/p-a".into(), budgets: names });
+        for (sentence, pod, second, expected) in [
+            ("both would let it go", web(), second(), refused.clone()),
+            ("a pod that is not Ready", PodFacts { ready: false, ..web() }, second(), refused),
+            ("a pod that has not begun", PodFacts { pending: true, ..web() }, second(), None),
+            ("one of another namespace", web(), BudgetFacts { namespace: "bank".into(), ..second() }, None),
+            ("one that selects nothing", web(), BudgetFacts { selector: None, ..second() }, None),
+        ] {
+            assert_eq!(never_allowed([&pod].into_iter(), &[budget(2, 3), second]), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn pdb_that_never_allows_disruption_does_not_block_forced_drain() {
+        let web = PodFacts {
+            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
+            ready: true,
+            ..pod("a", false)
+        };
+        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
+        for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
+            let wait = refusal_of(before_drain, |view, policy| {
+                view.budgets = vec![budget(3, 3)];
+                view.nodes.get_mut("a").unwrap().pods = Some(vec![web.clone()]);
+                policy.all.drain.at_deadline = at_deadline;
+            });
+            assert_eq!(wait, expected, "{at_deadline:?}");
+        }
+    }
+
+    #[test]
+    fn pods_not_ready_are_counted_except_finished_and_terminating_ones() {
+        let ready = PodFacts { ready: true, ..pod("a", false) };
+        let refused = |count| Some(Wait::PodsNotReady { pod: "shop/p-a".into(), count });
+        for (sentence, pods, expected) in [
+            ("no pods", vec![], None),
+            ("all Ready", vec![ready.clone()], None),
+            ("one is not", vec![ready, pod("a", false)], refused(1)),
+            ("a finished one does not count", vec![PodFacts { finished: true, ..pod("a", false) }], None),
+            ("one on its way out does not count", vec![PodFacts { terminating: true, ..pod("a", false) }], None),
+        ] {
+            assert_eq!(not_ready(&pods), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn drain_waits_until_daemon_sets_are_read() {
+        let of_a_set = |is| PodFacts { daemon_set: Some("log".into()), daemon_set_is: is, ..pod("a", false) };
+        let unread = Wait::DrainRefused { why: Refusal::Unread, pod: "shop/p-a".into(), count: 1 };
+        for (is, expected) in [
+            (DaemonSetIs::Unknown, Some(Wait::ReadingPods)),
+            (DaemonSetIs::Unreadable, Some(unread)),
+            (DaemonSetIs::There, None),
+        ] {
+            let wait = refusal_of(before_drain, |view, _| {
+                view.nodes.get_mut("a").unwrap().pods = Some(vec![of_a_set(is)]);
+            });
+            assert_eq!(wait, expected, "{is:?}");
+        }
+    }
+}

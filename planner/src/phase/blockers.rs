@@ -1,0 +1,119 @@
+//! The pods that keep a drain from its end, as the shadow and the `Blocked` condition name them.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::condition::find_condition;
+use models::plain::cut;
+use models::shadow::{BLOCKED, Blocker};
+
+use super::drain::pods_gone;
+use super::status::unblock;
+use crate::drain::Sorted;
+use models::time::after;
+
+use crate::decision::{Action, Note};
+use crate::survey::NodeContext;
+use crate::view::PodFacts;
+use crate::wait::Wait;
+
+/// The number of blockers that a shadow names.
+const BLOCKERS: usize = 8;
+
+/// The time for which an eviction is refused, or not answered, before the pod is named as a blocker of the drain: a
+/// budget that allows it after a moment blocks nothing.
+pub(super) const BLOCKED_AFTER: Duration = Duration::from_secs(5);
+
+/// The time that a pod whose eviction was accepted may stay beyond its grace period before it is named as well.
+const NAMED_AFTER: Duration = Duration::from_secs(30);
+
+/// A pod that does not leave.
+struct Staying<'a> {
+    pod: &'a PodFacts,
+    budget: Option<&'a String>,
+    /// `None` for one that is being deleted.
+    message: Option<&'a str>,
+    since: Timestamp,
+    /// The time from which it is named.
+    named_at: Timestamp,
+}
+
+impl Staying<'_> {
+    fn blocker(&self) -> Blocker {
+        let deleted = || format!("it is being deleted and was to have ended by {}", self.since);
+        Blocker {
+            pod: self.pod.title(),
+            budget: self.budget.cloned(),
+            message: self.message.map_or_else(deleted, |message| cut(message, 512)),
+            since: self.since,
+        }
+    }
+}
+
+/// Returns a pod to evict that has not gone, as far as anything is known about its eviction.
+fn not_evicted<'a>(ctx: &NodeContext<'a>, stored: &'a [Blocker], pod: &'a PodFacts) -> Option<Staying<'a>> {
+    let staying = |budget, message, since, named_at| Staying { pod, budget, message: Some(message), since, named_at };
+    // A pod that an earlier leader has named stays named until there is another answer.
+    let before = stored.iter().find(|blocker| pod.is_titled(&blocker.pod));
+    match (ctx.node.blocked.get(&pod.uid), before) {
+        (Some(b), _) if b.accepted => {
+            let message = "its eviction was accepted, but it is not being deleted";
+            Some(staying(None, message, b.since, after(b.since, NAMED_AFTER)))
+        }
+        (Some(b), before) => {
+            let since = before.map_or(b.since, |before| before.since.min(b.since));
+            Some(staying(b.budget.as_ref(), &b.message, since, after(since, BLOCKED_AFTER)))
+        }
+        (None, Some(b)) => Some(staying(b.budget.as_ref(), &b.message, b.since, ctx.now)),
+        (None, None) => {
+            let since = ctx.node.in_flight.get(&pod.uid)?.since;
+            let message = "the API server has not answered its eviction";
+            Some(staying(None, message, since, after(since, BLOCKED_AFTER)))
+        }
+    }
+}
+
+/// The pods that do not leave, as the shadow names them, and the time at which that changes without another event.
+/// A pod that is held back for a moment only, or was until a moment ago, changes nothing.
+pub(super) fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option<Timestamp>) {
+    let stored = ctx.drain_status().map(|d| d.blockers.as_slice()).unwrap_or_default();
+    let leaving = sorted.leaving.iter().filter_map(|pod| {
+        let by = pod.ends_by?;
+        Some(Staying { pod, budget: None, message: None, since: by, named_at: after(by, NAMED_AFTER) })
+    });
+    let known: Vec<_> =
+        sorted.evictable.iter().filter_map(|pod| not_evicted(ctx, stored, pod)).chain(leaving).collect();
+    let next = known.iter().map(|pod| pod.named_at).filter(|at| *at > ctx.now).min();
+    let due = known.iter().filter(|pod| pod.named_at <= ctx.now);
+    let named: Vec<_> = due.take(BLOCKERS).map(Staying::blocker).collect();
+    let same = |a: &Blocker, b: &Blocker| (&a.pod, &a.budget) == (&b.pod, &b.budget);
+    let fewer = named.len() < stored.len() && named.iter().all(|b| stored.iter().any(|s| same(b, s)));
+    let accepted = ctx.node.blocked.values().filter(|b| b.accepted).map(|b| after(b.since, BLOCKED_AFTER)).max();
+    match accepted.filter(|until| fewer && *until > ctx.now) {
+        Some(until) => (stored.to_vec(), Some(next.map_or(until, |next| next.min(until)))),
+        None => (named, next),
+    }
+}
+
+/// Writes which pods block the drain when that has changed, and the `Blocked` condition and its Event with it.
+pub(super) fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait: &Wait) -> Option<Action> {
+    let stored = ctx.drain_status().map(|d| d.blockers.as_slice()).unwrap_or_default();
+    let same = stored.len() == wanted.len()
+        && stored.iter().zip(&wanted).all(|(a, b)| (&a.pod, &a.budget) == (&b.pod, &b.budget));
+    // The number of pods that have left is written with it: a pod that leaves is not worth a write.
+    if same {
+        return None;
+    }
+    let mut status = ctx.controller_status();
+    let drain = status.report.drain.get_or_insert_default();
+    (drain.blockers, drain.removed) = (wanted, pods_gone(ctx));
+    let reason = wait.as_str();
+    let known = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == reason);
+    if wait.blocks() {
+        ctx.set_condition(&mut status, BLOCKED, true, reason, &wait.to_string());
+    } else {
+        unblock(&mut status);
+    }
+    let note = (wait.blocks() && !known).then(|| Note { warning: true, reason, message: wait.to_string() });
+    Some(Action::Status { status: Box::new(status), note })
+}

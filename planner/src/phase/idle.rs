@@ -1,0 +1,93 @@
+//! A node without an attempt: whatever an interrupted one has left is cleaned up before another one may begin. Its
+//! beginning disrupts nothing.
+
+use models::reason::FailureReason;
+use models::shadow::{Drill, HostState, Progress, Step};
+use semver::Version;
+
+use super::desired::{has_host_settings, withdraw};
+use super::drill;
+use super::fail::fail;
+use super::release::{down_by, forget_claim};
+use super::requests::acknowledged;
+use super::status::{unblock, with_blocked_condition};
+use crate::decision::{Action, Decision, Verdict};
+use crate::gates;
+use crate::survey::NodeContext;
+use crate::wait::Wait;
+
+/// Cleans up after an interrupted attempt if nothing is under way, else checks if a new one may begin.
+pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
+    let spec = &ctx.shadow.spec;
+    if spec.state != HostState::Idle {
+        // A desired state without a record of its attempt: withdrawn like a failed one.
+        let (Some(version), Some(boot_id)) = (spec.version.clone(), spec.boot_id.clone()) else {
+            return Decision::act(withdraw(ctx));
+        };
+        let rehearsed = spec.state == HostState::RehearsedUpdate;
+        let progress = Progress {
+            boot_id,
+            permit_issued: spec.permit.is_some() && !rehearsed,
+            drill: rehearsed.then(|| Drill::of(&acknowledged(ctx).drill.unwrap_or_default())),
+            disruptive: ctx.slot || ctx.facts().claimed(),
+            ..ctx.new_progress(Step::Releasing, spec.attempt, &version)
+        };
+        return fail(ctx, &progress, FailureReason::ProgressLost, "the record of this attempt is gone");
+    }
+    // Of an attempt that has ended, or whose record is gone. While the host may still reboot, hooks keep what they have set.
+    if ctx.facts().hook_request.is_some() && (!ctx.facts().claimed() || ctx.facts().held()) {
+        return Decision::act(Action::Hook { request: None });
+    }
+    if ctx.facts().claimed()
+        && let Some(wait) = gates::held(ctx)
+    {
+        if ctx.shadow.pending_drill().is_some() {
+            return drill::refuse_request(ctx, &wait);
+        }
+        // A held node stays out of service until the user removes the hold; its host's settings are restored.
+        if !has_host_settings(ctx) {
+            return Decision::act(withdraw(ctx));
+        }
+        return with_blocked_condition(ctx, Decision::wait(wait));
+    }
+    if ctx.facts().claimed() {
+        // A claim without an attempt, for example from a shadow that was deleted or whose record a client removed,
+        // or one that a user's hold has kept. An issued permit is not known any more, nor to an agent that was
+        // restarted: the longest time that a host can take to go down has to pass.
+        let certain = down_by(ctx, None);
+        if ctx.now >= certain {
+            return Decision::act(Action::Release);
+        }
+        return with_blocked_condition(ctx, Decision::wait(Wait::DisarmPending).waking_at(certain));
+    }
+    if ctx.drain_status().is_some() {
+        let mut status = ctx.controller_status();
+        forget_claim(ctx, &mut status);
+        return Decision::act(Action::Status { status: Box::new(status), note: None });
+    }
+    if !has_host_settings(ctx) {
+        // The host gets the policy's settings before anything begins: an attempt keeps those that it began with.
+        return Decision::act(withdraw(ctx));
+    }
+    with_blocked_condition(ctx, drill::begin(ctx).unwrap_or_else(|| check_begin(ctx)))
+}
+
+/// Checks that an attempt may begin.
+fn check_begin(ctx: &NodeContext<'_>) -> Decision {
+    match (gates::begin(ctx), ctx.version()) {
+        (Some(wait), _) | (None, Err(wait)) => Decision::wait(wait),
+        // The slot of the attempt that has ended is about to be removed: another one waits for its own.
+        (None, Ok(_)) if ctx.slot => Decision::wait(Wait::Acting),
+        (None, Ok(version)) => Decision { verdict: Verdict::Candidate(version.clone()), ..Decision::default() },
+    }
+}
+
+/// The first write of an attempt. The desired state follows once it is recorded.
+pub(crate) fn begin(ctx: &NodeContext<'_>, version: &Version) -> Action {
+    let mut status = ctx.controller_status();
+    let attempt = ctx.last_attempt().saturating_add(1);
+    status.report.progress = Some(ctx.new_progress(Step::Staging, attempt, version));
+    status.report.drain = None;
+    unblock(&mut status);
+    Action::Status { status: Box::new(status), note: None }
+}

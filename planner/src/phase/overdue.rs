@@ -1,0 +1,107 @@
+//! A drain past its deadline: what is left is deleted, or the attempt ends, as policy requires.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::reason::FailureReason;
+use models::shadow::{DrainStatus, PodMove, Progress};
+
+use super::drain::{fail_for_returning_pod, record_new, returning_pod};
+use super::fail::fail;
+use super::result::mark_moved;
+use crate::drain::Sorted;
+use models::time::after;
+
+use crate::decision::{Action, Decision, Eviction, Evictions, Note};
+use crate::survey::NodeContext;
+use crate::view::PodFacts;
+use crate::wait::Wait;
+
+/// The time that the deletion of what is left may take, beyond the pods' grace periods, before the drain fails.
+const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
+
+/// Continues after the deadline without the pods that do not leave, as policy allows: they are recorded first, then
+/// deleted, each under its uid; those that have outlived their own grace period without it.
+pub(super) fn delete_remaining(
+    ctx: &NodeContext<'_>,
+    progress: &Progress,
+    sorted: &Sorted<'_>,
+    deadline: Timestamp,
+) -> Decision {
+    if let Some(pod) = returning_pod(ctx, sorted) {
+        return fail_for_returning_pod(ctx, progress, pod);
+    }
+    if let Some(action) = record_new(ctx, sorted) {
+        return Decision::act(action);
+    }
+    let drain = ctx.drain_status().cloned().unwrap_or_default();
+    let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
+    let Some(forced) = drain.forced_since else {
+        let message = format!(
+            "the drain has taken {:?}: deleting what is left, past all budgets, as policy requires: {}",
+            ctx.group().drain.timeout,
+            names.join(", ")
+        );
+        let mut status = ctx.controller_status();
+        let mut drain = DrainStatus { forced_since: Some(ctx.now), ..drain };
+        // Those that have left by now were evicted, and so were those whose grace period goes on.
+        let ends = |pod: &PodFacts| pod.ends_by.is_some_and(|by| by > ctx.now);
+        mark_moved(ctx, Arc::make_mut(&mut drain.pods), |pod| (!ends(pod)).then_some(PodMove::Forced));
+        status.report.drain = Some(drain);
+        let note = Some(Note { warning: true, reason: "DrainForced", message });
+        return Decision::act(Action::Status { status: Box::new(status), note });
+    };
+    let refused = sorted.left().find_map(|pod| ctx.node.blocked.get(&pod.uid).filter(|b| b.deleted && b.fatal));
+    if let Some(refused) = refused {
+        let message = format!("what is left may not be deleted: {}", refused.message);
+        return fail(ctx, progress, FailureReason::DrainTimedOut, &message);
+    }
+    let graceful = sorted.left().filter_map(|pod| pod.ends_by).max();
+    let limit = after(graceful.unwrap_or(forced).max(forced).max(deadline), FORCE_LIMIT);
+    if ctx.now >= limit {
+        let message = format!("still on the node although deleted: {}", names.join(", "));
+        return fail(ctx, progress, FailureReason::DrainTimedOut, &message);
+    }
+    let sent = |pod: &PodFacts| ctx.node.in_flight.get(&pod.uid).is_some_and(|sent| sent.deletes);
+    let due = |pod: &&PodFacts| {
+        !sent(pod) && ctx.node.blocked.get(&pod.uid).is_none_or(|b| !b.deleted || b.retry_at <= ctx.now)
+    };
+    let overdue = |pod: &&PodFacts| pod.ends_by.is_some_and(|at| at <= ctx.now);
+    let now: Vec<_> = sorted.left().filter(|pod| overdue(pod) && due(pod)).map(Eviction::of).collect();
+    let evictions = if now.is_empty() {
+        let first = sorted.left().filter(|pod| !pod.terminating && due(pod)).map(Eviction::of);
+        Evictions { pods: first.collect(), grace: ctx.group().drain.grace, delete: true, dry_run: false }
+    } else {
+        Evictions { pods: now, grace: Some(0), delete: true, dry_run: false }
+    };
+    let next = sorted.left().filter_map(|pod| pod.ends_by).filter(|at| *at > ctx.now).min().unwrap_or(limit);
+    let retry = sorted.left().filter_map(|pod| ctx.node.blocked.get(&pod.uid)).map(|b| b.retry_at).min();
+    let decision = Decision::wait(Wait::Draining { left: names.len() }).waking_at(next).waking_at(limit);
+    let decision = decision.evicting(evictions);
+    retry.filter(|at| *at > ctx.now).map_or(decision.clone(), |at| decision.waking_at(at))
+}
+
+pub(super) fn drain_timed_out(
+    ctx: &NodeContext<'_>,
+    progress: &Progress,
+    cordoned: bool,
+    sorted: Option<&Sorted<'_>>,
+) -> Decision {
+    let left: Vec<_> = sorted.iter().flat_map(|s| s.left()).take(3).map(PodFacts::title).collect();
+    let (reason, message) = match (cordoned, sorted) {
+        (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
+        (true, None) => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
+        (true, Some(_)) if left.is_empty() && ctx.caught_up() => {
+            (FailureReason::NotStaged, "the staged image is gone".to_owned())
+        }
+        (true, Some(_)) if left.is_empty() => {
+            (FailureReason::AgentSilent, "the agent has not confirmed the desired state".to_owned())
+        }
+        (true, Some(_)) => {
+            let silent = if ctx.facts().ready { "" } else { ", which is not Ready" };
+            (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}", left.join(", ")))
+        }
+    };
+    fail(ctx, progress, reason, &message)
+}

@@ -1,0 +1,62 @@
+//! One-shot requests of users: annotations on a shadow, each carried out once and then acknowledged.
+
+use models::shadow::{ControllerStatus, ShadowRequests};
+
+use super::desired::{disarm_in_boot, withdraw_and_disarm};
+use crate::decision::{Action, Note};
+use crate::survey::NodeContext;
+use crate::survey::requests::{has_unresolved_failures, pending_resume};
+
+/// The requests that are acknowledged in a status.
+fn acknowledged_in(status: &mut ControllerStatus) -> &mut ShadowRequests {
+    status.report.record.get_or_insert_default().requests.get_or_insert_default()
+}
+
+/// Returns the write that settles a node's failures of versions, if a `resume` requests it.
+pub(super) fn resume(ctx: &NodeContext<'_>) -> Option<Action> {
+    let asked = pending_resume(ctx.view.operator.as_ref()?)?;
+    if !has_unresolved_failures(ctx.shadow) {
+        return None;
+    }
+    let mut status = ctx.controller_status();
+    for failure in &mut status.report.record.get_or_insert_default().version_failures {
+        failure.resolved_by.get_or_insert_with(|| asked.clone());
+    }
+    Some(Action::Status { status: Box::new(status), note: None })
+}
+
+pub(super) fn acknowledged(ctx: &NodeContext<'_>) -> ShadowRequests {
+    ctx.shadow.status.controller.record.as_ref().and_then(|r| r.requests.clone()).unwrap_or_default()
+}
+
+/// Carries out a `retry`: an image that another client armed may be disarmed, in this boot; then the back-off ends.
+pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
+    let asked = ctx.shadow.pending_retry()?;
+    if ctx.is_armed_by_other() && disarm_in_boot(ctx).is_none() && !ctx.facts().boot_id.is_empty() {
+        return Some(withdraw_and_disarm(ctx));
+    }
+    let mut status = ctx.controller_status();
+    acknowledged_in(&mut status).retry = Some(asked.clone());
+    status.report.record.get_or_insert_default().not_before = None;
+    let note = Note { warning: false, reason: "Retry", message: "retry requested: the back-off is over".to_owned() };
+    Some(Action::Status { status: Box::new(status), note: Some(note) })
+}
+
+/// Writes the acknowledgement of a `drill` into the status that begins or refuses it.
+pub(super) fn acknowledge_drill(ctx: &NodeContext<'_>, status: &mut ControllerStatus) {
+    acknowledged_in(status).drill.clone_from(&ctx.shadow.drill);
+}
+
+/// Acknowledges a `release` of a node without an attempt.
+pub(super) fn nothing_to_release(ctx: &NodeContext<'_>) -> Action {
+    let mut status = ctx.controller_status();
+    acknowledge_release(ctx, &mut status);
+    Action::Status { status: Box::new(status), note: None }
+}
+
+/// Writes the acknowledgement of a `release` into the status that ends the attempt.
+pub(super) fn acknowledge_release(ctx: &NodeContext<'_>, status: &mut ControllerStatus) {
+    if let Some(asked) = ctx.shadow.pending_release() {
+        acknowledged_in(status).release = Some(asked.clone());
+    }
+}

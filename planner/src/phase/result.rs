@@ -1,0 +1,113 @@
+//! The result of an ended attempt, as the rollout history will hold it. It waits on the shadow until a page holds it, in the
+//! write that ends the attempt: no kill of this process can lose it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use models::plain::cut;
+use models::shadow::{
+    ControllerStatus, DrainedPod, MOST_RESULTS, PodMove, Progress, RECORDED_BUDGETS, RECORDED_RUNNING,
+    RECORDED_SERVICES, RolloutPlace, RolloutResult, Step,
+};
+
+use crate::survey::NodeContext;
+use crate::view::PodFacts;
+
+/// The largest size of the results of one shadow, and of the pods that its drain lists, as JSON. With more, the oldest results
+/// are dropped. The API server stores no object of more than 1.5 MiB.
+const MOST_BYTES: usize = 320 * 1024;
+
+/// The number of pods that fit whatever they are called: a name has up to 253 characters, and each may be guarded by that many
+/// budgets and Services.
+const FITTING: usize = MOST_BYTES / (1024 + 256 * (RECORDED_BUDGETS + RECORDED_SERVICES));
+
+/// The longest explanation.
+const MESSAGE: usize = 512;
+
+/// Marks the listed pods that are gone as evicted, unless they were marked to be deleted by force, and those that are still
+/// there as `left` returns.
+pub(super) fn mark_moved(ctx: &NodeContext<'_>, pods: &mut [DrainedPod], left: impl Fn(&PodFacts) -> Option<PodMove>) {
+    let Some(on_node) = &ctx.node.pods else { return };
+    let there: HashMap<&str, &PodFacts> = on_node.iter().map(|pod| (pod.uid.as_str(), pod)).collect();
+    for pod in pods {
+        pod.moved = match there.get(pod.uid.as_str()) {
+            Some(found) => left(found),
+            None => pod.moved.filter(|moved| *moved == PodMove::Forced).or(Some(PodMove::Evicted)),
+        };
+    }
+}
+
+/// The pods that run on the node, without those that are there on every node.
+pub(super) fn running(ctx: &NodeContext<'_>) -> Vec<String> {
+    let pods = ctx.node.pods.iter().flatten();
+    let pods = pods.filter(|pod| !pod.finished && !pod.terminating && !pod.mirror && pod.daemon_set.is_none());
+    let names: BTreeSet<String> = pods.map(PodFacts::title).collect();
+    names.into_iter().take(RECORDED_RUNNING).collect()
+}
+
+/// Adds the result of the attempt to a status that is about to be written, whose drain is still the attempt's.
+pub(super) fn keep_result(
+    ctx: &NodeContext<'_>,
+    status: &mut ControllerStatus,
+    progress: &Progress,
+    result: &str,
+    message: &str,
+    running: Vec<String>,
+) {
+    // Without a place, the boot in which it began is not known.
+    let unknown = || RolloutPlace { boot_id: String::new(), ..ctx.place(&progress.version) };
+    let RolloutPlace { rollout, step, boot_id, drain_started, drain_ended } =
+        progress.rollout.clone().unwrap_or_else(unknown);
+    let rollout = if rollout == 0 && progress.drill.is_none() { ctx.place(&progress.version).rollout } else { rollout };
+    let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.clone()).unwrap_or_default();
+    if matches!(progress.step, Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining) {
+        mark_moved(ctx, Arc::make_mut(&mut pods), |_| None);
+    }
+    let results = &mut status.report.results;
+    results.push(Arc::new(RolloutResult {
+        rollout,
+        step,
+        attempt: progress.attempt,
+        from: progress.from.clone(),
+        to: progress.version.clone(),
+        result: result.to_owned(),
+        drill: progress.drill.clone(),
+        message: cut(message, MESSAGE),
+        started: progress.started,
+        drain_started,
+        drain_ended,
+        soak_started: progress.verifying_since,
+        ended: ctx.now,
+        boot_before: boot_id,
+        boot_after: ctx.facts().boot_id.clone(),
+        pods,
+        running,
+    }));
+    let refused = ctx.view.history.state.as_ref().is_some_and(|(recorded, ..)| !recorded);
+    let most = if refused { 1 } else { MOST_RESULTS };
+    let size = |result: &Arc<RolloutResult>| serde_json::to_vec(result).map_or(0, |text| text.len());
+    while results.len() > most || (results.len() > 1 && results.iter().map(size).sum::<usize>() > MOST_BYTES) {
+        results.remove(0);
+    }
+}
+
+/// Returns the pods of a drain with no more facts than the shadow has room for: those beyond keep what identifies them.
+pub(super) fn bounded(mut pods: Vec<DrainedPod>) -> Vec<DrainedPod> {
+    if pods.len() <= FITTING {
+        return pods;
+    }
+    let mut size = 0;
+    for pod in &mut pods {
+        size += serde_json::to_vec(pod).map_or(0, |text| text.len());
+        if size > MOST_BYTES {
+            *pod = DrainedPod {
+                namespace: std::mem::take(&mut pod.namespace),
+                name: std::mem::take(&mut pod.name),
+                uid: std::mem::take(&mut pod.uid),
+                moved: pod.moved,
+                ..DrainedPod::default()
+            };
+        }
+    }
+    pods
+}

@@ -1,0 +1,69 @@
+//! Writes of the controller status that several phases make.
+
+use models::condition::{ConditionStatus, true_condition};
+use models::shadow::{BLOCKED, ControllerStatus, HEALTHY, Progress, Step};
+
+use crate::decision::{Action, Decision, Note, Verdict};
+use crate::survey::NodeContext;
+use crate::wait::Wait;
+use crate::wait::WaitReason;
+
+/// A write of the status with the step changed.
+pub(super) fn go_to(
+    ctx: &NodeContext<'_>,
+    progress: &Progress,
+    step: Step,
+    change: impl FnOnce(&mut ControllerStatus),
+) -> Action {
+    let mut status = ctx.controller_status();
+    status.report.progress =
+        Some(Progress { step, since: ctx.now, boot_id: ctx.facts().boot_id.clone(), ..progress.clone() });
+    unblock(&mut status);
+    if matches!(step, Step::Returning | Step::Verifying) && progress.drill.is_none() {
+        // The findings after the previous update do not apply to this boot.
+        let message = format!("the node was rebooted for {} and is being verified", progress.version);
+        ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, "Verifying", &message);
+    }
+    change(&mut status);
+    Action::Status { status: Box::new(status), note: None }
+}
+
+/// Keeps the `Blocked` condition true to the reason, in a write of its own only where no other write is due.
+pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) -> Decision {
+    let Verdict::Wait(wait) = &decision.verdict else { return decision };
+    let stored = true_condition(&ctx.shadow.status.conditions, BLOCKED);
+    let wanted = wait.blocks().then(|| wait.as_str());
+    let now = stored.map(|c| c.reason.as_str());
+    // The finding of a check names a pod or a series, and another one may be the first by now; of the hooks, one may have answered.
+    let reason = wait.reason();
+    let named = matches!(reason, WaitReason::AwaitingHook | WaitReason::Settling | WaitReason::NodePressure);
+    let finding = wanted.is_some() && (reason.is_check_finding() || named);
+    let same_text = !finding || stored.is_some_and(|c| wait.is_recorded(&c.message));
+    if wanted == now && same_text {
+        return decision;
+    }
+    let mut status = ctx.controller_status();
+    match wanted {
+        Some(reason) => {
+            ctx.set_condition(&mut status, BLOCKED, true, reason, &wait.to_string());
+        }
+        None => unblock(&mut status),
+    }
+    let note = wanted.filter(|_| wanted != now).map(|reason| Note { warning: true, reason, message: wait.to_string() });
+    Decision { verdict: Verdict::Act(Action::Status { status: Box::new(status), note }), ..decision }
+}
+
+/// Records the reason why a node that was not checked waits for its turn: what blocked it before does not any more. The findings of
+/// the last check stay until the next one.
+pub(crate) fn waiting_in_turn(ctx: &NodeContext<'_>, wait: Wait) -> Decision {
+    let stored = true_condition(&ctx.shadow.status.conditions, BLOCKED);
+    if stored.is_some_and(|c| c.reason.parse().is_ok_and(WaitReason::is_check_finding)) {
+        return Decision::wait(wait);
+    }
+    with_blocked_condition(ctx, Decision::wait(wait))
+}
+
+/// Removes the `Blocked` condition, as any other write ends a block.
+pub(super) fn unblock(status: &mut ControllerStatus) {
+    status.conditions.retain(|c| c.type_ != BLOCKED);
+}

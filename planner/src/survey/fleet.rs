@@ -1,0 +1,156 @@
+//! A summary of the fleet, computed once for each plan, that the rules for one node read.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+
+use jiff::Timestamp;
+use models::operator::KnownVersion;
+use models::shadow::Step;
+use semver::Version;
+
+use super::agents::is_missing;
+use super::rollout::{self, Rollouts};
+use super::urgency::Urgency;
+use super::versions::{self, Kinds};
+use super::want::{Host, Want};
+use crate::pause::Pause;
+use crate::policy::{GroupPolicy, Policy, WindowState};
+use crate::survey::quarantine::Quarantine;
+use crate::view::{ClusterView, NodeView, ShadowFacts};
+use crate::wait::Wait;
+use crate::wait::in_order;
+
+/// A node, with what several parts of a plan read about it: in a large fleet, each walk over all nodes takes its time.
+pub(crate) struct SurveyedNode<'a> {
+    pub(crate) node: &'a NodeView,
+    /// The place among all nodes.
+    pub(crate) index: usize,
+    /// The group that it is in.
+    pub(crate) group: Option<usize>,
+    /// The version that policy wants for it; `None` without a shadow.
+    pub(crate) want: Option<Want>,
+    pub(crate) step: Option<Step>,
+    pub(crate) labelled: bool,
+    pub(crate) disrupted: bool,
+}
+
+impl Deref for SurveyedNode<'_> {
+    type Target = NodeView;
+
+    fn deref(&self) -> &NodeView {
+        self.node
+    }
+}
+
+impl SurveyedNode<'_> {
+    /// Returns the target version, or the reason why there is none.
+    pub(crate) fn wanted(&self) -> Result<&Version, Wait> {
+        match &self.want {
+            Some(want) => want.version.as_ref().map_err(Clone::clone),
+            None => Err(Wait::NoShadow),
+        }
+    }
+}
+
+/// The summary of the fleet.
+pub(crate) struct Survey<'a> {
+    pub(crate) policy: &'a Policy,
+    /// All nodes, by name.
+    pub(crate) nodes: Vec<SurveyedNode<'a>>,
+    /// The offers by variant and architecture.
+    pub(crate) kinds: Kinds<'a>,
+    pub(crate) quarantine: Quarantine,
+    pub(crate) known: Vec<KnownVersion>,
+    pub(crate) rollouts: Rollouts,
+    /// The urgency of a version.
+    pub(crate) urgency: Urgency,
+    /// The windows of nodes in no group, then those of the groups.
+    pub(crate) windows: Vec<WindowState>,
+    /// The number of nodes under the operator.
+    pub(crate) total: usize,
+    /// The number of them that are not Ready for other reasons than an update.
+    pub(crate) unhealthy: usize,
+    /// True if no pod of the web API has been Ready for the tolerated time.
+    pub(crate) web_api_missing: bool,
+    /// The pause beside the earlier operator.
+    pub(crate) pause: Pause,
+}
+
+/// Returns the version that policy leads each node of the operator to, or the reason why there is none. Everything else that
+/// a node may wait for is left out.
+pub fn targets(view: &ClusterView, policy: &Policy, now: Timestamp) -> BTreeMap<String, Result<Version, Wait>> {
+    let nodes = Survey::of(view, policy, now).nodes.into_iter().filter(|node| node.labelled);
+    nodes.filter_map(|node| Some((node.node.facts.name.clone(), node.want?.version))).collect()
+}
+
+impl<'a> Survey<'a> {
+    pub(crate) fn of(view: &'a ClusterView, policy: &'a Policy, now: Timestamp) -> Self {
+        let quarantine = Quarantine::of(view, policy.max_failures);
+        let kinds = versions::kinds(view);
+        let known = versions::known(view, &kinds, &quarantine, now);
+        let want = |shadow: &ShadowFacts| {
+            let lock = shadow.spec.host.as_ref().and_then(|host| host.version_lock.as_ref());
+            let locked: Option<Version> = lock.and_then(|text| text.parse().ok());
+            Host { policy, known: &known, agent: &shadow.status.agent, now }.want(locked.as_ref())
+        };
+        let nodes = view.nodes.values().enumerate().map(|(index, node)| SurveyedNode {
+            node,
+            index,
+            group: policy.group_of(&node.facts),
+            want: node.shadow.as_deref().map(want),
+            step: node.step(),
+            labelled: node.facts.labelled,
+            disrupted: node.disrupted(),
+        });
+        let nodes: Vec<_> = nodes.collect();
+        let labelled = || nodes.iter().filter(|node| node.labelled);
+        let total = view.unlisted.total() + labelled().count();
+        let unhealthy = labelled().filter(|node| !node.facts.ready && !node.disrupted).count();
+        let wanted = labelled().filter_map(|node| Some((node.node, node.want.as_ref()?.version.as_ref().ok()?)));
+        let rollouts = rollout::follow(view, policy, wanted, now);
+        let all = std::iter::once(&policy.all).chain(policy.groups.iter().map(|g| &g.policy));
+        let web_api_missing = is_missing(view.web_api_missing, now);
+        let windows = all.map(|group| group.schedule.at(now)).collect();
+        let pause = Pause::of(view.operator.as_ref(), &view.earlier_pods, view.earlier_seen, policy.shutdown, now);
+        let urgency = Urgency::of(view, policy, now);
+        Self {
+            policy,
+            nodes,
+            kinds,
+            quarantine,
+            known,
+            rollouts,
+            urgency,
+            windows,
+            total,
+            unhealthy,
+            web_api_missing,
+            pause,
+        }
+    }
+
+    /// Returns the node of this name.
+    pub(crate) fn find(&self, name: &str) -> Option<&SurveyedNode<'a>> {
+        let index = self.nodes.binary_search_by(|node| node.facts.name.as_str().cmp(name)).ok()?;
+        self.nodes.get(index)
+    }
+
+    /// Returns each node with the reason why it waits in a plan.
+    pub(crate) fn waits<'s>(
+        &'s self,
+        waits: &'s BTreeMap<String, Wait>,
+    ) -> impl Iterator<Item = (&'s SurveyedNode<'a>, Option<&'s Wait>)> {
+        let mut wait_of = in_order(waits);
+        self.nodes.iter().map(move |node| (node, wait_of(&node.facts.name)))
+    }
+
+    /// The policy for nodes like this one.
+    pub(crate) fn group(&self, node: &SurveyedNode<'_>) -> &'a GroupPolicy {
+        node.group.map_or(&self.policy.all, |index| &self.policy.groups[index].policy)
+    }
+
+    /// The windows of this node.
+    pub(crate) fn window(&self, node: &SurveyedNode<'_>) -> &WindowState {
+        &self.windows[node.group.map_or(0, |index| index + 1)]
+    }
+}

@@ -1,0 +1,18 @@
+//! What the rules for one node read: the node itself ([`NodeContext`]), and a summary of the fleet, made once for each plan
+//! ([`Survey`]).
+
+pub(crate) mod agents;
+mod fleet;
+pub(crate) mod key;
+mod node;
+pub(crate) mod quarantine;
+pub(crate) mod records;
+pub(crate) mod requests;
+pub(crate) mod rollout;
+pub(crate) mod urgency;
+pub(crate) mod versions;
+pub(crate) mod want;
+
+pub use fleet::targets;
+pub(crate) use fleet::{Survey, SurveyedNode};
+pub(crate) use node::{NodeContext, condition};

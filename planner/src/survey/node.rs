@@ -1,0 +1,201 @@
+//! The facts about one node that the gates and the phases of an update read.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::condition::{Condition, ConditionStatus, set_condition};
+use models::reason::FailureReason;
+use models::shadow::{ControllerStatus, DrainStatus, HOST_REACHABLE, HostState, Progress, RolloutPlace, Step};
+use models::time::after;
+use semver::Version;
+
+use crate::drain::{self, Sorted};
+use crate::policy::{GroupPolicy, Policy};
+use crate::survey::{Survey, SurveyedNode};
+use crate::view::{ClusterView, DaemonSetIs, NodeFacts, ShadowFacts};
+use crate::wait::Wait;
+
+/// The time that a new leader waits before it gives up on a step that it finds past its deadline: long enough to
+/// observe the result of the step.
+const NEW_LEADER_GRACE: Duration = Duration::from_secs(30);
+
+/// A condition that changes now.
+pub(crate) fn condition(
+    now: Timestamp,
+    type_: &str,
+    holds: impl Into<ConditionStatus>,
+    reason: &str,
+    message: &str,
+) -> Condition {
+    let (type_, reason, message) = (type_.to_owned(), reason.to_owned(), message.to_owned());
+    Condition { type_, status: holds.into(), reason, message, last_transition_time: now, observed_generation: None }
+}
+
+/// The facts that the rules for one node read.
+pub(crate) struct NodeContext<'a> {
+    pub(crate) view: &'a ClusterView,
+    pub(crate) node: &'a SurveyedNode<'a>,
+    pub(crate) shadow: &'a ShadowFacts,
+    pub(crate) policy: &'a Policy,
+    pub(crate) survey: &'a Survey<'a>,
+    pub(crate) now: Timestamp,
+    /// True if the node has a slot.
+    pub(crate) slot: bool,
+}
+
+impl<'a> NodeContext<'a> {
+    /// Returns the context of a node; `None` without a shadow.
+    pub(crate) fn of(
+        view: &'a ClusterView,
+        survey: &'a Survey<'a>,
+        node: &'a SurveyedNode<'a>,
+        now: Timestamp,
+    ) -> Option<Self> {
+        let shadow = node.node.shadow.as_ref()?;
+        Some(Self { view, node, shadow, policy: survey.policy, survey, now, slot: false })
+    }
+
+    pub(crate) fn facts(&self) -> &'a NodeFacts {
+        &self.node.facts
+    }
+
+    /// The policy for nodes like this one.
+    pub(crate) fn group(&self) -> &'a GroupPolicy {
+        self.survey.group(self.node)
+    }
+
+    pub(crate) fn controller_status(&self) -> ControllerStatus {
+        self.shadow.status.controller_status()
+    }
+
+    /// Sets a condition in a status that is about to be written.
+    pub(crate) fn set_condition(
+        &self,
+        status: &mut ControllerStatus,
+        type_: &str,
+        holds: impl Into<ConditionStatus>,
+        reason: &str,
+        message: &str,
+    ) {
+        set_condition(&mut status.conditions, condition(self.now, type_, holds, reason, message));
+    }
+
+    /// Returns when a step that began at `since` and may take `limit` is given up.
+    pub(crate) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
+        let at = after(self.survey.pause.resumed.map_or(since, |resumed| resumed.max(since)), limit);
+        if since < self.view.leader_since { at.max(after(self.view.leader_since, NEW_LEADER_GRACE)) } else { at }
+    }
+
+    pub(crate) fn sorted_pods(&self) -> Option<Sorted<'a>> {
+        let pods = self.node.pods.as_ref()?;
+        if pods.iter().any(|pod| pod.daemon_set.is_some() && pod.daemon_set_is == DaemonSetIs::Unknown) {
+            // Requested, and as good as known.
+            return None;
+        }
+        Some(drain::sort(pods, self.group().drain.rules_at(self.now), self.drain_status()))
+    }
+
+    /// The record of the drain, from before its first eviction.
+    pub(crate) fn drain_status(&self) -> Option<&'a DrainStatus> {
+        self.shadow.status.controller.drain.as_ref()
+    }
+
+    pub(crate) fn agent_failure(&self, attempt: i64) -> Option<(FailureReason, &'a str)> {
+        let failure = self.shadow.status.agent.failure.as_ref().filter(|f| f.attempt == attempt)?;
+        Some((failure.reason, failure.message.as_str()))
+    }
+
+    /// Returns whether the agent has reported in the node's current boot.
+    pub(crate) fn has_reported(&self) -> bool {
+        self.shadow.status.agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+    }
+
+    /// Returns whether the desired state is for the node's current boot.
+    pub(crate) fn desired_in_this_boot(&self) -> bool {
+        self.shadow.spec.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+    }
+
+    /// Returns whether the agent has confirmed, in the node's current boot, that the last desired state is reached.
+    pub(crate) fn caught_up(&self) -> bool {
+        self.shadow.status.agent.observed_generation == Some(self.shadow.generation) && self.has_reported()
+    }
+
+    pub(crate) fn is_staged(&self) -> bool {
+        let state = self.shadow.status.agent.state;
+        self.caught_up() && state == Some(HostState::StagedUpdate) && self.desired_in_this_boot()
+    }
+
+    /// Returns whether anything of the operator has to be released on the node: owned fields, or, after a reset of
+    /// managedFields, fields that the record names and no client owns. A held node stays as it is.
+    pub(crate) fn needs_release(&self) -> bool {
+        let left = self.facts().unowned.and(crate::claims::recorded(&self.shadow.status));
+        !self.facts().held() && (self.facts().claimed() || !left.is_empty())
+    }
+
+    /// Returns whether another client armed an image on the host.
+    pub(crate) fn is_armed_by_other(&self) -> bool {
+        models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
+            .is_some_and(|c| c.reason == models::shadow::HOST_ARMED_BY_OTHER)
+    }
+
+    /// Returns the highest number of an attempt of this shadow.
+    pub(crate) fn last_attempt(&self) -> i64 {
+        let record = self.shadow.status.controller.record.as_ref();
+        let last = record.and_then(|record| record.last.as_ref()).map_or(0, |last| last.attempt);
+        let drill = record.and_then(|record| record.drill.as_ref()?.attempt).unwrap_or(0);
+        self.shadow.spec.attempt.max(last).max(drill)
+    }
+
+    /// Returns whether the target version runs in the node's current boot. The Node reports it; the agent status is
+    /// used only where the Node names no version.
+    pub(crate) fn runs_target(&self, progress: &Progress) -> bool {
+        let reported = || self.shadow.status.agent.current_version.clone().filter(|_| self.has_reported());
+        self.facts().os_version().or_else(reported).as_ref() == Some(&progress.version)
+    }
+
+    /// The record of an attempt at its beginning, or of one whose record is gone.
+    pub(crate) fn new_progress(&self, step: Step, attempt: i64, version: &Version) -> Progress {
+        Progress {
+            step,
+            since: self.now,
+            attempt,
+            boot_id: self.facts().boot_id.clone(),
+            version: version.clone(),
+            from: self.shadow.status.agent.current_version.clone(),
+            started: self.now,
+            permit_issued: false,
+            soak_restarted: false,
+            verifying_since: None,
+            rollout: Some(self.place(version)),
+            disruptive: false,
+            drill: None,
+        }
+    }
+
+    /// Returns the place in the history of an attempt to this version that begins now.
+    pub(crate) fn place(&self, version: &Version) -> RolloutPlace {
+        let rollout = self.survey.rollouts.of(self.node, version);
+        let (rollout, step) = rollout.map_or((0, 0), |rollout| (rollout.number, rollout.step));
+        let boot_id = self.facts().boot_id.clone();
+        RolloutPlace { rollout, step, boot_id, drain_started: None, drain_ended: None }
+    }
+
+    /// Returns whether the attempt under way is a drill, or one is requested for the idle node.
+    pub(crate) fn is_drill(&self) -> bool {
+        self.node.progress().map_or(self.shadow.pending_drill().is_some(), |progress| progress.drill.is_some())
+    }
+
+    /// Returns the version of the attempt under way, or of the one that policy would begin.
+    pub(crate) fn version(&self) -> Result<&'a Version, Wait> {
+        match self.node.progress() {
+            Some(progress) => Ok(&progress.version),
+            None => self.node.wanted(),
+        }
+    }
+
+    /// Returns the version lock that policy requires of the host.
+    pub(crate) fn version_lock(&self) -> Option<&'a Version> {
+        let want = self.node.want.as_ref().filter(|_| self.facts().labelled)?;
+        want.pin.as_ref()
+    }
+}

@@ -1,0 +1,102 @@
+//! The versions that have failed too often. They follow from two places, so that deleting either does not end the
+//! quarantine: the unresolved failures in the shadows' records, and the failures in the operator's status.
+
+use std::collections::BTreeMap;
+
+use models::reason::FailureReason;
+use models::shadow::VersionFailure;
+use semver::Version;
+
+use super::key::{Key, of_known};
+use crate::view::ClusterView;
+
+/// The reason why a version is quarantined, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cause {
+    /// The reason of the last node's failure.
+    pub(crate) reason: Option<FailureReason>,
+    /// The nodes that failed.
+    pub(crate) nodes: Vec<String>,
+}
+
+/// The quarantined versions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Quarantine {
+    /// The quarantined versions and their causes.
+    pub(crate) spent: BTreeMap<Key, Cause>,
+    /// All failures that no `resume` has resolved, those of versions that are not quarantined yet included.
+    pub(crate) failed: BTreeMap<Key, Cause>,
+}
+
+impl Quarantine {
+    /// Counts each node once per version, variant and architecture.
+    pub fn of(view: &ClusterView, max_failures: usize) -> Self {
+        Self::with(view, max_failures, &[])
+    }
+
+    /// The same with the records of some nodes as they are about to be written.
+    pub(crate) fn with(view: &ClusterView, max_failures: usize, pending: &[(&str, Vec<VersionFailure>)]) -> Self {
+        let pending: BTreeMap<&str, &[VersionFailure]> = pending.iter().map(|(n, f)| (*n, f.as_slice())).collect();
+        let mut failed: BTreeMap<Key, Cause> = BTreeMap::new();
+        for (name, node) in &view.nodes {
+            let written = node.record();
+            let failures = match pending.get(name.as_str()) {
+                Some(failures) => failures,
+                None => written.map(|r| r.version_failures.as_slice()).unwrap_or_default(),
+            };
+            for failure in failures.iter().filter(|f| f.resolved_by.is_none()) {
+                let key = (failure.variant.clone(), failure.arch.clone(), failure.version.clone());
+                let cause = failed.entry(key).or_default();
+                cause.reason = Some(failure.reason);
+                if !cause.nodes.contains(name) {
+                    cause.nodes.push(name.clone());
+                }
+            }
+        }
+        // Failures of nodes that were deleted or created again still count.
+        for known in view.operator.iter().flat_map(|o| &o.status.versions) {
+            for name in &known.failed {
+                let cause = failed.entry(of_known(known)).or_default();
+                if !cause.nodes.contains(name) {
+                    cause.nodes.push(name.clone());
+                }
+            }
+        }
+        let mut spent: BTreeMap<Key, Cause> =
+            failed.clone().into_iter().filter(|(_, cause)| cause.nodes.len() >= max_failures.max(1)).collect();
+        for known in view.operator.iter().flat_map(|o| &o.status.versions) {
+            if let Some(quarantined) = &known.quarantined {
+                let cause = || Cause { reason: Some(quarantined.reason), nodes: quarantined.nodes.clone() };
+                spent.entry(of_known(known)).or_insert_with(cause);
+            }
+        }
+        Self { spent, failed }
+    }
+
+    /// Returns whether this version is quarantined for this kind of host.
+    pub fn holds(&self, variant: Option<&str>, arch: Option<&str>, version: &Version) -> bool {
+        self.spent
+            .keys()
+            .any(|(v, a, spent)| spent == version && Some(v.as_str()) == variant && Some(a.as_str()) == arch)
+    }
+
+    /// Returns a version that has stopped the rollout, if one has.
+    pub fn frozen_by(&self) -> Option<&Version> {
+        self.spent.keys().next().map(|(_, _, version)| version)
+    }
+
+    /// The versions with failures that no `resume` has resolved, and the quarantined ones.
+    pub fn failed_versions(&self) -> impl Iterator<Item = &Version> {
+        self.failed.keys().chain(self.spent.keys()).map(|(_, _, version)| version)
+    }
+
+    /// The number of quarantined versions.
+    pub fn len(&self) -> usize {
+        self.spent.len()
+    }
+
+    /// Returns whether no version is quarantined.
+    pub fn is_empty(&self) -> bool {
+        self.spent.is_empty()
+    }
+}

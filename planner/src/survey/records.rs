@@ -1,0 +1,140 @@
+//! The numbers of rollouts in the history: when a rollout gets a new one, and when it ends.
+//!
+//! A number is never used twice. It follows from the operator's status, from the shadows and from the history, so that none of
+//! them has to be complete. What a rollout is called does not decide what is done to a node.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use models::condition::true_condition;
+use models::history::{RecordedRevision, RolloutPhase};
+use models::operator::{ActiveRollout, DEGRADED, RolloutRecord};
+
+use crate::policy::Policy;
+use crate::revisions::is_in_force;
+use crate::survey::key::Key;
+use crate::survey::key::{borrowed, key, key_of};
+use crate::view::ClusterView;
+
+/// The reason of `Degraded` while the policy has no revision.
+pub(crate) const UNRECORDED: &str = "PolicyNotRecorded";
+
+/// Returns the highest number that was given to a rollout; `None` until that is known.
+fn highest(view: &ClusterView) -> Option<i64> {
+    let operator = view.operator.as_ref()?;
+    let known = operator.status.rollout_count.max(view.history.highest)?;
+    let used = view.nodes.values().filter_map(|node| node.shadow.as_ref()).flat_map(|shadow| {
+        let report = &shadow.status.controller;
+        let under_way = report.progress.iter().filter_map(|progress| Some(progress.rollout.as_ref()?.rollout));
+        under_way.chain(report.results.iter().map(|result| result.rollout))
+    });
+    let recorded = operator.status.active_rollouts.iter().filter_map(|rollout| Some(rollout.record.as_ref()?.number));
+    used.chain(recorded).max().map(|used| used.max(known)).or(Some(known))
+}
+
+/// Returns the number under which attempts of this rollout were begun although no record of it was written: the write of the
+/// status failed, or its leader was killed. A number that the history has is another rollout's.
+fn begun_as(view: &ClusterView, own: &Key, above: i64) -> Option<i64> {
+    let operator = view.operator.as_ref()?;
+    let recorded = operator.status.active_rollouts.iter().filter_map(|rollout| Some(rollout.record.as_ref()?.number));
+    let taken: BTreeSet<i64> = recorded.collect();
+    let nodes = view.nodes.values().filter_map(|node| Some((node, &node.shadow.as_ref()?.status.controller)));
+    let named = nodes.flat_map(|(node, report)| {
+        let under_way = report.progress.iter().filter_map(|at| Some((&at.version, at.rollout.as_ref()?.rollout)));
+        let ended = report.results.iter().map(|result| (&result.to, result.rollout));
+        under_way.chain(ended).filter(move |(version, _)| key(node, version) == borrowed(own)).map(|(_, number)| number)
+    });
+    named.filter(|number| *number > above && !taken.contains(number)).max()
+}
+
+/// Returns the revision of the policy in force; `None` while its record is behind the policy.
+fn revision(view: &ClusterView, policy: &Policy) -> Option<RecordedRevision> {
+    let status = &view.operator.as_ref()?.status;
+    let Some(revisions) = &view.revisions else { return Some(RecordedRevision::default()) };
+    let degraded = true_condition(&status.conditions, DEGRADED);
+    if degraded.is_some_and(|condition| condition.reason == UNRECORDED) {
+        // The policy has no revision, and may not get one for long.
+        return Some(RecordedRevision::default());
+    }
+    let name = status.update_revision.clone().filter(|_| is_in_force(status, policy))?;
+    let number = revisions.iter().find(|revision| revision.name == name)?.number;
+    Some(RecordedRevision { name, number })
+}
+
+/// Returns the phase in which a rollout that no node waits for any more ends; `None` if it goes on.
+fn end(
+    view: &ClusterView,
+    rollout: &ActiveRollout,
+    record: &RolloutRecord,
+    now: &RecordedRevision,
+) -> Option<RolloutPhase> {
+    if rollout.ended.is_some() {
+        return Some(RolloutPhase::Superseded);
+    }
+    let own = key_of(rollout);
+    let members =
+        view.nodes.values().filter(|node| node.facts.labelled && key(node, &rollout.version) == borrowed(&own));
+    let running: Vec<_> = members.map(|node| node.shadow.as_ref()?.status.agent.current_version.as_ref()).collect();
+    if running.iter().all(|running| running.is_some_and(|running| *running >= rollout.version)) {
+        // Without a node that runs it, they had it behind them, as before a downgrade, or are gone.
+        let any = running.contains(&Some(&rollout.version));
+        return Some(if any { RolloutPhase::Completed } else { RolloutPhase::Stopped });
+    }
+    // While the revisions are not known, no change of the policy is.
+    let known = view.revisions.is_some() && record.revision.number > 0;
+    (known && record.revision != *now).then_some(RolloutPhase::Stopped)
+}
+
+/// Gives each rollout with nodes to update (`wanted`) a record that runs, and ends those of the others that are over.
+/// Returns the highest number.
+pub(crate) fn keep(
+    view: &ClusterView,
+    policy: &Policy,
+    rollouts: &mut [ActiveRollout],
+    wanted: &BTreeSet<Key>,
+    now: Timestamp,
+) -> Option<i64> {
+    let mut count = highest(view)?;
+    let Some(revision) = revision(view, policy) else { return Some(count) };
+    for rollout in rollouts {
+        let runs = rollout.record.as_ref().is_some_and(|record| record.ended.is_none());
+        let own = key_of(rollout);
+        let unrecorded = rollout.record.is_none() && begun_as(view, &own, -1).is_some();
+        if (rollout.ended.is_none() && wanted.contains(&own)) || unrecorded {
+            let full = rollout.record.as_ref().is_some_and(|record| view.history.full.contains(&record.number));
+            if runs && !full {
+                continue;
+            }
+            let before = rollout.record.take();
+            let continues = |record: &RolloutRecord| full || record.phase == RolloutPhase::Completed;
+            let first = before.filter(continues).map(|record| record.first.unwrap_or(record.number));
+            let number =
+                begun_as(view, &own, view.history.highest.unwrap_or(0)).unwrap_or_else(|| count.saturating_add(1));
+            count = count.max(number);
+            rollout.record = Some(RolloutRecord {
+                number,
+                begun: now,
+                first,
+                revision: revision.clone(),
+                phase: RolloutPhase::Running,
+                ended: None,
+                first_estimate: None,
+            });
+        } else if runs
+            && let Some(phase) = rollout.record.as_ref().and_then(|record| end(view, rollout, record, &revision))
+        {
+            finish(rollout, phase, now);
+        }
+    }
+    Some(count)
+}
+
+/// Ends the record of a rollout.
+pub(crate) fn finish(rollout: &mut ActiveRollout, phase: RolloutPhase, now: Timestamp) {
+    if let Some(record) = rollout.record.as_mut().filter(|record| record.ended.is_none()) {
+        (record.phase, record.ended) = (phase, Some(now));
+    }
+}
+
+#[cfg(test)]
+mod tests;

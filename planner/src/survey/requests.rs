@@ -1,0 +1,92 @@
+//! One-shot requests of users: annotations on the operator's resource, each carried out once and then acknowledged.
+
+use models::operator::OperatorRequests;
+
+use crate::view::{ClusterView, OperatorFacts, ShadowFacts};
+
+/// Returns whether the resource's status was never written. Requests that it carries then are old ones: a manifest that
+/// was applied again must not end a freeze that outlived the previous resource.
+pub(crate) fn is_new(operator: &OperatorFacts) -> bool {
+    operator.status.observed_generation.is_none()
+}
+
+/// The value of a `resume` that is not acknowledged yet.
+pub(crate) fn pending_resume(operator: &OperatorFacts) -> Option<&String> {
+    if is_new(operator) {
+        return None;
+    }
+    let done = operator.status.requests.as_ref().and_then(|r| r.resume.as_ref());
+    operator.resume.as_ref().filter(|asked| Some(*asked) != done)
+}
+
+/// The values of `rotate-certificates` and `rotate-signing-key` that are not acknowledged yet.
+pub fn pending_rotations(operator: &OperatorFacts) -> (Option<String>, Option<String>) {
+    if is_new(operator) {
+        return (None, None);
+    }
+    let done = operator.status.requests.clone().unwrap_or_default();
+    let pending = |asked: &Option<String>, done: &Option<String>| asked.clone().filter(|_| asked != done);
+    (
+        pending(&operator.rotate_certificates, &done.rotate_certificates),
+        pending(&operator.rotate_signing_key, &done.rotate_signing_key),
+    )
+}
+
+/// The value of `migrate-storage` that is not acknowledged yet.
+pub fn pending_migration(operator: &OperatorFacts) -> Option<&String> {
+    if is_new(operator) {
+        return None;
+    }
+    let done = operator.status.requests.as_ref().and_then(|requests| requests.migrate_storage.as_ref());
+    operator.migrate_storage.as_ref().filter(|asked| Some(*asked) != done)
+}
+
+/// Returns whether a shadow has failures of versions that no `resume` has resolved.
+pub(crate) fn has_unresolved_failures(shadow: &ShadowFacts) -> bool {
+    let record = shadow.status.controller.record.as_ref();
+    record.is_some_and(|r| r.version_failures.iter().any(|f| f.resolved_by.is_none()))
+}
+
+/// Returns the value of a pending `resume` once the failures of all shadows are resolved: it then ends the quarantine
+/// in the operator's own status, and is acknowledged there.
+pub(crate) fn resumed(view: &ClusterView) -> Option<String> {
+    let asked = pending_resume(view.operator.as_ref()?)?;
+    let left = view.nodes.values().any(|n| n.shadow.as_deref().is_some_and(has_unresolved_failures));
+    (!left).then(|| asked.clone())
+}
+
+/// The acknowledgements to record.
+pub(crate) fn acknowledged(view: &ClusterView, approval_taken: bool) -> Option<OperatorRequests> {
+    let operator = view.operator.as_ref()?;
+    let mut requests = operator.status.requests.clone().unwrap_or_default();
+    // The same write records the notice. The first plan with notices records their state alone.
+    if operator.status.notices.is_some() {
+        requests.test_notices.clone_from(&operator.test_notices);
+    }
+    if is_new(operator) {
+        requests.resume.clone_from(&operator.resume);
+        requests.approve_step.clone_from(&operator.approve_step);
+        requests.rotate_certificates.clone_from(&operator.rotate_certificates);
+        requests.rotate_signing_key.clone_from(&operator.rotate_signing_key);
+        requests.migrate_storage.clone_from(&operator.migrate_storage);
+    }
+    if let Some(asked) = pending_migration(operator)
+        && view.migration.carried_out.as_ref() == Some(asked)
+    {
+        requests.migrate_storage = Some(asked.clone());
+    }
+    let (certificates, signing_key) = pending_rotations(operator);
+    if certificates.is_some() && certificates == view.tls.rotated_certificates {
+        requests.rotate_certificates = certificates;
+    }
+    if signing_key.is_some() && signing_key == view.tls.rotated_signing_key {
+        requests.rotate_signing_key = signing_key;
+    }
+    if let Some(asked) = resumed(view) {
+        requests.resume = Some(asked);
+    }
+    if approval_taken {
+        requests.approve_step.clone_from(&operator.approve_step);
+    }
+    (requests != OperatorRequests::default()).then_some(requests)
+}
