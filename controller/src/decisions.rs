@@ -4,9 +4,10 @@
 use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN, KnownVersion};
 use models::reason::{FailureClass, FailureReason};
-use models::shadow::{ControllerReport, DRILL_PASSED, Progress, Step, UPDATED};
+use models::shadow::{ControllerReport, DRILL_PASSED, Mode, Place, Progress, Step, UPDATED};
 use semver::Version;
 
+use planner::phase::Phase;
 use planner::plan::key_of;
 use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::WaitReason;
@@ -78,9 +79,8 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
         match (before.facts.claimed(), after.facts.claimed()) {
             (false, true) => lines.push(Line::new("node claimed").about(name, progress)),
             (true, false) => {
-                let back =
-                    |step| matches!(step, Step::Rebooting | Step::Returning | Step::Verifying | Step::AfterUpdate);
-                let rebooted = progress.is_some_and(|p| back(p.step));
+                let back = |place| matches!(place, Place::Away | Place::Booted | Place::Back);
+                let rebooted = progress.is_some_and(|p| back(p.step.place()));
                 let text = if rebooted { "node rebooted: released" } else { "node released" };
                 lines.push(Line::new(text).about(name, progress));
             }
@@ -117,9 +117,10 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
     let step = |progress: Option<&Progress>| progress.map(|p| p.step);
     let last = after.record.as_ref().and_then(|r| r.last.as_ref());
     let about = |line: Line| vec![line.about(node, is.or(was))];
-    if let Some(lines) = of_drill(node, before, after) {
-        return lines;
+    if let Some(line) = end_of_drill(before, after) {
+        return about(line);
     }
+    let mode = is.or(was).map_or(Mode::Update, Progress::mode);
     let ended = |line: Line| {
         let line = line.about(node, is.or(was));
         vec![match last {
@@ -128,8 +129,8 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         }]
     };
     let text = match (step(was), step(is)) {
-        (None | Some(Step::Verifying | Step::AfterUpdate), None)
-            if last.is_some_and(|l| l.reason == UPDATED) && was.is_some() =>
+        (Some(was_at), None)
+            if was_at.place() == Place::Back && !mode.is_drill() && last.is_some_and(|l| l.reason == UPDATED) =>
         {
             return ended(Line::new("node verified"));
         }
@@ -140,7 +141,14 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
             let withdrawn = known.is_some_and(|reason| reason.class() == FailureClass::Nothing);
             return ended(if withdrawn { Line::new("attempt withdrawn") } else { Line::warning("attempt failed") });
         }
-        (None, Some(_)) => "attempt started",
+        (None, Some(_)) => match mode {
+            Mode::Update => "attempt started",
+            Mode::Drill { evict: true, .. } => {
+                "drill started: its pods are to be evicted, and the host is not rebooted"
+            }
+            Mode::Drill { .. } => "drill started: no pod is evicted, and the host is not rebooted",
+        },
+        (Some(_), None) if mode.is_drill() => "drill over: the node is released",
         (Some(_), None) => "attempt ended",
         (Some(was_at), Some(is_at)) if was_at == is_at => {
             let forced = |report: &ControllerReport| report.drain.as_ref().and_then(|d| d.forced_since);
@@ -152,49 +160,19 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
             }
             return requests(node, before, after);
         }
-        (_, Some(Step::Staging)) => "image to be staged again",
-        (_, Some(Step::Staged)) => "image staged",
-        (_, Some(Step::BeforeDrain)) => "hooks awaited before the drain",
-        (_, Some(Step::AfterUpdate)) => "hooks awaited after the update",
-        (_, Some(Step::LeavingLoadBalancer)) => "leaving load balancers",
-        (_, Some(Step::Draining)) => "drain started",
-        (_, Some(Step::Rebooting)) => "node drained",
         (Some(Step::Verifying), Some(Step::Returning)) => "verification interrupted: waiting for the node",
-        (_, Some(Step::Returning)) => "node rebooted: waiting for it to be Ready",
-        (_, Some(Step::Verifying)) => "verification started",
-        _ => "step changed",
+        (_, Some(step)) => Phase::of_step(step).map_or("step changed", |phase| (phase.log)(mode)),
     };
     about(Line::new(text))
 }
 
-/// Returns the decisions about a drill; `None` if this write is not about one.
-fn of_drill(node: &str, before: &ControllerReport, after: &ControllerReport) -> Option<Vec<Line>> {
+/// Returns the end of a drill; `None` if this write is not one.
+fn end_of_drill(before: &ControllerReport, after: &ControllerReport) -> Option<Line> {
     let found = |report: &ControllerReport| report.record.as_ref().and_then(|record| record.drill.clone());
-    let (was, is) = (before.progress.as_ref(), after.progress.as_ref());
-    let ended = found(after).filter(|ended| found(before).as_ref() != Some(ended));
-    if let Some(ended) = ended {
-        let passed = ended.result == DRILL_PASSED;
-        let line = if passed { Line::new("drill passed") } else { Line::warning("drill ended") };
-        return Some(vec![line.about(node, is.or(was)).because(&ended.result, &ended.message)]);
-    }
-    let drill = is.or(was).and_then(|progress| progress.drill.as_ref())?;
-    let step = |progress: Option<&Progress>| progress.map(|progress| progress.step);
-    let text = match (step(was), step(is)) {
-        (None, Some(_)) if drill.evict => "drill started: its pods are to be evicted, and the host is not rebooted",
-        (None, Some(_)) => "drill started: no pod is evicted, and the host is not rebooted",
-        (Some(_), None) => "drill over: the node is released",
-        (_, Some(Step::RehearsingDrain)) => "dry run of the drain started",
-        (_, Some(Step::RehearsingReboot)) if drill.evict => "node drained in a drill",
-        (_, Some(Step::RehearsingReboot)) => "dry run of the drain is over",
-        (_, Some(Step::Verifying)) => "rehearsal permit verified: node released, soak started",
-        (_, Some(Step::Staged)) => "drill waits for a slot",
-        (Some(Step::Staging | Step::Staged), Some(Step::BeforeDrain)) => "hooks awaited before the drain of a drill",
-        (Some(Step::Verifying), Some(Step::AfterUpdate)) => "hooks awaited after a drill",
-        (_, Some(Step::LeavingLoadBalancer)) => "leaving load balancers in a drill",
-        (_, Some(Step::Draining)) if step(was) != Some(Step::Draining) => "drain started in a drill",
-        _ => return Some(requests(node, before, after)),
-    };
-    Some(vec![Line::new(text).about(node, is.or(was))])
+    let ended = found(after).filter(|ended| found(before).as_ref() != Some(ended))?;
+    let passed = ended.result == DRILL_PASSED;
+    let line = if passed { Line::new("drill passed") } else { Line::warning("drill ended") };
+    Some(line.because(&ended.result, &ended.message))
 }
 
 /// Returns the requests that a write has carried out besides everything else.

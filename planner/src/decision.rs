@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use models::shadow::{BottlerocketShadowSpec, ControllerStatus, Step};
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus, Mode, Place, Progress, Step};
 
 use crate::claims::ClaimFields;
 use crate::rules::Rules;
@@ -83,10 +83,15 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns whether a write of the controller status leads to a step of a drill.
-    pub fn begins_drill(&self) -> bool {
-        let Self::Status { status, .. } = self else { return false };
-        status.report.progress.as_ref().is_some_and(|progress| progress.drill.is_some())
+    /// Returns what the attempt is made for that a write of the controller status leads to.
+    pub fn mode(&self) -> Mode {
+        let Self::Status { status, .. } = self else { return Mode::Update };
+        status.report.progress.as_ref().map_or(Mode::Update, Progress::mode)
+    }
+
+    /// Returns whether it begins the disruption of a node.
+    pub fn begins_disruption(&self) -> bool {
+        self.next_step().is_some_and(|step| step.place() == Place::Leaving)
     }
 
     /// Returns the step of the attempt that a write of the controller status leads to.
@@ -106,8 +111,8 @@ impl Action {
 
 /// The decision about one node.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Decision {
-    pub(crate) verdict: Verdict,
+pub(crate) struct Decision<V = Verdict> {
+    pub(crate) verdict: V,
     /// The pods to evict now, whatever else is done.
     pub(crate) evictions: Option<Evictions>,
     /// True if its pods have to be watched.
@@ -138,11 +143,23 @@ impl Default for Verdict {
 
 impl Decision {
     pub(crate) fn act(action: Action) -> Self {
-        Self { verdict: Verdict::Act(action), ..Self::default() }
+        Self::of(Verdict::Act(action))
     }
 
     pub(crate) fn wait(wait: Wait) -> Self {
-        Self { verdict: Verdict::Wait(wait), ..Self::default() }
+        Self::of(Verdict::Wait(wait))
+    }
+}
+
+impl<V> Decision<V> {
+    pub(crate) const fn of(verdict: V) -> Self {
+        Self { verdict, evictions: None, pods: false, expressions: Vec::new(), wake: None }
+    }
+
+    /// The same with another verdict.
+    pub(crate) fn map<W>(self, change: impl FnOnce(V) -> W) -> Decision<W> {
+        let Self { verdict, evictions, pods, expressions, wake } = self;
+        Decision { verdict: change(verdict), evictions, pods, expressions, wake }
     }
 
     pub(crate) fn evicting(self, evictions: Evictions) -> Self {

@@ -7,8 +7,8 @@ use models::condition::{Condition, ConditionStatus};
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord, Slot};
 use models::reason::FailureReason;
 use models::shadow::{
-    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, OfferedUpdates, Progress, Record,
-    Step, UPDATED,
+    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, OfferedUpdates, Place, Progress,
+    Record, Step, UPDATED,
 };
 use semver::Version;
 
@@ -89,7 +89,7 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         verifying_since: None,
         drill: None,
         rollout: None,
-        disruptive: !matches!(step, Step::Staging | Step::Staged),
+        disruptive: step.place() != Place::Waiting,
     }
 }
 

@@ -105,7 +105,7 @@ mod tests {
         let started = fixtures::t(0).as_second();
         assert_eq!(at(Step::BeforeDrain), Some(format!("BeforeDrain/1/{started}")));
         assert_eq!(at(Step::AfterUpdate), Some(format!("AfterUpdate/1/{started}")));
-        for step in Step::ALL.into_iter().filter(|step| !matches!(step, Step::BeforeDrain | Step::AfterUpdate)) {
+        for step in Step::ALL.iter().copied().filter(|step| !matches!(step, Step::BeforeDrain | Step::AfterUpdate)) {
             assert_eq!(at(step), None);
         }
     }

@@ -17,7 +17,7 @@ pub mod hold;
 pub mod hooks;
 pub mod lint;
 pub mod pause;
-mod phase;
+pub mod phase;
 pub mod plan;
 pub mod policy;
 pub mod revisions;

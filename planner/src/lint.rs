@@ -7,14 +7,15 @@ use std::collections::{BTreeSet, HashSet};
 
 use models::names::INTERFACE_LABEL;
 use models::operator::{AtDeadline, CordonedNodes, Slot};
-use models::shadow::{HostPolicy, HostState, Step};
+use models::shadow::{HostPolicy, HostState, Place, Step};
 use models::time::after;
 
 use crate::claims::ClaimField;
 use crate::decision::{Action, Evictions};
 use crate::drain;
 use crate::hooks::{self, HookAnswer};
-use crate::plan::{LISTED_PODS, Plan, ShadowChange, begins_disruption};
+use crate::phase::Phase;
+use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
 use crate::survey::quarantine::Quarantine;
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
@@ -184,7 +185,7 @@ fn check_start(frozen: bool, policy: &Policy, node: &NodeView, action: &Action) 
     let next = action.next_step()?;
     let starts = match node.step() {
         None => next == Step::Staging,
-        Some(Step::Staging | Step::Staged) => begins_disruption(next),
+        Some(step) if step.place() == Place::Waiting => next.place() == Place::Leaving,
         Some(_) => false,
     };
     let skipped = policy.for_node(&node.facts).drain.cordoned_nodes == CordonedNodes::Skip;
@@ -201,7 +202,7 @@ fn check_start(frozen: bool, policy: &Policy, node: &NodeView, action: &Action) 
 fn check_offer(node: &NodeView, action: &Action) -> Option<Broken> {
     let Action::Status { status, .. } = action else { return None };
     let progress = status.report.progress.as_ref()?;
-    let drains = begins_disruption(progress.step) && matches!(node.step(), Some(Step::Staging | Step::Staged));
+    let drains = progress.step.place() == Place::Leaving && node.step().map(Step::place) == Some(Place::Waiting);
     // A drill that downloads nothing is for the version that runs.
     let drains = drains && progress.drill.as_ref().is_none_or(|drill| drill.download);
     let updates = node.shadow.as_ref()?.status.agent.updates.as_ref().filter(|u| u.refresh_failure.is_none())?;
@@ -215,8 +216,8 @@ fn check_offer(node: &NodeView, action: &Action) -> Option<Broken> {
 fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     let Action::Status { status, .. } = action else { return None };
     let (old, new) = (node.progress()?, status.report.progress.as_ref()?);
-    let before = matches!(old.step, Step::Staging | Step::Staged | Step::BeforeDrain);
-    if !before || new.step == Step::BeforeDrain || !begins_disruption(new.step) {
+    let before = old.step.place() == Place::Waiting || old.step == Step::BeforeDrain;
+    if !before || new.step == Step::BeforeDrain || new.step.place() != Place::Leaving {
         return None;
     }
     let request = hooks::request(old).unwrap_or_default();
@@ -260,12 +261,8 @@ fn check_drill(node: &NodeView, action: &Action) -> Option<Broken> {
             broken("S2", "an update requires a rehearsal")
         }
         Action::Status { .. } if drill.is_some() => {
-            let next = action.next_step()?;
-            if matches!(next, Step::Rebooting | Step::Returning) {
-                broken("S2", "a drill goes to a reboot")
-            } else {
-                None
-            }
+            let next = Phase::of_step(action.next_step()?)?;
+            if (next.of)(progress.mode()) { None } else { broken("S2", "a drill goes to a step of a reboot") }
         }
         Action::Permit { .. } if drill.is_some() && state != HostState::RehearsedUpdate => {
             broken("S2", "a drill permits a reboot")
@@ -279,7 +276,7 @@ fn check_drill(node: &NodeView, action: &Action) -> Option<Broken> {
 
 /// S1 again: a node is disrupted only while it has a slot, if there is a resource that holds slots.
 fn check_disruption(view: &ClusterView, plan: &Plan, node: &NodeView, action: &Action) -> Option<Broken> {
-    let disrupts = matches!(action, Action::Claim { .. }) || action.next_step().is_some_and(begins_disruption);
+    let disrupts = matches!(action, Action::Claim { .. }) || action.begins_disruption();
     if disrupts { check_slot(view, plan, node) } else { None }
 }
 

@@ -10,8 +10,9 @@ use kube::Client;
 use models::condition::true_condition;
 use models::duration::Duration;
 use models::names::DRILL_ANNOTATION;
-use models::shadow::{BLOCKED, BottlerocketShadow, DOWNLOAD, DRILL_PASSED, DrillResult, EVICT, Step};
+use models::shadow::{BLOCKED, BottlerocketShadow, DOWNLOAD, DRILL_PASSED, DrillResult, EVICT};
 use models::time::between;
+use planner::phase::Phase;
 use serde_json::json;
 
 use super::attempt::progress;
@@ -91,18 +92,8 @@ fn pending(shadow: &BottlerocketShadow, request: &str) -> String {
     if progress.drill.as_ref().is_none_or(|drill| drill.request != request) {
         return format!("its attempt under way ends first ({})", progress.step.as_str());
     }
-    let step = match progress.step {
-        Step::Staging => "the agent takes on the drill",
-        Step::Staged => "for a slot",
-        Step::BeforeDrain | Step::AfterUpdate => "its hooks",
-        Step::LeavingLoadBalancer => "the node leaves its load balancers",
-        Step::Draining => "its pods are evicted",
-        Step::RehearsingDrain => "the API server is asked about its pods",
-        Step::RehearsingReboot => "the agent requests and verifies a rehearsal permit",
-        Step::Verifying => "the soak, with the node back in service",
-        Step::Releasing => "the node is released",
-        _ => "a step that this version of the plugin does not know",
-    };
+    let unknown = "a step that this version of the plugin does not know";
+    let step = Phase::of_step(progress.step).map_or(unknown, |phase| (phase.awaits)(progress.mode()));
     format!("{step} ({}){}", progress.step.as_str(), blocked.unwrap_or_default())
 }
 
@@ -232,7 +223,7 @@ mod tests {
         let expected = json!({"metadata": {"annotations": {DRILL_ANNOTATION: "r"}}});
         assert_eq!(patch(decide(&shadow(&json!({})), "r")), expected);
         assert_eq!(patch(decide(&shadow(&json!({"progress": at("Draining")})), "r")), expected);
-        let mut progress = at("RehearsingDrain");
+        let mut progress = at("Draining");
         progress["drill"] = json!({"request": "earlier"});
         assert!(nothing(decide(&shadow(&json!({"progress": progress})), "r")).contains("under way"));
     }
@@ -244,7 +235,7 @@ mod tests {
         let blocked = json!([condition(BLOCKED, "Queued", "b comes first")]);
         let waiting = shadow(&json!({"progress": progress, "conditions": blocked}));
         assert_eq!(result(&waiting, "r"), None);
-        assert_eq!(pending(&waiting, "r"), "for a slot (Staged): b comes first");
+        assert_eq!(pending(&waiting, "r"), "its slot (Staged): b comes first");
         let update = shadow(&json!({"progress": at("Draining")}));
         assert!(pending(&update, "r").contains("attempt under way ends first (Draining)"));
         assert!(pending(&shadow(&json!({})), "r").contains("controller to begin"));

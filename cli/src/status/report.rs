@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
 use models::names;
 use models::operator::{BLOCKED as ALL_BLOCKED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
-use models::shadow::{BLOCKED, HOST_REACHABLE, Step};
+use models::shadow::{BLOCKED, HOST_REACHABLE, Place, Step};
 use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
 use planner::policy::{Policy, WindowState};
@@ -200,7 +200,7 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
     for (name, facts) in cluster.nodes.iter().flatten() {
         let shadow = cluster.shadows.get(name);
         let step = shadow.and_then(|shadow| shadow.status.controller.progress.as_ref()).map(|progress| progress.step);
-        let goes_down = matches!(step, Some(Step::Rebooting | Step::Returning));
+        let goes_down = matches!(step.map(Step::place), Some(Place::Away | Place::Booted));
         if !facts.labelled || !facts.ready || facts.deleting || goes_down {
             continue;
         }
@@ -265,12 +265,10 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
 /// Returns the next action of the controller, as a sentence.
 pub(crate) fn next_action(action: &Action) -> String {
     match (action, action.next_step()) {
-        (_, Some(Step::RehearsingDrain)) => "the dry run of its drain begins".to_owned(),
-        (_, Some(Step::Staging)) if action.begins_drill() => "its drill begins".to_owned(),
+        _ if action.begins_disruption() && action.mode().is_dry() => "the dry run of its drain begins".to_owned(),
+        (_, Some(Step::Staging)) if action.mode().is_drill() => "its drill begins".to_owned(),
         (_, Some(Step::Staging)) => "its attempt begins with the download of the image".to_owned(),
-        (_, Some(Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining)) => {
-            "it is next to be drained".to_owned()
-        }
+        _ if action.begins_disruption() => "it is next to be drained".to_owned(),
         (_, Some(step)) => format!("it goes on to the step {}", step.as_str()),
         (Action::Status { .. }, None) => "the result of its attempt is written".to_owned(),
         (Action::Spec { .. }, None) => "the desired state of its host is written".to_owned(),

@@ -283,14 +283,14 @@ fn each_step_of_a_drill_logs_one_line_that_names_it() {
         let drill = Some(serde_json::from_value(found).unwrap());
         ControllerReport { record: Some(Record { drill, ..Record::default() }), ..report }
     };
-    use Step::{Draining, RehearsingDrain, RehearsingReboot, Releasing, Staging, Verifying};
+    use Step::{Draining, Rebooting, Releasing, Staging, Verifying};
     for (before, after, warning, part) in [
         (idle(), drill(Staging, false), false, "drill started: no pod is evicted"),
         (idle(), drill(Staging, true), false, "drill started: its pods are to be evicted"),
-        (drill(Staging, false), drill(RehearsingDrain, false), false, "dry run of the drain started"),
+        (drill(Staging, false), drill(Draining, false), false, "dry run of the drain started"),
         (drill(Staging, true), drill(Draining, true), false, "drain started in a drill"),
-        (drill(Draining, true), drill(RehearsingReboot, true), false, "node drained in a drill"),
-        (drill(RehearsingReboot, true), drill(Verifying, true), false, "rehearsal permit verified"),
+        (drill(Draining, true), drill(Rebooting, true), false, "node drained in a drill"),
+        (drill(Rebooting, true), drill(Verifying, true), false, "rehearsal permit verified"),
         (drill(Verifying, false), with(idle(), "Passed"), false, "drill passed"),
         (drill(Verifying, false), with(idle(), "EvictionsRefused"), true, "drill ended"),
         (drill(Verifying, false), with(drill(Releasing, false), "Held"), true, "drill ended"),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::resource_version::newer;
-use models::shadow::Step;
+use models::shadow::{Place, Step};
 use planner::view::{Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused, WebApiOutage};
 use planner::wait::Wait;
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ impl NodeMemory {
 
     /// Forgets what the node's step has outlived.
     fn forget(&mut self, node: &NodeView) {
-        if !matches!(node.step(), Some(Step::Draining | Step::RehearsingDrain)) {
+        if node.step() != Some(Step::Draining) {
             self.in_flight.clear();
         }
         if node.progress().is_none() {
@@ -39,7 +39,7 @@ impl NodeMemory {
             self.owners.clear();
             self.claims = 0;
         }
-        if !matches!(node.step(), Some(Step::Staging | Step::Staged)) {
+        if node.step().map(Step::place) != Some(Place::Waiting) {
             self.refused = None;
         }
     }

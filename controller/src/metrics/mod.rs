@@ -214,10 +214,7 @@ impl Metrics {
         for (kind, code) in KINDS.into_iter().flat_map(|kind| CODES.map(|code| (kind, code))) {
             self.rejected.with_label_values(&[kind, code]);
         }
-        let steps = || {
-            let of_updates = |step: &Step| !step.is_of_drills_alone();
-            std::iter::once(None).chain(Step::ALL.into_iter().filter(of_updates).map(Some))
-        };
+        let steps = || std::iter::once(None).chain(Step::ALL.iter().copied().map(Some));
         for (from, to) in steps().flat_map(|from| steps().map(move |to| (from, to))).filter(|(from, to)| from != to) {
             self.transitions.with_label_values(&[step_label(from), step_label(to)]);
         }

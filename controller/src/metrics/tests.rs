@@ -166,8 +166,8 @@ fn drill_counts_as_no_update_and_has_no_steps_of_one() {
     let steps = [
         (0, ControllerReport::default()),
         (0, drill(Step::Staging, 0)),
-        (40, drill(Step::RehearsingDrain, 40)),
-        (100, drill(Step::RehearsingReboot, 100)),
+        (40, drill(Step::Draining, 40)),
+        (100, drill(Step::Rebooting, 100)),
         (150, drill(Step::Verifying, 150)),
         (240, ControllerReport::default()),
     ];

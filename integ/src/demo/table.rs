@@ -72,8 +72,6 @@ fn describe(step: Step, shadow: &Shadow) -> &'static str {
         Step::BeforeDrain | Step::AfterUpdate => "the answers of hooks",
         Step::LeavingLoadBalancer => "leaving the load balancer",
         Step::Draining => "its pods leave, within their budget",
-        Step::RehearsingDrain => "the API server is asked about its pods",
-        Step::RehearsingReboot => "the agent verifies a rehearsal permit",
         Step::Rebooting if shadow.spec.permit.is_some() => "the host arms the image and reboots",
         Step::Rebooting => "the agent requests its permit",
         Step::Returning => "the node becomes Ready",

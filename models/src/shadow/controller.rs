@@ -11,84 +11,84 @@ use schemars::JsonSchema;
 
 #[cfg(feature = "crd")]
 use super::MOST_ATTEMPTS;
-use super::drill::{Drill, DrillResult};
+use super::drill::{Drill, DrillResult, Mode};
 use super::result::{DrainedPod, RolloutPlace, RolloutResult};
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
 use crate::schema::{StatusWord, VersionText};
 
-/// Step of a node's update.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Step {
-    /// The agent downloads the image. Nothing is disrupted.
-    Staging,
-    /// The image is staged; the node waits for a slot.
-    Staged,
-    /// The node holds a slot and is cordoned; hooks are awaited.
-    BeforeDrain,
-    /// The node holds a slot and is out of external load balancers.
-    LeavingLoadBalancer,
-    /// The node is cordoned and its pods are evicted.
-    Draining,
-    /// A drill: the node is claimed, and the API server is asked, for each pod, whether it may be evicted. None is.
-    RehearsingDrain,
-    /// The desired state is the reboot into the new version.
-    Rebooting,
-    /// A drill: the agent requests a rehearsal permit and verifies it. Nothing is armed and nothing reboots.
-    RehearsingReboot,
-    /// The node is in another boot, and not Ready yet.
-    Returning,
-    /// The node runs the new version and is verified: it has to stay healthy for the soak.
-    Verifying,
-    /// The node is back in service and verified; hooks are awaited.
-    AfterUpdate,
-    /// The attempt has failed: its desired state is withdrawn and the node is being released.
-    Releasing,
-    /// A step of another version of the controller. What it requires is not known, so the attempt ends.
-    #[serde(other)]
-    Unknown,
+/// Where an attempt is, seen from outside. Each step is at one place, and an attempt passes them in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// Before the node gets a slot: nothing is disrupted.
+    Waiting,
+    /// The node is taken out of service.
+    Leaving,
+    /// The node is out of service, and its host is to reboot.
+    Away,
+    /// The host has rebooted, and its node is not Ready yet.
+    Booted,
+    /// The node is back, and is watched.
+    Back,
+    /// The attempt is over, and what it has left is cleaned up.
+    Over,
 }
 
-impl Step {
-    /// All steps that this version knows.
-    pub const ALL: [Self; 12] = [
-        Self::Staging,
-        Self::Staged,
-        Self::BeforeDrain,
-        Self::LeavingLoadBalancer,
-        Self::Draining,
-        Self::RehearsingDrain,
-        Self::Rebooting,
-        Self::RehearsingReboot,
-        Self::Returning,
-        Self::Verifying,
-        Self::AfterUpdate,
-        Self::Releasing,
-    ];
-
-    /// Returns whether only drills have this step.
-    pub const fn is_of_drills_alone(self) -> bool {
-        matches!(self, Self::RehearsingDrain | Self::RehearsingReboot)
-    }
-
-    /// The step as one fixed word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Staging => "Staging",
-            Self::Staged => "Staged",
-            Self::BeforeDrain => "BeforeDrain",
-            Self::LeavingLoadBalancer => "LeavingLoadBalancer",
-            Self::Draining => "Draining",
-            Self::RehearsingDrain => "RehearsingDrain",
-            Self::Rebooting => "Rebooting",
-            Self::RehearsingReboot => "RehearsingReboot",
-            Self::Returning => "Returning",
-            Self::Verifying => "Verifying",
-            Self::AfterUpdate => "AfterUpdate",
-            Self::Releasing => "Releasing",
-            Self::Unknown => "Unknown",
+macro_rules! steps {
+    ($($(#[doc = $doc:literal])+ $name:ident at $place:ident,)+) => {
+        /// Step of a node's update or drill. What each means is in one list: `PHASES` of the planner.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum Step {
+            $($(#[doc = $doc])+ $name,)+
+            /// A step of another version of the controller. What it requires is not known, so the attempt ends.
+            #[serde(other)]
+            Unknown,
         }
-    }
+
+        impl Step {
+            /// All steps that this version knows, in the order in which an attempt passes them.
+            pub const ALL: &'static [Self] = &[$(Self::$name),+];
+
+            /// The step as one fixed word.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)+
+                    Self::Unknown => "Unknown",
+                }
+            }
+
+            /// Where an attempt in this step is.
+            pub const fn place(self) -> Place {
+                match self {
+                    $(Self::$name => Place::$place,)+
+                    Self::Unknown => Place::Over,
+                }
+            }
+        }
+    };
+}
+
+steps! {
+    /// The agent downloads the image. Nothing is disrupted.
+    Staging at Waiting,
+    /// The image is staged; the node waits for a slot.
+    Staged at Waiting,
+    /// The node holds a slot and is cordoned; hooks are awaited.
+    BeforeDrain at Leaving,
+    /// The node holds a slot and is out of external load balancers.
+    LeavingLoadBalancer at Leaving,
+    /// The node is cordoned and its pods are evicted; in a drill without evictions, the API server is asked about them.
+    Draining at Leaving,
+    /// The desired state is the reboot into the new version; in a drill, the agent verifies a rehearsal permit.
+    Rebooting at Away,
+    /// The node is in another boot, and not Ready yet.
+    Returning at Booted,
+    /// The node runs the new version and is verified: it has to stay healthy for the soak.
+    Verifying at Back,
+    /// The node is back in service and verified; hooks are awaited.
+    AfterUpdate at Back,
+    /// The attempt has failed: its desired state is withdrawn and the node is being released.
+    Releasing at Over,
 }
 
 /// Attempt under way: its step and start. Deadlines are counted from `since`, so they survive restarts.
@@ -97,7 +97,7 @@ impl Step {
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// Step: `Staging`, `Staged`, `BeforeDrain`, `LeavingLoadBalancer`, `Draining`, `Rebooting`, `Returning`, `Verifying`,
-    /// `AfterUpdate` or `Releasing`; in a drill also `RehearsingDrain` and `RehearsingReboot`.
+    /// `AfterUpdate` or `Releasing`.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: Step,
     /// Time at which the step began.
@@ -138,6 +138,13 @@ pub struct Progress {
     /// The drill that the attempt is; absent in an update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drill: Option<Drill>,
+}
+
+impl Progress {
+    /// What the attempt is made for.
+    pub fn mode(&self) -> Mode {
+        self.drill.as_ref().map_or(Mode::Update, Drill::mode)
+    }
 }
 
 /// A pod that does not leave, and why.

@@ -28,6 +28,32 @@ pub const EVICT: &str = "evict";
 /// Word in the value of a request for a drill: the image of the update is downloaded first.
 pub const DOWNLOAD: &str = "download";
 
+/// What an attempt is made for. Both pass the same steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The node is to run another version.
+    Update,
+    /// An update is rehearsed: nothing is armed, and nothing reboots.
+    Drill {
+        /// True if the pods are evicted; otherwise the API server is only asked whether they may be.
+        evict: bool,
+        /// True if the image is downloaded first.
+        download: bool,
+    },
+}
+
+impl Mode {
+    /// Returns whether it is a drill.
+    pub const fn is_drill(self) -> bool {
+        matches!(self, Self::Drill { .. })
+    }
+
+    /// Returns whether it is a drill that evicts no pod.
+    pub const fn is_dry(self) -> bool {
+        matches!(self, Self::Drill { evict: false, .. })
+    }
+}
+
 /// A drill under way, as it was requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
@@ -59,6 +85,11 @@ impl Drill {
     pub fn of(request: &str) -> Self {
         let has = |option: &str| request.split([' ', ',']).any(|word| word == option);
         Self { request: request.to_owned(), evict: has(EVICT), download: has(DOWNLOAD), refused: Vec::new() }
+    }
+
+    /// The mode of its attempt.
+    pub const fn mode(&self) -> Mode {
+        Mode::Drill { evict: self.evict, download: self.download }
     }
 }
 

@@ -450,7 +450,6 @@ fn validator_rejects_reboot_and_unrequested_eviction_in_a_drill() {
     };
     for (sentence, evict, plan, property) in [
         ("a reboot", false, reboot("b", "b1"), Some("S2")),
-        ("a step of a reboot", false, goes_to("b", Step::Rebooting), Some("S2")),
         ("the wait for a reboot", true, goes_to("b", Step::Returning), Some("S2")),
         ("a rehearsal permit with pods on the node", false, permit(true), None),
         ("that after evictions", true, permit(true), Some("S3")),
@@ -494,7 +493,7 @@ fn validator_rejects_drain_without_answer_of_hooks() {
         ("the hooks come first", wait("Fail"), Step::Staged, None, 1, Step::BeforeDrain, true),
         ("not asked", wait("Continue"), Step::Staged, None, 60, Step::Draining, false),
         ("no answer", wait("Fail"), Step::BeforeDrain, None, 600, Step::Draining, false),
-        ("no answer, a drill", wait("Fail"), Step::BeforeDrain, None, 600, Step::RehearsingDrain, false),
+        ("no answer, a drill", wait("Fail"), Step::BeforeDrain, None, 600, Step::Draining, false),
         ("no answer, a load balancer", wait("Fail"), Step::BeforeDrain, None, 600, Step::LeavingLoadBalancer, false),
         (
             "an earlier answer",

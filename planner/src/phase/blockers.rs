@@ -7,7 +7,7 @@ use models::condition::find_condition;
 use models::plain::cut;
 use models::shadow::{BLOCKED, Blocker};
 
-use super::drain::pods_gone;
+use super::drained::pods_gone;
 use super::status::unblock;
 use crate::drain::Sorted;
 use models::time::after;

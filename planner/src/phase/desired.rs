@@ -1,6 +1,8 @@
 //! The desired state in the spec of a shadow, and the settings of its host.
 
-use models::shadow::{BottlerocketShadowSpec, HostPolicy, HostState, Progress, Step};
+use models::shadow::{BottlerocketShadowSpec, HostPolicy, HostState, Place};
+
+use super::row::Attempt;
 
 use crate::decision::Action;
 use crate::survey::NodeContext;
@@ -30,7 +32,8 @@ pub(super) fn has_host_settings(ctx: &NodeContext<'_>) -> bool {
 }
 
 /// Returns the desired state of the attempt.
-pub(super) fn desired_state(ctx: &NodeContext<'_>, state: HostState, progress: &Progress) -> Action {
+pub(super) fn desired_state(ctx: &Attempt<'_>, state: HostState) -> Action {
+    let progress = ctx.progress;
     Action::Spec {
         spec: Box::new(BottlerocketShadowSpec {
             state,
@@ -74,23 +77,15 @@ pub(super) fn disarm_in_boot(ctx: &NodeContext<'_>) -> Option<String> {
 /// The desired state of an attempt without a permit, to be signed again because the key that signed its host
 /// settings was revoked: its agent would wait for that key until a deadline. A key being replaced is still
 /// accepted.
-pub(super) fn signed_again(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Action> {
+pub(super) fn signed_again(ctx: &Attempt<'_>) -> Option<Action> {
     let (spec, tls) = (&ctx.shadow.spec, &ctx.view.tls);
     let host = spec.host.as_ref()?;
     let key = crate::signature::signed_by(host.signature.as_deref()?)?;
     // A desired state that is being withdrawn does not count: its withdrawal is signed by the key that there is.
-    let under_way = match progress.step {
-        Step::Staging | Step::Staged | Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining => {
-            matches!(spec.state, HostState::StagedUpdate | HostState::RehearsedUpdate)
-        }
-        Step::RehearsingDrain | Step::RehearsingReboot => spec.state == HostState::RehearsedUpdate,
-        Step::Rebooting => spec.state != HostState::Idle,
-        Step::Returning | Step::Verifying | Step::AfterUpdate | Step::Releasing | Step::Unknown => false,
-    };
-    let is_current =
-        under_way && spec.attempt == progress.attempt && ctx.desired_in_this_boot() && spec.permit.is_none();
+    let under_way = ctx.phase.step.place() <= Place::Away && spec.state != HostState::Idle;
+    let of_attempt = spec.attempt == ctx.progress.attempt && ctx.desired_in_this_boot() && spec.permit.is_none();
     let revoked = tls.signing_key.is_some() && !tls.signing_keys.contains(&key);
-    (is_current && revoked).then(|| {
+    (under_way && of_attempt && revoked).then(|| {
         let host = Some(HostPolicy { signature: None, ..host.clone() });
         Action::Spec { spec: Box::new(BottlerocketShadowSpec { host, ..spec.clone() }) }
     })

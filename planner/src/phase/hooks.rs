@@ -3,89 +3,47 @@
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{Progress, Step};
+use models::shadow::{Place, Progress, Step};
 
-use super::claim::{begin_drain, claim_due, ended_during_drain};
-use super::fail::{ended_from_outside, fail};
-use super::{drill, verify};
+use super::row::{Attempt, Awaited, Turn, act, fail, stay};
 use crate::decision::{Action, Decision, Note, Verdict};
-use crate::gates;
 use crate::hooks::{self, HookAnswer};
-use crate::policy::{Hook, HookWait, Policy};
-use crate::survey::NodeContext;
+use crate::policy::{HookWait, Policy};
 use crate::wait::Wait;
-use models::time::after;
 
-/// Returns the hooks that this step awaits, with their limits.
-pub(super) fn awaited(policy: &Policy, step: Step) -> impl Iterator<Item = (&str, HookWait)> {
-    let wait = move |hook: &Hook| match step {
-        Step::BeforeDrain => hook.before,
-        Step::AfterUpdate => hook.after,
-        _ => None,
-    };
-    policy.hooks.iter().filter_map(move |hook| Some((hook.name.as_str(), wait(hook)?)))
+/// The hooks that are awaited before a drain.
+pub(super) const BEFORE_DRAIN: Awaited = |hook| hook.before;
+
+/// The hooks that are awaited after an update.
+pub(super) const AFTER_UPDATE: Awaited = |hook| hook.after;
+
+/// Returns the hooks that are awaited, with their limits.
+pub(super) fn awaited(policy: &Policy, asks: Awaited) -> impl Iterator<Item = (&str, HookWait)> {
+    policy.hooks.iter().filter_map(move |hook| Some((hook.name.as_str(), asks(hook)?)))
 }
 
 /// Returns when the last of the hooks is no longer waited for.
-pub(super) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Timestamp> {
-    awaited(ctx.policy, progress.step).map(|(_, wait)| deadline_of(ctx, progress, wait)).max()
+pub(super) fn deadline(ctx: &Attempt<'_>) -> Option<Timestamp> {
+    awaited(ctx.policy, ctx.phase.hooks?).map(|(_, wait)| deadline_of(ctx, wait)).max()
 }
 
 /// Returns when a hook is no longer waited for. A change of the policy begins its time again: it may have added the hook, or
 /// made the time shorter.
-fn deadline_of(ctx: &NodeContext<'_>, progress: &Progress, wait: HookWait) -> Timestamp {
+fn deadline_of(ctx: &Attempt<'_>, wait: HookWait) -> Timestamp {
+    let began = ctx.progress.since;
     let changed = ctx.view.operator.as_ref().and_then(|operator| operator.spec_changed);
-    let since = changed.map_or(progress.since, |changed| changed.min(ctx.now).max(progress.since));
+    let since = changed.map_or(began, |changed| changed.min(ctx.now).max(began));
     ctx.deadline(since, wait.timeout)
-}
-
-/// Awaits the hooks of a claimed node, and begins its drain.
-pub(super) fn before_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
-    if let Some(decision) = ended_during_drain(ctx, progress) {
-        return decision;
-    }
-    if let Some(deadline) = deadline(ctx, progress).filter(|deadline| ctx.now < *deadline)
-        && let Some(claim) = claim_due(ctx, progress)
-    {
-        return claim.waking_at(deadline);
-    }
-    still_awaited(ctx, progress).unwrap_or_else(|| checked_again(ctx, progress))
-}
-
-/// Begins the drain if the node still passes the gates that it had passed before its hooks were asked; returns it to service
-/// otherwise.
-fn checked_again(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
-    let until = after(deadline(ctx, progress).unwrap_or(progress.since), ctx.group().drain.timeout);
-    match gates::after_hooks(ctx) {
-        None => Decision::act(with_note(begin_drain(ctx, progress), unanswered(ctx, progress))),
-        Some(Wait::ReadingPods | Wait::ExpressionsPending { .. }) if ctx.now < until => {
-            let queries = gates::queries(&ctx.group().before.expressions, &ctx.facts().name);
-            Decision::wait(Wait::ReadingPods).querying(queries).waking_at(until)
-        }
-        Some(refused) => match &progress.drill {
-            Some(drill) => drill::refuse(ctx, progress, drill, &refused),
-            None => fail(ctx, progress, FailureReason::GateRefused, &refused.to_string()),
-        },
-    }
 }
 
 /// Sets the request of a drained node again if another client has removed it: to a hook, its removal means that the attempt is
 /// over. An answer to it shows that a hook was asked.
-pub(super) fn with_request(ctx: &NodeContext<'_>, progress: &Progress, decision: Decision) -> Decision {
-    let keeps_request = matches!(
-        progress.step,
-        Step::LeavingLoadBalancer
-            | Step::Draining
-            | Step::RehearsingDrain
-            | Step::Rebooting
-            | Step::RehearsingReboot
-            | Step::Returning
-            | Step::Verifying
-    );
-    if !keeps_request || !matches!(decision.verdict, Verdict::Wait(_)) {
+pub(super) fn with_request(ctx: &Attempt<'_>, decision: Decision) -> Decision {
+    let between = matches!(ctx.phase.step.place(), Place::Leaving | Place::Away | Place::Booted | Place::Back);
+    if !between || ctx.phase.hooks.is_some() || !matches!(decision.verdict, Verdict::Wait(_)) {
         return decision;
     }
-    let Some(request) = hooks::request(&Progress { step: Step::BeforeDrain, ..progress.clone() }) else {
+    let Some(request) = hooks::request(&Progress { step: Step::BeforeDrain, ..ctx.progress.clone() }) else {
         return decision;
     };
     let facts = ctx.facts();
@@ -95,36 +53,19 @@ pub(super) fn with_request(ctx: &NodeContext<'_>, progress: &Progress, decision:
     Decision { verdict: Verdict::Act(Action::Hook { request: Some(request) }), ..decision }
 }
 
-/// Awaits the hooks of an updated node, and ends its attempt. Like its verification, that of an update is not interrupted
-/// from outside.
-pub(super) fn after_update(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
-    if progress.drill.is_some()
-        && let Some(decision) = ended_from_outside(ctx, progress)
-    {
-        return decision;
-    }
-    if ctx.needs_release() {
-        return Decision::act(Action::Release);
-    }
-    still_awaited(ctx, progress).unwrap_or_else(|| match verify::record(ctx, progress) {
-        Decision { verdict: Verdict::Act(action), .. } => Decision::act(with_note(action, unanswered(ctx, progress))),
-        decision => decision,
-    })
-}
-
 /// Sets the request and checks the answers. Returns what is left to do, or the failure of the attempt; `None` once no answer
 /// is waited for any more.
-fn still_awaited(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Decision> {
-    let request = hooks::request(progress)?;
+pub(super) fn still_awaited(ctx: &Attempt<'_>) -> Option<Turn> {
+    let request = hooks::request(ctx.progress)?;
     let mut open = Vec::new();
     let mut until: Option<Timestamp> = None;
-    for (name, wait) in awaited(ctx.policy, progress.step) {
-        let deadline = deadline_of(ctx, progress, wait);
+    for (name, wait) in awaited(ctx.policy, ctx.phase.hooks?) {
+        let deadline = deadline_of(ctx, wait);
         match hooks::answer(&ctx.facts().hook_answers, name, &request) {
             HookAnswer::Done => {}
             HookAnswer::Refused(reason) => {
                 let message = format!("hook {name} refused the request {request}: {reason}");
-                return Some(fail(ctx, progress, FailureReason::HookRefused, &message));
+                return Some(fail(FailureReason::HookRefused, message));
             }
             HookAnswer::Missing if ctx.now < deadline => {
                 open.push(name.to_owned());
@@ -133,39 +74,27 @@ fn still_awaited(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Decision>
             HookAnswer::Missing if wait.continues => {}
             HookAnswer::Missing => {
                 let message = format!("hook {name} has not answered the request {request} by {deadline:.0}");
-                return Some(fail(ctx, progress, FailureReason::HookTimedOut, &message));
+                return Some(fail(FailureReason::HookTimedOut, message));
             }
         }
     }
     let until = until?;
     let decision = if ctx.facts().hook_request.as_ref() == Some(&request) {
-        Decision::wait(Wait::AwaitingHook { hooks: open, request, until })
+        stay(Wait::AwaitingHook { hooks: open, request, until })
     } else {
-        Decision::act(Action::Hook { request: Some(request) })
+        act(Action::Hook { request: Some(request) })
     };
     Some(decision.waking_at(until))
 }
 
 /// The Event about the hooks without whose answer the attempt goes on, if there are any.
-fn unanswered(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Note> {
-    let request = hooks::request(progress)?;
+pub(super) fn unanswered(ctx: &Attempt<'_>) -> Option<Note> {
+    let request = hooks::request(ctx.progress)?;
     let missing = |name: &&str| hooks::answer(&ctx.facts().hook_answers, name, &request) == HookAnswer::Missing;
-    let late: Vec<&str> = awaited(ctx.policy, progress.step).map(|(name, _)| name).filter(missing).collect();
+    let late: Vec<&str> = awaited(ctx.policy, ctx.phase.hooks?).map(|(name, _)| name).filter(missing).collect();
     (!late.is_empty()).then(|| Note {
         warning: true,
         reason: FailureReason::HookTimedOut.as_str(),
         message: format!("going on without an answer of hook(s) {} to the request {request}", late.join(", ")),
     })
-}
-
-/// Adds an Event to a write of the status. One that it has keeps its reason, and gets the text too.
-fn with_note(action: Action, note: Option<Note>) -> Action {
-    match (action, note) {
-        (Action::Status { status, note: Some(own) }, Some(note)) => {
-            let message = format!("{}; {}", own.message, note.message);
-            Action::Status { status, note: Some(Note { warning: true, message, ..own }) }
-        }
-        (Action::Status { status, note: None }, note) => Action::Status { status, note },
-        (action, _) => action,
-    }
 }

@@ -1,38 +1,40 @@
 //! A node without an attempt: whatever an interrupted one has left is cleaned up before another one may begin. Its
 //! beginning disrupts nothing.
 
-use models::reason::FailureReason;
 use models::shadow::{Drill, HostState, Progress, Step};
 use semver::Version;
 
 use super::desired::{has_host_settings, withdraw};
-use super::drill;
-use super::fail::fail;
-use super::release::{down_by, forget_claim};
+use super::down::down_by;
+use super::drill_request;
 use super::requests::acknowledged;
-use super::status::{unblock, with_blocked_condition};
+use super::status::{forget_claim, unblock, with_blocked_condition};
 use crate::decision::{Action, Decision, Verdict};
 use crate::gates;
 use crate::survey::NodeContext;
 use crate::wait::Wait;
 
+/// Returns the attempt of a desired state without a record of it, to be withdrawn like a failed one.
+pub(super) fn lost(ctx: &NodeContext<'_>) -> Option<Progress> {
+    let spec = &ctx.shadow.spec;
+    if spec.state == HostState::Idle {
+        return None;
+    }
+    let (version, boot_id) = (spec.version.as_ref()?, spec.boot_id.clone()?);
+    let rehearsed = spec.state == HostState::RehearsedUpdate;
+    Some(Progress {
+        boot_id,
+        permit_issued: spec.permit.is_some() && !rehearsed,
+        drill: rehearsed.then(|| Drill::of(&acknowledged(ctx).drill.unwrap_or_default())),
+        disruptive: ctx.slot || ctx.facts().claimed(),
+        ..ctx.new_progress(Step::Releasing, spec.attempt, version)
+    })
+}
+
 /// Cleans up after an interrupted attempt if nothing is under way, else checks if a new one may begin.
 pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
-    let spec = &ctx.shadow.spec;
-    if spec.state != HostState::Idle {
-        // A desired state without a record of its attempt: withdrawn like a failed one.
-        let (Some(version), Some(boot_id)) = (spec.version.clone(), spec.boot_id.clone()) else {
-            return Decision::act(withdraw(ctx));
-        };
-        let rehearsed = spec.state == HostState::RehearsedUpdate;
-        let progress = Progress {
-            boot_id,
-            permit_issued: spec.permit.is_some() && !rehearsed,
-            drill: rehearsed.then(|| Drill::of(&acknowledged(ctx).drill.unwrap_or_default())),
-            disruptive: ctx.slot || ctx.facts().claimed(),
-            ..ctx.new_progress(Step::Releasing, spec.attempt, &version)
-        };
-        return fail(ctx, &progress, FailureReason::ProgressLost, "the record of this attempt is gone");
+    if ctx.shadow.spec.state != HostState::Idle {
+        return Decision::act(withdraw(ctx));
     }
     // Of an attempt that has ended, or whose record is gone. While the host may still reboot, hooks keep what they have set.
     if ctx.facts().hook_request.is_some() && (!ctx.facts().claimed() || ctx.facts().held()) {
@@ -42,7 +44,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
         && let Some(wait) = gates::held(ctx)
     {
         if ctx.shadow.pending_drill().is_some() {
-            return drill::refuse_request(ctx, &wait);
+            return drill_request::refuse_request(ctx, &wait);
         }
         // A held node stays out of service until the user removes the hold; its host's settings are restored.
         if !has_host_settings(ctx) {
@@ -69,7 +71,7 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
         // The host gets the policy's settings before anything begins: an attempt keeps those that it began with.
         return Decision::act(withdraw(ctx));
     }
-    with_blocked_condition(ctx, drill::begin(ctx).unwrap_or_else(|| check_begin(ctx)))
+    with_blocked_condition(ctx, drill_request::begin(ctx).unwrap_or_else(|| check_begin(ctx)))
 }
 
 /// Checks that an attempt may begin.

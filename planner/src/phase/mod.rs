@@ -1,142 +1,353 @@
-//! The next step of one node, from idle to its release. Each phase of an update has a file, in this order:
+//! The phases of an attempt, as data: [`PHASES`] has one row for each step, with what everyone else asks about it, and its
+//! `decide`, from the node with a slot to be given to its release. `docs/decisions/phases-as-data.md` says why.
 //!
-//! `idle` → `stage` → `claim` (the start of the disruption) → `drain` (with `blockers`, and `overdue` past the
-//! deadline) → `permit` (requested, checked, issued) → `returning` → `verify`; `fail` and `release` end an attempt in any
-//! of them. `desired`, `result` and `status` make the writes that several phases need.
-//! `hooks` has the waits for other controllers, `drill` the phases of a drill.
+//! A phase decides by what it reads, and names the next one; none calls another. What several of them need is in files of its
+//! own below them: the claim, the pods of a drain, the health after it, the desired state, the result. A drill is a mode of the
+//! same phases ([`Mode`]). A node without an attempt is in `idle`.
 
+mod after_update;
+mod before_drain;
 mod blockers;
+mod boot;
 mod claim;
 mod desired;
-mod drain;
+mod down;
+mod drained;
+mod draining;
 mod drill;
-mod fail;
+mod drill_request;
+mod dry_run;
+mod end;
+mod health;
 mod hooks;
 mod idle;
+mod leaving_load_balancer;
 mod overdue;
-mod permit;
-mod release;
+mod permits;
+mod rebooting;
+mod releasing;
 mod requests;
 mod result;
 mod returning;
-mod stage;
+mod row;
+mod staged;
+mod staging;
+mod start;
 mod status;
-mod verify;
+#[cfg(test)]
+mod tests;
+mod verifying;
+mod waiting;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{HostState, Progress, Step};
+use models::shadow::{HostState, Mode, Place, Progress, Step};
 
-use self::desired::signed_again;
-use self::fail::{fail, may_reboot};
-use self::status::with_blocked_condition;
-use crate::decision::Decision;
+use self::row::{Attempt, Outcome};
+use crate::decision::{Action, Decision, Verdict};
 use crate::survey::NodeContext;
+use crate::wait::Wait;
 
-pub(super) use idle::begin;
-pub(super) use stage::waiting_staged;
-pub(super) use status::waiting_in_turn;
+pub use self::drained::LISTED_PODS;
+pub(crate) use self::idle::begin;
+pub use self::row::{Backing, Claims, Phase};
+pub(crate) use self::status::waiting_in_turn;
 
-/// The number of pods of a drain that a shadow lists.
-pub const LISTED_PODS: usize = 1024;
+/// All phases, in the order in which an attempt passes them.
+pub const PHASES: [Phase; 10] = [
+    Phase {
+        step: Step::Staging,
+        of: |_| true,
+        backing: Backing::Nothing,
+        claims: Claims::Nothing,
+        hooks: None,
+        holds: |mode| match mode {
+            Mode::Update => "the host has staged the image",
+            Mode::Drill { .. } => "the agent has taken on the drill, and the host has the image that it downloads",
+        },
+        awaits: |mode| match mode {
+            Mode::Update | Mode::Drill { download: true, .. } => "the host downloads the image",
+            Mode::Drill { .. } => "the agent takes on the drill",
+        },
+        log: |_| "image to be staged again",
+        deadline: |ctx| Some(waiting::deadline(ctx)),
+        decide: staging::decide,
+    },
+    Phase {
+        step: Step::Staged,
+        of: |_| true,
+        backing: Backing::Nothing,
+        claims: Claims::Nothing,
+        hooks: None,
+        holds: |_| "the node has a slot",
+        awaits: |_| "its slot",
+        log: |mode| if mode.is_drill() { "drill waits for a slot" } else { "image staged" },
+        deadline: |_| None,
+        decide: staged::decide,
+    },
+    Phase {
+        step: Step::BeforeDrain,
+        of: |_| true,
+        backing: Backing::SlotOrClaim,
+        claims: Claims::KeepsConnections,
+        hooks: Some(hooks::BEFORE_DRAIN),
+        holds: |_| "hooks have answered",
+        awaits: |_| "the answers of hooks",
+        log: |mode| {
+            if mode.is_drill() { "hooks awaited before the drain of a drill" } else { "hooks awaited before the drain" }
+        },
+        deadline: hooks::deadline,
+        decide: before_drain::decide,
+    },
+    Phase {
+        step: Step::LeavingLoadBalancer,
+        of: |_| true,
+        backing: Backing::SlotOrClaim,
+        claims: Claims::Everything,
+        hooks: None,
+        holds: |_| "the node has left external load balancers",
+        awaits: |_| "the node leaves its load balancers",
+        log: |mode| if mode.is_drill() { "leaving load balancers in a drill" } else { "leaving load balancers" },
+        deadline: |ctx| Some(drained::deadline(ctx)),
+        decide: leaving_load_balancer::decide,
+    },
+    Phase {
+        step: Step::Draining,
+        of: |_| true,
+        backing: Backing::SlotOrClaim,
+        claims: Claims::Everything,
+        hooks: None,
+        holds: |mode| {
+            if mode.is_dry() {
+                "the API server has answered for each pod whether it may be evicted"
+            } else {
+                "the pods have left the node"
+            }
+        },
+        awaits: |mode| {
+            if mode.is_dry() {
+                "the API server is asked about its pods"
+            } else {
+                "its pods leave, within their budgets"
+            }
+        },
+        log: |mode| match mode {
+            Mode::Update => "drain started",
+            Mode::Drill { evict: true, .. } => "drain started in a drill",
+            Mode::Drill { .. } => "dry run of the drain started",
+        },
+        deadline: |ctx| Some(drained::deadline(ctx)),
+        decide: draining::decide,
+    },
+    Phase {
+        step: Step::Rebooting,
+        of: |_| true,
+        backing: Backing::SlotOrClaim,
+        claims: Claims::Everything,
+        hooks: None,
+        holds: |mode| match mode {
+            Mode::Update => "the host has armed the image and rebooted",
+            Mode::Drill { .. } => "the agent has verified a rehearsal permit",
+        },
+        awaits: |mode| match mode {
+            Mode::Update => "the host arms the image and reboots, with a permit",
+            Mode::Drill { .. } => "the agent requests and verifies a rehearsal permit",
+        },
+        log: |mode| match mode {
+            Mode::Update => "node drained",
+            Mode::Drill { evict: true, .. } => "node drained in a drill",
+            Mode::Drill { .. } => "dry run of the drain is over",
+        },
+        deadline: |ctx| Some(rebooting::deadline(ctx)),
+        decide: rebooting::decide,
+    },
+    Phase {
+        step: Step::Returning,
+        of: |mode| !mode.is_drill(),
+        backing: Backing::Slot,
+        claims: Claims::Everything,
+        hooks: None,
+        holds: |_| "the node is Ready on the new version",
+        awaits: |_| "the node becomes Ready",
+        log: |_| "node rebooted: waiting for it to be Ready",
+        deadline: |ctx| Some(boot::deadline(ctx)),
+        decide: returning::decide,
+    },
+    Phase {
+        step: Step::Verifying,
+        of: |_| true,
+        backing: Backing::SlotUntilVerified,
+        claims: Claims::Nothing,
+        hooks: None,
+        holds: |_| "the node has stayed healthy for the soak",
+        awaits: |_| "the end of its verification",
+        log: |mode| match mode {
+            Mode::Update => "verification started",
+            Mode::Drill { .. } => "rehearsal permit verified: node released, soak started",
+        },
+        deadline: |ctx| Some(health::deadline(ctx)),
+        decide: verifying::decide,
+    },
+    Phase {
+        step: Step::AfterUpdate,
+        of: |_| true,
+        backing: Backing::SlotUntilVerified,
+        claims: Claims::Nothing,
+        hooks: Some(hooks::AFTER_UPDATE),
+        holds: |_| "hooks have answered",
+        awaits: |_| "the answers of hooks",
+        log: |mode| if mode.is_drill() { "hooks awaited after a drill" } else { "hooks awaited after the update" },
+        deadline: hooks::deadline,
+        decide: after_update::decide,
+    },
+    RELEASING,
+];
 
-/// Decides the next step.
+/// The phase in which an attempt ends that does not go through.
+const RELEASING: Phase = Phase {
+    step: Step::Releasing,
+    of: |_| true,
+    backing: Backing::Nothing,
+    claims: Claims::Nothing,
+    hooks: None,
+    holds: |_| "the node is released after its attempt",
+    awaits: |_| "the node is released",
+    log: |_| "attempt ended",
+    deadline: |_| None,
+    decide: releasing::decide,
+};
+
+static ALL: [Phase; PHASES.len()] = PHASES;
+static ENDING: Phase = RELEASING;
+
+impl Phase {
+    /// Returns the phase of a step; `None` for one of another version of the controller.
+    pub fn of_step(step: Step) -> Option<&'static Self> {
+        ALL.iter().find(|phase| phase.step == step)
+    }
+
+    /// Returns the phases of an attempt, in their order, without the one that ends it early.
+    pub fn path(mode: Mode) -> impl Iterator<Item = &'static Self> {
+        ALL.iter().filter(move |phase| (phase.of)(mode) && phase.step.place() != Place::Over)
+    }
+}
+
+/// Decides the next step of a node.
 pub(crate) fn decide(ctx: &NodeContext<'_>) -> Decision {
     let progress = ctx.node.progress();
+    let phase = progress.and_then(|progress| Phase::of_step(progress.step));
+    let attempt = progress.map(|progress| Attempt { of: ctx, progress, phase: phase.unwrap_or(&ENDING) });
     // Before any request: its answer would be a write with the forged attempt in it.
-    if let Some(progress) = progress.filter(|progress| is_unbacked(ctx, progress)) {
-        return end_unbacked(ctx, progress);
+    if let Some(attempt) = attempt.as_ref().filter(|attempt| is_unbacked(attempt, phase)) {
+        return end_unbacked(attempt);
     }
     if let Some(action) = requests::resume(ctx).or_else(|| requests::retry(ctx)) {
         return Decision::act(action);
     }
+    let releasing = progress.is_some_and(|progress| progress.step == Step::Releasing);
     if ctx.shadow.pending_release().is_some() {
-        return match progress.filter(|progress| progress.step != Step::Releasing) {
-            Some(progress) => {
-                fail(ctx, progress, FailureReason::ReleaseRequested, "a user requested the release of the node")
+        return match attempt.filter(|_| !releasing) {
+            Some(attempt) => {
+                let message = "a user requested the release of the node";
+                Decision::act(end::failed(&attempt, FailureReason::ReleaseRequested, message))
             }
-            None => drill::release_request(ctx).unwrap_or_else(|| Decision::act(requests::nothing_to_release(ctx))),
+            None => {
+                drill_request::release_request(ctx).unwrap_or_else(|| Decision::act(requests::nothing_to_release(ctx)))
+            }
         };
     }
-    let Some(progress) = progress else { return idle::decide(ctx) };
-    if let Some(action) = signed_again(ctx, progress) {
-        let decision = Decision::act(action);
-        let calm = matches!(progress.step, Step::Staging | Step::Staged);
-        return if calm { decision } else { decision.watching_pods() };
+    let Some(attempt) = attempt else { return without_attempt(ctx) };
+    // Pods are watched from the drain to the end of the verification without a break, so that they are listed once.
+    let watches = !matches!(attempt.phase.step.place(), Place::Waiting | Place::Over);
+    let watching = |decision: Decision| if watches { decision.watching_pods() } else { decision };
+    if let Some(action) = desired::signed_again(&attempt) {
+        return watching(Decision::act(action));
     }
-    let decision = match (progress.step, &progress.drill) {
-        (Step::Staging | Step::Staged, Some(drill)) => drill::before_drain(ctx, progress, drill),
-        (Step::RehearsingDrain, Some(drill)) => drill::rehearse_drain(ctx, progress, drill).watching_pods(),
-        (Step::RehearsingReboot, Some(drill)) => drill::rehearse_reboot(ctx, progress, drill).watching_pods(),
-        (Step::Verifying, Some(drill)) => drill::verify(ctx, progress, drill).watching_pods(),
-        (Step::Rebooting | Step::Returning, Some(_)) | (Step::RehearsingDrain | Step::RehearsingReboot, None) => {
-            fail(ctx, progress, FailureReason::ProgressLost, "its step is none of a drill, or of an update")
-        }
-        (step, _) => of_update(ctx, progress, step),
-    };
-    with_blocked_condition(ctx, hooks::with_request(ctx, progress, decision))
+    if !phase.is_some_and(|phase| (phase.of)(attempt.mode())) {
+        // Releasing the node is safe after any step: the release waits for a permit that was issued.
+        let message = "its step is one of another version of the controller, or of no attempt of this kind";
+        return Decision::act(end::failed(&attempt, FailureReason::ProgressLost, message));
+    }
+    let decision = watching((attempt.phase.decide)(&attempt).map(|outcome| conclude(&attempt, outcome)));
+    status::with_blocked_condition(ctx, hooks::with_request(&attempt, decision))
 }
 
-/// Decides the next step of an update, or one that a drill has in common with it.
-fn of_update(ctx: &NodeContext<'_>, progress: &Progress, step: Step) -> Decision {
-    match step {
-        Step::Staging | Step::Staged => stage::decide(ctx, progress),
-        Step::BeforeDrain => hooks::before_drain(ctx, progress).watching_pods(),
-        Step::LeavingLoadBalancer => claim::leave_load_balancer(ctx, progress).watching_pods(),
-        Step::Draining => drain::decide(ctx, progress).watching_pods(),
-        // Pods are watched from the drain to the end of the verification without a break, so that they are listed once.
-        Step::Rebooting => permit::decide(ctx, progress).watching_pods(),
-        Step::Returning => returning::after_reboot(ctx, progress).watching_pods(),
-        Step::Verifying => verify::decide(ctx, progress).watching_pods(),
-        Step::AfterUpdate => hooks::after_update(ctx, progress).watching_pods(),
-        Step::Releasing => release::decide(ctx, progress),
-        // Releasing the node is safe after any step: the release waits for a permit that was issued.
-        Step::RehearsingDrain | Step::RehearsingReboot | Step::Unknown => {
-            fail(ctx, progress, FailureReason::ProgressLost, "its step is one of another version of the controller")
+/// What follows from the outcome of a phase.
+fn conclude(ctx: &Attempt<'_>, outcome: Outcome) -> Verdict {
+    Verdict::Act(match outcome {
+        Outcome::Stay(wait) => return Verdict::Wait(wait),
+        Outcome::WantsSlot => return Verdict::WantsSlot,
+        // Nothing is disrupted so far: the node waits.
+        Outcome::Refuse(wait) if !ctx.mode().is_drill() && ctx.phase.step.place() == Place::Waiting => {
+            return staged_waiting(ctx, wait);
         }
+        Outcome::Refuse(wait) => end::refused(ctx, &wait),
+        Outcome::Do(action) => action,
+        Outcome::Next(status, note) => Action::Status { status, note },
+        Outcome::Fail(reason, message) => end::failed(ctx, reason, &message),
+        Outcome::Pass(note) => end::passed(ctx, note),
+    })
+}
+
+/// A node that has its image waits, which its step says.
+fn staged_waiting(ctx: &Attempt<'_>, wait: Wait) -> Verdict {
+    if ctx.phase.step == Step::Staged {
+        return Verdict::Wait(wait);
+    }
+    ctx.next(Step::Staged, |_| {}).map(|outcome| conclude(ctx, outcome)).verdict
+}
+
+/// Decides about a node without an attempt.
+fn without_attempt(ctx: &NodeContext<'_>) -> Decision {
+    match idle::lost(ctx) {
+        Some(progress) => {
+            let attempt = Attempt { of: ctx, progress: &progress, phase: &ENDING };
+            Decision::act(end::failed(&attempt, FailureReason::ProgressLost, "the record of this attempt is gone"))
+        }
+        None => idle::decide(ctx),
+    }
+}
+
+/// Records the reason why a staged node waits, once. The findings of the last check stay until the next one:
+/// `checked` is true if this was one.
+pub(crate) fn waiting_staged(ctx: &NodeContext<'_>, progress: &Progress, wait: Wait, checked: bool) -> Decision {
+    let attempt = Attempt { of: ctx, progress, phase: Phase::of_step(progress.step).unwrap_or(&ENDING) };
+    if attempt.mode().is_drill() && checked && wait.reason().is_check_finding() {
+        return Decision::act(end::refused(&attempt, &wait));
+    }
+    match staged_waiting(&attempt, wait) {
+        Verdict::Wait(wait) if !checked => waiting_in_turn(ctx, wait),
+        verdict => status::with_blocked_condition(ctx, Decision::of(verdict)),
     }
 }
 
 /// Returns when the step under way is given up; `None` where it has no time limit.
 pub(crate) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Timestamp> {
-    match progress.step {
-        Step::Staging => Some(stage::deadline(ctx, progress)),
-        Step::BeforeDrain | Step::AfterUpdate => hooks::deadline(ctx, progress),
-        Step::LeavingLoadBalancer | Step::Draining => Some(drain::deadline(ctx, progress)),
-        Step::Rebooting => Some(permit::deadline(ctx, progress)),
-        Step::Returning => Some(returning::deadline(ctx, progress)),
-        Step::Verifying => Some(verify::deadline(ctx, progress)),
-        Step::RehearsingDrain | Step::RehearsingReboot => Some(drill::deadline(ctx, progress)),
-        Step::Staged | Step::Releasing | Step::Unknown => None,
-    }
+    let phase = Phase::of_step(progress.step)?;
+    (phase.deadline)(&Attempt { of: ctx, progress, phase })
 }
 
 /// Returns whether a step that disrupts the node has neither a slot nor a claim, which the controller records
 /// before it. Without the operator's resource there are no slots, and after the reboot no claim either: then the
 /// desired state of the shadow decides, and once that is withdrawn, its attempt and the version that runs.
-fn is_unbacked(ctx: &NodeContext<'_>, progress: &Progress) -> bool {
+fn is_unbacked(ctx: &Attempt<'_>, phase: Option<&Phase>) -> bool {
     let spec = &ctx.shadow.spec;
-    let runs = progress.drill.is_some() || ctx.runs_target(progress);
-    let verified = spec.state == HostState::Idle && spec.attempt == progress.attempt && runs;
-    let needs_either = match progress.step {
-        Step::BeforeDrain
-        | Step::LeavingLoadBalancer
-        | Step::Draining
-        | Step::RehearsingDrain
-        | Step::Rebooting
-        | Step::RehearsingReboot
-        | Step::Unknown => true,
-        Step::Returning => ctx.view.operator.is_some(),
-        Step::Verifying | Step::AfterUpdate => ctx.view.operator.is_some() && !verified,
-        Step::Staging | Step::Staged | Step::Releasing => false,
+    let runs = ctx.mode().is_drill() || ctx.runs_target(ctx.progress);
+    let verified = spec.state == HostState::Idle && spec.attempt == ctx.progress.attempt && runs;
+    let needs_either = match phase.map_or(Backing::SlotOrClaim, |phase| phase.backing) {
+        Backing::Nothing => false,
+        Backing::SlotOrClaim => true,
+        Backing::Slot => ctx.view.operator.is_some(),
+        Backing::SlotUntilVerified => ctx.view.operator.is_some() && !verified,
     };
     needs_either && !ctx.slot && !ctx.facts().claimed() && !ctx.node.has_rebooted_as_desired()
 }
 
 /// Ends an attempt that is not the controller's own: it counts against the budget only if its host may still
 /// act on a permit.
-fn end_unbacked(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
-    let disruptive = may_reboot(ctx, progress);
-    let progress = Progress { disruptive, ..progress.clone() };
-    fail(ctx, &progress, FailureReason::ProgressLost, "neither a slot nor a claim on the node backs its step")
+fn end_unbacked(ctx: &Attempt<'_>) -> Decision {
+    let progress = Progress { disruptive: result::may_reboot(ctx), ..ctx.progress.clone() };
+    let attempt = Attempt { of: ctx.of, progress: &progress, phase: ctx.phase };
+    let message = "neither a slot nor a claim on the node backs its step";
+    Decision::act(end::failed(&attempt, FailureReason::ProgressLost, message))
 }

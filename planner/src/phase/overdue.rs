@@ -5,16 +5,15 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{DrainStatus, PodMove, Progress};
+use models::shadow::{DrainStatus, PodMove};
 
-use super::drain::{fail_for_returning_pod, record_new, returning_pod};
-use super::fail::fail;
+use super::drained::{fail_for_returning_pod, record_new, returning_pod};
 use super::result::mark_moved;
+use super::row::{Attempt, Turn, act, fail, stay};
 use crate::drain::Sorted;
 use models::time::after;
 
-use crate::decision::{Action, Decision, Eviction, Evictions, Note};
-use crate::survey::NodeContext;
+use crate::decision::{Action, Eviction, Evictions, Note};
 use crate::view::PodFacts;
 use crate::wait::Wait;
 
@@ -23,17 +22,12 @@ const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// Continues after the deadline without the pods that do not leave, as policy allows: they are recorded first, then
 /// deleted, each under its uid; those that have outlived their own grace period without it.
-pub(super) fn delete_remaining(
-    ctx: &NodeContext<'_>,
-    progress: &Progress,
-    sorted: &Sorted<'_>,
-    deadline: Timestamp,
-) -> Decision {
+pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline: Timestamp) -> Turn {
     if let Some(pod) = returning_pod(ctx, sorted) {
-        return fail_for_returning_pod(ctx, progress, pod);
+        return fail_for_returning_pod(pod);
     }
     if let Some(action) = record_new(ctx, sorted) {
-        return Decision::act(action);
+        return act(action);
     }
     let drain = ctx.drain_status().cloned().unwrap_or_default();
     let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
@@ -50,18 +44,18 @@ pub(super) fn delete_remaining(
         mark_moved(ctx, Arc::make_mut(&mut drain.pods), |pod| (!ends(pod)).then_some(PodMove::Forced));
         status.report.drain = Some(drain);
         let note = Some(Note { warning: true, reason: "DrainForced", message });
-        return Decision::act(Action::Status { status: Box::new(status), note });
+        return act(Action::Status { status: Box::new(status), note });
     };
     let refused = sorted.left().find_map(|pod| ctx.node.blocked.get(&pod.uid).filter(|b| b.deleted && b.fatal));
     if let Some(refused) = refused {
         let message = format!("what is left may not be deleted: {}", refused.message);
-        return fail(ctx, progress, FailureReason::DrainTimedOut, &message);
+        return fail(FailureReason::DrainTimedOut, message);
     }
     let graceful = sorted.left().filter_map(|pod| pod.ends_by).max();
     let limit = after(graceful.unwrap_or(forced).max(forced).max(deadline), FORCE_LIMIT);
     if ctx.now >= limit {
         let message = format!("still on the node although deleted: {}", names.join(", "));
-        return fail(ctx, progress, FailureReason::DrainTimedOut, &message);
+        return fail(FailureReason::DrainTimedOut, message);
     }
     let sent = |pod: &PodFacts| ctx.node.in_flight.get(&pod.uid).is_some_and(|sent| sent.deletes);
     let due = |pod: &&PodFacts| {
@@ -77,17 +71,12 @@ pub(super) fn delete_remaining(
     };
     let next = sorted.left().filter_map(|pod| pod.ends_by).filter(|at| *at > ctx.now).min().unwrap_or(limit);
     let retry = sorted.left().filter_map(|pod| ctx.node.blocked.get(&pod.uid)).map(|b| b.retry_at).min();
-    let decision = Decision::wait(Wait::Draining { left: names.len() }).waking_at(next).waking_at(limit);
+    let decision = stay(Wait::Draining { left: names.len() }).waking_at(next).waking_at(limit);
     let decision = decision.evicting(evictions);
     retry.filter(|at| *at > ctx.now).map_or(decision.clone(), |at| decision.waking_at(at))
 }
 
-pub(super) fn drain_timed_out(
-    ctx: &NodeContext<'_>,
-    progress: &Progress,
-    cordoned: bool,
-    sorted: Option<&Sorted<'_>>,
-) -> Decision {
+pub(super) fn drain_timed_out(ctx: &Attempt<'_>, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Turn {
     let left: Vec<_> = sorted.iter().flat_map(|s| s.left()).take(3).map(PodFacts::title).collect();
     let (reason, message) = match (cordoned, sorted) {
         (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
@@ -103,5 +92,5 @@ pub(super) fn drain_timed_out(
             (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}", left.join(", ")))
         }
     };
-    fail(ctx, progress, reason, &message)
+    fail(reason, message)
 }

@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use models::plain::cut;
 use models::shadow::{
-    ControllerStatus, DrainedPod, MOST_RESULTS, PodMove, Progress, RECORDED_BUDGETS, RECORDED_RUNNING,
-    RECORDED_SERVICES, RolloutPlace, RolloutResult, Step,
+    ControllerStatus, DrainedPod, HostState, MOST_RESULTS, Place, PodMove, Progress, RECORDED_BUDGETS,
+    RECORDED_RUNNING, RECORDED_SERVICES, RolloutPlace, RolloutResult, Step,
 };
 
+use super::requests::acknowledge_release;
+use super::row::Attempt;
+use super::status::unblock;
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
 
@@ -47,20 +50,20 @@ pub(super) fn running(ctx: &NodeContext<'_>) -> Vec<String> {
 
 /// Adds the result of the attempt to a status that is about to be written, whose drain is still the attempt's.
 pub(super) fn keep_result(
-    ctx: &NodeContext<'_>,
+    ctx: &Attempt<'_>,
     status: &mut ControllerStatus,
-    progress: &Progress,
     result: &str,
     message: &str,
     running: Vec<String>,
 ) {
+    let progress = ctx.progress;
     // Without a place, the boot in which it began is not known.
     let unknown = || RolloutPlace { boot_id: String::new(), ..ctx.place(&progress.version) };
     let RolloutPlace { rollout, step, boot_id, drain_started, drain_ended } =
         progress.rollout.clone().unwrap_or_else(unknown);
     let rollout = if rollout == 0 && progress.drill.is_none() { ctx.place(&progress.version).rollout } else { rollout };
     let mut pods = status.report.drain.as_ref().map(|drain| drain.pods.clone()).unwrap_or_default();
-    if matches!(progress.step, Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining) {
+    if ctx.phase.step.place() == Place::Leaving && !ctx.mode().is_dry() {
         mark_moved(ctx, Arc::make_mut(&mut pods), |_| None);
     }
     let results = &mut status.report.results;
@@ -110,4 +113,22 @@ pub(super) fn bounded(mut pods: Vec<DrainedPod>) -> Vec<DrainedPod> {
         }
     }
     pods
+}
+
+/// Has the node released, in a status that is about to be written.
+pub(super) fn release(ctx: &Attempt<'_>, status: &mut ControllerStatus) {
+    let permit_issued = may_reboot(ctx);
+    status.report.progress =
+        Some(Progress { step: Step::Releasing, since: ctx.now, permit_issued, ..ctx.progress.clone() });
+    acknowledge_release(ctx, status);
+    unblock(status);
+}
+
+/// Returns whether the host may still act on a permit of this attempt. One is valid in the boot that its desired state names:
+/// in another one there is nothing left to wait for. By a rehearsal permit no host reboots.
+pub(super) fn may_reboot(ctx: &Attempt<'_>) -> bool {
+    let spec = &ctx.shadow.spec;
+    let spent = spec.boot_id.as_ref().is_some_and(|boot| *boot != ctx.facts().boot_id);
+    let issued = spec.permit.is_some() && spec.state != HostState::RehearsedUpdate;
+    !spent && (ctx.progress.permit_issued || issued)
 }

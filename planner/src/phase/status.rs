@@ -1,32 +1,12 @@
 //! Writes of the controller status that several phases make.
 
-use models::condition::{ConditionStatus, true_condition};
-use models::shadow::{BLOCKED, ControllerStatus, HEALTHY, Progress, Step};
+use models::condition::true_condition;
+use models::shadow::{BLOCKED, CORDONED, ControllerStatus, DRAINED};
 
 use crate::decision::{Action, Decision, Note, Verdict};
 use crate::survey::NodeContext;
 use crate::wait::Wait;
 use crate::wait::WaitReason;
-
-/// A write of the status with the step changed.
-pub(super) fn go_to(
-    ctx: &NodeContext<'_>,
-    progress: &Progress,
-    step: Step,
-    change: impl FnOnce(&mut ControllerStatus),
-) -> Action {
-    let mut status = ctx.controller_status();
-    status.report.progress =
-        Some(Progress { step, since: ctx.now, boot_id: ctx.facts().boot_id.clone(), ..progress.clone() });
-    unblock(&mut status);
-    if matches!(step, Step::Returning | Step::Verifying) && progress.drill.is_none() {
-        // The findings after the previous update do not apply to this boot.
-        let message = format!("the node was rebooted for {} and is being verified", progress.version);
-        ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, "Verifying", &message);
-    }
-    change(&mut status);
-    Action::Status { status: Box::new(status), note: None }
-}
 
 /// Keeps the `Blocked` condition true to the reason, in a write of its own only where no other write is due.
 pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) -> Decision {
@@ -66,4 +46,13 @@ pub(crate) fn waiting_in_turn(ctx: &NodeContext<'_>, wait: Wait) -> Decision {
 /// Removes the `Blocked` condition, as any other write ends a block.
 pub(super) fn unblock(status: &mut ControllerStatus) {
     status.conditions.retain(|c| c.type_ != BLOCKED);
+}
+
+/// Removes the record of a claim that is released.
+pub(super) fn forget_claim(ctx: &NodeContext<'_>, status: &mut ControllerStatus) {
+    if status.report.drain.is_some() {
+        ctx.set_condition(status, CORDONED, false, "Released", "the attempt has ended");
+        ctx.set_condition(status, DRAINED, false, "Released", "the attempt has ended");
+    }
+    status.report.drain = None;
 }

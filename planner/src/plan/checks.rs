@@ -4,11 +4,12 @@
 //! The checks are those of the plan: the gates, and the plan's own answer for what depends on other nodes.
 
 use jiff::Timestamp;
-use models::shadow::{Drill, Progress, Step};
+use models::shadow::{Drill, Mode, Place, Progress, Step};
 
 use super::Plan;
 use crate::gates;
 use crate::gates::Gate;
+use crate::phase::Phase;
 use crate::policy::Policy;
 use crate::survey::NodeContext;
 use crate::survey::Survey;
@@ -58,43 +59,6 @@ impl From<Option<Wait>> for CheckResult {
     }
 }
 
-/// The steps of an update, each with what is true once it is over.
-const STEPS: [(Step, &str); 9] = [
-    (Step::Staging, "the host has staged the image"),
-    (Step::Staged, "the node has a slot"),
-    (Step::BeforeDrain, "hooks have answered"),
-    (Step::LeavingLoadBalancer, "the node has left external load balancers"),
-    (Step::Draining, "the pods have left the node"),
-    (Step::Rebooting, "the host has armed the image and rebooted"),
-    (Step::Returning, "the node is Ready on the new version"),
-    (Step::Verifying, "the node has stayed healthy for the soak"),
-    (Step::AfterUpdate, "hooks have answered"),
-];
-
-/// The steps of a drill, each with what is true once it is over.
-const DRILL_STEPS: [(Step, &str); 9] = [
-    (Step::Staging, "the agent has taken on the drill, and the host has the image that it downloads"),
-    (Step::Staged, "the node has a slot"),
-    (Step::BeforeDrain, "hooks have answered"),
-    (Step::LeavingLoadBalancer, "the node has left external load balancers"),
-    (Step::Draining, "the pods have left the node"),
-    (Step::RehearsingDrain, "the API server has answered for each pod whether it may be evicted"),
-    (Step::RehearsingReboot, "the agent has verified a rehearsal permit"),
-    (Step::Verifying, "the node has stayed healthy for the soak"),
-    (Step::AfterUpdate, "hooks have answered"),
-];
-
-/// Returns the steps of an attempt.
-fn steps(progress: &Progress) -> Vec<(Step, &'static str)> {
-    let Some(drill) = &progress.drill else { return STEPS.to_vec() };
-    let left_out = |step| match step {
-        Step::LeavingLoadBalancer | Step::Draining => !drill.evict,
-        Step::RehearsingDrain => drill.evict,
-        _ => false,
-    };
-    DRILL_STEPS.into_iter().filter(|(step, _)| !left_out(*step)).collect()
-}
-
 /// The name of the check of what depends on other nodes.
 pub const TURN: &str = "HasTurn";
 
@@ -122,7 +86,7 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
     let ctx = NodeContext { slot, ..ctx };
     match node.progress() {
         None => idle(&ctx, wait, &mut checks),
-        Some(progress) if matches!(progress.step, Step::Staging | Step::Staged) => staged(&ctx, wait, &mut checks),
+        Some(progress) if progress.step.place() == Place::Waiting => staged(&ctx, wait, &mut checks),
         Some(progress) => under_way(progress, wait, &mut checks),
     }
     checks
@@ -171,17 +135,16 @@ fn idle(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
 }
 
 fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
-    match ctx.node.progress().and_then(|progress| progress.drill.as_ref()) {
-        Some(drill) => {
-            let early = |wait: &&Wait| matches!(wait, Wait::Staging | Wait::AwaitingAgent);
-            checks.push(Check::new("Staged", DRILL_STEPS[0].1, wait.filter(early).cloned().into()));
-            add_gates(ctx, gates::of_started_drill(drill.download), checks);
-        }
-        None => {
-            let staging = (!ctx.is_staged()).then_some(Wait::Staging);
-            checks.push(Check::new("Staged", STEPS[0].1, staging.into()));
-            add_gates(ctx, gates::of_staged(), checks);
-        }
+    let mode = ctx.node.progress().map_or(Mode::Update, Progress::mode);
+    let holds = Phase::of_step(Step::Staging).map_or("", |phase| (phase.holds)(mode));
+    if let Mode::Drill { download, .. } = mode {
+        let early = |wait: &&Wait| matches!(wait, Wait::Staging | Wait::AwaitingAgent);
+        checks.push(Check::new("Staged", holds, wait.filter(early).cloned().into()));
+        add_gates(ctx, gates::of_started_drill(download), checks);
+    } else {
+        let staging = (!ctx.is_staged()).then_some(Wait::Staging);
+        checks.push(Check::new("Staged", holds, staging.into()));
+        add_gates(ctx, gates::of_staged(), checks);
     }
     if !passed(checks) {
         checks.push(turn(CheckResult::NotReached));
@@ -204,18 +167,18 @@ fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
 }
 
 fn under_way(progress: &Progress, wait: Option<&Wait>, checks: &mut Vec<Check>) {
-    let steps = steps(progress);
-    let now = steps.iter().position(|(step, _)| *step == progress.step);
-    let Some(now) = now else {
+    let mode = progress.mode();
+    let path: Vec<_> = Phase::path(mode).collect();
+    let Some(now) = path.iter().position(|phase| phase.step == progress.step) else {
         checks.push(Check::new("Releasing", "the node is released after its attempt", wait.cloned().into()));
         return;
     };
-    for (index, (step, holds)) in steps.iter().enumerate() {
+    for (index, phase) in path.iter().enumerate() {
         let result = match index.cmp(&now) {
             std::cmp::Ordering::Less => CheckResult::Passed,
             std::cmp::Ordering::Equal => wait.cloned().into(),
             std::cmp::Ordering::Greater => CheckResult::NotReached,
         };
-        checks.push(Check::new(step.as_str(), holds, result));
+        checks.push(Check::new(phase.step.as_str(), (phase.holds)(mode), result));
     }
 }

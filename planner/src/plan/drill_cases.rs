@@ -197,9 +197,9 @@ fn dry_run_drill_rehearses_all_steps_and_evicts_arms_and_reboots_nothing() {
     let mut bench = Bench::new(&["a"], "1");
     let found = bench.end();
     assert_eq!((found.result.as_str(), found.pods), ("Passed", 2), "{found:?}");
-    use Step::{RehearsingDrain, RehearsingReboot, Staging, Verifying};
+    use Step::{Draining, Rebooting, Staging, Verifying};
     let short: Vec<_> = bench.steps.iter().filter(|step| **step != Step::Staged).copied().collect();
-    assert_eq!(short, [Staging, RehearsingDrain, RehearsingReboot, Verifying]);
+    assert_eq!(short, [Staging, Draining, Rebooting, Verifying]);
     assert_eq!(bench.states, [HostState::RehearsedUpdate, HostState::Idle]);
     assert!(bench.evictions.iter().all(|evictions| evictions.dry_run && !evictions.delete));
     let asked: usize = bench.evictions.iter().map(|evictions| evictions.pods.len()).sum();
@@ -253,7 +253,7 @@ fn refusal_without_a_budget_is_asked_about_again_for_a_minute_and_is_the_result_
 #[test]
 fn pod_that_comes_before_the_node_is_cordoned_is_asked_about_too() {
     let mut bench = Bench::new(&["a"], "1");
-    bench.until(Step::RehearsingDrain);
+    bench.until(Step::Draining);
     let late = PodFacts { name: "late-a".into(), uid: "late-a".into(), ready: true, ..pod("a", false) };
     bench.view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().push(late);
     let found = bench.end();
@@ -265,7 +265,7 @@ fn drill_with_evictions_drains_node_and_deletes_no_pod_past_its_budget() {
     let mut bench = Bench::new(&["a"], "1 evict");
     let found = bench.end();
     assert_eq!((found.result.as_str(), found.pods), ("Passed", 2), "{found:?}");
-    assert!(bench.steps.contains(&Step::Draining) && bench.steps.contains(&Step::RehearsingReboot));
+    assert!(bench.steps.contains(&Step::Draining) && bench.steps.contains(&Step::Rebooting));
     assert!(bench.evictions.iter().all(|evictions| !evictions.dry_run));
     assert!(bench.view.nodes["a"].pods.as_ref().unwrap().is_empty());
     bench.assert_nothing_armed_or_charged();
@@ -511,13 +511,8 @@ fn agent_that_does_not_know_drills_ends_drill_before_the_node_is_claimed() {
 fn hold_release_pause_freeze_or_reboot_ends_drill_with_its_reason() {
     type Change = fn(&mut Bench);
     let cases: &[(&str, Step, Change, &str)] = &[
-        (
-            "a hold",
-            Step::RehearsingReboot,
-            |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()),
-            "Held",
-        ),
-        ("a release", Step::RehearsingReboot, |b| shadow(&mut b.view).release = Some("now".into()), "ReleaseRequested"),
+        ("a hold", Step::Rebooting, |b| b.view.nodes.get_mut("a").unwrap().facts.hold = Some(Hold::default()), "Held"),
+        ("a release", Step::Rebooting, |b| shadow(&mut b.view).release = Some("now".into()), "ReleaseRequested"),
         (
             "a release in the soak",
             Step::Verifying,
@@ -536,7 +531,7 @@ fn hold_release_pause_freeze_or_reboot_ends_drill_with_its_reason() {
         ),
         (
             "rebooted by another client",
-            Step::RehearsingReboot,
+            Step::Rebooting,
             |b| b.view.nodes.get_mut("a").unwrap().facts.boot_id = "b2".into(),
             "RebootedByOther",
         ),
@@ -569,7 +564,7 @@ fn hold_release_pause_freeze_or_reboot_ends_drill_with_its_reason() {
 fn failure_in_a_drill_charges_neither_version_nor_node() {
     for reason in FailureReason::ALL {
         let mut bench = Bench::new(&["a"], "1");
-        bench.until(Step::RehearsingReboot);
+        bench.until(Step::Rebooting);
         let shadow = shadow(&mut bench.view);
         let (attempt, step) = (shadow.spec.attempt, HostState::RehearsedUpdate);
         shadow.status.agent.failure =
@@ -585,7 +580,7 @@ fn failure_in_a_drill_charges_neither_version_nor_node() {
 #[test]
 fn permit_of_a_drill_is_requested_answered_and_verified_and_waits_for_the_agent() {
     let mut bench = Bench::new(&["a"], "1");
-    bench.until(Step::RehearsingReboot);
+    bench.until(Step::Rebooting);
     // An agent that verifies nothing.
     let deadline = bench.now + i64::try_from(bench.policy.reboot.as_secs()).unwrap();
     while bench.now <= deadline {
@@ -604,7 +599,7 @@ fn permit_of_a_drill_is_requested_answered_and_verified_and_waits_for_the_agent(
 #[test]
 fn lost_record_of_a_drill_ends_it_as_a_drill() {
     let mut bench = Bench::new(&["a"], "1");
-    bench.until(Step::RehearsingReboot);
+    bench.until(Step::Rebooting);
     shadow(&mut bench.view).status.controller.progress = None;
     let found = bench.end();
     assert_eq!((found.result.as_str(), found.drill.request.as_str()), ("ProgressLost", "1"));
@@ -631,14 +626,14 @@ fn update_begins_only_once_the_slot_of_the_drill_is_removed() {
 
 #[test]
 fn drill_asks_hooks_with_and_without_eviction() {
-    use Step::{AfterUpdate, BeforeDrain, Draining, RehearsingDrain, RehearsingReboot, Staging, Verifying};
-    for (request, drain) in [("1", RehearsingDrain), ("1 evict", Draining)] {
+    use Step::{AfterUpdate, BeforeDrain, Draining, Rebooting, Staging, Verifying};
+    for request in ["1", "1 evict"] {
         let mut bench = Bench::new(&["a"], request);
         let spec = serde_json::json!({"hooks": [{"name": "ceph", "before": {}, "after": {}}]});
         bench.policy = crate::fixtures::with_policy(&mut bench.view, spec);
         assert_eq!(bench.end().result, "Passed", "{request}");
         let short: Vec<_> = bench.steps.iter().filter(|step| **step != Step::Staged).copied().collect();
-        assert_eq!(short, [Staging, BeforeDrain, drain, RehearsingReboot, Verifying, AfterUpdate], "{request}");
+        assert_eq!(short, [Staging, BeforeDrain, Draining, Rebooting, Verifying, AfterUpdate], "{request}");
         assert_eq!(bench.view.nodes["a"].facts.hook_request, None, "{request}");
     }
 }

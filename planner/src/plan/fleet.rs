@@ -261,20 +261,15 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
     }
 }
 
-/// Returns whether a step begins the disruption of a node.
-pub(crate) fn begins_disruption(step: Step) -> bool {
-    matches!(step, Step::BeforeDrain | Step::LeavingLoadBalancer | Step::Draining | Step::RehearsingDrain)
-}
-
 impl Plan {
     /// Returns whether no pod is evicted any more once this action is carried out.
     pub fn ends_drain(action: &Action) -> bool {
         let continues = matches!(action, Action::Claim { .. } | Action::ReadOwner { .. });
-        !continues && !matches!(action.next_step(), Some(Step::Draining | Step::RehearsingDrain))
+        !continues && !matches!(action.next_step(), Some(Step::Draining))
     }
 
     /// Returns whether this action begins the disruption of a node, or an attempt.
     pub fn starts(action: &Action) -> bool {
-        action.next_step().is_some_and(|step| step == Step::Staging || begins_disruption(step))
+        action.next_step() == Some(Step::Staging) || action.begins_disruption()
     }
 }

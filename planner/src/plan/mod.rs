@@ -89,7 +89,6 @@ pub use crate::survey::requests::{pending_migration, pending_rotations};
 pub use crate::survey::targets;
 pub use crate::survey::urgency::urgent_news;
 pub use checks::{Check, CheckResult, TURN, checks};
-pub(crate) use fleet::begins_disruption;
 pub use fleet::plan;
 pub use freshness::{Behind, FleetFreshness, freshness};
 pub use notices::{TEST_NOTICE, test_notice_id};

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use jiff::Timestamp;
 use models::operator::Slot;
 
-use super::begins_disruption;
 use crate::decision::Verdict;
 use crate::policy::Policy;
 use crate::survey::{Survey, SurveyedNode};
@@ -90,7 +89,7 @@ impl<'a> Budget<'a> {
 pub(super) fn makes_use(verdict: &Verdict) -> bool {
     match verdict {
         Verdict::WantsSlot | Verdict::Wait(Wait::ReadingPods) => true,
-        Verdict::Act(action) => action.next_step().is_some_and(begins_disruption),
+        Verdict::Act(action) => action.begins_disruption(),
         Verdict::Wait(_) | Verdict::Candidate(_) | Verdict::Drill(_) => false,
     }
 }

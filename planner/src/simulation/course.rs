@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use models::shadow::{Step, UPDATED};
+use models::shadow::{Place, Step, UPDATED};
 use semver::Version;
 
 use crate::lint::Finding;
@@ -102,7 +102,7 @@ impl Course {
     ) {
         let second = self.second(at);
         let node = &mut self.nodes[index];
-        let out = |step: Option<Step>| !matches!(step, None | Some(Step::Staging | Step::Staged));
+        let out = |step: Option<Step>| step.is_some_and(|step| step.place() != Place::Waiting);
         if from.is_none() && to.is_some() {
             node.attempts += 1;
             node.began.get_or_insert(second);
@@ -119,7 +119,7 @@ impl Course {
             }
             (Some(from), None) => {
                 node.ended = Some(second);
-                node.updated = matches!(from, Step::Verifying | Step::AfterUpdate) && last == Some(UPDATED);
+                node.updated = from.place() == Place::Back && last == Some(UPDATED);
                 node.failures += u32::from(!node.updated);
                 self.end = self.end.max(at);
             }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CordonedNodes};
-use models::shadow::{HostState, Step};
+use models::shadow::{HostState, Place, Step};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use semver::Version;
@@ -133,7 +133,7 @@ struct Behind {
 
 /// Returns whether pods are evicted, or asked about, in this step.
 fn drains(step: Option<Step>) -> bool {
-    matches!(step, Some(Step::Draining | Step::RehearsingDrain))
+    matches!(step, Some(Step::Draining))
 }
 
 impl World {
@@ -295,7 +295,7 @@ impl World {
         for node in self.view.nodes.values_mut().filter(|node| !drains(node.step())) {
             node.in_flight.clear();
         }
-        let waits_for_slot = |node: &NodeView| matches!(node.step(), Some(Step::Staging | Step::Staged));
+        let waits_for_slot = |node: &NodeView| node.step().map(Step::place) == Some(Place::Waiting);
         for node in self.view.nodes.values_mut().filter(|node| !waits_for_slot(node)) {
             node.refused = None;
         }

@@ -17,7 +17,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
 use jiff::{SignedDuration, Timestamp};
-use models::shadow::Step;
+use models::shadow::{Place, Step};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
@@ -162,7 +162,7 @@ impl<'a> Run<'a> {
                 self.react(index);
             }
             // A host that goes down for its update comes back.
-            if !self.states[index].up && matches!(node.step(), Some(Step::Rebooting | Step::Returning)) {
+            if !self.states[index].up && matches!(node.step().map(Step::place), Some(Place::Away | Place::Booted)) {
                 let boot = self.scenario.times.boot.draw(&mut self.rng(index, Draw::Host));
                 self.at(boot, Event::Up(index));
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition};
-use models::shadow::{HOST_REACHABLE, Step};
+use models::shadow::{HOST_REACHABLE, Place, Step};
 use models::time::after;
 
 use crate::view::{ClusterView, NodeView, WebApiOutage};
@@ -37,7 +37,7 @@ pub enum AgentState {
 
 /// Returns the state of the agent of a node.
 pub fn agent_state(view: &ClusterView, node: &NodeView, now: Timestamp) -> AgentState {
-    if !node.facts.ready || matches!(node.step(), Some(Step::Rebooting | Step::Returning)) {
+    if !node.facts.ready || matches!(node.step().map(Step::place), Some(Place::Away | Place::Booted)) {
         return AgentState::NodeNotReady;
     }
     let silent = |reason, since: Timestamp| {

@@ -21,7 +21,7 @@ use models::operator::{
     OperatorRequests, Slot,
 };
 use models::shadow::{
-    BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, ShadowRequests, Step,
+    BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Place, Progress, Record, ShadowRequests, Step,
 };
 
 use crate::claims::{ClaimField, ClaimFields};
@@ -316,7 +316,7 @@ impl NodeView {
 
     /// Returns whether the attempt under way has gone on from its image, which disrupts nothing, to the node.
     pub fn past_staging(&self) -> bool {
-        self.step().is_some_and(|step| !matches!(step, Step::Staging | Step::Staged))
+        self.step().is_some_and(|step| step.place() != Place::Waiting)
     }
 
     /// Returns whether the node has rebooted since its desired state, which only the controller writes, required that
@@ -324,7 +324,7 @@ impl NodeView {
     pub fn has_rebooted_as_desired(&self) -> bool {
         let (Some(shadow), Some(progress)) = (&self.shadow, self.progress()) else { return false };
         let BottlerocketShadowSpec { state, attempt, boot_id, .. } = &shadow.spec;
-        matches!(progress.step, Step::Rebooting | Step::Returning | Step::Verifying)
+        matches!(progress.step.place(), Place::Away | Place::Booted | Place::Back)
             && (*state, *attempt) == (HostState::RebootedIntoUpdate, progress.attempt)
             && boot_id.as_ref().is_some_and(|before| *before != self.facts.boot_id)
     }

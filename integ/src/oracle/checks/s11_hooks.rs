@@ -32,7 +32,7 @@ impl super::Check for Check {
     fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
         let Some((new, old)) = moment.shadow() else { return };
         let (Some(is), Some(was)) = (progress(new), old.and_then(progress)) else { return };
-        let drains = matches!(is.step, Step::LeavingLoadBalancer | Step::Draining | Step::RehearsingDrain);
+        let drains = matches!(is.step, Step::LeavingLoadBalancer | Step::Draining);
         if !drains || !matches!(was.step, Step::Staging | Step::Staged | Step::BeforeDrain) {
             return;
         }

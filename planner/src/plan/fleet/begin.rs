@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::shadow::Step;
+use models::shadow::{Place, Step};
 
 use super::assign::Assignment;
 use super::{NodeRequests, Planner};
@@ -31,7 +31,7 @@ impl<'a> Planner<'a> {
         let has_slot = |node: &SurveyedNode<'_>| assignment.slots.iter().any(|slot| slot.uid == node.facts.uid);
         let prepares = |node: &&SurveyedNode<'a>| {
             let drills = node.node.progress().is_some_and(|progress| progress.drill.is_some());
-            drills && matches!(node.step, Some(Step::Staging | Step::Staged)) && !has_slot(node)
+            drills && node.step.is_some_and(|step| step.place() == Place::Waiting) && !has_slot(node)
         };
         let prepared = self.survey.nodes.iter().filter(prepares).map(|node| (node, None));
         let mut drills: Vec<_> = requested.into_iter().chain(prepared).collect();

@@ -90,7 +90,7 @@ impl World {
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
         let Some(sent) = node.in_flight.remove(uid) else { return };
-        let dry_run = node.step() == Some(Step::RehearsingDrain);
+        let dry_run = node.progress().is_some_and(|progress| progress.mode().is_dry());
         if up && dry_run {
             node.blocked.insert(uid.to_owned(), Blocked { accepted: true, ..refusal(node, &sent, uid, now) });
         } else if up || sent.deletes {
@@ -187,7 +187,7 @@ impl World {
                     assert!(silent, "seed {seed}: {name} is drained, and its hooks were not asked");
                 }
                 let out = status.report.progress.as_ref().is_some_and(|p| p.disruptive);
-                let drains = out && matches!(before, Some(Step::Staging | Step::Staged));
+                let drains = out && before.map(Step::place) == Some(Place::Waiting);
                 assert!(!(drains && host.person_cordoned && skips), "seed {seed}: {name} is a user's, and drained");
                 if shadow.status.controller.drain.is_none() {
                     host.pinned_left = 0;

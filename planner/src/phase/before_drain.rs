@@ -1,0 +1,35 @@
+//! The wait of a claimed node for its hooks. Its drain begins if it still passes the gates that it had passed before they were
+//! asked; otherwise it returns to service.
+
+use models::time::after;
+
+use super::claim::{claim_due, ended_during_drain};
+use super::hooks::{deadline, still_awaited, unanswered};
+use super::row::{Attempt, Outcome, Turn, stay};
+use super::start::begin_drain;
+use crate::gates;
+use crate::wait::Wait;
+
+pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
+    if let Some(turn) = ended_during_drain(ctx) {
+        return turn;
+    }
+    if let Some(deadline) = deadline(ctx).filter(|deadline| ctx.now < *deadline)
+        && let Some(claim) = claim_due(ctx)
+    {
+        return claim.waking_at(deadline);
+    }
+    still_awaited(ctx).unwrap_or_else(|| checked_again(ctx))
+}
+
+fn checked_again(ctx: &Attempt<'_>) -> Turn {
+    let until = after(deadline(ctx).unwrap_or(ctx.progress.since), ctx.group().drain.timeout);
+    match gates::after_hooks(ctx) {
+        None => begin_drain(ctx).noting(unanswered(ctx)),
+        Some(Wait::ReadingPods | Wait::ExpressionsPending { .. }) if ctx.now < until => {
+            let queries = gates::queries(&ctx.group().before.expressions, &ctx.facts().name);
+            stay(Wait::ReadingPods).querying(queries).waking_at(until)
+        }
+        Some(refused) => Turn::of(Outcome::Refuse(refused)),
+    }
+}

@@ -1,0 +1,73 @@
+//! What a node in another boot than the one that its desired state was for shows of its update.
+
+use jiff::Timestamp;
+use models::reason::FailureReason;
+use models::shadow::{ArmedPhase, CORDONED, ControllerStatus, DRAINED, HostState, Progress, Step};
+
+use super::row::{Attempt, Turn, act, fail, stay};
+use crate::decision::Action;
+use crate::wait::Wait;
+
+/// Returns when the node is no longer waited for.
+pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
+    ctx.deadline(ctx.progress.since, ctx.policy.returning)
+}
+
+/// Continues an attempt whose node is in another boot than the one that the desired state was for.
+pub(super) fn after_reboot(ctx: &Attempt<'_>) -> Turn {
+    if ctx.runs_target(ctx.progress) {
+        if !ctx.facts().ready {
+            return not_ready_yet(ctx);
+        }
+        if ctx.needs_release() {
+            return act(Action::Release);
+        }
+        let verifying =
+            Progress { verifying_since: ctx.progress.verifying_since.or(Some(ctx.now)), ..ctx.progress.clone() };
+        return ctx.next_with(Step::Verifying, verifying, |status| {
+            let message = format!("back on {}", ctx.progress.version);
+            ctx.set_condition(status, CORDONED, false, "Updated", &message);
+            ctx.set_condition(status, DRAINED, false, "Updated", &message);
+        });
+    }
+    // Not the target version: the agent knows how far it had come.
+    if let Some((reason, message)) = ctx.agent_failure(ctx.progress.attempt) {
+        return fail(reason, message);
+    }
+    if ctx.shadow.spec.state == HostState::StagedUpdate && !is_activated(ctx) {
+        // No reboot was requested from its agent, which has nothing to report.
+        return fail(FailureReason::RebootedByOther, "the node was rebooted before its update was to boot");
+    }
+    not_ready_yet(ctx)
+}
+
+fn not_ready_yet(ctx: &Attempt<'_>) -> Turn {
+    if ctx.progress.step != Step::Returning {
+        // Keeps the boot that the desired state was for: it shows that the node is in another one.
+        let returning = |status: &mut ControllerStatus| {
+            if let Some(p) = &mut status.report.progress {
+                p.boot_id.clone_from(&ctx.progress.boot_id);
+            }
+        };
+        return ctx.next(Step::Returning, returning);
+    }
+    let deadline = deadline(ctx);
+    if ctx.now < deadline {
+        return stay(Wait::AwaitingReady).waking_at(deadline);
+    }
+    if ctx.runs_target(ctx.progress) {
+        return fail(FailureReason::NotReadyAfterBoot, "the node is not Ready on the new version");
+    }
+    let (reason, message) = if is_activated(ctx) {
+        (FailureReason::BootFellBack, "the node came back on another version and its agent is silent")
+    } else {
+        (FailureReason::RebootedByOther, "the node was rebooted before it was armed and its agent is silent")
+    };
+    fail(reason, message)
+}
+
+/// Returns whether the agent has reported the image of this attempt as armed.
+pub(super) fn is_activated(ctx: &Attempt<'_>) -> bool {
+    let armed = ctx.shadow.status.agent.armed.as_ref();
+    armed.is_some_and(|a| a.attempt == ctx.progress.attempt && a.phase == ArmedPhase::Activated)
+}

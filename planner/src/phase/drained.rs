@@ -1,0 +1,121 @@
+//! What several phases know of the pods of a drain.
+
+use std::collections::{BTreeSet, HashSet};
+
+use jiff::Timestamp;
+use models::reason::FailureReason;
+use models::shadow::{DrainedPod, PodMove, RECORDED_BUDGETS, RECORDED_SERVICES, ReturnedOwner};
+
+use super::result::bounded;
+use super::row::{Attempt, Turn, fail};
+use crate::decision::Action;
+use crate::drain::{Sorted, listed, unlisted};
+use crate::survey::NodeContext;
+use crate::view::PodFacts;
+
+/// The number of pods of a drain that a shadow lists.
+pub const LISTED_PODS: usize = 1024;
+
+/// The number of owners of pods that tolerate the cordon that a shadow lists.
+const EVICTED_OWNERS: usize = 256;
+
+/// The number of owners of pods that return without tolerating the cordon that a shadow lists.
+const RETURNED_OWNERS: usize = 256;
+
+/// The number of times that new pods of one owner that do not tolerate the cordon are evicted. The scheduler may have
+/// placed some before it observed the cordon; those that come after that bypass it.
+const RETURNS: i64 = 2;
+
+/// Returns a pod as a shadow lists it, with what is known of it only before its eviction.
+pub(super) fn drained_pod(ctx: &NodeContext<'_>, pod: &PodFacts) -> DrainedPod {
+    let budgets = ctx.view.budgets.iter().filter(|budget| budget.selects(pod)).map(|budget| budget.name.clone());
+    let services = ctx.view.services.iter().filter(|service| service.selects(pod)).map(|service| service.name.clone());
+    DrainedPod {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        uid: pod.uid.clone(),
+        ip: pod.ip.clone(),
+        owner: pod.top_owner.clone().or_else(|| pod.controller.as_ref().map(|owner| owner.replacen(' ', "/", 1))),
+        budgets: budgets.take(RECORDED_BUDGETS).collect(),
+        services: services.take(RECORDED_SERVICES).collect(),
+        moved: None,
+    }
+}
+
+/// Returns the owners of those pods that may come back to the cordoned node after their eviction.
+fn tolerating_owners<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> impl Iterator<Item = String> {
+    pods.filter(|pod| pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone())
+}
+
+/// Returns each owner once, and no more of them than a shadow lists.
+pub(super) fn owners(uids: impl Iterator<Item = String>, limit: usize) -> Vec<String> {
+    uids.collect::<BTreeSet<_>>().into_iter().take(limit).collect()
+}
+
+/// Returns when the drain is given up, or what is left is deleted.
+pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
+    ctx.deadline(ctx.progress.since, ctx.group().drain.timeout)
+}
+
+/// Records, before a pod is evicted, that it came after the drain began, and its owner if it tolerates the cordon:
+/// only from then on is such a pod of this owner one that has come back. For pods that do not tolerate it, and that
+/// the scheduler may have placed before it observed the cordon, the number of times per owner is counted.
+pub(super) fn record_new(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<Action> {
+    let recorded = ctx.drain_status()?;
+    let new: Vec<_> = unlisted(&sorted.evictable, recorded).collect();
+    let new = if recorded.pods.len() + new.len() > LISTED_PODS { Vec::new() } else { new };
+    let evicted = tolerating_owners(sorted.evictable.iter().copied()).chain(recorded.evicted_owners.iter().cloned());
+    let evicted = owners(evicted, EVICTED_OWNERS);
+    if new.is_empty() && evicted == recorded.evicted_owners {
+        return None;
+    }
+    let mut status = ctx.controller_status();
+    let drain = status.report.drain.get_or_insert_default();
+    drain.evicted_owners = evicted;
+    let moved = drain.forced_since.map(|_| PodMove::Forced);
+    let mut pods = drain.pods.to_vec();
+    pods.extend(new.iter().map(|pod| DrainedPod { moved, ..drained_pod(ctx, pod) }));
+    drain.pods = bounded(pods).into();
+    let returned = new.iter().filter(|pod| !pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone());
+    for uid in owners(returned, RETURNED_OWNERS) {
+        if let Some(owner) = drain.returned_owners.iter_mut().find(|owner| owner.uid == uid) {
+            owner.times += 1;
+        } else if drain.returned_owners.len() < RETURNED_OWNERS {
+            drain.returned_owners.push(ReturnedOwner { uid, times: 1 });
+        }
+    }
+    Some(Action::Status { status: Box::new(status), note: None })
+}
+
+/// Returns a new pod of an owner that has put pods on the cordoned node too often for the scheduler to be the
+/// cause, and that would do so for ever.
+pub(super) fn returning_pod<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> Option<&'b PodFacts> {
+    let drain = ctx.drain_status()?;
+    let too_often =
+        |uid: &String| drain.returned_owners.iter().any(|owner| owner.uid == *uid && owner.times >= RETURNS);
+    let owned = |pod: &&PodFacts| !pod.tolerates_cordon && pod.controller_uid.as_ref().is_some_and(too_often);
+    sorted.evictable.iter().copied().filter(owned).find(|pod| !listed(pod, drain))
+}
+
+pub(super) fn fail_for_returning_pod(pod: &PodFacts) -> Turn {
+    let owner = pod.controller.as_deref().unwrap_or("its owner");
+    let message = format!(
+        "{} was put on the cordoned node by {owner}, as others before it, although it does not tolerate the cordon; \
+         remove nodeName from the template of its pods",
+        pod.title()
+    );
+    fail(FailureReason::PodsReturn, message)
+}
+
+/// The pods that the drain has listed and that are still on the node: the object, and not only its containers.
+pub(super) fn remaining_listed<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
+    let recorded = ctx.drain_status().map(|drain| &*drain.pods).unwrap_or_default();
+    let recorded: HashSet<&str> = recorded.iter().map(|pod| pod.uid.as_str()).collect();
+    ctx.node.pods.iter().flatten().filter(move |pod| recorded.contains(pod.uid.as_str()))
+}
+
+/// The number of listed pods that have left.
+pub(super) fn pods_gone(ctx: &NodeContext<'_>) -> i64 {
+    let listed = ctx.drain_status().map_or(0, |drain| drain.pods.len());
+    i64::try_from(listed.saturating_sub(remaining_listed(ctx).count())).unwrap_or(i64::MAX)
+}

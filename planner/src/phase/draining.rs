@@ -1,0 +1,177 @@
+//! The drain: pods are evicted, and the phase ends when they have left.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use models::operator::AtDeadline;
+use models::reason::FailureReason;
+use models::shadow::{ArmedPhase, Blocker, DRAINED, HostState, PodMove, Progress, RolloutPlace, Step};
+use models::time::after;
+
+use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed};
+use super::claim::{claim_due, ended_during_drain};
+use super::drained::{deadline, fail_for_returning_pod, pods_gone, record_new, remaining_listed, returning_pod};
+use super::dry_run;
+use super::overdue::{delete_remaining, drain_timed_out};
+use super::permits::{permit_request, rehearsal_request};
+use super::result::mark_moved;
+use super::row::{Attempt, Turn, act, fail, stay};
+use crate::decision::{Eviction, Evictions, Note};
+use crate::drain::{ENDED, Sorted};
+use crate::gates;
+use crate::survey::NodeContext;
+use crate::view::PodFacts;
+use crate::wait::Wait;
+
+/// The number of pods that a message names.
+const NAMED_PODS: usize = 3;
+
+/// Names the first pods, and counts the others.
+fn named(pods: &[&PodFacts]) -> String {
+    let names: Vec<_> = pods.iter().take(NAMED_PODS).map(|pod| pod.title()).collect();
+    let more = match pods.len().saturating_sub(NAMED_PODS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", names.join(", "))
+}
+
+/// Continues the drain of a node that is out of service.
+pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
+    if let Some(turn) = ended_during_drain(ctx) {
+        return turn;
+    }
+    if ctx.mode().is_dry() {
+        return dry_run::decide(ctx);
+    }
+    let policy = &ctx.group().drain;
+    let claim = claim_due(ctx);
+    let sorted = ctx.sorted_pods();
+    let deadline = deadline(ctx);
+    let drained = claim.is_none() && is_still_staged(ctx) && sorted.as_ref().is_some_and(Sorted::empty);
+    if ctx.now >= deadline && !drained {
+        // A kubelet that is silent ends no pod: without its object a second one would run beside it.
+        let forced =
+            claim.is_none() && policy.at_deadline == AtDeadline::Force && ctx.policy.present && ctx.facts().ready;
+        // A drill goes past no budget: nothing is urgent in it.
+        let forced = forced && !ctx.mode().is_drill();
+        let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty());
+        return match &sorted {
+            Some(sorted) if forced && !refused && !sorted.empty() => delete_remaining(ctx, sorted, deadline),
+            sorted => drain_timed_out(ctx, claim.is_none(), sorted.as_ref()),
+        };
+    }
+    if let Some(claim) = claim {
+        return claim.waking_at(deadline);
+    }
+    let Some(sorted) = sorted else { return stay(Wait::ReadingPods).waking_at(deadline) };
+    if sorted.empty() {
+        if !is_still_staged(ctx) {
+            return stay(Wait::AgentNotSynced).waking_at(deadline);
+        }
+        let volumes = detaching_volumes(ctx);
+        if policy.wait_for_volumes && volumes > 0 && ctx.now < deadline {
+            return stay(Wait::DetachingVolumes { count: volumes }).waking_at(deadline);
+        }
+        return end_drain(ctx, &sorted);
+    }
+    if let Some(refused) = gates::refusal(&sorted) {
+        return fail(FailureReason::DrainRefused, refused.to_string());
+    }
+    if let Some(pod) = returning_pod(ctx, &sorted) {
+        return fail_for_returning_pod(pod);
+    }
+    if let Some(action) = record_new(ctx, &sorted) {
+        return act(action).waking_at(deadline);
+    }
+    let fatal = |pod: &PodFacts| ctx.node.blocked.get(&pod.uid).filter(|answer| answer.fatal);
+    if let Some((pod, fatal)) = sorted.evictable.iter().find_map(|pod| Some((pod, fatal(pod)?))) {
+        let message = format!("{} cannot be evicted: {}", pod.title(), fatal.message);
+        return fail(FailureReason::DrainRefused, message);
+    }
+    evict(ctx, &sorted).waking_at(deadline)
+}
+
+/// Evicts the pods that are due, and names those that do not leave.
+fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Turn {
+    let policy = &ctx.group().drain;
+    let blocked = |uid: &str| ctx.node.blocked.get(uid);
+    let waits_for_answer = |pod: &PodFacts| ctx.node.in_flight.contains_key(&pod.uid);
+    let due = sorted.first_to_go().filter(|pod| !waits_for_answer(pod));
+    let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= ctx.now));
+    let evictions =
+        Evictions { pods: due.map(Eviction::of).collect(), grace: policy.grace, delete: false, dry_run: false };
+    let left = sorted.evictable.len() + sorted.leaving.len();
+    let (blockers, changes) = blockers(ctx, sorted);
+    let wait = match blockers.first() {
+        Some(Blocker { pod, budget, message, .. }) => {
+            Wait::DrainBlocked { pod: pod.clone(), budget: budget.clone(), message: message.clone(), left }
+        }
+        None => Wait::Draining { left },
+    };
+    let decision = match blockers_changed(ctx, blockers, &wait) {
+        Some(action) => act(action),
+        None => stay(wait),
+    };
+    let retries = sorted.first_to_go().filter(|pod| !waits_for_answer(pod)).filter_map(|p| blocked(&p.uid));
+    let retry = retries.map(|b| b.retry_at).filter(|at| *at > ctx.now).min();
+    // A pod that has ended is waited for no longer than its grace period, and others as policy requires.
+    let given_up = |pod: &&PodFacts| {
+        let by = pod.ends_by?;
+        let ended = pod.finished.then(|| after(by, ENDED));
+        [ended, policy.skip_terminating_after.map(|skip| after(by, skip))].into_iter().flatten().min()
+    };
+    let given_up = sorted.leaving.iter().filter_map(given_up).min();
+    // An eviction that is sent now and not answered is named then.
+    let unanswered = (!evictions.pods.is_empty()).then(|| after(ctx.now, BLOCKED_AFTER));
+    let wakes = [retry, changes, unanswered, given_up].into_iter().flatten();
+    wakes.fold(decision.evicting(evictions), Turn::waking_at)
+}
+
+/// Returns whether the image is staged for this attempt and boot, also if the agent has to reboot and waits for its
+/// permit: it confirms no desired state while it waits.
+fn is_still_staged(ctx: &NodeContext<'_>) -> bool {
+    let (spec, agent) = (&ctx.shadow.spec, &ctx.shadow.status.agent);
+    ctx.is_staged()
+        || rehearsal_request(ctx).is_some()
+        || (spec.state == HostState::RebootedIntoUpdate
+            && spec.permit.is_none()
+            && permit_request(ctx).is_some_and(|armed| armed.phase == ArmedPhase::Arming)
+            && agent.state == Some(HostState::StagedUpdate))
+}
+
+/// Returns how many volumes the node has beyond those that the pods on it claim: the pods of a drained node stay,
+/// and their volumes with them.
+fn detaching_volumes(ctx: &NodeContext<'_>) -> usize {
+    let staying = ctx.node.pods.iter().flatten().filter(|pod| !pod.finished);
+    let claims = staying.flat_map(|pod| pod.volume_claims.iter().map(|claim| (&pod.namespace, claim)));
+    ctx.facts().volumes.saturating_sub(claims.collect::<BTreeSet<_>>().len())
+}
+
+/// Ends the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with an
+/// Event, and those that tolerate the cordon and came back.
+fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
+    let stuck: Vec<_> = remaining_listed(ctx).collect();
+    let stuck = (!stuck.is_empty())
+        .then(|| format!("left to the reboot because their deletion does not complete: {}", named(&stuck)));
+    let returned = (!sorted.returned.is_empty()).then(|| {
+        let pods = named(&sorted.returned);
+        format!("left to the reboot because they tolerate the cordon and came back after their eviction: {pods}")
+    });
+    let left: Vec<_> = stuck.iter().chain(&returned).map(String::as_str).collect();
+    let (reason, message) = match left[..] {
+        [] => ("Drained", "all pods to evict have left the node".to_owned()),
+        _ => ("PodsLeft", left.join("; ")),
+    };
+    let place = ctx.progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
+    let progress = Progress { rollout: place, ..ctx.progress.clone() };
+    let note = stuck.map(|_| Note { warning: true, reason: "PodsLeft", message: message.clone() });
+    let rebooting = ctx.next_with(Step::Rebooting, progress, |status| {
+        ctx.set_condition(status, DRAINED, true, reason, &message);
+        if let Some(drain) = &mut status.report.drain {
+            (drain.removed, drain.blockers) = (pods_gone(ctx), Vec::new());
+            mark_moved(ctx, Arc::make_mut(&mut drain.pods), |_| Some(PodMove::LeftToReboot));
+        }
+    });
+    rebooting.noting(note)
+}

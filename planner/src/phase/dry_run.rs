@@ -1,0 +1,84 @@
+//! The drain of a drill without evictions: the API server is asked about each pod.
+
+use std::time::Duration;
+
+use models::plain::cut;
+use models::reason::FailureReason;
+use models::shadow::{Blocker, DRAINED, Drill, MOST_REFUSED, Progress, RolloutPlace, Step};
+use models::time::after;
+
+use super::claim::claim_due;
+use super::drained::{deadline, record_new};
+use super::row::{Attempt, Outcome, Turn, act, fail, stay};
+use crate::decision::{Eviction, Evictions};
+use crate::gates;
+use crate::view::{Blocked, PodFacts};
+use crate::wait::Wait;
+
+/// The number of pods that a message names.
+const NAMED: usize = 3;
+
+/// Time from the first refusal without a budget, as of a webhook or of an API server under load, for which a dry run asks about
+/// a pod again.
+const ASKS_AGAIN: Duration = Duration::from_secs(60);
+
+/// Asks the API server, for each pod of the claimed node once, whether it may be evicted. No pod is.
+pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
+    let deadline = deadline(ctx);
+    let timed_out = |message: &str| fail(FailureReason::DrainTimedOut, message);
+    if let Some(claim) = claim_due(ctx) {
+        let late = ctx.now >= deadline;
+        return if late { timed_out("the node could not be cordoned") } else { claim.waking_at(deadline) };
+    }
+    let Some(sorted) = ctx.sorted_pods() else {
+        let late = ctx.now >= deadline;
+        let wait = || stay(Wait::ReadingPods).waking_at(deadline);
+        return if late { timed_out("the pods on the node could not be read") } else { wait() };
+    };
+    if let Some(refused) = gates::refusal(&sorted) {
+        return Turn::of(Outcome::Refuse(refused));
+    }
+    // Pods that came after the node was chosen are listed before they are asked about, as in a drain.
+    if let Some(action) = record_new(ctx, &sorted).filter(|_| ctx.now < deadline) {
+        return act(action);
+    }
+    let asks_until = |answer: &Blocked| after(answer.since, ASKS_AGAIN).min(deadline);
+    let answered = |pod: &&&PodFacts| {
+        let answer = ctx.node.blocked.get(&pod.uid);
+        let stays = |answer: &Blocked| answer.fatal || answer.budget.is_some() || ctx.now >= asks_until(answer);
+        answer.is_some_and(|answer| answer.accepted || stays(answer))
+    };
+    let left: Vec<&PodFacts> = sorted.evictable.iter().filter(|pod| !answered(pod)).copied().collect();
+    if left.is_empty() {
+        return end_dry_run(ctx, &sorted.evictable);
+    }
+    if ctx.now >= deadline {
+        let named = left.iter().take(NAMED).map(|pod| pod.title()).collect::<Vec<_>>().join(", ");
+        return timed_out(&format!("the API server has not answered for {} pod(s): {named}", left.len()));
+    }
+    let retry = |pod: &PodFacts| ctx.node.blocked.get(&pod.uid).map(|answer| answer.retry_at.min(asks_until(answer)));
+    let due = left.iter().filter(|pod| !ctx.node.in_flight.contains_key(&pod.uid));
+    let due = due.filter(|pod| retry(pod).is_none_or(|at| at <= ctx.now));
+    let pods = due.map(|pod| Eviction::of(pod)).collect();
+    let evictions = Evictions { pods, grace: ctx.group().drain.grace, delete: false, dry_run: true };
+    let next = left.iter().filter_map(|pod| retry(pod)).filter(|at| *at > ctx.now).min();
+    let turn = stay(Wait::Draining { left: left.len() }).evicting(evictions);
+    turn.waking_at(next.unwrap_or(deadline)).waking_at(deadline)
+}
+
+/// Records the answers of the API server. A refusal ends nothing: the rest of the update is rehearsed too.
+fn end_dry_run(ctx: &Attempt<'_>, pods: &[&PodFacts]) -> Turn {
+    let refusal = |pod: &&PodFacts| {
+        let answer = ctx.node.blocked.get(&pod.uid).filter(|answer| !answer.accepted)?;
+        let (budget, message, since) = (answer.budget.clone(), cut(&answer.message, 512), answer.since);
+        Some(Blocker { pod: pod.title(), budget, message, since })
+    };
+    let mut refused: Vec<_> = pods.iter().filter_map(refusal).collect();
+    let message = format!("{} pod(s) were asked about, {} are refused; none was evicted", pods.len(), refused.len());
+    refused.truncate(MOST_REFUSED);
+    let rollout = ctx.progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
+    let drill = ctx.progress.drill.clone().map(|drill| Drill { refused, ..drill });
+    ctx.next_with(Step::Rebooting, Progress { rollout, drill, ..ctx.progress.clone() }, |status| {
+        ctx.set_condition(status, DRAINED, false, "Rehearsed", &message);
+    })
+}

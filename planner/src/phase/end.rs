@@ -1,0 +1,191 @@
+//! The end of an attempt: its result is recorded, the desired state is withdrawn, and the node is released.
+
+use models::condition::{ConditionStatus, find_condition};
+use models::plain::cut;
+use models::reason::{FailureClass, FailureReason};
+use models::shadow::{
+    AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, Place, Record, UNSUPPORTED_STATE, UPDATED,
+    VersionFailure,
+};
+use models::time::after;
+
+use super::drill;
+use super::health::{pods_to_verify, unhealthy_pods};
+use super::result::{keep_result, release, running};
+use super::row::{Attempt, Turn, fail};
+use super::status::unblock;
+use crate::decision::{Action, Note};
+use crate::wait::Wait;
+
+/// The number of failures against versions that a shadow keeps.
+const VERSION_FAILURES: usize = 8;
+
+/// The number of pods that a record names.
+const NAMED: usize = 4;
+
+/// Ends an attempt that has failed, or is withdrawn.
+pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> Action {
+    if ctx.mode().is_drill() {
+        return drill::end(ctx, reason.as_str(), message);
+    }
+    let progress = ctx.progress;
+    let mut status = ctx.controller_status();
+    let mut record = status.report.record.take().unwrap_or_default();
+    let counts = reason.class() != FailureClass::Nothing;
+    if counts {
+        record.failures = record.failures.saturating_add(1);
+        record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures)));
+    }
+    if reason.class() == FailureClass::Version {
+        record_version_failure(ctx, &mut record, reason);
+        ctx.set_condition(&mut status, HEALTHY, false, reason.as_str(), message);
+    } else if matches!(ctx.phase.step.place(), Place::Booted | Place::Back) {
+        ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
+    }
+    record.last = Some(attempt_result(ctx, reason.as_str(), message));
+    status.report.record = Some(record);
+    keep_result(ctx, &mut status, reason.as_str(), message, Vec::new());
+    release(ctx, &mut status);
+    let note = Note {
+        warning: counts,
+        reason: if counts { "UpdateFailed" } else { "UpdateWithdrawn" },
+        message: format!("attempt {} to {}: {reason}: {message}", progress.attempt, progress.version),
+    };
+    Action::Status { status: Box::new(status), note: Some(note) }
+}
+
+/// Ends an attempt whose node a check refuses. What an update would wait for is the result of a drill.
+pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
+    if ctx.mode().is_drill() {
+        drill::end(ctx, wait.as_str(), &wait.to_string())
+    } else {
+        failed(ctx, FailureReason::GateRefused, &wait.to_string())
+    }
+}
+
+/// Ends an attempt that went through.
+pub(super) fn passed(ctx: &Attempt<'_>, unanswered: Option<Note>) -> Action {
+    let (status, note) = if let Some(drill) = &ctx.progress.drill { drill::passed(ctx, drill) } else { updated(ctx) };
+    let note = match unanswered {
+        Some(other) => Note { warning: true, message: format!("{}; {}", note.message, other.message), ..note },
+        None => note,
+    };
+    Action::Status { status, note: Some(note) }
+}
+
+/// Records the node as updated. Pods that are still unhealthy are named, and count against nothing.
+fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
+    let progress = ctx.progress;
+    let pods = pods_to_verify(ctx);
+    let without_workloads =
+        pods.as_ref().is_some_and(|pods| !pods.iter().any(|pod| !pod.mirror && pod.daemon_set.is_none()));
+    let no_workloads = if without_workloads { ", and no pods of workloads were scheduled to it" } else { "" };
+    let unhealthy = unhealthy_pods(ctx, &pods.unwrap_or_default());
+    let mut status = ctx.controller_status();
+    let mut record = status.report.record.take().unwrap_or_default();
+    record.failures = 0;
+    record.not_before = None;
+    let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
+    let mut text = format!("updated from {from} to {}", progress.version);
+    let message = if unhealthy.is_empty() {
+        let message = format!("Ready on {} for the soak{no_workloads}", progress.version);
+        ctx.set_condition(&mut status, HEALTHY, true, "Soaked", &message);
+        message
+    } else {
+        let names: Vec<_> = unhealthy
+            .iter()
+            .take(NAMED)
+            .map(|unhealthy| format!("{} ({})", unhealthy.pod.title(), unhealthy.why))
+            .collect();
+        let message = format!(
+            "Ready on {}, but {} pod(s) are not healthy, which does not count against the version: {}",
+            progress.version,
+            unhealthy.len(),
+            names.join(", ")
+        );
+        text = format!("{text}; {message}");
+        ctx.set_condition(&mut status, HEALTHY, false, "PodsUnhealthy", &message);
+        message
+    };
+    record.last = Some(attempt_result(ctx, UPDATED, &message));
+    status.report.record = Some(record);
+    keep_result(ctx, &mut status, UPDATED, &message, running(ctx));
+    status.report.progress = None;
+    status.report.drain = None;
+    unblock(&mut status);
+    (Box::new(status), Note { warning: !unhealthy.is_empty(), reason: "Updated", message: text })
+}
+
+/// Returns the end of an attempt without an issued permit, whatever its step.
+pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
+    let agent = &ctx.shadow.status.agent;
+    let updates = ctx.progress.drill.as_ref().is_none_or(|drill| drill.download);
+    let version = &ctx.progress.version;
+    if updates && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version) {
+        return Some(fail(FailureReason::Quarantined, "the version has failed on other nodes"));
+    }
+    if !ctx.policy.present {
+        return Some(fail(FailureReason::Disabled, "the operator's resource is gone"));
+    }
+    if !ctx.facts().labelled {
+        let message = "the node lost the label that puts it under the operator";
+        return Some(fail(FailureReason::LabelRemoved, message));
+    }
+    if ctx.facts().held() {
+        return Some(fail(FailureReason::Held, "the node is held"));
+    }
+    if ctx.facts().deleting {
+        return Some(fail(FailureReason::NodeDeleted, "the node is being deleted"));
+    }
+    None
+}
+
+/// Returns the end of an attempt that its agent, or the host, cannot go on with.
+pub(super) fn ended_by_host(ctx: &Attempt<'_>) -> Option<Turn> {
+    if let Some((reason, message)) = ctx.agent_failure(ctx.progress.attempt) {
+        return Some(fail(reason, message));
+    }
+    let asked = ctx.shadow.spec.state == HostState::RehearsedUpdate && ctx.shadow.spec.attempt == ctx.progress.attempt;
+    let condition = find_condition(&ctx.shadow.status.conditions, HOST_REACHABLE);
+    let unsupported = condition.filter(|condition| asked && condition.reason == UNSUPPORTED_STATE)?;
+    let message = format!("the agent or the web API does not know drills: {}", unsupported.message);
+    Some(fail(FailureReason::UnsupportedState, message))
+}
+
+fn record_version_failure(ctx: &Attempt<'_>, record: &mut Record, reason: FailureReason) {
+    let agent = &ctx.shadow.status.agent;
+    let failure = VersionFailure {
+        version: ctx.progress.version.clone(),
+        variant: agent.variant.clone().unwrap_or_default(),
+        arch: agent.arch.clone().unwrap_or_default(),
+        reason,
+        time: ctx.now,
+        resolved_by: None,
+    };
+    let failures = &mut record.version_failures;
+    let same = |f: &VersionFailure| {
+        f.resolved_by.is_none()
+            && (&f.version, &f.variant, &f.arch) == (&failure.version, &failure.variant, &failure.arch)
+    };
+    if failures.iter().any(same) {
+        return;
+    }
+    if failures.len() >= VERSION_FAILURES {
+        let resolved = failures.iter().position(|f| f.resolved_by.is_some()).unwrap_or(0);
+        failures.remove(resolved);
+    }
+    failures.push(failure);
+}
+
+fn attempt_result(ctx: &Attempt<'_>, reason: &str, message: &str) -> AttemptResult {
+    let progress = ctx.progress;
+    AttemptResult {
+        attempt: progress.attempt,
+        from: progress.from.clone(),
+        version: progress.version.clone(),
+        reason: reason.to_owned(),
+        message: cut(message, 1024),
+        started: progress.started,
+        ended: ctx.now,
+    }
+}

@@ -1,0 +1,130 @@
+//! The permit: the desired state to reboot, the agent's request, the check of the node, and the wait for the reboot. A drill
+//! ends with a permit that is signed as a rehearsal, once the agent has verified it.
+
+use jiff::Timestamp;
+use models::reason::FailureReason;
+use models::shadow::{CORDONED, DRAINED, DrainStatus, HostState, Mode, Progress, Step};
+
+use super::boot::{after_reboot, is_activated};
+use super::claim::claim_due;
+use super::desired::desired_state;
+use super::end::{ended_by_host, ended_from_outside};
+use super::permits::{permit_request, rehearsal_request};
+use super::row::{Attempt, Turn, act, fail, stay};
+use crate::decision::Action;
+use crate::wait::Wait;
+
+/// Returns when the reboot is given up.
+pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
+    ctx.deadline(ctx.progress.since, ctx.policy.reboot)
+}
+
+/// Requires the reboot of a drained node, answers its agent, and waits for the host to go down.
+pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
+    let (spec, drill) = (&ctx.shadow.spec, ctx.mode().is_drill());
+    let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
+    if another_boot && !drill {
+        return after_reboot(ctx);
+    }
+    if another_boot {
+        return fail(FailureReason::RebootedByOther, "the node was rebooted during the drill");
+    }
+    if let Some(turn) = ended_by_host(ctx) {
+        return turn;
+    }
+    if (drill || spec.permit.is_none())
+        && let Some(turn) = ended_from_outside(ctx)
+    {
+        return turn;
+    }
+    let orders = if drill { spec.state == HostState::RehearsedUpdate } else { spec.state != HostState::Idle };
+    if spec.attempt != ctx.progress.attempt || !orders {
+        return fail(FailureReason::ProgressLost, "the desired state does not belong to this attempt");
+    }
+    if drill && is_rehearsed(ctx) {
+        return back_in_service(ctx);
+    }
+    let deadline = deadline(ctx);
+    if ctx.now >= deadline {
+        return too_late(ctx);
+    }
+    // An agent that was restarted after it had armed the host also requests a permit, for the reboot alone.
+    if let Some(claim) = claim_due(ctx) {
+        // Uncordoned during the attempt: pods that the scheduler placed here since would be lost.
+        return claim.waking_at(deadline);
+    }
+    if spec.state == HostState::StagedUpdate {
+        return act(desired_state(ctx, HostState::RebootedIntoUpdate));
+    }
+    let nonce = if drill {
+        rehearsal_request(ctx).map(|request| &request.nonce)
+    } else {
+        permit_request(ctx).map(|armed| &armed.nonce)
+    };
+    let turn = match nonce {
+        Some(nonce) if spec.permit.as_ref().is_none_or(|permit| permit.nonce != *nonce) => answer(ctx, nonce),
+        Some(_) if drill => stay(Wait::AwaitingRehearsal),
+        _ if spec.permit.is_some() && !drill => stay(Wait::AwaitingReboot),
+        _ => stay(Wait::AwaitingAgent),
+    };
+    turn.waking_at(deadline)
+}
+
+fn too_late(ctx: &Attempt<'_>) -> Turn {
+    if ctx.mode().is_drill() {
+        return fail(FailureReason::AgentSilent, "the agent has not verified its permit in time");
+    }
+    if is_activated(ctx) && !ctx.facts().ready {
+        // Armed, rebooted, and not seen since: an image that breaks the host's network looks just like this.
+        let message = "the node has not been seen since its image was armed";
+        return fail(FailureReason::NotReadyAfterBoot, message);
+    }
+    let permitted = ctx.shadow.spec.permit.is_some();
+    let reason = if permitted { FailureReason::RebootTimedOut } else { FailureReason::AgentSilent };
+    fail(reason, "the host did not reboot in time")
+}
+
+/// Returns whether the agent has verified its rehearsal permit.
+fn is_rehearsed(ctx: &Attempt<'_>) -> bool {
+    let verified = rehearsal_request(ctx).filter(|request| request.verified);
+    let permit = ctx.shadow.spec.permit.as_ref();
+    let answered = verified.is_some_and(|request| permit.is_some_and(|permit| permit.nonce == request.nonce));
+    answered && ctx.caught_up() && ctx.shadow.status.agent.state == Some(HostState::RehearsedUpdate)
+}
+
+/// Releases the node of a drill, and has it verified.
+fn back_in_service(ctx: &Attempt<'_>) -> Turn {
+    if ctx.needs_release() {
+        return act(Action::Release);
+    }
+    let verifying = Progress { verifying_since: Some(ctx.now), ..ctx.progress.clone() };
+    ctx.next_with(Step::Verifying, verifying, |status| {
+        for condition in [CORDONED, DRAINED] {
+            ctx.set_condition(status, condition, false, "Rehearsed", "back in service after the drill");
+        }
+    })
+}
+
+/// Answers the agent's request with a permit if no pod came to the node since it was drained.
+fn answer(ctx: &Attempt<'_>, nonce: &str) -> Turn {
+    let Some(sorted) = ctx.sorted_pods() else { return stay(Wait::ReadingPods) };
+    let mode = ctx.mode();
+    let come = sorted.left().find(|pod| !pod.terminating || mode.is_drill());
+    if let Some(pod) = come.filter(|_| !mode.is_dry()) {
+        let drain = ctx.drain_status().cloned().unwrap_or_default();
+        if mode == Mode::Update && ctx.shadow.spec.permit.is_none() && !drain.restarted {
+            // The scheduler had not observed the cordon yet, or the pod tolerates it. No permit is issued, so there
+            // is time to drain it too, once.
+            return ctx.next(Step::Draining, |status| {
+                ctx.set_condition(status, DRAINED, false, "Draining", "a pod was placed here during the cordon");
+                status.report.drain = Some(DrainStatus { restarted: true, ..drain });
+            });
+        }
+        return fail(FailureReason::PodsReturn, format!("{} came to the drained node", pod.title()));
+    }
+    if !mode.is_drill() && !sorted.leaving.is_empty() {
+        return stay(Wait::Draining { left: sorted.leaving.len() });
+    }
+    let rules = ctx.group().drain.rules_at(ctx.now);
+    act(Action::Permit { nonce: nonce.to_owned(), rules, pods_stay: mode.is_dry() })
+}

@@ -1,0 +1,71 @@
+//! The release of a node whose attempt has failed, once its host can no longer act on a permit.
+
+use std::time::Duration;
+
+use models::reason::FailureReason;
+use models::shadow::HostState;
+
+use super::desired::withdraw;
+use super::down::down_by;
+use super::row::{Attempt, Turn, act, stay};
+use super::status::{forget_claim, unblock};
+use models::time::after;
+
+use crate::decision::Action;
+use crate::survey::NodeContext;
+use crate::wait::Wait;
+
+/// The interval of reading a Lease while a release waits for it: kubelets renew theirs every 10 s.
+const LEASE_READ_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Releases a node, and ends its attempt.
+pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
+    if ctx.shadow.spec.state != HostState::Idle {
+        return act(withdraw(ctx));
+    }
+    if ctx.progress.permit_issued && !cannot_reboot_any_more(ctx) {
+        let reason = last_failure(ctx);
+        let certain = down_by(ctx, Some(ctx.progress.since));
+        if ctx.now < certain {
+            return stay(Wait::NodeNotReturned { reason }).waking_at(certain);
+        }
+        // A reading in the future was by a clock that ran ahead.
+        let before = ctx.node.lease.filter(|lease| lease.observed_at <= ctx.now);
+        let next_read = before.map_or(ctx.now, |lease| after(lease.observed_at, LEASE_READ_INTERVAL));
+        if next_read <= ctx.now {
+            return act(Action::ReadLease);
+        }
+        return stay(Wait::NodeNotReturned { reason }).waking_at(next_read);
+    }
+    if ctx.needs_release() {
+        return act(Action::Release);
+    }
+    // Also on a held node: nothing is to come for which hooks would have to keep anything.
+    if ctx.facts().hook_request.is_some() {
+        return act(Action::Hook { request: None });
+    }
+    let mut status = ctx.controller_status();
+    status.report.progress = None;
+    // A user who holds the node keeps it as it is: the claim stays, and so does the record of it.
+    if !(ctx.facts().held() && ctx.facts().claimed()) {
+        forget_claim(ctx, &mut status);
+    }
+    unblock(&mut status);
+    act(Action::Status { status: Box::new(status), note: None })
+}
+
+fn last_failure(ctx: &NodeContext<'_>) -> FailureReason {
+    let last = ctx.shadow.status.controller.record.as_ref().and_then(|r| r.last.as_ref());
+    last.and_then(|l| serde_json::from_value(serde_json::Value::String(l.reason.clone())).ok())
+        .unwrap_or(FailureReason::Unknown)
+}
+
+/// Returns whether, after a permit, the host can no longer act on it, so that the node may be released. The agent
+/// status is not used: a compromised web API can write anything in its name.
+fn cannot_reboot_any_more(ctx: &Attempt<'_>) -> bool {
+    let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
+    // Read only after that time: a renewal after it is of a host that did not go down.
+    let outlived =
+        ctx.now >= down_by(ctx, Some(ctx.progress.since)) && ctx.node.lease.is_some_and(|lease| lease.alive());
+    another_boot || outlived
+}

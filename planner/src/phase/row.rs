@@ -1,0 +1,163 @@
+//! What a phase is: a row of [`PHASES`](super::PHASES), and what its `decide` returns.
+
+use std::ops::Deref;
+
+use jiff::Timestamp;
+use models::reason::FailureReason;
+use models::shadow::{ControllerStatus, HEALTHY, Mode, Place, Progress, Step};
+
+use crate::decision::{Action, Decision, Note};
+use crate::policy::{Hook, HookWait};
+use crate::survey::NodeContext;
+use crate::wait::Wait;
+
+use super::status::unblock;
+
+/// A text that may depend on what the attempt is made for.
+pub(super) type Text = fn(Mode) -> &'static str;
+
+/// What everyone has to know of one step of an attempt.
+pub struct Phase {
+    pub step: Step,
+    /// Returns whether an attempt of this kind has the step.
+    pub of: fn(Mode) -> bool,
+    /// What has to back the step.
+    pub backing: Backing,
+    /// What is claimed on the node.
+    pub claims: Claims,
+    /// The hooks that are awaited in it.
+    pub hooks: Option<Awaited>,
+    /// The sentence that is true once it is over.
+    pub holds: Text,
+    /// What it waits for, for users.
+    pub awaits: Text,
+    /// The log line at its beginning.
+    pub log: Text,
+    /// Returns when it is given up; `None` where it has no time limit.
+    pub(crate) deadline: fn(&Attempt<'_>) -> Option<Timestamp>,
+    /// Decides what is next.
+    pub(crate) decide: fn(&Attempt<'_>) -> Turn,
+}
+
+/// What the controller records before a step: without it, the attempt is not the controller's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Nothing: nothing is disrupted, or nothing any more.
+    Nothing,
+    /// A slot or a claim.
+    SlotOrClaim,
+    /// A slot, where there is a resource that holds slots: after the reboot there may be no claim.
+    Slot,
+    /// The same, until the desired state is withdrawn: then the version that runs is enough.
+    SlotUntilVerified,
+}
+
+/// What is claimed on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claims {
+    Nothing,
+    /// All but the place in load balancers: connections go on.
+    KeepsConnections,
+    Everything,
+}
+
+/// Returns how long a hook is awaited; `None` if it is not.
+pub(super) type Awaited = fn(&Hook) -> Option<HookWait>;
+
+/// An attempt of a node.
+pub(crate) struct Attempt<'a> {
+    pub(super) of: &'a NodeContext<'a>,
+    pub(super) progress: &'a Progress,
+    pub(super) phase: &'static Phase,
+}
+
+impl<'a> Deref for Attempt<'a> {
+    type Target = NodeContext<'a>;
+
+    fn deref(&self) -> &NodeContext<'a> {
+        self.of
+    }
+}
+
+impl Attempt<'_> {
+    pub(super) fn mode(&self) -> Mode {
+        self.progress.mode()
+    }
+
+    /// Goes on to another step, with a change of the status in the same write.
+    pub(super) fn next(&self, step: Step, change: impl FnOnce(&mut ControllerStatus)) -> Turn {
+        self.next_with(step, self.progress.clone(), change)
+    }
+
+    /// The same, with a change of the record of the attempt.
+    pub(super) fn next_with(&self, step: Step, progress: Progress, change: impl FnOnce(&mut ControllerStatus)) -> Turn {
+        let mut status = self.controller_status();
+        let (since, boot_id) = (self.now, self.facts().boot_id.clone());
+        let message = format!("the node was rebooted for {} and is being verified", progress.version);
+        status.report.progress = Some(Progress { step, since, boot_id, ..progress });
+        unblock(&mut status);
+        if matches!(step.place(), Place::Booted | Place::Back) && step.place() != self.progress.step.place() {
+            // The findings after the previous update do not apply to this boot.
+            if !self.mode().is_drill() {
+                self.set_condition(
+                    &mut status,
+                    HEALTHY,
+                    models::condition::ConditionStatus::Unknown,
+                    "Verifying",
+                    &message,
+                );
+            }
+        }
+        change(&mut status);
+        Turn::of(Outcome::Next(Box::new(status), None))
+    }
+}
+
+/// What a phase decides.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Outcome {
+    /// The step goes on.
+    Stay(Wait),
+    /// The step goes on with this write or live read.
+    Do(Action),
+    /// The node waits for its slot, and nothing else.
+    WantsSlot,
+    /// Another step, in this status.
+    Next(Box<ControllerStatus>, Option<Note>),
+    /// The attempt has failed, or is withdrawn.
+    Fail(FailureReason, String),
+    /// A check refuses the node, which is not out of service yet, or not for long.
+    Refuse(Wait),
+    /// The attempt went through.
+    Pass(Option<Note>),
+}
+
+/// What a phase decides, with the pods to evict, the expressions to query and the time to decide again.
+pub(crate) type Turn = Decision<Outcome>;
+
+pub(super) fn stay(wait: Wait) -> Turn {
+    Turn::of(Outcome::Stay(wait))
+}
+
+pub(super) fn act(action: Action) -> Turn {
+    Turn::of(Outcome::Do(action))
+}
+
+pub(super) fn fail(reason: FailureReason, message: impl Into<String>) -> Turn {
+    Turn::of(Outcome::Fail(reason, message.into()))
+}
+
+impl Turn {
+    /// Adds an Event to a write of the status. One that it has keeps its reason, and gets the text too.
+    pub(super) fn noting(self, note: Option<Note>) -> Self {
+        self.map(|outcome| match (outcome, note) {
+            (Outcome::Next(status, Some(own)), Some(note)) => {
+                let message = format!("{}; {}", own.message, note.message);
+                Outcome::Next(status, Some(Note { warning: true, message, ..own }))
+            }
+            (Outcome::Next(status, None), note) => Outcome::Next(status, note),
+            (Outcome::Pass(None), note) => Outcome::Pass(note),
+            (outcome, _) => outcome,
+        })
+    }
+}

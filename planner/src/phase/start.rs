@@ -1,0 +1,97 @@
+//! The start of the disruption: the pods to evict are recorded, then the node is claimed.
+
+use models::shadow::{CORDONED, DRAINED, DrainStatus, Mode, Progress, RolloutPlace, Step};
+use models::time::after;
+
+use super::drained::{LISTED_PODS, drained_pod, owners};
+use super::hooks::{self, BEFORE_DRAIN};
+use super::result::bounded;
+use super::row::{Attempt, Outcome, Turn, stay};
+use crate::claims::ClaimField;
+use crate::decision::Note;
+use crate::gates;
+use crate::view::OWNER_WAIT;
+use crate::wait::Wait;
+
+/// The number of owners of unhealthy pods that a shadow lists.
+const UNHEALTHY_OWNERS: usize = 256;
+
+/// The step after the hooks.
+fn first_of_drain(ctx: &Attempt<'_>) -> Step {
+    if ctx.policy.leave_load_balancer.is_some() { Step::LeavingLoadBalancer } else { Step::Draining }
+}
+
+/// Reason and message of the condition `Drained` before the drain has ended.
+const fn draining(mode: Mode) -> (&'static str, &'static str) {
+    if mode.is_dry() { ("Rehearsing", "no pod is evicted") } else { ("Draining", "pods are being evicted") }
+}
+
+/// Goes on to the drain of a node whose hooks have answered.
+pub(super) fn begin_drain(ctx: &Attempt<'_>) -> Turn {
+    ctx.next(first_of_drain(ctx), |status| {
+        let (reason, message) = draining(ctx.mode());
+        ctx.set_condition(status, DRAINED, false, reason, message);
+    })
+}
+
+/// Names the attempt, for users.
+fn purpose(progress: &Progress) -> String {
+    match progress.mode() {
+        Mode::Drill { evict: true, .. } => "a drill, without a reboot".to_owned(),
+        Mode::Drill { .. } => "a drill, without an eviction or a reboot".to_owned(),
+        Mode::Update => format!("the update to {}", progress.version),
+    }
+}
+
+/// Begins the drain of a node with a slot: records the pods to evict before anything is changed.
+pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
+    let policy = ctx.group();
+    let queries = || gates::queries(&policy.before.expressions, &ctx.facts().name);
+    let (Some(on_node), Some(sorted)) = (&ctx.node.pods, ctx.sorted_pods()) else {
+        return stay(Wait::ReadingPods).watching_pods().querying(queries());
+    };
+    match gates::before_drain(ctx) {
+        None => {}
+        // The slot is kept while the node is only being checked.
+        Some(Wait::ReadingPods | Wait::ExpressionsPending { .. }) => {
+            return stay(Wait::ReadingPods).watching_pods().querying(queries());
+        }
+        Some(refused) => return Turn::of(Outcome::Refuse(refused)).watching_pods().querying(queries()),
+    }
+    // The API server is about to name the owners. If it does not, the node waits no longer than this.
+    if sorted.evictable.iter().any(|pod| pod.owner_pending) {
+        return stay(Wait::ReadingPods).watching_pods().waking_at(after(ctx.now, OWNER_WAIT));
+    }
+    let pods: Vec<_> =
+        sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();
+    let pods = bounded(pods).into();
+    let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(ctx.now) && !pod.finished && !pod.terminating);
+    let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
+    let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();
+    let progress = ctx.progress;
+    let drill = progress.drill.is_some();
+    let asks_hooks = hooks::awaited(ctx.policy, BEFORE_DRAIN).next().is_some();
+    let first = if asks_hooks { Step::BeforeDrain } else { first_of_drain(ctx) };
+    let purpose = purpose(progress);
+    let place = progress.rollout.clone().unwrap_or_else(|| ctx.place(&progress.version));
+    let rollout = Some(RolloutPlace { drain_started: Some(ctx.now), ..place });
+    let next = ctx.next_with(first, Progress { disruptive: true, rollout, ..progress.clone() }, |status| {
+        let message = format!("cordoned for {purpose}");
+        let set_by_others = ctx.facts().set_by_others.has(ClaimField::Cordon);
+        let reason = if set_by_others { "CordonedBefore" } else { "Updating" };
+        ctx.set_condition(status, CORDONED, true, reason, &message);
+        let awaiting = ("AwaitingHooks", "no pod is evicted before the hooks have answered");
+        let (reason, message) = if asks_hooks { awaiting } else { draining(ctx.mode()) };
+        ctx.set_condition(status, DRAINED, false, reason, message);
+        status.report.drain = Some(DrainStatus { pods, preexisting, ..DrainStatus::default() });
+        let record = status.report.record.get_or_insert_default();
+        // A drill forgets no owner that was unhealthy before the last update: that is evidence about its version.
+        let before = if drill { std::mem::take(&mut record.unhealthy_before) } else { Vec::new() };
+        record.unhealthy_before = owners(before.into_iter().chain(unhealthy_before), UNHEALTHY_OWNERS);
+    });
+    next.watching_pods().noting(Some(Note {
+        warning: false,
+        reason: if drill { "DrillStarted" } else { "UpdateStarted" },
+        message: format!("draining for {purpose} (attempt {})", progress.attempt),
+    }))
+}

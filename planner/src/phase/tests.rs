@@ -1,0 +1,49 @@
+//! The list of phases.
+
+use super::*;
+
+const MODES: [Mode; 5] = [
+    Mode::Update,
+    Mode::Drill { evict: false, download: false },
+    Mode::Drill { evict: false, download: true },
+    Mode::Drill { evict: true, download: false },
+    Mode::Drill { evict: true, download: true },
+];
+
+#[test]
+fn each_step_has_one_phase_in_the_order_in_which_attempts_pass_them() {
+    let steps: Vec<_> = PHASES.iter().map(|phase| phase.step).collect();
+    assert_eq!(steps, Step::ALL);
+    assert!(steps.is_sorted_by_key(|step| step.place()), "{steps:?}");
+    assert!(Phase::of_step(Step::Unknown).is_none());
+}
+
+#[test]
+fn phases_of_updates_and_drills_differ_only_in_the_wait_for_the_rebooted_node() {
+    let path = |mode| Phase::path(mode).map(|phase| phase.step).collect::<Vec<_>>();
+    let update = path(Mode::Update);
+    assert_eq!(update.len(), PHASES.len() - 1, "all but the one that ends an attempt early");
+    for mode in &MODES[1..] {
+        let without: Vec<_> = update.iter().copied().filter(|step| *step != Step::Returning).collect();
+        assert_eq!(path(*mode), without, "{mode:?}");
+    }
+}
+
+#[test]
+fn what_takes_a_node_out_of_service_is_backed_and_claimed_until_the_node_is_back() {
+    for phase in &PHASES {
+        let out = matches!(phase.step.place(), Place::Leaving | Place::Away | Place::Booted);
+        assert_eq!(phase.claims != Claims::Nothing, out, "{:?}", phase.step);
+        let back = phase.step.place() == Place::Back;
+        assert_eq!(phase.backing != Backing::Nothing, out || back, "{:?}", phase.step);
+    }
+}
+
+#[test]
+fn texts_of_phases_are_clauses_that_others_put_into_sentences() {
+    for (phase, mode) in PHASES.iter().flat_map(|phase| MODES.map(|mode| (phase, mode))) {
+        for text in [(phase.holds)(mode), (phase.awaits)(mode), (phase.log)(mode)] {
+            assert!(!text.is_empty() && !text.ends_with('.'), "{:?} of {mode:?}: {text}", phase.step);
+        }
+    }
+}

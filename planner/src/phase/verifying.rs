@@ -1,0 +1,64 @@
+//! The verification: the node, its pods and the expressions have to stay healthy for the soak.
+
+use models::reason::FailureReason;
+use models::shadow::{HostState, Progress, Step};
+use models::time::after;
+
+use super::desired::withdraw;
+use super::end::ended_from_outside;
+use super::health::check_health;
+use super::hooks::{AFTER_UPDATE, awaited};
+use super::row::{Attempt, Outcome, Turn, act, fail};
+use crate::decision::Action;
+
+/// Verifies a node that is back in service.
+pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
+    let until = after(ctx.progress.since, ctx.group().after.soak);
+    if ctx.mode().is_drill() {
+        return after_drill(ctx).or_else(|| check_health(ctx, until)).unwrap_or_else(|| finish(ctx));
+    }
+    if ctx.needs_release() {
+        return act(Action::Release);
+    }
+    if ctx.shadow.spec.state == HostState::Idle {
+        return finish(ctx);
+    }
+    let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
+    if another_boot && !ctx.runs_target(ctx.progress) {
+        return fail(FailureReason::BootedOtherVersion, "the node was rebooted into another version");
+    }
+    if another_boot || !ctx.facts().ready {
+        // Once is nothing: the soak begins again when the node is Ready. A second time is a failure.
+        if ctx.progress.soak_restarted {
+            return fail(FailureReason::SoakFailed, "the node did not stay Ready in one boot");
+        }
+        let again = Progress { soak_restarted: true, ..ctx.progress.clone() };
+        return ctx.next_with(Step::Returning, again, |_| {});
+    }
+    check_health(ctx, until).unwrap_or_else(|| act(withdraw(ctx)))
+}
+
+/// Withdraws the desired state of a drill, and ends it where its node did not stay as it was.
+fn after_drill(ctx: &Attempt<'_>) -> Option<Turn> {
+    if let Some(turn) = ended_from_outside(ctx) {
+        return Some(turn);
+    }
+    if ctx.facts().boot_id != ctx.progress.boot_id {
+        return Some(fail(FailureReason::RebootedByOther, "the node was rebooted during the drill"));
+    }
+    if ctx.shadow.spec.state != HostState::Idle {
+        return Some(act(withdraw(ctx)));
+    }
+    if ctx.needs_release() {
+        return Some(act(Action::Release));
+    }
+    (!ctx.facts().ready).then(|| fail(FailureReason::SoakFailed, "the node did not stay Ready"))
+}
+
+/// Ends the attempt of a verified node once its hooks have answered.
+fn finish(ctx: &Attempt<'_>) -> Turn {
+    if awaited(ctx.policy, AFTER_UPDATE).next().is_some() {
+        return ctx.next(Step::AfterUpdate, |_| {});
+    }
+    Turn::of(Outcome::Pass(None))
+}

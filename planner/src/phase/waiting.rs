@@ -1,0 +1,99 @@
+//! What a node that has no slot yet is asked, whether its image is staged or not. Nothing of it disrupts anything.
+
+use jiff::Timestamp;
+use models::reason::FailureReason;
+use models::shadow::{HostState, Mode};
+
+use super::desired::desired_state;
+use super::end::{ended_by_host, ended_from_outside};
+use super::permits::rehearsal_request;
+use super::row::{Attempt, Outcome, Turn, act, fail, stay};
+use super::start::start_drain;
+use crate::gates;
+use crate::survey::want;
+use crate::wait::Wait;
+
+/// Returns when the staging is given up.
+pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
+    ctx.deadline(ctx.progress.since, ctx.policy.stage)
+}
+
+/// Returns whether the desired state is that the image is staged, and it is not.
+pub(super) fn lacks_image(ctx: &Attempt<'_>) -> bool {
+    ctx.shadow.spec.state == HostState::StagedUpdate && !ctx.is_staged()
+}
+
+/// Returns the end of the attempt, or the desired state that it begins with.
+pub(super) fn ended_or_ordered(ctx: &Attempt<'_>) -> Option<Turn> {
+    let (spec, progress) = (&ctx.shadow.spec, ctx.progress);
+    if let Some(turn) = ended_from_outside(ctx) {
+        return Some(turn);
+    }
+    if !ctx.policy.enabled && !ctx.slot {
+        return Some(fail(FailureReason::Disabled, "updates were disabled"));
+    }
+    let downloads = !matches!(ctx.mode(), Mode::Drill { download: false, .. });
+    if downloads && let Some(turn) = no_longer_wanted(ctx) {
+        return Some(turn);
+    }
+    let drill = ctx.mode().is_drill();
+    if drill && ctx.facts().boot_id != progress.boot_id {
+        return Some(fail(FailureReason::RebootedByOther, "the node was rebooted during the drill"));
+    }
+    if let Some(turn) = ended_by_host(ctx) {
+        return Some(turn);
+    }
+    if spec.attempt < progress.attempt {
+        // A drill rehearses before anything is disrupted: an agent that does not know drills reports so then.
+        let first = if downloads { HostState::StagedUpdate } else { HostState::RehearsedUpdate };
+        return Some(act(desired_state(ctx, first)));
+    }
+    let staged = downloads && spec.state == HostState::StagedUpdate;
+    if spec.attempt != progress.attempt || !(staged || (drill && spec.state == HostState::RehearsedUpdate)) {
+        return Some(fail(FailureReason::ProgressLost, "the desired state does not belong to this attempt"));
+    }
+    if drill {
+        return None;
+    }
+    if ctx.has_reported() && ctx.shadow.status.agent.current_version.as_ref() == Some(&progress.version) {
+        return Some(fail(FailureReason::UpdatedByOther, "the host runs the version already"));
+    }
+    // Rebooted by another client while nothing was disrupted: the same attempt continues in the new boot.
+    (!ctx.desired_in_this_boot()).then(|| act(desired_state(ctx, HostState::StagedUpdate)))
+}
+
+/// Begins the drain of a node that passes its gates and has a slot.
+pub(super) fn asks_for_slot(ctx: &Attempt<'_>) -> Turn {
+    if let Mode::Drill { download, .. } = ctx.mode() {
+        if ctx.shadow.spec.state == HostState::StagedUpdate {
+            return act(desired_state(ctx, HostState::RehearsedUpdate));
+        }
+        if rehearsal_request(ctx).is_none() {
+            let deadline = deadline(ctx);
+            if ctx.now < deadline {
+                return stay(Wait::AwaitingAgent).waking_at(deadline);
+            }
+            let message =
+                "no permit was requested in time: the agent does not answer, or it or the web API does not know drills";
+            return fail(FailureReason::AgentSilent, message);
+        }
+        if let Some(refused) = gates::start_drill(ctx, download) {
+            return Turn::of(Outcome::Refuse(refused));
+        }
+    } else if let Some(refused) = gates::start(ctx) {
+        return Turn::of(Outcome::Refuse(refused));
+    }
+    if ctx.slot { start_drain(ctx) } else { Turn::of(Outcome::WantsSlot) }
+}
+
+/// Returns the end of an attempt whose version policy or the host has given up before the drain.
+fn no_longer_wanted(ctx: &Attempt<'_>) -> Option<Turn> {
+    let agent = &ctx.shadow.status.agent;
+    let host = want::Host { policy: ctx.policy, known: &ctx.survey.known, agent, now: ctx.now };
+    if let Some(message) = host.no_longer(&ctx.progress.version).filter(|_| !ctx.slot) {
+        return Some(fail(FailureReason::PolicyChanged, message));
+    }
+    let wanted = ctx.node.want.as_ref().map(|want| &want.version);
+    let message = wanted.and_then(|wanted| want::superseded(agent, &ctx.progress.version, wanted))?;
+    Some(fail(FailureReason::Superseded, message))
+}
