@@ -14,7 +14,6 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::auth::Refusal;
 use crate::auth::identity::{AgentIdentity, Bearer, check};
 use crate::auth::review::{Evidence, ReviewError, Reviewer};
 use crate::auth::token::Token;
@@ -23,6 +22,7 @@ use crate::connections;
 use crate::limit::{Allowance, Limiter, Source, Sources};
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, Kind};
+use crate::refusal::Refusal;
 use crate::store::Store;
 use crate::streams::Streams;
 use crate::tls::CertificateSlot;

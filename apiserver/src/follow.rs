@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 
 use crate::agents::Presence;
-use crate::auth::Refusal;
 use crate::auth::identity::{AgentIdentity, owns};
+use crate::refusal::Refusal;
 use crate::store::Seen;
 use crate::streams::Place;
 

@@ -22,6 +22,7 @@ mod heads;
 mod limit;
 mod metrics;
 mod problem;
+mod refusal;
 mod resume;
 mod routes;
 mod server;

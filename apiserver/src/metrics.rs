@@ -8,7 +8,7 @@ use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts
 use strum::{IntoStaticStr, VariantArray};
 
 use crate::agents::Agents;
-use crate::auth::Refusal;
+use crate::refusal::Refusal;
 
 /// All metrics of one server.
 #[derive(Clone, Debug)]

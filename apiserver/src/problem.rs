@@ -10,7 +10,7 @@ use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
 use models::wire::{PROBLEM_JSON, Problem};
 
-use crate::auth::Refusal;
+use crate::refusal::Refusal;
 
 /// The kinds of problem. The name, which is the last part of the type's URN, and the title and status of each never
 /// change.
@@ -37,6 +37,26 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Returns the kind that the client gets after a refusal: the same for all faults of a token.
+    const fn of(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NoToken
+            | Refusal::MalformedToken
+            | Refusal::Forged
+            | Refusal::UnknownKey
+            | Refusal::Expired
+            | Refusal::NotYetValid
+            | Refusal::NotAuthenticated
+            | Refusal::WrongAudience => Self::Unauthorized,
+            Refusal::OtherAccount | Refusal::NoPod | Refusal::NoNode | Refusal::OtherNode => Self::Forbidden,
+            Refusal::AgentTokenForOldNode => Self::AgentTokenForOldNode,
+            Refusal::ShadowWithoutNode => Self::NoShadow,
+            Refusal::TooManyRefusals | Refusal::TooManyReports | Refusal::TooManyReads | Refusal::TooManyTokens => {
+                Self::TooManyRequests
+            }
+        }
+    }
+
     /// Returns the title and the status.
     const fn parts(self) -> (&'static str, StatusCode) {
         match self {
@@ -120,7 +140,7 @@ impl ApiError {
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
-        Self { refusal: Some(refusal), ..Self::new(refusal.kind()) }
+        Self { refusal: Some(refusal), ..Self::new(Kind::of(refusal)) }
     }
 }
 
@@ -188,7 +208,7 @@ mod tests {
     #[tokio::test]
     async fn all_token_refusals_return_same_response() {
         let mut bodies = HashSet::new();
-        for refusal in Refusal::VARIANTS.iter().copied().filter(|r| r.kind() == Kind::Unauthorized) {
+        for refusal in Refusal::VARIANTS.iter().copied().filter(|&r| Kind::of(r) == Kind::Unauthorized) {
             let error = ApiError::from(refusal);
             assert_eq!(error.error_response().headers().get("www-authenticate").unwrap(), "Bearer");
             bodies.insert(body(&error).await.to_string());

@@ -14,10 +14,10 @@
 
 use std::sync::Arc;
 
-use crate::auth::Refusal;
 use crate::auth::identity::{AgentIdentity, owns};
 use crate::body::Report;
 use crate::cluster::{CallError, Cluster};
+use crate::refusal::Refusal;
 use crate::shadow::Shadow;
 use crate::store::{Seen, Store};
 

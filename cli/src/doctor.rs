@@ -3,6 +3,7 @@
 mod aws;
 mod certificate;
 mod facts;
+mod finding;
 mod findings;
 mod fleet;
 mod objects;
@@ -16,13 +17,11 @@ use kube::Client;
 use serde::Serialize;
 
 use self::facts::Facts;
-use self::findings::{Finding, Severity, findings};
+use self::finding::{Finding, NAMED, Severity};
+use self::findings::findings;
 use crate::advice::some;
 use crate::page::{Page, Style};
 use crate::terminal;
-
-/// Number of objects that the text of a finding names.
-const NAMED: usize = 3;
 
 /// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -6,7 +6,6 @@
 mod objects;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -22,16 +21,10 @@ use planner::view::{NodeFacts, Projection as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use self::objects::{GONE, PERIOD, delete, find, remove};
 pub(crate) use self::objects::{api, is_marked};
-use self::objects::{delete, find, remove};
 use crate::call::{call, if_there};
 use crate::page::{confirm, print_line};
-
-/// Polling interval.
-const PERIOD: Duration = Duration::from_secs(1);
-
-/// Time-out for an object to be gone after its deletion.
-const GONE: Duration = Duration::from_secs(5 * 60);
 
 /// Kinds removed first, so that nothing is created again.
 const WORKLOADS: [&str; 2] = ["DaemonSet", "Deployment"];

@@ -21,8 +21,7 @@ use planner::view::{BudgetFacts, ServiceFacts, Standings, WebApiOutage};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use self::answers::Ended;
-use self::memory::{NodeMemory, PodWatch, Retracting};
+use self::memory::{Ended, NodeMemory, PodWatch, Retracting};
 use self::retry::WriteStates;
 use crate::apply::{Applier, Pace};
 use crate::cache::{Cache, Reading};

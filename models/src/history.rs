@@ -19,6 +19,8 @@ use crate::operator::{CanaryStep, CompletionEstimate};
 use crate::schema::{StatusWord, VersionText};
 use crate::shadow::RolloutResult;
 
+pub use crate::operator::{RecordedRevision, RolloutPhase};
+
 /// The largest size of an object of the history, in bytes.
 pub const LARGEST_OBJECT: i64 = 256 * 1024;
 
@@ -90,19 +92,6 @@ pub struct RecordedOperator {
     /// UID of the operator's resource.
     #[schemars(length(max = 64))]
     pub uid: String,
-}
-
-/// The revision of the policy under which a rollout began.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct RecordedRevision {
-    /// Name of the revision; empty if it was not known.
-    #[serde(default)]
-    #[schemars(length(max = 253))]
-    pub name: String,
-    /// Number of the revision; 0 if it was not known.
-    #[serde(default)]
-    pub number: i64,
 }
 
 /// A version that nodes ran, and how many.
@@ -183,36 +172,6 @@ pub struct HistoryRow {
     /// The attempt.
     #[serde(flatten)]
     pub result: RolloutResult,
-}
-
-/// Phase of a rollout.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum RolloutPhase {
-    /// Nodes are still to be updated.
-    #[default]
-    Running,
-    /// Every node of its variant and architecture ran the version.
-    Completed,
-    /// Nodes went on to another version.
-    Superseded,
-    /// The policy no longer required it, its quarantine was lifted, or there were no nodes or no policy any more.
-    Stopped,
-    /// A phase of another version of the operator.
-    #[serde(other)]
-    Unknown,
-}
-
-impl RolloutPhase {
-    /// The word.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "Running",
-            Self::Completed => "Completed",
-            Self::Superseded => "Superseded",
-            Self::Stopped => "Stopped",
-            Self::Unknown => "Unknown",
-        }
-    }
 }
 
 /// Kind of an entry of a record.

@@ -1,6 +1,7 @@
 //! `BottlerocketShadow`: one node's desired and reported state, which the controller and the agent share.
 
 mod agent;
+mod attempt;
 mod controller;
 mod drill;
 mod result;
@@ -22,6 +23,7 @@ use crate::reason::FailureReason;
 use crate::schema::VersionText;
 
 pub use agent::*;
+pub use attempt::*;
 pub use controller::*;
 pub use drill::*;
 pub use result::*;
@@ -51,28 +53,6 @@ pub const DRAINED: &str = "Drained";
 pub const BLOCKED: &str = "Blocked";
 /// `Healthy`: the node is healthy after its update (controller).
 pub const HEALTHY: &str = "Healthy";
-
-/// A state that a host is to reach, or has reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(JsonSchema))]
-// In a schema an optional enumeration's own description would hide that of the field.
-#[cfg_attr(feature = "crd", schemars(description = ""))]
-pub enum HostState {
-    /// No update is requested, and no image is armed.
-    #[default]
-    Idle,
-    /// The image is downloaded to the inactive partition set and not armed.
-    StagedUpdate,
-    /// The host runs the image.
-    RebootedIntoUpdate,
-    /// The update is rehearsed in a drill: the agent has verified a rehearsal permit. Nothing is armed, and the host is not
-    /// rebooted. A state of its own, so that an agent that does not know drills does nothing for it.
-    RehearsedUpdate,
-    /// A state that this version does not know. Nothing is done for it.
-    #[serde(other)]
-    #[cfg_attr(feature = "crd", schemars(skip))]
-    Unknown,
-}
 
 /// Desired settings of the host. A permit signs them; a change of settings is signed by itself too
 /// ([`crate::permit::SettingsClaims`]), since a setting is changed long before any permit.
@@ -226,9 +206,6 @@ pub struct BottlerocketShadowSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<Permit>,
 }
-
-/// The most attempts that a shadow counts. One a second for thirty years are fewer.
-pub const MOST_ATTEMPTS: i64 = 1_000_000_000;
 
 /// Agent's report about the host and controller's status of its update.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

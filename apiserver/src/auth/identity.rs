@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use models::names::shadow_name;
 
-use super::Refusal;
+use crate::refusal::Refusal;
 use crate::shadow::Shadow;
 
 /// Extras of a service account's token (Kubernetes 1.32 and later give all of them).

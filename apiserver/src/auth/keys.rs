@@ -12,7 +12,7 @@ use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Refusal;
+use crate::refusal::Refusal;
 
 /// Tolerated difference between the clocks of this server and the API server before a token that is valid there is
 /// refused here. The TokenReview decides on its expiry.

@@ -16,13 +16,13 @@ use models::time::between;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::Refusal;
 use super::identity::Bearer;
 use super::keys::{KeyVerdict, Wanted};
 use super::ring::KeyRing;
 use super::token::{Token, TokenDigest};
 use crate::cluster::{CallError, Cluster};
 use crate::metrics::{Metrics, ReviewResult};
+use crate::refusal::Refusal;
 
 /// Time that a valid token is cached. Short against the time that the API server itself takes to notice a deleted pod
 /// (about ten seconds), so that it adds little to it.

@@ -8,7 +8,7 @@ use jsonwebtoken::dangerous::insecure_decode_claims;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use super::Refusal;
+use crate::refusal::Refusal;
 
 /// Maximum length of a token, in bytes. Those of service accounts have one to two thousand.
 const LONGEST: usize = 8 * 1024;

@@ -1,14 +1,14 @@
 //! The routes. Version 1 of the API is for the nodes' agents, over TLS; the plain port is for kubelet and Prometheus.
 
+mod answer;
 mod health;
 mod shadow;
 mod status;
 mod watch;
 
-use actix_web::http::header::{ALLOW, CACHE_CONTROL, ETAG, HeaderValue};
+use actix_web::http::header::{ALLOW, HeaderValue};
 use actix_web::web::{self, ServiceConfig};
-use actix_web::{HttpResponse, HttpResponseBuilder, ResponseError as _};
-use models::wire::ShadowView;
+use actix_web::{HttpResponse, ResponseError as _};
 
 use crate::problem::{ApiError, Kind};
 
@@ -41,9 +41,4 @@ async fn method_not_allowed(allowed: &'static str) -> HttpResponse {
     let mut response = ApiError::new(Kind::MethodNotAllowed).error_response();
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response
-}
-
-/// Builds an answer with a shadow as its body.
-fn show(mut answer: HttpResponseBuilder, view: &ShadowView) -> HttpResponse {
-    answer.insert_header((CACHE_CONTROL, "no-store")).insert_header((ETAG, format!("\"{}\"", view.etag))).json(view)
 }

@@ -3,10 +3,10 @@
 use actix_web::{HttpResponse, web};
 use serde::Deserialize;
 
-use super::show;
+use super::answer::show;
 use crate::app::{Agent, App, refuse_access, take};
-use crate::auth::Refusal;
 use crate::problem::{ApiError, Kind};
+use crate::refusal::Refusal;
 use crate::write::{cached, live};
 
 #[derive(Deserialize)]

@@ -7,13 +7,13 @@ use actix_web::web::{Bytes, Payload};
 use actix_web::{HttpMessage as _, HttpRequest, HttpResponse, web};
 use tokio::time::timeout;
 
-use super::show;
+use super::answer::show;
 use crate::app::{Agent, App, refuse_access, take};
-use crate::auth::Refusal;
 use crate::body::{self, BodyError};
 use crate::etag::parse_if_match;
 use crate::metrics::WriteResult;
 use crate::problem::{ApiError, Kind};
+use crate::refusal::Refusal;
 use crate::write::{WriteError, Written, write_status};
 
 /// Replaces the agent status of its shadow, based on the state that `If-Match` names.

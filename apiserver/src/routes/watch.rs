@@ -8,9 +8,9 @@ use models::wire::{NDJSON, PROCESS_HEADER};
 use serde::Deserialize;
 
 use crate::app::{Agent, App, log_refused_shadow, take};
-use crate::auth::Refusal;
 use crate::follow::{AgentStream, Follower, Lifetime, age};
 use crate::problem::{ApiError, Kind};
+use crate::refusal::Refusal;
 use crate::resume::{ResumeError, resume};
 
 #[derive(Deserialize)]

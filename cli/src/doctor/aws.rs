@@ -8,7 +8,7 @@ use kube::api::Api;
 use models::names;
 use serde_json::Value;
 
-use super::findings::Finding;
+use super::finding::Finding;
 use crate::call::{call, if_there};
 use crate::cluster::Cluster;
 use crate::uninstall::aws_record;

@@ -3,65 +3,12 @@
 use jiff::Timestamp;
 use models::names;
 use models::time::between;
-use serde::Serialize;
 
 use super::facts::Facts;
-use super::{NAMED, aws, fleet, objects};
+use super::finding::{Finding, NAMED, Severity};
+use super::{aws, fleet, objects};
 use crate::advice::some;
 use crate::clock::{moment, span};
-
-/// The importance of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(super) enum Severity {
-    /// Something does not work.
-    Error,
-    /// Something will not work, or is not as it should be.
-    Warning,
-    /// A fact to know.
-    Note,
-}
-
-/// A finding.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
-    pub(super) severity: Severity,
-    /// One fixed word.
-    pub(super) reason: &'static str,
-    /// The objects that it is about, as `kind/name` or `kind/namespace/name`.
-    pub(super) objects: Vec<String>,
-    pub(super) message: String,
-    /// Commands to type next.
-    pub(super) next: Vec<String>,
-}
-
-impl Finding {
-    pub(super) fn new(severity: Severity, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { severity, reason, objects: Vec::new(), message: message.into(), next: Vec::new() }
-    }
-
-    pub(super) fn error(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::new(Severity::Error, reason, message)
-    }
-
-    pub(super) fn warning(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::new(Severity::Warning, reason, message)
-    }
-
-    pub(super) fn of(mut self, object: impl Into<String>) -> Self {
-        self.objects.push(object.into());
-        self
-    }
-
-    pub(super) fn of_nodes<'a>(mut self, nodes: impl IntoIterator<Item = &'a str>) -> Self {
-        self.objects.extend(nodes.into_iter().map(|name| format!("node/{name}")));
-        self
-    }
-
-    pub(super) fn next(mut self, commands: impl IntoIterator<Item = String>) -> Self {
-        self.next.extend(commands);
-        self
-    }
-}
 
 /// Time before the end of a certificate at which it is reported: its successor should have been published by then.
 const EXPIRES_SOON: std::time::Duration = std::time::Duration::from_secs(7 * 86_400);

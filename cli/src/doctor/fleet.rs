@@ -8,7 +8,7 @@ use planner::plan::drain_refusals;
 use planner::view::NodeFacts;
 use planner::wait::Wait;
 
-use super::findings::{Finding, Severity};
+use super::finding::{Finding, Severity};
 use crate::cluster::Cluster;
 use crate::status::{Report, report};
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::facts::Installed;
-use super::findings::{Finding, Severity};
+use super::finding::{Finding, Severity};
 use crate::uninstall::is_marked;
 
 /// The command that installs what is missing.

@@ -11,8 +11,8 @@ use planner::policy::{CanaryStep, Policy};
 use semver::Version;
 use serde_json::json;
 
-use super::nonce;
 use super::operator::{carry_out, policy, status};
+use super::texts::nonce;
 use crate::write::{Decision, State, WriteOptions};
 
 /// Options of `approve`.

@@ -12,8 +12,8 @@ use models::shadow::{
 use planner::view::{NodeFacts, Projection as _, ShadowFacts};
 use serde_json::json;
 
-use super::nodes::{NodeOutcome, find, node_of, report};
-use super::{NodesOptions, nonce};
+use super::nodes::{NodeOutcome, NodesOptions, find, node_of, report};
+use super::texts::nonce;
 use crate::write::{Decision, Object, State};
 
 /// Returns the attempt under way on a node.

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use super::attempt::progress;
 use super::nodes::find;
-use super::nonce;
+use super::texts::nonce;
 use crate::page::{Page, print_line};
 use crate::write::{Change, Decision, DryRun, DryRunOption, Object, Outcome, State, all};
 

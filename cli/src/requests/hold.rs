@@ -13,9 +13,8 @@ use planner::hold::Hold;
 use planner::view::{NodeFacts, Projection as _};
 use serde_json::json;
 
-use super::NodesOptions;
 use super::attempt::{is_permitted, progress};
-use super::nodes::{NodeOutcome, find, report};
+use super::nodes::{NodeOutcome, NodesOptions, find, report};
 use crate::page::warn;
 use crate::write::{Decision, Object, State, annotated_by};
 

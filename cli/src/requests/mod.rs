@@ -12,13 +12,14 @@ mod operator;
 mod pin;
 mod quarantine;
 mod switch;
+mod texts;
 
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
-use jiff::Timestamp;
+use clap::Subcommand;
 use kube::Client;
 
+use self::nodes::NodesOptions;
 use crate::write::WriteOptions;
 
 /// Commands that change what the operator does.
@@ -48,16 +49,6 @@ pub(crate) enum Command {
     TestNotices(WriteOptions),
 }
 
-/// Options of commands about nodes.
-#[derive(Debug, Args)]
-pub(crate) struct NodesOptions {
-    /// Names of the nodes.
-    #[arg(required = true, value_name = "NODE")]
-    nodes: Vec<String>,
-    #[command(flatten)]
-    write: WriteOptions,
-}
-
 /// Runs a command.
 pub(crate) async fn run(client: &Client, namespace: &str, command: &Command) -> anyhow::Result<ExitCode> {
     match command {
@@ -74,38 +65,4 @@ pub(crate) async fn run(client: &Client, namespace: &str, command: &Command) -> 
         Command::TestNotices(options) => notices::test(client, namespace, options).await?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the value of a one-shot request that no other request has.
-fn nonce(now: Timestamp) -> String {
-    format!("kubectl-brupop {now:.9}")
-}
-
-/// Returns the first of some names, and the number of the others.
-fn some(names: &[String]) -> String {
-    const SHOWN: usize = 8;
-    let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(SHOWN) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn request_value_fits_its_acknowledgement_and_differs_each_time() {
-        let now = Timestamp::now();
-        let later = now + jiff::SignedDuration::from_nanos(1);
-        assert!(nonce(now).len() <= 64 && nonce(now) != nonce(later), "{}", nonce(now));
-    }
-
-    #[test]
-    fn long_lists_of_names_are_cut() {
-        let names: Vec<String> = (0..10).map(|n| n.to_string()).collect();
-        assert_eq!(some(&names), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
-        assert_eq!(some(&names[..2]), "0, 1");
-    }
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use anyhow::anyhow;
+use clap::Args;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
@@ -12,6 +13,16 @@ use planner::view::{NodeFacts, Projection as _};
 
 use crate::call::list;
 use crate::write::{Change, Object, Outcome, State, Unacknowledged, WriteOptions, all};
+
+/// Options of commands about nodes.
+#[derive(Debug, Args)]
+pub(crate) struct NodesOptions {
+    /// Names of the nodes.
+    #[arg(required = true, value_name = "NODE")]
+    pub(super) nodes: Vec<String>,
+    #[command(flatten)]
+    pub(super) write: WriteOptions,
+}
 
 /// A node with its shadow.
 pub(super) struct Found {

@@ -9,8 +9,8 @@ use models::operator::{BottlerocketUpdateOperator, NOTICES_SENT};
 use planner::plan::test_notice_id;
 use serde_json::json;
 
-use super::nonce;
 use super::operator::{carry_out, not_in_force, policy, status};
+use super::texts::nonce;
 use crate::write::{Decision, State, WriteOptions};
 
 /// Returns the names of the receivers.

@@ -18,7 +18,7 @@ use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
-use super::some;
+use super::texts::some;
 use crate::call::list;
 use crate::page::warn;
 use crate::write::{Decision, State, WriteOptions};

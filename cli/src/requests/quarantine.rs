@@ -10,8 +10,8 @@ use planner::policy::{Policy, Target};
 use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
-use super::some;
 use super::switch::unsettled;
+use super::texts::some;
 use crate::call::list;
 use crate::write::{Decision, State, WriteOptions};
 

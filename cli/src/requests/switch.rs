@@ -17,7 +17,7 @@ use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
-use super::{nonce, some};
+use super::texts::{nonce, some};
 use crate::write::{Decision, State, WriteOptions};
 
 /// Options of `resume`.

@@ -8,66 +8,8 @@ use models::earlier::VERSIONS;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 
 use super::facts::{Conversion, Definition, Facts, Shadow};
+use super::finding::{Finding, NAMED, list};
 use crate::marks::{NodeState, Owners};
-
-/// Longest list of names in a sentence.
-const NAMED: usize = 10;
-
-/// The importance of a finding, the greatest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Severity {
-    /// The takeover cannot begin.
-    Blocks,
-    /// Something to do before the takeover, or to decide about.
-    First,
-    /// A fact to know.
-    Note,
-}
-
-impl Severity {
-    /// The severity as one fixed word.
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Blocks => "Blocks",
-            Self::First => "First",
-            Self::Note => "Note",
-        }
-    }
-}
-
-/// A fact with its consequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Finding {
-    pub(super) severity: Severity,
-    /// One fixed word.
-    pub(super) reason: &'static str,
-    pub(super) text: String,
-    /// Commands to type.
-    pub(super) run: Vec<String>,
-}
-
-impl Finding {
-    fn new(severity: Severity, reason: &'static str, text: impl Into<String>) -> Self {
-        Self { severity, reason, text: text.into(), run: Vec::new() }
-    }
-
-    fn blocks(reason: &'static str, text: impl Into<String>) -> Self {
-        Self::new(Severity::Blocks, reason, text)
-    }
-
-    fn first(reason: &'static str, text: impl Into<String>) -> Self {
-        Self::new(Severity::First, reason, text)
-    }
-
-    fn note(reason: &'static str, text: impl Into<String>) -> Self {
-        Self::new(Severity::Note, reason, text)
-    }
-
-    fn run(mut self, commands: impl IntoIterator<Item = String>) -> Self {
-        self.run.extend(commands);
-        self
-    }
-}
 
 /// Returns the release of the earlier operator, as far as its objects distinguish them.
 pub(super) fn generation(facts: &Facts) -> Option<&'static str> {
@@ -116,16 +58,6 @@ pub(super) fn unknown(facts: &Facts) -> Vec<String> {
             .push("which hosts are armed, and what they are downloading: only an agent on the node knows".to_owned());
     }
     unknown
-}
-
-/// Returns at most [`NAMED`] names in one text.
-pub(super) fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    let names: Vec<&str> = names.into_iter().collect();
-    let shown = names.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
-    match names.len().checked_sub(NAMED) {
-        Some(more) if more > 0 => format!("{shown} and {more} more"),
-        _ => shown,
-    }
 }
 
 fn definition(facts: &Facts, found: &mut Vec<Finding>) {

@@ -2,6 +2,7 @@
 //! that write are in `swap`.
 
 mod facts;
+mod finding;
 mod findings;
 mod report;
 mod settings;
@@ -24,7 +25,7 @@ use planner::view::{BudgetFacts, DaemonSetIs, PodFacts, Projection as _};
 use tokio::time::Instant;
 
 use self::facts::{Definition, Facts};
-use self::findings::Severity;
+use self::finding::Severity;
 use self::settings::Settings;
 use self::watch::{Snapshot, Trial};
 use crate::call::{call, code, list};

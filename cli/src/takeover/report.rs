@@ -3,9 +3,8 @@
 use serde_json::{Value, json};
 
 use super::facts::{Conversion, Definition, Facts};
-use super::findings::{
-    Finding, Severity, balancer_labels, cordons, generation, list, nodes_where, unknown, without_node, without_shadow,
-};
+use super::finding::{Finding, Severity, list};
+use super::findings::{balancer_labels, cordons, generation, nodes_where, unknown, without_node, without_shadow};
 use crate::marks::{NodeState, Tool};
 use crate::page::{Page, Style};
 

@@ -232,7 +232,7 @@ pub(super) fn render(snapshot: &Snapshot, trial: &Trial, namespace: &str, now: T
     if next.is_empty() {
         page.line("No node would begin now.");
     } else {
-        page.line(format_args!("Next: {}", super::findings::list(next)));
+        page.line(format_args!("Next: {}", super::finding::list(next)));
     }
     let rows = snapshot.nodes.iter().filter_map(|node| {
         let state = NodeState::of(node);

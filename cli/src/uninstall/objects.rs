@@ -1,5 +1,7 @@
 //! The objects of an installation in the cluster: found by their label, deleted by uid, awaited.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
@@ -10,9 +12,14 @@ use models::names;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{GONE, PERIOD};
 use crate::call::{call, if_there};
 use crate::page::print_line;
+
+/// Polling interval.
+pub(super) const PERIOD: Duration = Duration::from_secs(1);
+
+/// Time-out for an object to be gone after its deletion.
+pub(super) const GONE: Duration = Duration::from_secs(5 * 60);
 
 /// Number of objects in a page of a list.
 const PAGE: u32 = 500;

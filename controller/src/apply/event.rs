@@ -16,6 +16,9 @@ use serde_json::json;
 use planner::plan::Note;
 use planner::view::{NodeFacts, OperatorFacts};
 
+/// Group and version of the operator's resource.
+pub(super) const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";
+
 /// Namespace that the API server requires for Events about objects without a namespace.
 const NAMESPACE: &str = "default";
 
@@ -53,7 +56,7 @@ pub(super) fn node(facts: &NodeFacts) -> ObjectReference {
 /// Returns the reference to the operator's resource for Events.
 pub(super) fn operator(facts: &OperatorFacts, namespace: &str) -> ObjectReference {
     ObjectReference {
-        api_version: Some(super::shadow::OPERATOR_API.to_owned()),
+        api_version: Some(OPERATOR_API.to_owned()),
         kind: Some("BottlerocketUpdateOperator".to_owned()),
         name: Some(names::OPERATOR_NAME.to_owned()),
         namespace: Some(namespace.to_owned()),

@@ -10,22 +10,18 @@ use models::permit::SettingsClaims;
 use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, ControllerStatus, HostPolicy, HostState};
 use serde_json::json;
 
+use super::event::OPERATOR_API;
 use super::{Applier, ApplyError};
 use planner::history::RowId;
 use planner::view::{OperatorFacts, ShadowFacts};
 
 const SHADOW_API: &str = "brupop.bottlerocket.aws/v3";
-pub(super) const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";
 
 fn manager() -> PatchParams {
     PatchParams::apply(names::CONTROLLER_MANAGER).force()
 }
 
 impl Applier {
-    pub(super) fn shadow_api(&self) -> Api<BottlerocketShadow> {
-        Api::namespaced(self.client.clone(), &self.namespace)
-    }
-
     /// Applies the controller status. The resourceVersion guards it: the server ignores the uid on `/status`.
     pub(super) async fn write_status(&self, shadow: &ShadowFacts, status: &ControllerStatus) -> Result<(), ApplyError> {
         let name = names::shadow_name(&shadow.node);

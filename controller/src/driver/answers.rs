@@ -13,7 +13,7 @@ use planner::wait::Wait;
 use tokio::time::Instant;
 
 use super::Driver;
-use super::memory::RefusedCheck;
+use super::memory::{Ended, RefusedCheck};
 use super::retry::Target;
 use crate::apply::{ApplyError, Evicted, Learned};
 use crate::eviction::Meaning;
@@ -26,12 +26,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Longest pause for such a node.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
-
-/// The end of something that was sent.
-pub(super) enum Ended {
-    Write(Target, Result<Learned, ApplyError>),
-    Eviction(Evicted),
-}
 
 impl Driver {
     /// Records the refused candidates, so that they are checked again after a pause that grows.

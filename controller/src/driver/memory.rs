@@ -8,7 +8,15 @@ use planner::view::{Blocked, InFlight, LeaseObservations, OwnerHealth, PodFacts,
 use planner::wait::WaitReason;
 use tokio::task::{AbortHandle, JoinHandle};
 
+use super::retry::Target;
+use crate::apply::{ApplyError, Evicted, Learned};
 use crate::cache::Cache;
+
+/// The end of something that was sent.
+pub(super) enum Ended {
+    Write(Target, Result<Learned, ApplyError>),
+    Eviction(Evicted),
+}
 
 /// A request for the eviction of a pod without an answer so far.
 pub(super) struct Sent {

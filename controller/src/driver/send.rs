@@ -15,8 +15,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Driver;
-use super::answers::Ended;
-use super::memory::{PodWatch, Retracting, Sent};
+use super::memory::{Ended, PodWatch, Retracting, Sent};
 use super::retry::Target;
 use crate::apply::{ApplyError, Learned, Removal};
 use crate::cache::Cache;

@@ -1,13 +1,13 @@
 //! The gauges that the leader alone exports.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use models::operator::{Counts, Freshness};
 use prometheus::GaugeVec;
 
 use super::family::{Labels, Register};
-use super::snapshot::Snapshot;
-use super::{ALONE, float, seconds};
+use super::values::{ALONE, float, seconds};
 
 /// Name, labels and help of a gauge.
 type Entry = (&'static str, Labels, &'static str);
@@ -118,16 +118,14 @@ impl Gauges {
     }
 
     /// Adds the freshness of the fleet. It has times and no ages: the time that passes between two plans changes none.
-    pub(super) fn add_freshness(&self, snapshot: &Snapshot<'_>) {
-        let Some(Freshness { nodes_within_target, nodes_behind, oldest_since, .. }) = &snapshot.freshness else {
-            return;
-        };
+    pub(super) fn add_freshness(&self, freshness: &Freshness, target: Option<Duration>, counts: Option<&Counts>) {
+        let Freshness { nodes_within_target, nodes_behind, oldest_since, .. } = freshness;
         let within = nodes_within_target.map(whole);
-        let total = snapshot.counts.as_ref().map(|counts| whole(counts.total)).filter(|total| *total > 0.0);
+        let total = counts.map(|counts| whole(counts.total)).filter(|total| *total > 0.0);
         for (name, value) in [
             ("nodes_behind", Some(whole(*nodes_behind))),
             ("behind_since_timestamp_seconds", oldest_since.map(seconds)),
-            ("freshness_target_seconds", snapshot.freshness_target.map(|target| target.as_secs_f64())),
+            ("freshness_target_seconds", target.map(|target| target.as_secs_f64())),
             ("nodes_within_freshness_target", within),
             ("freshness_ratio", within.zip(total).map(|(within, total)| within / total)),
         ] {

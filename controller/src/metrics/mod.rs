@@ -11,6 +11,7 @@ mod signals;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,7 @@ use bounded::Bounded;
 use family::Register;
 use gauges::Gauges;
 use planner::view::{Answer, ShadowFacts};
+use values::{ALONE, flag, float, seconds};
 
 pub use process::about_process;
 pub use signals::Signals;
@@ -62,9 +64,6 @@ const ANSWERS: [&str; 3] = ["Quiet", "Firing", "Failed"];
 
 /// The expected answers.
 const CODES: [&str; 9] = ["403", "404", "409", "422", "429", "500", "503", "504", "none"];
-
-/// No label: a gauge that can be left out altogether.
-const ALONE: [&str; 0] = [];
 
 /// All series of the controller. Clones share them.
 #[derive(Clone)]
@@ -313,8 +312,8 @@ impl Metrics {
             policy_degraded,
             window_open,
             earlier_pods,
-            freshness: _,
-            freshness_target: _,
+            freshness,
+            freshness_target,
             estimated_completion,
             signals,
         } = snapshot;
@@ -322,7 +321,9 @@ impl Metrics {
         if let Some(counts) = counts {
             self.fleet.add_counts(counts);
         }
-        self.fleet.add_freshness(snapshot);
+        if let Some(freshness) = freshness {
+            self.fleet.add_freshness(freshness, *freshness_target, counts.as_ref());
+        }
         signals.add_to(&self.fleet);
         for (name, value) in [
             ("slots_in_use", Some(float(*slots_in_use))),
@@ -522,18 +523,4 @@ fn result(reason: &str) -> &'static str {
     }
     let known = FailureReason::ALL.iter().find(|known| known.as_str() == reason);
     known.copied().unwrap_or(FailureReason::Unknown).as_str()
-}
-
-/// Counts of nodes are far below what a float holds exactly.
-#[expect(clippy::cast_precision_loss, reason = "counts of nodes are far below 2^52")]
-fn float(count: usize) -> f64 {
-    count as f64
-}
-
-fn flag(holds: bool) -> f64 {
-    f64::from(u8::from(holds))
-}
-
-fn seconds(at: Timestamp) -> f64 {
-    at.duration_since(Timestamp::UNIX_EPOCH).as_secs_f64()
 }

@@ -11,7 +11,7 @@ use planner::policy::Policy;
 use planner::view::{ClusterView, NodeView};
 
 use super::gauges::Gauges;
-use super::{ALONE, flag, float, seconds};
+use super::values::{ALONE, flag, float, seconds};
 
 /// States of agents, as in `agents`.
 const AGENTS: [&str; 4] = ["Connected", "Connecting", "Silent", "NodeNotReady"];

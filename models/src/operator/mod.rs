@@ -4,6 +4,7 @@ mod count;
 mod hook;
 mod notices;
 mod policy;
+mod rollout;
 mod selector;
 
 use jiff::Timestamp;
@@ -13,9 +14,8 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
-use crate::history::{RecordedRevision, RolloutPhase};
 use crate::reason::FailureReason;
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::VersionText;
 
 pub use count::CountOrPercent;
 pub use hook::{Hook, HookWait, OnTimeout};
@@ -24,6 +24,7 @@ pub use notices::{
     NoticesStatus,
 };
 pub use policy::*;
+pub use rollout::{CompletionEstimate, RecordedRevision, RolloutPhase, RolloutRecord};
 pub use selector::{LabelOperator, LabelRequirement, NodeSelector};
 
 /// `Enabled`: updates may start.
@@ -48,10 +49,6 @@ pub const NOTICES_SENT: &str = "NoticesSent";
 
 /// `Blocked`: an expression that is the same for all nodes keeps them waiting.
 pub const BLOCKED: &str = "Blocked";
-
-/// The largest `failurePolicy.maxFailures`. So many failed nodes are recorded for each version: nodes that were replaced have to
-/// count, and the status has to stay small.
-pub const MAX_FAILURES: u32 = 64;
 
 /// Switch and policy of the Bottlerocket update operator. Without this resource no update starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomResource, JsonSchema)]
@@ -239,53 +236,6 @@ pub struct KnownVersion {
     /// Quarantine of the version; absent while there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined: Option<Quarantined>,
-}
-
-/// Place of a rollout in the history.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct RolloutRecord {
-    /// Number of the rollout. It rises with each new one.
-    #[schemars(range(min = 1))]
-    pub number: i64,
-    /// Time at which it began.
-    #[schemars(with = "String", extend("format" = "date-time"))]
-    pub begun: Timestamp,
-    /// Number of the rollout that it continues.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub first: Option<i64>,
-    /// Revision of the policy under which it began.
-    pub revision: RecordedRevision,
-    /// `Running`, `Completed`, `Superseded` or `Stopped`.
-    #[serde(default)]
-    #[schemars(with = "StatusWord")]
-    pub phase: RolloutPhase,
-    /// Time at which it ended; absent while it runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
-    pub ended: Option<Timestamp>,
-    /// First estimate of its completion: the one that is held against what happened.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub first_estimate: Option<CompletionEstimate>,
-}
-
-/// Expected completion of a rollout, from simulated courses of it. Nodes that wait for more than their turn at the end of a
-/// course, as for a user, are not counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct CompletionEstimate {
-    /// End of the last update in the median course.
-    #[schemars(with = "String", extend("format" = "date-time"))]
-    pub at: Timestamp,
-    /// End of the last update in the shortest course.
-    #[schemars(with = "String", extend("format" = "date-time"))]
-    pub earliest: Timestamp,
-    /// End of the last update in the longest course.
-    #[schemars(with = "String", extend("format" = "date-time"))]
-    pub latest: Timestamp,
-    /// Time of the estimate.
-    #[schemars(with = "String", extend("format" = "date-time"))]
-    pub made: Timestamp,
 }
 
 /// Rollout of a version to the nodes of one variant and architecture.

@@ -5,7 +5,7 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use super::selector::null_is_empty;
-use super::{CountOrPercent, MAX_FAILURES, NodeSelector};
+use super::{CountOrPercent, NodeSelector};
 use crate::duration::Duration;
 use crate::schema::{Date, DateTime, TimeOfCron, TimeZone, VersionRange, VersionTarget, VersionText};
 
@@ -406,6 +406,10 @@ pub struct HealthPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<AfterUpdatePolicy>,
 }
+
+/// The largest `failurePolicy.maxFailures`. So many failed nodes are recorded for each version: nodes that were replaced have to
+/// count, and the status has to stay small.
+pub const MAX_FAILURES: u32 = 64;
 
 /// Consequences of failures.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -7,11 +7,32 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "crd")]
 use schemars::JsonSchema;
 
-use super::HostState;
 use crate::condition::Condition;
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
 use crate::schema::{StatusWord, VersionText};
+
+/// A state that a host is to reach, or has reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+// In a schema an optional enumeration's own description would hide that of the field.
+#[cfg_attr(feature = "crd", schemars(description = ""))]
+pub enum HostState {
+    /// No update is requested, and no image is armed.
+    #[default]
+    Idle,
+    /// The image is downloaded to the inactive partition set and not armed.
+    StagedUpdate,
+    /// The host runs the image.
+    RebootedIntoUpdate,
+    /// The update is rehearsed in a drill: the agent has verified a rehearsal permit. Nothing is armed, and the host is not
+    /// rebooted. A state of its own, so that an agent that does not know drills does nothing for it.
+    RehearsedUpdate,
+    /// A state that this version does not know. Nothing is done for it.
+    #[serde(other)]
+    #[cfg_attr(feature = "crd", schemars(skip))]
+    Unknown,
+}
 
 /// Updates that a host offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "crd")]
 use schemars::JsonSchema;
 
+use super::attempt::Blocker;
 #[cfg(feature = "crd")]
-use super::MOST_ATTEMPTS;
+use super::attempt::MOST_ATTEMPTS;
 use super::drill::{Drill, DrillResult, Mode};
 use super::result::{DrainedPod, RolloutPlace, RolloutResult};
 use crate::reason::FailureReason;
@@ -145,26 +146,6 @@ impl Progress {
     pub fn mode(&self) -> Mode {
         self.drill.as_ref().map_or(Mode::Update, Drill::mode)
     }
-}
-
-/// A pod that does not leave, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct Blocker {
-    /// Namespace and name of the pod.
-    #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
-    pub pod: String,
-    /// Namespace and name of the PodDisruptionBudget that refuses, if one does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
-    pub budget: Option<String>,
-    /// Answer of the API server.
-    #[cfg_attr(feature = "crd", schemars(length(max = 512)))]
-    pub message: String,
-    /// Time from which it has not left.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
-    pub since: Timestamp,
 }
 
 /// An owner whose pods come to a cordoned node without tolerating the cordon.

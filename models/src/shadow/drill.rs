@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "crd")]
 use schemars::JsonSchema;
 
-use super::Blocker;
+use super::attempt::Blocker;
 #[cfg(feature = "crd")]
-use super::MOST_ATTEMPTS;
+use super::attempt::MOST_ATTEMPTS;
 #[cfg(feature = "crd")]
 use crate::schema::VersionText;
 

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "crd")]
 use schemars::JsonSchema;
 
-use super::Drill;
 #[cfg(feature = "crd")]
-use super::MOST_ATTEMPTS;
+use super::attempt::MOST_ATTEMPTS;
+use super::drill::Drill;
 #[cfg(feature = "crd")]
 use crate::schema::{StatusWord, VersionText};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use models::operator::BottlerocketUpdateOperatorSpec;
 use models::time::after;
 
-use super::{HistoryAction, HistorySnapshot};
+use super::snapshot::{HistoryAction, HistorySnapshot};
 use crate::view::{HistoryObject, RecordFacts};
 
 /// The number of objects that are deleted in one pass.

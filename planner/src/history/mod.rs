@@ -7,28 +7,28 @@
 
 mod course;
 mod limits;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use models::history::{
-    BottlerocketRolloutHistoryStatus, HistoryPage, HistoryRow, LARGEST_OBJECT, MOST_PAGES, MOST_ROWS, PageSummary,
-    RecordedOperator, RecordedRevision, RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
+    HistoryPage, HistoryRow, LARGEST_OBJECT, MOST_PAGES, MOST_ROWS, PageSummary, RecordedOperator, RecordedRevision,
+    RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
 };
 use models::names;
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord};
 use models::resource_version::newer;
-use models::shadow::RolloutResult;
 use models::time::after;
 use semver::Version;
 
 use crate::view::{HistoryFacts, HistoryObject, OperatorFacts, RecordFacts};
 
 pub use limits::Limits;
+pub use snapshot::{HistoryAction, HistorySnapshot, OpenPage, RowId, Waiting, row_id};
 
 /// The size at which a page is full, in bytes. Metadata come on top.
 const PAGE_BYTES: usize = 200 * 1024;
@@ -45,117 +45,6 @@ const PAGE_WAIT: Duration = Duration::from_secs(10 * 60);
 
 /// The longest policy in a record.
 const POLICY: usize = 65_536;
-
-/// A result that no page holds yet.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Waiting {
-    /// Name and uid of its node.
-    pub node: String,
-    pub uid: String,
-    pub variant: String,
-    pub arch: String,
-    pub result: Arc<RolloutResult>,
-    /// The size of the result as JSON, in bytes.
-    pub bytes: usize,
-    /// True if its shadow is gone: only this process has it.
-    pub orphaned: bool,
-}
-
-/// Identity of the result of an attempt: the uid of the Node and the number of the attempt.
-pub type RowId = (String, i64);
-
-impl Waiting {
-    /// Returns what identifies it.
-    pub fn id(&self) -> RowId {
-        (self.uid.clone(), self.result.attempt)
-    }
-
-    fn row(&self) -> HistoryRow {
-        HistoryRow { node: self.node.clone(), uid: self.uid.clone(), result: RolloutResult::clone(&self.result) }
-    }
-}
-
-/// Returns what identifies a row.
-pub fn row_id(row: &HistoryRow) -> RowId {
-    (row.uid.clone(), row.result.attempt)
-}
-
-/// A page that is written, and that its record does not name yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenPage {
-    pub number: i64,
-    pub summary: PageSummary,
-    pub rows: BTreeSet<RowId>,
-}
-
-/// The input.
-pub struct HistorySnapshot<'a> {
-    pub namespace: &'a str,
-    pub operator: Option<&'a OperatorFacts>,
-    /// All objects of the history.
-    pub objects: &'a BTreeMap<String, HistoryObject>,
-    /// The records, as far as they were read, by name.
-    pub records: &'a BTreeMap<String, RecordFacts>,
-    /// The records that this version cannot read, each with its resourceVersion. They and their pages are left alone.
-    pub unreadable: &'a BTreeMap<String, String>,
-    /// The written pages that their records (name) do not name yet, as far as they were read.
-    pub open: &'a BTreeMap<String, OpenPage>,
-    pub waiting: &'a [Waiting],
-    /// The numbers of the rollouts with attempts under way.
-    pub under_way: &'a BTreeSet<i64>,
-    /// Variant, architecture and version of each node, as its host reports them.
-    pub nodes: &'a [(String, String, Version)],
-    pub now: Timestamp,
-}
-
-/// One call.
-#[derive(Clone, Debug, PartialEq)]
-pub enum HistoryAction {
-    /// Reads a record that changed.
-    ReadRecord {
-        name: String,
-    },
-    /// Reads a page that its record does not name yet.
-    ReadPage {
-        record: String,
-        number: i64,
-    },
-    /// Creates the record of a rollout.
-    Begin {
-        name: String,
-        rollout: Box<RecordedRollout>,
-    },
-    /// Creates a page.
-    WritePage {
-        record: String,
-        owner: String,
-        page: HistoryPage,
-    },
-    /// Removes results that are on a page from the shadow of a node.
-    Clear {
-        node: String,
-        rows: BTreeSet<RowId>,
-    },
-    /// Removes results of which no record is known.
-    Drop {
-        node: String,
-        rows: BTreeSet<RowId>,
-    },
-    /// Writes the course of a running record.
-    Update {
-        name: String,
-        status: Box<BottlerocketRolloutHistoryStatus>,
-    },
-    /// Signs and writes the course of a record that ends.
-    End {
-        name: String,
-        status: Box<BottlerocketRolloutHistoryStatus>,
-    },
-    Delete {
-        name: String,
-        uid: String,
-    },
-}
 
 /// The calls that are due.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -5,7 +5,9 @@ mod limits;
 use std::sync::Arc;
 
 use models::condition::{Condition, ConditionStatus};
-use models::history::{BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, EntryKind};
+use models::history::{
+    BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, BottlerocketRolloutHistoryStatus, EntryKind,
+};
 use models::operator::{ENABLED, Quarantined, WINDOW_OPEN};
 use models::shadow::{DrainedPod, Drill, PodMove, RolloutResult, UPDATED};
 

@@ -3,6 +3,7 @@
 //! The schema refuses what a pattern can refuse. The remaining errors (a time zone that does not exist, an empty range)
 //! are found here, with the field, and the last good policy stays in force.
 
+mod error;
 mod parse;
 mod schedule;
 mod version;
@@ -19,21 +20,12 @@ use models::time::after;
 use crate::rules::Rules;
 use crate::view::{NodeFacts, OperatorFacts};
 
+pub use error::PolicyError;
 pub use schedule::{Schedule, WindowState};
 pub use version::{Range, Target, Urgent};
 
 /// The longest wait after failed attempts.
 pub const BACK_OFF_LIMIT: Duration = Duration::from_secs(24 * 3600);
-
-/// A field that cannot be applied.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {message}")]
-pub struct PolicyError {
-    /// The field, as a path from the resource's root, such as `spec.schedule.windows[0].timeZone`.
-    pub field: String,
-    /// The error and its correction.
-    pub message: String,
-}
 
 /// A canary step.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use models::operator::{Blackout, MaintenanceWindow, SchedulePolicy};
 
 use self::calendar::Calendar;
 use self::window::Window;
-use super::PolicyError;
+use super::error::PolicyError;
 use models::time::after;
 
 /// The longest window. It is also the distance back over which an opening is searched.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use models::operator::UrgentVersion;
 use semver::{Prerelease, Version, VersionReq};
 
-use super::PolicyError;
+use super::error::PolicyError;
 
 /// A range of versions, with its text in the policy.
 ///

@@ -19,6 +19,7 @@ use crate::hold::Hold;
 use crate::hooks;
 
 use super::projection::{Projection, key};
+use super::revision::CAUSE_LENGTH;
 use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, RequestManagers, ServiceFacts, ShadowFacts};
 
 /// Conditions of a Node that are bad when they are true, the most important first.
@@ -62,9 +63,6 @@ fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
 
 /// Length to which a request's value is cut: that of an acknowledgement's field.
 const REQUEST_LENGTH: usize = 64;
-
-/// Length to which the cause of a change is cut.
-pub(super) const CAUSE_LENGTH: usize = 1024;
 
 impl Projection for NodeFacts {
     type Object = Node;

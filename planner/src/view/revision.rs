@@ -7,7 +7,9 @@ use models::plain::cut;
 use serde_json::Value;
 
 use super::Projection;
-use super::facts::CAUSE_LENGTH;
+
+/// Length to which the cause of a change is cut.
+pub(super) const CAUSE_LENGTH: usize = 1024;
 
 /// A ControllerRevision in the operator's namespace, perhaps another owner's.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::marks::Tool;
 use crate::takeover::facts::{OperatorPod, Workload};
+use crate::takeover::finding::Severity;
 use crate::takeover::report;
 
 const NAMESPACE: &str = earlier::NAMESPACE;

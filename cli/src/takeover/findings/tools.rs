@@ -1,10 +1,10 @@
 //! The tools that installed the earlier operator: each may delete or apply its objects again.
 
-use super::{Finding, list};
 use models::names::SHADOW_DEFINITION as DEFINITION;
 
 use crate::marks::Tool;
 use crate::takeover::facts::{Facts, HelmRelease};
+use crate::takeover::finding::{Finding, list};
 
 /// Adds what to do about each tool.
 pub(super) fn findings(facts: &Facts, found: &mut Vec<Finding>) {

@@ -9,17 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::options::COMMAND;
 use crate::yaml as text;
-pub(super) use settings::{of_definitions, of_operator};
-
-/// One value of a chart.
-pub(super) struct Setting {
-    /// Place among the values, with dots between the levels.
-    path: String,
-    about: String,
-    default: Value,
-    /// JSON schema.
-    schema: Value,
-}
+pub(super) use settings::{Setting, of_definitions, of_operator};
 
 /// The file `values.yaml`: each default with its comment.
 ///

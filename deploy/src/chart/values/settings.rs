@@ -6,8 +6,8 @@ use models::names::AGENT_NAMESPACE;
 use models::operator::BottlerocketUpdateOperator;
 use serde_json::{Value, json};
 
+use super::super::places::key;
 use super::shape::{boolean, integer, list_of, map, one_of, pattern, resources, strict, text, texts};
-use super::{super::places::key, Setting};
 use crate::installation::everything;
 use crate::monitoring::{self, DASHBOARD_LABEL};
 use crate::options::Component;
@@ -15,6 +15,16 @@ use crate::{crds, network, policy};
 
 /// A label of DNS.
 const NAME: &str = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$";
+
+/// One value of a chart.
+pub(in super::super) struct Setting {
+    /// Place among the values, with dots between the levels.
+    pub(super) path: String,
+    pub(super) about: String,
+    pub(super) default: Value,
+    /// JSON schema.
+    pub(super) schema: Value,
+}
 
 fn setting(path: &str, default: Value, schema: Value, about: &str) -> Setting {
     Setting { path: path.to_owned(), about: about.to_owned(), default, schema }

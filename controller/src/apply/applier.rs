@@ -1,0 +1,169 @@
+//! The applier that every action needs: its clients and caches, its errors, and the reads after a call without an answer.
+
+use std::time::Duration;
+
+use kube::api::{Api, ListParams};
+use models::backoff::exponential;
+use models::names;
+use models::shadow::BottlerocketShadow;
+
+use super::event::Recorder;
+use crate::cache::Cache;
+use crate::caches::Caches;
+use crate::leader::{Leadership, LostLease};
+use crate::metrics::Metrics;
+use crate::tls::Signer;
+use planner::view::{NodeFacts, OperatorFacts, RevisionFacts, ShadowFacts};
+
+/// Maximum time for the check before a reboot permit and the write of the permit together.
+pub(super) const PERMIT_LIMIT: Duration = Duration::from_secs(15);
+
+/// Pause before a node is read again after a failed read, at first and at most.
+const READ_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_READ_PAUSE: Duration = Duration::from_secs(5);
+
+/// The reason why an action was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The API server refused, or did not answer.
+    #[error("{what} failed")]
+    Api { what: &'static str, source: Box<kube::Error> },
+    #[error(transparent)]
+    Lost(#[from] LostLease),
+    #[error("{0} changed since the decision")]
+    Changed(&'static str),
+    /// The API server accepted the write, and something that changes objects on their way undid a part of it.
+    #[error("{0} was written without effect: a mutating webhook or policy changes it")]
+    NoEffect(&'static str),
+    #[error("no permit: {0}")]
+    NoPermit(String),
+    /// The check before a reboot permit and the write of the permit took too long.
+    #[error("the check before the reboot permit did not finish within {PERMIT_LIMIT:?}")]
+    Late,
+    /// A permit or a statement of settings could not be signed.
+    #[error("nothing can be signed: the signing key is not usable")]
+    Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("nothing can be signed: the signing key is not there yet")]
+    NoKey,
+}
+
+impl ApplyError {
+    pub(crate) fn api(what: &'static str) -> impl FnOnce(kube::Error) -> Self {
+        move |source| Self::Api { what, source: Box::new(source) }
+    }
+
+    /// Returns the status code of the API server's answer, if there was one.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Api { source, .. } => match source.as_ref() {
+                kube::Error::Api(status) => Some(status.code),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Returns whether the operation may have been carried out all the same: there was no answer, or it came from a
+    /// server that had given up on it.
+    pub fn is_unknown(&self) -> bool {
+        match self {
+            Self::Api { source, .. } => is_unknown(source),
+            Self::Late => true,
+            _ => false,
+        }
+    }
+
+    /// Returns the operation as its word in metrics.
+    pub(crate) fn what(&self) -> &'static str {
+        match self {
+            Self::Api { what, .. } => what,
+            _ => "other",
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct Applier {
+    pub(crate) client: kube::Client,
+    pub(crate) namespace: String,
+    pub(crate) leadership: Leadership,
+    pub(crate) signer: Signer,
+    pub(crate) metrics: Metrics,
+    pub(crate) nodes: Cache<NodeFacts>,
+    pub(crate) shadows: Cache<ShadowFacts>,
+    pub(crate) operator: Cache<OperatorFacts>,
+    pub(crate) revisions: Cache<RevisionFacts>,
+    pub(super) recorder: Recorder,
+}
+
+impl Applier {
+    /// Returns an applier whose writes go into these caches.
+    pub fn new(
+        client: kube::Client,
+        namespace: String,
+        identity: String,
+        leadership: Leadership,
+        signer: Signer,
+        metrics: Metrics,
+        caches: Caches,
+    ) -> Self {
+        let recorder = Recorder::new(client.clone(), identity);
+        let Caches { nodes, shadows, operator, revisions, .. } = caches;
+        Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, revisions, recorder }
+    }
+
+    pub(super) fn shadow_api(&self) -> Api<BottlerocketShadow> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Reads an object until there is an answer, or this process no longer leads. It is read as a list of one, which
+    /// RBAC permits.
+    pub(super) async fn read<K>(&self, api: Api<K>, name: &str, take: impl Fn(&K))
+    where
+        K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+    {
+        let only = ListParams::default().fields(&format!("metadata.name={name}"));
+        let mut failures = 0;
+        while self.leadership.check().is_ok() {
+            match api.list(&only).await {
+                Ok(found) => return found.items.iter().for_each(take),
+                Err(error) if !is_unknown(&error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(name, error, "an object could not be read again after a call without an answer");
+                    return;
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(exponential(READ_PAUSE, LONGEST_READ_PAUSE, failures)).await;
+            failures += 1;
+        }
+    }
+
+    /// Reads a node and its shadow into the caches after a call with an unknown result: the next decision is made on
+    /// what the API server has.
+    pub(crate) async fn read_node(&self, node: &str) {
+        let shadow = names::shadow_name(node);
+        futures::join!(
+            self.read(Api::all(self.client.clone()), node, |node| self.nodes.written(node)),
+            self.read(self.shadow_api(), &shadow, |shadow| self.shadows.written(shadow)),
+        );
+    }
+
+    /// Reads the operator's resource into the cache, for the same reason.
+    pub(crate) async fn read_operator(&self) {
+        let api = Api::namespaced(self.client.clone(), &self.namespace);
+        self.read(api, names::OPERATOR_NAME, |operator| self.operator.written(operator)).await;
+    }
+
+    pub(super) fn sign(&self, claims: &impl serde::Serialize) -> Result<String, ApplyError> {
+        let signed = self.signer.sign(claims).ok_or(ApplyError::NoKey)?;
+        signed.map_err(|source| ApplyError::Signing(Box::new(source)))
+    }
+}
+
+fn is_unknown(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code >= 500,
+        _ => true,
+    }
+}

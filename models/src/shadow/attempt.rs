@@ -1,0 +1,30 @@
+//! Parts that the records of an attempt share.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "crd")]
+use schemars::JsonSchema;
+
+/// The most attempts that a shadow counts. One a second for thirty years are fewer.
+pub const MOST_ATTEMPTS: i64 = 1_000_000_000;
+
+/// A pod that does not leave, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Blocker {
+    /// Namespace and name of the pod.
+    #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
+    pub pod: String,
+    /// Namespace and name of the PodDisruptionBudget that refuses, if one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
+    pub budget: Option<String>,
+    /// Answer of the API server.
+    #[cfg_attr(feature = "crd", schemars(length(max = 512)))]
+    pub message: String,
+    /// Time from which it has not left.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub since: Timestamp,
+}

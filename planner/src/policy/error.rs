@@ -1,0 +1,11 @@
+//! The error of a field that cannot be applied.
+
+/// A field that cannot be applied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct PolicyError {
+    /// The field, as a path from the resource's root, such as `spec.schedule.windows[0].timeZone`.
+    pub field: String,
+    /// The error and its correction.
+    pub message: String,
+}
