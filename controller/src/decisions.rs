@@ -3,8 +3,8 @@
 
 use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN, KnownVersion};
-use models::reason::{FailureClass, FailureReason};
-use models::shadow::{ControllerReport, DRILL_PASSED, Progress, Step, UPDATED};
+use models::reason::EndEvent;
+use models::shadow::{ControllerReport, Progress, Step, UPDATED};
 use semver::Version;
 
 use planner::plan::key_of;
@@ -30,6 +30,10 @@ impl Line {
 
     fn warning(text: &'static str) -> Self {
         Self { warning: true, ..Self::new(text) }
+    }
+
+    fn of(event: EndEvent) -> Self {
+        Self { warning: event.is_warning(), ..Self::new(event.log_line()) }
     }
 
     fn about(self, node: &str, progress: Option<&Progress>) -> Self {
@@ -120,26 +124,18 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
     if let Some(lines) = of_drill(node, before, after) {
         return lines;
     }
-    let ended = |line: Line| {
-        let line = line.about(node, is.or(was));
-        vec![match last {
-            Some(last) => line.because(&last.reason, &last.message),
-            None => line,
-        }]
+    let ended = || {
+        let (reason, message) = last.map(|last| (last.reason.as_str(), last.message.as_str())).unwrap_or_default();
+        about(Line::of(EndEvent::of_update(reason)).because(reason, message))
     };
     let text = match (step(was), step(is)) {
         (None | Some(Step::Verifying | Step::AfterUpdate), None)
             if last.is_some_and(|l| l.reason == UPDATED) && was.is_some() =>
         {
-            return ended(Line::new("node verified"));
+            return ended();
         }
         (None, None) => return requests(node, before, after),
-        (_, Some(Step::Releasing)) if step(was) != Some(Step::Releasing) => {
-            let reason = last.map(|l| l.reason.as_str()).unwrap_or_default();
-            let known = FailureReason::ALL.iter().find(|known| known.as_str() == reason);
-            let withdrawn = known.is_some_and(|reason| reason.class() == FailureClass::Nothing);
-            return ended(if withdrawn { Line::new("attempt withdrawn") } else { Line::warning("attempt failed") });
-        }
+        (_, Some(Step::Releasing)) if step(was) != Some(Step::Releasing) => return ended(),
         (None, Some(_)) => "attempt started",
         (Some(_), None) => "attempt ended",
         (Some(was_at), Some(is_at)) if was_at == is_at => {
@@ -173,8 +169,7 @@ fn of_drill(node: &str, before: &ControllerReport, after: &ControllerReport) -> 
     let (was, is) = (before.progress.as_ref(), after.progress.as_ref());
     let ended = found(after).filter(|ended| found(before).as_ref() != Some(ended));
     if let Some(ended) = ended {
-        let passed = ended.result == DRILL_PASSED;
-        let line = if passed { Line::new("drill passed") } else { Line::warning("drill ended") };
+        let line = Line::of(EndEvent::of_drill(&ended.result));
         return Some(vec![line.about(node, is.or(was)).because(&ended.result, &ended.message)]);
     }
     let drill = is.or(was).and_then(|progress| progress.drill.as_ref())?;

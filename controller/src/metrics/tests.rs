@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use models::operator::Freshness;
+use models::shadow::UPDATED;
 use models::shadow::{AttemptResult, ControllerReport, Record};
 
 use super::bounded::LIMIT;

@@ -24,12 +24,12 @@ pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureRe
     }
     let mut status = ctx.controller_status();
     let mut record = status.report.record.take().unwrap_or_default();
-    let counts = reason.class() != FailureClass::Nothing;
-    if counts {
+    let end = reason.end();
+    if end.backs_off() {
         record.failures = record.failures.saturating_add(1);
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures)));
     }
-    if reason.class() == FailureClass::Version {
+    if end.class == FailureClass::Version {
         record_version_failure(ctx, &mut record, progress, reason);
         ctx.set_condition(&mut status, HEALTHY, false, reason.as_str(), message);
     } else if matches!(progress.step, Step::Returning | Step::Verifying | Step::AfterUpdate) {
@@ -44,8 +44,8 @@ pub(super) fn fail(ctx: &NodeContext<'_>, progress: &Progress, reason: FailureRe
     acknowledge_release(ctx, &mut status);
     unblock(&mut status);
     let note = Note {
-        warning: counts,
-        reason: if counts { "UpdateFailed" } else { "UpdateWithdrawn" },
+        warning: end.event.is_warning(),
+        reason: end.event.as_str(),
         message: format!("attempt {} to {}: {reason}: {message}", progress.attempt, progress.version),
     };
     Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
