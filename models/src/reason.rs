@@ -78,13 +78,13 @@ pub struct End {
     pub reason: &'static str,
     /// The failure; `None` for the end of an attempt that went through.
     pub failure: Option<FailureReason>,
-    /// What is the case, as a sentence.
+    /// Description, as a sentence.
     pub text: &'static str,
     /// Announcement of an update that ends so. A drill has its own: [`EndEvent::of_drill`].
     pub event: EndEvent,
     /// Object that it is counted against. A drill counts against nothing.
     pub class: FailureClass,
-    /// What a user does about it, in Markdown, with links relative to `docs`; empty if there is nothing to do.
+    /// Advice to a user, in Markdown, with links relative to `docs`; empty if there is nothing to do.
     pub advice: &'static str,
 }
 
@@ -237,7 +237,7 @@ ends! {
         event: UpdateFailed, class: Version,
         advice: "See the host's console. Once the cause is known, [quarantine the version or try it again](runbook/BrupopRolloutFrozen.md).",
     }
-    /// The host was rebooted by a client or something else in the middle of the attempt.
+    /// The host was rebooted during the attempt, and not by the operator.
     RebootedByOther {
         event: UpdateFailed, class: Node,
         advice: "Find out what rebooted the host: a user, another controller, or a crash (see its console).",
@@ -267,7 +267,7 @@ ends! {
         event: UpdateFailed, class: Node,
         advice: "Remove `nodeName` from the pod template of the owner that the message names.",
     }
-    /// A client uncordoned the node in mid-drain, again and again.
+    /// Another client uncordoned the node during its drain, again and again.
     Uncordoned {
         event: UpdateFailed, class: Node,
         advice: "Find the client that uncordons the node. To keep the node as it is, [hold](plugin.md#hold-and-unhold) it.",
@@ -282,7 +282,7 @@ ends! {
         event: UpdateFailed, class: Node,
         advice: "See the log of the [hook](hooks.md) that the message names, and its answer on the Node.",
     }
-    /// A check that the node had passed before its hooks were asked refuses its drain since.
+    /// A check that the node had passed before its hooks were asked no longer lets it be drained.
     GateRefused {
         event: UpdateWithdrawn, class: Nothing,
         advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over.",

@@ -37,7 +37,7 @@ pub(crate) struct Explanation {
     /// The result of the last attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last: Option<LastResult>,
-    /// What a user does about that result; absent if there is nothing to do.
+    /// The advice about that result; absent if there is nothing to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) advice: Option<String>,
     /// Number of failed attempts since the last successful one.
