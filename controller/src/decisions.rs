@@ -3,8 +3,8 @@
 
 use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN, KnownVersion};
-use models::reason::{FailureClass, FailureReason};
-use models::shadow::{ControllerReport, DRILL_PASSED, Mode, Place, Progress, Step, UPDATED};
+use models::reason::EndEvent;
+use models::shadow::{ControllerReport, Mode, Place, Progress, Step, UPDATED};
 use semver::Version;
 
 use planner::phase::Phase;
@@ -31,6 +31,10 @@ impl Line {
 
     fn warning(text: &'static str) -> Self {
         Self { warning: true, ..Self::new(text) }
+    }
+
+    fn of(event: EndEvent) -> Self {
+        Self { warning: event.is_warning(), ..Self::new(event.log_line()) }
     }
 
     fn about(self, node: &str, progress: Option<&Progress>) -> Self {
@@ -121,31 +125,21 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         return about(line);
     }
     let mode = is.or(was).map_or(Mode::Update, Progress::mode);
-    let ended = |line: Line| {
-        let line = line.about(node, is.or(was));
-        vec![match last {
-            Some(last) => line.because(&last.reason, &last.message),
-            None => line,
-        }]
+    let ended = || {
+        let (reason, message) = last.map(|last| (last.reason.as_str(), last.message.as_str())).unwrap_or_default();
+        about(Line::of(EndEvent::of_update(reason)).because(reason, message))
     };
     let text = match (step(was), step(is)) {
         (Some(was_at), None)
             if was_at.place() == Place::Back && !mode.is_drill() && last.is_some_and(|l| l.reason == UPDATED) =>
         {
-            return ended(Line::new("node verified"));
+            return ended();
         }
         (None, None) => return requests(node, before, after),
-        (_, Some(Step::Releasing)) if step(was) != Some(Step::Releasing) => {
-            let reason = last.map(|l| l.reason.as_str()).unwrap_or_default();
-            let known = FailureReason::ALL.iter().find(|known| known.as_str() == reason);
-            let withdrawn = known.is_some_and(|reason| reason.class() == FailureClass::Nothing);
-            return ended(if withdrawn { Line::new("attempt withdrawn") } else { Line::warning("attempt failed") });
-        }
+        (_, Some(Step::Releasing)) if step(was) != Some(Step::Releasing) => return ended(),
         (None, Some(_)) => match mode {
             Mode::Update => "attempt started",
-            Mode::Drill { evict: true, .. } => {
-                "drill started: its pods are to be evicted, and the host is not rebooted"
-            }
+            Mode::Drill { evict: true, .. } => "drill started: its pods are to be evicted, and the host is not rebooted",
             Mode::Drill { .. } => "drill started: no pod is evicted, and the host is not rebooted",
         },
         (Some(_), None) if mode.is_drill() => "drill over: the node is released",
@@ -170,9 +164,7 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
 fn end_of_drill(before: &ControllerReport, after: &ControllerReport) -> Option<Line> {
     let found = |report: &ControllerReport| report.record.as_ref().and_then(|record| record.drill.clone());
     let ended = found(after).filter(|ended| found(before).as_ref() != Some(ended))?;
-    let passed = ended.result == DRILL_PASSED;
-    let line = if passed { Line::new("drill passed") } else { Line::warning("drill ended") };
-    Some(line.because(&ended.result, &ended.message))
+    Some(Line::of(EndEvent::of_drill(&ended.result)).because(&ended.result, &ended.message))
 }
 
 /// Returns the requests that a write has carried out besides everything else.

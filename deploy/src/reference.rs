@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use anyhow::Context;
 use models::duration::Duration;
-use models::reason::{FailureClass, FailureReason};
-use models::schema::{Date, TimeOfCron, TimeZone, VersionRange, VersionText};
+use models::reason::{ENDS, FailureClass};
+use models::schema::{Date, StatusWord, TimeOfCron, TimeZone, VersionRange, VersionText};
 use models::shadow::{AGENT_CONDITIONS, AgentReport, CONTROLLER_CONDITIONS};
 use schemars::{JsonSchema, Schema, schema_for};
 use serde_json::Value;
@@ -33,7 +33,7 @@ pub fn markdown() -> anyhow::Result<String> {
     for crd in crds::all()? {
         resource(&mut text, &crd)?;
     }
-    reasons(&mut text)?;
+    ends(&mut text)?;
     Ok(text)
 }
 
@@ -137,7 +137,7 @@ fn type_of(schema: &Value) -> String {
         Some("string") if same_pattern::<TimeOfCron>(schema) => "five fields of cron".to_owned(),
         Some("string") if same_pattern::<TimeZone>(schema) => "time zone".to_owned(),
         Some("string") if same_pattern::<Date>(schema) => "date".to_owned(),
-        Some("string") if same_pattern::<FailureReason>(schema) => "[reason](#reasons-of-failures)".to_owned(),
+        Some("string") if same_pattern::<StatusWord>(schema) => "word".to_owned(),
         Some("string") => {
             limit.map_or_else(|| "string".to_owned(), |limit| format!("string, up to {limit} characters"))
         }
@@ -200,23 +200,24 @@ fn collect_rules<'a>(schema: &'a Value, path: &str, rules: &mut Vec<(String, &'a
     }
 }
 
-fn reasons(text: &mut String) -> anyhow::Result<()> {
-    writeln!(text, "\n## Reasons of failures\n")?;
+fn ends(text: &mut String) -> anyhow::Result<()> {
+    writeln!(text, "\n## Ends of attempts\n")?;
     writeln!(
         text,
-        "One word per reason, the same in resources, Events and metrics. What is counted against the node makes that node \
-         wait before its next attempt; what is counted against the version spends the version's budget \
-         (`failurePolicy.maxFailures`).\n"
+        "One word per end, the same in resources, Events and metrics. What is counted against the node or the version makes \
+         that node wait before its next attempt; what is counted against the version also spends the version's budget \
+         (`failurePolicy.maxFailures`). A drill counts against nothing, and its Event is `DrillPassed` or `DrillFailed`.\n"
     )?;
-    writeln!(text, "| Reason | Counted against |")?;
-    writeln!(text, "| --- | --- |")?;
-    for reason in FailureReason::ALL {
-        let class = match reason.class() {
+    writeln!(text, "| End | Event | Counted against | Meaning | What to do |")?;
+    writeln!(text, "| --- | --- | --- | --- | --- |")?;
+    for end in ENDS {
+        let class = match end.class {
             FailureClass::Nothing => "nothing",
             FailureClass::Node => "the node",
             FailureClass::Version => "the version",
         };
-        writeln!(text, "| `{reason}` | {class} |")?;
+        let event = end.event.as_str();
+        writeln!(text, "| `{}` | `{event}` | {class} | {} | {} |", end.reason, end.text, end.advice)?;
     }
     writeln!(
         text,

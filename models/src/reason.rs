@@ -1,8 +1,11 @@
-//! Reasons for which attempts fail: one enum for the agent's report, the controller's record, Events and metrics.
+//! The ends of attempts: one table, from which the Events, the log, the metrics, the reference and the plugin are made.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+use EndEvent::{DrillFailed, DrillPassed, UpdateFailed, UpdateWithdrawn, Updated};
+use FailureClass::{Node, Nothing, Version};
 
 /// Object that a failed attempt is counted against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,8 +18,117 @@ pub enum FailureClass {
     Version,
 }
 
-macro_rules! reasons {
-    ($($(#[doc = $doc:literal])+ $name:ident => $class:ident,)+) => {
+/// Announcement of the end of an attempt, by an Event and in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndEvent {
+    /// The node is updated.
+    Updated,
+    /// The attempt failed.
+    UpdateFailed,
+    /// The attempt was ended from outside.
+    UpdateWithdrawn,
+    /// Nothing kept the drill from its end.
+    DrillPassed,
+    /// The drill ended early, or evictions were refused.
+    DrillFailed,
+}
+
+impl EndEvent {
+    /// Returns the reason of the Event, the log line, and whether both are warnings.
+    const fn row(self) -> (&'static str, &'static str, bool) {
+        match self {
+            Updated => ("Updated", "node verified", false),
+            UpdateFailed => ("UpdateFailed", "attempt failed", true),
+            UpdateWithdrawn => ("UpdateWithdrawn", "attempt withdrawn", false),
+            DrillPassed => ("DrillPassed", "drill passed", false),
+            DrillFailed => ("DrillFailed", "drill ended", true),
+        }
+    }
+
+    /// Returns the event of an update that ended for `reason`. One of a newer version of the operator is a failure.
+    pub fn of_update(reason: &str) -> Self {
+        End::of(reason).unwrap_or(&UNKNOWN).event
+    }
+
+    /// Returns the event of a drill that ended with `result`. All but one are failures, reasons to wait included.
+    pub fn of_drill(result: &str) -> Self {
+        if result == DRILL_PASSED { DrillPassed } else { DrillFailed }
+    }
+
+    /// Returns the reason of the Event.
+    pub const fn as_str(self) -> &'static str {
+        self.row().0
+    }
+
+    /// Returns the text of the log line.
+    pub const fn log_line(self) -> &'static str {
+        self.row().1
+    }
+
+    /// Returns whether the Event and the log line are warnings.
+    pub const fn is_warning(self) -> bool {
+        self.row().2
+    }
+}
+
+/// One way in which an attempt ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// One fixed word, as in resources, Events and metrics.
+    pub reason: &'static str,
+    /// The failure; `None` for the end of an attempt that went through.
+    pub failure: Option<FailureReason>,
+    /// Description, as a sentence.
+    pub text: &'static str,
+    /// Announcement of an update that ends so. A drill has its own: [`EndEvent::of_drill`].
+    pub event: EndEvent,
+    /// Object that it is counted against. A drill counts against nothing.
+    pub class: FailureClass,
+    /// Advice to a user, in Markdown, with links relative to `docs`; empty if there is nothing to do.
+    pub advice: &'static str,
+}
+
+impl End {
+    /// Returns the end of a word; `None` for one of a newer version of the operator, and for any other word.
+    pub fn of(reason: &str) -> Option<&'static Self> {
+        ENDS.iter().find(|end| end.reason == reason).copied()
+    }
+
+    /// Returns whether the node backs off.
+    pub const fn backs_off(&self) -> bool {
+        !matches!(self.class, Nothing)
+    }
+
+    /// Returns whether only drills end so.
+    pub const fn is_of_drills(&self) -> bool {
+        matches!(self.event, DrillPassed | DrillFailed)
+    }
+
+    /// Returns whether a user released the node: then it is updated after others.
+    pub fn is_release(&self) -> bool {
+        self.failure == Some(FailureReason::ReleaseRequested)
+    }
+}
+
+/// Any end of a newer version of the operator.
+const UNKNOWN: End = End {
+    reason: "Unknown",
+    failure: Some(FailureReason::Unknown),
+    text: "The reason is one of a newer version of the operator.",
+    event: UpdateFailed,
+    class: Node,
+    advice: "",
+};
+
+/// Makes the table. The description of a row is the text of its end; the columns are the fields of [`End`].
+macro_rules! ends {
+    (
+        $($(#[doc = $about:literal])+ $word:ident: $value:literal { $($field:ident: $of:expr),+ $(,)? })+
+        failures
+        $($(#[doc = $doc:literal])+ $name:ident { $($column:ident: $in:expr),+ $(,)? })+
+    ) => {
+        $($(#[doc = $about])+ pub const $word: &str = $value;)+
+
         /// Reason of a failed attempt.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum FailureReason {
@@ -27,107 +139,241 @@ macro_rules! reasons {
         }
 
         impl FailureReason {
-            /// All reasons that this version gives.
-            pub const ALL: &'static [Self] = &[$(Self::$name),+];
-
-            /// Reason as one fixed word, as in resources, Events and metrics.
-            pub const fn as_str(self) -> &'static str {
+            /// Returns the end of an attempt that fails for this reason.
+            pub const fn end(self) -> &'static End {
                 match self {
-                    $(Self::$name => stringify!($name),)+
-                    Self::Unknown => "Unknown",
-                }
-            }
-
-            /// Object that it is counted against.
-            pub const fn class(self) -> FailureClass {
-                match self {
-                    $(Self::$name => FailureClass::$class,)+
-                    Self::Unknown => FailureClass::Node,
+                    $(Self::$name => {
+                        const END: End = End {
+                            reason: stringify!($name),
+                            failure: Some(FailureReason::$name),
+                            text: concat!($($doc),+).trim_ascii_start(),
+                            $($column: $in,)+
+                        };
+                        &END
+                    })+
+                    Self::Unknown => &UNKNOWN,
                 }
             }
         }
+
+        /// All ends that this version knows, each once.
+        pub const ENDS: &[&End] = &[
+            $(&End {
+                reason: $word,
+                failure: None,
+                text: concat!($($about),+).trim_ascii_start(),
+                $($field: $of,)+
+            },)+
+            $(FailureReason::$name.end(),)+
+        ];
     };
 }
 
-reasons! {
+ends! {
+    /// The node runs the version and is healthy.
+    UPDATED: "Updated" { event: Updated, class: Nothing, advice: "" }
+    /// Nothing in the drill would have kept an update from the node.
+    DRILL_PASSED: "Passed" { event: DrillPassed, class: Nothing, advice: "" }
+    /// The drill went through, and evictions were refused.
+    EVICTIONS_REFUSED: "EvictionsRefused" {
+        event: DrillFailed, class: Nothing,
+        advice: "See the [budgets that block](how-to/blocking-budgets.md) the pods that the message names.",
+    }
+
+    failures
+
     /// The host could not refresh its list of updates.
-    RefreshFailed => Node,
+    RefreshFailed {
+        event: UpdateFailed, class: Node,
+        advice: "Check the network between the host and its update repository; see the agent's log.",
+    }
     /// The host does not offer the target version.
-    VersionNotOffered => Node,
+    VersionNotOffered {
+        event: UpdateFailed, class: Node,
+        advice: "Check that the update repository of the host has the version; see the agent's log.",
+    }
     /// The host failed to download or write the image.
-    PrepareFailed => Node,
+    PrepareFailed {
+        event: UpdateFailed, class: Node,
+        advice: "Check the network between the host and its update repository, and the space on its disk; see the agent's log.",
+    }
     /// The host wrote another version than the target, or wrote nothing.
-    WrongImageStaged => Node,
+    WrongImageStaged {
+        event: UpdateFailed, class: Node,
+        advice: "Check the update repository of the host, and for another client of the host's API; see the agent's log.",
+    }
     /// The host failed to arm the image.
-    ActivateFailed => Node,
+    ActivateFailed {
+        event: UpdateFailed, class: Node,
+        advice: "See the host's own message, and the agent's log.",
+    }
     /// The host failed to disarm the image.
-    DeactivateFailed => Node,
+    DeactivateFailed {
+        event: UpdateFailed, class: Node,
+        advice: "See the host's own message, and the agent's log.",
+    }
     /// The host refused to reboot.
-    RebootRefused => Node,
+    RebootRefused {
+        event: UpdateFailed, class: Node,
+        advice: "See the host's own message, and the agent's log.",
+    }
     /// The desired state is the reboot, but nothing, or another image, is staged.
-    NotStaged => Node,
+    NotStaged {
+        event: UpdateFailed, class: Node,
+        advice: "Check for another client of the host's API; see the agent's log.",
+    }
     /// Another client armed an image on the host.
-    HostArmedByOther => Node,
+    HostArmedByOther {
+        event: UpdateFailed, class: Node,
+        advice: "Reboot the host, or disarm it, or let the operator disarm it: [retry](policy.md#requests).",
+    }
     /// Another client of the host's API disarmed the image after the agent had armed it.
-    DisarmedByOther => Node,
+    DisarmedByOther {
+        event: UpdateFailed, class: Node,
+        advice: "Find the other client, and stop it.",
+    }
     /// The host booted the armed image and fell back to the old one.
-    BootFellBack => Version,
-    /// The host was rebooted by a client or something else in the middle of the attempt.
-    RebootedByOther => Node,
+    BootFellBack {
+        event: UpdateFailed, class: Version,
+        advice: "See the host's console. Once the cause is known, [quarantine the version or try it again](runbook/BrupopRolloutFrozen.md).",
+    }
+    /// The host was rebooted during the attempt, and not by the operator.
+    RebootedByOther {
+        event: UpdateFailed, class: Node,
+        advice: "Find out what rebooted the host: a user, another controller, or a crash (see its console).",
+    }
     /// The host came back with neither the old nor the wanted version.
-    BootedOtherVersion => Node,
+    BootedOtherVersion {
+        event: UpdateFailed, class: Node,
+        advice: "Find the other client that updates the host, and stop it.",
+    }
     /// Staging took longer than policy allows.
-    StageTimedOut => Node,
+    StageTimedOut {
+        event: UpdateFailed, class: Node,
+        advice: "Check the network between the host and its update repository, or raise `spec.deadlines.stage`; see the agent's log.",
+    }
     /// The drain took longer than policy allows.
-    DrainTimedOut => Node,
+    DrainTimedOut {
+        event: UpdateFailed, class: Node,
+        advice: "See the pods that the message names, and the [budgets that block](how-to/blocking-budgets.md) them.",
+    }
     /// A pod may not be evicted and policy requires to leave it alone.
-    DrainRefused => Node,
+    DrainRefused {
+        event: UpdateFailed, class: Node,
+        advice: "Delete or move the pod that the message names, or change `spec.drain.barePods` or `.emptyDir`.",
+    }
     /// Pods came back to the cordoned node.
-    PodsReturn => Node,
-    /// A client uncordoned the node in mid-drain, again and again.
-    Uncordoned => Node,
+    PodsReturn {
+        event: UpdateFailed, class: Node,
+        advice: "Remove `nodeName` from the pod template of the owner that the message names.",
+    }
+    /// Another client uncordoned the node during its drain, again and again.
+    Uncordoned {
+        event: UpdateFailed, class: Node,
+        advice: "Find the client that uncordons the node. To keep the node as it is, [hold](plugin.md#hold-and-unhold) it.",
+    }
     /// A hook did not answer in time.
-    HookTimedOut => Node,
+    HookTimedOut {
+        event: UpdateFailed, class: Node,
+        advice: "See the log of the [hook](hooks.md) that the message names, and its answer on the Node.",
+    }
     /// A hook refused.
-    HookRefused => Node,
-    /// A check that the node had passed before its hooks were asked refuses its drain since.
-    GateRefused => Nothing,
+    HookRefused {
+        event: UpdateFailed, class: Node,
+        advice: "See the log of the [hook](hooks.md) that the message names, and its answer on the Node.",
+    }
+    /// A check that the node had passed before its hooks were asked no longer lets it be drained.
+    GateRefused {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over.",
+    }
     /// The agent did not answer in time.
-    AgentSilent => Node,
+    AgentSilent {
+        event: UpdateFailed, class: Node,
+        advice: "See the agent's pod on the node, and its log.",
+    }
     /// The node did not reboot in time.
-    RebootTimedOut => Node,
+    RebootTimedOut {
+        event: UpdateFailed, class: Node,
+        advice: "See the host's console, and the agent's log.",
+    }
     /// The node came back on the new version but did not become Ready in time.
-    NotReadyAfterBoot => Version,
+    NotReadyAfterBoot {
+        event: UpdateFailed, class: Version,
+        advice: "See the conditions of the Node, and the host's console. Once the cause is known, \
+            [quarantine the version or try it again](runbook/BrupopRolloutFrozen.md).",
+    }
     /// The node did not stay healthy for the soak.
-    SoakFailed => Version,
+    SoakFailed {
+        event: UpdateFailed, class: Version,
+        advice: "See the pods and conditions that the message names. Once the cause is known, \
+            [quarantine the version or try it again](runbook/BrupopRolloutFrozen.md).",
+    }
     /// The health of the node after its update could not be determined in time.
-    HealthUnknown => Node,
+    HealthUnknown {
+        event: UpdateFailed, class: Node,
+        advice: "See what the message could not find out: Prometheus, or the API server.",
+    }
     /// Updates were disabled, or the operator's resource is gone.
-    Disabled => Nothing,
+    Disabled {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "To update, set `spec.enabled` to true.",
+    }
     /// The host runs the wanted version already, put there by another client.
-    UpdatedByOther => Nothing,
+    UpdatedByOther { event: UpdateWithdrawn, class: Nothing, advice: "" }
     /// The record of the attempt was lost; the desired state is withdrawn to be safe.
-    ProgressLost => Nothing,
+    ProgressLost {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "If it happens again, find the client that writes to the status of the shadow.",
+    }
     /// A client holds the node.
-    Held => Nothing,
+    Held {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "To update the node, [unhold](plugin.md#hold-and-unhold) it.",
+    }
     /// A user requested the end of the attempt.
-    ReleaseRequested => Nothing,
+    ReleaseRequested {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "The node is updated after others. To keep it as it is, [hold](plugin.md#hold-and-unhold) it.",
+    }
     /// The policy names another version now.
-    PolicyChanged => Nothing,
+    PolicyChanged { event: UpdateWithdrawn, class: Nothing, advice: "" }
     /// The host no longer offers the version, or policy takes a newer one that it offers, before the node was drained.
-    Superseded => Nothing,
+    Superseded { event: UpdateWithdrawn, class: Nothing, advice: "" }
     /// The host's version lock was set by another client, and does not let the wanted version in.
-    LockedByOther => Node,
+    LockedByOther {
+        event: UpdateFailed, class: Node,
+        advice: "Set `settings.updates.version-lock` to `latest` on the host.",
+    }
     /// The host refused a change of its settings.
-    SettingsFailed => Node,
+    SettingsFailed {
+        event: UpdateFailed, class: Node,
+        advice: "See the host's own message, and the agent's log.",
+    }
     /// The node is being deleted.
-    NodeDeleted => Nothing,
+    NodeDeleted { event: UpdateWithdrawn, class: Nothing, advice: "" }
     /// The version has been quarantined.
-    Quarantined => Nothing,
+    Quarantined {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "Find the cause on the nodes that failed, then [resume](runbook/BrupopRolloutFrozen.md).",
+    }
     /// The node no longer carries the label that places it under the operator.
-    LabelRemoved => Nothing,
+    LabelRemoved {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "To update the node, set the label `bottlerocket.aws/updater-interface-version=2.0.0` again.",
+    }
     /// The agent, or the web API, is of an earlier version that does not know drills.
-    UnsupportedState => Nothing,
+    UnsupportedState {
+        event: DrillFailed, class: Nothing,
+        advice: "[Update](upgrade.md) the agent and the web API, then request the drill again.",
+    }
+}
+
+impl FailureReason {
+    /// Returns the reason as one fixed word, as in resources, Events and metrics.
+    pub const fn as_str(self) -> &'static str {
+        self.end().reason
+    }
 }
 
 impl fmt::Display for FailureReason {
@@ -138,64 +384,45 @@ impl fmt::Display for FailureReason {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
-    fn each_failure_reason_counts_against_version_node_or_nothing() {
-        let of = |class| {
-            FailureReason::ALL.iter().filter(move |reason| reason.class() == class).map(|reason| reason.as_str())
-        };
-        let version = ["BootFellBack", "NotReadyAfterBoot", "SoakFailed"];
-        assert_eq!(of(FailureClass::Version).collect::<Vec<_>>(), version);
-        let node = [
-            "RefreshFailed",
-            "VersionNotOffered",
-            "PrepareFailed",
-            "WrongImageStaged",
-            "ActivateFailed",
-            "DeactivateFailed",
-            "RebootRefused",
-            "NotStaged",
-            "HostArmedByOther",
-            "DisarmedByOther",
-            "RebootedByOther",
-            "BootedOtherVersion",
-            "StageTimedOut",
-            "DrainTimedOut",
-            "DrainRefused",
-            "PodsReturn",
-            "Uncordoned",
-            "HookTimedOut",
-            "HookRefused",
-            "AgentSilent",
-            "RebootTimedOut",
-            "HealthUnknown",
-            "LockedByOther",
-            "SettingsFailed",
-        ];
-        assert_eq!(of(FailureClass::Node).collect::<Vec<_>>(), node);
-        let nothing = [
-            "GateRefused",
-            "Disabled",
-            "UpdatedByOther",
-            "ProgressLost",
-            "Held",
-            "ReleaseRequested",
-            "PolicyChanged",
-            "Superseded",
-            "NodeDeleted",
-            "Quarantined",
-            "LabelRemoved",
-            "UnsupportedState",
-        ];
-        assert_eq!(of(FailureClass::Nothing).collect::<Vec<_>>(), nothing);
-        assert_eq!(FailureReason::Unknown.class(), FailureClass::Node);
+    fn each_failure_reason_has_one_end_whose_word_finds_it() {
+        let words: BTreeSet<_> = ENDS.iter().map(|end| end.reason).collect();
+        assert_eq!(words.len(), ENDS.len(), "each word once");
+        assert!(!words.contains(FailureReason::Unknown.as_str()));
+        for end in ENDS {
+            assert_eq!(End::of(end.reason), Some(*end));
+            assert!(end.failure.is_none_or(|failure| failure.end() == *end), "{end:?}");
+            assert!(end.text.ends_with('.') && !end.text.contains("  "), "{end:?}");
+        }
+        assert_eq!(End::of("EatenByMoths"), None);
+    }
+
+    #[test]
+    fn end_of_an_update_counts_against_something_exactly_if_it_is_a_failure_and_has_advice_then() {
+        for end in ENDS.iter().filter(|end| !end.is_of_drills()) {
+            assert_eq!(end.backs_off(), end.event == UpdateFailed, "{end:?}");
+        }
+        for end in ENDS {
+            assert!(!end.event.is_warning() || !end.advice.is_empty(), "{end:?}");
+            assert!(!end.is_of_drills() || end.class == Nothing, "{end:?}");
+        }
+        assert_eq!(EndEvent::of_update("EatenByMoths"), UpdateFailed);
+    }
+
+    #[test]
+    fn boots_and_health_alone_count_against_the_version() {
+        let of_version = ENDS.iter().filter(|end| end.class == Version).map(|end| end.reason);
+        assert_eq!(of_version.collect::<Vec<_>>(), ["BootFellBack", "NotReadyAfterBoot", "SoakFailed"]);
     }
 
     #[test]
     fn failure_reasons_serialize_as_displayed_and_unknown_ones_deserialize() {
-        for reason in FailureReason::ALL {
-            assert_eq!(serde_json::to_string(reason).unwrap(), format!("\"{reason}\""));
+        for reason in ENDS.iter().filter_map(|end| end.failure) {
+            assert_eq!(serde_json::to_string(&reason).unwrap(), format!("\"{reason}\""));
         }
         let newer: FailureReason = serde_json::from_str("\"EatenByMoths\"").unwrap();
         assert_eq!(newer, FailureReason::Unknown);

@@ -28,6 +28,8 @@ pub use controller::*;
 pub use drill::*;
 pub use result::*;
 
+pub use crate::reason::{DRILL_PASSED, EVICTIONS_REFUSED, UPDATED};
+
 /// Types of the conditions that the agent writes.
 pub const AGENT_CONDITIONS: &[&str] = &[HOST_REACHABLE];
 
@@ -44,7 +46,7 @@ pub const HOST_REACHABLE: &str = "HostReachable";
 /// Reason of [`HOST_REACHABLE`]: another client armed an image on the host.
 pub const HOST_ARMED_BY_OTHER: &str = FailureReason::HostArmedByOther.as_str();
 /// Reason of [`HOST_REACHABLE`]: the agent does not know the desired state.
-pub const UNSUPPORTED_STATE: &str = "UnsupportedState";
+pub const UNSUPPORTED_STATE: &str = FailureReason::UnsupportedState.as_str();
 /// `Cordoned`: the operator has cordoned the node (controller).
 pub const CORDONED: &str = "Cordoned";
 /// `Drained`: every pod to evict has left (controller).

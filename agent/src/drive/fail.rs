@@ -46,6 +46,6 @@ pub(super) fn explain(reason: FailureReason, desired: &DesiredState, facts: &Fac
             let staged = staged.map_or("nothing".to_owned(), ToString::to_string);
             format!("the host is to boot {wanted}, but has {staged} staged, or possibly an incomplete image")
         }
-        other => other.to_string(),
+        other => other.end().text.to_owned(),
     }
 }

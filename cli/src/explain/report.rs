@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use models::condition::{Condition, find_condition, true_condition};
 use models::operator::BLOCKED as ALL_BLOCKED;
+use models::reason::End;
 use models::shadow::{ArmedPhase, BLOCKED, Drill, HOST_REACHABLE, HostState, Step};
 use models::time::after;
 use planner::plan::{CheckResult, checks, deadlines, freshness};
@@ -36,6 +37,9 @@ pub(crate) struct Explanation {
     /// The result of the last attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last: Option<LastResult>,
+    /// The advice about that result; absent if there is nothing to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) advice: Option<String>,
     /// Number of failed attempts since the last successful one.
     pub(crate) failures: i64,
     /// The reason why it waits; absent if it is up to date.
@@ -244,6 +248,8 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         None if facts.is_none() || plan.actions.contains_key(name) => recorded.clone(),
         None => None,
     };
+    let last = record.and_then(|record| record.last.clone());
+    let advice = last.as_ref().and_then(|last| End::of(&last.reason)).map(|end| without_links(end.advice));
     let group = facts.and_then(|facts| policy.group_of(facts)).map(|index| policy.groups[index].name.clone());
     let mut next: Vec<Next> =
         plan.actions.get(name).map(|action| Next { at: None, what: next_action(action) }).into_iter().collect();
@@ -267,7 +273,8 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         }),
         slot_since: facts.and_then(|facts| view.slots().find(|slot| slot.uid == facts.uid).map(|slot| slot.since)),
         attempt: shadow.and_then(|shadow| attempt(shadow, deadline)),
-        last: record.and_then(|record| record.last.clone()).map(LastResult::from),
+        last: last.map(LastResult::from),
+        advice: advice.filter(|advice| !advice.is_empty()),
         failures: record.map_or(0, |record| record.failures),
         recorded: recorded.filter(|recorded| waits.as_ref().is_none_or(|waits| waits.reason != recorded.reason)),
         waits,

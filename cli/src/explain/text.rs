@@ -42,6 +42,9 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
         let text = format!("{} to {}, {}{message}", last.reason, last.version, moment(last.ended, now));
         field("Last:", style, &text);
     }
+    if let Some(advice) = &explanation.advice {
+        field("Advice:", Style::Plain, advice);
+    }
     if explanation.failures > 0 {
         field("Failures:", Style::Bad, &format!("{} in a row", explanation.failures));
     }

@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use models::operator::Quarantined;
+use models::reason::FailureReason;
 use models::shadow::{AttemptResult, DrainStatus, Drill, Permit, Record};
 
 use super::*;

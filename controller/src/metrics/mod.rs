@@ -20,8 +20,8 @@ use std::time::Duration;
 use models::time::between;
 
 use jiff::{SignedDuration, Timestamp};
-use models::reason::FailureReason;
-use models::shadow::{ControllerStatus, Progress, Step, UPDATED};
+use models::reason::{ENDS, End, FailureReason};
+use models::shadow::{ControllerStatus, Progress, Step};
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
 use semver::Version;
 
@@ -512,15 +512,10 @@ const fn step_label(step: Option<Step>) -> &'static str {
 
 /// Returns the words of all results of updates.
 fn results() -> impl Iterator<Item = &'static str> {
-    let of_updates = |reason: &&FailureReason| **reason != FailureReason::UnsupportedState;
-    FailureReason::ALL.iter().filter(of_updates).map(|reason| reason.as_str()).chain([UPDATED])
+    ENDS.iter().filter(|end| !end.is_of_drills()).map(|end| end.reason)
 }
 
 /// Returns the word of a result. A resource can hold any word; a label cannot.
 fn result(reason: &str) -> &'static str {
-    if reason == UPDATED {
-        return UPDATED;
-    }
-    let known = FailureReason::ALL.iter().find(|known| known.as_str() == reason);
-    known.copied().unwrap_or(FailureReason::Unknown).as_str()
+    End::of(reason).unwrap_or(FailureReason::Unknown.end()).reason
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use models::operator::Freshness;
-use models::shadow::{AttemptResult, ControllerReport, Record};
+use models::shadow::{AttemptResult, ControllerReport, Record, UPDATED};
 
 use super::bounded::LIMIT;
 use super::*;

@@ -229,9 +229,6 @@ pub struct AttemptResult {
     pub ended: Timestamp,
 }
 
-/// The word in [`AttemptResult::reason`] for an attempt that did what it was made for.
-pub const UPDATED: &str = "Updated";
-
 /// A failure that counts against a version until it is resolved by `resume`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]

@@ -16,12 +16,6 @@ use crate::schema::VersionText;
 /// The most pods that a drill names as refused.
 pub const MOST_REFUSED: usize = 32;
 
-/// The word in [`DrillResult::result`] for a drill in which nothing would have kept an update from the node.
-pub const DRILL_PASSED: &str = "Passed";
-
-/// The word in [`DrillResult::result`] for a drill that went through, and in which evictions were refused.
-pub const EVICTIONS_REFUSED: &str = "EvictionsRefused";
-
 /// Word in the value of a request for a drill: the pods are evicted, and not only asked about.
 pub const EVICT: &str = "evict";
 

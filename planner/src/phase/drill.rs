@@ -2,6 +2,7 @@
 //! is signed as a rehearsal, and is recorded apart: it counts against no version and puts no back-off on the node.
 
 use models::plain::cut;
+use models::reason::EndEvent;
 use models::shadow::{ControllerStatus, DRILL_PASSED, Drill, DrillResult, EVICTIONS_REFUSED, MOST_REFUSED};
 
 use super::drained::pods_gone;
@@ -91,8 +92,7 @@ fn result_of(
 }
 
 fn note_of(found: &DrillResult) -> Note {
-    let passed = found.result == DRILL_PASSED;
-    let reason = if passed { "DrillPassed" } else { "DrillFailed" };
+    let event = EndEvent::of_drill(&found.result);
     let message = format!("drill: {}: {}", found.result, found.message);
-    Note { warning: !passed, reason, message }
+    Note { warning: event.is_warning(), reason: event.as_str(), message }
 }

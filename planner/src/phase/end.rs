@@ -31,12 +31,12 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     let progress = ctx.progress;
     let mut status = ctx.controller_status();
     let mut record = status.report.record.take().unwrap_or_default();
-    let counts = reason.class() != FailureClass::Nothing;
-    if counts {
+    let end = reason.end();
+    if end.backs_off() {
         record.failures = record.failures.saturating_add(1);
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures)));
     }
-    if reason.class() == FailureClass::Version {
+    if end.class == FailureClass::Version {
         record_version_failure(ctx, &mut record, reason);
         ctx.set_condition(&mut status, HEALTHY, false, reason.as_str(), message);
     } else if matches!(ctx.phase.step.place(), Place::Booted | Place::Back) {
@@ -47,8 +47,8 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     keep_result(ctx, &mut status, reason.as_str(), message, Vec::new());
     release(ctx, &mut status);
     let note = Note {
-        warning: counts,
-        reason: if counts { "UpdateFailed" } else { "UpdateWithdrawn" },
+        warning: end.event.is_warning(),
+        reason: end.event.as_str(),
         message: format!("attempt {} to {}: {reason}: {message}", progress.attempt, progress.version),
     };
     Action::Status { status: Box::new(status), note: Some(note) }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use models::reason::FailureReason;
+use models::reason::{End, FailureReason};
 use models::shadow::HostState;
 
 use super::desired::withdraw;
@@ -56,8 +56,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
 
 fn last_failure(ctx: &NodeContext<'_>) -> FailureReason {
     let last = ctx.shadow.status.controller.record.as_ref().and_then(|r| r.last.as_ref());
-    last.and_then(|l| serde_json::from_value(serde_json::Value::String(l.reason.clone())).ok())
-        .unwrap_or(FailureReason::Unknown)
+    last.and_then(|last| End::of(&last.reason)?.failure).unwrap_or(FailureReason::Unknown)
 }
 
 /// Returns whether, after a permit, the host can no longer act on it, so that the node may be released. The agent

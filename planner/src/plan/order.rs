@@ -1,6 +1,6 @@
 //! The order in which nodes are updated.
 
-use models::reason::FailureReason;
+use models::reason::End;
 
 use crate::survey::SurveyedNode;
 use crate::view::{ClusterView, NodeView};
@@ -29,7 +29,7 @@ pub fn order_key<'a>(
 /// Returns whether the last attempt of a node was released at a user's request.
 pub(super) fn was_released(node: &NodeView) -> bool {
     let last = node.record().and_then(|record| record.last.as_ref());
-    last.is_some_and(|last| last.reason == FailureReason::ReleaseRequested.as_str())
+    last.and_then(|last| End::of(&last.reason)).is_some_and(End::is_release)
 }
 
 /// Sorts nodes in the order in which they are updated.

@@ -11,7 +11,7 @@ use models::operator::{
     BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED, NOTICES_SENT,
     PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
 };
-use models::reason::{FailureClass, FailureReason};
+use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
 
 use super::{Plan, estimates, follow};
@@ -95,7 +95,7 @@ fn counts(survey: &Survey<'_>, plan: &Plan) -> Counts {
 /// node that is not quarantined, or it is not known whether there is one, and no user holds the node.
 fn has_failed(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> bool {
     let last = node.record().filter(|record| record.failures > 0).and_then(|record| record.last.as_ref());
-    let reason = last.and_then(|last| FailureReason::ALL.iter().find(|reason| reason.as_str() == last.reason));
+    let end = last.and_then(|last| End::of(&last.reason));
     let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
     let kind = agent.map_or((None, None), |agent| (agent.variant.as_deref(), agent.arch.as_deref()));
     let wanted = match node.wanted() {
@@ -103,7 +103,7 @@ fn has_failed(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> bool {
         Err(Wait::Pinning { version }) => !survey.quarantine.holds(kind.0, kind.1, &version),
         Err(wait) => matches!(wait, Wait::RefreshFails { .. }),
     };
-    reason.is_some_and(|reason| reason.class() == FailureClass::Node) && wanted && !node.facts.held()
+    end.is_some_and(|end| end.class == FailureClass::Node) && wanted && !node.facts.held()
 }
 
 /// The reason of a node's `Blocked` condition, if it has one.
