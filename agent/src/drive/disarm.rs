@@ -12,13 +12,14 @@ use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState};
 use crate::report::{Finding, HostCondition};
 use crate::situation::host_state;
+use crate::staging::TRIES;
 
 /// Message while a disk may be armed without a record.
 const PERHAPS_ARMED: &str = "the disk may be armed without a record; an image is downloaded again, which disarms it";
 
 /// Disarms an image that this operator armed.
 pub(super) async fn deactivate(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
-    if turn.boot.tries.deactivate.is_exhausted() {
+    if turn.boot.tries.deactivate.failures() >= TRIES {
         let message = turn.boot.tries.message.clone();
         if found.situation.desired == Desired::Stage {
             return fail(turn, found, FailureReason::DeactivateFailed, message).await;

@@ -65,7 +65,7 @@ async fn refresh(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
     let outcome = run_command(turn, Command::Refresh).await;
     let boot = &mut turn.boot;
     if let Outcome::Done(status) = outcome {
-        boot.refreshes.failures.reset();
+        boot.refreshes.backoff.reset();
         let delay = boot.settings.learn_choice(&status, &found.facts.os.version);
         boot.refreshes.early = delay.map(|delay| Instant::now() + delay);
     } else {
@@ -73,7 +73,7 @@ async fn refresh(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
         let is_recorded = matches!(outcome, Outcome::Failed(..));
         let message = command::failure(boot, outcome)?;
         boot.memory.refresh_failure = Some(message).filter(|_| !is_recorded);
-        boot.refreshes.failures.count();
+        boot.refreshes.backoff.count();
         boot.refreshes.early = None;
     }
     boot.refreshes.last = Some(Instant::now());

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::backoff::{Backoff, Delays};
 use tokio::time::Instant;
 
 use super::AgentError;
@@ -10,7 +11,6 @@ use super::report::put;
 use super::turn::{Next, Turn};
 use crate::host::client::HostError;
 use crate::report::{HostCondition, build_unreachable};
-use crate::retry::{Delays, Retry};
 use crate::stream::chain;
 
 /// Delay after a failed call.
@@ -29,7 +29,7 @@ pub(super) struct Outage {
     since: Option<Instant>,
     /// Time since which every call has found a dead socket.
     dead_since: Option<Instant>,
-    calls: Retry,
+    calls: Backoff,
 }
 
 impl Outage {
@@ -37,7 +37,7 @@ impl Outage {
     fn record(&mut self, socket_is_dead: bool, now: Instant) -> Duration {
         self.since.get_or_insert(now);
         self.dead_since = socket_is_dead.then(|| self.dead_since.unwrap_or(now));
-        self.calls.delay(DELAYS)
+        self.calls.next_delay(DELAYS)
     }
 
     pub(super) fn end(&mut self) {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::backoff::{Backoff, Delays, full_jitter};
 use models::wire::{AgentStatus, ShadowView};
+use rand::random;
 use tracing::field::debug;
 
 use super::turn::{Next, Observed, Turn};
 use crate::desired_state::DesiredState;
 use crate::report::{Finding, HostCondition, build, differs};
-use crate::retry::{Delays, Retry};
 use crate::server::Written;
 use crate::situation::Facts;
 use crate::stream::chain;
@@ -33,7 +34,7 @@ struct PrunedReport {
 
 #[derive(Debug, Default)]
 pub(super) struct ReportState {
-    failures: Retry,
+    failures: Backoff,
     pruned: Option<PrunedReport>,
 }
 
@@ -120,7 +121,7 @@ pub(super) async fn put(
             }
         }
     }
-    Err(Next::after(turn.reports.failures.jittered_delay(FAILED)))
+    Err(Next::after(full_jitter(turn.reports.failures.next_delay(FAILED), random())))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ mod tests;
 
 use std::time::Duration;
 
-use models::backoff::exponential;
+use models::backoff::{Backoff, Delays};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Api, ListParams};
@@ -34,8 +34,7 @@ use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, OwnerHealth
 const PERMIT_LIMIT: Duration = Duration::from_secs(15);
 
 /// Pause before a node is read again after a failed read, at first and at most.
-const READ_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_READ_PAUSE: Duration = Duration::from_secs(5);
+const READ_PAUSES: Delays = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// The reason why an action was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -180,7 +179,7 @@ impl Applier {
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
         let only = ListParams::default().fields(&format!("metadata.name={name}"));
-        let mut failures = 0;
+        let mut backoff = Backoff::default();
         while self.leadership.check().is_ok() {
             match api.list(&only).await {
                 Ok(found) => return found.items.iter().for_each(take),
@@ -191,8 +190,7 @@ impl Applier {
                 }
                 Err(_) => {}
             }
-            tokio::time::sleep(exponential(READ_PAUSE, LONGEST_READ_PAUSE, failures)).await;
-            failures += 1;
+            tokio::time::sleep(backoff.next_delay(READ_PAUSES)).await;
         }
     }
 
@@ -292,10 +290,9 @@ fn is_unknown(error: &kube::Error) -> bool {
     }
 }
 
-/// Returns the pause for a node after a failed action: short after a conflict, which the next check resolves, longer
-/// with each further failure.
-pub fn pause(error: &ApplyError, failures: u32) -> Duration {
+/// Returns the first and the longest pause after a failed action: short after a conflict, which the next check resolves.
+pub fn pauses(error: &ApplyError) -> Delays {
     let conflict = matches!(error, ApplyError::Changed(_)) || error.code() == Some(409);
-    let (base, cap) = if conflict { (50, 3_200) } else { (500, 30_000) };
-    exponential(Duration::from_millis(base), Duration::from_millis(cap), failures)
+    let (first, longest) = if conflict { (50, 3_200) } else { (500, 30_000) };
+    (Duration::from_millis(first), Duration::from_millis(longest))
 }

@@ -32,6 +32,7 @@ use crate::host::types::UpdateStatus;
 use crate::permit;
 use crate::report::Finding;
 use crate::situation::host_state;
+use crate::staging::TRIES;
 use activate::activate;
 use reboot::reboot;
 pub(super) use request::PermitRequest;
@@ -40,7 +41,7 @@ use verify::verify_permit;
 
 pub(super) async fn arm(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
     let Some(version) = turn.desired.version.clone() else { return Ok(Next::Wait) };
-    if turn.boot.tries.activate.is_exhausted() {
+    if turn.boot.tries.activate.failures() >= TRIES {
         let message = turn.boot.tries.message.clone();
         return fail(turn, found, FailureReason::ActivateFailed, message).await;
     }
@@ -59,7 +60,7 @@ pub(super) async fn reboot_armed(turn: &mut Turn<'_>, found: &Observed) -> Resul
         let message = "the host is armed with another version than the desired one".to_owned();
         return fail(turn, found, FailureReason::WrongImageStaged, message).await;
     }
-    if turn.boot.tries.reboot.is_exhausted() {
+    if turn.boot.tries.reboot.failures() >= TRIES {
         let message = turn.boot.tries.message.clone();
         return fail(turn, found, FailureReason::RebootRefused, message).await;
     }

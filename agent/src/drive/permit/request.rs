@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use models::backoff::equal_jitter;
+use models::backoff::{Backoff, Delays, equal_jitter};
 use models::permit::PERMIT_LIFETIME;
 use models::shadow::{Armed, ArmedPhase, Rehearsal};
 use models::wire::ShadowView;
@@ -17,7 +17,6 @@ use crate::drive::report::report;
 use crate::drive::turn::{Next, Observed, Stop, Turn};
 use crate::permit::new_nonce;
 use crate::report::Finding;
-use crate::retry::Delays;
 use crate::situation::host_state;
 
 /// Additional delay after an unanswered nonce, from the second nonce on. After the first nonce, its lifetime is delay
@@ -40,8 +39,8 @@ pub(in crate::drive) struct PermitRequest {
     pub(in crate::drive) nonce: String,
     /// Time taken before it was first sent.
     sent: Instant,
-    /// Number of nonces sent before it.
-    before: u32,
+    /// The nonces sent before it, which were not answered.
+    before: Backoff,
     /// Earliest time of the next one.
     next: Instant,
     /// The last permit refused for it, so that each is logged once.
@@ -49,12 +48,8 @@ pub(in crate::drive) struct PermitRequest {
 }
 
 impl PermitRequest {
-    fn new(desired: &DesiredState, before: u32, sent: Instant) -> Self {
-        let extra = match before {
-            0 => Duration::ZERO,
-            n => equal_jitter(UNANSWERED.0, UNANSWERED.1, n - 1, random()),
-        };
-        let next = sent + PERMIT_LIFETIME + extra;
+    fn new(desired: &DesiredState, before: Backoff, sent: Instant) -> Self {
+        let next = sent + PERMIT_LIFETIME + equal_jitter(before.delay(UNANSWERED), random());
         Self { desired: desired.clone(), nonce: new_nonce(), sent, before, next, refused: String::new() }
     }
 
@@ -122,8 +117,8 @@ pub(super) async fn request_permit(
 
 /// Returns the request that was sent before, or another one if its time has come.
 async fn current_request(turn: &mut Turn<'_>, version: &Version, purpose: Purpose) -> Result<PermitRequest, Stop> {
-    let Some(last) = turn.boot.permit_request.take().filter(|last| last.desired == turn.desired) else {
-        return Ok(PermitRequest::new(&turn.desired, 0, Instant::now()));
+    let Some(mut last) = turn.boot.permit_request.take().filter(|last| last.desired == turn.desired) else {
+        return Ok(PermitRequest::new(&turn.desired, Backoff::default(), Instant::now()));
     };
     if last.is_fresh(Instant::now()) {
         return Ok(last);
@@ -137,7 +132,8 @@ async fn current_request(turn: &mut Turn<'_>, version: &Version, purpose: Purpos
     if purpose == Purpose::Reboot(ArmedPhase::Activated) {
         recheck_host(turn, version).await?;
     }
-    Ok(PermitRequest::new(&turn.desired, last.before.saturating_add(1), Instant::now()))
+    last.before.count();
+    Ok(PermitRequest::new(&turn.desired, last.before, Instant::now()))
 }
 
 #[cfg(test)]
@@ -148,7 +144,8 @@ mod tests {
     use crate::situation::tests::view;
 
     fn request(before: u32) -> PermitRequest {
-        PermitRequest::new(&DesiredState::of(&view(HostState::RebootedIntoUpdate)), before, Instant::now())
+        let desired = DesiredState::of(&view(HostState::RebootedIntoUpdate));
+        PermitRequest::new(&desired, Backoff::after(before), Instant::now())
     }
 
     #[test]

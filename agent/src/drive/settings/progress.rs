@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use models::backoff::{Backoff, Delays};
 use models::shadow::{FoundSettings, HostPolicy};
 use semver::Version;
 use tokio::time::Instant;
 
 use crate::host::types::UpdateStatus;
 use crate::report::HostCondition;
-use crate::retry::{Delays, Retry};
 use crate::settings::{Expected, HostSettings, RequestedSettings, SettingsChange, parse_lock};
-use crate::staging::MOST_REFRESHES;
+use crate::staging::{MOST_REFRESHES, TRIES};
 use crate::statement::StatementError;
 
 /// Delay after a refused change. The host mostly refuses the same change again.
@@ -55,7 +55,7 @@ struct Awaited {
     /// The change to commit once more if they do not show it.
     change: SettingsChange,
     /// Refreshes that did not.
-    refreshes: Retry,
+    refreshes: Backoff,
 }
 
 #[derive(Debug, Default)]
@@ -68,7 +68,7 @@ pub(in crate::drive) struct SettingsProgress {
     /// The host's settings when they were last read.
     pub(super) seen: HostSettings,
     /// Consecutive failed changes, and the last message.
-    failures: Retry,
+    backoff: Backoff,
     message: String,
     /// A change that may be committed without its files being written: it has to be committed again.
     pub(super) unapplied: SettingsChange,
@@ -86,7 +86,7 @@ impl SettingsProgress {
 
     /// Returns the host's refusal once it has refused often enough to fail an attempt.
     pub(in crate::drive) fn refusal(&self) -> Option<String> {
-        self.failures.is_exhausted().then(|| self.message.clone())
+        (self.backoff.failures() >= TRIES).then(|| self.message.clone())
     }
 
     /// Returns true if the settings were last read before `then`.
@@ -103,8 +103,8 @@ impl SettingsProgress {
 
     /// Makes a read due for a new desired state, which starts with all its tries.
     pub(in crate::drive) fn begin_desired_state(&mut self) {
-        if self.failures.failures() > 0 {
-            self.failures.reset();
+        if self.backoff.failures() > 0 {
+            self.backoff.reset();
             self.reading = Reading::Due;
         }
         self.read_again();
@@ -122,7 +122,7 @@ impl SettingsProgress {
         if self.problem.is_some() || awaited.expected.is_shown(status, running) {
             return None;
         }
-        let mut delay = awaited.refreshes.delay(NOT_SHOWN);
+        let mut delay = awaited.refreshes.next_delay(NOT_SHOWN);
         if awaited.refreshes.failures() >= MOST_REFRESHES {
             if self.committed_again || awaited.change.version_lock.is_none() {
                 tracing::warn!(expected = ?awaited.expected, "the host chooses another version than its settings require");
@@ -150,7 +150,7 @@ impl SettingsProgress {
                     version_lock: set.version_lock.clone(),
                     ignore_waves: set.ignore_waves,
                 }),
-                refreshes: Retry::default(),
+                refreshes: Backoff::default(),
             });
             let problem = self.problem.take();
             *self = Self { policy, awaited, problem, ..Self::default() };
@@ -205,7 +205,7 @@ impl SettingsProgress {
         let is_new = self.problem != problem;
         (self.seen, self.problem) = (seen, problem);
         if change.is_empty() {
-            self.failures.reset();
+            self.backoff.reset();
             self.reading = Reading::Done(now);
         }
         is_new
@@ -218,18 +218,18 @@ impl SettingsProgress {
             lock: lock.and_then(|lock| parse_lock(lock)),
             offered_before: change.ignore_waves.map(|_| offered),
         };
-        self.awaited = Some(Awaited { expected, change: change.clone(), refreshes: Retry::default() });
+        self.awaited = Some(Awaited { expected, change: change.clone(), refreshes: Backoff::default() });
     }
 
     pub(super) fn committed(&mut self) {
         self.unapplied = SettingsChange::default();
-        self.failures.reset();
+        self.backoff.reset();
     }
 
     /// Records a change that failed, and waits before the next try.
     pub(super) fn fail(&mut self, message: String, now: Instant) {
-        self.reading = Reading::Waits(Some(now + self.failures.delay(FAILED)));
-        if self.failures.is_exhausted() {
+        self.reading = Reading::Waits(Some(now + self.backoff.next_delay(FAILED)));
+        if self.backoff.failures() >= TRIES {
             self.problem = Some(not_changed(&message));
         }
         self.message = message;
@@ -239,7 +239,6 @@ impl SettingsProgress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::retry::TRIES;
     use crate::situation::tests::{NEW, OLD, facts};
 
     fn locked_to(version: &str) -> HostPolicy {
