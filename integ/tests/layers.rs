@@ -29,8 +29,7 @@ const CRATES: [(&str, &str); 9] = [
     ),
     (
         "agent",
-        // The host's client applies settings, and settings are read from the host's types.
-        "boot alive process config desired_state refreshes statement permit host/settings memory situation staging views server \
+        "boot alive process config desired_state refreshes statement permit host settings memory situation staging views server \
          report stream drive fuzzing",
     ),
     ("aws", "config facts holds decide cloud record cluster run"),

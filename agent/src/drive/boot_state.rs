@@ -7,10 +7,10 @@ use models::shadow::HostState;
 use models::wire::ShadowView;
 use tokio::time::Instant;
 
+use super::next::Next;
 use super::outage::Outage;
-use super::permit::{PermitRequest, Rehearsed};
-use super::settings::SettingsProgress;
-use super::turn::Next;
+use super::permit_request::{PermitRequest, Rehearsed};
+use super::settings_progress::SettingsProgress;
 use crate::desired_state::DesiredState;
 use crate::host::types::{OsInfo, UpdateStatus};
 use crate::memory::Memory;

@@ -7,7 +7,8 @@ use models::shadow::HostState;
 use tokio::time::Instant;
 
 use super::boot_state::BootState;
-use super::turn::{Next, Stop, Turn};
+use super::next::{Next, Stop};
+use super::turn::Turn;
 use crate::host::command::{Outcome, carry_out};
 use crate::host::types::{Command, UpdateStatus};
 use crate::staging::{TRIES, Tries};

@@ -6,8 +6,9 @@ use tokio::time::Instant;
 
 use super::command::{self, run_command};
 use super::fail::fail;
+use super::next::{Next, Stop};
 use super::report::report_with;
-use super::turn::{Next, Observed, Stop, Turn};
+use super::turn::{Observed, Turn};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState};
 use crate::report::{Finding, HostCondition};

@@ -5,9 +5,11 @@ use tokio::time::Instant;
 
 use super::command::{self, run_command};
 use super::facts::read_status;
+use super::next::{Next, Stop};
 use super::report::report;
-use super::settings::{self, Reading};
-use super::turn::{Next, Observed, Stop, Turn};
+use super::settings;
+use super::settings_progress::Reading;
+use super::turn::{Observed, Turn};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState};
 use crate::report::Finding;

@@ -9,13 +9,15 @@ use tokio::time::Instant;
 
 use super::command::{self, run_command};
 use super::fail::fail;
+use super::next::{Next, Stop};
 use super::report::report;
-use super::settings::{self, Reading};
-use super::turn::{Next, Observed, Stop, Turn};
+use super::settings;
+use super::settings_progress::Reading;
+use super::turn::{Observed, Turn};
 use crate::host::command::Outcome;
+use crate::host::settings::LATEST;
 use crate::host::types::{Command, UpdateStatus};
 use crate::report::Finding;
-use crate::settings::LATEST;
 use crate::situation::host_state;
 use crate::staging::{StagingAction, next_action};
 

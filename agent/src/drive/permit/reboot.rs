@@ -5,7 +5,8 @@ use std::time::Duration;
 use models::backoff::Delays;
 use tokio::time::Instant;
 
-use crate::drive::turn::{Next, Stop, Turn};
+use crate::drive::next::{Next, Stop};
+use crate::drive::turn::Turn;
 use crate::host::client::{HostError, Posted};
 use crate::stream::chain;
 

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use models::backoff::{Backoff, Delays};
 use models::shadow::{FoundSettings, HostPolicy};
+use models::wire::ShadowView;
 use semver::Version;
 use tokio::time::Instant;
 
+use crate::host::settings::{HostSettings, SettingsChange, parse_lock};
 use crate::host::types::UpdateStatus;
 use crate::report::HostCondition;
-use crate::settings::{Expected, HostSettings, RequestedSettings, SettingsChange, parse_lock};
+use crate::settings::{Expected, RequestedSettings};
 use crate::staging::{MOST_REFRESHES, TRIES};
 use crate::statement::StatementError;
 
@@ -18,6 +20,15 @@ const FAILED: Delays = (Duration::from_secs(1), Duration::from_secs(300));
 
 /// Delay before another refresh while the host's tools do not seem to use the settings yet.
 const NOT_SHOWN: Delays = (Duration::from_millis(500), Duration::from_secs(8));
+
+/// Returns the requested settings of a shadow with their signature, and nothing else of the policy.
+pub(super) fn requested_in(view: &ShadowView) -> HostPolicy {
+    view.spec.host.as_ref().filter(|host| host.asks_settings()).map_or_else(HostPolicy::default, |host| HostPolicy {
+        refresh_interval: None,
+        disarm_in_boot: None,
+        ..host.clone()
+    })
+}
 
 /// Creates the condition of a host whose settings the controller did not sign.
 pub(super) fn unsigned(error: &StatementError) -> HostCondition {
@@ -39,7 +50,7 @@ fn locked_by_other(lock: &str) -> HostCondition {
 
 /// Time at which the settings have to be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::drive) enum Reading {
+pub(super) enum Reading {
     #[default]
     Due,
     /// Not before this time; without a time, not before the request changes.
@@ -59,10 +70,10 @@ struct Awaited {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::drive) struct SettingsProgress {
+pub(super) struct SettingsProgress {
     /// The requested settings with their signature, and nothing else of the policy.
     pub(super) policy: HostPolicy,
-    pub(in crate::drive) reading: Reading,
+    pub(super) reading: Reading,
     /// Reason why the settings are not what policy requests.
     problem: Option<HostCondition>,
     /// The host's settings when they were last read.
@@ -80,29 +91,29 @@ pub(in crate::drive) struct SettingsProgress {
 
 impl SettingsProgress {
     /// Returns the content of `HostReachable` for the settings.
-    pub(in crate::drive) fn condition(&self) -> HostCondition {
+    pub(super) fn condition(&self) -> HostCondition {
         self.problem.clone().unwrap_or(HostCondition::answered())
     }
 
     /// Returns the host's refusal once it has refused often enough to fail an attempt.
-    pub(in crate::drive) fn refusal(&self) -> Option<String> {
+    pub(super) fn refusal(&self) -> Option<String> {
         (self.backoff.failures() >= TRIES).then(|| self.message.clone())
     }
 
     /// Returns true if the settings were last read before `then`.
-    pub(in crate::drive) fn read_before(&self, then: Instant) -> bool {
+    pub(super) fn read_before(&self, then: Instant) -> bool {
         matches!(self.reading, Reading::Done(at) if at < then)
     }
 
     /// Makes a read due, unless a delay is running.
-    pub(in crate::drive) fn read_again(&mut self) {
+    pub(super) fn read_again(&mut self) {
         if let Reading::Done(_) = self.reading {
             self.reading = Reading::Due;
         }
     }
 
     /// Makes a read due for a new desired state, which starts with all its tries.
-    pub(in crate::drive) fn begin_desired_state(&mut self) {
+    pub(super) fn begin_desired_state(&mut self) {
         if self.backoff.failures() > 0 {
             self.backoff.reset();
             self.reading = Reading::Due;
@@ -111,13 +122,13 @@ impl SettingsProgress {
     }
 
     /// Records that a refresh has shown the settings to be used.
-    pub(in crate::drive) fn shown(&mut self) {
+    pub(super) fn shown(&mut self) {
         self.awaited = None;
     }
 
     /// Learns from a successful refresh whether the host's tools use the settings. If they do not, returns the delay
     /// before another refresh.
-    pub(in crate::drive) fn learn_choice(&mut self, status: &UpdateStatus, running: &Version) -> Option<Duration> {
+    pub(super) fn learn_choice(&mut self, status: &UpdateStatus, running: &Version) -> Option<Duration> {
         let mut awaited = self.awaited.take()?;
         if self.problem.is_some() || awaited.expected.is_shown(status, running) {
             return None;
