@@ -9,11 +9,12 @@ use semver::Version;
 use serde_json::Value;
 
 use crate::desired_state::{AttemptId, DesiredState};
+use crate::host::settings::HostSettings;
 use crate::host::types::{OsInfo, UpdateState, UpdateStatus};
 use crate::memory::Memory;
 use crate::report::{Finding, HostCondition, build, differs};
 use crate::server::{Buffer, problem_text};
-use crate::settings::{HostSettings, RequestedSettings, decide};
+use crate::settings::{RequestedSettings, decide};
 use crate::situation::Facts;
 use crate::statement::{node_uid, open};
 

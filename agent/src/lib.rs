@@ -20,7 +20,6 @@ mod permit;
 mod process;
 mod refreshes;
 mod report;
-mod retry;
 pub mod server;
 mod settings;
 mod situation;

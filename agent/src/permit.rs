@@ -1,7 +1,7 @@
 //! Verification of permits.
 //!
 //! A permit is valid if a trusted key signed it, every claim matches this attempt, host and boot, and its nonce is the
-//! one that this process sent. How long a nonce is valid is in `drive/permit/request.rs`. So a compromised web API can
+//! one that this process sent. How long a nonce is valid is in `drive/permit_request.rs`. So a compromised web API can
 //! withhold a permit, and nothing else.
 
 use base64::Engine;

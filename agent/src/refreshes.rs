@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
+use models::backoff::Backoff;
 use rand::random;
 use tokio::time::Instant;
-
-use crate::retry::Retry;
 
 /// Range of the random delay before the first refresh of an idle host after a boot or a start of the agent, so that a
 /// fleet that was installed or rebooted at once does not call its mirrors at once.
@@ -26,7 +25,7 @@ pub(crate) struct Refreshes {
     /// Last attempted refresh, whatever its outcome.
     pub(crate) last: Option<Instant>,
     /// Consecutive failures.
-    pub(crate) failures: Retry,
+    pub(crate) backoff: Backoff,
     /// Time since which the desired state has been `Idle`.
     pub(crate) idle_since: Option<Instant>,
     /// Position of the first refresh in its range, in [0, 1).
@@ -37,8 +36,8 @@ pub(crate) struct Refreshes {
 
 impl Default for Refreshes {
     fn default() -> Self {
-        let (requested, last, failures, idle_since, early) = (None, None, Retry::default(), None, None);
-        Self { requested, last, failures, idle_since, random: random(), early }
+        let (requested, last, backoff, idle_since, early) = (None, None, Backoff::default(), None, None);
+        Self { requested, last, backoff, idle_since, random: random(), early }
     }
 }
 
@@ -69,10 +68,10 @@ impl Refreshes {
     fn delay(&self, interval: Duration) -> Duration {
         // Whatever policy requests.
         let interval = interval.max(SHORTEST_INTERVAL);
-        match (self.last, self.failures.failures()) {
+        match (self.last, self.backoff.failures()) {
             (None, _) => first_delay(interval, self.random),
             (Some(_), 0) => interval,
-            (Some(_), failures) => Retry::after(failures - 1).delay((AFTER_FAILURE, interval)).min(interval),
+            (Some(_), _) => self.backoff.delay((AFTER_FAILURE, interval)),
         }
     }
 }
@@ -105,7 +104,7 @@ mod tests {
         let after = |failures: u32, interval| {
             let mut refreshes = refreshes();
             refreshes.last = Some(now);
-            refreshes.failures = Retry::after(failures);
+            refreshes.backoff = Backoff::after(failures);
             refreshes.next_idle(interval, now).1 - now
         };
         assert_eq!(after(0, HOUR), HOUR);

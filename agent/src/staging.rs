@@ -1,10 +1,13 @@
 //! The next action while staging, and the events of an attempt that it depends on.
 
+use models::backoff::Backoff;
 use models::reason::FailureReason;
 use semver::Version;
 
 use crate::host::types::{UpdateState, UpdateStatus};
-use crate::retry::Retry;
+
+/// Failures of one host command after which an attempt fails.
+pub(crate) const TRIES: u32 = 3;
 
 /// Refreshes while the host chooses another version than the target version. The host's files may lag behind its
 /// settings for a moment, and a release may be on its way to the mirrors.
@@ -17,19 +20,19 @@ pub(crate) struct Tries {
     pub(crate) announced: bool,
     /// True if the host's settings were checked for this desired state, where policy requests any.
     pub(crate) settled: bool,
-    pub(crate) refresh: Retry,
+    pub(crate) refresh: Backoff,
     /// Refreshes that found another version.
-    pub(crate) mismatch: Retry,
+    pub(crate) mismatch: Backoff,
     /// True if a refresh of this desired state was carried out.
     pub(crate) refreshed: bool,
-    pub(crate) prepare: Retry,
+    pub(crate) prepare: Backoff,
     /// True if a download wrote another version after a refresh of this desired state.
     pub(crate) wrong_image: bool,
-    pub(crate) activate: Retry,
-    pub(crate) deactivate: Retry,
-    pub(crate) reboot: Retry,
+    pub(crate) activate: Backoff,
+    pub(crate) deactivate: Backoff,
+    pub(crate) reboot: Backoff,
     /// Commands that the host's state did not allow.
-    pub(crate) refused: Retry,
+    pub(crate) refused: Backoff,
     pub(crate) message: String,
 }
 
@@ -50,8 +53,8 @@ pub(crate) fn next_action(
 ) -> StagingAction {
     for (has_failed, reason, message) in [
         (tries.wrong_image, FailureReason::WrongImageStaged, "the host wrote another version, or nothing"),
-        (tries.prepare.is_exhausted(), FailureReason::PrepareFailed, "the host failed to download the image"),
-        (tries.refresh.is_exhausted(), FailureReason::RefreshFailed, "the host failed to check for updates"),
+        (tries.prepare.failures() >= TRIES, FailureReason::PrepareFailed, "the host failed to download the image"),
+        (tries.refresh.failures() >= TRIES, FailureReason::RefreshFailed, "the host failed to check for updates"),
     ] {
         if has_failed {
             let message = if tries.message.is_empty() { message } else { &tries.message };
@@ -77,7 +80,6 @@ pub(crate) fn next_action(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::retry::TRIES;
     use crate::situation::tests::{NEW, OLD, facts};
 
     #[test]
@@ -96,9 +98,9 @@ mod tests {
     fn version_not_offered_fails_attempt_after_refresh_limit() {
         let status = facts("b", OLD, Some("Available"), ("refresh", "Success")).status;
         let other = Version::new(1, 21, 0);
-        let tries = Tries { mismatch: Retry::after(MOST_REFRESHES - 1), ..Tries::default() };
+        let tries = Tries { mismatch: Backoff::after(MOST_REFRESHES - 1), ..Tries::default() };
         assert_eq!(next_action(status.as_ref(), Some(&NEW), &other, &tries), StagingAction::Refresh);
-        let tries = Tries { mismatch: Retry::after(MOST_REFRESHES), ..Tries::default() };
+        let tries = Tries { mismatch: Backoff::after(MOST_REFRESHES), ..Tries::default() };
         let StagingAction::Fail(reason, message) = next_action(status.as_ref(), Some(&NEW), &other, &tries) else {
             panic!("it has to end");
         };
@@ -109,12 +111,12 @@ mod tests {
     #[test]
     fn repeated_host_failures_end_attempt_with_their_reason() {
         let status = facts("b", OLD, Some("Available"), ("prepare", "Failed")).status;
-        let tries = Tries { prepare: Retry::after(TRIES), message: "out of space".into(), ..Tries::default() };
+        let tries = Tries { prepare: Backoff::after(TRIES), message: "out of space".into(), ..Tries::default() };
         assert_eq!(
             next_action(status.as_ref(), Some(&NEW), &NEW, &tries),
             StagingAction::Fail(FailureReason::PrepareFailed, "out of space".into())
         );
-        let tries = Tries { refresh: Retry::after(TRIES), ..Tries::default() };
+        let tries = Tries { refresh: Backoff::after(TRIES), ..Tries::default() };
         assert!(matches!(
             next_action(status.as_ref(), None, &NEW, &tries),
             StagingAction::Fail(FailureReason::RefreshFailed, _)

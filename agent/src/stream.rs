@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use models::backoff::full_jitter;
+use models::backoff::{Backoff, Delays, full_jitter};
 use models::wire::WatchLine;
 use rand::random;
 use tokio::time::{Instant, sleep, timeout};
@@ -16,8 +16,11 @@ use crate::views::Views;
 /// Silence after which the connection counts as dead: three missed heartbeats, which the server sends about every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// Delay before reconnecting, as upper limits: after a successful stream, and the maximum.
-const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// Delay before reconnecting after a successful stream, as an upper limit.
+const RECONNECT: Duration = Duration::from_millis(100);
+
+/// Delay before reconnecting after a failed stream, as upper limits.
+const FAILED: Delays = (Duration::from_millis(200), Duration::from_secs(10));
 
 /// Minimum duration of a stream that counts as successful if it broke. A server that crashes at each stream needs a
 /// back-off.
@@ -29,21 +32,26 @@ const HELD: Duration = Duration::from_secs(5);
 /// back-off too.
 const HELD_TO_ITS_END: Duration = Duration::from_secs(1);
 
-/// Returns the number of failures in a row after a stream that was open for `held` and `ended` properly, or broke.
-fn failures_after(failures: u32, held: Duration, ended: bool) -> u32 {
-    let enough = if ended { HELD_TO_ITS_END } else { HELD };
-    if held >= enough { 0 } else { failures.saturating_add(1) }
+/// Returns true if a stream was successful that was open for `held` and `ended` properly, or broke.
+fn is_success(held: Duration, ended: bool) -> bool {
+    held >= if ended { HELD_TO_ITS_END } else { HELD }
 }
 
-/// Returns the delay before the next stream after so many failures: random, up to a limit that doubles with each.
-pub fn pause(failures: u32) -> Duration {
-    full_jitter(RECONNECT.0, RECONNECT.1, failures, random())
+/// Returns the delay before the next stream: random, up to a limit that doubles with each failed one.
+pub fn pause(backoff: &mut Backoff, success: bool) -> Duration {
+    let limit = if success {
+        backoff.reset();
+        RECONNECT
+    } else {
+        backoff.next_delay(FAILED)
+    };
+    full_jitter(limit, random())
 }
 
 /// Follows the shadow and passes each change to `views`; reconnects whenever the stream ends, after a random delay that
 /// grows with each failed stream: a fleet that loses its streams at once does not reconnect at once.
 pub(crate) async fn follow(server: &Server, views: &Views, alive: &Alive) -> Infallible {
-    let mut failures = 0;
+    let mut backoff = Backoff::default();
     loop {
         let mut opened = None;
         let ended = follow_once(server, views, alive, &mut opened).await;
@@ -52,11 +60,12 @@ pub(crate) async fn follow(server: &Server, views: &Views, alive: &Alive) -> Inf
             Ok(()) => tracing::debug!(?held, "the stream ended"),
             // A fleet loses its streams with every roll-out of the web API: only a lasting failure deserves a user's
             // attention.
-            Err(error) if failures < 3 => tracing::info!(error = chain(&**error), "the stream ended"),
-            Err(error) => tracing::warn!(error = chain(&**error), failures, "the stream ended"),
+            Err(error) if backoff.failures() < 3 => tracing::info!(error = chain(&**error), "the stream ended"),
+            Err(error) => {
+                tracing::warn!(error = chain(&**error), failures = backoff.failures(), "the stream ended");
+            }
         }
-        failures = failures_after(failures, held, ended.is_ok());
-        sleep(pause(failures)).await;
+        sleep(pause(&mut backoff, is_success(held, ended.is_ok()))).await;
     }
 }
 
@@ -116,17 +125,19 @@ mod tests {
             ("ended at once", Duration::ZERO, true, 4),
             ("ended after a second", second, true, 0),
         ] {
-            assert_eq!(failures_after(3, held, ended), failures, "{sentence}");
+            let mut backoff = Backoff::after(3);
+            pause(&mut backoff, is_success(held, ended));
+            assert_eq!(backoff.failures(), failures, "{sentence}");
         }
     }
 
     #[test]
     fn reconnect_delays_are_spread_uniformly_from_zero() {
-        for (failures, limit) in [(0, 100), (3, 800), (40, 10_000)] {
+        for (failures, success, limit) in [(40, true, 100), (2, false, 800), (40, false, 10_000)] {
             let limit = Duration::from_millis(limit);
             let mut tenths = [0; 10];
             for _ in 0..10_000 {
-                let pause = pause(failures);
+                let pause = pause(&mut Backoff::after(failures), success);
                 assert!(pause <= limit, "{pause:?} after {failures} failures");
                 let tenth = (pause.as_secs_f64() / limit.as_secs_f64() * 10.0) as usize;
                 tenths[tenth.min(9)] += 1;

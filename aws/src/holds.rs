@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use models::backoff::equal_jitter;
+use models::backoff::{Backoff, Delays, equal_jitter};
 use tokio::time::Instant;
 
 /// The first pause after a failed call, and the longest.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+const PAUSES: Delays = (Duration::from_secs(2), Duration::from_secs(60));
 
 /// Time after which an ended hold is forgotten, and its failures with it: a call that is repeated is so before.
 const FORGET: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ struct Hold {
     /// End; `None` while the call is under way.
     until: Option<Instant>,
     /// Failed calls in a row.
-    failures: u32,
+    backoff: Backoff,
     /// True if the call is an ExitStandby.
     leaving: bool,
 }
@@ -42,16 +42,16 @@ impl Holds {
     /// Takes in the success of a call, after which its key stays held for a time.
     pub(crate) fn succeeded(&mut self, key: &str, time: Duration, now: Instant) {
         let hold = self.0.entry(key.to_owned()).or_default();
-        (hold.until, hold.failures) = (Some(now + time), 0);
+        hold.until = Some(now + time);
+        hold.backoff.reset();
     }
 
     /// Takes in the failure of a call, after which its key stays held for a growing time with jitter: `random` is in
     /// [0, 1). Returns true if the call before it has failed, too.
     pub(crate) fn failed(&mut self, key: &str, random: f64, now: Instant) -> bool {
         let hold = self.0.entry(key.to_owned()).or_default();
-        hold.until = Some(now + equal_jitter(PAUSE.0, PAUSE.1, hold.failures, random));
-        hold.failures = hold.failures.saturating_add(1);
-        hold.failures > 1
+        hold.until = Some(now + equal_jitter(hold.backoff.next_delay(PAUSES), random));
+        hold.backoff.failures() > 1
     }
 
     /// Returns the time for which a key is still held; the longest that there is while its call is under way.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kube::Resource;
 use kube::discovery::{self, ApiGroup};
-use models::backoff::exponential;
+use models::backoff::{Backoff, Delays};
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
 use models::names;
 use models::operator::DEGRADED;
@@ -22,7 +22,7 @@ use planner::view::ClusterView;
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The first and the longest pause before the API server is queried again.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const PAUSES: Delays = (Duration::from_secs(1), Duration::from_secs(60));
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Served {
@@ -68,7 +68,7 @@ pub async fn wait_until_served<K: Resource<DynamicType = ()>>(
     metrics: Metrics,
     state: watch::Sender<Served>,
 ) {
-    let mut queries = 0;
+    let mut backoff = Backoff::default();
     let plural = K::plural(&());
     loop {
         let new = match tokio::time::timeout(DEADLINE, discovery::group(&client, names::GROUP)).await {
@@ -87,8 +87,7 @@ pub async fn wait_until_served<K: Resource<DynamicType = ()>>(
         if new == Served::Yes {
             return;
         }
-        tokio::time::sleep(exponential(PAUSES.0, PAUSES.1, queries)).await;
-        queries += 1;
+        tokio::time::sleep(backoff.next_delay(PAUSES)).await;
     }
 }
 

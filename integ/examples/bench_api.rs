@@ -21,6 +21,7 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
+use models::backoff::Backoff;
 use models::names::{AGENT, AGENT_MANAGER, AGENT_NAMESPACE, APISERVER, SYSTEM_NAMESPACE, TOKEN_AUDIENCE, shadow_name};
 use models::shadow::BottlerocketShadow;
 use models::wire::ShadowView;
@@ -284,13 +285,13 @@ async fn agent(bed: &TestCluster, server: &Server, number: usize) -> anyhow::Res
 async fn connect(server: &Server, agents: &[Arc<Agent>]) -> anyhow::Result<Vec<Response>> {
     let all = agents.iter().map(|agent| async move {
         sleep(Duration::from_secs(1).mul_f64(rand::random())).await;
-        open(server, agent, 0).await
+        open(server, agent, Backoff::default()).await
     });
     futures::future::try_join_all(all).await
 }
 
 /// Opens the stream of an agent, retrying after the agents' own back-off, and reads its first line.
-async fn open(server: &Server, agent: &Agent, mut failures: u32) -> anyhow::Result<Response> {
+async fn open(server: &Server, agent: &Agent, mut backoff: Backoff) -> anyhow::Result<Response> {
     loop {
         let request = agent.client.get(server.url(&agent.node, "/watch")).bearer_auth(&agent.token);
         match request.send().await {
@@ -301,8 +302,7 @@ async fn open(server: &Server, agent: &Agent, mut failures: u32) -> anyhow::Resu
             Ok(answer) => ensure!(answer.status().as_u16() == 503, "{}", answer.status()),
             Err(error) => eprintln!("{error}"),
         }
-        sleep(pause(failures)).await;
-        failures += 1;
+        sleep(pause(&mut backoff, false)).await;
     }
 }
 
@@ -320,8 +320,9 @@ struct Moved {
 async fn moved(server: Arc<Server>, agent: Arc<Agent>, stream: Response) -> anyhow::Result<Moved> {
     let clean = until_end(stream).await;
     let ended = Instant::now();
-    sleep(pause(0)).await;
-    let stream = open(&server, &agent, 1).await?;
+    let mut backoff = Backoff::default();
+    sleep(pause(&mut backoff, true)).await;
+    let stream = open(&server, &agent, backoff).await?;
     Ok(Moved { clean, ended, connected: Instant::now(), _stream: stream })
 }
 

@@ -30,8 +30,7 @@ const CRATES: [(&str, &str); 10] = [
     ),
     (
         "agent",
-        // The host's client applies settings, and settings are read from the host's types.
-        "boot alive process config desired_state retry refreshes statement permit host/settings memory situation staging views server \
+        "boot alive process config desired_state refreshes statement permit host settings memory situation staging views server \
          report stream drive",
     ),
     ("aws", "config facts holds decide cloud record cluster run"),

@@ -9,7 +9,7 @@ use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use kube::api::Api;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
-use models::backoff::equal_jitter;
+use models::backoff::{Backoff, equal_jitter};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -25,14 +25,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// The longest one: a watch is back within seconds after an outage, however long that was.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
-/// Returns the pause after this many failures in a row. A part of it is random, so that not all watches of all
+/// Counts a failure, and returns the pause before the next try. A part of it is random, so that not all watches of all
 /// processes come back at once.
-pub fn retry_pause(failures: u32) -> Duration {
-    pause_after(failures, LONGEST_PAUSE)
-}
-
-fn pause_after(failures: u32, longest: Duration) -> Duration {
-    equal_jitter(FIRST_PAUSE, longest, failures, rand::random())
+pub fn next_pause(backoff: &mut Backoff, longest: Duration) -> Duration {
+    equal_jitter(backoff.next_delay((FIRST_PAUSE, longest)), rand::random())
 }
 
 /// A receiver of the events of a watch.
@@ -88,7 +84,7 @@ where
     W: Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send,
 {
     let kind = K::kind(&());
-    let (mut failures, mut missing) = (0, false);
+    let (mut backoff, mut missing) = (Backoff::default(), false);
     loop {
         let read = *reads.borrow_and_update();
         let mut events = watch().boxed();
@@ -108,15 +104,14 @@ where
                         };
                         // Each try of a list begins with an event of its own.
                         if !matches!(event, Event::Init) {
-                            (failures, missing) = (0, false);
+                            (backoff, missing) = (Backoff::default(), false);
                         }
                         sink.take(read, event);
                         continue;
                     }
                     Ok(Some(Err(error))) => {
                         sink.failed();
-                        let pause = pause_after(failures, sink.longest_pause());
-                        failures = failures.saturating_add(1);
+                        let pause = next_pause(&mut backoff, sink.longest_pause());
                         let was_missing = std::mem::replace(&mut missing, is_not_served(&error));
                         if !missing {
                             let error = &error as &dyn std::error::Error;
@@ -158,8 +153,9 @@ mod tests {
 
     #[test]
     fn retry_delays_grow_to_a_few_seconds_with_jitter() {
-        assert!(retry_pause(0) <= Duration::from_millis(250));
-        let pauses: Vec<_> = (0..100).map(|_| retry_pause(u32::MAX)).collect();
+        let after = |failures| next_pause(&mut Backoff::after(failures), LONGEST_PAUSE);
+        assert!(after(0) <= Duration::from_millis(250));
+        let pauses: Vec<_> = (0..100).map(|_| after(u32::MAX)).collect();
         assert!(pauses.iter().all(|pause| (Duration::from_secs(2)..=Duration::from_secs(4)).contains(pause)));
         assert!(pauses.iter().any(|pause| *pause != pauses[0]));
     }

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
+use models::backoff::{Backoff, Delays};
 use models::shadow::HostState;
 use models::wire::ShadowView;
 use tokio::time::Instant;
 
+use super::next::Next;
 use super::outage::Outage;
-use super::permit::{PermitRequest, Rehearsed};
-use super::settings::SettingsProgress;
-use super::turn::Next;
+use super::permit_request::{PermitRequest, Rehearsed};
+use super::settings_progress::SettingsProgress;
 use crate::desired_state::DesiredState;
 use crate::host::types::{OsInfo, UpdateStatus};
 use crate::memory::Memory;
 use crate::refreshes::Refreshes;
-use crate::retry::{Delays, Retry};
 use crate::staging::Tries;
 
 /// Time in which a host that accepted the reboot goes down (units are stopped, with systemd's limit of 90 s each way).
@@ -38,8 +38,8 @@ pub(super) struct BootState {
     pub(super) settings: SettingsProgress,
     pub(super) outage: Outage,
     /// Consecutive reads that found a command running, and refused commands.
-    pub(super) busy: Retry,
-    pub(super) locked: Retry,
+    pub(super) busy: Backoff,
+    pub(super) locked: Backoff,
     /// The desired state of the last turn, and the tries for it.
     pub(super) desired: Option<DesiredState>,
     pub(super) tries: Tries,
@@ -108,14 +108,14 @@ impl BootState {
     pub(super) fn wait_while_busy(&mut self) -> Next {
         self.outage.end();
         self.status.expire();
-        Next::after(self.busy.delay(BUSY))
+        Next::after(self.busy.next_delay(BUSY))
     }
 
     /// Waits after the host refused a command because another one runs. The status shows when that has ended; otherwise
     /// the command is retried with back-off.
     pub(super) fn wait_for_lock(&mut self) -> Next {
         let _ = self.wait_while_busy();
-        Next::after(self.locked.delay(LOCKED))
+        Next::after(self.locked.next_delay(LOCKED))
     }
 }
 
@@ -203,7 +203,7 @@ mod tests {
     fn new_desired_state_resets_retry_counts() {
         let mut boot = in_boot("b1");
         boot.begin(&desired(HostState::StagedUpdate));
-        boot.tries.prepare = Retry::after(2);
+        boot.tries.prepare = Backoff::after(2);
         boot.begin(&desired(HostState::StagedUpdate));
         assert_eq!(boot.tries.prepare.failures(), 2);
         boot.begin(&desired(HostState::RebootedIntoUpdate));

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
+use models::backoff::{Backoff, Delays};
 use models::shadow::HostState;
 use tokio::time::Instant;
 
 use super::boot_state::BootState;
-use super::turn::{Next, Stop, Turn};
+use super::next::{Next, Stop};
+use super::turn::Turn;
 use crate::host::command::{Outcome, carry_out};
 use crate::host::types::{Command, UpdateStatus};
-use crate::retry::{Delays, Retry};
-use crate::staging::Tries;
+use crate::staging::{TRIES, Tries};
 use crate::stream::chain;
 
 /// Delay after a failed host command.
@@ -83,16 +84,16 @@ pub(super) fn failure(boot: &mut BootState, outcome: Outcome) -> Result<String, 
 pub(super) fn retry(
     turn: &mut Turn<'_>,
     outcome: Outcome,
-    failures: impl FnOnce(&mut Tries) -> &mut Retry,
+    backoff: impl FnOnce(&mut Tries) -> &mut Backoff,
 ) -> Result<Next, Stop> {
     let boot = &mut turn.boot;
     if let Outcome::Refused(_) = outcome {
-        return Ok(Next::after(boot.tries.refused.delay(REFUSED)));
+        return Ok(Next::after(boot.tries.refused.next_delay(REFUSED)));
     }
     boot.tries.message = failure(boot, outcome)?;
-    let failures = failures(&mut boot.tries);
-    let delay = failures.delay(FAILED);
-    if failures.is_exhausted() && turn.desired.state != HostState::Idle {
+    let backoff = backoff(&mut boot.tries);
+    let delay = backoff.next_delay(FAILED);
+    if backoff.failures() >= TRIES && turn.desired.state != HostState::Idle {
         return Ok(Next::Again);
     }
     Ok(Next::after(delay))

@@ -6,19 +6,21 @@ use tokio::time::Instant;
 
 use super::command::{self, run_command};
 use super::fail::fail;
+use super::next::{Next, Stop};
 use super::report::report_with;
-use super::turn::{Next, Observed, Stop, Turn};
+use super::turn::{Observed, Turn};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState};
 use crate::report::{Finding, HostCondition};
 use crate::situation::host_state;
+use crate::staging::TRIES;
 
 /// Message while a disk may be armed without a record.
 const PERHAPS_ARMED: &str = "the disk may be armed without a record; an image is downloaded again, which disarms it";
 
 /// Disarms an image that this operator armed.
 pub(super) async fn deactivate(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
-    if turn.boot.tries.deactivate.is_exhausted() {
+    if turn.boot.tries.deactivate.failures() >= TRIES {
         let message = turn.boot.tries.message.clone();
         if found.situation.desired == Desired::Stage {
             return fail(turn, found, FailureReason::DeactivateFailed, message).await;

@@ -1,6 +1,7 @@
 //! Gathers facts, with as few host calls as the next decision needs.
 
-use super::turn::{Stop, Turn};
+use super::next::Stop;
+use super::turn::Turn;
 use crate::host::client::StatusAnswer;
 use crate::situation::Facts;
 

@@ -5,8 +5,9 @@ use models::agent_step::{Boot, Desired};
 use models::reason::FailureReason;
 use models::shadow::{Failure, HostState};
 
+use super::next::{Next, Stop};
 use super::report::report;
-use super::turn::{Next, Observed, Stop, Turn};
+use super::turn::{Observed, Turn};
 use crate::desired_state::DesiredState;
 use crate::host::types::UpdateStatus;
 use crate::report::Finding;

@@ -5,9 +5,11 @@ use tokio::time::Instant;
 
 use super::command::{self, run_command};
 use super::facts::read_status;
+use super::next::{Next, Stop};
 use super::report::report;
-use super::settings::{self, Reading};
-use super::turn::{Next, Observed, Stop, Turn};
+use super::settings;
+use super::settings_progress::Reading;
+use super::turn::{Observed, Turn};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState};
 use crate::report::Finding;
@@ -65,7 +67,7 @@ async fn refresh(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
     let outcome = run_command(turn, Command::Refresh).await;
     let boot = &mut turn.boot;
     if let Outcome::Done(status) = outcome {
-        boot.refreshes.failures.reset();
+        boot.refreshes.backoff.reset();
         let delay = boot.settings.learn_choice(&status, &found.facts.os.version);
         boot.refreshes.early = delay.map(|delay| Instant::now() + delay);
     } else {
@@ -73,7 +75,7 @@ async fn refresh(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
         let is_recorded = matches!(outcome, Outcome::Failed(..));
         let message = command::failure(boot, outcome)?;
         boot.memory.refresh_failure = Some(message).filter(|_| !is_recorded);
-        boot.refreshes.failures.count();
+        boot.refreshes.backoff.count();
         boot.refreshes.early = None;
     }
     boot.refreshes.last = Some(Instant::now());

@@ -1,17 +1,9 @@
-//! A host that does not answer: retried with back-off, reported after a while, and given up with a dead socket.
+//! A host that does not answer: for how long, and when it is tried again.
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use models::backoff::{Backoff, Delays};
 use tokio::time::Instant;
-
-use super::AgentError;
-use super::report::put;
-use super::turn::{Next, Turn};
-use crate::host::client::HostError;
-use crate::report::{HostCondition, build_unreachable};
-use crate::retry::{Delays, Retry};
-use crate::stream::chain;
 
 /// Delay after a failed call.
 const DELAYS: Delays = (Duration::from_millis(200), Duration::from_secs(5));
@@ -29,47 +21,30 @@ pub(super) struct Outage {
     since: Option<Instant>,
     /// Time since which every call has found a dead socket.
     dead_since: Option<Instant>,
-    calls: Retry,
+    /// Consecutive calls without an answer.
+    pub(super) calls: Backoff,
 }
 
 impl Outage {
     /// Records a call without an answer, and returns the delay before the next one.
-    fn record(&mut self, socket_is_dead: bool, now: Instant) -> Duration {
+    pub(super) fn record(&mut self, socket_is_dead: bool, now: Instant) -> Duration {
         self.since.get_or_insert(now);
         self.dead_since = socket_is_dead.then(|| self.dead_since.unwrap_or(now));
-        self.calls.delay(DELAYS)
+        self.calls.next_delay(DELAYS)
     }
 
     pub(super) fn end(&mut self) {
         *self = Self::default();
     }
 
-    fn is_reported(&self, now: Instant) -> bool {
+    /// Returns true if it has lasted long enough to be reported.
+    pub(super) fn is_reported(&self, now: Instant) -> bool {
         self.since.is_some_and(|since| now - since >= REPORT_AFTER)
     }
 
     /// Returns the time for which the socket has been dead, if only a restart of the agent can help.
-    fn dead_for(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn dead_for(&self, now: Instant) -> Option<Duration> {
         self.dead_since.map(|since| now - since).filter(|dead_for| *dead_for >= SOCKET_DEAD)
-    }
-}
-
-/// Handles a call without an answer: returns when to retry, or an error if the socket is dead.
-pub(super) async fn retry(turn: &mut Turn<'_>, error: HostError) -> Result<Next, AgentError> {
-    let now = Instant::now();
-    turn.boot.status.expire();
-    let outage = &mut turn.boot.outage;
-    let delay = outage.record(error.socket_is_dead(), now);
-    let dead_for = outage.dead_for(now);
-    tracing::warn!(error = chain(&error), calls = outage.calls.failures(), "the host does not answer");
-    if outage.is_reported(now) {
-        let condition = HostCondition::unreachable(&error);
-        // Reported if possible; the next call does not wait for it.
-        let _ = put(turn, |view| build_unreachable(&view.status, &condition, Timestamp::now())).await;
-    }
-    match dead_for {
-        Some(dead_for) => Err(AgentError::SocketDead(dead_for, error)),
-        None => Ok(Next::after(delay)),
     }
 }
 

@@ -1,58 +1,21 @@
 //! Reports: builds the agent status and writes it until it is acknowledged.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use models::wire::{AgentStatus, ShadowView};
 use tracing::field::debug;
 
-use super::turn::{Next, Observed, Turn};
+use super::next::Next;
+use super::turn::{Observed, Turn};
 use crate::desired_state::DesiredState;
-use crate::report::{Finding, HostCondition, build, differs};
-use crate::retry::{Delays, Retry};
+use crate::report::{Finding, HostCondition, build};
 use crate::server::Written;
 use crate::situation::Facts;
 use crate::stream::chain;
 
-/// Delay after a failed write, as upper limits.
-const FAILED: Delays = (Duration::from_millis(100), Duration::from_secs(10));
-
 /// Number of immediate rebuilds of a report because the shadow changed meanwhile.
 const REBUILDS: u32 = 4;
-
-/// A report that was not stored whole, because the web API or the cluster is of a version that does not know all of it.
-/// Sending it again unchanged would store no more.
-#[derive(Debug)]
-struct PrunedReport {
-    /// Number of streams opened before it.
-    streams: u64,
-    sent: AgentStatus,
-    stored: AgentStatus,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct ReportState {
-    failures: Retry,
-    pruned: Option<PrunedReport>,
-}
-
-impl ReportState {
-    /// Returns true if a write would store nothing that is not stored. Behind another stream there may be another web
-    /// API, which stores more.
-    fn is_stored(&self, stored: &AgentStatus, new: &AgentStatus, streams: u64) -> bool {
-        let is_pruned = |last: &PrunedReport| {
-            last.streams == streams && !differs(&last.stored, stored) && !differs(&last.sent, new)
-        };
-        !differs(stored, new) || self.pruned.as_ref().is_some_and(is_pruned)
-    }
-
-    fn accepted(&mut self, sent: &AgentStatus, stored: &AgentStatus, streams: u64) {
-        self.failures.reset();
-        let is_pruned = differs(stored, sent);
-        self.pruned = is_pruned.then(|| PrunedReport { streams, sent: sent.clone(), stored: stored.clone() });
-    }
-}
 
 /// Reports under the turn's desired state, with the usual content of the condition. Returns the shadow in which the
 /// report is stored; writes nothing if nothing has changed.
@@ -120,37 +83,5 @@ pub(super) async fn put(
             }
         }
     }
-    Err(Next::after(turn.reports.failures.jittered_delay(FAILED)))
-}
-
-#[cfg(test)]
-mod tests {
-    use models::shadow::HostState;
-
-    use super::*;
-    use crate::report::tests::built;
-    use crate::situation::tests::{NEW, OLD, facts, view};
-
-    #[test]
-    fn partially_stored_report_is_resent_only_after_a_change() {
-        let at_rest = |stored: &AgentStatus, version| {
-            built(stored, &facts("b1", version, None, ("", "")), &Finding::AtRest(HostState::Idle))
-        };
-        let sent = at_rest(&view(HostState::Idle).status, OLD);
-        let mut reports = ReportState::default();
-        reports.accepted(&sent, &sent, 1);
-        assert!(reports.pruned.is_none() && reports.is_stored(&sent, &sent, 1));
-        let mut pruned = sent.clone();
-        pruned.conditions.clear();
-        assert!(!reports.is_stored(&pruned, &sent, 1));
-        reports.accepted(&sent, &pruned, 1);
-        let mut later = sent.clone();
-        later.conditions[0].last_transition_time = Timestamp::from_second(60).unwrap();
-        assert!(reports.is_stored(&pruned, &later, 1), "the stored transition time counts");
-        assert!(!reports.is_stored(&pruned, &later, 2), "another web API may store more");
-        assert!(!reports.is_stored(&pruned, &at_rest(&pruned, NEW), 1));
-        let mut other = sent.clone();
-        other.report.variant = None;
-        assert!(!reports.is_stored(&other, &sent, 1), "another client has written since");
-    }
+    Err(Next::after(turn.reports.retry_delay()))
 }

@@ -2,20 +2,22 @@
 
 use std::time::Duration;
 
+use models::backoff::Delays;
 use models::reason::FailureReason;
 use semver::Version;
 use tokio::time::Instant;
 
 use super::command::{self, run_command};
 use super::fail::fail;
+use super::next::{Next, Stop};
 use super::report::report;
-use super::settings::{self, Reading};
-use super::turn::{Next, Observed, Stop, Turn};
+use super::settings;
+use super::settings_progress::Reading;
+use super::turn::{Observed, Turn};
 use crate::host::command::Outcome;
+use crate::host::settings::LATEST;
 use crate::host::types::{Command, UpdateStatus};
 use crate::report::Finding;
-use crate::retry::Delays;
-use crate::settings::LATEST;
 use crate::situation::host_state;
 use crate::staging::{StagingAction, next_action};
 
@@ -75,14 +77,14 @@ async fn refresh(turn: &mut Turn<'_>, wanted: &Version) -> Result<Next, Stop> {
     let Outcome::Done(_) = outcome else { return command::retry(turn, outcome, |tries| &mut tries.refresh) };
     let boot = &mut turn.boot;
     boot.refreshes.last = Some(Instant::now());
-    boot.refreshes.failures.reset();
+    boot.refreshes.backoff.reset();
     boot.tries.refreshed = true;
     if boot.memory.chosen.as_ref() == Some(wanted) {
         boot.settings.shown();
         boot.refreshes.early = None;
         return Ok(Next::Again);
     }
-    Ok(Next::after(boot.tries.mismatch.delay(OTHER_CHOSEN)))
+    Ok(Next::after(boot.tries.mismatch.next_delay(OTHER_CHOSEN)))
 }
 
 async fn prepare(turn: &mut Turn<'_>) -> Result<Next, Stop> {

@@ -1,4 +1,4 @@
-//! One turn of the loop: what the phases of an update work with, and how a turn ends.
+//! One turn of the loop: what the phases of an update work with.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,13 +6,12 @@ use std::time::Duration;
 use models::agent_step::{ArmedBy, Image, Situation};
 use models::shadow::{FoundSettings, HOST_ARMED_BY_OTHER};
 use models::wire::ShadowView;
-use tokio::time::Instant;
 
 use super::boot_state::BootState;
-use super::report::ReportState;
+use super::report_state::ReportState;
 use crate::config::Config;
 use crate::desired_state::DesiredState;
-use crate::host::client::{HostClient, HostError};
+use crate::host::client::HostClient;
 use crate::report::HostCondition;
 use crate::server::Server;
 use crate::situation::Facts;
@@ -45,46 +44,6 @@ pub(super) struct Turn<'a> {
 pub(super) struct Observed {
     pub(super) facts: Facts,
     pub(super) situation: Situation,
-}
-
-/// Next action of the loop after a turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Decides again at once.
-    Again,
-    /// Waits until this time, or for a change.
-    At(Instant),
-    /// Waits until this time, or for another desired state: no other event of the stream cuts a back-off short.
-    BackOff(Instant),
-    /// Waits for a change.
-    Wait,
-}
-
-impl Next {
-    pub(super) fn after(delay: Duration) -> Self {
-        Self::BackOff(Instant::now() + delay)
-    }
-}
-
-/// Reason to end a turn before its step is finished.
-#[derive(Debug)]
-pub(super) enum Stop {
-    /// The step cannot continue now.
-    Next(Next),
-    /// The host does not answer.
-    Host(HostError),
-}
-
-impl From<Next> for Stop {
-    fn from(next: Next) -> Self {
-        Self::Next(next)
-    }
-}
-
-impl From<HostError> for Stop {
-    fn from(error: HostError) -> Self {
-        Self::Host(error)
-    }
 }
 
 impl Turn<'_> {

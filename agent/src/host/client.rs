@@ -9,8 +9,8 @@ use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
 
+use super::settings::{HostSettings, SettingsChange};
 use super::types::{Command, OsInfo, UpdateStatus};
-use crate::settings::{HostSettings, SettingsChange};
 
 /// Time-out of a call. The host answers one request at a time and each within milliseconds; a time-out this long means
 /// that it hangs.

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
+use models::backoff::{Backoff, Delays};
 use tokio::time::sleep;
 
 use super::client::{HostClient, HostError, Posted, StatusAnswer};
 use super::types::{Command, UpdateStatus};
-use crate::retry::{Delays, Retry};
 
 /// Delay between reads of the status. The immediate first read suffices for a fast host; the longest delay is that of
 /// noticing a withdrawn desired state.
@@ -58,7 +58,7 @@ pub(crate) async fn carry_out(
         Err(error @ HostError::BadAnswer { .. }) => return Outcome::NotStarted(error.to_string()),
         Err(error) => return Outcome::Host(error),
     }
-    let mut polls = Retry::default();
+    let mut polls = Backoff::default();
     let mut failures = 0;
     loop {
         if !is_current() {
@@ -74,7 +74,7 @@ pub(crate) async fn carry_out(
                 }
             }
         }
-        sleep(polls.delay(POLL)).await;
+        sleep(polls.next_delay(POLL)).await;
     }
 }
 

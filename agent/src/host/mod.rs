@@ -2,4 +2,5 @@
 
 pub(crate) mod client;
 pub(crate) mod command;
+pub(crate) mod settings;
 pub(crate) mod types;

@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 use crate::situation::tests::{NEW, OLD, facts};
 use crate::statement::tests::signer;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kube::api::{Api, ListParams};
-use models::backoff::exponential;
+use models::backoff::{Backoff, Delays};
 use models::names;
 use models::shadow::BottlerocketShadow;
 
@@ -19,8 +19,7 @@ use planner::view::{NodeFacts, OperatorFacts, RevisionFacts, ShadowFacts};
 pub(super) const PERMIT_LIMIT: Duration = Duration::from_secs(15);
 
 /// Pause before a node is read again after a failed read, at first and at most.
-const READ_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_READ_PAUSE: Duration = Duration::from_secs(5);
+const READ_PAUSES: Delays = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// The reason why an action was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -123,7 +122,7 @@ impl Applier {
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
         let only = ListParams::default().fields(&format!("metadata.name={name}"));
-        let mut failures = 0;
+        let mut backoff = Backoff::default();
         while self.leadership.check().is_ok() {
             match api.list(&only).await {
                 Ok(found) => return found.items.iter().for_each(take),
@@ -134,8 +133,7 @@ impl Applier {
                 }
                 Err(_) => {}
             }
-            tokio::time::sleep(exponential(READ_PAUSE, LONGEST_READ_PAUSE, failures)).await;
-            failures += 1;
+            tokio::time::sleep(backoff.next_delay(READ_PAUSES)).await;
         }
     }
 

@@ -15,7 +15,7 @@ mod tests;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use models::backoff::exponential;
+use models::backoff::Delays;
 
 use self::applier::PERMIT_LIMIT;
 use crate::decisions::{self, Line, Pair};
@@ -141,10 +141,9 @@ impl Applier {
     }
 }
 
-/// Returns the pause for a node after a failed action: short after a conflict, which the next check resolves, longer
-/// with each further failure.
-pub fn pause(error: &ApplyError, failures: u32) -> Duration {
+/// Returns the first and the longest pause after a failed action: short after a conflict, which the next check resolves.
+pub fn pauses(error: &ApplyError) -> Delays {
     let conflict = matches!(error, ApplyError::Changed(_)) || error.code() == Some(409);
-    let (base, cap) = if conflict { (50, 3_200) } else { (500, 30_000) };
-    exponential(Duration::from_millis(base), Duration::from_millis(cap), failures)
+    let (first, longest) = if conflict { (50, 3_200) } else { (500, 30_000) };
+    (Duration::from_millis(first), Duration::from_millis(longest))
 }

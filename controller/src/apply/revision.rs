@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use models::backoff::exponential;
+use models::backoff::{Backoff, Delays};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use planner::revisions::RevisionAction;
@@ -15,14 +15,13 @@ use tokio::time::Instant;
 use super::{Applier, ApplyError};
 
 /// Time between two renumberings, at first and at most: another client may undo them.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+const PAUSES: Delays = (Duration::from_secs(1), Duration::from_secs(600));
 
 /// The pace of renumberings.
 #[derive(Debug, Default)]
 pub struct Pace {
     next: Option<Instant>,
-    repeated: u32,
+    backoff: Backoff,
 }
 
 impl Pace {
@@ -30,11 +29,10 @@ impl Pace {
     pub fn begin(&mut self, now: Instant) -> Option<Instant> {
         match self.next {
             Some(next) if now < next => return Some(next),
-            Some(next) if now > next + LONGEST_PAUSE => self.repeated = 0,
+            Some(next) if now > next + PAUSES.1 => self.backoff.reset(),
             _ => {}
         }
-        self.next = Some(now + exponential(FIRST_PAUSE, LONGEST_PAUSE, self.repeated));
-        self.repeated = self.repeated.saturating_add(1);
+        self.next = Some(now + self.backoff.next_delay(PAUSES));
         None
     }
 }
@@ -193,8 +191,8 @@ mod tests {
             pauses.push(next - now);
             now = next;
         }
-        assert!(pauses.is_sorted() && pauses[0] <= Duration::from_secs(1) && pauses[14] == LONGEST_PAUSE, "{pauses:?}");
-        now += LONGEST_PAUSE * 3;
+        assert!(pauses.is_sorted() && pauses[0] <= Duration::from_secs(1) && pauses[14] == PAUSES.1, "{pauses:?}");
+        now += PAUSES.1 * 3;
         assert_eq!(pace.begin(now), None);
         assert_eq!(pace.begin(now), Some(now + pauses[0]), "after a calm time the first pause again");
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::backoff::exponential;
+use models::backoff::{Backoff, Delays};
 use models::resource_version::newer;
 use models::time::{after, between};
 use planner::drain::eviction_pause;
@@ -21,11 +21,8 @@ use crate::eviction::Meaning;
 /// Time for an accepted eviction to show in the watch before it is requested again.
 const ACCEPTED: Duration = Duration::from_secs(30);
 
-/// First pause for a node whose pods prevent a drain.
-const FIRST_PAUSE: Duration = Duration::from_secs(60);
-
-/// Longest pause for such a node.
-const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
+/// Pause for a node whose pods prevent a drain.
+const REFUSED: Delays = (Duration::from_secs(60), Duration::from_secs(15 * 60));
 
 impl Driver {
     /// Records the refused candidates, so that they are checked again after a pause that grows.
@@ -33,17 +30,17 @@ impl Driver {
         let generation = view.operator.as_ref().map(|operator| operator.generation);
         for (name, wait) in refused {
             let last = &mut self.memory.entry(name).or_default().refused;
-            let failures = match last {
+            let mut backoff = match last {
                 // The node's pods are watched, since there are slots enough.
                 Some(last) if last.what.again_at > now && last.generation == generation => {
                     last.what.wait = wait;
                     continue;
                 }
-                Some(last) => last.failures.saturating_add(1),
-                None => 0,
+                Some(last) => last.backoff,
+                None => Backoff::default(),
             };
-            let what = Refused { wait, again_at: after(now, exponential(FIRST_PAUSE, LONGEST_PAUSE, failures)) };
-            *last = Some(RefusedCheck { what, failures, generation });
+            let what = Refused { wait, again_at: after(now, backoff.next_delay(REFUSED)) };
+            *last = Some(RefusedCheck { what, backoff, generation });
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use models::backoff::Backoff;
 use planner::view::{Blocked, InFlight, LeaseObservations, OwnerHealth, PodFacts, Refused};
 use planner::wait::WaitReason;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -52,8 +53,8 @@ pub(super) struct NodeMemory {
 /// The last check of a staged node that ruled out a drain.
 pub(super) struct RefusedCheck {
     pub(super) what: Refused,
-    /// The number of such checks in a row, without this one.
-    pub(super) failures: u32,
+    /// Such checks in a row.
+    pub(super) backoff: Backoff,
     /// The generation of the policy at the check.
     pub(super) generation: Option<i64>,
 }

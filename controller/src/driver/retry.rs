@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::discriminant;
 
+use models::backoff::Backoff;
 use tokio::time::Instant;
 
-use crate::apply::{ApplyError, pause};
+use crate::apply::{ApplyError, pauses};
 
 /// The object of a write.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,8 +31,7 @@ pub(super) enum Target {
 struct WriteState {
     under_way: bool,
     urgent: bool,
-    /// Number of failures in succession.
-    failures: u32,
+    backoff: Backoff,
     paused_until: Option<Instant>,
 }
 
@@ -76,8 +76,7 @@ impl WriteStates {
         };
         let write = self.0.entry(target).or_default();
         write.under_way = false;
-        write.paused_until = Some(now + pause(error, write.failures));
-        write.failures = write.failures.saturating_add(1);
+        write.paused_until = Some(now + write.backoff.next_delay(pauses(error)));
     }
 
     /// Ends the pauses that are over: one in the past would wake the loop again and again.

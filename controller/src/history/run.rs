@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::backoff::exponential;
+use models::backoff::Backoff;
 use models::history::{RECORD_AUDIENCE, RecordClaims, record_digest};
 use models::names;
 use models::time::{after, signed};
@@ -124,7 +124,7 @@ impl Historian {
             self.tell(HistoryFacts { state: Some((false, UNREADABLE, message.to_owned())), ..HistoryFacts::default() });
         }
         let mut changes = changed.subscribe();
-        let mut failures = 0;
+        let mut backoff = Backoff::default();
         while self.applier.leadership.check().is_ok() {
             changes.mark_unchanged();
             let clock = self.applier.leadership.clock().clone();
@@ -135,11 +135,10 @@ impl Historian {
             let ended = self.carry_out(plan).await;
             if ended != Passed::Well {
                 let pause = if ended == Passed::Outdated { OUTDATED_PAUSE } else { PAUSE };
-                tokio::time::sleep(exponential(pause, LONGEST_PAUSE, failures)).await;
-                failures += 1;
+                tokio::time::sleep(backoff.next_delay((pause, LONGEST_PAUSE))).await;
                 continue;
             }
-            failures = 0;
+            backoff.reset();
             if acts {
                 tokio::time::sleep(SHORT_REST).await;
                 continue;

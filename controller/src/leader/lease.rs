@@ -9,6 +9,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::runtime::watcher;
+use models::backoff::Backoff;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
@@ -263,10 +264,14 @@ impl Campaign {
 /// again; until then the Lease is read when it has run out.
 fn changes(api: Api<Lease>, name: &str) -> BoxStream<'static, Option<Lease>> {
     let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    let mut failures = 0;
+    let mut backoff = Backoff::default();
     let events = watcher(api, own).then(move |event| {
-        let pause = if event.is_err() { watches::retry_pause(failures) } else { Duration::ZERO };
-        failures = if event.is_err() { failures.saturating_add(1) } else { 0 };
+        let pause = if event.is_err() {
+            watches::next_pause(&mut backoff, watches::LONGEST_PAUSE)
+        } else {
+            backoff.reset();
+            Duration::ZERO
+        };
         async move {
             tokio::time::sleep(pause).await;
             event

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use models::backoff::exponential;
+use models::backoff::Backoff;
 use models::earlier::READ_ONLY_POLICY;
 use models::names::{MIGRATE_STORAGE_ANNOTATION, SHADOW_DEFINITION as DEFINITION};
 use models::plain::cut;
@@ -81,12 +81,15 @@ impl State {
         if let Self::Blocked(Block::Refused(refused)) = self { refused } else { &[] }
     }
 
-    /// Returns the pause before the next migration, after so many that did not complete since the last change.
-    pub fn pause(&self, failures: u32) -> Duration {
+    /// Returns the pause before the next migration. `backoff`: those that did not complete since the last change.
+    pub fn pause(&self, backoff: &mut Backoff) -> Duration {
         match self {
-            Self::Migrated(_) => CHECK_AGAIN,
-            Self::Blocked(Block::Refused(_)) => exponential(PAUSE, LONGEST_AFTER_REFUSAL, failures),
-            _ => exponential(PAUSE, LONGEST_PAUSE, failures),
+            Self::Migrated(_) => {
+                backoff.reset();
+                CHECK_AGAIN
+            }
+            Self::Blocked(Block::Refused(_)) => backoff.next_delay((PAUSE, LONGEST_AFTER_REFUSAL)),
+            _ => backoff.next_delay((PAUSE, LONGEST_PAUSE)),
         }
     }
 
@@ -207,7 +210,8 @@ mod tests {
             (refused("old/brs-a"), 4, 80),
             (refused("old/brs-a"), 20, 600),
         ] {
-            assert_eq!(state.pause(failures), Duration::from_secs(seconds), "{state:?}, {failures}");
+            let pause = state.pause(&mut Backoff::after(failures));
+            assert_eq!(pause, Duration::from_secs(seconds), "{state:?}, {failures}");
         }
     }
 

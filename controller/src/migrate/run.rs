@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, Patch, PatchParams, WatchEvent, WatchParams};
+use models::backoff::Backoff;
 use models::names::{self, SHADOW_DEFINITION as DEFINITION};
 use models::operator::{CompletedMigration, StorageMigration};
 use planner::plan::pending_migration;
@@ -96,7 +97,7 @@ impl Migrator {
 
     /// Migrates whenever it is needed, until this process no longer leads.
     pub async fn run(mut self) {
-        let mut failures = 0;
+        let mut backoff = Backoff::default();
         loop {
             let operator = self.operator();
             let mut requested = self.requested(operator.as_ref());
@@ -107,8 +108,7 @@ impl Migrator {
                 Err(CallError::MissingRight(answer)) => State::MissingRight(answer),
                 Err(error) => State::Unanswered(error.to_string()),
             };
-            let pause = state.pause(failures);
-            failures = if matches!(state, State::Migrated(_)) { 0 } else { failures + 1 };
+            let pause = state.pause(&mut backoff);
             self.log(&state);
             self.publish(&state);
             self.ended = Some(state);
@@ -117,8 +117,8 @@ impl Migrator {
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = self.definition_changes() => failures = 0,
-                () = self.request_changes(&requested) => failures = 0,
+                () = self.definition_changes() => backoff.reset(),
+                () = self.request_changes(&requested) => backoff.reset(),
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use models::backoff::equal_jitter;
+use models::backoff::{Backoff, Delays, equal_jitter};
 use models::operator::{Notice, NoticeReceiver};
 use models::plain::cut;
 use planner::plan::TEST_NOTICE;
@@ -16,8 +16,7 @@ use super::send::Outcome;
 const SPACING: Duration = Duration::from_secs(1);
 
 /// Pause after a failure, at first and at most.
-const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+const PAUSES: Delays = (Duration::from_secs(1), Duration::from_secs(300));
 
 /// The longest time that a receiver's `Retry-After` is respected.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
@@ -48,7 +47,7 @@ struct Outbox {
     pending: Vec<Notice>,
     /// The notice that is being sent.
     sending: Option<String>,
-    failures: u32,
+    backoff: Backoff,
     next: Instant,
     /// A reason of the condition, and its message.
     problem: Option<(&'static str, String)>,
@@ -90,7 +89,7 @@ impl Outboxes {
                 receiver: receiver.clone(),
                 pending: Vec::new(),
                 sending: None,
-                failures: 0,
+                backoff: Backoff::default(),
                 next: now,
                 problem: None,
             });
@@ -145,17 +144,16 @@ impl Outboxes {
                 Ended::GivenUp
             }
             Outcome::Retry { message, after, unusable } => {
-                let pause = equal_jitter(PAUSE, LONGEST_PAUSE, outbox.failures, random);
+                let pause = equal_jitter(outbox.backoff.next_delay(PAUSES), random);
                 outbox.next = now + pause.max(after.unwrap_or_default().min(LONGEST_RETRY_AFTER)).max(SPACING);
-                outbox.failures += 1;
-                if unusable || outbox.failures >= UNREACHABLE_AFTER {
+                if unusable || outbox.backoff.failures() >= UNREACHABLE_AFTER {
                     outbox.problem = Some((if unusable { UNUSABLE } else { FAILING }, message));
                 }
-                if outbox.failures < ATTEMPTS { Ended::Again } else { Ended::GivenUp }
+                if outbox.backoff.failures() < ATTEMPTS { Ended::Again } else { Ended::GivenUp }
             }
         };
         if ended != Ended::Again {
-            outbox.failures = 0;
+            outbox.backoff.reset();
             outbox.pending.retain(|notice| notice.id != id);
             self.done.insert((name.to_owned(), id.to_owned()));
         }

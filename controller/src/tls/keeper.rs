@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
-use models::backoff::exponential;
+use models::backoff::{Backoff, Delays};
 use models::names;
 use models::time::between;
 use tokio::sync::watch;
@@ -35,8 +35,7 @@ use planner::view::{OperatorFacts, Projection as _, ShadowFacts, TlsFacts};
 
 /// Pause after a failure, doubled after each that follows, and its maximum. A change of any watched object ends the
 /// pause.
-const RETRY: Duration = Duration::from_secs(2);
-const LONGEST_RETRY: Duration = Duration::from_secs(30);
+const RETRY: Delays = (Duration::from_secs(2), Duration::from_secs(30));
 
 /// The longest time without a check of the clock, which may have been set.
 const LONGEST_REST: Duration = Duration::from_secs(3600);
@@ -161,7 +160,7 @@ impl Keeper {
         let mut last: Option<CheckInput> = None;
         // By the monotonic clock: a check that finds nothing costs nothing.
         let mut wake = Instant::now();
-        let mut failures = 0;
+        let mut backoff = Backoff::default();
         loop {
             let due = wake <= Instant::now();
             if self.seen().is_some_and(|seen| due || last.as_ref() != Some(&seen)) {
@@ -170,14 +169,13 @@ impl Keeper {
                 last = kept.seen;
                 let mut pause = pause(now, kept.wake);
                 if self.log_failures(&kept.failed) {
-                    failures = 0;
+                    backoff.reset();
                 }
                 if !kept.failed.is_empty() {
-                    pause = pause.clamp(RETRY, exponential(RETRY, LONGEST_RETRY, failures));
-                    failures += 1;
+                    pause = pause.clamp(RETRY.0, backoff.next_delay(RETRY));
                 } else if self.refused.is_some() {
                     // Only a check shows that a conflict is over.
-                    pause = pause.min(LONGEST_RETRY);
+                    pause = pause.min(RETRY.1);
                 }
                 wake = Instant::now() + pause;
             }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use models::backoff::{Backoff, Delays};
 use nix::sys::signal::Signal;
 use tokio::process::Child;
 use tokio::sync::{mpsc, watch};
@@ -26,10 +27,9 @@ use super::probes::{Exec, Target};
 use super::process::{Launch, PodProcess, signal_group};
 use super::status::{ContainerPhase, ContainerView, Ended};
 
-/// First back-off of a container that keeps ending: much shorter than the real kubelet's 10 s to 5 min, of the same
-/// shape.
-const FIRST_BACKOFF: Duration = Duration::from_millis(200);
-const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
+/// First and longest back-off of a container that keeps ending: much shorter than the real kubelet's 10 s to 5 min, of
+/// the same shape.
+const BACKOFF: Delays = (Duration::from_millis(200), Duration::from_secs(10));
 /// Run time of a container after which its back-off is reset.
 const GOOD_RUN: Duration = Duration::from_secs(10);
 /// Delay before a container is retried that could not be created, for example without its ConfigMap.
@@ -78,7 +78,7 @@ impl ContainerTask {
 
     async fn run_process(&self) {
         let mut stop = self.pod.stop.subscribe();
-        let mut backoff = Duration::ZERO;
+        let mut backoff = Backoff::default();
         let mut first = true;
         loop {
             tokio::select! {
@@ -110,12 +110,12 @@ impl ContainerTask {
                     if stop.borrow().is_some() || !self.restarts(success) {
                         return;
                     }
-                    backoff = match began.elapsed() {
-                        run if run >= GOOD_RUN || backoff.is_zero() => FIRST_BACKOFF,
-                        _ => (backoff * 2).min(LONGEST_BACKOFF),
-                    };
-                    self.back_off(backoff);
-                    backoff
+                    if began.elapsed() >= GOOD_RUN {
+                        backoff.reset();
+                    }
+                    let pause = backoff.next_delay(BACKOFF);
+                    self.back_off(pause);
+                    pause
                 }
             };
             tokio::select! {
@@ -134,7 +134,7 @@ impl ContainerTask {
             pod.metadata.name.as_deref().unwrap_or_default(),
             pod.metadata.namespace.as_deref().unwrap_or_default(),
         );
-        if pause > FIRST_BACKOFF {
+        if pause > BACKOFF.0 {
             self.pod.ctx.event(&pod, "Warning", "BackOff", &message);
         }
         self.update(|v| {

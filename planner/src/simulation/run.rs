@@ -15,8 +15,10 @@ mod turns;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use models::backoff::{Backoff, Delays};
 use models::shadow::{Place, Step};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -39,8 +41,7 @@ const FRUITLESS: u64 = 20_000;
 
 /// Times after which a staged node whose pods prevented its drain is checked again: at first as the controller does it, and
 /// then ever less often, since nothing but the events of the simulation changes its pods.
-const CHECK_AGAIN: SignedDuration = SignedDuration::from_secs(60);
-const CHECK_AGAIN_LIMIT: SignedDuration = SignedDuration::from_hours(12);
+const CHECK_AGAIN: Delays = (Duration::from_secs(60), Duration::from_hours(12));
 
 /// The subject of a random draw.
 #[derive(Clone, Copy)]
@@ -61,8 +62,8 @@ struct State {
     sick: bool,
     /// The end of the download under way.
     downloads_until: Option<Timestamp>,
-    /// Time after which it is checked again where its pods prevent its drain.
-    check_again: SignedDuration,
+    /// Checks that ruled out its drain.
+    refused: Backoff,
     /// The numbers of draws so far: for its host, and for its pods.
     draws: [u32; 2],
 }
@@ -77,7 +78,7 @@ impl State {
             up: facts.ready,
             sick: false,
             downloads_until: None,
-            check_again: CHECK_AGAIN,
+            refused: Backoff::default(),
             draws: [0, 0],
         }
     }

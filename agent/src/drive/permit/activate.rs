@@ -2,9 +2,10 @@
 
 use semver::Version;
 
-use super::is_armed_with;
+use super::recheck::is_armed_with;
 use crate::drive::command::{self, run_command};
-use crate::drive::turn::{Next, Stop, Turn};
+use crate::drive::next::{Next, Stop};
+use crate::drive::turn::Turn;
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState, UpdateStatus};
 use crate::memory::Unconfirmed;

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use models::backoff::Delays;
 use tokio::time::Instant;
 
-use crate::drive::turn::{Next, Stop, Turn};
+use crate::drive::next::{Next, Stop};
+use crate::drive::turn::Turn;
 use crate::host::client::{HostError, Posted};
-use crate::retry::Delays;
 use crate::stream::chain;
 
 /// Delay after a refused reboot. Short, because a permit is short-lived.
@@ -35,7 +36,7 @@ pub(super) async fn reboot(turn: &mut Turn<'_>) -> Result<Next, Stop> {
     };
     tracing::warn!(attempt, ?message, "the host refuses to reboot");
     turn.boot.tries.message = message;
-    Ok(Next::after(turn.boot.tries.reboot.delay(REFUSED)))
+    Ok(Next::after(turn.boot.tries.reboot.next_delay(REFUSED)))
 }
 
 fn await_reboot(turn: &mut Turn<'_>) -> Next {

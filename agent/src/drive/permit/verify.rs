@@ -6,8 +6,9 @@ use models::permit::PermitClaims;
 use models::wire::ShadowView;
 use tokio::time::Instant;
 
-use super::PermitRequest;
-use crate::drive::turn::{Next, Turn};
+use crate::drive::next::Next;
+use crate::drive::permit_request::PermitRequest;
+use crate::drive::turn::Turn;
 use crate::statement::StatementError;
 use crate::stream::chain;
 

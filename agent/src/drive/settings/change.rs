@@ -3,12 +3,14 @@
 use rand::random;
 use tokio::time::Instant;
 
-use super::{failed, requested_in, unanswered};
-use crate::drive::turn::{Next, Stop, Turn};
+use super::failure::{failed, unanswered};
+use crate::drive::next::{Next, Stop};
+use crate::drive::settings_progress::requested_in;
+use crate::drive::turn::Turn;
 use crate::host::client::Posted;
+use crate::host::settings::SettingsChange;
 use crate::permit::new_nonce;
 use crate::refreshes::first_delay;
-use crate::settings::SettingsChange;
 
 /// Makes one change in one transaction. Its result shows when the settings are read again.
 pub(super) async fn change(turn: &mut Turn<'_>, change: SettingsChange) -> Result<Next, Stop> {

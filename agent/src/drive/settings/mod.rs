@@ -9,38 +9,29 @@
 //! there is nothing to restore, no settings call is made.
 
 mod change;
-mod progress;
+mod failure;
 
 use std::time::Duration;
 
-use models::shadow::{FoundSettings, HostPolicy};
+use models::shadow::FoundSettings;
 use models::wire::ShadowView;
 use semver::Version;
 use tokio::time::Instant;
 
 use super::facts::read_status;
+use super::next::{Next, Stop};
 use super::report::report;
-use super::turn::{Next, Observed, Stop, Turn};
-use crate::host::client::HostError;
+use super::settings_progress::{Reading, not_changed, requested_in, unsigned};
+use super::turn::{Observed, Turn};
 use crate::host::types::UpdateState;
 use crate::report::{Finding, HostCondition};
 use crate::settings::{RequestedSettings, SettingsDecision, allows, decide, verify};
 use crate::situation::Facts;
 use crate::statement::StatementError;
-pub(super) use progress::{Reading, SettingsProgress};
-use progress::{not_changed, unsigned};
+use failure::{failed, unanswered};
 
 /// Interval of re-checks of a policy whose key is not trusted yet: the keys arrive as a file.
 const KEYS_POLL: Duration = Duration::from_secs(5);
-
-/// Returns the requested settings of a shadow with their signature, and nothing else of the policy.
-fn requested_in(view: &ShadowView) -> HostPolicy {
-    view.spec.host.as_ref().filter(|host| host.asks_settings()).map_or_else(HostPolicy::default, |host| HostPolicy {
-        refresh_interval: None,
-        disarm_in_boot: None,
-        ..host.clone()
-    })
-}
 
 /// Records the request. Returns true if there is anything to do: where nothing is requested and nothing has to be
 /// restored, no settings call is made.
@@ -147,20 +138,4 @@ fn signed_request(turn: &Turn<'_>) -> Result<RequestedSettings, (HostCondition, 
     }
     let invalid = |lock| not_changed(&format!("spec.host requests '{lock}', which is not a version"));
     turn.boot.settings.requested().map_err(|lock| (invalid(lock), None))
-}
-
-/// Handles a settings call without a usable answer. The status, which is read again first, shows whether the host
-/// answers at all.
-fn unanswered(turn: &mut Turn<'_>, error: HostError) -> Stop {
-    if !error.may_have_arrived() {
-        return error.into();
-    }
-    turn.boot.status.expire();
-    failed(turn, error.to_string()).into()
-}
-
-fn failed(turn: &mut Turn<'_>, message: String) -> Next {
-    tracing::warn!(?message, "the host does not change its settings");
-    turn.boot.settings.fail(message, Instant::now());
-    Next::Again
 }

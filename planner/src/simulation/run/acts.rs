@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use models::shadow::UPDATED;
 
 use super::events::Event;
-use super::{CHECK_AGAIN_LIMIT, Draw, Run};
+use super::{CHECK_AGAIN, Draw, Run};
 use crate::decision::{Action, Evictions};
 use crate::drain;
 use crate::plan::Plan;
@@ -45,9 +45,8 @@ impl Run<'_> {
             if let Some(node) = self.view.nodes.get_mut(&name)
                 && node.refused.as_ref().is_none_or(|refused| refused.again_at <= self.now)
             {
-                let pause = &mut self.states[self.index[name.as_str()]].check_again;
-                node.refused = Some(Refused { wait, again_at: self.now + *pause });
-                *pause = (*pause * 2).min(CHECK_AGAIN_LIMIT);
+                let backoff = &mut self.states[self.index[name.as_str()]].refused;
+                node.refused = Some(Refused { wait, again_at: self.now + backoff.next_delay(CHECK_AGAIN) });
             }
         }
         changed |= self.watch_pods(&made.pods, all);

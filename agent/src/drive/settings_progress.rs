@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use models::backoff::{Backoff, Delays};
 use models::shadow::{FoundSettings, HostPolicy};
+use models::wire::ShadowView;
 use semver::Version;
 use tokio::time::Instant;
 
+use crate::host::settings::{HostSettings, SettingsChange, parse_lock};
 use crate::host::types::UpdateStatus;
 use crate::report::HostCondition;
-use crate::retry::{Delays, Retry};
-use crate::settings::{Expected, HostSettings, RequestedSettings, SettingsChange, parse_lock};
-use crate::staging::MOST_REFRESHES;
+use crate::settings::{Expected, RequestedSettings};
+use crate::staging::{MOST_REFRESHES, TRIES};
 use crate::statement::StatementError;
 
 /// Delay after a refused change. The host mostly refuses the same change again.
@@ -18,6 +20,15 @@ const FAILED: Delays = (Duration::from_secs(1), Duration::from_secs(300));
 
 /// Delay before another refresh while the host's tools do not seem to use the settings yet.
 const NOT_SHOWN: Delays = (Duration::from_millis(500), Duration::from_secs(8));
+
+/// Returns the requested settings of a shadow with their signature, and nothing else of the policy.
+pub(super) fn requested_in(view: &ShadowView) -> HostPolicy {
+    view.spec.host.as_ref().filter(|host| host.asks_settings()).map_or_else(HostPolicy::default, |host| HostPolicy {
+        refresh_interval: None,
+        disarm_in_boot: None,
+        ..host.clone()
+    })
+}
 
 /// Creates the condition of a host whose settings the controller did not sign.
 pub(super) fn unsigned(error: &StatementError) -> HostCondition {
@@ -39,7 +50,7 @@ fn locked_by_other(lock: &str) -> HostCondition {
 
 /// Time at which the settings have to be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::drive) enum Reading {
+pub(super) enum Reading {
     #[default]
     Due,
     /// Not before this time; without a time, not before the request changes.
@@ -55,20 +66,20 @@ struct Awaited {
     /// The change to commit once more if they do not show it.
     change: SettingsChange,
     /// Refreshes that did not.
-    refreshes: Retry,
+    refreshes: Backoff,
 }
 
 #[derive(Debug, Default)]
-pub(in crate::drive) struct SettingsProgress {
+pub(super) struct SettingsProgress {
     /// The requested settings with their signature, and nothing else of the policy.
     pub(super) policy: HostPolicy,
-    pub(in crate::drive) reading: Reading,
+    pub(super) reading: Reading,
     /// Reason why the settings are not what policy requests.
     problem: Option<HostCondition>,
     /// The host's settings when they were last read.
     pub(super) seen: HostSettings,
     /// Consecutive failed changes, and the last message.
-    failures: Retry,
+    backoff: Backoff,
     message: String,
     /// A change that may be committed without its files being written: it has to be committed again.
     pub(super) unapplied: SettingsChange,
@@ -80,49 +91,49 @@ pub(in crate::drive) struct SettingsProgress {
 
 impl SettingsProgress {
     /// Returns the content of `HostReachable` for the settings.
-    pub(in crate::drive) fn condition(&self) -> HostCondition {
+    pub(super) fn condition(&self) -> HostCondition {
         self.problem.clone().unwrap_or(HostCondition::answered())
     }
 
     /// Returns the host's refusal once it has refused often enough to fail an attempt.
-    pub(in crate::drive) fn refusal(&self) -> Option<String> {
-        self.failures.is_exhausted().then(|| self.message.clone())
+    pub(super) fn refusal(&self) -> Option<String> {
+        (self.backoff.failures() >= TRIES).then(|| self.message.clone())
     }
 
     /// Returns true if the settings were last read before `then`.
-    pub(in crate::drive) fn read_before(&self, then: Instant) -> bool {
+    pub(super) fn read_before(&self, then: Instant) -> bool {
         matches!(self.reading, Reading::Done(at) if at < then)
     }
 
     /// Makes a read due, unless a delay is running.
-    pub(in crate::drive) fn read_again(&mut self) {
+    pub(super) fn read_again(&mut self) {
         if let Reading::Done(_) = self.reading {
             self.reading = Reading::Due;
         }
     }
 
     /// Makes a read due for a new desired state, which starts with all its tries.
-    pub(in crate::drive) fn begin_desired_state(&mut self) {
-        if self.failures.failures() > 0 {
-            self.failures.reset();
+    pub(super) fn begin_desired_state(&mut self) {
+        if self.backoff.failures() > 0 {
+            self.backoff.reset();
             self.reading = Reading::Due;
         }
         self.read_again();
     }
 
     /// Records that a refresh has shown the settings to be used.
-    pub(in crate::drive) fn shown(&mut self) {
+    pub(super) fn shown(&mut self) {
         self.awaited = None;
     }
 
     /// Learns from a successful refresh whether the host's tools use the settings. If they do not, returns the delay
     /// before another refresh.
-    pub(in crate::drive) fn learn_choice(&mut self, status: &UpdateStatus, running: &Version) -> Option<Duration> {
+    pub(super) fn learn_choice(&mut self, status: &UpdateStatus, running: &Version) -> Option<Duration> {
         let mut awaited = self.awaited.take()?;
         if self.problem.is_some() || awaited.expected.is_shown(status, running) {
             return None;
         }
-        let mut delay = awaited.refreshes.delay(NOT_SHOWN);
+        let mut delay = awaited.refreshes.next_delay(NOT_SHOWN);
         if awaited.refreshes.failures() >= MOST_REFRESHES {
             if self.committed_again || awaited.change.version_lock.is_none() {
                 tracing::warn!(expected = ?awaited.expected, "the host chooses another version than its settings require");
@@ -150,7 +161,7 @@ impl SettingsProgress {
                     version_lock: set.version_lock.clone(),
                     ignore_waves: set.ignore_waves,
                 }),
-                refreshes: Retry::default(),
+                refreshes: Backoff::default(),
             });
             let problem = self.problem.take();
             *self = Self { policy, awaited, problem, ..Self::default() };
@@ -205,7 +216,7 @@ impl SettingsProgress {
         let is_new = self.problem != problem;
         (self.seen, self.problem) = (seen, problem);
         if change.is_empty() {
-            self.failures.reset();
+            self.backoff.reset();
             self.reading = Reading::Done(now);
         }
         is_new
@@ -218,18 +229,18 @@ impl SettingsProgress {
             lock: lock.and_then(|lock| parse_lock(lock)),
             offered_before: change.ignore_waves.map(|_| offered),
         };
-        self.awaited = Some(Awaited { expected, change: change.clone(), refreshes: Retry::default() });
+        self.awaited = Some(Awaited { expected, change: change.clone(), refreshes: Backoff::default() });
     }
 
     pub(super) fn committed(&mut self) {
         self.unapplied = SettingsChange::default();
-        self.failures.reset();
+        self.backoff.reset();
     }
 
     /// Records a change that failed, and waits before the next try.
     pub(super) fn fail(&mut self, message: String, now: Instant) {
-        self.reading = Reading::Waits(Some(now + self.failures.delay(FAILED)));
-        if self.failures.is_exhausted() {
+        self.reading = Reading::Waits(Some(now + self.backoff.next_delay(FAILED)));
+        if self.backoff.failures() >= TRIES {
             self.problem = Some(not_changed(&message));
         }
         self.message = message;
@@ -239,7 +250,6 @@ impl SettingsProgress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::retry::TRIES;
     use crate::situation::tests::{NEW, OLD, facts};
 
     fn locked_to(version: &str) -> HostPolicy {
