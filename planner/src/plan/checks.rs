@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use models::shadow::{Drill, Progress, Step};
 
 use super::context::NodeContext;
-use super::gates::Gate;
+use super::gates::{Gate, Obstacle};
 use super::survey::Survey;
 use super::{Plan, Wait, gates};
 use crate::policy::Policy;
@@ -130,7 +130,7 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
 fn add_gates(ctx: &NodeContext<'_>, gates: impl Iterator<Item = &'static Gate>, checks: &mut Vec<Check>) {
     for gate in gates {
         if !checks.iter().any(|check| check.name == gate.name) {
-            let check = Check::new(gate.name, gate.holds, gate.refusal(ctx).into());
+            let check = Check::new(gate.name, gate.holds, gate.wait(ctx).into());
             checks.push(Check { exception: gates::exception(gate.name, ctx), ..check });
         }
     }
@@ -185,13 +185,11 @@ fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
         checks.push(turn(CheckResult::NotReached));
         return add_drain_gates(ctx, checks);
     }
-    let of_pods = |wait: &&Wait| {
-        wait.reason().is_check_finding() || matches!(wait, Wait::ReadingPods | Wait::ExpressionsPending { .. })
-    };
+    let known = gates::before_drain(ctx).map(Obstacle::into_wait);
+    let of_pods = |wait: &&Wait| wait.reason().is_check_finding() || known.as_ref() == Some(*wait);
     let finding = wait.filter(of_pods);
     checks.push(turn(if finding.is_some() { CheckResult::Passed } else { wait.cloned().into() }));
     // Found earlier, or by what only the controller knows.
-    let known = gates::before_drain(ctx);
     if let Some(finding) = finding.filter(|finding| known.as_ref() != Some(finding)) {
         let holds = "the controller has checked its pods, their budgets and the expressions";
         checks.push(Check::new("PodsChecked", holds, CheckResult::Waits(finding.clone())));

@@ -150,6 +150,7 @@ impl<'a> Planner<'a> {
                 None if node.labelled => Decision::wait(Wait::NoShadow),
                 None => Decision::wait(Wait::NotLabelled),
             };
+            requests.wants_slot.push(slots::makes_use(&decision));
             if decision.pods {
                 self.plan.pods.insert(name.clone());
             }
@@ -166,7 +167,6 @@ impl<'a> Planner<'a> {
             {
                 self.plan.evictions.insert(name.clone(), evictions);
             }
-            requests.wants_slot.push(slots::makes_use(&decision.verdict));
             match decision.verdict {
                 Verdict::WantsSlot => requests.wanting.push(node),
                 verdict if view.busy.contains(name) => {

@@ -232,6 +232,8 @@ struct Decision {
     evictions: Option<Evictions>,
     /// True if its pods have to be watched.
     pods: bool,
+    /// True if the node keeps its slot, which it does not use yet: it is being checked.
+    keeps_slot: bool,
     /// The expressions that it waits for.
     expressions: Vec<String>,
     /// The time to decide again.
@@ -271,6 +273,10 @@ impl Decision {
 
     fn watching_pods(self) -> Self {
         Self { pods: true, ..self }
+    }
+
+    fn keeping_slot(self) -> Self {
+        Self { keeps_slot: true, ..self }
     }
 
     fn querying(self, queries: impl IntoIterator<Item = String>) -> Self {

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use models::operator::Slot;
 
 use super::survey::{Survey, SurveyedNode};
-use super::{Verdict, Wait, begins_disruption};
+use super::{Decision, Verdict, Wait, begins_disruption};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeFacts, NodeView};
 
@@ -85,9 +85,10 @@ impl<'a> Budget<'a> {
 
 /// Returns whether a node that is not disrupted yet uses a slot: it waits for one, or has one and begins its drain. The
 /// slot has to outlast the write that begins it, since until then nothing else records that the node is taken.
-pub(super) fn makes_use(verdict: &Verdict) -> bool {
-    match verdict {
-        Verdict::WantsSlot | Verdict::Wait(Wait::ReadingPods) => true,
+pub(super) fn makes_use(decision: &Decision) -> bool {
+    match &decision.verdict {
+        _ if decision.keeps_slot => true,
+        Verdict::WantsSlot => true,
         Verdict::Act(action) => action.next_step().is_some_and(begins_disruption),
         Verdict::Wait(_) | Verdict::Candidate(_) | Verdict::Drill(_) => false,
     }

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use models::operator::ActiveRollout;
 
 use super::context::NodeContext;
+use super::gates::Obstacle;
 use super::rollout::key_of;
 use super::survey::Survey;
 use super::{Wait, attempt, gates};
@@ -62,9 +63,11 @@ pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Ve
     let mut refusals = Vec::new();
     for node in survey.nodes.iter().filter(|node| node.pods.is_some()) {
         let Some(ctx) = NodeContext::of(view, &survey, node, now) else { continue };
-        let found = gates::of_drain().filter_map(|gate| gate.refusal(&ctx));
-        let found = found.filter(|wait| !matches!(wait, Wait::ReadingPods | Wait::ExpressionsPending { .. }));
-        refusals.extend(found.map(|wait| (node.facts.name.clone(), wait)));
+        let refused = |obstacle| match obstacle {
+            Obstacle::Refused(wait) => Some((node.facts.name.clone(), wait)),
+            Obstacle::Unknown(_) => None,
+        };
+        refusals.extend(gates::of_drain().filter_map(|gate| gate.obstacle(&ctx)).filter_map(refused));
     }
     refusals
 }

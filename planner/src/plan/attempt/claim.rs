@@ -93,19 +93,21 @@ pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decisio
     let policy = ctx.group();
     let queries = || gates::queries(&policy.before.expressions, &ctx.facts().name);
     let (Some(on_node), Some(sorted)) = (&ctx.node.pods, ctx.sorted_pods()) else {
-        return Decision::wait(Wait::ReadingPods).watching_pods().querying(queries());
+        return Decision::wait(Wait::ReadingPods).keeping_slot().watching_pods().querying(queries());
     };
     match gates::before_drain(ctx) {
         None => {}
-        // The slot is kept while the node is only being checked.
-        Some(Wait::ReadingPods | Wait::ExpressionsPending { .. }) => {
-            return Decision::wait(Wait::ReadingPods).watching_pods().querying(queries());
+        Some(gates::Obstacle::Unknown(wait)) => {
+            return Decision::wait(wait).keeping_slot().watching_pods().querying(queries());
         }
-        Some(refused) => return waiting_staged(ctx, progress, refused, true).watching_pods().querying(queries()),
+        Some(gates::Obstacle::Refused(refused)) => {
+            return waiting_staged(ctx, progress, refused, true).watching_pods().querying(queries());
+        }
     }
     // The API server is about to name the owners. If it does not, the node waits no longer than this.
     if sorted.evictable.iter().any(|pod| pod.owner_pending) {
-        return Decision::wait(Wait::ReadingPods).watching_pods().waking_at(after(ctx.now, OWNER_WAIT));
+        let until = after(ctx.now, OWNER_WAIT);
+        return Decision::wait(Wait::ReadingPods).keeping_slot().watching_pods().waking_at(until);
     }
     let pods: Vec<_> =
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();

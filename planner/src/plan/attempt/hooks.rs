@@ -56,11 +56,11 @@ fn checked_again(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
     let until = after(deadline(ctx, progress).unwrap_or(progress.since), ctx.group().drain.timeout);
     match gates::after_hooks(ctx) {
         None => Decision::act(with_note(begin_drain(ctx, progress), unanswered(ctx, progress))),
-        Some(Wait::ReadingPods | Wait::ExpressionsPending { .. }) if ctx.now < until => {
+        Some(gates::Obstacle::Unknown(wait)) if ctx.now < until => {
             let queries = gates::queries(&ctx.group().before.expressions, &ctx.facts().name);
-            Decision::wait(Wait::ReadingPods).querying(queries).waking_at(until)
+            Decision::wait(wait).querying(queries).waking_at(until)
         }
-        Some(refused) => match &progress.drill {
+        Some(gates::Obstacle::Unknown(refused) | gates::Obstacle::Refused(refused)) => match &progress.drill {
             Some(drill) => drill::refuse(ctx, progress, drill, &refused),
             None => fail(ctx, progress, FailureReason::GateRefused, &refused.to_string()),
         },
