@@ -87,7 +87,7 @@ impl<'a> Planner<'a> {
         order::rank(self.view, &mut requests.candidates, |(node, _)| node);
 
         let slots = slots::kept(self.view, self.survey, &self.held, &requests.wants_slot, self.now);
-        let mut budget = Budget::of(self.view, self.survey, &slots);
+        let mut budget = Budget::of(self.survey, &slots);
         if freezes {
             budget.free = 0;
         }

@@ -24,12 +24,12 @@ pub(super) struct Budget<'a> {
 
 impl<'a> Budget<'a> {
     /// The budget less disrupted nodes, nodes with a slot, and nodes that are out of service without the operator.
-    pub(super) fn of(view: &'a ClusterView, survey: &Survey<'a>, slots: &[Slot]) -> Self {
+    pub(super) fn of(survey: &Survey<'a>, slots: &[Slot]) -> Self {
         let policy = survey.policy;
         let held: HashSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
         let limit = policy.max_unavailable.of(survey.total).unwrap_or(1);
         // The number of nodes of each group, and of those of them that are out of service.
-        let mut groups: Vec<_> = (0..policy.groups.len()).map(|index| (view.unlisted.in_group(index), 0)).collect();
+        let mut groups = vec![(0, 0); policy.groups.len()];
         let mut zones = policy.one_zone_at_a_time.then(BTreeMap::new);
         let (mut all_out, mut here, mut others) = (0, 0, 0);
         let mut first = None;
