@@ -139,7 +139,9 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         (_, Some(Step::Releasing)) if step(was) != Some(Step::Releasing) => return ended(),
         (None, Some(_)) => match mode {
             Mode::Update => "attempt started",
-            Mode::Drill { evict: true, .. } => "drill started: its pods are to be evicted, and the host is not rebooted",
+            Mode::Drill { evict: true, .. } => {
+                "drill started: its pods are to be evicted, and the host is not rebooted"
+            }
             Mode::Drill { .. } => "drill started: no pod is evicted, and the host is not rebooted",
         },
         (Some(_), None) if mode.is_drill() => "drill over: the node is released",

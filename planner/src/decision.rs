@@ -117,6 +117,8 @@ pub(crate) struct Decision<V = Verdict> {
     pub(crate) evictions: Option<Evictions>,
     /// True if its pods have to be watched.
     pub(crate) pods: bool,
+    /// True if the node keeps its slot, which it does not use yet: it is being checked.
+    pub(crate) keeps_slot: bool,
     /// The expressions that it waits for.
     pub(crate) expressions: Vec<String>,
     /// The time to decide again.
@@ -153,13 +155,13 @@ impl Decision {
 
 impl<V> Decision<V> {
     pub(crate) const fn of(verdict: V) -> Self {
-        Self { verdict, evictions: None, pods: false, expressions: Vec::new(), wake: None }
+        Self { verdict, evictions: None, pods: false, keeps_slot: false, expressions: Vec::new(), wake: None }
     }
 
     /// The same with another verdict.
     pub(crate) fn map<W>(self, change: impl FnOnce(V) -> W) -> Decision<W> {
-        let Self { verdict, evictions, pods, expressions, wake } = self;
-        Decision { verdict: change(verdict), evictions, pods, expressions, wake }
+        let Self { verdict, evictions, pods, keeps_slot, expressions, wake } = self;
+        Decision { verdict: change(verdict), evictions, pods, keeps_slot, expressions, wake }
     }
 
     pub(crate) fn evicting(self, evictions: Evictions) -> Self {
@@ -168,6 +170,10 @@ impl<V> Decision<V> {
 
     pub(crate) fn watching_pods(self) -> Self {
         Self { pods: true, ..self }
+    }
+
+    pub(crate) fn keeping_slot(self) -> Self {
+        Self { keeps_slot: true, ..self }
     }
 
     pub(crate) fn querying(self, queries: impl IntoIterator<Item = String>) -> Self {

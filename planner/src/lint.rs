@@ -141,7 +141,7 @@ fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
 /// S1: slots are given only up to the budget.
 fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     let slots = plan.slots.as_ref()?;
-    let total = view.unlisted.total() + view.nodes.values().filter(|n| n.facts.labelled).count();
+    let total = view.nodes.values().filter(|n| n.facts.labelled).count();
     let budget = policy.max_unavailable.of(total).unwrap_or(1);
     let text = || format!("{} slots, {} of them new, over a budget of {budget}", slots.len(), new.len());
     (!new.is_empty() && slots.len() > budget).then(|| ("S1", text()))
@@ -161,8 +161,7 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
         }
     }
     // The numbers of nodes and of slots of each group.
-    let groups = 0..policy.groups.len();
-    let mut counts: Vec<_> = groups.map(|index| (view.unlisted.in_group(index), 0)).collect();
+    let mut counts = vec![(0, 0); policy.groups.len()];
     for node in view.nodes.values() {
         if let Some(index) = policy.group_of(&node.facts) {
             counts[index].0 += usize::from(node.facts.labelled);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::operator::Expression;
 
+use super::Obstacle;
 use crate::expressions::for_node;
 use crate::survey::NodeContext;
 use crate::view::Answer;
@@ -16,22 +17,25 @@ pub(crate) fn queries(expressions: &[Expression], node: &str) -> impl Iterator<I
 }
 
 /// Returns the first expression that has to return nothing before a drain, and does not.
-pub(crate) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
-    refusal(&ctx.group().before.expressions, &ctx.facts().name, &ctx.view.expressions)
+pub(crate) fn gate(ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    obstacle(&ctx.group().before.expressions, &ctx.facts().name, &ctx.view.expressions)
 }
 
-fn refusal(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
+fn obstacle(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Obstacle> {
     expressions.iter().find_map(|expression| {
         let name = expression.name.clone();
         let query = match for_node(&expression.query, node) {
             Ok(query) => query,
             // Sent without its name it could match nothing, and an empty result lets a node pass.
-            Err(error) => return Some(Wait::ExpressionFails { name, message: error.to_string(), shared: false }),
+            Err(error) => {
+                let wait = Wait::ExpressionFails { name, message: error.to_string(), shared: false };
+                return Some(Obstacle::Refused(wait));
+            }
         };
         let shared = query == expression.query;
         match answers.get(&query) {
-            Some(answer) => objection(answer, name, shared),
-            None => Some(Wait::ExpressionsPending { name }),
+            Some(answer) => objection(answer, name, shared).map(Obstacle::Refused),
+            None => Some(Obstacle::Unknown(Wait::ExpressionsPending { name })),
         }
     })
 }
@@ -51,8 +55,8 @@ pub(crate) fn quiet_since(
     node: &str,
     answers: &BTreeMap<String, Answer>,
 ) -> Result<Option<Timestamp>, Wait> {
-    if let Some(wait) = refusal(expressions, node, answers) {
-        return Err(wait);
+    if let Some(obstacle) = obstacle(expressions, node, answers) {
+        return Err(obstacle.into_wait());
     }
     let quiet = queries(expressions, node).filter_map(|query| match answers.get(&query)? {
         Answer::Quiet { since } => Some(*since),
@@ -72,8 +76,8 @@ mod tests {
             let expressions = [Expression { name: "alerts".into(), query: query.into() }];
             assert_eq!(queries(&expressions, "a").count(), 0, "{query}");
             let quiet = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0) })]);
-            let wait = refusal(&expressions, "a", &quiet);
-            assert!(matches!(wait, Some(Wait::ExpressionFails { .. })), "{query}: {wait:?}");
+            let found = obstacle(&expressions, "a", &quiet);
+            assert!(matches!(found, Some(Obstacle::Refused(Wait::ExpressionFails { .. }))), "{query}: {found:?}");
             assert!(quiet_since(&expressions, "a", &quiet).is_err(), "{query}");
         }
     }
@@ -85,24 +89,26 @@ mod tests {
             .into();
         let load = "load{node=\"a\"} > 9";
         let quiet = || Answer::Quiet { since: t(0) };
+        let pending = |name: &str| Some(Obstacle::Unknown(Wait::ExpressionsPending { name: name.into() }));
+        let refused = |wait| Some(Obstacle::Refused(wait));
         for (sentence, answers, expected) in [
-            ("no answer yet", vec![], Some(Wait::ExpressionsPending { name: "errors".into() })),
-            ("one of two", vec![("errors > 0", quiet())], Some(Wait::ExpressionsPending { name: "load".into() })),
+            ("no answer yet", vec![], pending("errors")),
+            ("one of two", vec![("errors > 0", quiet())], pending("load")),
             ("all quiet", vec![("errors > 0", quiet()), (load, quiet())], None),
             (
                 "one fires",
                 vec![("errors > 0", quiet()), (load, Answer::Firing { series: "{} 12".into() })],
-                Some(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into(), shared: false }),
+                refused(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into(), shared: false }),
             ),
             (
                 "one fails",
                 vec![("errors > 0", Answer::Failed { message: "no answer".into() }), (load, quiet())],
-                Some(Wait::ExpressionFails { name: "errors".into(), message: "no answer".into(), shared: true }),
+                refused(Wait::ExpressionFails { name: "errors".into(), message: "no answer".into(), shared: true }),
             ),
         ] {
             let answers = answers.into_iter().map(|(query, answer)| (query.to_owned(), answer)).collect();
-            assert_eq!(refusal(&expressions, "a", &answers), expected, "{sentence}");
+            assert_eq!(obstacle(&expressions, "a", &answers), expected, "{sentence}");
         }
-        assert_eq!(refusal(&[], "a", &BTreeMap::new()), None);
+        assert_eq!(obstacle(&[], "a", &BTreeMap::new()), None);
     }
 }

@@ -18,6 +18,24 @@ use crate::wait::Wait;
 pub(crate) use expressions::{gate as expression, objection, queries, quiet_since};
 pub(crate) use pods::refusal;
 
+/// The reason why a gate does not let a node pass.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Obstacle {
+    /// The facts that the gate reads are not known yet. A node loses nothing by that.
+    Unknown(Wait),
+    /// The facts rule it out.
+    Refused(Wait),
+}
+
+impl Obstacle {
+    /// Returns the reason that users read.
+    pub(crate) fn into_wait(self) -> Wait {
+        match self {
+            Self::Unknown(wait) | Self::Refused(wait) => wait,
+        }
+    }
+}
+
 /// One check.
 pub(crate) struct Gate {
     stage: GateStage,
@@ -25,7 +43,15 @@ pub(crate) struct Gate {
     pub(crate) name: &'static str,
     /// The sentence that is true if a node passes.
     pub(crate) holds: &'static str,
-    check: fn(&NodeContext<'_>) -> Option<Wait>,
+    check: GateCheck,
+}
+
+/// The function of a gate.
+enum GateCheck {
+    /// Reads what is known of every node.
+    Known(fn(&NodeContext<'_>) -> Option<Wait>),
+    /// Reads what is found out about the first nodes only.
+    FoundOut(fn(&NodeContext<'_>) -> Option<Obstacle>),
 }
 
 /// The point of an update at which a gate applies.
@@ -50,7 +76,11 @@ const fn gate(
     holds: &'static str,
     check: fn(&NodeContext<'_>) -> Option<Wait>,
 ) -> Gate {
-    Gate { stage, name, holds, check }
+    Gate { stage, name, holds, check: GateCheck::Known(check) }
+}
+
+const fn drain_gate(name: &'static str, holds: &'static str, check: fn(&NodeContext<'_>) -> Option<Obstacle>) -> Gate {
+    Gate { stage: Drain, name, holds, check: GateCheck::FoundOut(check) }
 }
 
 /// All gates, in their order.
@@ -77,12 +107,12 @@ const GATES: &[Gate] = &[
     gate(Disrupt, "FewUnhealthyNodes", "no more nodes are not Ready than policy allows", node::few_unhealthy_nodes),
     gate(Begin, "NotInBackOff", "the back-off after the last failed attempt is over", node::is_not_in_back_off),
     gate(Begin, "CanaryPlace", "the canary step has room for the node", fleet::has_canary_place),
-    gate(Drain, "PodsRead", "the pods on the node are known", pods::are_known),
-    gate(Drain, "DaemonSetsExist", "the DaemonSets of its pods exist", pods::daemon_sets_exist),
-    gate(Drain, "PodsMayBeEvicted", "every pod on the node may be evicted", pods::may_be_evicted),
-    gate(Drain, "BudgetsAllow", "no PodDisruptionBudget rules the drain out", pods::budgets_allow),
-    gate(Drain, "PodsReady", "the pods on the node are Ready, where policy requires it", pods::are_ready),
-    gate(Drain, "ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
+    drain_gate("PodsRead", "the pods on the node are known", pods::are_known),
+    drain_gate("DaemonSetsExist", "the DaemonSets of its pods exist", pods::daemon_sets_exist),
+    drain_gate("PodsMayBeEvicted", "every pod on the node may be evicted", pods::may_be_evicted),
+    drain_gate("BudgetsAllow", "no PodDisruptionBudget rules the drain out", pods::budgets_allow),
+    drain_gate("PodsReady", "the pods on the node are Ready, where policy requires it", pods::are_ready),
+    drain_gate("ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];
 
 const WINDOW_OPEN: &str = "WindowOpen";
@@ -94,15 +124,23 @@ fn of<'a>(stages: &'a [GateStage]) -> impl Iterator<Item = &'static Gate> + 'a {
     GATES.iter().filter(move |gate| stages.contains(&gate.stage))
 }
 
-/// Returns the first refusal of the gates of these stages.
-fn first_refusal(stages: &[GateStage], ctx: &NodeContext<'_>) -> Option<Wait> {
-    of(stages).find_map(|gate| gate.refusal(ctx))
+/// Returns the first obstacle in the gates of these stages.
+fn first_obstacle(stages: &[GateStage], ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    of(stages).find_map(|gate| gate.obstacle(ctx))
 }
 
 impl Gate {
+    /// Returns the reason why a node does not pass, with whether its facts are known.
+    pub(crate) fn obstacle(&self, ctx: &NodeContext<'_>) -> Option<Obstacle> {
+        match self.check {
+            GateCheck::Known(check) => check(ctx).map(Obstacle::Refused),
+            GateCheck::FoundOut(check) => check(ctx),
+        }
+    }
+
     /// Returns the reason why a node does not pass.
-    pub(crate) fn refusal(&self, ctx: &NodeContext<'_>) -> Option<Wait> {
-        (self.check)(ctx)
+    pub(crate) fn wait(&self, ctx: &NodeContext<'_>) -> Option<Wait> {
+        self.obstacle(ctx).map(Obstacle::into_wait)
     }
 }
 
@@ -129,12 +167,12 @@ pub(crate) fn of_drain() -> impl Iterator<Item = &'static Gate> {
 
 /// Checks that an idle node may begin an attempt.
 pub(crate) fn begin(ctx: &NodeContext<'_>) -> Option<Wait> {
-    first_refusal(stages_to_begin(ctx), ctx)
+    of_idle(ctx).find_map(|gate| gate.wait(ctx))
 }
 
 /// Checks that a node that has its image may be taken out of service, as far as the cheap gates go.
 pub(crate) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
-    first_refusal(&[New, Disrupt], ctx)
+    of_staged().find_map(|gate| gate.wait(ctx))
 }
 
 /// The gates that concern an update alone, and no drill: a drill needs no version unless it downloads one, and its request is
@@ -156,7 +194,7 @@ pub(crate) fn of_idle_drill(download: bool) -> impl Iterator<Item = &'static Gat
 
 /// Checks that an idle node may begin a drill.
 pub(crate) fn begin_drill(ctx: &NodeContext<'_>, download: bool) -> Option<Wait> {
-    of_idle_drill(download).find_map(|gate| gate.refusal(ctx))
+    of_idle_drill(download).find_map(|gate| gate.wait(ctx))
 }
 
 /// Returns the gates of a drill before it may have a slot, in their order.
@@ -166,7 +204,7 @@ pub(crate) fn of_started_drill(download: bool) -> impl Iterator<Item = &'static 
 
 /// Checks that the node of a drill may be taken out of service, as far as the cheap gates go.
 pub(crate) fn start_drill(ctx: &NodeContext<'_>, download: bool) -> Option<Wait> {
-    of_started_drill(download).find_map(|gate| gate.refusal(ctx))
+    of_started_drill(download).find_map(|gate| gate.wait(ctx))
 }
 
 /// Returns the exception by which a node passes a gate, if it does by one.
@@ -180,14 +218,14 @@ pub(crate) fn held(ctx: &NodeContext<'_>) -> Option<Wait> {
 }
 
 /// Checks the pods, budgets and expressions of a node that may be taken out of service.
-pub(crate) fn before_drain(ctx: &NodeContext<'_>) -> Option<Wait> {
-    first_refusal(&[Drain], ctx)
+pub(crate) fn before_drain(ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    first_obstacle(&[Drain], ctx)
 }
 
 /// Checks again, after the wait for hooks, what may have changed since the node got its slot: the node, the schedule, its pods,
 /// budgets and expressions. The switch is not among it: an attempt that has begun is finished.
-pub(crate) fn after_hooks(ctx: &NodeContext<'_>) -> Option<Wait> {
-    first_refusal(&[Disrupt, Drain], ctx)
+pub(crate) fn after_hooks(ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    first_obstacle(&[Disrupt, Drain], ctx)
 }
 
 #[cfg(test)]
@@ -201,10 +239,10 @@ pub(crate) mod testing {
     use crate::view::ClusterView;
 
     /// The check of one gate, or of several.
-    type Check = fn(&NodeContext<'_>) -> Option<Wait>;
+    type Check<A> = fn(&NodeContext<'_>) -> Option<A>;
 
     /// Returns the refusal for node `a`, which every gate lets pass, after `change`.
-    pub(crate) fn refusal_of(gate: Check, change: impl FnOnce(&mut ClusterView, &mut Policy)) -> Option<Wait> {
+    pub(crate) fn refusal_of<A>(gate: Check<A>, change: impl FnOnce(&mut ClusterView, &mut Policy)) -> Option<A> {
         let (mut view, mut policy) = cluster(vec![node("a"), node("b"), node("c")], &[]);
         change(&mut view, &mut policy);
         let survey = Survey::of(&view, &policy, t(0));
@@ -212,13 +250,13 @@ pub(crate) mod testing {
     }
 
     fn new(ctx: &NodeContext<'_>) -> Option<Wait> {
-        first_refusal(&[New], ctx)
+        of(&[New]).find_map(|gate| gate.wait(ctx))
     }
 
     #[test]
     fn pre_staging_requires_enabled_policy_but_not_ready_node() {
         let ahead = |policy: &mut Policy| policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
-        for gate in [new, begin as Check] {
+        for gate in [new, begin as Check<Wait>] {
             let off = refusal_of(gate, |_, policy| {
                 ahead(policy);
                 policy.enabled = false;
@@ -236,8 +274,9 @@ pub(crate) mod testing {
 
     #[test]
     fn healthy_node_passes_all_gates() {
-        for gate in [new, start, begin, before_drain, fleet::has_canary_place] {
+        for gate in [new, start, begin, fleet::has_canary_place] {
             assert_eq!(refusal_of(gate, |_, _| {}), None);
         }
+        assert_eq!(refusal_of(before_drain, |_, _| {}), None);
     }
 }

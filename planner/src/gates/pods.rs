@@ -5,14 +5,15 @@ use std::collections::BTreeSet;
 
 use models::operator::AtDeadline;
 
+use super::Obstacle;
 use crate::drain::{self, Fate, Sorted};
 use crate::rules::Refusal;
 use crate::survey::NodeContext;
 use crate::view::{BudgetFacts, DaemonSetIs, PodFacts};
 use crate::wait::Wait;
 
-pub(crate) fn are_known(ctx: &NodeContext<'_>) -> Option<Wait> {
-    ctx.node.pods.is_none().then_some(Wait::ReadingPods)
+pub(crate) fn are_known(ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    ctx.node.pods.is_none().then_some(Obstacle::Unknown(Wait::ReadingPods))
 }
 
 fn pods<'a>(ctx: &NodeContext<'a>) -> &'a [PodFacts] {
@@ -29,29 +30,29 @@ fn with_fate<'a>(ctx: &NodeContext<'a>, is_such: fn(Fate) -> bool) -> impl Itera
     pods(ctx).iter().filter(move |pod| is_such(drain::fate(pod, rules, None)))
 }
 
-pub(crate) fn daemon_sets_exist(ctx: &NodeContext<'_>) -> Option<Wait> {
+pub(crate) fn daemon_sets_exist(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     daemon_sets(pods(ctx))
 }
 
-pub(crate) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Wait> {
+pub(crate) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     // Sorted only where one is named.
     let refused = with_fate(ctx, |fate| matches!(fate, Fate::Refused(_))).next().is_some();
-    if refused { refusal(&sorted(ctx)) } else { None }
+    if refused { refusal(&sorted(ctx)).map(Obstacle::Refused) } else { None }
 }
 
 /// Returns a budget that keeps a pod on the node. A pod that no budget lets go is deleted at the deadline, where policy
 /// requires it.
-pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Wait> {
+pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     if ctx.group().drain.at_deadline == AtDeadline::Force {
         return None;
     }
     let budgets = &ctx.view.budgets;
     never_allowed(with_fate(ctx, |fate| fate == Fate::Goes), budgets)?;
-    never_allowed(sorted(ctx).evictable.into_iter(), budgets)
+    never_allowed(sorted(ctx).evictable.into_iter(), budgets).map(Obstacle::Refused)
 }
 
-pub(crate) fn are_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
-    if ctx.group().before.pods_ready { not_ready(pods(ctx)) } else { None }
+pub(crate) fn are_ready(ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    if ctx.group().before.pods_ready { not_ready(pods(ctx)).map(Obstacle::Refused) } else { None }
 }
 
 /// Returns why these pods prevent any drain of a node.
@@ -60,15 +61,16 @@ pub(crate) fn refusal(sorted: &Sorted<'_>) -> Option<Wait> {
     Some(Wait::DrainRefused { why: *why, pod: first.title(), count: sorted.refused.len() })
 }
 
-/// Returns the refusal while it is not known that the DaemonSets of its pods exist. Checked before any change.
-fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
+/// Returns the obstacle while it is not known that the DaemonSets of its pods exist. Checked before any change.
+fn daemon_sets(pods: &[PodFacts]) -> Option<Obstacle> {
     let of_a_set = || pods.iter().filter(|pod| pod.daemon_set.is_some());
     if of_a_set().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
-        return Some(Wait::ReadingPods);
+        return Some(Obstacle::Unknown(Wait::ReadingPods));
     }
     let unread: Vec<_> = of_a_set().filter(|pod| pod.daemon_set_is == DaemonSetIs::Unreadable).collect();
     let first = unread.first()?;
-    Some(Wait::DrainRefused { why: Refusal::Unread, pod: first.title(), count: unread.len() })
+    let wait = Wait::DrainRefused { why: Refusal::Unread, pod: first.title(), count: unread.len() };
+    Some(Obstacle::Refused(wait))
 }
 
 /// Returns a budget that could never let a pod go, or several over one pod, which the eviction API refuses: reported
@@ -175,7 +177,7 @@ mod tests {
                 view.nodes.get_mut("a").unwrap().pods = Some(vec![web.clone()]);
                 policy.all.drain.at_deadline = at_deadline;
             });
-            assert_eq!(wait, expected, "{at_deadline:?}");
+            assert_eq!(wait, expected.map(Obstacle::Refused), "{at_deadline:?}");
         }
     }
 
@@ -199,8 +201,8 @@ mod tests {
         let of_a_set = |is| PodFacts { daemon_set: Some("log".into()), daemon_set_is: is, ..pod("a", false) };
         let unread = Wait::DrainRefused { why: Refusal::Unread, pod: "shop/p-a".into(), count: 1 };
         for (is, expected) in [
-            (DaemonSetIs::Unknown, Some(Wait::ReadingPods)),
-            (DaemonSetIs::Unreadable, Some(unread)),
+            (DaemonSetIs::Unknown, Some(Obstacle::Unknown(Wait::ReadingPods))),
+            (DaemonSetIs::Unreadable, Some(Obstacle::Refused(unread))),
             (DaemonSetIs::There, None),
         ] {
             let wait = refusal_of(before_drain, |view, _| {

@@ -7,8 +7,7 @@ use super::claim::{claim_due, ended_during_drain};
 use super::hooks::{deadline, still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, stay};
 use super::start::begin_drain;
-use crate::gates;
-use crate::wait::Wait;
+use crate::gates::{self, Obstacle};
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(turn) = ended_during_drain(ctx) {
@@ -26,10 +25,10 @@ fn checked_again(ctx: &Attempt<'_>) -> Turn {
     let until = after(deadline(ctx).unwrap_or(ctx.progress.since), ctx.group().drain.timeout);
     match gates::after_hooks(ctx) {
         None => begin_drain(ctx).noting(unanswered(ctx)),
-        Some(Wait::ReadingPods | Wait::ExpressionsPending { .. }) if ctx.now < until => {
+        Some(Obstacle::Unknown(wait)) if ctx.now < until => {
             let queries = gates::queries(&ctx.group().before.expressions, &ctx.facts().name);
-            stay(Wait::ReadingPods).querying(queries).waking_at(until)
+            stay(wait).querying(queries).waking_at(until)
         }
-        Some(refused) => Turn::of(Outcome::Refuse(refused)),
+        Some(Obstacle::Unknown(refused) | Obstacle::Refused(refused)) => Turn::of(Outcome::Refuse(refused)),
     }
 }

@@ -9,7 +9,7 @@ use super::result::bounded;
 use super::row::{Attempt, Outcome, Turn, stay};
 use crate::claims::ClaimField;
 use crate::decision::Note;
-use crate::gates;
+use crate::gates::{self, Obstacle};
 use crate::view::OWNER_WAIT;
 use crate::wait::Wait;
 
@@ -48,19 +48,20 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     let policy = ctx.group();
     let queries = || gates::queries(&policy.before.expressions, &ctx.facts().name);
     let (Some(on_node), Some(sorted)) = (&ctx.node.pods, ctx.sorted_pods()) else {
-        return stay(Wait::ReadingPods).watching_pods().querying(queries());
+        return stay(Wait::ReadingPods).keeping_slot().watching_pods().querying(queries());
     };
     match gates::before_drain(ctx) {
         None => {}
         // The slot is kept while the node is only being checked.
-        Some(Wait::ReadingPods | Wait::ExpressionsPending { .. }) => {
-            return stay(Wait::ReadingPods).watching_pods().querying(queries());
+        Some(Obstacle::Unknown(wait)) => return stay(wait).keeping_slot().watching_pods().querying(queries()),
+        Some(Obstacle::Refused(refused)) => {
+            return Turn::of(Outcome::Refuse(refused)).watching_pods().querying(queries());
         }
-        Some(refused) => return Turn::of(Outcome::Refuse(refused)).watching_pods().querying(queries()),
     }
     // The API server is about to name the owners. If it does not, the node waits no longer than this.
     if sorted.evictable.iter().any(|pod| pod.owner_pending) {
-        return stay(Wait::ReadingPods).watching_pods().waking_at(after(ctx.now, OWNER_WAIT));
+        let named = after(ctx.now, OWNER_WAIT);
+        return stay(Wait::ReadingPods).keeping_slot().watching_pods().waking_at(named);
     }
     let pods: Vec<_> =
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use models::shadow::{Drill, Mode, Place, Progress, Step};
 
 use super::Plan;
-use crate::gates;
 use crate::gates::Gate;
+use crate::gates::{self, Obstacle};
 use crate::phase::Phase;
 use crate::policy::Policy;
 use crate::survey::NodeContext;
@@ -96,7 +96,7 @@ pub fn checks(view: &ClusterView, policy: &Policy, plan: &Plan, now: Timestamp, 
 fn add_gates(ctx: &NodeContext<'_>, gates: impl Iterator<Item = &'static Gate>, checks: &mut Vec<Check>) {
     for gate in gates {
         if !checks.iter().any(|check| check.name == gate.name) {
-            let check = Check::new(gate.name, gate.holds, gate.refusal(ctx).into());
+            let check = Check::new(gate.name, gate.holds, gate.wait(ctx).into());
             checks.push(Check { exception: gates::exception(gate.name, ctx), ..check });
         }
     }
@@ -150,13 +150,11 @@ fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
         checks.push(turn(CheckResult::NotReached));
         return add_drain_gates(ctx, checks);
     }
-    let of_pods = |wait: &&Wait| {
-        wait.reason().is_check_finding() || matches!(wait, Wait::ReadingPods | Wait::ExpressionsPending { .. })
-    };
+    let known = gates::before_drain(ctx).map(Obstacle::into_wait);
+    let of_pods = |wait: &&Wait| wait.reason().is_check_finding() || known.as_ref() == Some(*wait);
     let finding = wait.filter(of_pods);
     checks.push(turn(if finding.is_some() { CheckResult::Passed } else { wait.cloned().into() }));
     // Found earlier, or by what only the controller knows.
-    let known = gates::before_drain(ctx);
     if let Some(finding) = finding.filter(|finding| known.as_ref() != Some(finding)) {
         let holds = "the controller has checked its pods, their budgets and the expressions";
         checks.push(Check::new("PodsChecked", holds, CheckResult::Waits(finding.clone())));

@@ -1,4 +1,4 @@
-//! The place where a wait for an expression is recorded.
+//! Waits for expressions: their reason, and the place where they are recorded.
 
 use models::operator::BLOCKED;
 use models::shadow::{HostState, Step};
@@ -6,9 +6,10 @@ use serde_json::json;
 
 use super::{Plan, news, plan};
 use crate::decision::Action;
-use crate::fixtures::{at, cluster, t, with_policy};
+use crate::fixtures::{at, cluster, condition, t, with_policy};
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView};
+use crate::wait::Wait;
 
 const NODES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
@@ -78,4 +79,35 @@ fn expression_for_node_is_recorded_once_on_that_node() {
     assert_eq!(carried_out(&mut view, &policy, &first).actions, [].into());
     fires(&mut view, r#"errors{node="$node"} > 1"#, "{} 8");
     assert_eq!(plan(&view, &policy, t(20)).actions, [].into(), "another value is nothing to write");
+}
+
+#[test]
+fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
+    let pending = Wait::ExpressionsPending { name: "errors".into() };
+    for blocked_before in [false, true] {
+        let mut a = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        if blocked_before {
+            let wait = Wait::AgentNotReady;
+            let blocked = condition(BLOCKED, wait.as_str(), &wait.to_string());
+            a.shadow.as_mut().unwrap().status.conditions.push(blocked);
+        }
+        let (mut view, _) = cluster(vec![a, at("b", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+        let spec = json!({"health": {"before": {"expressions": [{"name": "errors", "query": "errors > 1"}]}},
+            "prometheus": {"url": "http://p"}});
+        let policy = with_policy(&mut view, spec);
+        let silent = plan(&view, &policy, t(10));
+        assert_eq!(silent.slots, None, "the slot stays: {:?}", silent.actions);
+        assert!(silent.expressions.contains("errors > 1"));
+        // The write that ends another reason comes first.
+        assert_eq!(
+            (silent.waits.get("a"), silent.actions.len()),
+            if blocked_before { (None, 1) } else { (Some(&pending), 0) }
+        );
+        view.nodes.get_mut("a").unwrap().pods = None;
+        assert_eq!(plan(&view, &policy, t(10)).slots, None, "also while its pods are not known");
+        view.expressions = [("errors > 1".to_owned(), Answer::Firing { series: "{} 7".into() })].into();
+        view.nodes.get_mut("a").unwrap().pods = Some(Vec::new());
+        let fires = plan(&view, &policy, t(10));
+        assert_eq!(fires.slots, Some(Vec::new()), "a node that is refused gives its slot up");
+    }
 }

@@ -88,7 +88,7 @@ impl<'a> Planner<'a> {
         order::rank(self.view, &mut requests.candidates, |(node, _)| node);
 
         let slots = slots::kept(self.view, self.survey, &self.held, &requests.wants_slot, self.now);
-        let mut budget = Budget::of(self.view, self.survey, &slots);
+        let mut budget = Budget::of(self.survey, &slots);
         if freezes {
             budget.free = 0;
         }
@@ -151,6 +151,7 @@ impl<'a> Planner<'a> {
                 None if node.labelled => Decision::wait(Wait::NoShadow),
                 None => Decision::wait(Wait::NotLabelled),
             };
+            requests.wants_slot.push(slots::makes_use(&decision));
             if decision.pods {
                 self.plan.pods.insert(name.clone());
             }
@@ -167,7 +168,6 @@ impl<'a> Planner<'a> {
             {
                 self.plan.evictions.insert(name.clone(), evictions);
             }
-            requests.wants_slot.push(slots::makes_use(&decision.verdict));
             match decision.verdict {
                 Verdict::WantsSlot => requests.wanting.push(node),
                 verdict if view.busy.contains(name) => {

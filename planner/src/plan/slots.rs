@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use jiff::Timestamp;
 use models::operator::Slot;
 
-use crate::decision::Verdict;
+use crate::decision::{Decision, Verdict};
 use crate::policy::Policy;
 use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, NodeFacts, NodeView};
@@ -25,12 +25,12 @@ pub(super) struct Budget<'a> {
 
 impl<'a> Budget<'a> {
     /// The budget less disrupted nodes, nodes with a slot, and nodes that are out of service without the operator.
-    pub(super) fn of(view: &'a ClusterView, survey: &Survey<'a>, slots: &[Slot]) -> Self {
+    pub(super) fn of(survey: &Survey<'a>, slots: &[Slot]) -> Self {
         let policy = survey.policy;
         let held: HashSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
         let limit = policy.max_unavailable.of(survey.total).unwrap_or(1);
         // The number of nodes of each group, and of those of them that are out of service.
-        let mut groups: Vec<_> = (0..policy.groups.len()).map(|index| (view.unlisted.in_group(index), 0)).collect();
+        let mut groups = vec![(0, 0); policy.groups.len()];
         let mut zones = policy.one_zone_at_a_time.then(BTreeMap::new);
         let (mut all_out, mut here, mut others) = (0, 0, 0);
         let mut first = None;
@@ -86,9 +86,10 @@ impl<'a> Budget<'a> {
 
 /// Returns whether a node that is not disrupted yet uses a slot: it waits for one, or has one and begins its drain. The
 /// slot has to outlast the write that begins it, since until then nothing else records that the node is taken.
-pub(super) fn makes_use(verdict: &Verdict) -> bool {
-    match verdict {
-        Verdict::WantsSlot | Verdict::Wait(Wait::ReadingPods) => true,
+pub(super) fn makes_use(decision: &Decision) -> bool {
+    match &decision.verdict {
+        _ if decision.keeps_slot => true,
+        Verdict::WantsSlot => true,
         Verdict::Act(action) => action.begins_disruption(),
         Verdict::Wait(_) | Verdict::Candidate(_) | Verdict::Drill(_) => false,
     }

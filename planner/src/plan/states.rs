@@ -9,7 +9,8 @@ use crate::survey::Survey;
 use crate::survey::key::key_of;
 use crate::view::ClusterView;
 use crate::wait::Wait;
-use crate::{gates, phase};
+use crate::gates::{self, Obstacle};
+use crate::phase;
 
 /// A rollout under way.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,9 +64,11 @@ pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Ve
     let mut refusals = Vec::new();
     for node in survey.nodes.iter().filter(|node| node.pods.is_some()) {
         let Some(ctx) = NodeContext::of(view, &survey, node, now) else { continue };
-        let found = gates::of_drain().filter_map(|gate| gate.refusal(&ctx));
-        let found = found.filter(|wait| !matches!(wait, Wait::ReadingPods | Wait::ExpressionsPending { .. }));
-        refusals.extend(found.map(|wait| (node.facts.name.clone(), wait)));
+        let refused = |obstacle| match obstacle {
+            Obstacle::Refused(wait) => Some((node.facts.name.clone(), wait)),
+            Obstacle::Unknown(_) => None,
+        };
+        refusals.extend(gates::of_drain().filter_map(|gate| gate.obstacle(&ctx)).filter_map(refused));
     }
     refusals
 }

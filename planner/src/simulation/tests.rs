@@ -162,6 +162,37 @@ fn nodes_asleep_change_nothing_about_course() {
 }
 
 #[test]
+fn percentages_are_of_all_nodes_also_of_those_asleep() {
+    let groups = json!([{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": "4%"}]);
+    let canary = || json!({"canary": [{"nodes": 1}, {"nodes": "20%", "soak": "1h"}]});
+    for (strategy, kinds) in
+        [(json!({}), 1), (json!({"preStage": {"maxConcurrent": "10%"}}), 1), (canary(), 1), (canary(), 2)]
+    {
+        let spec = json!({"maxUnavailable": "5%", "strategy": strategy, "nodeGroups": groups,
+            "health": {"before": {"maxUnhealthyNodes": "1%"}}});
+        let mut scenario = fleet(150, 1, &spec);
+        for member in scenario.members.iter_mut().skip(100).filter(|_| kinds == 2) {
+            let mut node = NodeView::clone(&member.node);
+            node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+            member.node = Arc::new(node);
+        }
+        let course = simulate(&scenario, 1);
+        scenario.exhaustive = true;
+        let exhaustive = simulate(&scenario, 1);
+        assert_eq!((course.findings.len(), course.updated(), course.peak), (0, 150, exhaustive.peak), "{spec}");
+        // A second more or less decides which of some nodes comes first.
+        let begin = |course: &Course| {
+            let mut times: Vec<_> = course.nodes.iter().filter_map(|node| node.drained_from).collect();
+            times.sort_unstable();
+            times
+        };
+        let (begin, expected) = (begin(&course), begin(&exhaustive));
+        let late = begin.iter().zip(&expected).find(|(time, expected)| time.abs_diff(**expected) > 60 + *expected / 20);
+        assert_eq!(late, None, "{spec}, {kinds} kinds");
+    }
+}
+
+#[test]
 fn nodes_of_an_earlier_rollout_are_updated_again_also_by_a_pin() {
     let mut scenario = fleet(40, 2, &json!({"maxUnavailable": 2, "version": {"target": NEW.to_string()}}));
     for member in &mut scenario.members {

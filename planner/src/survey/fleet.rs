@@ -104,7 +104,7 @@ impl<'a> Survey<'a> {
         });
         let nodes: Vec<_> = nodes.collect();
         let labelled = || nodes.iter().filter(|node| node.labelled);
-        let total = view.unlisted.total() + labelled().count();
+        let total = labelled().count();
         let unhealthy = labelled().filter(|node| !node.facts.ready && !node.disrupted).count();
         let wanted = labelled().filter_map(|node| Some((node.node, node.want.as_ref()?.version.as_ref().ok()?)));
         let rollouts = rollout::follow(view, policy, wanted, now);

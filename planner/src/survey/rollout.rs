@@ -225,9 +225,7 @@ fn step_on(
     now: Timestamp,
 ) -> (Rollout, Option<Timestamp>) {
     let own = key_of(active);
-    let unlisted = view.unlisted.kinds.get(&(active.variant.clone(), active.arch.clone())).copied().unwrap_or(0);
-    let updated = view.unlisted.updated.get(&own).copied().unwrap_or(0);
-    let mut rollout = Rollout { total: unlisted, finished: updated, ..Rollout::default() };
+    let mut rollout = Rollout::default();
     // A node with a slot is about to be taken out of service.
     let slots: HashSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
     let mut on_their_way = Vec::new();

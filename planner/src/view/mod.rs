@@ -371,8 +371,6 @@ pub enum Standby {
 pub struct ClusterView {
     /// The nodes under the operator, and those that still have a claim or other state of the operator, by name.
     pub nodes: BTreeMap<String, NodeView>,
-    /// Numbers of further nodes under the operator.
-    pub unlisted: UnlistedNodes,
     /// All other nodes, by name.
     pub unmanaged: BTreeMap<String, NodeFacts>,
     /// Shadows that an earlier Node of the same name owned, by that name.
@@ -487,30 +485,6 @@ impl ClusterView {
     pub fn slots(&self) -> impl Iterator<Item = &Slot> {
         let slots = self.operator.iter().flat_map(|operator| &operator.status.slots);
         slots.filter(|slot| !self.retracted.contains(&slot.uid))
-    }
-}
-
-/// Numbers of nodes under the operator that are not in [`ClusterView::nodes`]: a simulation leaves out those about which
-/// nothing changes. They are Ready, and no attempt of theirs is under way. A controller leaves out none.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UnlistedNodes {
-    /// By the index of their group in the policy; `None` for those in none.
-    pub groups: BTreeMap<Option<usize>, usize>,
-    /// By variant and architecture.
-    pub kinds: BTreeMap<(String, String), usize>,
-    /// Those that the present rollout of a variant, an architecture and a version has updated.
-    pub updated: BTreeMap<(String, String, semver::Version), usize>,
-}
-
-impl UnlistedNodes {
-    /// Returns the number of all of them.
-    pub fn total(&self) -> usize {
-        self.kinds.values().sum()
-    }
-
-    /// Returns the number of those in a group of the policy.
-    pub fn in_group(&self, index: usize) -> usize {
-        self.groups.get(&Some(index)).copied().unwrap_or(0)
     }
 }
 

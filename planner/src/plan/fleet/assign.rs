@@ -75,9 +75,15 @@ impl<'a> Planner<'a> {
             let before = position.checked_sub(1).and_then(|before| wanting.get(before));
             let behind = before.map(|node| node.facts.name.clone()).or_else(|| busy.clone());
             let queued = used_up.clone().unwrap_or(Wait::Queued { position, behind });
-            let complete = checked.is_complete();
+            let (complete, under_way) = (checked.is_complete(), checked.is_under_way());
             let wait = self.assign(node, checked, queued, assignment);
-            self.show(node, wait, complete, assignment.any_free);
+            // A node that is about to be next need not show that it waits.
+            let is_next = match wait {
+                Wait::Queued { position: 0, .. } => true,
+                Wait::HandingOver => self.plan.hand_over,
+                _ => under_way,
+            };
+            self.show(node, wait, complete, assignment.any_free && is_next);
         }
         ready
     }
@@ -133,19 +139,13 @@ impl<'a> Planner<'a> {
         !self.plan.hand_over
     }
 
-    /// Records the reason why a node waits. A node that is about to be next need not show that it waits.
-    fn show(&mut self, node: &'a SurveyedNode<'a>, wait: Wait, checked: bool, any_free: bool) {
+    /// Records the reason why a node waits, also in its shadow unless it only passes through this state.
+    fn show(&mut self, node: &'a SurveyedNode<'a>, wait: Wait, checked: bool, passes_through: bool) {
         let name = &node.facts.name;
         if self.view.busy.contains(name) {
             self.wait(node, Wait::Acting);
             return;
         }
-        let passes_through = any_free
-            && match wait {
-                Wait::ReadingPods | Wait::ExpressionsPending { .. } | Wait::Queued { position: 0, .. } => true,
-                Wait::HandingOver => self.plan.hand_over,
-                _ => false,
-            };
         let waiting = self.context(node).and_then(|ctx| {
             let progress = node.progress()?;
             (!passes_through).then(|| phase::waiting_staged(&ctx, progress, wait.clone(), checked))

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Planner;
 use super::assign::Assignment;
-use crate::gates;
+use crate::gates::{self, Obstacle};
 use crate::survey::SurveyedNode;
 use crate::survey::rollout::Rollout;
 use crate::wait::Wait;
@@ -35,6 +35,10 @@ impl Checked {
     /// Returns whether the node waits only for a slot. The others give way, and nodes may be staged in their place.
     pub(super) fn is_ready(&self) -> bool {
         !matches!(self, Self::NoRoom(_) | Self::LeftAlone(_) | Self::Refused(_))
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        matches!(self, Self::UnderWay(_))
     }
 
     /// Returns whether the pods of the node were checked to the end.
@@ -100,9 +104,9 @@ impl<'a> Planner<'a> {
         let expressions = &self.survey.group(node).before.expressions;
         self.plan.expressions.extend(gates::queries(expressions, name));
         let checked = match self.context(node).and_then(|ctx| gates::before_drain(&ctx)) {
-            Some(wait @ (Wait::ReadingPods | Wait::ExpressionsPending { .. })) => Checked::UnderWay(wait),
+            Some(Obstacle::Unknown(wait)) => Checked::UnderWay(wait),
             // Its place is for the next one.
-            Some(refused) => return Checked::Refused(refused),
+            Some(Obstacle::Refused(wait)) => return Checked::Refused(wait),
             None => Checked::Passed,
         };
         places.taken += 1;

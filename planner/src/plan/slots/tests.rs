@@ -20,7 +20,7 @@ fn used_up_budget_names_an_unavailable_node() {
     ] {
         let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(limit), ..Policy::default() };
         let survey = Survey::of(&view, &policy, t(0));
-        assert_eq!(Budget::of(&view, &survey, &[]).used_up.as_ref(), used_up.as_ref(), "{limit}");
+        assert_eq!(Budget::of(&survey, &[]).used_up.as_ref(), used_up.as_ref(), "{limit}");
     }
 }
 
@@ -42,7 +42,7 @@ fn world(policy: &Policy, down: &[&str], ours: &[&str], slots: &[&str]) -> (usiz
     });
     let (view, _) = cluster(nodes.collect(), slots);
     let survey = Survey::of(&view, policy, t(0));
-    let budget = Budget::of(&view, &survey, &view.operator.as_ref().unwrap().status.slots);
+    let budget = Budget::of(&survey, &view.operator.as_ref().unwrap().status.slots);
     let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(policy, survey.find(name).unwrap()));
     (budget.free, refusals.into())
 }

@@ -3,23 +3,21 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
+use models::operator::{ActiveRollout, CountOrPercent};
 use models::shadow::HostState;
 
 use super::Run;
 use crate::plan::{Plan, order_key};
+use crate::policy::Policy;
 use crate::simulation::scenario::Scenario;
-use crate::view::{NodeView, UnlistedNodes};
+use crate::view::NodeView;
 use crate::wait::{Wait, in_order};
 
 /// The number of nodes of a class that are woken at first.
 const AHEAD: usize = 16;
 
-/// The variant and the architecture of nodes.
-type Kind = (String, String);
-
 /// Nodes that are alike: what lets one of them wait for others lets all of them wait.
 struct Class {
-    group: Option<usize>,
     /// The index of their variant and architecture.
     kind: usize,
     /// Those that are asleep, in the order of their updates.
@@ -44,30 +42,31 @@ pub(super) struct Classes<'a> {
     classes: Vec<Class>,
     /// The class of each node.
     of: Vec<usize>,
-    kinds: Vec<Kind>,
     /// The number of nodes of each kind that are awake.
     awake_of: Vec<usize>,
     /// The nodes that are awake, by name: those of the view, with their indices.
     awake: BTreeMap<&'a str, usize>,
+    /// Those of them that may fall asleep as soon as no canary step is due that is a share of them, in the order of their
+    /// updates.
+    counted: Vec<usize>,
 }
 
 impl<'a> Classes<'a> {
-    /// Sorts the nodes of a scenario into classes. All are awake whose class does not decide about them.
-    pub(super) fn of(scenario: &'a Scenario) -> Self {
+    /// Sorts the nodes of a scenario into classes. All are awake whose class does not decide about them, and those that a
+    /// canary step counts.
+    pub(super) fn of(scenario: &'a Scenario, policy: &Policy) -> Self {
         let members = &scenario.members;
         let groups: Vec<_> = members.iter().map(|member| scenario.policy.group_of(&member.node.facts)).collect();
         let (mut by_key, mut by_kind) = (HashMap::new(), HashMap::new());
-        let (mut classes, mut kinds) = (Vec::new(), Vec::new());
+        let mut classes = Vec::new();
         let mut of = Vec::with_capacity(members.len());
         for (member, group) in members.iter().zip(&groups) {
             let zone = if scenario.policy.one_zone_at_a_time { member.node.facts.zone() } else { "" };
             let host = (&member.host.runs, member.host.waits_for_wave, &*member.offered);
-            let kind = *by_kind.entry(kind(&member.node)).or_insert_with_key(|(variant, arch)| {
-                kinds.push(((*variant).to_owned(), (*arch).to_owned()));
-                kinds.len() - 1
-            });
+            let next = by_kind.len();
+            let kind = *by_kind.entry(kind(&member.node)).or_insert(next);
             of.push(*by_key.entry((*group, zone, kind, host)).or_insert_with(|| {
-                classes.push(Class { group: *group, kind, waiting: VecDeque::new(), ahead: AHEAD });
+                classes.push(Class { kind, waiting: VecDeque::new(), ahead: AHEAD });
                 classes.len() - 1
             }));
         }
@@ -76,13 +75,17 @@ impl<'a> Classes<'a> {
             let member = &members[*index];
             order_key(scenario.base.own_node.as_deref(), groups[*index], member.name(), &member.node)
         });
-        let mut all = Self { awake_of: vec![0; kinds.len()], classes, of, kinds, awake: BTreeMap::new() };
+        let counts = policy.canary.iter().any(|step| matches!(step.nodes, CountOrPercent::Percent(_)));
+        let awake_of = vec![0; by_kind.len()];
+        let mut all = Self { awake_of, classes, of, awake: BTreeMap::new(), counted: Vec::new() };
         for index in order {
             let member = &members[index];
-            if !scenario.exhaustive && is_plain(&member.node) {
+            let may_sleep = !scenario.exhaustive && is_plain(&member.node);
+            if may_sleep && !counts {
                 all.classes[all.of[index]].waiting.push_back(index);
             } else {
                 all.wake(index, member.name());
+                all.counted.extend(may_sleep.then_some(index));
             }
         }
         all
@@ -126,16 +129,6 @@ impl<'a> Classes<'a> {
             class.ahead = (class.ahead - class.ahead / 8).max(AHEAD);
         }
     }
-
-    /// Counts the nodes that are asleep.
-    pub(super) fn unlisted(&self) -> UnlistedNodes {
-        let mut unlisted = UnlistedNodes::default();
-        for class in self.classes.iter().filter(|class| !class.waiting.is_empty()) {
-            *unlisted.groups.entry(class.group).or_default() += class.waiting.len();
-            *unlisted.kinds.entry(self.kinds[class.kind].clone()).or_default() += class.waiting.len();
-        }
-        unlisted
-    }
 }
 
 impl Run<'_> {
@@ -170,19 +163,8 @@ impl Run<'_> {
             let Some(index) = self.classes.classes[class].waiting.pop_front() else { return };
             let member = &self.scenario.members[index];
             self.classes.wake(index, member.name());
-            for number in self.unlisted(index) {
-                *number = number.saturating_sub(1);
-            }
             self.view.nodes.insert(member.name().to_owned(), member.view());
         }
-    }
-
-    /// Returns the numbers in which a node counts while it is out of the view.
-    fn unlisted(&mut self, index: usize) -> [&mut usize; 2] {
-        let class = &self.classes.classes[self.classes.of[index]];
-        let UnlistedNodes { groups, kinds, .. } = &mut self.view.unlisted;
-        let kind = self.classes.kinds[class.kind].clone();
-        [groups.entry(class.group).or_default(), kinds.entry(kind).or_default()]
     }
 
     /// Wakes more nodes of the classes of which this plan leaves none to wait. Returns true if there were any.
@@ -223,10 +205,24 @@ impl Run<'_> {
         all
     }
 
-    /// Takes the nodes out of the view that are updated and at rest.
+    /// Takes the nodes out of the view that are updated and at rest, and those that wait behind others, while no canary step
+    /// counts them.
     pub(super) fn fall_asleep(&mut self) {
-        if self.scenario.exhaustive {
+        if self.scenario.exhaustive || self.is_canary_step_due() {
             return;
+        }
+        for index in std::mem::take(&mut self.classes.counted) {
+            let wait = self.course.waits.get(self.scenario.members[index].name());
+            // It is as it was at the beginning.
+            let (true, Some(wait)) = (!self.acted.contains(&index) && !self.states[index].watched, wait) else {
+                continue;
+            };
+            if *wait != Wait::UpToDate {
+                self.classes.classes[self.classes.of[index]].waiting.push_back(index);
+            } else if self.classes.awake_of[self.classes.kind_of(index)] < 2 {
+                continue;
+            }
+            self.remove(index);
         }
         let acted = std::mem::take(&mut self.acted);
         for index in acted {
@@ -235,18 +231,25 @@ impl Run<'_> {
                 self.acted.insert(index);
                 continue;
             }
-            let name = self.scenario.members[index].name();
-            self.view.nodes.remove(name);
-            self.states[index].watched = false;
-            self.course.waits.remove(name);
-            self.classes.sleep(index, name);
-            for number in self.unlisted(index) {
-                *number += 1;
-            }
-            let (variant, arch) = self.classes.kinds[self.classes.kind_of(index)].clone();
-            let runs = self.states[index].host.runs.clone();
-            *self.view.unlisted.updated.entry((variant, arch, runs)).or_default() += 1;
+            self.remove(index);
         }
+    }
+
+    /// Takes a node out of the view.
+    fn remove(&mut self, index: usize) {
+        let name = self.scenario.members[index].name();
+        self.view.nodes.remove(name);
+        self.states[index].watched = false;
+        self.course.waits.remove(name);
+        self.classes.sleep(index, name);
+    }
+
+    fn is_canary_step_due(&self) -> bool {
+        let due = |rollout: &ActiveRollout| {
+            let passed = usize::try_from(rollout.steps_passed).unwrap_or(0);
+            rollout.ended.is_none() && passed < self.policy.canary.len()
+        };
+        self.view.operator.iter().flat_map(|operator| &operator.status.active_rollouts).any(due)
     }
 
     /// Returns whether a node is updated, and nothing is left to do about it.
@@ -263,6 +266,46 @@ impl Run<'_> {
             && node.facts.ready
             && self.is_up_to_date(&node.facts.name)
     }
+}
+
+/// Returns the policy for plans of the nodes that are awake: with numbers of nodes for percentages, which are of all nodes. A
+/// percentage stays in a canary step that is another number for each variant and architecture: all nodes are awake while one
+/// is due, and a rollout that begins once nodes are asleep counts those that are awake.
+pub(super) fn in_numbers(scenario: &Scenario) -> Policy {
+    let mut policy = scenario.policy.clone();
+    if scenario.exhaustive {
+        return policy;
+    }
+    let (mut total, mut groups) = (0, vec![0; policy.groups.len()]);
+    let mut kinds: HashMap<(&str, &str), usize> = HashMap::new();
+    for node in scenario.members.iter().map(|member| &member.node).filter(|node| node.facts.labelled) {
+        total += 1;
+        if let Some(group) = policy.group_of(&node.facts) {
+            groups[group] += 1;
+        }
+        *kinds.entry(kind(node)).or_default() += 1;
+    }
+    // Nodes whose agent has not reported are in no rollout.
+    kinds.remove(&("", ""));
+    let number_of = |share: &mut CountOrPercent, total: usize| {
+        if let Some(number) = share.of(total).and_then(|number| u32::try_from(number).ok()) {
+            *share = CountOrPercent::Count(number);
+        }
+    };
+    number_of(&mut policy.max_unavailable, total);
+    policy.pre_stage.iter_mut().for_each(|limit| number_of(limit, total));
+    policy.all.before.max_unhealthy_nodes.iter_mut().for_each(|limit| number_of(limit, total));
+    for (group, members) in policy.groups.iter_mut().zip(groups) {
+        group.max_unavailable.iter_mut().for_each(|limit| number_of(limit, members));
+        group.policy.before.max_unhealthy_nodes.iter_mut().for_each(|limit| number_of(limit, total));
+    }
+    for step in &mut policy.canary {
+        let numbers: BTreeSet<_> = kinds.values().map(|total| step.nodes.of(*total)).collect();
+        if let (1, Some(total)) = (numbers.len(), kinds.values().next()) {
+            number_of(&mut step.nodes, *total);
+        }
+    }
+    policy
 }
 
 /// Returns the variant and the architecture of a node.

@@ -67,8 +67,8 @@ impl Run<'_> {
     fn plan_all(&mut self) -> Plan {
         loop {
             self.wake_ahead();
-            let mut made = plan(&self.view, &self.scenario.policy, self.now);
-            self.course.findings.extend(lint(&self.view, &self.scenario.policy, &mut made));
+            let mut made = plan(&self.view, &self.policy, self.now);
+            self.course.findings.extend(lint(&self.view, &self.policy, &mut made));
             self.course.plans += 1;
             if !self.wake_more(&made) {
                 self.course.waits = std::mem::take(&mut made.waits);
@@ -119,7 +119,7 @@ impl Run<'_> {
             let few = operator.status.slots.iter().filter(|slot| here(slot)).cloned().collect();
             std::mem::replace(&mut operator.status.slots, few)
         });
-        let mut made = plan(&self.view, &self.scenario.policy, self.now);
+        let mut made = plan(&self.view, &self.policy, self.now);
         self.course.plans += 1;
         if let (Some(operator), Some(slots)) = (&mut self.view.operator, slots) {
             operator.status.slots = slots;
