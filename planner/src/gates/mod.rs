@@ -10,31 +10,15 @@ mod expressions;
 mod fleet;
 mod host;
 mod node;
+mod obstacle;
 mod pods;
 
 use crate::survey::NodeContext;
 use crate::wait::Wait;
 
 pub(crate) use expressions::{gate as expression, objection, queries, quiet_since};
+pub(crate) use obstacle::Obstacle;
 pub(crate) use pods::refusal;
-
-/// The reason why a gate does not let a node pass.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Obstacle {
-    /// The facts that the gate reads are not known yet. A node loses nothing by that.
-    Unknown(Wait),
-    /// The facts rule it out.
-    Refused(Wait),
-}
-
-impl Obstacle {
-    /// Returns the reason that users read.
-    pub(crate) fn into_wait(self) -> Wait {
-        match self {
-            Self::Unknown(wait) | Self::Refused(wait) => wait,
-        }
-    }
-}
 
 /// One check.
 pub(crate) struct Gate {

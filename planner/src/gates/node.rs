@@ -1,4 +1,4 @@
-//! The node: under the operator, free for an update, and healthy, as the others are. `stage_cases.rs` has the table of
+//! The node: under the operator, free for an update, and healthy, as the others are. `plan/tests/stage.rs` has the table of
 //! its membership.
 
 use models::operator::CordonedNodes;

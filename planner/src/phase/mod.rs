@@ -54,7 +54,7 @@ pub use self::row::{Backing, Claims, Phase};
 pub(crate) use self::status::waiting_in_turn;
 
 /// All phases, in the order in which an attempt passes them.
-pub const PHASES: [Phase; 10] = [
+pub const PHASES: &[Phase] = &[
     Phase {
         step: Step::Staging,
         of: |_| true,
@@ -200,35 +200,32 @@ pub const PHASES: [Phase; 10] = [
         deadline: hooks::deadline,
         decide: after_update::decide,
     },
-    RELEASING,
+    Phase {
+        step: Step::Releasing,
+        of: |_| true,
+        backing: Backing::Nothing,
+        claims: Claims::Nothing,
+        hooks: None,
+        holds: |_| "the node is released after its attempt",
+        awaits: |_| "the node is released",
+        log: |_| "attempt ended",
+        deadline: |_| None,
+        decide: releasing::decide,
+    },
 ];
 
 /// The phase in which an attempt ends that does not go through.
-const RELEASING: Phase = Phase {
-    step: Step::Releasing,
-    of: |_| true,
-    backing: Backing::Nothing,
-    claims: Claims::Nothing,
-    hooks: None,
-    holds: |_| "the node is released after its attempt",
-    awaits: |_| "the node is released",
-    log: |_| "attempt ended",
-    deadline: |_| None,
-    decide: releasing::decide,
-};
-
-static ALL: [Phase; PHASES.len()] = PHASES;
-static ENDING: Phase = RELEASING;
+const ENDING: &Phase = &PHASES[PHASES.len() - 1];
 
 impl Phase {
     /// Returns the phase of a step; `None` for one of another version of the controller.
     pub fn of_step(step: Step) -> Option<&'static Self> {
-        ALL.iter().find(|phase| phase.step == step)
+        PHASES.iter().find(|phase| phase.step == step)
     }
 
     /// Returns the phases of an attempt, in their order, without the one that ends it early.
     pub fn path(mode: Mode) -> impl Iterator<Item = &'static Self> {
-        ALL.iter().filter(move |phase| (phase.of)(mode) && phase.step.place() != Place::Over)
+        PHASES.iter().filter(move |phase| (phase.of)(mode) && phase.step.place() != Place::Over)
     }
 }
 
@@ -236,7 +233,7 @@ impl Phase {
 pub(crate) fn decide(ctx: &NodeContext<'_>) -> Decision {
     let progress = ctx.node.progress();
     let phase = progress.and_then(|progress| Phase::of_step(progress.step));
-    let attempt = progress.map(|progress| Attempt { of: ctx, progress, phase: phase.unwrap_or(&ENDING) });
+    let attempt = progress.map(|progress| Attempt { of: ctx, progress, phase: phase.unwrap_or(ENDING) });
     // Before any request: its answer would be a write with the forged attempt in it.
     if let Some(attempt) = attempt.as_ref().filter(|attempt| is_unbacked(attempt, phase)) {
         return end_unbacked(attempt);
@@ -301,7 +298,7 @@ fn staged_waiting(ctx: &Attempt<'_>, wait: Wait) -> Verdict {
 fn without_attempt(ctx: &NodeContext<'_>) -> Decision {
     match idle::lost(ctx) {
         Some(progress) => {
-            let attempt = Attempt { of: ctx, progress: &progress, phase: &ENDING };
+            let attempt = Attempt { of: ctx, progress: &progress, phase: ENDING };
             Decision::act(end::failed(&attempt, FailureReason::ProgressLost, "the record of this attempt is gone"))
         }
         None => idle::decide(ctx),
@@ -311,7 +308,7 @@ fn without_attempt(ctx: &NodeContext<'_>) -> Decision {
 /// Records the reason why a staged node waits, once. The findings of the last check stay until the next one:
 /// `checked` is true if this was one.
 pub(crate) fn waiting_staged(ctx: &NodeContext<'_>, progress: &Progress, wait: Wait, checked: bool) -> Decision {
-    let attempt = Attempt { of: ctx, progress, phase: Phase::of_step(progress.step).unwrap_or(&ENDING) };
+    let attempt = Attempt { of: ctx, progress, phase: Phase::of_step(progress.step).unwrap_or(ENDING) };
     if attempt.mode().is_drill() && checked && wait.reason().is_check_finding() {
         return Decision::act(end::refused(&attempt, &wait));
     }

@@ -31,7 +31,7 @@ fn phases_of_updates_and_drills_differ_only_in_the_wait_for_the_rebooted_node() 
 
 #[test]
 fn what_takes_a_node_out_of_service_is_backed_and_claimed_until_the_node_is_back() {
-    for phase in &PHASES {
+    for phase in PHASES {
         let out = matches!(phase.step.place(), Place::Leaving | Place::Away | Place::Booted);
         assert_eq!(phase.claims != Claims::Nothing, out, "{:?}", phase.step);
         let back = phase.step.place() == Place::Back;

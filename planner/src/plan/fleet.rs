@@ -7,57 +7,26 @@
 mod assign;
 mod begin;
 mod check;
-
-use std::collections::HashMap;
+mod checked;
+mod planner;
 
 use jiff::Timestamp;
 use models::operator::Slot;
-use models::shadow::{Step, VersionFailure};
-use semver::Version;
 
 use self::assign::Assignment;
+use self::planner::{NodeRequests, Planner, earliest};
 use super::slots::Budget;
 use super::{Plan, evictions, follow, freshness, labels, notices, order, report, shadows, silence, slots};
 use crate::decision::{Action, Decision, Verdict};
 use crate::phase;
 use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;
-use crate::survey::NodeContext;
+use crate::survey::Survey;
 use crate::survey::agents::POD_GRACE_PERIOD;
 use crate::survey::quarantine::Quarantine;
-use crate::survey::{Survey, SurveyedNode};
 use crate::view::ClusterView;
 use crate::wait::Wait;
 use models::time::after;
-
-/// A plan under construction.
-struct Planner<'a> {
-    view: &'a ClusterView,
-    policy: &'a Policy,
-    survey: &'a Survey<'a>,
-    held: HashMap<&'a str, &'a Slot>,
-    now: Timestamp,
-    plan: Plan,
-    /// The reason why each node waits, if it does.
-    waits: Vec<Option<Wait>>,
-}
-
-/// The requests of the nodes, each for itself.
-#[derive(Default)]
-struct NodeRequests<'a> {
-    /// Idle nodes that may begin.
-    candidates: Vec<(&'a SurveyedNode<'a>, Version)>,
-    /// Idle nodes whose drill may begin, with its first write unless that is under way.
-    drills: Vec<(&'a SurveyedNode<'a>, Option<Action>)>,
-    /// Staged nodes that may be disrupted.
-    wanting: Vec<&'a SurveyedNode<'a>>,
-    /// Nodes that begin, of which the first write is under way or not observed yet.
-    beginning: Vec<(&'a SurveyedNode<'a>, Version)>,
-    /// True for each node that makes use of a slot.
-    wants_slot: Vec<bool>,
-    /// Failures whose record is about to be written.
-    pending: Vec<(&'a str, Vec<VersionFailure>)>,
-}
 
 /// Makes the plan.
 pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
@@ -108,36 +77,6 @@ impl<'a> Planner<'a> {
             self.wait(node, wait.clone());
         }
         self.report(None)
-    }
-
-    fn context(&self, node: &'a SurveyedNode<'a>) -> Option<NodeContext<'a>> {
-        let slot = self.held.contains_key(node.facts.uid.as_str());
-        Some(NodeContext { slot, ..NodeContext::of(self.view, self.survey, node, self.now)? })
-    }
-
-    fn wake(&mut self, at: Option<Timestamp>) {
-        self.plan.wake = earliest(self.plan.wake, at);
-    }
-
-    fn wait(&mut self, node: &SurveyedNode<'_>, wait: Wait) {
-        self.wake(wait.ends_at());
-        self.waits[node.index] = Some(wait);
-    }
-
-    /// Lets a node that could begin wait for its turn.
-    fn wait_in_turn(&mut self, node: &'a SurveyedNode<'a>, wait: Wait) {
-        let decision = self.context(node).map(|ctx| phase::waiting_in_turn(&ctx, wait.clone()));
-        self.carry_out(node, decision, wait);
-    }
-
-    /// Carries out what was decided about a node that waits: a write, or nothing.
-    fn carry_out(&mut self, node: &SurveyedNode<'_>, decision: Option<Decision>, wait: Wait) {
-        match decision.map(|decision| decision.verdict) {
-            Some(Verdict::Act(action)) => {
-                self.plan.actions.insert(node.facts.name.clone(), action);
-            }
-            _ => self.wait(node, wait),
-        }
     }
 
     /// Collects the next step of each node.
@@ -251,25 +190,5 @@ impl<'a> Planner<'a> {
             self.plan.status = Some(status);
         }
         self.plan
-    }
-}
-
-fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
-}
-
-impl Plan {
-    /// Returns whether no pod is evicted any more once this action is carried out.
-    pub fn ends_drain(action: &Action) -> bool {
-        let continues = matches!(action, Action::Claim { .. } | Action::ReadOwner { .. });
-        !continues && !matches!(action.next_step(), Some(Step::Draining))
-    }
-
-    /// Returns whether this action begins the disruption of a node, or an attempt.
-    pub fn starts(action: &Action) -> bool {
-        action.next_step() == Some(Step::Staging) || action.begins_disruption()
     }
 }

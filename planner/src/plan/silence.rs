@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
+use models::condition::{ConditionStatus, find_condition, set_condition};
 use models::shadow::HOST_REACHABLE;
 use models::time::after;
 
-use super::Plan;
+use super::contents::{Plan, Silence};
 use crate::survey::agents::{AgentState, agent_state, recorded};
 use crate::survey::condition;
 use crate::view::{ClusterView, NodeView};
@@ -21,13 +21,6 @@ use crate::wait::WaitReason;
 /// Time after which the same silence is written again. An agent that reports although its pod is not Ready replaces what
 /// was written: two writes about one node are then this far apart.
 const WRITE_AGAIN: Duration = Duration::from_secs(10 * 60);
-
-/// A silent agent, and what its node's `HostReachable` becomes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Silence {
-    pub reason: WaitReason,
-    pub condition: Condition,
-}
 
 /// Returns `HostReachable` for the nodes whose agent is newly found to be silent.
 pub(super) fn silent(view: &ClusterView, plan: &Plan, now: Timestamp) -> BTreeMap<String, Silence> {
@@ -64,6 +57,7 @@ pub(super) fn silent(view: &ClusterView, plan: &Plan, now: Timestamp) -> BTreeMa
 
 #[cfg(test)]
 mod tests {
+    use models::condition::Condition;
     use models::shadow::{HostState, Step};
 
     use super::*;

@@ -3,14 +3,14 @@
 use jiff::Timestamp;
 use models::operator::ActiveRollout;
 
+use crate::gates::{self, Obstacle};
+use crate::phase;
 use crate::policy::Policy;
 use crate::survey::NodeContext;
 use crate::survey::Survey;
 use crate::survey::key::key_of;
 use crate::view::ClusterView;
 use crate::wait::Wait;
-use crate::gates::{self, Obstacle};
-use crate::phase;
 
 /// A rollout under way.
 #[derive(Clone, Debug, PartialEq)]

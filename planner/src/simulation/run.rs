@@ -14,113 +14,30 @@
 
 mod acts;
 mod asleep;
+mod classes;
+mod event;
 mod events;
+mod state;
 mod turns;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
-use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use models::backoff::{Backoff, Delays};
 use models::shadow::{Place, Step};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use self::asleep::{Classes, in_numbers, is_plain};
-use self::events::Event;
+use self::classes::{Classes, in_numbers, is_plain};
+use self::event::Event;
+use self::state::{Draw, FRUITLESS, PAUSES, State};
+
+pub(super) use self::state::Run;
 use super::course::Course;
-use super::host::Host;
 use super::pods::Pods;
-use super::scenario::{Member, Scenario};
-use crate::policy::Policy;
+use super::scenario::Scenario;
 use crate::view::{ClusterView, NodeView};
 use crate::wait::Wait;
-
-/// The shortest times between two turns, and between two plans of all awake nodes, in seconds, by the number of nodes up to
-/// which they hold. The larger the fleet, the less a few seconds count.
-const PAUSES: [(usize, i64, i64); 4] = [(250, 1, 1), (2000, 2, 2), (20_000, 5, 10), (usize::MAX, 10, 30)];
-
-/// The number of plans after which a simulation ends if no node has gone on to another step: nothing will.
-const FRUITLESS: u64 = 20_000;
-
-/// Times after which a staged node whose pods prevented its drain is checked again: at first as the controller does it, and
-/// then ever less often, since nothing but the events of the simulation changes its pods.
-const CHECK_AGAIN: Delays = (Duration::from_secs(60), Duration::from_hours(12));
-
-/// The subject of a random draw.
-#[derive(Clone, Copy)]
-enum Draw {
-    Host,
-    Pod,
-}
-
-/// A node.
-struct State {
-    host: Host,
-    /// True if it takes pods.
-    schedulable: bool,
-    /// True if its pods are in the view.
-    watched: bool,
-    up: bool,
-    /// The version breaks its pods.
-    sick: bool,
-    /// The end of the download under way.
-    downloads_until: Option<Timestamp>,
-    /// Checks that ruled out its drain.
-    refused: Backoff,
-    /// The numbers of draws so far: for its host, and for its pods.
-    draws: [u32; 2],
-}
-
-impl State {
-    fn of(member: &Member) -> Self {
-        let facts = &member.node.facts;
-        Self {
-            host: member.host.clone(),
-            schedulable: facts.ready && !facts.unschedulable,
-            watched: false,
-            up: facts.ready,
-            sick: false,
-            downloads_until: None,
-            refused: Backoff::default(),
-            draws: [0, 0],
-        }
-    }
-}
-
-pub(super) struct Run<'a> {
-    scenario: &'a Scenario,
-    /// The policy for plans of the nodes that are awake.
-    policy: Policy,
-    seed: u64,
-    now: Timestamp,
-    /// The cluster as plans see it, with the nodes that are awake.
-    view: ClusterView,
-    states: Vec<State>,
-    classes: Classes<'a>,
-    index: HashMap<&'a str, usize>,
-    pods: Pods<'a>,
-    events: BinaryHeap<Reverse<(Timestamp, u64, Event)>>,
-    sent: u64,
-    /// Nodes that have changed since they were planned.
-    touched: BTreeSet<usize>,
-    /// Nodes about which something was written, until they fall asleep.
-    acted: BTreeSet<usize>,
-    /// Nodes with a slot.
-    slots: BTreeSet<usize>,
-    /// Nodes with pods whose eviction a budget has refused.
-    refused: BTreeSet<usize>,
-    /// Nodes with a failure that counts.
-    failed: BTreeSet<usize>,
-    wake: Option<Timestamp>,
-    /// The number of plans up to the last step of a node.
-    fruitful: u64,
-    /// Time of the last plan of all awake nodes.
-    planned: Option<Timestamp>,
-    budgets_changed: bool,
-    course: Course,
-}
 
 impl<'a> Run<'a> {
     pub(super) fn new(scenario: &'a Scenario, seed: u64) -> Self {

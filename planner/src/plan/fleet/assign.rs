@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use models::operator::Slot;
 
-use super::Planner;
-use super::check::Checked;
+use super::checked::Checked;
+use super::planner::Planner;
 use crate::phase;
 use crate::plan::slots::Budget;
 use crate::survey::SurveyedNode;

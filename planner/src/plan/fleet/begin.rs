@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use models::shadow::{Place, Step};
 
 use super::assign::Assignment;
-use super::{NodeRequests, Planner};
+use super::planner::{NodeRequests, Planner};
 use crate::decision::Action;
 use crate::phase;
 use crate::plan::order;

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::Planner;
 use super::assign::Assignment;
+use super::checked::Checked;
+use super::planner::Planner;
 use crate::gates::{self, Obstacle};
 use crate::survey::SurveyedNode;
 use crate::survey::rollout::Rollout;
@@ -12,40 +13,6 @@ use crate::wait::Wait;
 /// The number of candidates beyond the free slots whose pods are checked, so that one that cannot be drained gives way
 /// to the next at once. A refused one is checked again after a pause, since checking all would cost a watch a node.
 const MARGIN: usize = 2;
-
-/// The result of the check of one node.
-pub(super) enum Checked {
-    /// There is no room for it in its group or zone.
-    NoRoom(Wait),
-    /// The canary step is full: nodes of another version may come behind it.
-    StepFull(Option<Wait>),
-    /// It was refused recently, and is not checked.
-    LeftAlone(Wait),
-    /// Others come first, and it is not checked.
-    Queued,
-    /// The pods or expressions are being read.
-    UnderWay(Wait),
-    /// Pods, budgets or expressions prevent a drain.
-    Refused(Wait),
-    /// It may be drained.
-    Passed,
-}
-
-impl Checked {
-    /// Returns whether the node waits only for a slot. The others give way, and nodes may be staged in their place.
-    pub(super) fn is_ready(&self) -> bool {
-        !matches!(self, Self::NoRoom(_) | Self::LeftAlone(_) | Self::Refused(_))
-    }
-
-    pub(super) fn is_under_way(&self) -> bool {
-        matches!(self, Self::UnderWay(_))
-    }
-
-    /// Returns whether the pods of the node were checked to the end.
-    pub(super) fn is_complete(&self) -> bool {
-        matches!(self, Self::Refused(_) | Self::Passed)
-    }
-}
 
 /// The places for nodes whose pods are checked: as many as there are free slots, and some more.
 pub(super) struct Places {

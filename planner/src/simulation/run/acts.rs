@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use models::shadow::UPDATED;
 
-use super::events::Event;
-use super::{CHECK_AGAIN, Draw, Run};
+use super::event::Event;
+use super::state::{CHECK_AGAIN, Draw, Run};
 use crate::decision::{Action, Evictions};
 use crate::drain;
 use crate::plan::Plan;

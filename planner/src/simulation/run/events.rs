@@ -4,24 +4,12 @@ use jiff::SignedDuration;
 use models::shadow::{ArmedPhase, HostState};
 use rand::Rng as _;
 
-use super::{Draw, Run};
+use super::event::Event;
+use super::state::{Draw, Run};
 use crate::simulation::pods::Place;
 use crate::simulation::scenario::{Fault, FaultEffect};
 use crate::view::PodFacts;
 use crate::wait::Wait;
-
-/// An event on a node, by its index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Event {
-    Agent(usize),
-    Down(usize),
-    Up(usize),
-    /// Node, and serial and template of the pod.
-    PodEnds(usize, u32, u32),
-    PodReady(usize, u32, u32),
-    /// A pod of this template on a node that is not under the operator.
-    PodReadyElsewhere(u32),
-}
 
 impl Run<'_> {
     pub(super) fn happen(&mut self, event: Event) {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use models::operator::Slot;
 use models::shadow::{HostState, Step};
 
-use super::{PAUSES, Run};
+use super::state::{PAUSES, Run};
 use crate::lint::lint;
 use crate::plan::{Plan, plan};
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 use models::permit::PERMIT_LIFETIME;
 use models::shadow::{AttemptResult, CORDONED, DrainStatus, HostState, Record, Step, VersionFailure};
 
-use super::plan;
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
+use crate::plan::plan;
 use crate::policy::Policy;
 use crate::view::{LeaseObservations, NodeView};
 

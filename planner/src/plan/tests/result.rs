@@ -8,11 +8,11 @@ use models::shadow::{
     DrainStatus, DrainedPod, Failure, HostState, MOST_RESULTS, PodMove, RolloutPlace, RolloutResult, Step,
 };
 
-use super::plan;
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
+use crate::plan::plan;
 use crate::policy::Policy;
 use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeView, PodFacts, ServiceFacts};
 

@@ -5,10 +5,10 @@ use models::reason::FailureReason;
 use models::shadow::{BLOCKED, HEALTHY, HostState, Record, Step, UPDATED};
 use semver::Version;
 
-use super::plan;
 use crate::claims::ClaimFields;
 use crate::decision::{Action, Note};
 use crate::fixtures::*;
+use crate::plan::plan;
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView, Compared, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;

@@ -5,8 +5,8 @@ use models::operator::DEGRADED;
 use models::shadow::{HostState, OfferedUpdates, Step};
 use serde_json::json;
 
-use super::plan;
 use crate::fixtures::{NEW, at, cluster, node, record_history, shadow, t, with_policy};
+use crate::plan::plan;
 use crate::policy::Policy;
 use crate::revisions::RevisionAction;
 use crate::view::{ClusterView, NodeView, ShadowFacts};

@@ -2,10 +2,10 @@
 
 use models::shadow::{AttemptResult, HostState, Record, Step};
 
-use super::plan;
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
+use crate::plan::plan;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 

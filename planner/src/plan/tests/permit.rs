@@ -3,9 +3,9 @@
 use models::condition::find_condition;
 use models::shadow::{ArmedPhase, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
 
-use super::plan;
 use crate::decision::Action;
 use crate::fixtures::*;
+use crate::plan::plan;
 use crate::policy::Policy;
 use crate::view::ClusterView;
 

@@ -4,10 +4,10 @@ use models::shadow::{
     ArmedPhase, ControllerReport, DrainStatus, HOST_REACHABLE, HostPolicy, HostState, OfferedUpdates, Permit, Step,
 };
 
-use super::{Plan, plan};
 use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::Action;
 use crate::fixtures::*;
+use crate::plan::{Plan, plan};
 use crate::view::{NodeView, ShadowFacts};
 use crate::wait::Wait;
 

@@ -4,9 +4,9 @@ use models::operator::BLOCKED;
 use models::shadow::{HostState, Step};
 use serde_json::json;
 
-use super::{Plan, news, plan};
 use crate::decision::Action;
 use crate::fixtures::{at, cluster, condition, t, with_policy};
+use crate::plan::{Plan, news, plan};
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView};
 use crate::wait::Wait;

@@ -4,12 +4,12 @@ use models::operator::BottlerocketUpdateOperatorSpec;
 use models::shadow::{BLOCKED, DrainStatus, HostState, Step};
 use serde_json::json;
 
-use super::{Plan, plan};
 use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::hooks;
+use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::view::{Answer, ClusterView, NodeView};
 use crate::wait::Wait;

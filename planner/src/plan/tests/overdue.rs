@@ -3,9 +3,9 @@
 use models::reason::FailureReason;
 use models::shadow::HostState;
 
-use super::{Plan, plan};
 use crate::decision::Action;
 use crate::fixtures::*;
+use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
 

@@ -2,9 +2,9 @@
 
 use models::shadow::{DrainStatus, DrainedPod, ReturnedOwner};
 
-use super::{Plan, plan};
 use crate::decision::Action;
 use crate::fixtures::*;
+use crate::plan::{Plan, plan};
 
 #[test]
 fn plan_wakes_for_retry_of_refused_eviction() {

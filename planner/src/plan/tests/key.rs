@@ -4,9 +4,9 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use models::shadow::{HostPolicy, HostState, Permit, Step};
 
-use super::plan;
 use crate::decision::Action;
 use crate::fixtures::*;
+use crate::plan::plan;
 use crate::view::NodeView;
 
 /// The host settings of node `a`, a signature of them, and the key that made it.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use models::operator::{CountOrPercent, Slot};
 use models::shadow::{HostState, Step};
 
-use super::plan;
 use crate::fixtures::{NEW, at, cluster, node, pod, t};
+use crate::plan::plan;
 use crate::policy::Policy;
 use crate::standby::standby;
 use crate::view::{ClusterView, NodeView, PodFacts, Standby};

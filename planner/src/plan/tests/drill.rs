@@ -9,12 +9,12 @@ use models::reason::ENDS;
 use models::shadow::{DrillResult, Failure, HOST_REACHABLE, HostState, Permit, Record, Step, UNSUPPORTED_STATE};
 use serde_json::json;
 
-use super::{Plan, TURN, checks, plan};
 use crate::claims::ClaimFields;
 use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::lint::lint;
+use crate::plan::{Plan, TURN, checks, plan};
 use crate::policy::Policy;
 use crate::simulation::Host;
 use crate::view::{Blocked, ClusterView, PodFacts};

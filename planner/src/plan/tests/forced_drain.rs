@@ -1,9 +1,9 @@
 //! The deletion of the pods that are left at the deadline of a drain.
 
-use super::drain_cases::names;
-use super::plan;
+use super::drain::names;
 use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
+use crate::plan::plan;
 use crate::policy::Policy;
 use crate::view::{InFlight, PodFacts};
 

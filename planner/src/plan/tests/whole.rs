@@ -7,9 +7,9 @@ use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, BLOCKED, HostState, OfferedUpdates, Permit, Step};
 use semver::Version;
 
-use super::{Plan, plan};
 use crate::decision::Action;
 use crate::fixtures::*;
+use crate::plan::{Plan, plan};
 use crate::view::{ClusterView, LeaseObservations, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
 use crate::wait::Wait;
 

@@ -5,10 +5,10 @@ use models::shadow::{HostState, Record, Step, VersionFailure};
 
 use serde_json::json;
 
-use super::plan;
 use crate::decision::Action;
 use crate::fixtures::{NEW, at, cluster, failure, node, shadow, t, updated, with_policy, written};
 use crate::hold::Hold;
+use crate::plan::plan;
 use crate::view::{ClusterView, ShadowFacts};
 use crate::wait::Wait;
 

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use models::shadow::{HostState, Step};
 
-use super::{ShadowChange, plan};
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
+use crate::plan::{ShadowChange, plan};
 
 /// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
 #[test]

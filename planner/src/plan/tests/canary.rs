@@ -3,8 +3,8 @@
 use models::shadow::{HostState, Step};
 use semver::Version;
 
-use super::{Plan, plan};
 use crate::fixtures::*;
+use crate::plan::{Plan, plan};
 use crate::wait::Wait;
 
 /// Under a canary step of one, a node that had to wait with its image is about to be disrupted.

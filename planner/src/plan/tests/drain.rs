@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use models::condition::find_condition;
 use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
 
-use super::{Plan, plan};
 use crate::claims::ClaimFields;
 use crate::decision::{Action, Evictions};
 use crate::fixtures::*;
 use crate::hold::Hold;
+use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
 use crate::wait::Wait;

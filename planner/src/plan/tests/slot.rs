@@ -7,10 +7,10 @@ use models::reason::FailureReason;
 use models::shadow::{BLOCKED, HostState, Permit, Step};
 use serde_json::{Value, json};
 
-use super::{Plan, plan};
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
+use crate::plan::{Plan, plan};
 use crate::view::{ClusterView, LeaseObservations, NodeView, Refused, Standby};
 use crate::wait::Wait;
 

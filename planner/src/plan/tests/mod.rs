@@ -1,0 +1,30 @@
+//! Whole plans: what is done about the nodes of a small cluster, and why the others wait.
+
+mod attempt;
+mod blocker;
+mod canary;
+mod claim;
+mod drain;
+mod drill;
+mod earlier;
+mod expression;
+mod follow;
+mod forced_drain;
+mod hand_over;
+mod health;
+mod hook;
+mod key;
+mod overdue;
+mod permit;
+mod release;
+mod request;
+mod result;
+mod slot;
+mod stage;
+mod whole;
+
+use crate::decision::*;
+use crate::plan::*;
+use crate::survey::quarantine::Quarantine;
+use crate::view::NodeFacts;
+use crate::wait::Wait;
