@@ -47,3 +47,18 @@ fn texts_of_phases_are_clauses_that_others_put_into_sentences() {
         }
     }
 }
+
+#[test]
+fn step_of_the_next_version_is_a_row_and_a_file_beside_its_name_and_the_phase_before_it() {
+    // The patch is built, and its programs are tested beside these: `integ/next`.
+    let patch = include_str!("../../../integ/next/next.patch");
+    let files = patch.split("diff --git a/").filter(|diff| diff.contains("Planning"));
+    let names: Vec<_> = files.filter_map(|diff| diff.split(' ').next()).collect();
+    let expected = [
+        "models/src/shadow/controller.rs",
+        "planner/src/phase/mod.rs",
+        "planner/src/phase/planning.rs",
+        "planner/src/phase/waiting.rs",
+    ];
+    assert_eq!(names, expected);
+}
