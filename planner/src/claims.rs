@@ -1,5 +1,5 @@
 //! Claims: the fields on a Node that the operator owns during an attempt, and how to distinguish them from values that
-//! others have set. `plan/attempt/claim.rs` maps a step to a claim.
+//! others have set. `phase/claim.rs` has what a phase claims.
 //!
 //! A claim is field ownership by server-side apply. A field that another client set to the same value is shared, and
 //! stays when the claim is released; a label or annotation that a client set to another value is left unchanged.

@@ -1,4 +1,4 @@
-//! What is decided about one node: the next write or live read, the pods to evict, or the reason why it waits.
+//! Decisions about one node: the next write or live read, the pods to evict, or the reason why it waits.
 
 use std::collections::BTreeMap;
 

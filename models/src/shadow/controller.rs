@@ -142,7 +142,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// What the attempt is made for.
+    /// Returns the kind of the attempt.
     pub fn mode(&self) -> Mode {
         self.drill.as_ref().map_or(Mode::Update, Drill::mode)
     }

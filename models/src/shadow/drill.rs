@@ -22,7 +22,7 @@ pub const EVICT: &str = "evict";
 /// Word in the value of a request for a drill: the image of the update is downloaded first.
 pub const DOWNLOAD: &str = "download";
 
-/// What an attempt is made for. Both pass the same steps.
+/// Kind of an attempt. Both pass the same steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The node is to run another version.

@@ -1,4 +1,4 @@
-//! What a node in another boot than the one that its desired state was for shows of its update.
+//! The continuation of an update whose node is in another boot than the one that its desired state was for.
 
 use jiff::Timestamp;
 use models::reason::FailureReason;

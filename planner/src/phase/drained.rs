@@ -1,4 +1,4 @@
-//! What several phases know of the pods of a drain.
+//! The pods of a drain, as several phases see them.
 
 use std::collections::{BTreeSet, HashSet};
 

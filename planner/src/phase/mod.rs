@@ -269,7 +269,7 @@ pub(crate) fn decide(ctx: &NodeContext<'_>) -> Decision {
     status::with_blocked_condition(ctx, hooks::with_request(&attempt, decision))
 }
 
-/// What follows from the outcome of a phase.
+/// Returns the verdict that follows from the outcome of a phase.
 fn conclude(ctx: &Attempt<'_>, outcome: Outcome) -> Verdict {
     Verdict::Act(match outcome {
         Outcome::Stay(wait) => return Verdict::Wait(wait),

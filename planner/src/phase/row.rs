@@ -1,4 +1,4 @@
-//! What a phase is: a row of [`PHASES`](super::PHASES), and what its `decide` returns.
+//! One phase: a row of [`PHASES`](super::PHASES), and the outcomes of its `decide`.
 
 use std::ops::Deref;
 
@@ -16,20 +16,20 @@ use super::status::unblock;
 /// A text that may depend on what the attempt is made for.
 pub(super) type Text = fn(Mode) -> &'static str;
 
-/// What everyone has to know of one step of an attempt.
+/// One step of an attempt: everything that others ask about it, and its decisions.
 pub struct Phase {
     pub step: Step,
     /// Returns whether an attempt of this kind has the step.
     pub of: fn(Mode) -> bool,
-    /// What has to back the step.
+    /// The record that has to back the step.
     pub backing: Backing,
-    /// What is claimed on the node.
+    /// The fields that are claimed on the node.
     pub claims: Claims,
     /// The hooks that are awaited in it.
     pub hooks: Option<Awaited>,
     /// The sentence that is true once it is over.
     pub holds: Text,
-    /// What it waits for, for users.
+    /// The thing that it waits for, for users.
     pub awaits: Text,
     /// The log line at its beginning.
     pub log: Text,
@@ -39,7 +39,7 @@ pub struct Phase {
     pub(crate) decide: fn(&Attempt<'_>) -> Turn,
 }
 
-/// What the controller records before a step: without it, the attempt is not the controller's own.
+/// A record that the controller makes before a step: without it, the attempt is not the controller's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Nothing: nothing is disrupted, or nothing any more.
@@ -52,7 +52,7 @@ pub enum Backing {
     SlotUntilVerified,
 }
 
-/// What is claimed on a node.
+/// Fields that are claimed on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claims {
     Nothing,
@@ -113,7 +113,7 @@ impl Attempt<'_> {
     }
 }
 
-/// What a phase decides.
+/// The decision of a phase.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
     /// The step goes on.
@@ -132,7 +132,7 @@ pub(crate) enum Outcome {
     Pass(Option<Note>),
 }
 
-/// What a phase decides, with the pods to evict, the expressions to query and the time to decide again.
+/// The decision of a phase, with the pods to evict, the expressions to query and the time to decide again.
 pub(crate) type Turn = Decision<Outcome>;
 
 pub(super) fn stay(wait: Wait) -> Turn {

@@ -1,4 +1,4 @@
-//! What a node that has no slot yet is asked, whether its image is staged or not. Nothing of it disrupts anything.
+//! Decisions about a node without a slot that the download and the wait after it have in common. They disrupt nothing.
 
 use jiff::Timestamp;
 use models::reason::FailureReason;

@@ -1,4 +1,4 @@
-//! What a plan is made of.
+//! The contents of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 

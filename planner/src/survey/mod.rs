@@ -1,4 +1,4 @@
-//! What the rules for one node read: the node itself ([`NodeContext`]), and a summary of the fleet, made once for each plan
+//! Facts that the rules for one node read: the node itself ([`NodeContext`]), and a summary of the fleet, made once for each plan
 //! ([`Survey`]).
 
 pub(crate) mod agents;

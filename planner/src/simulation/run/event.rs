@@ -1,4 +1,4 @@
-//! What happens in a course.
+//! The events of a course.
 
 /// An event on a node, by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
