@@ -84,7 +84,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
             (false, true) => lines.push(Line::new("node claimed").about(name, progress)),
             (true, false) => {
                 let back = |place| matches!(place, Place::Away | Place::Booted | Place::Back);
-                let rebooted = progress.is_some_and(|p| back(p.step.place()));
+                let rebooted = progress.is_some_and(|p| !p.mode().is_drill() && back(p.step.place()));
                 let text = if rebooted { "node rebooted: released" } else { "node released" };
                 lines.push(Line::new(text).about(name, progress));
             }

@@ -4,10 +4,11 @@ use jiff::Timestamp;
 use models::condition::{Condition, find_condition, true_condition};
 use models::operator::BLOCKED as ALL_BLOCKED;
 use models::reason::End;
-use models::shadow::{ArmedPhase, BLOCKED, Drill, HOST_REACHABLE, HostState, Step};
+use models::shadow::{ArmedPhase, BLOCKED, Drill, HOST_REACHABLE, HostState};
 use models::time::after;
+use planner::phase::Phase;
 use planner::plan::{CheckResult, checks, deadlines, freshness};
-use planner::view::{ClusterView, NodeFacts, ShadowFacts};
+use planner::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 use semver::Version;
 use serde::Serialize;
@@ -254,7 +255,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     let mut next: Vec<Next> =
         plan.actions.get(name).map(|action| Next { at: None, what: next_action(action) }).into_iter().collect();
     next.extend(first.and_then(|wait| Some(Next { at: Some(wait.ends_at()?), what: end_of(wait) })));
-    next.extend(deadline.map(|at| Next { at: Some(at), what: given_up(view_step(&view, name)) }));
+    next.extend(deadline.map(|at| Next { at: Some(at), what: given_up(&view, name) }));
     let end = waits.as_ref().and_then(|waits| waits.ends_with.clone());
     next.extend(end.filter(|_| next.is_empty()).map(|end| Next { at: None, what: format!("what ends it: {end}") }));
     next.sort_by_key(|next| (next.at.is_none(), next.at));
@@ -285,23 +286,11 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     }
 }
 
-fn view_step(view: &ClusterView, name: &str) -> Option<Step> {
-    view.nodes.get(name)?.step()
-}
-
-/// Returns what happens when the time limit of a step has passed.
-fn given_up(step: Option<Step>) -> String {
-    match step {
-        Some(Step::Draining | Step::LeavingLoadBalancer) => {
-            "the drain ends: what is left is deleted, or the node is released, as spec.drain.atDeadline says".to_owned()
-        }
-        Some(Step::BeforeDrain | Step::AfterUpdate) => {
-            "the last hook is no longer waited for, as its onTimeout says".to_owned()
-        }
-        Some(Step::Verifying) => "the verification ends with what is known then".to_owned(),
-        Some(step) => format!("the step {} is given up, and the attempt fails", step.as_str()),
-        None => "the attempt is given up".to_owned(),
-    }
+/// Returns what happens when the time limit of the step of a node has passed.
+fn given_up(view: &ClusterView, name: &str) -> String {
+    let progress = view.nodes.get(name).and_then(NodeView::progress);
+    let phase = progress.and_then(|progress| Some((Phase::of_step(progress.step)?, progress.mode())));
+    phase.map_or("the attempt is given up", |(phase, mode)| (phase.late)(mode)).to_owned()
 }
 
 /// Returns what happens at the end of a wait that has one.

@@ -199,8 +199,9 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
     let mut silent = Vec::new();
     for (name, facts) in cluster.nodes.iter().flatten() {
         let shadow = cluster.shadows.get(name);
-        let step = shadow.and_then(|shadow| shadow.status.controller.progress.as_ref()).map(|progress| progress.step);
-        let goes_down = matches!(step.map(Step::place), Some(Place::Away | Place::Booted));
+        let progress = shadow.and_then(|shadow| shadow.status.controller.progress.as_ref());
+        let update = progress.filter(|progress| !progress.mode().is_drill());
+        let goes_down = matches!(update.map(|update| update.step.place()), Some(Place::Away | Place::Booted));
         if !facts.labelled || !facts.ready || facts.deleting || goes_down {
             continue;
         }

@@ -126,6 +126,11 @@ fn claims_and_permits_log_one_line_each() {
         };
         assert_eq!(texts(&pair(&after)), expected, "{sentence}");
     }
+    let (mut before, after) = (shadow(None), facts(none, false));
+    before.status.controller.progress.as_mut().unwrap().drill = Some(models::shadow::Drill::default());
+    let of = |facts| Pair { facts, shadow: Some(&before) };
+    let lines = of_node(of(&facts(cordon, true)), of(&after));
+    assert_eq!(texts(&lines), [(false, "node released")], "no host reboots in a drill");
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(crate) fn has_canary_place(ctx: &NodeContext<'_>) -> Option<Wait> {
 /// Returns why a closed window does not delay the node, if that is so.
 pub(crate) fn urgency(ctx: &NodeContext<'_>) -> Option<String> {
     // A drill is not urgent, whatever version the node is to have.
-    if ctx.is_drill() {
+    if ctx.mode().is_drill() {
         return None;
     }
     let closed = matches!(ctx.survey.window(ctx.node), WindowState::Closed { blackout: false, .. });

@@ -13,6 +13,8 @@ mod node;
 mod obstacle;
 mod pods;
 
+use models::shadow::Mode;
+
 use crate::survey::NodeContext;
 use crate::wait::Wait;
 
@@ -28,6 +30,10 @@ pub(crate) struct Gate {
     /// The sentence that is true if a node passes.
     pub(crate) holds: &'static str,
     check: GateCheck,
+    /// Returns whether it concerns an attempt of this kind.
+    of: fn(Mode) -> bool,
+    /// Returns the exception by which a node passes, if it does by one.
+    pub(crate) exception: fn(&NodeContext<'_>) -> Option<String>,
 }
 
 /// The function of a gate.
@@ -60,12 +66,18 @@ const fn gate(
     holds: &'static str,
     check: fn(&NodeContext<'_>) -> Option<Wait>,
 ) -> Gate {
-    Gate { stage, name, holds, check: GateCheck::Known(check) }
+    Gate { stage, name, holds, check: GateCheck::Known(check), of: |_| true, exception: |_| None }
 }
 
 const fn drain_gate(name: &'static str, holds: &'static str, check: fn(&NodeContext<'_>) -> Option<Obstacle>) -> Gate {
-    Gate { stage: Drain, name, holds, check: GateCheck::FoundOut(check) }
+    Gate { stage: Drain, name, holds, check: GateCheck::FoundOut(check), of: |_| true, exception: |_| None }
 }
+
+/// Updates, and drills that download an image: others need no version.
+const WITH_VERSION: fn(Mode) -> bool = |mode| !matches!(mode, Mode::Drill { download: false, .. });
+
+/// Updates: the request for a drill is newer than a back-off, and brings no node to a version.
+const UPDATES: fn(Mode) -> bool = |mode| mode == Mode::Update;
 
 /// All gates, in their order.
 const GATES: &[Gate] = &[
@@ -77,9 +89,11 @@ const GATES: &[Gate] = &[
     gate(Begin, "NotLockedByOther", "no other client has locked the host's version", host::no_conflicting_lock),
     gate(Begin, "Disarmed", "the agent has confirmed that nothing of the operator is armed", host::is_disarmed),
     gate(Begin, "AttemptsLeft", "the number of the next attempt is not too high", host::has_attempts_left),
-    gate(Begin, "HasTarget", "policy has a version for the node, and the host offers it", host::has_target),
+    gate(Begin, "HasTarget", "policy has a version for the node, and the host offers it", host::has_target)
+        .only(WITH_VERSION),
     gate(New, "Enabled", "updates are enabled, by a valid policy", fleet::is_enabled),
-    gate(New, "NotQuarantined", "the version has not failed too often on this kind of host", fleet::is_not_quarantined),
+    gate(New, "NotQuarantined", "the version has not failed too often on this kind of host", fleet::is_not_quarantined)
+        .only(WITH_VERSION),
     gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),
     gate(New, "NotHeld", "no user holds the node", node::is_not_held),
     gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),
@@ -87,10 +101,12 @@ const GATES: &[Gate] = &[
     gate(Disrupt, "NodeReady", "the node is Ready", node::is_ready),
     gate(Disrupt, "AgentReady", AGENT_READY, components::agent),
     gate(Disrupt, "NoPressure", "the node reports no shortage", node::has_no_pressure),
-    gate(Disrupt, WINDOW_OPEN, "a window is open, or it is urgent; no blackout", fleet::window_is_open),
+    gate(Disrupt, "WindowOpen", "a window is open, or it is urgent; no blackout", fleet::window_is_open)
+        .unless(fleet::urgency),
     gate(Disrupt, "FewUnhealthyNodes", "no more nodes are not Ready than policy allows", node::few_unhealthy_nodes),
-    gate(Begin, "NotInBackOff", "the back-off after the last failed attempt is over", node::is_not_in_back_off),
-    gate(Begin, "CanaryPlace", "the canary step has room for the node", fleet::has_canary_place),
+    gate(Begin, "NotInBackOff", "the back-off after the last failed attempt is over", node::is_not_in_back_off)
+        .only(UPDATES),
+    gate(Begin, "CanaryPlace", "the canary step has room for the node", fleet::has_canary_place).only(UPDATES),
     drain_gate("PodsRead", "the pods on the node are known", pods::are_known),
     drain_gate("DaemonSetsExist", "the DaemonSets of its pods exist", pods::daemon_sets_exist),
     drain_gate("PodsMayBeEvicted", "every pod on the node may be evicted", pods::may_be_evicted),
@@ -99,21 +115,27 @@ const GATES: &[Gate] = &[
     drain_gate("ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];
 
-const WINDOW_OPEN: &str = "WindowOpen";
-
 const AGENT_READY: &str = "a pod of the agent on the node is Ready";
 
-/// Returns the gates of these stages, in their order.
-fn of<'a>(stages: &'a [GateStage]) -> impl Iterator<Item = &'static Gate> + 'a {
-    GATES.iter().filter(move |gate| stages.contains(&gate.stage))
+/// Returns the gates of these stages for an attempt of this kind, in their order.
+fn of(stages: &[GateStage], mode: Mode) -> impl Iterator<Item = &'static Gate> + '_ {
+    GATES.iter().filter(move |gate| stages.contains(&gate.stage) && (gate.of)(mode))
 }
 
 /// Returns the first obstacle in the gates of these stages.
 fn first_obstacle(stages: &[GateStage], ctx: &NodeContext<'_>) -> Option<Obstacle> {
-    of(stages).find_map(|gate| gate.obstacle(ctx))
+    of(stages, ctx.mode()).find_map(|gate| gate.obstacle(ctx))
 }
 
 impl Gate {
+    const fn only(self, of: fn(Mode) -> bool) -> Self {
+        Self { of, ..self }
+    }
+
+    const fn unless(self, exception: fn(&NodeContext<'_>) -> Option<String>) -> Self {
+        Self { exception, ..self }
+    }
+
     /// Returns the reason why a node does not pass, with whether its facts are known.
     pub(crate) fn obstacle(&self, ctx: &NodeContext<'_>) -> Option<Obstacle> {
         match self.check {
@@ -128,72 +150,31 @@ impl Gate {
     }
 }
 
-/// Returns the stages that an idle node has to pass before it begins an attempt.
-fn stages_to_begin(ctx: &NodeContext<'_>) -> &'static [GateStage] {
-    let ahead = ctx.policy.pre_stage.is_some();
-    if ahead { &[Begin, New] } else { &[Begin, New, Disrupt] }
-}
-
-/// Returns the gates of an idle node before it begins an attempt, in their order.
+/// Returns the gates of an idle node before it begins an attempt, in their order. Before a drill, also one with a download, it has
+/// to be a node that may be disrupted.
 pub(crate) fn of_idle(ctx: &NodeContext<'_>) -> impl Iterator<Item = &'static Gate> {
-    of(stages_to_begin(ctx))
+    let ahead = ctx.policy.pre_stage.is_some() && !ctx.mode().is_drill();
+    of(if ahead { &[Begin, New] } else { &[Begin, New, Disrupt] }, ctx.mode())
 }
 
 /// Returns the gates of a node with its image before it may have a slot, in their order.
-pub(crate) fn of_staged() -> impl Iterator<Item = &'static Gate> {
-    of(&[New, Disrupt])
+pub(crate) fn of_staged(ctx: &NodeContext<'_>) -> impl Iterator<Item = &'static Gate> {
+    of(&[New, Disrupt], ctx.mode())
 }
 
 /// Returns the gates of a node before it is drained, in their order.
-pub(crate) fn of_drain() -> impl Iterator<Item = &'static Gate> {
-    of(&[Drain])
+pub(crate) fn of_drain(ctx: &NodeContext<'_>) -> impl Iterator<Item = &'static Gate> {
+    of(&[Drain], ctx.mode())
 }
 
-/// Checks that an idle node may begin an attempt.
+/// Checks that an idle node may begin an attempt, or the drill that is requested.
 pub(crate) fn begin(ctx: &NodeContext<'_>) -> Option<Wait> {
     of_idle(ctx).find_map(|gate| gate.wait(ctx))
 }
 
 /// Checks that a node that has its image may be taken out of service, as far as the cheap gates go.
 pub(crate) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
-    of_staged().find_map(|gate| gate.wait(ctx))
-}
-
-/// The gates that concern an update alone, and no drill: a drill needs no version unless it downloads one, and its request is
-/// newer than a back-off.
-const OF_VERSION: &[&str] = &["HasTarget", "NotQuarantined"];
-const OF_UPDATE: &[&str] = &["NotInBackOff", "CanaryPlace"];
-
-/// Returns the gates of a drill, of these stages, in their order.
-fn of_drill_in(stages: &[GateStage], download: bool) -> impl Iterator<Item = &'static Gate> + '_ {
-    let applies = move |gate: &&Gate| !OF_UPDATE.contains(&gate.name) && (download || !OF_VERSION.contains(&gate.name));
-    of(stages).filter(applies)
-}
-
-/// Returns the gates of an idle node before it begins a drill, in their order: also before a download the node has to be one
-/// that may be disrupted.
-pub(crate) fn of_idle_drill(download: bool) -> impl Iterator<Item = &'static Gate> {
-    of_drill_in(&[Begin, New, Disrupt], download)
-}
-
-/// Checks that an idle node may begin a drill.
-pub(crate) fn begin_drill(ctx: &NodeContext<'_>, download: bool) -> Option<Wait> {
-    of_idle_drill(download).find_map(|gate| gate.wait(ctx))
-}
-
-/// Returns the gates of a drill before it may have a slot, in their order.
-pub(crate) fn of_started_drill(download: bool) -> impl Iterator<Item = &'static Gate> {
-    of_drill_in(&[New, Disrupt], download)
-}
-
-/// Checks that the node of a drill may be taken out of service, as far as the cheap gates go.
-pub(crate) fn start_drill(ctx: &NodeContext<'_>, download: bool) -> Option<Wait> {
-    of_started_drill(download).find_map(|gate| gate.wait(ctx))
-}
-
-/// Returns the exception by which a node passes a gate, if it does by one.
-pub(crate) fn exception(gate: &str, ctx: &NodeContext<'_>) -> Option<String> {
-    fleet::urgency(ctx).filter(|_| gate == WINDOW_OPEN)
+    of_staged(ctx).find_map(|gate| gate.wait(ctx))
 }
 
 /// Returns the wait of a held node.

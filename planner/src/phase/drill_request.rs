@@ -17,7 +17,7 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
     let mut drill = Drill::of(ctx.shadow.pending_drill()?);
     let current = ctx.shadow.status.agent.current_version.as_ref().ok_or(Wait::NoReport);
     let version = if drill.download { ctx.version() } else { current };
-    let version = match gates::begin_drill(ctx, drill.download).map_or(version, Err) {
+    let version = match gates::begin(ctx).map_or(version, Err) {
         Ok(version) => version,
         Err(wait @ (Wait::AgentNotSynced | Wait::DisarmPending | Wait::NoReport | Wait::Pinning { .. })) => {
             return Some(Decision::wait(wait));

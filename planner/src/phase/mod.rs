@@ -53,6 +53,19 @@ pub(crate) use self::idle::begin;
 pub use self::row::{Backing, Claims, Phase};
 pub(crate) use self::status::waiting_in_turn;
 
+/// The end of the time of a step that awaits hooks.
+const HOOK_LATE: &str = "the last hook is no longer waited for, as its onTimeout says";
+
+/// The end of the time of a drain. A drill deletes no pod past its budget.
+const fn drain_late(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Update => {
+            "the drain ends: what is left is deleted, or the node is released, as spec.drain.atDeadline says"
+        }
+        Mode::Drill { .. } => "the drain ends, and with it the drill",
+    }
+}
+
 /// All phases, in the order in which an attempt passes them.
 pub const PHASES: &[Phase] = &[
     Phase {
@@ -69,6 +82,7 @@ pub const PHASES: &[Phase] = &[
             Mode::Update | Mode::Drill { download: true, .. } => "the host downloads the image",
             Mode::Drill { .. } => "the agent takes on the drill",
         },
+        late: |_| "the step Staging is given up, and the attempt fails",
         log: |_| "image to be staged again",
         deadline: |ctx| Some(waiting::deadline(ctx)),
         decide: staging::decide,
@@ -81,6 +95,7 @@ pub const PHASES: &[Phase] = &[
         hooks: None,
         holds: |_| "the node has a slot",
         awaits: |_| "its slot",
+        late: |_| "it has no time limit",
         log: |mode| if mode.is_drill() { "drill waits for a slot" } else { "image staged" },
         deadline: |_| None,
         decide: staged::decide,
@@ -93,6 +108,7 @@ pub const PHASES: &[Phase] = &[
         hooks: Some(hooks::BEFORE_DRAIN),
         holds: |_| "hooks have answered",
         awaits: |_| "the answers of hooks",
+        late: |_| HOOK_LATE,
         log: |mode| {
             if mode.is_drill() { "hooks awaited before the drain of a drill" } else { "hooks awaited before the drain" }
         },
@@ -107,6 +123,7 @@ pub const PHASES: &[Phase] = &[
         hooks: None,
         holds: |_| "the node has left external load balancers",
         awaits: |_| "the node leaves its load balancers",
+        late: drain_late,
         log: |mode| if mode.is_drill() { "leaving load balancers in a drill" } else { "leaving load balancers" },
         deadline: |ctx| Some(drained::deadline(ctx)),
         decide: leaving_load_balancer::decide,
@@ -131,6 +148,7 @@ pub const PHASES: &[Phase] = &[
                 "its pods leave, within their budgets"
             }
         },
+        late: drain_late,
         log: |mode| match mode {
             Mode::Update => "drain started",
             Mode::Drill { evict: true, .. } => "drain started in a drill",
@@ -153,6 +171,7 @@ pub const PHASES: &[Phase] = &[
             Mode::Update => "the host arms the image and reboots, with a permit",
             Mode::Drill { .. } => "the agent requests and verifies a rehearsal permit",
         },
+        late: |_| "the step Rebooting is given up, and the attempt fails",
         log: |mode| match mode {
             Mode::Update => "node drained",
             Mode::Drill { evict: true, .. } => "node drained in a drill",
@@ -169,6 +188,7 @@ pub const PHASES: &[Phase] = &[
         hooks: None,
         holds: |_| "the node is Ready on the new version",
         awaits: |_| "the node becomes Ready",
+        late: |_| "the step Returning is given up, and the attempt fails",
         log: |_| "node rebooted: waiting for it to be Ready",
         deadline: |ctx| Some(boot::deadline(ctx)),
         decide: returning::decide,
@@ -181,6 +201,7 @@ pub const PHASES: &[Phase] = &[
         hooks: None,
         holds: |_| "the node has stayed healthy for the soak",
         awaits: |_| "the end of its verification",
+        late: |_| "the verification ends with what is known then",
         log: |mode| match mode {
             Mode::Update => "verification started",
             Mode::Drill { .. } => "rehearsal permit verified: node released, soak started",
@@ -196,6 +217,7 @@ pub const PHASES: &[Phase] = &[
         hooks: Some(hooks::AFTER_UPDATE),
         holds: |_| "hooks have answered",
         awaits: |_| "the answers of hooks",
+        late: |_| HOOK_LATE,
         log: |mode| if mode.is_drill() { "hooks awaited after a drill" } else { "hooks awaited after the update" },
         deadline: hooks::deadline,
         decide: after_update::decide,
@@ -208,6 +230,7 @@ pub const PHASES: &[Phase] = &[
         hooks: None,
         holds: |_| "the node is released after its attempt",
         awaits: |_| "the node is released",
+        late: |_| "it has no time limit",
         log: |_| "attempt ended",
         deadline: |_| None,
         decide: releasing::decide,

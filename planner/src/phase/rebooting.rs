@@ -22,6 +22,9 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
 /// Requires the reboot of a drained node, answers its agent, and waits for the host to go down.
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let (spec, drill) = (&ctx.shadow.spec, ctx.mode().is_drill());
+    if drill && let Some(turn) = ended_from_outside(ctx) {
+        return turn;
+    }
     let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
     if another_boot && !drill {
         return after_reboot(ctx);
@@ -32,7 +35,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(turn) = ended_by_host(ctx) {
         return turn;
     }
-    if (drill || spec.permit.is_none())
+    if spec.permit.is_none()
         && let Some(turn) = ended_from_outside(ctx)
     {
         return turn;

@@ -31,6 +31,8 @@ pub struct Phase {
     pub holds: Text,
     /// The thing that it waits for, for users.
     pub awaits: Text,
+    /// The end of its time, for users.
+    pub late: Text,
     /// The log line at its beginning.
     pub log: Text,
     /// Returns when it is given up; `None` where it has no time limit.

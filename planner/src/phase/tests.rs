@@ -42,7 +42,7 @@ fn what_takes_a_node_out_of_service_is_backed_and_claimed_until_the_node_is_back
 #[test]
 fn texts_of_phases_are_clauses_that_others_put_into_sentences() {
     for (phase, mode) in PHASES.iter().flat_map(|phase| MODES.map(|mode| (phase, mode))) {
-        for text in [(phase.holds)(mode), (phase.awaits)(mode), (phase.log)(mode)] {
+        for text in [(phase.holds)(mode), (phase.awaits)(mode), (phase.late)(mode), (phase.log)(mode)] {
             assert!(!text.is_empty() && !text.ends_with('.'), "{:?} of {mode:?}: {text}", phase.step);
         }
     }

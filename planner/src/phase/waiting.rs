@@ -64,7 +64,7 @@ pub(super) fn ended_or_ordered(ctx: &Attempt<'_>) -> Option<Turn> {
 
 /// Begins the drain of a node that passes its gates and has a slot.
 pub(super) fn asks_for_slot(ctx: &Attempt<'_>) -> Turn {
-    if let Mode::Drill { download, .. } = ctx.mode() {
+    if ctx.mode().is_drill() {
         if ctx.shadow.spec.state == HostState::StagedUpdate {
             return act(desired_state(ctx, HostState::RehearsedUpdate));
         }
@@ -77,10 +77,8 @@ pub(super) fn asks_for_slot(ctx: &Attempt<'_>) -> Turn {
                 "no permit was requested in time: the agent does not answer, or it or the web API does not know drills";
             return fail(FailureReason::AgentSilent, message);
         }
-        if let Some(refused) = gates::start_drill(ctx, download) {
-            return Turn::of(Outcome::Refuse(refused));
-        }
-    } else if let Some(refused) = gates::start(ctx) {
+    }
+    if let Some(refused) = gates::start(ctx) {
         return Turn::of(Outcome::Refuse(refused));
     }
     if ctx.slot { start_drain(ctx) } else { Turn::of(Outcome::WantsSlot) }

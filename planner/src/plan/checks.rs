@@ -4,7 +4,7 @@
 //! The checks are those of the plan: the gates, and the plan's own answer for what depends on other nodes.
 
 use jiff::Timestamp;
-use models::shadow::{Drill, Mode, Place, Progress, Step};
+use models::shadow::{Mode, Place, Progress, Step};
 
 use super::Plan;
 use crate::gates::Gate;
@@ -97,7 +97,7 @@ fn add_gates(ctx: &NodeContext<'_>, gates: impl Iterator<Item = &'static Gate>, 
     for gate in gates {
         if !checks.iter().any(|check| check.name == gate.name) {
             let check = Check::new(gate.name, gate.holds, gate.wait(ctx).into());
-            checks.push(Check { exception: gates::exception(gate.name, ctx), ..check });
+            checks.push(Check { exception: (gate.exception)(ctx), ..check });
         }
     }
 }
@@ -105,10 +105,10 @@ fn add_gates(ctx: &NodeContext<'_>, gates: impl Iterator<Item = &'static Gate>, 
 /// Adds the gates before the drain, for a node whose pods are known.
 fn add_drain_gates(ctx: &NodeContext<'_>, checks: &mut Vec<Check>) {
     if ctx.node.pods.is_some() {
-        add_gates(ctx, gates::of_drain(), checks);
+        add_gates(ctx, gates::of_drain(ctx), checks);
     } else {
         let not_reached = |gate: &Gate| Check::new(gate.name, gate.holds, CheckResult::NotReached);
-        checks.extend(gates::of_drain().map(not_reached));
+        checks.extend(gates::of_drain(ctx).map(not_reached));
     }
 }
 
@@ -125,27 +125,21 @@ fn idle(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
     let of_claim = |wait: &&Wait| matches!(wait.reason(), WaitReason::Held | WaitReason::DisarmPending);
     let left = wait.filter(of_claim).filter(|_| ctx.facts().claimed());
     checks.push(Check::new("Released", "nothing of an earlier attempt is left on the node", left.cloned().into()));
-    match ctx.shadow.pending_drill() {
-        Some(request) => add_gates(ctx, gates::of_idle_drill(Drill::of(request).download), checks),
-        None => add_gates(ctx, gates::of_idle(ctx), checks),
-    }
+    add_gates(ctx, gates::of_idle(ctx), checks);
     let result = if passed(checks) { wait.cloned().into() } else { CheckResult::NotReached };
     checks.push(turn(result));
     add_drain_gates(ctx, checks);
 }
 
 fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
-    let mode = ctx.node.progress().map_or(Mode::Update, Progress::mode);
-    let holds = Phase::of_step(Step::Staging).map_or("", |phase| (phase.holds)(mode));
-    if let Mode::Drill { download, .. } = mode {
-        let early = |wait: &&Wait| matches!(wait, Wait::Staging | Wait::AwaitingAgent);
-        checks.push(Check::new("Staged", holds, wait.filter(early).cloned().into()));
-        add_gates(ctx, gates::of_started_drill(download), checks);
-    } else {
-        let staging = (!ctx.is_staged()).then_some(Wait::Staging);
-        checks.push(Check::new("Staged", holds, staging.into()));
-        add_gates(ctx, gates::of_staged(), checks);
-    }
+    let holds = Phase::of_step(Step::Staging).map_or("", |phase| (phase.holds)(ctx.mode()));
+    let early = |wait: &&Wait| matches!(wait, Wait::Staging | Wait::AwaitingAgent);
+    let staging = match ctx.mode() {
+        Mode::Drill { .. } => wait.filter(early).cloned(),
+        Mode::Update => (!ctx.is_staged()).then_some(Wait::Staging),
+    };
+    checks.push(Check::new("Staged", holds, staging.into()));
+    add_gates(ctx, gates::of_staged(ctx), checks);
     if !passed(checks) {
         checks.push(turn(CheckResult::NotReached));
         return add_drain_gates(ctx, checks);
@@ -159,7 +153,7 @@ fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
         let holds = "the controller has checked its pods, their budgets and the expressions";
         checks.push(Check::new("PodsChecked", holds, CheckResult::Waits(finding.clone())));
     } else if ctx.node.pods.is_none() && finding.is_some() {
-        return add_gates(ctx, gates::of_drain(), checks);
+        return add_gates(ctx, gates::of_drain(ctx), checks);
     }
     add_drain_gates(ctx, checks);
 }

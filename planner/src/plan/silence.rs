@@ -175,8 +175,15 @@ mod tests {
 
     #[test]
     fn host_that_reboots_for_its_update_is_not_called_silent() {
-        for (step, silent) in [(Step::Draining, true), (Step::Rebooting, false), (Step::Returning, false)] {
+        for (step, drill, silent) in [
+            (Step::Draining, false, true),
+            (Step::Rebooting, false, false),
+            (Step::Rebooting, true, true),
+            (Step::Returning, false, false),
+        ] {
             let (mut view, policy) = cluster(vec![at("a", step, -10, HostState::RebootedIntoUpdate)], &["a"]);
+            let progress = &mut of_a(&mut view).shadow.as_mut().unwrap().status.controller.progress;
+            progress.as_mut().unwrap().drill = drill.then(models::shadow::Drill::default);
             of_a(&mut view).agent_missing = Some(t(-60));
             let plan = plan(&view, &policy, t(0));
             let found = super::silent(&view, &Plan::default(), t(0));

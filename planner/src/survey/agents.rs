@@ -37,7 +37,8 @@ pub enum AgentState {
 
 /// Returns the state of the agent of a node.
 pub fn agent_state(view: &ClusterView, node: &NodeView, now: Timestamp) -> AgentState {
-    if !node.facts.ready || matches!(node.step().map(Step::place), Some(Place::Away | Place::Booted)) {
+    if !node.facts.ready || matches!(node.update().map(|update| update.step.place()), Some(Place::Away | Place::Booted))
+    {
         return AgentState::NodeNotReady;
     }
     let silent = |reason, since: Timestamp| {

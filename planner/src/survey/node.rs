@@ -5,7 +5,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, set_condition};
 use models::reason::FailureReason;
-use models::shadow::{ControllerStatus, DrainStatus, HOST_REACHABLE, HostState, Progress, RolloutPlace, Step};
+use models::shadow::{
+    ControllerStatus, DrainStatus, Drill, HOST_REACHABLE, HostState, Mode, Progress, RolloutPlace, Step,
+};
 use models::time::after;
 use semver::Version;
 
@@ -180,9 +182,13 @@ impl<'a> NodeContext<'a> {
         RolloutPlace { rollout, step, boot_id, drain_started: None, drain_ended: None }
     }
 
-    /// Returns whether the attempt under way is a drill, or one is requested for the idle node.
-    pub(crate) fn is_drill(&self) -> bool {
-        self.node.progress().map_or(self.shadow.pending_drill().is_some(), |progress| progress.drill.is_some())
+    /// Returns the kind of the attempt under way, or of the one that would begin on the idle node: a drill, if one is requested.
+    pub(crate) fn mode(&self) -> Mode {
+        match (self.node.progress(), self.shadow.pending_drill()) {
+            (Some(progress), _) => progress.mode(),
+            (None, Some(request)) => Drill::of(request).mode(),
+            (None, None) => Mode::Update,
+        }
     }
 
     /// Returns the version of the attempt under way, or of the one that policy would begin.

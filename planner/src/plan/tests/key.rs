@@ -31,6 +31,7 @@ fn settings_signed_by_replaced_key_are_signed_again() {
     let idle = || node("a");
     let staging = || at("a", Step::Staging, 0, HostState::StagedUpdate);
     let rebooting = || at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    let draining = || at("a", Step::Draining, 0, HostState::RebootedIntoUpdate);
     let releasing = || at("a", Step::Releasing, 0, HostState::RebootedIntoUpdate);
     let changed = |mut node: NodeView, change: &dyn Fn(&mut NodeView)| {
         change(&mut node);
@@ -48,6 +49,7 @@ fn settings_signed_by_replaced_key_are_signed_again() {
         ("by the one before, in an attempt", Some(&jws), &both[..], staging(), false),
         ("by one that was revoked, in an attempt", Some(&jws), &other[..], staging(), true),
         ("by one that was revoked, before the permit", Some(&jws), &other[..], rebooting(), true),
+        ("while its drain goes on again", Some(&jws), &other[..], draining(), false),
         ("after it", Some(&jws), &other[..], changed(rebooting(), &told), false),
         ("in another boot than the desired state's", Some(&jws), &other[..], changed(rebooting(), &elsewhere), false),
         ("while nothing signs", Some(&jws), &[], staging(), false),
@@ -62,7 +64,9 @@ fn settings_signed_by_replaced_key_are_signed_again() {
         view.tls.newest_key = keys.last().cloned();
         view.tls.signing_keys = keys.iter().cloned().collect();
         let order = view.nodes["a"].shadow.as_ref().unwrap().spec.clone();
-        let signed_again = match plan(&view, &policy, t(1)).actions.get("a") {
+        let mut made = plan(&view, &policy, t(1));
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
+        let signed_again = match made.actions.get("a") {
             Some(Action::Spec { spec }) if spec.state == order.state => {
                 assert_eq!(
                     (&spec.attempt, &spec.boot_id, &spec.version),
