@@ -215,7 +215,7 @@ pub(crate) mod testing {
     }
 
     fn new(ctx: &NodeContext<'_>) -> Option<Wait> {
-        of(&[New]).find_map(|gate| gate.wait(ctx))
+        of(&[New], ctx.mode()).find_map(|gate| gate.wait(ctx))
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Ve
             Obstacle::Refused(wait) => Some((node.facts.name.clone(), wait)),
             Obstacle::Unknown(_) => None,
         };
-        refusals.extend(gates::of_drain().filter_map(|gate| gate.obstacle(&ctx)).filter_map(refused));
+        refusals.extend(gates::of_drain(&ctx).filter_map(|gate| gate.obstacle(&ctx)).filter_map(refused));
     }
     refusals
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition};
-use models::shadow::{HOST_REACHABLE, Place, Step};
+use models::shadow::{HOST_REACHABLE, Place};
 use models::time::after;
 
 use crate::view::{ClusterView, NodeView, WebApiOutage};
