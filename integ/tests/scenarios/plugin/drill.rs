@@ -126,7 +126,7 @@ pub(super) async fn drill_by_annotation_ends_with_a_release_or_a_hold(w: &mut Wa
     ensure!((&*found.result, &*found.drill.request) == ("ReleaseRequested", "by-hand-1"), "{found:?}");
 
     // Not waited for in full: the drill goes on.
-    let soaking = ["still waits", "the soak, with the node back in service"];
+    let soaking = ["still waits", "the end of its verification"];
     w.exits("drill node-2 --timeout=15s", UNACKNOWLEDGED, &soaking).await?;
     w.ok("hold node-2", &["held"]).await?;
     w.until("the hold ends it", |world| {

@@ -40,7 +40,7 @@ static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         // The padding of a column depends on its longest text.
         (r" +(\x1b\[0m)".to_owned(), "$1"),
         (r" {3,}".to_owned(), "  "),
-        (r"(Completed +TIME +TIME +\d+) +\d+".to_owned(), "$1  N"),
+        (r"(Completed +TIME +TIME) +\d+ +\d+".to_owned(), "$1  N  N"),
         (r"(→[\d.]+ +TIME +AGE) +\d+".to_owned(), "$1  N"),
     ]
     .into_iter()
