@@ -84,7 +84,7 @@ pub(super) fn signed_again(ctx: &Attempt<'_>) -> Option<Action> {
     // A desired state that is being withdrawn does not count: its withdrawal is signed by the key that there is.
     let under_way = match spec.state {
         HostState::StagedUpdate | HostState::RehearsedUpdate => ctx.phase.step.place() <= Place::Away,
-        // While a drain goes on again, the reboot is not required anew: the validator refuses that.
+        // While a drain goes on again, the reboot is not required again: the validator refuses that.
         HostState::RebootedIntoUpdate => ctx.phase.step == Step::Rebooting && !ctx.mode().is_drill(),
         HostState::Idle | HostState::Unknown => false,
     };
