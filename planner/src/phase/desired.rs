@@ -82,12 +82,11 @@ pub(super) fn signed_again(ctx: &Attempt<'_>) -> Option<Action> {
     let host = spec.host.as_ref()?;
     let key = crate::signature::signed_by(host.signature.as_deref()?)?;
     // A desired state that is being withdrawn does not count: its withdrawal is signed by the key that there is.
-    let under_way = match spec.state {
-        HostState::StagedUpdate | HostState::RehearsedUpdate => ctx.phase.step.place() <= Place::Away,
-        // While a drain goes on again, the reboot is not required again: the validator refuses that.
-        HostState::RebootedIntoUpdate => ctx.phase.step == Step::Rebooting && !ctx.mode().is_drill(),
-        HostState::Idle | HostState::Unknown => false,
-    };
+    // While a drain goes on again, the reboot is not required again: the validator refuses that.
+    let reboot =
+        spec.state != HostState::RebootedIntoUpdate || (ctx.phase.step == Step::Rebooting && !ctx.mode().is_drill());
+    let under_way =
+        ctx.phase.step.place() <= Place::Away && !matches!(spec.state, HostState::Idle | HostState::Unknown) && reboot;
     let of_attempt = spec.attempt == ctx.progress.attempt && ctx.desired_in_this_boot() && spec.permit.is_none();
     let revoked = tls.signing_key.is_some() && !tls.signing_keys.contains(&key);
     (under_way && of_attempt && revoked).then(|| {
