@@ -243,7 +243,7 @@ impl Crate {
     fn edges(&self) -> Edges {
         let mut edges = Edges::new();
         for (name, module) in &self.0 {
-            // What a module only exports is not its own use, and of all names of a module it uses those in its code.
+            // A name that a module only exports is not its own use; of a `*`, it uses the names in its code.
             let imports = module.imports.iter().filter(|import| !import.exported && import.name != "*");
             for path in imports.map(|import| &import.path).chain(&module.paths) {
                 if let Some((other, true)) = self.resolve(name, path, 0)

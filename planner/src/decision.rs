@@ -20,6 +20,14 @@ pub struct Note {
     pub message: String,
 }
 
+impl Note {
+    /// Adds a warning, whose text follows; this one keeps its reason.
+    pub(crate) fn with(self, warning: Option<Self>) -> Self {
+        let Some(other) = warning else { return self };
+        Self { warning: true, message: format!("{}; {}", self.message, other.message), ..self }
+    }
+}
+
 /// One pod to evict, under the uid that was observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Eviction {
@@ -110,7 +118,7 @@ impl Action {
 }
 
 /// The decision about one node.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Decision<V = Verdict> {
     pub(crate) verdict: V,
     /// The pods to evict now, whatever else is done.
@@ -135,12 +143,6 @@ pub(crate) enum Verdict {
     Drill(Action),
     /// Staged, and its own facts allow the disruption.
     WantsSlot,
-}
-
-impl Default for Verdict {
-    fn default() -> Self {
-        Self::Wait(Wait::Acting)
-    }
 }
 
 impl Decision {

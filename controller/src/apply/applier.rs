@@ -138,7 +138,7 @@ impl Applier {
     }
 
     /// Reads a node and its shadow into the caches after a call with an unknown result: the next decision is made on
-    /// what the API server has.
+    /// the state in the API server.
     pub(crate) async fn read_node(&self, node: &str) {
         let shadow = names::shadow_name(node);
         futures::join!(

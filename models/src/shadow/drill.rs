@@ -42,6 +42,11 @@ impl Mode {
         matches!(self, Self::Drill { .. })
     }
 
+    /// Returns whether an image is downloaded, so that the version counts.
+    pub const fn downloads(self) -> bool {
+        !matches!(self, Self::Drill { download: false, .. })
+    }
+
     /// Returns whether it is a drill that evicts no pod.
     pub const fn is_dry(self) -> bool {
         matches!(self, Self::Drill { evict: false, .. })

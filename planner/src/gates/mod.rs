@@ -73,9 +73,6 @@ const fn drain_gate(name: &'static str, holds: &'static str, check: fn(&NodeCont
     Gate { stage: Drain, name, holds, check: GateCheck::FoundOut(check), of: |_| true, exception: |_| None }
 }
 
-/// Updates, and drills that download an image: others need no version.
-const WITH_VERSION: fn(Mode) -> bool = |mode| !matches!(mode, Mode::Drill { download: false, .. });
-
 /// Updates: the request for a drill is newer than a back-off, and brings no node to a version.
 const UPDATES: fn(Mode) -> bool = |mode| mode == Mode::Update;
 
@@ -90,10 +87,10 @@ const GATES: &[Gate] = &[
     gate(Begin, "Disarmed", "the agent has confirmed that nothing of the operator is armed", host::is_disarmed),
     gate(Begin, "AttemptsLeft", "the number of the next attempt is not too high", host::has_attempts_left),
     gate(Begin, "HasTarget", "policy has a version for the node, and the host offers it", host::has_target)
-        .only(WITH_VERSION),
+        .only(Mode::downloads),
     gate(New, "Enabled", "updates are enabled, by a valid policy", fleet::is_enabled),
     gate(New, "NotQuarantined", "the version has not failed too often on this kind of host", fleet::is_not_quarantined)
-        .only(WITH_VERSION),
+        .only(Mode::downloads),
     gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),
     gate(New, "NotHeld", "no user holds the node", node::is_not_held),
     gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{DrainedPod, PodMove, RECORDED_BUDGETS, RECORDED_SERVICES, ReturnedOwner};
+use models::shadow::{DrainedPod, PodMove, Progress, RECORDED_BUDGETS, RECORDED_SERVICES, ReturnedOwner, RolloutPlace};
 
 use super::result::bounded;
 use super::row::{Attempt, Turn, fail};
@@ -50,6 +50,12 @@ fn tolerating_owners<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> impl Itera
 /// Returns each owner once, and no more of them than a shadow lists.
 pub(super) fn owners(uids: impl Iterator<Item = String>, limit: usize) -> Vec<String> {
     uids.collect::<BTreeSet<_>>().into_iter().take(limit).collect()
+}
+
+/// Returns the record of the attempt with the end of its drain.
+pub(super) fn with_drain_ended(ctx: &Attempt<'_>) -> Progress {
+    let rollout = ctx.progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
+    Progress { rollout, ..ctx.progress.clone() }
 }
 
 /// Returns when the drain is given up, or what is left is deleted.

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use models::operator::AtDeadline;
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, Blocker, DRAINED, HostState, PodMove, Progress, RolloutPlace, Step};
+use models::shadow::{ArmedPhase, Blocker, DRAINED, HostState, PodMove, Step};
 use models::time::after;
 
 use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed};
 use super::claim::{claim_due, ended_during_drain};
-use super::drained::{deadline, fail_for_returning_pod, pods_gone, record_new, remaining_listed, returning_pod};
+use super::drained::{
+    deadline, fail_for_returning_pod, pods_gone, record_new, remaining_listed, returning_pod, with_drain_ended,
+};
 use super::dry_run;
 use super::overdue::{delete_remaining, drain_timed_out};
 use super::permits::{permit_request, rehearsal_request};
@@ -163,10 +165,8 @@ fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
         [] => ("Drained", "all pods to evict have left the node".to_owned()),
         _ => ("PodsLeft", left.join("; ")),
     };
-    let place = ctx.progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
-    let progress = Progress { rollout: place, ..ctx.progress.clone() };
     let note = stuck.map(|_| Note { warning: true, reason: "PodsLeft", message: message.clone() });
-    let rebooting = ctx.next_with(Step::Rebooting, progress, |status| {
+    let rebooting = ctx.next_with(Step::Rebooting, with_drain_ended(ctx), |status| {
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {
             (drain.removed, drain.blockers) = (pods_gone(ctx), Vec::new());

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use models::plain::cut;
 use models::reason::FailureReason;
-use models::shadow::{Blocker, DRAINED, Drill, MOST_REFUSED, Progress, RolloutPlace, Step};
+use models::shadow::{Blocker, DRAINED, Drill, MOST_REFUSED, Progress, Step};
 use models::time::after;
 
 use super::claim::claim_due;
-use super::drained::{deadline, record_new};
+use super::drained::{deadline, record_new, with_drain_ended};
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
 use crate::decision::{Eviction, Evictions};
 use crate::gates;
@@ -76,9 +76,8 @@ fn end_dry_run(ctx: &Attempt<'_>, pods: &[&PodFacts]) -> Turn {
     let mut refused: Vec<_> = pods.iter().filter_map(refusal).collect();
     let message = format!("{} pod(s) were asked about, {} are refused; none was evicted", pods.len(), refused.len());
     refused.truncate(MOST_REFUSED);
-    let rollout = ctx.progress.rollout.clone().map(|place| RolloutPlace { drain_ended: Some(ctx.now), ..place });
     let drill = ctx.progress.drill.clone().map(|drill| Drill { refused, ..drill });
-    ctx.next_with(Step::Rebooting, Progress { rollout, drill, ..ctx.progress.clone() }, |status| {
+    ctx.next_with(Step::Rebooting, Progress { drill, ..with_drain_ended(ctx) }, |status| {
         ctx.set_condition(status, DRAINED, false, "Rehearsed", &message);
     })
 }

@@ -66,11 +66,7 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
 /// Ends an attempt that went through.
 pub(super) fn passed(ctx: &Attempt<'_>, unanswered: Option<Note>) -> Action {
     let (status, note) = if let Some(drill) = &ctx.progress.drill { drill::passed(ctx, drill) } else { updated(ctx) };
-    let note = match unanswered {
-        Some(other) => Note { warning: true, message: format!("{}; {}", note.message, other.message), ..note },
-        None => note,
-    };
-    Action::Status { status, note: Some(note) }
+    Action::Status { status, note: Some(note.with(unanswered)) }
 }
 
 /// Records the node as updated. Pods that are still unhealthy are named, and count against nothing.
@@ -119,9 +115,8 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
 /// Returns the end of an attempt without an issued permit, whatever its step.
 pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
     let agent = &ctx.shadow.status.agent;
-    let updates = ctx.progress.drill.as_ref().is_none_or(|drill| drill.download);
     let version = &ctx.progress.version;
-    if updates && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version) {
+    if ctx.mode().downloads() && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version) {
         return Some(fail(FailureReason::Quarantined, "the version has failed on other nodes"));
     }
     if !ctx.policy.present {

@@ -80,7 +80,7 @@ fn check_begin(ctx: &NodeContext<'_>) -> Decision {
         (Some(wait), _) | (None, Err(wait)) => Decision::wait(wait),
         // The slot of the attempt that has ended is about to be removed: another one waits for its own.
         (None, Ok(_)) if ctx.slot => Decision::wait(Wait::Acting),
-        (None, Ok(version)) => Decision { verdict: Verdict::Candidate(version.clone()), ..Decision::default() },
+        (None, Ok(version)) => Decision::of(Verdict::Candidate(version.clone())),
     }
 }
 

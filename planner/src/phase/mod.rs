@@ -237,10 +237,10 @@ pub const PHASES: &[Phase] = &[
     },
 ];
 
-/// The phase in which an attempt ends that does not go through.
-const ENDING: &Phase = &PHASES[PHASES.len() - 1];
-
 impl Phase {
+    /// The phase in which an attempt ends that does not go through.
+    pub const ENDING: &'static Self = &PHASES[PHASES.len() - 1];
+
     /// Returns the phase of a step; `None` for one of another version of the controller.
     pub fn of_step(step: Step) -> Option<&'static Self> {
         PHASES.iter().find(|phase| phase.step == step)
@@ -256,7 +256,7 @@ impl Phase {
 pub(crate) fn decide(ctx: &NodeContext<'_>) -> Decision {
     let progress = ctx.node.progress();
     let phase = progress.and_then(|progress| Phase::of_step(progress.step));
-    let attempt = progress.map(|progress| Attempt { of: ctx, progress, phase: phase.unwrap_or(ENDING) });
+    let attempt = progress.map(|progress| Attempt { of: ctx, progress, phase: phase.unwrap_or(Phase::ENDING) });
     // Before any request: its answer would be a write with the forged attempt in it.
     if let Some(attempt) = attempt.as_ref().filter(|attempt| is_unbacked(attempt, phase)) {
         return end_unbacked(attempt);
@@ -321,7 +321,7 @@ fn staged_waiting(ctx: &Attempt<'_>, wait: Wait) -> Verdict {
 fn without_attempt(ctx: &NodeContext<'_>) -> Decision {
     match idle::lost(ctx) {
         Some(progress) => {
-            let attempt = Attempt { of: ctx, progress: &progress, phase: ENDING };
+            let attempt = Attempt { of: ctx, progress: &progress, phase: Phase::ENDING };
             Decision::act(end::failed(&attempt, FailureReason::ProgressLost, "the record of this attempt is gone"))
         }
         None => idle::decide(ctx),
@@ -331,7 +331,7 @@ fn without_attempt(ctx: &NodeContext<'_>) -> Decision {
 /// Records the reason why a staged node waits, once. The findings of the last check stay until the next one:
 /// `checked` is true if this was one.
 pub(crate) fn waiting_staged(ctx: &NodeContext<'_>, progress: &Progress, wait: Wait, checked: bool) -> Decision {
-    let attempt = Attempt { of: ctx, progress, phase: Phase::of_step(progress.step).unwrap_or(ENDING) };
+    let attempt = Attempt { of: ctx, progress, phase: Phase::of_step(progress.step).unwrap_or(Phase::ENDING) };
     if attempt.mode().is_drill() && checked && wait.reason().is_check_finding() {
         return Decision::act(end::refused(&attempt, &wait));
     }

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 
 use jiff::Timestamp;
+use models::condition::ConditionStatus;
 use models::reason::FailureReason;
 use models::shadow::{ControllerStatus, HEALTHY, Mode, Place, Progress, Step};
 
@@ -95,21 +96,14 @@ impl Attempt<'_> {
     pub(super) fn next_with(&self, step: Step, progress: Progress, change: impl FnOnce(&mut ControllerStatus)) -> Turn {
         let mut status = self.controller_status();
         let (since, boot_id) = (self.now, self.facts().boot_id.clone());
-        let message = format!("the node was rebooted for {} and is being verified", progress.version);
+        // The findings after the previous update do not apply to this boot.
+        let booted = matches!(step.place(), Place::Booted | Place::Back) && step.place() != self.progress.step.place();
+        if booted && !self.mode().is_drill() {
+            let message = format!("the node was rebooted for {} and is being verified", progress.version);
+            self.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, "Verifying", &message);
+        }
         status.report.progress = Some(Progress { step, since, boot_id, ..progress });
         unblock(&mut status);
-        if matches!(step.place(), Place::Booted | Place::Back) && step.place() != self.progress.step.place() {
-            // The findings after the previous update do not apply to this boot.
-            if !self.mode().is_drill() {
-                self.set_condition(
-                    &mut status,
-                    HEALTHY,
-                    models::condition::ConditionStatus::Unknown,
-                    "Verifying",
-                    &message,
-                );
-            }
-        }
         change(&mut status);
         Turn::of(Outcome::Next(Box::new(status), None))
     }
@@ -150,16 +144,12 @@ pub(super) fn fail(reason: FailureReason, message: impl Into<String>) -> Turn {
 }
 
 impl Turn {
-    /// Adds an Event to a write of the status. One that it has keeps its reason, and gets the text too.
+    /// Adds an Event to the change of the step.
     pub(super) fn noting(self, note: Option<Note>) -> Self {
-        self.map(|outcome| match (outcome, note) {
-            (Outcome::Next(status, Some(own)), Some(note)) => {
-                let message = format!("{}; {}", own.message, note.message);
-                Outcome::Next(status, Some(Note { warning: true, message, ..own }))
-            }
-            (Outcome::Next(status, None), note) => Outcome::Next(status, note),
-            (Outcome::Pass(None), note) => Outcome::Pass(note),
-            (outcome, _) => outcome,
+        self.map(|outcome| match outcome {
+            Outcome::Next(status, None) => Outcome::Next(status, note),
+            Outcome::Next(status, Some(own)) => Outcome::Next(status, Some(own.with(note))),
+            outcome => outcome,
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{HostState, Mode};
+use models::shadow::HostState;
 
 use super::desired::desired_state;
 use super::end::{ended_by_host, ended_from_outside};
@@ -32,7 +32,7 @@ pub(super) fn ended_or_ordered(ctx: &Attempt<'_>) -> Option<Turn> {
     if !ctx.policy.enabled && !ctx.slot {
         return Some(fail(FailureReason::Disabled, "updates were disabled"));
     }
-    let downloads = !matches!(ctx.mode(), Mode::Drill { download: false, .. });
+    let downloads = ctx.mode().downloads();
     if downloads && let Some(turn) = no_longer_wanted(ctx) {
         return Some(turn);
     }

@@ -162,7 +162,8 @@ fn under_way(progress: &Progress, wait: Option<&Wait>, checks: &mut Vec<Check>) 
     let mode = progress.mode();
     let path: Vec<_> = Phase::path(mode).collect();
     let Some(now) = path.iter().position(|phase| phase.step == progress.step) else {
-        checks.push(Check::new("Releasing", "the node is released after its attempt", wait.cloned().into()));
+        let ending = Phase::ENDING;
+        checks.push(Check::new(ending.step.as_str(), (ending.holds)(mode), wait.cloned().into()));
         return;
     };
     for (index, phase) in path.iter().enumerate() {

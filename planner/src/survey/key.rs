@@ -15,11 +15,17 @@ pub(crate) fn of_known(known: &KnownVersion) -> Key {
 /// The key of a rollout, as a node and its version name it.
 pub(crate) type KeyRef<'a> = (&'a str, &'a str, &'a Version);
 
+/// The variant and the architecture of a node; empty while its agent has not reported.
+pub(crate) fn kind(node: &NodeView) -> (&str, &str) {
+    let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
+    let variant = agent.and_then(|agent| agent.variant.as_deref());
+    (variant.unwrap_or_default(), agent.and_then(|agent| agent.arch.as_deref()).unwrap_or_default())
+}
+
 /// The rollout that takes a node to a version: each variant and architecture has its own.
 pub(crate) fn key<'a>(node: &'a NodeView, version: &'a Version) -> KeyRef<'a> {
-    let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
-    let part = |part: Option<&'a Option<String>>| part.and_then(|part| part.as_deref()).unwrap_or_default();
-    (part(agent.map(|agent| &agent.variant)), part(agent.map(|agent| &agent.arch)), version)
+    let (variant, arch) = kind(node);
+    (variant, arch, version)
 }
 
 /// Returns the same key, for comparisons with those of nodes.

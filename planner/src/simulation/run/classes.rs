@@ -8,6 +8,7 @@ use models::shadow::HostState;
 use crate::plan::order_key;
 use crate::policy::Policy;
 use crate::simulation::scenario::Scenario;
+use crate::survey::key::kind;
 use crate::view::NodeView;
 
 /// The number of nodes of a class that are woken at first.
@@ -166,15 +167,6 @@ pub(super) fn in_numbers(scenario: &Scenario) -> Policy {
         }
     }
     policy
-}
-
-/// Returns the variant and the architecture of a node.
-fn kind(node: &NodeView) -> (&str, &str) {
-    let agent = node.shadow.as_ref().map(|shadow| &shadow.status.agent);
-    (
-        agent.and_then(|agent| agent.variant.as_deref()).unwrap_or_default(),
-        agent.and_then(|agent| agent.arch.as_deref()).unwrap_or_default(),
-    )
 }
 
 /// Returns whether nothing about an idle node sets it apart from others of its class.
