@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use planner::plan::plan;
+use planner::plan::plan_reporting;
 use planner::policy::Policy;
 use planner::simulation::estimate_due;
 use planner::view::{BudgetFacts, ServiceFacts, Standings, WebApiOutage};
@@ -253,7 +253,8 @@ impl Driver {
         let now = self.clock().now();
         let view = self.view(now);
         let policy = Policy::in_force(view.operator.as_ref());
-        let mut plan = plan(&view, &policy, now);
+        let reported = self.reported();
+        let mut plan = plan_reporting(&view, &reported, &policy, now);
         for finding in planner::lint::lint(&view, &policy, &mut plan) {
             tracing::error!(
                 property = finding.property,
@@ -285,7 +286,7 @@ impl Driver {
         self.label_shadows(&view, std::mem::take(&mut plan.relabelled));
         self.record_silence(&view, std::mem::take(&mut plan.silent), now);
         self.evict(std::mem::take(&mut plan.evictions), now);
-        let estimate = estimate_due(&view);
+        let estimate = estimate_due(&view, reported.estimates.as_ref());
         if estimate.is_some_and(|at| at <= now) {
             self.estimates.make(&view, &policy, now);
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use models::resource_version::newer;
 use models::shadow::{Place, Step};
-use planner::view::{Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused, WebApiOutage};
+use planner::view::{Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused, ReportedFacts, WebApiOutage};
 use planner::wait::Wait;
 use tokio::time::Instant;
 
@@ -95,11 +95,8 @@ impl Driver {
             earlier_pods: self.earlier.names(),
             stale: !self.reading.done(),
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
-            tls: self.applier.signer.facts(),
-            migration: self.migration.facts(),
+            signing: self.applier.signer.keys(),
             history: self.history.facts(),
-            estimates: self.estimates.facts(),
-            notices: self.notices.facts(),
             ..ClusterView::default()
         };
         if !view.stale && !view.earlier_pods.is_empty() {
@@ -145,6 +142,15 @@ impl Driver {
         view.budgets = self.budgets.select(|budget| namespaces.contains(budget.namespace.as_str()));
         view.services = self.services.select(|service| namespaces.contains(service.namespace.as_str()));
         view
+    }
+
+    pub(super) fn reported(&self) -> ReportedFacts {
+        ReportedFacts {
+            tls: self.applier.signer.facts(),
+            migration: self.migration.facts(),
+            estimates: self.estimates.facts(),
+            notices: self.notices.facts(),
+        }
     }
 
     /// Adds what the leader remembers of a node to the snapshot.

@@ -31,7 +31,7 @@ use crate::config::{Config, ServingCertificate};
 use crate::leader::Leadership;
 use crate::metrics::{Metrics, TlsSnapshot};
 use planner::signature::signed_by;
-use planner::view::{OperatorFacts, Projection as _, ShadowFacts, TlsFacts};
+use planner::view::{OperatorFacts, Projection as _, ShadowFacts, SigningKeys, TlsFacts};
 
 /// Pause after a failure, doubled after each that follows, and its maximum. A change of any watched object ends the
 /// pause.
@@ -399,23 +399,18 @@ impl Keeper {
         }
         let requested = self.requested().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
         // Keys that cannot be read are those before.
-        let keys = if facts.signing.is_some() {
-            TlsFacts {
-                signing_key: plan.signer.clone(),
-                newest_key: ring.newest.as_ref().map(|key| key.id().clone()),
-                signing_keys: ring.keys().map(|key| key.id().clone()).collect(),
-                ..TlsFacts::default()
-            }
-        } else {
-            before
-        };
-        let news = self.signer.set_facts(TlsFacts {
+        let keys = facts.signing.is_some().then(|| SigningKeys {
+            signing_key: plan.signer.clone(),
+            newest_key: ring.newest.as_ref().map(|key| key.id().clone()),
+            signing_keys: ring.keys().map(|key| key.id().clone()).collect(),
+        });
+        let reported = TlsFacts {
             // The operator has nothing to rotate where certificates are provided.
             rotated_certificates: requested.or_else(|| safe.carried.clone()),
             rotated_signing_key: ring.carried.clone(),
             problem: problem.clone(),
-            ..keys
-        });
+        };
+        let news = self.signer.set_facts(keys, reported);
         if facts.signing.is_some() {
             self.signer.sign_with(ring.keys().find(|key| Some(key.id()) == plan.signer.as_ref()).cloned());
         }

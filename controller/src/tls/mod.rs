@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::Serialize;
 
 pub(crate) use material::PermitKey;
-use planner::view::TlsFacts;
+use planner::view::{SigningKeys, TlsFacts};
 
 pub use keeper::Keeper;
 pub use material::MaterialError;
@@ -72,6 +72,7 @@ pub struct Signer {
 #[derive(Default)]
 struct SignerState {
     key: Option<PermitKey>,
+    keys: SigningKeys,
     facts: TlsFacts,
 }
 
@@ -85,7 +86,12 @@ impl Signer {
         self.lock().key.as_ref().map(|key| key.sign(claims))
     }
 
-    /// Returns the facts for plans.
+    /// Returns the keys that sign, for plans.
+    pub fn keys(&self) -> SigningKeys {
+        self.lock().keys.clone()
+    }
+
+    /// Returns the facts for the operator's status.
     pub fn facts(&self) -> TlsFacts {
         self.lock().facts.clone()
     }
@@ -95,11 +101,12 @@ impl Signer {
         self.lock().key = key;
     }
 
-    /// Takes in the facts for plans; returns whether they are new.
-    fn set_facts(&self, facts: TlsFacts) -> bool {
+    /// Takes in the facts, and the keys if they could be read; returns whether they are new.
+    fn set_facts(&self, keys: Option<SigningKeys>, facts: TlsFacts) -> bool {
         let mut state = self.lock();
-        let news = state.facts != facts;
-        state.facts = facts;
+        let keys = keys.unwrap_or_else(|| state.keys.clone());
+        let news = state.facts != facts || state.keys != keys;
+        (state.keys, state.facts) = (keys, facts);
         news
     }
 }

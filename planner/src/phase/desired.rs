@@ -23,12 +23,12 @@ fn host_settings(ctx: &NodeContext<'_>) -> HostPolicy {
 /// Returns whether the shadow has the host settings of the policy, signed by the current key or the next one.
 pub(super) fn has_host_settings(ctx: &NodeContext<'_>) -> bool {
     let Some(host) = &ctx.shadow.spec.host else { return false };
-    let tls = &ctx.view.tls;
+    let keys = &ctx.view.signing;
     let signed = || {
         let by = host.signature.as_deref().and_then(crate::signature::signed_by);
-        by.is_some() && (by == tls.signing_key || by == tls.newest_key)
+        by.is_some() && (by == keys.signing_key || by == keys.newest_key)
     };
-    host.asks_as(&host_settings(ctx)) && (tls.signing_key.is_none() || !host.asks_settings() || signed())
+    host.asks_as(&host_settings(ctx)) && (keys.signing_key.is_none() || !host.asks_settings() || signed())
 }
 
 /// Returns the desired state of the attempt.
@@ -78,7 +78,7 @@ pub(super) fn disarm_in_boot(ctx: &NodeContext<'_>) -> Option<String> {
 /// settings was revoked: its agent would wait for that key until a deadline. A key being replaced is still
 /// accepted.
 pub(super) fn signed_again(ctx: &Attempt<'_>) -> Option<Action> {
-    let (spec, tls) = (&ctx.shadow.spec, &ctx.view.tls);
+    let (spec, keys) = (&ctx.shadow.spec, &ctx.view.signing);
     let host = spec.host.as_ref()?;
     let key = crate::signature::signed_by(host.signature.as_deref()?)?;
     // A desired state that is being withdrawn does not count: its withdrawal is signed by the key that there is.
@@ -88,7 +88,7 @@ pub(super) fn signed_again(ctx: &Attempt<'_>) -> Option<Action> {
     let under_way =
         ctx.phase.step.place() <= Place::Away && !matches!(spec.state, HostState::Idle | HostState::Unknown) && reboot;
     let of_attempt = spec.attempt == ctx.progress.attempt && ctx.desired_in_this_boot() && spec.permit.is_none();
-    let revoked = tls.signing_key.is_some() && !tls.signing_keys.contains(&key);
+    let revoked = keys.signing_key.is_some() && !keys.signing_keys.contains(&key);
     (under_way && of_attempt && revoked).then(|| {
         let host = Some(HostPolicy { signature: None, ..host.clone() });
         Action::Spec { spec: Box::new(BottlerocketShadowSpec { host, ..spec.clone() }) }

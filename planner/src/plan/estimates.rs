@@ -3,7 +3,7 @@
 use models::operator::{ActiveRollout, CompletionEstimate};
 use models::time::between;
 
-use crate::view::ClusterView;
+use crate::view::ReportedFacts;
 
 /// The smallest difference, in seconds, that is written.
 const LEAST: u64 = 60;
@@ -15,14 +15,15 @@ fn is_same(before: &CompletionEstimate, new: &CompletionEstimate) -> bool {
 }
 
 /// Records the estimates of the rollouts that run.
-pub(super) fn record(view: &ClusterView, rollouts: &mut [ActiveRollout]) {
+pub(super) fn record(reported: &ReportedFacts, rollouts: &mut [ActiveRollout]) {
     for rollout in rollouts {
         let record = rollout.record.as_mut().filter(|record| record.ended.is_none() && rollout.ended.is_none());
         let Some(record) = record else {
             rollout.estimated_completion = None;
             continue;
         };
-        let Some(estimates) = view.estimates.as_ref().filter(|of| of.basis.rollouts.contains(&record.number)) else {
+        let Some(estimates) = reported.estimates.as_ref().filter(|of| of.basis.rollouts.contains(&record.number))
+        else {
             continue;
         };
         let new = estimates.rollouts.get(&record.number).copied();
@@ -45,11 +46,11 @@ mod tests {
         CompletionEstimate { at: t(at), earliest: t(at), latest: t(at), made: t(made) }
     }
 
-    fn view(number: i64, new: Option<CompletionEstimate>) -> ClusterView {
+    fn view(number: i64, new: Option<CompletionEstimate>) -> ReportedFacts {
         let basis = EstimateBasis { rollouts: [number].into(), ..EstimateBasis::default() };
         let rollouts = new.map(|new| (number, new)).into_iter().collect();
         let estimates = Some(EstimateFacts { made: Timestamp::UNIX_EPOCH, basis, rollouts });
-        ClusterView { estimates, ..ClusterView::default() }
+        ReportedFacts { estimates, ..ReportedFacts::default() }
     }
 
     #[test]
@@ -60,7 +61,7 @@ mod tests {
             (rollouts[0].estimated_completion, first)
         };
         let first = estimate(10_000, 0);
-        record(&ClusterView::default(), &mut rollouts);
+        record(&ReportedFacts::default(), &mut rollouts);
         assert_eq!(written(&rollouts), (None, None), "none was made");
         record(&view(6, Some(first)), &mut rollouts);
         assert_eq!(written(&rollouts), (None, None), "of another rollout");
@@ -68,7 +69,7 @@ mod tests {
         assert_eq!(written(&rollouts), (Some(first), Some(first)));
         record(&view(7, Some(estimate(10_800, 1_000))), &mut rollouts);
         assert_eq!(written(&rollouts).0, Some(first), "900 s of 9,800 s");
-        record(&ClusterView::default(), &mut rollouts);
+        record(&ReportedFacts::default(), &mut rollouts);
         assert_eq!(written(&rollouts).0, Some(first), "another leader has made none yet");
         let later = estimate(11_200, 1_000);
         record(&view(7, Some(later)), &mut rollouts);

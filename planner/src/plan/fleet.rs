@@ -24,12 +24,17 @@ use crate::revisions::RevisionAction;
 use crate::survey::Survey;
 use crate::survey::agents::POD_GRACE_PERIOD;
 use crate::survey::quarantine::Quarantine;
-use crate::view::ClusterView;
+use crate::view::{ClusterView, ReportedFacts};
 use crate::wait::Wait;
 use models::time::after;
 
-/// Makes the plan.
+/// Makes a plan where nothing is known that is only reported.
 pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
+    plan_reporting(view, &ReportedFacts::default(), policy, now)
+}
+
+/// Makes the plan, with `reported` in the operator's status.
+pub fn plan_reporting(view: &ClusterView, reported: &ReportedFacts, policy: &Policy, now: Timestamp) -> Plan {
     if view.stale {
         // An earlier leader may have changed what is not observed yet.
         return Plan::default();
@@ -37,7 +42,7 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     let held = view.slots().map(|slot| (slot.uid.as_str(), slot)).collect();
     let survey = Survey::of(view, policy, now);
     let waits = vec![None; survey.nodes.len()];
-    let planner = Planner { view, policy, survey: &survey, held, now, plan: Plan::default(), waits };
+    let planner = Planner { view, reported, policy, survey: &survey, held, now, plan: Plan::default(), waits };
     let plan = match &survey.pause.wait {
         Some(wait) => planner.report_only(wait),
         None => planner.make(),
@@ -173,7 +178,8 @@ impl<'a> Planner<'a> {
             };
             let slots = slots.filter(|slots| !unchanged(slots));
             let history = follow::history(self.view, self.survey, &self.plan);
-            let mut status = report::status(self.view, operator, self.survey, &self.plan, history.as_ref(), self.now);
+            let mut status =
+                report::status(self.view, self.reported, operator, self.survey, &self.plan, history.as_ref(), self.now);
             if let Some(history) = history {
                 self.plan.relabelled = follow::relabelled(self.view, &self.plan, &history);
                 // The count is part of the status.
@@ -183,7 +189,7 @@ impl<'a> Planner<'a> {
             let freshness = freshness::of(self.view, self.policy, &self.survey.kinds, &self.survey.known, self.now);
             self.plan.wake = earliest(self.plan.wake, freshness.wake);
             status.freshness = Some(freshness.status());
-            let noticed = notices::follow(self.view, self.survey, &self.plan, &mut status, self.now);
+            let noticed = notices::follow(self.view, self.reported, self.survey, &self.plan, &mut status, self.now);
             self.plan.wake = earliest(self.plan.wake, noticed);
             status.slots = slots.as_ref().unwrap_or(&operator.status.slots).clone();
             self.plan.slots = slots;

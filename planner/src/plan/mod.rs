@@ -40,7 +40,7 @@ pub use crate::survey::targets;
 pub use crate::survey::urgency::urgent_news;
 pub use checks::{Check, CheckResult, TURN, checks};
 pub use contents::{Plan, Silence};
-pub use fleet::plan;
+pub use fleet::{plan, plan_reporting};
 pub use freshness::{Behind, FleetFreshness, freshness};
 pub use notices::{TEST_NOTICE, test_notice_id};
 pub use order::order_key;

@@ -1,7 +1,7 @@
 //! Notices for other systems: which events are new, and which notices are still to be sent. Both are part of the operator's
 //! status. So they are recorded by the write that records the event, and another leader continues with what is left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -24,7 +24,7 @@ use crate::survey::NodeContext;
 use crate::survey::Survey;
 use crate::survey::key::{borrowed, key, key_of};
 use crate::survey::quarantine::Cause;
-use crate::view::ClusterView;
+use crate::view::{ClusterView, ReportedFacts};
 use crate::wait::Wait;
 
 /// The number of blocked nodes whose causes a notice names.
@@ -289,6 +289,7 @@ impl<'a> Blocked<'a> {
 /// event is one that the recorded status does not show; when notices are enabled, nothing about the past is sent.
 pub(super) fn follow(
     view: &ClusterView,
+    reported: &ReportedFacts,
     survey: &Survey<'_>,
     plan: &Plan,
     status: &mut BottlerocketUpdateOperatorStatus,
@@ -307,12 +308,12 @@ pub(super) fn follow(
             let mut events: Vec<Notice> = new.map(|(id, fact)| source.of_fact(&id, &fact)).collect();
             events.extend(approvals.into_iter().filter(|(id, _)| !stored.approvals_reported.contains(id)).map(|a| a.1));
             let due = blocked.due(stored.blocked_reported);
-            let reported = due.last().map_or(stored.blocked_reported, |(since, _)| *since);
-            let id = format!("{}/blocked/{}", operator.uid, reported.as_millisecond());
+            let last_reported = due.last().map_or(stored.blocked_reported, |(since, _)| *since);
+            let id = format!("{}/blocked/{}", operator.uid, last_reported.as_millisecond());
             events.extend(source.of_blocked(&id, due));
             events.sort_by_key(|notice| notice.time);
-            let pending = pending(view, notices, &stored.pending, events);
-            NoticesStatus { blocked_reported: reported, approvals_reported, pending }
+            let pending = pending(&reported.notices.done, notices, &stored.pending, events);
+            NoticesStatus { blocked_reported: last_reported, approvals_reported, pending }
         }
     };
     status.notices = Some(state);
@@ -320,9 +321,14 @@ pub(super) fn follow(
 }
 
 /// Returns the notices that are still to be sent: those recorded that are not done, and those of the new events.
-fn pending(view: &ClusterView, notices: &Notices, recorded: &[Notice], events: Vec<Notice>) -> Vec<Notice> {
+fn pending(
+    done: &BTreeSet<(String, String)>,
+    notices: &Notices,
+    recorded: &[Notice],
+    events: Vec<Notice>,
+) -> Vec<Notice> {
     let recorded = recorded.iter().cloned().map(|mut notice| {
-        let is_done = |receiver: &String| view.notices.done.contains(&(receiver.clone(), notice.id.clone()));
+        let is_done = |receiver: &String| done.contains(&(receiver.clone(), notice.id.clone()));
         let is_receiver = |name: &String| notices.receivers.iter().any(|receiver| receiver.name == *name);
         notice.receivers =
             notice.receivers.iter().filter(|name| is_receiver(name) && !is_done(name)).cloned().collect();

@@ -58,10 +58,10 @@ fn stops(wait: &Wait) -> bool {
 }
 
 /// Returns the time of the next estimate; `None` while no rollout runs.
-pub fn estimate_due(view: &ClusterView) -> Option<Timestamp> {
+pub fn estimate_due(view: &ClusterView, last: Option<&EstimateFacts>) -> Option<Timestamp> {
     let operator = view.operator.as_ref()?;
     let settled = running(operator).map(|(_, record)| after(record.begun, SETTLES)).max()?;
-    let Some(last) = &view.estimates else { return Some(settled) };
+    let Some(last) = last else { return Some(settled) };
     let missing = running(operator).any(|(_, record)| !last.rollouts.contains_key(&record.number));
     let pause = match last.basis == basis(operator) {
         false => SETTLES,

@@ -82,7 +82,7 @@ pub fn live(mut view: ClusterView, policy: Policy, updates: &[UpdateDurations], 
     }
     let takes_pods = |node: &&crate::view::NodeFacts| node.ready && !node.unschedulable && !node.deleting;
     // No simulated write is signed: with a key, each host's settings would be written again for ever.
-    view.tls = Default::default();
+    view.signing = Default::default();
     let mut scenario = Scenario {
         elsewhere: view.unmanaged.values().filter(takes_pods).count(),
         budgets: std::mem::take(&mut view.budgets),
@@ -161,7 +161,7 @@ mod tests {
         let operator = view.operator.as_mut().unwrap();
         operator.spec = serde_json::from_value(spec).unwrap();
         let policy = Policy::from_spec(&operator.spec).unwrap();
-        view.tls.signing_key = Some("key".into());
+        view.signing.signing_key = Some("key".into());
         let course = simulate(&live(view, policy, &[], t(0)), 1);
         assert_eq!((course.updated(), course.cut), (1, false), "{:?}", course.waits);
         assert!(course.plans < 500, "{} plans", course.plans);

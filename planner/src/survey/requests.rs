@@ -2,7 +2,7 @@
 
 use models::operator::OperatorRequests;
 
-use crate::view::{ClusterView, OperatorFacts, ShadowFacts};
+use crate::view::{ClusterView, OperatorFacts, ReportedFacts, ShadowFacts};
 
 /// Returns whether the resource's status was never written. Requests that it carries then are old ones: a manifest that
 /// was applied again must not end a freeze that outlived the previous resource.
@@ -56,7 +56,11 @@ pub(crate) fn resumed(view: &ClusterView) -> Option<String> {
 }
 
 /// The acknowledgements to record.
-pub(crate) fn acknowledged(view: &ClusterView, approval_taken: bool) -> Option<OperatorRequests> {
+pub(crate) fn acknowledged(
+    view: &ClusterView,
+    reported: &ReportedFacts,
+    approval_taken: bool,
+) -> Option<OperatorRequests> {
     let operator = view.operator.as_ref()?;
     let mut requests = operator.status.requests.clone().unwrap_or_default();
     // The same write records the notice. The first plan with notices records their state alone.
@@ -71,15 +75,15 @@ pub(crate) fn acknowledged(view: &ClusterView, approval_taken: bool) -> Option<O
         requests.migrate_storage.clone_from(&operator.migrate_storage);
     }
     if let Some(asked) = pending_migration(operator)
-        && view.migration.carried_out.as_ref() == Some(asked)
+        && reported.migration.carried_out.as_ref() == Some(asked)
     {
         requests.migrate_storage = Some(asked.clone());
     }
     let (certificates, signing_key) = pending_rotations(operator);
-    if certificates.is_some() && certificates == view.tls.rotated_certificates {
+    if certificates.is_some() && certificates == reported.tls.rotated_certificates {
         requests.rotate_certificates = certificates;
     }
-    if signing_key.is_some() && signing_key == view.tls.rotated_signing_key {
+    if signing_key.is_some() && signing_key == reported.tls.rotated_signing_key {
         requests.rotate_signing_key = signing_key;
     }
     if let Some(asked) = resumed(view) {

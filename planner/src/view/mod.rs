@@ -414,12 +414,19 @@ pub struct ClusterView {
     /// True if another replica handed the lead over to this one, which has assigned no slot since: it does not hand it
     /// back.
     pub handed_over: bool,
-    /// The known facts about keys and certificates.
+    /// The keys that sign.
+    pub signing: SigningKeys,
+    /// The known facts about the history of rollouts.
+    pub history: HistoryFacts,
+}
+
+/// The facts that are reported to users and acknowledged, and decide nothing: only what makes the operator's status has them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ReportedFacts {
+    /// The known facts about the keeping of keys and certificates.
     pub tls: TlsFacts,
     /// The known facts about the migration of stored shadows.
     pub migration: MigrationFacts,
-    /// The known facts about the history of rollouts.
-    pub history: HistoryFacts,
     /// The last estimates; `None` until this leader has made some.
     pub estimates: Option<EstimateFacts>,
     /// The known facts about the sending of notices.
@@ -488,9 +495,9 @@ impl ClusterView {
     }
 }
 
-/// The facts about keys and certificates for plans.
+/// The keys that sign permits and settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsFacts {
+pub struct SigningKeys {
     /// The id of the key that signs now.
     pub signing_key: Option<String>,
     /// The id of the key that signs when a rotation is over. A new leader signs with the one before it for as long as
@@ -498,6 +505,11 @@ pub struct TlsFacts {
     pub newest_key: Option<String>,
     /// The ids of that key and of the one before it. Signatures of any other key are no longer accepted.
     pub signing_keys: BTreeSet<String>,
+}
+
+/// The facts about the keeping of keys and certificates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFacts {
     /// The last request for new certificates that was begun.
     pub rotated_certificates: Option<String>,
     /// The last request for a new signing key that was begun.

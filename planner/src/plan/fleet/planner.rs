@@ -12,12 +12,14 @@ use crate::phase;
 use crate::plan::contents::Plan;
 use crate::policy::Policy;
 use crate::survey::{NodeContext, Survey, SurveyedNode};
-use crate::view::ClusterView;
+use crate::view::{ClusterView, ReportedFacts};
 use crate::wait::Wait;
 
 /// A plan under construction.
 pub(super) struct Planner<'a> {
     pub(super) view: &'a ClusterView,
+    /// For the status alone.
+    pub(super) reported: &'a ReportedFacts,
     pub(super) policy: &'a Policy,
     pub(super) survey: &'a Survey<'a>,
     pub(super) held: HashMap<&'a str, &'a Slot>,

@@ -26,7 +26,7 @@ use crate::survey::quarantine::Cause;
 use crate::survey::records::{UNRECORDED, finish};
 use crate::survey::requests;
 use crate::survey::{Survey, SurveyedNode};
-use crate::view::{ClusterView, NodeView, OperatorFacts, SharedField, TlsFacts};
+use crate::view::{ClusterView, NodeView, OperatorFacts, ReportedFacts, SharedField, TlsFacts};
 use crate::wait::Wait;
 use crate::wait::WaitReason;
 
@@ -255,6 +255,7 @@ fn blocked(
 /// The operator's status, without its slots and its freshness.
 pub(super) fn status(
     view: &ClusterView,
+    reported: &ReportedFacts,
     operator: &OperatorFacts,
     survey: &Survey<'_>,
     plan: &Plan,
@@ -269,7 +270,7 @@ pub(super) fn status(
 
     let mut conditions = operator.status.conditions.clone();
     let blocked = blocked(view, survey, plan, find_condition(&conditions, BLOCKED));
-    let degraded = match degraded(policy, &view.tls, survey.web_api_missing, &operator.misunderstood) {
+    let degraded = match degraded(policy, &reported.tls, survey.web_api_missing, &operator.misunderstood) {
         (false, reason, message) => conflict(view).or_else(|| unrecorded(history?)).unwrap_or((false, reason, message)),
         degraded => degraded,
     };
@@ -280,9 +281,9 @@ pub(super) fn status(
         (FROZEN, frozen(survey, resumed)),
         (DEGRADED, degraded),
     ];
-    let migrated = view.migration.state.clone().map(|state| (STORAGE_MIGRATED, state));
+    let migrated = reported.migration.state.clone().map(|state| (STORAGE_MIGRATED, state));
     let history_recorded = view.history.state.clone().map(|state| (HISTORY_RECORDED, state));
-    let notices_sent = view.notices.state.clone().map(|state| (NOTICES_SENT, state));
+    let notices_sent = reported.notices.state.clone().map(|state| (NOTICES_SENT, state));
     if policy.notices.is_none() {
         conditions.retain(|condition| condition.type_ != NOTICES_SENT);
     }
@@ -304,7 +305,7 @@ pub(super) fn status(
             finish(rollout, RolloutPhase::Stopped, now);
         }
     }
-    estimates::record(view, &mut active_rollouts);
+    estimates::record(reported, &mut active_rollouts);
     let policy_in_force = if policy.errors.is_empty() {
         // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
         serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY_LENGTH)
@@ -337,8 +338,8 @@ pub(super) fn status(
             WindowState::Closed { opens, .. } => *opens,
             WindowState::Open { .. } => None,
         },
-        requests: requests::acknowledged(view, survey.rollouts.approval_taken),
-        storage_migration: view.migration.completed.clone().or_else(|| operator.status.storage_migration.clone()),
+        requests: requests::acknowledged(view, reported, survey.rollouts.approval_taken),
+        storage_migration: reported.migration.completed.clone().or_else(|| operator.status.storage_migration.clone()),
         notices: None,
         policy_in_force,
         conditions,

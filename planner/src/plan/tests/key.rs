@@ -6,8 +6,8 @@ use models::shadow::{HostPolicy, HostState, Permit, Step};
 
 use crate::decision::Action;
 use crate::fixtures::*;
-use crate::plan::plan;
-use crate::view::NodeView;
+use crate::plan::{plan, plan_reporting};
+use crate::view::{ClusterView, MigrationFacts, NodeView, ReportedFacts, TlsFacts};
 
 /// The host settings of node `a`, a signature of them, and the key that made it.
 fn settings_of_a() -> (HostPolicy, String, String) {
@@ -60,9 +60,9 @@ fn settings_signed_by_replaced_key_are_signed_again() {
         let (mut view, _) = cluster(vec![node], &[]);
         let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
         // The last one signs.
-        view.tls.signing_key = keys.last().cloned();
-        view.tls.newest_key = keys.last().cloned();
-        view.tls.signing_keys = keys.iter().cloned().collect();
+        view.signing.signing_key = keys.last().cloned();
+        view.signing.newest_key = keys.last().cloned();
+        view.signing.signing_keys = keys.iter().cloned().collect();
         let order = view.nodes["a"].shadow.as_ref().unwrap().spec.clone();
         let mut made = plan(&view, &policy, t(1));
         assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{sentence}");
@@ -90,8 +90,8 @@ fn settings_signed_by_newest_key_are_not_signed_by_previous_key() {
         node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature, ..host.clone() });
         let (mut view, _) = cluster(vec![node], &[]);
         let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
-        (view.tls.signing_key, view.tls.newest_key) = (Some("before".to_owned()), Some(newest.to_owned()));
-        view.tls.signing_keys = ["before", newest].map(str::to_owned).into();
+        (view.signing.signing_key, view.signing.newest_key) = (Some("before".to_owned()), Some(newest.to_owned()));
+        view.signing.signing_keys = ["before", newest].map(str::to_owned).into();
         let written = matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Spec { .. }));
         assert_eq!(written, again, "{newest}");
     }
@@ -100,55 +100,57 @@ fn settings_signed_by_newest_key_are_not_signed_by_previous_key() {
 /// A rotation that a user requested is acknowledged when it was begun, and never carried out for a new resource.
 #[test]
 fn rotation_request_is_acknowledged_when_rotation_starts() {
-    let ack = |view: &crate::view::ClusterView| {
+    let ack = |view: &ClusterView, reported: &ReportedFacts| {
         let policy = crate::policy::Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
-        let requests = plan(view, &policy, t(1)).status.unwrap().requests.unwrap_or_default();
+        let requests = plan_reporting(view, reported, &policy, t(1)).status.unwrap().requests.unwrap_or_default();
         (requests.rotate_certificates, requests.rotate_signing_key)
     };
     let value = Some("1".to_owned());
-    let (mut view, _) = cluster(vec![], &[]);
+    let (mut view, mut reported) = (cluster(vec![], &[]).0, ReportedFacts::default());
     let operator = view.operator.as_mut().unwrap();
     (operator.rotate_certificates, operator.rotate_signing_key) = (value.clone(), value.clone());
     assert_eq!(super::pending_rotations(operator), (value.clone(), value.clone()));
-    assert_eq!(ack(&view), (None, None));
-    view.tls.rotated_signing_key = value.clone();
-    assert_eq!(ack(&view), (None, value.clone()));
-    view.tls.rotated_certificates = value.clone();
-    assert_eq!(ack(&view), (value.clone(), value.clone()));
+    assert_eq!(ack(&view, &reported), (None, None));
+    reported.tls.rotated_signing_key = value.clone();
+    assert_eq!(ack(&view, &reported), (None, value.clone()));
+    reported.tls.rotated_certificates = value.clone();
+    assert_eq!(ack(&view, &reported), (value.clone(), value.clone()));
 
     let operator = view.operator.as_mut().unwrap();
     operator.status.observed_generation = None;
-    view.tls = crate::view::TlsFacts::default();
+    reported.tls = TlsFacts::default();
     assert_eq!(super::pending_rotations(view.operator.as_ref().unwrap()), (None, None));
-    assert_eq!(ack(&view), (value.clone(), value));
+    assert_eq!(ack(&view, &reported), (value.clone(), value));
 }
 
 /// A request that is done already, or that came with a new resource, is not pending.
 #[test]
 fn migration_request_is_acknowledged_when_migration_is_completed() {
-    let status = |view: &crate::view::ClusterView| {
+    let status = |view: &ClusterView, reported: &ReportedFacts| {
         let policy = crate::policy::Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
-        plan(view, &policy, t(1)).status.unwrap()
+        plan_reporting(view, reported, &policy, t(1)).status.unwrap()
     };
-    let ack = |view: &crate::view::ClusterView| status(view).requests.unwrap_or_default().migrate_storage;
-    let (mut view, _) = cluster(vec![], &[]);
+    let ack = |view: &ClusterView, reported: &ReportedFacts| {
+        status(view, reported).requests.unwrap_or_default().migrate_storage
+    };
+    let (mut view, mut reported) = (cluster(vec![], &[]).0, ReportedFacts::default());
     let operator = view.operator.as_mut().unwrap();
     operator.migrate_storage = Some("1".to_owned());
     assert_eq!(super::pending_migration(operator).map(String::as_str), Some("1"));
-    assert_eq!(ack(&view), None);
-    view.migration.carried_out = Some("0".to_owned());
-    assert_eq!(ack(&view), None, "another request");
-    view.migration.carried_out = Some("1".to_owned());
-    assert_eq!(ack(&view).as_deref(), Some("1"));
+    assert_eq!(ack(&view, &reported), None);
+    reported.migration.carried_out = Some("0".to_owned());
+    assert_eq!(ack(&view, &reported), None, "another request");
+    reported.migration.carried_out = Some("1".to_owned());
+    assert_eq!(ack(&view, &reported).as_deref(), Some("1"));
 
-    view.migration.state = Some((false, "ObjectsRefused", "one shadow".to_owned()));
-    let conditions = status(&view).conditions;
+    reported.migration.state = Some((false, "ObjectsRefused", "one shadow".to_owned()));
+    let conditions = status(&view, &reported).conditions;
     let condition = models::condition::find_condition(&conditions, models::operator::STORAGE_MIGRATED).unwrap();
     assert_eq!((condition.reason.as_str(), condition.message.as_str()), ("ObjectsRefused", "one shadow"));
 
     let operator = view.operator.as_mut().unwrap();
     operator.status.observed_generation = None;
-    view.migration = crate::view::MigrationFacts::default();
+    reported.migration = MigrationFacts::default();
     assert_eq!(super::pending_migration(view.operator.as_ref().unwrap()), None);
-    assert_eq!(ack(&view).as_deref(), Some("1"), "a new resource's request is an old one");
+    assert_eq!(ack(&view, &reported).as_deref(), Some("1"), "a new resource's request is an old one");
 }

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{NEW, OLD, at, cluster, node, recorded, rollout, t};
-use crate::plan::plan;
-use crate::view::NodeView;
+use crate::plan::plan_reporting;
+use crate::view::{NodeView, ReportedFacts};
 
 /// A cluster with a running rollout to NEW, which these nodes have on offer.
 fn running_rollout(nodes: Vec<NodeView>, spec: &Value) -> (ClusterView, Policy) {
@@ -96,16 +96,16 @@ fn nothing_is_expected_while_no_update_can_end() {
 #[test]
 fn estimates_are_made_when_a_rollout_begins_every_quarter_of_an_hour_and_after_a_change() {
     let (mut view, _) = running_rollout(nodes(3), &json!({}));
-    assert_eq!(estimate_due(&view), Some(t(30)), "once the hosts have reported");
-    view.estimates = Some(no_estimate(&view, t(40)));
-    assert_eq!(estimate_due(&view), Some(t(40 + 900)));
+    assert_eq!(estimate_due(&view, None), Some(t(30)), "once the hosts have reported");
+    let last = no_estimate(&view, t(40));
+    assert_eq!(estimate_due(&view, Some(&last)), Some(t(40 + 900)));
     let mut under_way = view.clone();
     let out = at("node-0", Step::Draining, 0, HostState::StagedUpdate);
     under_way.nodes.insert("node-0".into(), out);
-    assert_eq!(estimate_due(&under_way), Some(t(40 + 60)), "there is none, and a node is out of service");
+    assert_eq!(estimate_due(&under_way, Some(&last)), Some(t(40 + 60)), "there is none, and a node is out of service");
     let made = CompletionEstimate { at: t(90), earliest: t(90), latest: t(90), made: t(40) };
-    under_way.estimates.as_mut().unwrap().rollouts.insert(7, made);
-    assert_eq!(estimate_due(&under_way), Some(t(40 + 900)));
+    let known = EstimateFacts { rollouts: [(7, made)].into(), ..last.clone() };
+    assert_eq!(estimate_due(&under_way, Some(&known)), Some(t(40 + 900)));
     type Change = fn(&mut OperatorFacts);
     let changes: [(&str, Change); 3] = [
         ("another policy", |operator| operator.generation += 1),
@@ -117,19 +117,20 @@ fn estimates_are_made_when_a_rollout_begins_every_quarter_of_an_hour_and_after_a
     for (sentence, change) in changes {
         let mut changed = view.clone();
         change(changed.operator.as_mut().unwrap());
-        assert_eq!(estimate_due(&changed), Some(t(70)), "{sentence}");
+        assert_eq!(estimate_due(&changed, Some(&last)), Some(t(70)), "{sentence}");
     }
     let record = view.operator.as_mut().unwrap().status.active_rollouts[0].record.as_mut().unwrap();
     (record.phase, record.ended) = (RolloutPhase::Completed, Some(t(50)));
-    assert_eq!(estimate_due(&view), None, "an idle cluster needs none");
-    assert_eq!(estimate_due(&ClusterView::default()), None);
+    assert_eq!(estimate_due(&view, Some(&last)), None, "an idle cluster needs none");
+    assert_eq!(estimate_due(&ClusterView::default(), None), None);
 }
 
 #[test]
 fn plan_records_an_estimate_in_the_status_of_the_rollout() {
-    let (mut view, policy) = running_rollout(nodes(3), &json!({}));
-    view.estimates = Some(estimate(view.clone(), &policy, &[], t(100)));
-    let status = plan(&view, &policy, t(101)).status.unwrap();
+    let (view, policy) = running_rollout(nodes(3), &json!({}));
+    let estimates = Some(estimate(view.clone(), &policy, &[], t(100)));
+    let reported = ReportedFacts { estimates, ..ReportedFacts::default() };
+    let status = plan_reporting(&view, &reported, &policy, t(101)).status.unwrap();
     let rollout = &status.active_rollouts[0];
     let first = rollout.record.as_ref().unwrap().first_estimate;
     assert!(rollout.estimated_completion.is_some() && rollout.estimated_completion == first, "{rollout:?}");
