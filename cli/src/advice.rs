@@ -75,7 +75,7 @@ impl Cluster {
             Wait::BudgetNeverAllows { budget, .. } => vec![describe("pdb", budget)],
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
             Wait::CanaryStep { approval: true, .. } => plugin("approve"),
-            Wait::PolicyUnusable => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
+            Wait::PolicyInvalid => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
             Wait::AttemptsExhausted => {
                 vec![format!("kubectl delete brs {} -n {namespace}", names::shadow_name(node))]
             }

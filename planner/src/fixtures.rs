@@ -297,3 +297,8 @@ pub(crate) fn record_history(view: &mut ClusterView, policy: &Policy) {
         }
     }
 }
+
+/// The errors of a policy that cannot be applied.
+pub(crate) fn invalid_policy() -> Vec<crate::policy::PolicyError> {
+    vec![crate::policy::PolicyError { field: "spec.version.target".into(), message: "no version".into() }]
+}

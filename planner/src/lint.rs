@@ -21,7 +21,7 @@ use crate::survey::quarantine::Quarantine;
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.
-pub const PROPERTIES: [&str; 11] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "S11"];
+pub const PROPERTIES: [&str; 12] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "S11", "S13"];
 
 /// One broken property.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,8 +68,13 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     if frozen && !new_slots.is_empty() {
         add(None, broken("S8", "a slot is given while the rollout is frozen"));
     }
+    let invalid = !policy.errors.is_empty();
+    if invalid && !new_slots.is_empty() {
+        add(None, broken("S13", "a slot is given under an invalid policy"));
+    }
     for (name, action) in &plan.actions {
         if let Some(node) = view.nodes.get(name) {
+            add(Some(name), check_stopped(policy, node, action));
             add(Some(name), check_start(frozen, policy, node, action));
             add(Some(name), check_offer(node, action));
             add(Some(name), check_drill(node, action));
@@ -178,7 +183,16 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
     None
 }
 
-/// S8: with the failure budget spent nothing begins, and nothing that is staged is drained. S4: no node that another
+/// S13: no reboot is permitted to a version that the policy excludes, unless one is already.
+fn check_stopped(policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
+    let Action::Permit { .. } = action else { return None };
+    let permitted = node.shadow.as_ref().is_some_and(|shadow| shadow.spec.permit.is_some());
+    let version = &node.update().filter(|_| !permitted)?.version;
+    let rule = policy.exclude.iter().find(|exclusion| exclusion.covers(version))?;
+    broken("S13", format!("its reboot to {version} is permitted, which the policy excludes ({rule})"))
+}
+
+/// S13: nothing begins under an invalid policy. S8: with the failure budget spent nothing begins, and nothing that is staged is drained. S4: no node that another
 /// user has cordoned is taken out of service, unless policy allows it.
 fn check_start(frozen: bool, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     let next = action.next_step()?;
@@ -188,6 +202,9 @@ fn check_start(frozen: bool, policy: &Policy, node: &NodeView, action: &Action) 
         Some(_) => false,
     };
     let skipped = policy.for_node(&node.facts).drain.cordoned_nodes == CordonedNodes::Skip;
+    if !policy.errors.is_empty() && starts {
+        return broken("S13", format!("it goes to {next:?} under an invalid policy"));
+    }
     if frozen && starts {
         return broken("S8", format!("it goes to {next:?} while the rollout is frozen"));
     }

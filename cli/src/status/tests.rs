@@ -264,7 +264,7 @@ fn status_names_rejected_fields_and_the_policy_in_force() {
     let spec = json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
     let in_force = json!({"observedGeneration": 1, "policyInForce": "{\"version\": {\"target\": \"1.19\"}}"});
     for (status, sentence) in [
-        (in_force, "The last valid policy remains in force."),
+        (in_force, "Nothing new starts. Updates under way are finished under the last valid policy."),
         (json!({"observedGeneration": 1}), "There is no valid policy to go back to: nothing new starts."),
     ] {
         let cluster = cluster(Some(operator(&spec, &status)), vec![shadow("a", idle())], vec![node("a", &json!({}))]);

@@ -82,7 +82,9 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         field(label, Style::Bad, &format!("{}: {}", error.field, error.message));
     }
     match policy.state {
-        "Rejected" => field("", Style::Plain, "The last valid policy remains in force."),
+        "Rejected" => {
+            field("", Style::Plain, "Nothing new starts. Updates under way are finished under the last valid policy.");
+        }
         "Unusable" => field("", Style::Plain, "There is no valid policy to go back to: nothing new starts."),
         _ => {}
     }

@@ -6,11 +6,11 @@ use crate::wait::Wait;
 
 pub(crate) fn is_enabled(ctx: &NodeContext<'_>) -> Option<Wait> {
     let policy = ctx.survey.policy;
-    match (policy.present, policy.enabled, policy.unusable) {
+    match (policy.present, policy.enabled, policy.errors.is_empty()) {
         (false, _, _) => Some(Wait::NoOperatorResource),
         (true, false, _) => Some(Wait::Disabled),
-        (true, true, true) => Some(Wait::PolicyUnusable),
-        (true, true, false) => None,
+        (true, true, false) => Some(Wait::PolicyInvalid),
+        (true, true, true) => None,
     }
 }
 
@@ -71,15 +71,16 @@ mod tests {
 
     #[test]
     fn starts_require_enabled_valid_policy() {
-        for (sentence, present, enabled, unusable, expected) in [
-            ("enabled", true, true, false, None),
-            ("disabled", true, false, false, Some(Wait::Disabled)),
-            ("no resource", false, true, false, Some(Wait::NoOperatorResource)),
-            ("a resource that was never valid", true, true, true, Some(Wait::PolicyUnusable)),
-            ("disabled and never valid", true, false, true, Some(Wait::Disabled)),
+        for (sentence, present, enabled, valid, expected) in [
+            ("enabled", true, true, true, None),
+            ("disabled", true, false, true, Some(Wait::Disabled)),
+            ("no resource", false, true, true, Some(Wait::NoOperatorResource)),
+            ("invalid", true, true, false, Some(Wait::PolicyInvalid)),
+            ("disabled and invalid", true, false, false, Some(Wait::Disabled)),
         ] {
             let wait = refusal_of(is_enabled, |_, policy| {
-                (policy.present, policy.enabled, policy.unusable) = (present, enabled, unusable);
+                (policy.present, policy.enabled) = (present, enabled);
+                policy.errors = if valid { vec![] } else { crate::fixtures::invalid_policy() };
             });
             assert_eq!(wait, expected, "{sentence}");
         }

@@ -525,6 +525,40 @@ fn validator_rejects_drain_without_answer_of_hooks() {
 }
 
 #[test]
+fn validator_drops_what_starts_under_an_invalid_policy_and_permits_to_excluded_versions() {
+    let findings = |node, slots: &[&str], invalid: bool, action: Action| {
+        let (mut view, _) = cluster(vec![node], slots);
+        let mut policy = crate::fixtures::with_policy(&mut view, json!({"version": {"exclude": ["1.20.5"]}}));
+        policy.errors = if invalid { crate::fixtures::invalid_policy() } else { vec![] };
+        let mut plan = acts("a", action);
+        let found = lint(&view, &policy, &mut plan).into_iter().map(|finding| finding.property).next();
+        assert_eq!(plan.actions.is_empty(), found.is_some());
+        found
+    };
+    let goes_to = |step| {
+        let node = at("a", step, 0, HostState::StagedUpdate);
+        let mut status = node.shadow.as_ref().unwrap().status.controller_status();
+        status.report.progress = Some(progress(Step::Draining, 0));
+        (node, Action::Status { status: Box::new(status), note: None })
+    };
+    for (step, invalid, expected) in
+        [(Step::Staged, true, Some("S13")), (Step::Staged, false, None), (Step::LeavingLoadBalancer, true, None)]
+    {
+        let (node, action) = goes_to(step);
+        assert_eq!(findings(node, &["a"], invalid, action), expected, "{step:?}");
+    }
+    for (permitted, expected) in [(false, Some("S13")), (true, None)] {
+        let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        node.pods = Some(vec![]);
+        node.shadow.as_mut().unwrap().spec.permit =
+            permitted.then(|| models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
+        let rules = Rules::default();
+        let permit = Action::Permit { nonce: "m".into(), rules, pods_stay: false };
+        assert_eq!(findings(node, &["a"], false, permit), expected, "permitted already: {permitted}");
+    }
+}
+
+#[test]
 fn properties_are_those_of_the_docs_and_all_that_a_finding_names() {
     let docs = include_str!("../../../docs/testing.md");
     for property in PROPERTIES {
@@ -532,7 +566,7 @@ fn properties_are_those_of_the_docs_and_all_that_a_finding_names() {
         assert!(documented.iter().any(|row| docs.contains(row)), "docs/testing.md has no {property}");
     }
     let rows = docs.lines().filter_map(|line| line.strip_prefix("| S")?.split(" |").next()?.parse::<usize>().ok());
-    assert_eq!(rows.max(), Some(PROPERTIES.len()));
+    assert_eq!(rows.max().map(|last| format!("S{last}")).as_deref(), PROPERTIES.last().copied());
     let source = include_str!("../lint.rs").split("pub struct Finding").nth(1).unwrap();
     let texts = source.split('"').skip(1).step_by(2);
     let is_number = |text: &&str| text.strip_prefix('S').is_some_and(|number| number.parse::<u8>().is_ok());

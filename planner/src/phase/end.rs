@@ -12,9 +12,11 @@ use models::time::after;
 use super::drill;
 use super::health::{pods_to_verify, unhealthy_pods};
 use super::result::{keep_result, release, running};
-use super::row::{Attempt, Turn, fail};
+use super::row::{Attempt, Outcome, Turn, fail};
 use super::status::unblock;
 use crate::decision::{Action, Note};
+use crate::policy::WindowState;
+use crate::survey::want;
 use crate::wait::Wait;
 
 /// The number of failures against versions that a shadow keeps.
@@ -133,6 +135,23 @@ pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
         return Some(fail(FailureReason::NodeDeleted, "the node is being deleted"));
     }
     None
+}
+
+/// Returns the end of an attempt whose node is out of service without an issued permit, and that policy stops: a blackout has
+/// begun, or a user has ruled its version out.
+pub(super) fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
+    if let WindowState::Closed { opens, blackout: true } = ctx.survey.window(ctx.node) {
+        let blackout = Wait::Blackout { ends: *opens };
+        return Some(if ctx.mode().is_drill() {
+            Turn::of(Outcome::Refuse(blackout))
+        } else {
+            fail(FailureReason::BlackoutBegan, blackout.to_string())
+        });
+    }
+    let host =
+        want::Host { policy: ctx.policy, known: &ctx.survey.known, agent: &ctx.shadow.status.agent, now: ctx.now };
+    let message = host.ruled_out(&ctx.progress.version).filter(|_| ctx.mode().downloads())?;
+    Some(fail(FailureReason::PolicyChanged, message))
 }
 
 /// Returns the end of an attempt that its agent, or the host, cannot go on with.

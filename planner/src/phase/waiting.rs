@@ -88,7 +88,7 @@ pub(super) fn asks_for_slot(ctx: &Attempt<'_>) -> Turn {
 fn no_longer_wanted(ctx: &Attempt<'_>) -> Option<Turn> {
     let agent = &ctx.shadow.status.agent;
     let host = want::Host { policy: ctx.policy, known: &ctx.survey.known, agent, now: ctx.now };
-    if let Some(message) = host.no_longer(&ctx.progress.version).filter(|_| !ctx.slot) {
+    if let Some(message) = host.no_longer(&ctx.progress.version) {
         return Some(fail(FailureReason::PolicyChanged, message));
     }
     let wanted = ctx.node.want.as_ref().map(|want| &want.version);

@@ -1,7 +1,7 @@
 //! The operator's resource as input of decisions: every field parsed, validated and with its default.
 //!
 //! The schema refuses what a pattern can refuse. The remaining errors (a time zone that does not exist, an empty range)
-//! are found here, with the field, and the last good policy stays in force.
+//! are found here, with the field, and nothing new starts; what is under way ends under the last good policy.
 
 mod error;
 mod parse;

@@ -56,21 +56,32 @@ impl<'a> Host<'a> {
         self.agent.updates.as_ref()?.chosen_version.as_ref()
     }
 
-    /// Returns why policy no longer allows the version of an attempt, for its record, if it does not.
+    /// Returns why policy no longer allows the version of an attempt that has disrupted nothing, for its record, if it does not.
     pub(crate) fn no_longer(&self, version: &Version) -> Option<String> {
+        self.ruled_out(version).or_else(|| Some(self.too_young(version)?.to_string()))
+    }
+
+    /// Returns why a user has ruled the version of an attempt out, for its record, if that is so.
+    pub(crate) fn ruled_out(&self, version: &Version) -> Option<String> {
         let target = &self.policy.target;
         let down = self.agent.current_version.as_ref().is_some_and(|current| version < current);
         if !target.allows(version) || (down && !target.pins()) {
             return Some(format!("{version} is not a version that spec.version.target '{target}' leads to"));
         }
-        self.refusal(version).map(|wait| wait.to_string())
+        self.excluded(version).map(|wait| wait.to_string())
     }
 
     /// Returns why a version is refused, whatever the host reports.
     fn refusal(&self, version: &Version) -> Option<Wait> {
-        if let Some(rule) = self.policy.exclude.iter().find(|exclusion| exclusion.covers(version)) {
-            return Some(Wait::Excluded { version: version.clone(), rule: rule.to_string() });
-        }
+        self.excluded(version).or_else(|| self.too_young(version))
+    }
+
+    fn excluded(&self, version: &Version) -> Option<Wait> {
+        let rule = self.policy.exclude.iter().find(|exclusion| exclusion.covers(version))?;
+        Some(Wait::Excluded { version: version.clone(), rule: rule.to_string() })
+    }
+
+    fn too_young(&self, version: &Version) -> Option<Wait> {
         // Only a new version needs an age, not one that a node ran before, or runs.
         let news = self.agent.current_version.as_ref().is_none_or(|current| version > current);
         if news && !self.policy.minimum_age.is_zero() {

@@ -177,9 +177,9 @@ pub enum Wait {
     /// The host has not confirmed that nothing of the operator is armed.
     #[error("the agent has not confirmed that its host is disarmed")]
     DisarmPending,
-    /// The operator's resource has never held a valid policy.
+    /// The operator's resource holds no valid policy: what a user wants is not known.
     #[error("the spec of the BottlerocketUpdateOperator is invalid; its condition Degraded names the fields")]
-    PolicyUnusable,
+    PolicyInvalid,
     #[error("no window is open{}", text::at("the next one opens at", *.opens))]
     WindowClosed {
         /// The time at which it opens; `None`: never, as far as can be foreseen.

@@ -118,7 +118,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "The agent's confirmation that nothing of the operator is armed; for a claim without an attempt, \
          the longest time that a host may take to go down.",
     ),
-    (PolicyUnusable, User, "Correct the fields that the condition `Degraded` of `bruo default` names."),
+    (PolicyInvalid, User, "Correct the fields that the condition `Degraded` of `bruo default` names."),
     (WindowClosed, Time, "The next window."),
     (Blackout, Time, "The end of the blackout."),
     (TooYoung, Version, "`spec.version.minimumAge`, since a second node was offered the version."),

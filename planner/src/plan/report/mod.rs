@@ -189,7 +189,11 @@ fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstoo
         };
     }
     let errors: Vec<String> = policy.errors.iter().map(ToString::to_string).collect();
-    let force = if policy.unusable { "nothing new starts" } else { "the last valid policy remains in force" };
+    let force = if policy.unusable {
+        "nothing new starts"
+    } else {
+        "nothing new starts, and updates under way are finished under the last valid policy"
+    };
     let mut message: String = format!("{}; {force}", errors.join("; ")).chars().take(1400).collect();
     // One problem must not hide the other.
     if let Some(problem) = &tls.problem {

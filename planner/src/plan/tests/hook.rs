@@ -222,8 +222,8 @@ fn gates_are_checked_again_after_the_wait_for_hooks() {
         ("updates are switched off", |_, spec| spec["enabled"] = json!(false), "step Draining"),
         (
             "window",
-            |_, spec| spec["schedule"] = json!({"blackouts": [{"from": "2000-01-01", "to": "2999-01-01"}]}),
-            "Blackout",
+            |_, spec| spec["schedule"] = json!({"windows": [{"cron": "0 12 * * *", "duration": "1h"}]}),
+            "WindowClosed",
         ),
         ("node", |view, _| a(view).facts.ready = false, "NodeNotReady"),
         ("agent", |view, _| a(view).agent_missing = Some(t(-60)), "AgentNotReady"),

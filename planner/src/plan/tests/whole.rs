@@ -150,6 +150,77 @@ fn staged_attempt_ends_when_policy_no_longer_wants_its_version() {
     }
 }
 
+/// Stop means stop: the node is drained for a version that a user rules out, or on a day on which nothing is to happen.
+#[test]
+fn exclusion_pin_and_blackout_end_every_attempt_without_a_permit() {
+    let exclusion = serde_json::json!({"version": {"exclude": ["1.20.5"]}});
+    let pin = serde_json::json!({"version": {"target": "1.20.0"}});
+    let blackout = serde_json::json!({"schedule": {"blackouts": [{"from": "2027-01-15"}]}});
+    let window = serde_json::json!({"schedule": {"windows": [{"cron": "0 12 * * *", "duration": "1h"}]}});
+    let age = serde_json::json!({"version": {"minimumAge": "72h"}});
+    let leaving = [Step::BeforeDrain, Step::LeavingLoadBalancer, Step::Draining];
+    let without_permit = leaving.map(|step| (step, HostState::StagedUpdate));
+    let without_permit = without_permit.into_iter().chain([(Step::Rebooting, HostState::RebootedIntoUpdate)]);
+    for (step, state) in without_permit {
+        for (spec, end) in [
+            (&exclusion, Some("PolicyChanged")),
+            (&pin, Some("PolicyChanged")),
+            (&blackout, Some("BlackoutBegan")),
+            (&window, (step == Step::BeforeDrain).then_some("GateRefused")),
+            (&age, None),
+        ] {
+            let (mut view, _) = cluster(vec![at("a", step, 0, state)], &["a"]);
+            let policy = with_policy(&mut view, spec.clone());
+            let made = plan(&view, &policy, t(1));
+            let report = match made.actions.get("a") {
+                Some(Action::Status { status, .. }) => Some(&status.report),
+                _ => None,
+            };
+            let last = report.and_then(|report| report.record.as_ref()?.last.as_ref());
+            assert_eq!(last.map(|last| last.reason.as_str()), end, "{step:?} {spec}: {:?}", made.actions);
+            let not_before = report.and_then(|report| report.record.as_ref()?.not_before);
+            assert_eq!(not_before, None, "it counts against nothing");
+
+            let mut permitted = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+            permitted.shadow.as_mut().unwrap().spec.permit =
+                Some(models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
+            let (mut view, _) = cluster(vec![permitted], &["a"]);
+            let policy = with_policy(&mut view, spec.clone());
+            let made = plan(&view, &policy, t(1));
+            assert!(made.actions.is_empty(), "the permit stands, {spec}: {:?}", made.actions);
+        }
+    }
+    for (spec, text) in [(exclusion, "PolicyChanged"), (pin, "PolicyChanged")] {
+        let (mut view, _) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+        let policy = with_policy(&mut view, spec);
+        let made = format!("{:?}", plan(&view, &policy, t(1)).actions);
+        assert!(made.contains(text), "a node with a slot that is being checked: {made}");
+    }
+    let (mut view, _) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+    let policy = with_policy(&mut view, blackout);
+    let made = plan(&view, &policy, t(1));
+    assert_eq!(made.waits["a"].as_str(), "Blackout", "its image stays");
+    assert_eq!(made.slots, Some(vec![]), "its slot does not");
+}
+
+/// A blackout with a misspelt time zone: what the user wants is not known.
+#[test]
+fn nothing_starts_under_an_invalid_policy_and_what_is_under_way_goes_on() {
+    let draining = at("b", Step::Draining, 0, HostState::StagedUpdate);
+    let staged = at("c", Step::Staged, 0, HostState::StagedUpdate);
+    let (view, mut policy) = cluster(vec![node("a"), draining, staged], &["b"]);
+    policy.max_unavailable = models::operator::CountOrPercent::Count(3);
+    let valid = plan(&view, &policy, t(1));
+    assert!(valid.actions.contains_key("a") && !valid.waits.contains_key("c") || valid.pods.contains("c"));
+    policy.errors = invalid_policy();
+    let made = plan(&view, &policy, t(1));
+    for name in ["a", "c"] {
+        assert_eq!(made.waits[name].as_str(), "PolicyInvalid", "{name}: {made:?}");
+    }
+    assert_eq!((made.slots, &made.waits.get("b")), (None, &valid.waits.get("b")), "its drain goes on");
+    assert_eq!(made.actions.get("b"), valid.actions.get("b"));
+}
+
 #[test]
 fn healthy_condition_follows_the_update() {
     let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
