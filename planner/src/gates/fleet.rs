@@ -53,7 +53,15 @@ pub(crate) fn window_is_open(ctx: &NodeContext<'_>) -> Option<Wait> {
         WindowState::Open { .. } => None,
         WindowState::Closed { blackout: false, .. } if urgency(ctx).is_some() => None,
         WindowState::Closed { opens, blackout: false } => Some(Wait::WindowClosed { opens: *opens }),
+        WindowState::Closed { blackout: true, .. } => blackout(ctx),
+    }
+}
+
+/// Returns the blackout of the node, if there is one now.
+pub(crate) fn blackout(ctx: &NodeContext<'_>) -> Option<Wait> {
+    match ctx.survey.window(ctx.node) {
         WindowState::Closed { opens, blackout: true } => Some(Wait::Blackout { ends: *opens }),
+        _ => None,
     }
 }
 

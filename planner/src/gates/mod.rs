@@ -179,6 +179,11 @@ pub(crate) fn held(ctx: &NodeContext<'_>) -> Option<Wait> {
     node::is_not_held(ctx)
 }
 
+/// Returns the blackout of a node, which also stops what has begun.
+pub(crate) fn blackout(ctx: &NodeContext<'_>) -> Option<Wait> {
+    fleet::blackout(ctx)
+}
+
 /// Checks the pods, budgets and expressions of a node that may be taken out of service.
 pub(crate) fn before_drain(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     first_obstacle(&[Drain], ctx)

@@ -2,7 +2,7 @@
 
 use models::reason::FailureReason;
 
-use super::end::{ended_by_host, ended_from_outside, stopped_by_policy};
+use super::end::{ended_before_permit, ended_by_host};
 use super::row::{Attempt, Claims, Turn, act, fail, stay};
 use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::{Action, Note};
@@ -51,7 +51,7 @@ pub(super) fn claim_due(ctx: &Attempt<'_>) -> Option<Turn> {
 
 /// Returns the end of an attempt whose node is out of service and not drained yet.
 pub(super) fn ended_during_drain(ctx: &Attempt<'_>) -> Option<Turn> {
-    if let Some(turn) = ended_from_outside(ctx).or_else(|| stopped_by_policy(ctx)) {
+    if let Some(turn) = ended_before_permit(ctx) {
         return Some(turn);
     }
     if ctx.facts().boot_id != ctx.progress.boot_id {

@@ -15,7 +15,7 @@ use super::result::{keep_result, release, running};
 use super::row::{Attempt, Outcome, Turn, fail};
 use super::status::unblock;
 use crate::decision::{Action, Note};
-use crate::policy::WindowState;
+use crate::gates;
 use crate::survey::want;
 use crate::wait::Wait;
 
@@ -137,11 +137,15 @@ pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
     None
 }
 
+/// Returns the end of an attempt without an issued permit whose node is out of service.
+pub(super) fn ended_before_permit(ctx: &Attempt<'_>) -> Option<Turn> {
+    ended_from_outside(ctx).or_else(|| stopped_by_policy(ctx))
+}
+
 /// Returns the end of an attempt whose node is out of service without an issued permit, and that policy stops: a blackout has
 /// begun, or a user has ruled its version out.
-pub(super) fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
-    if let WindowState::Closed { opens, blackout: true } = ctx.survey.window(ctx.node) {
-        let blackout = Wait::Blackout { ends: *opens };
+fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
+    if let Some(blackout) = gates::blackout(ctx) {
         return Some(if ctx.mode().is_drill() {
             Turn::of(Outcome::Refuse(blackout))
         } else {

@@ -8,7 +8,7 @@ use models::shadow::{CORDONED, DRAINED, DrainStatus, HostState, Mode, Progress, 
 use super::boot::{after_reboot, is_activated};
 use super::claim::claim_due;
 use super::desired::desired_state;
-use super::end::{ended_by_host, ended_from_outside, stopped_by_policy};
+use super::end::{ended_before_permit, ended_by_host};
 use super::permits::{permit_request, rehearsal_request};
 use super::row::{Attempt, Turn, act, fail, stay};
 use crate::decision::Action;
@@ -22,7 +22,7 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
 /// Requires the reboot of a drained node, answers its agent, and waits for the host to go down.
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let (spec, drill) = (&ctx.shadow.spec, ctx.mode().is_drill());
-    if drill && let Some(turn) = ended_from_outside(ctx).or_else(|| stopped_by_policy(ctx)) {
+    if drill && let Some(turn) = ended_before_permit(ctx) {
         return turn;
     }
     let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
@@ -36,7 +36,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return turn;
     }
     if spec.permit.is_none()
-        && let Some(turn) = ended_from_outside(ctx).or_else(|| stopped_by_policy(ctx))
+        && let Some(turn) = ended_before_permit(ctx)
     {
         return turn;
     }
