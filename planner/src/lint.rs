@@ -68,8 +68,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     if frozen && !new_slots.is_empty() {
         add(None, broken("S8", "a slot is given while the rollout is frozen"));
     }
-    let invalid = !policy.errors.is_empty();
-    if invalid && !new_slots.is_empty() {
+    if !policy.errors.is_empty() && !new_slots.is_empty() {
         add(None, broken("S13", "a slot is given under an invalid policy"));
     }
     for (name, action) in &plan.actions {
@@ -192,8 +191,8 @@ fn check_stopped(policy: &Policy, node: &NodeView, action: &Action) -> Option<Br
     broken("S13", format!("its reboot to {version} is permitted, which the policy excludes ({rule})"))
 }
 
-/// S13: nothing begins under an invalid policy. S8: with the failure budget spent nothing begins, and nothing that is staged is drained. S4: no node that another
-/// user has cordoned is taken out of service, unless policy allows it.
+/// S13: nothing begins under an invalid policy. S8: nor with the failure budget spent, when nothing that is staged is drained
+/// either. S4: no node that another user has cordoned is taken out of service, unless policy allows it.
 fn check_start(frozen: bool, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
     let next = action.next_step()?;
     let starts = match node.step() {

@@ -113,7 +113,7 @@ pub struct SchedulePolicy {
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub windows: Vec<MaintenanceWindow>,
     /// Time before a window closes, or a blackout begins, from which no further node is started; shorter than every
-    /// window. Updates that have started are finished. Default 0s.
+    /// window. Updates that have started are finished, but a blackout ends those without a permit to reboot. Default 0s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_starting_before: Option<Duration>,
     /// Days on which no update starts.

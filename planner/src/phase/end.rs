@@ -16,7 +16,6 @@ use super::row::{Attempt, Outcome, Turn, fail};
 use super::status::unblock;
 use crate::decision::{Action, Note};
 use crate::gates;
-use crate::survey::want;
 use crate::wait::Wait;
 
 /// The number of failures against versions that a shadow keeps.
@@ -59,10 +58,13 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
 /// Ends an attempt whose node a check refuses. What an update would wait for is the result of a drill.
 pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
     if ctx.mode().is_drill() {
-        drill::end(ctx, wait.as_str(), &wait.to_string())
-    } else {
-        failed(ctx, FailureReason::GateRefused, &wait.to_string())
+        return drill::end(ctx, wait.as_str(), &wait.to_string());
     }
+    let reason = match wait {
+        Wait::Blackout { .. } => FailureReason::BlackoutBegan,
+        _ => FailureReason::GateRefused,
+    };
+    failed(ctx, reason, &wait.to_string())
 }
 
 /// Ends an attempt that went through.
@@ -146,15 +148,9 @@ pub(super) fn ended_before_permit(ctx: &Attempt<'_>) -> Option<Turn> {
 /// begun, or a user has ruled its version out.
 fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
     if let Some(blackout) = gates::blackout(ctx) {
-        return Some(if ctx.mode().is_drill() {
-            Turn::of(Outcome::Refuse(blackout))
-        } else {
-            fail(FailureReason::BlackoutBegan, blackout.to_string())
-        });
+        return Some(Turn::of(Outcome::Refuse(blackout)));
     }
-    let host =
-        want::Host { policy: ctx.policy, known: &ctx.survey.known, agent: &ctx.shadow.status.agent, now: ctx.now };
-    let message = host.ruled_out(&ctx.progress.version).filter(|_| ctx.mode().downloads())?;
+    let message = ctx.host().ruled_out(&ctx.progress.version).filter(|_| ctx.mode().downloads())?;
     Some(fail(FailureReason::PolicyChanged, message))
 }
 

@@ -35,7 +35,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(turn) = ended_by_host(ctx) {
         return turn;
     }
-    if spec.permit.is_none()
+    if !drill
+        && spec.permit.is_none()
         && let Some(turn) = ended_before_permit(ctx)
     {
         return turn;

@@ -86,12 +86,11 @@ pub(super) fn asks_for_slot(ctx: &Attempt<'_>) -> Turn {
 
 /// Returns the end of an attempt whose version policy or the host has given up before the drain.
 fn no_longer_wanted(ctx: &Attempt<'_>) -> Option<Turn> {
-    let agent = &ctx.shadow.status.agent;
-    let host = want::Host { policy: ctx.policy, known: &ctx.survey.known, agent, now: ctx.now };
-    if let Some(message) = host.no_longer(&ctx.progress.version) {
+    if let Some(message) = ctx.host().no_longer(&ctx.progress.version) {
         return Some(fail(FailureReason::PolicyChanged, message));
     }
     let wanted = ctx.node.want.as_ref().map(|want| &want.version);
-    let message = wanted.and_then(|wanted| want::superseded(agent, &ctx.progress.version, wanted))?;
+    let message =
+        wanted.and_then(|wanted| want::superseded(&ctx.shadow.status.agent, &ctx.progress.version, wanted))?;
     Some(fail(FailureReason::Superseded, message))
 }

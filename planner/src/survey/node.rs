@@ -13,7 +13,7 @@ use semver::Version;
 
 use crate::drain::{self, Sorted};
 use crate::policy::{GroupPolicy, Policy};
-use crate::survey::{Survey, SurveyedNode};
+use crate::survey::{Survey, SurveyedNode, want};
 use crate::view::{ClusterView, DaemonSetIs, NodeFacts, ShadowFacts};
 use crate::wait::Wait;
 
@@ -197,6 +197,11 @@ impl<'a> NodeContext<'a> {
             Some(progress) => Ok(&progress.version),
             None => self.node.wanted(),
         }
+    }
+
+    /// The host, as its agent reports it, under the policy.
+    pub(crate) fn host(&self) -> want::Host<'a> {
+        want::Host { policy: self.policy, known: &self.survey.known, agent: &self.shadow.status.agent, now: self.now }
     }
 
     /// Returns the version lock that policy requires of the host.

@@ -180,15 +180,16 @@ fn exclusion_pin_and_blackout_end_every_attempt_without_a_permit() {
             assert_eq!(last.map(|last| last.reason.as_str()), end, "{step:?} {spec}: {:?}", made.actions);
             let not_before = report.and_then(|report| report.record.as_ref()?.not_before);
             assert_eq!(not_before, None, "it counts against nothing");
-
-            let mut permitted = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
-            permitted.shadow.as_mut().unwrap().spec.permit =
-                Some(models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
-            let (mut view, _) = cluster(vec![permitted], &["a"]);
-            let policy = with_policy(&mut view, spec.clone());
-            let made = plan(&view, &policy, t(1));
-            assert!(made.actions.is_empty(), "the permit stands, {spec}: {:?}", made.actions);
         }
+    }
+    for spec in [&exclusion, &pin, &blackout, &window, &age] {
+        let mut permitted = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        permitted.shadow.as_mut().unwrap().spec.permit =
+            Some(models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
+        let (mut view, _) = cluster(vec![permitted], &["a"]);
+        let policy = with_policy(&mut view, spec.clone());
+        let made = plan(&view, &policy, t(1));
+        assert!(made.actions.is_empty(), "the permit stands, {spec}: {:?}", made.actions);
     }
     for (spec, text) in [(exclusion, "PolicyChanged"), (pin, "PolicyChanged")] {
         let (mut view, _) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
