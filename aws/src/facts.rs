@@ -19,7 +19,7 @@ pub(crate) struct Policy {
 
 impl Policy {
     pub(crate) fn read(spec: &BottlerocketUpdateOperatorSpec) -> Self {
-        let deadlines = spec.deadlines.clone().unwrap_or_default();
+        let deadlines = spec.within_bounds().0.deadlines.clone().unwrap_or_default();
         let reboot = deadlines.reboot.unwrap_or(Deadlines::REBOOT).0;
         let returning = deadlines.returning.unwrap_or(Deadlines::RETURN).0;
         Self { mode: spec.aws_mode(), reboot: reboot.saturating_add(returning) }
@@ -163,8 +163,8 @@ mod tests {
     #[test]
     fn time_for_a_reboot_is_that_of_the_policy() {
         for (spec, minutes) in [
-            (serde_json::json!({}), 25),
-            (serde_json::json!({"deadlines": {"reboot": "5m"}}), 15),
+            (serde_json::json!({}), 60),
+            (serde_json::json!({"deadlines": {"reboot": "5m"}}), 35),
             (serde_json::json!({"deadlines": {"reboot": "1h", "return": "30m"}}), 90),
         ] {
             let policy = Policy::read(&serde_json::from_value(spec).unwrap());

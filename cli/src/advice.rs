@@ -51,9 +51,11 @@ impl Cluster {
                 format!("kubectl get node {node} -o yaml"),
                 format!("kubectl get brs {} -n {namespace} -o yaml", names::shadow_name(node)),
             ],
-            Wait::NodeNotReady | Wait::NodePressure { .. } | Wait::AwaitingReady => vec![describe("node", node)],
+            Wait::NodeNotReady | Wait::NodePressure { .. } | Wait::AwaitingReady | Wait::BeingRemoved { .. } => {
+                vec![describe("node", node)]
+            }
             Wait::UnhealthyNodes { .. } => vec!["kubectl get nodes".to_owned()],
-            Wait::BudgetUsedUp { node, .. } => vec![describe("node", node)],
+            Wait::BudgetUsedUp { node, .. } | Wait::ControlPlaneBusy { node } => vec![describe("node", node)],
             Wait::NodeNotReturned { .. } => {
                 vec![describe("node", node), format!("kubectl delete node {node}  # if it is gone for good")]
             }
@@ -65,7 +67,10 @@ impl Cluster {
             | Wait::RefreshFails { .. } => self.agent_commands(node),
             Wait::WebApiNotReady => vec![own_pods(names::APISERVER)],
             Wait::HostArmedByOther | Wait::BackOff { .. } => plugin(&format!("retry {node}")),
-            Wait::DrainRefused { pod, .. } | Wait::PodsNotReady { pod, .. } | Wait::Settling { pod, .. } => {
+            Wait::DrainRefused { pod, .. }
+            | Wait::PodsNotReady { pod, .. }
+            | Wait::PodsTerminating { pod, .. }
+            | Wait::Settling { pod, .. } => {
                 vec![describe("pod", pod)]
             }
             Wait::DrainBlocked { pod, budget, .. } => {
@@ -74,7 +79,9 @@ impl Cluster {
             }
             Wait::BudgetNeverAllows { budget, .. } => vec![describe("pdb", budget)],
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
-            Wait::CanaryStep { approval: true, .. } => plugin("approve"),
+            Wait::CanaryStep { approval: Some(_), .. } => plugin("approve"),
+            Wait::StepUnproven { .. } => plugin("approve --unproven"),
+            Wait::StepFailed { .. } => plugin("resume"),
             Wait::PolicyInvalid => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
             Wait::AttemptsExhausted => {
                 vec![format!("kubectl delete brs {} -n {namespace}", names::shadow_name(node))]

@@ -153,13 +153,19 @@ impl Cluster {
     }
 
     fn check_requests(&mut self, kind: &str, place: Place, object: &impl kube::ResourceExt) {
-        let found = misunderstood(place, object.annotations().keys());
+        let found: Vec<_> = misunderstood(place, object.annotations()).into_iter().map(|found| found.message).collect();
         let object = format!("{kind} {}", object.name_any());
         if found.is_empty() {
             self.misplaced.remove(&object);
         } else {
             self.misplaced.insert(object, found);
         }
+    }
+
+    /// Returns the requests on a node and on its shadow that have no effect, each as a sentence.
+    pub(crate) fn misplaced_requests_of(&self, name: &str) -> Vec<String> {
+        let objects = [format!("node {name}"), format!("brs {}", names::shadow_name(name))];
+        objects.iter().filter_map(|object| self.misplaced.get(object)).flatten().cloned().collect()
     }
 
     /// Returns the policy in force.

@@ -20,8 +20,8 @@ pub enum Meaning {
     },
     /// The server is busy or broken: retry; no budget is the cause.
     Retry(Duration),
-    /// A retry does not help: the drain fails.
-    Fatal,
+    /// Denied, as by an admission webhook or for want of a right. The drain fails if it is denied for long.
+    Denied,
 }
 
 /// The longest name of an object. An admission webhook may send any text in the server's place.
@@ -54,7 +54,7 @@ pub fn meaning(code: u16, retry_after: Option<Duration>, message: &str, causes: 
             Meaning::Blocked { budget: None, retry: 2 * BLOCKED_RETRY }
         }
         500..=599 => Meaning::Retry(retry_after.unwrap_or(Duration::from_secs(2))),
-        _ => Meaning::Fatal,
+        _ => Meaning::Denied,
     }
 }
 
@@ -76,7 +76,9 @@ mod tests {
             ("the budget is exhausted", meaning(429, None, "", &exhausted), blocked(BLOCKED_RETRY)),
             ("the budget is still processed", meaning(429, Some(s(10)), "", &processing), blocked(s(10))),
             ("throttled", meaning(429, Some(s(3)), "", &[]), Meaning::Retry(s(3))),
-            ("forbidden", meaning(403, None, "", &[]), Meaning::Fatal),
+            ("forbidden", meaning(403, None, "", &[]), Meaning::Denied),
+            ("not authenticated", meaning(401, None, "", &[]), Meaning::Denied),
+            ("a webhook denies it", meaning(400, None, "", &[]), Meaning::Denied),
             (
                 "the namespace is terminating",
                 meaning(403, None, "", &[("NamespaceTerminating".into(), String::new())]),

@@ -4,7 +4,7 @@ use anyhow::Context;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use models::history::BottlerocketRolloutHistory;
-use models::operator::BottlerocketUpdateOperator;
+use models::operator::{BOUNDS, BottlerocketUpdateOperator, Bound};
 use models::shadow::BottlerocketShadow;
 use serde_json::{Map, Value, json};
 
@@ -37,6 +37,7 @@ fn definition(crd: CustomResourceDefinition) -> anyhow::Result<Value> {
     crd["metadata"]["labels"] = object::cluster("")["labels"].take();
     // There is no conversion webhook that an upgrade could wait for or that could be down.
     crd["spec"]["conversion"] = json!({"strategy": "None"});
+    let is_operator = crd["spec"]["names"]["kind"] == OPERATOR_KIND;
     let versions = crd["spec"]["versions"].as_array_mut().context("a definition without versions")?;
     for version in versions {
         let schema = &mut version["schema"]["openAPIV3Schema"];
@@ -47,8 +48,36 @@ fn definition(crd: CustomResourceDefinition) -> anyhow::Result<Value> {
             // A spec is not optional to its readers, so an emptied one becomes `{}` again and not null.
             spec.insert("default".to_owned(), json!({}));
         }
+        if is_operator {
+            limit_durations(&mut schema["properties"]["spec"])?;
+        }
     }
     Ok(crd)
+}
+
+/// The resource whose durations have bounds.
+const OPERATOR_KIND: &str = "BottlerocketUpdateOperator";
+
+/// Beginning of the rules that limit durations.
+pub(crate) const DURATION_RULE: &str = "duration(self) >= ";
+
+/// Adds the bounds of durations to the schema of the policy.
+fn limit_durations(spec: &mut Value) -> anyhow::Result<()> {
+    for bound in BOUNDS {
+        for place in bound.places() {
+            let pointer: String = place.split('.').fold(String::new(), |pointer, name| match name.strip_suffix("[]") {
+                Some(list) => format!("{pointer}/properties/{list}/items"),
+                None => format!("{pointer}/properties/{name}"),
+            });
+            let field = spec.pointer_mut(&pointer).with_context(|| format!("spec has no {place}"))?;
+            let Bound { min, max, .. } = bound;
+            field["x-kubernetes-validations"] = json!([{
+                "rule": format!("{DURATION_RULE}duration('{min}') && duration(self) <= duration('{max}')"),
+                "message": format!("write a duration from {min} to {max}"),
+            }]);
+        }
+    }
+    Ok(())
 }
 
 /// Converts the output of schemars and kube into the form that the API server requires:
@@ -238,6 +267,40 @@ mod tests {
         assert_eq!(
             (failures["minimum"].as_i64(), failures["maximum"].as_i64()),
             (Some(1), Some(models::operator::MAX_FAILURES.into()))
+        );
+    }
+
+    /// The paths of the durations in a schema that have bounds, and of those that have none.
+    fn durations(schema: &Value, path: &str, bounded: &mut [Vec<String>; 2]) {
+        let pattern =
+            serde_json::to_value(schemars::schema_for!(models::duration::Duration)).unwrap()["pattern"].take();
+        if schema["pattern"] == pattern {
+            let rule = schema["x-kubernetes-validations"][0]["rule"].as_str().unwrap_or_default();
+            bounded[usize::from(!rule.starts_with(DURATION_RULE))].push(path.to_owned());
+        }
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            durations(property, &format!("{path}.{name}"), bounded);
+        }
+        if schema["items"].is_object() {
+            durations(&schema["items"], &format!("{path}[]"), bounded);
+        }
+    }
+
+    #[test]
+    fn every_duration_of_policy_has_bounds() {
+        let operator = schema("BottlerocketUpdateOperator");
+        let mut found = [Vec::new(), Vec::new()];
+        durations(&operator["properties"]["spec"], "spec", &mut found);
+        let [bounded, unbounded] = found;
+        assert_eq!(unbounded, [""; 0]);
+        assert_eq!(bounded.len(), BOUNDS.iter().flat_map(Bound::places).count());
+        let timeout = &operator["properties"]["spec"]["properties"]["drain"]["properties"]["timeout"];
+        assert_eq!(
+            timeout["x-kubernetes-validations"],
+            json!([{
+                "rule": "duration(self) >= duration('1s') && duration(self) <= duration('168h')",
+                "message": "write a duration from 1s to 168h",
+            }])
         );
     }
 

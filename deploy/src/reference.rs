@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Context;
 use models::duration::Duration;
+use models::operator::BOUNDS;
 use models::reason::{ENDS, FailureClass};
 use models::schema::{Date, StatusWord, TimeOfCron, TimeZone, VersionRange, VersionText};
 use models::shadow::{AGENT_CONDITIONS, AgentReport, CONTROLLER_CONDITIONS};
@@ -33,8 +34,26 @@ pub fn markdown() -> anyhow::Result<String> {
     for crd in crds::all()? {
         resource(&mut text, &crd)?;
     }
+    bounds(&mut text)?;
     ends(&mut text)?;
     Ok(text)
+}
+
+fn bounds(text: &mut String) -> anyhow::Result<()> {
+    writeln!(text, "\n## Bounds of durations\n")?;
+    writeln!(
+        text,
+        "The API server refuses other durations in the `spec` of a `BottlerocketUpdateOperator`. One that was stored before it had \
+         these bounds is read as the nearest bound, and the condition `Degraded` names it (`DurationOutOfBounds`); it stops \
+         nothing.\n"
+    )?;
+    writeln!(text, "| Field of `spec` | At least | At most | Why |")?;
+    writeln!(text, "| --- | --- | --- | --- |")?;
+    for bound in BOUNDS {
+        let fields: Vec<String> = bound.places().map(|place| format!("`{place}`")).collect();
+        writeln!(text, "| {} | `{}` | `{}` | {} |", fields.join(", "), bound.min, bound.max, bound.why)?;
+    }
+    Ok(())
 }
 
 fn resource(text: &mut String, crd: &Value) -> anyhow::Result<()> {
@@ -183,7 +202,10 @@ fn meaning_and_default(schema: &Value) -> (String, String) {
 }
 
 fn collect_rules<'a>(schema: &'a Value, path: &str, rules: &mut Vec<(String, &'a str, &'a str)>) {
-    for rule in list(&schema["x-kubernetes-validations"]) {
+    // Those about durations are a table of their own.
+    let about_durations =
+        |rule: &&Value| rule["rule"].as_str().is_some_and(|rule| rule.starts_with(crds::DURATION_RULE));
+    for rule in list(&schema["x-kubernetes-validations"]).iter().filter(|rule| !about_durations(rule)) {
         rules.push((
             path.to_owned(),
             rule["rule"].as_str().unwrap_or_default(),
@@ -266,6 +288,7 @@ mod tests {
             "| `spec.attempt` | integer, 0 to 1000000000, *required* |  | controller | Number of the attempt. It rises with each new one and never falls. |",
             "| `spec.maxUnavailable` | count or percentage | `1` | you |",
             "| `spec.drain.timeout` | duration | `30m` | you | Maximum time that a drain may take. |",
+            "| `drain.timeout`, `nodeGroups[].drain.timeout` | `1s` | `168h` |",
             "| `status.armed.nonce` | string, up to 64 characters, *required* |  | agent |",
             "| `status.currentVersion` | version |  | agent |",
             "| `status.progress.since` | time, *required* |  | controller |",

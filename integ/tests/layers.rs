@@ -16,7 +16,7 @@ const CRATES: [(&str, &str); 10] = [
     ),
     (
         "planner",
-        "annotations hold claims hooks expressions rules signature wait view pause standby policy revisions history drain decision survey gates phase plan lint simulation",
+        "fnv hold annotations claims hooks expressions rules signature wait view pause standby policy revisions history drain decision survey gates phase plan lint simulation",
     ),
     (
         "controller",

@@ -16,6 +16,9 @@ pub struct Duration(pub StdDuration);
 pub struct ParseDurationError(String);
 
 impl Duration {
+    /// No time.
+    pub const ZERO: Self = Self(StdDuration::ZERO);
+
     /// A duration of whole seconds.
     pub const fn from_secs(seconds: u64) -> Self {
         Self(StdDuration::from_secs(seconds))

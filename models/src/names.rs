@@ -95,6 +95,12 @@ pub const DO_NOT_DISRUPT_ANNOTATION: &str = "karpenter.sh/do-not-disrupt";
 
 /// Label on a Node, a whole number: nodes with a higher one come first. Default 0.
 pub const PRIORITY_LABEL: &str = "brupop.bottlerocket.aws/priority";
+/// Label on a Node of the control plane (Kubernetes' own).
+pub const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
+/// Taint of a cordoned Node, which the control plane adds with its time (Kubernetes' own).
+pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
+/// Taints of Nodes that autoscalers are removing: those of the cluster autoscaler and of Karpenter.
+pub const REMOVAL_TAINTS: [&str; 2] = ["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"];
 /// Label on a Node: its zone.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Field manager of the label that puts a node under the operator, where the operator sets it.

@@ -18,6 +18,35 @@ pub enum FailureClass {
     Version,
 }
 
+/// Place of a node in a rollout after its attempt: what the attempt has shown about the version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Proof {
+    /// The node runs the version, and has stayed healthy for its soak.
+    Proven,
+    /// The node runs, or may run, the version, and has not shown that it is good.
+    Unproven,
+    /// The version is to blame for the failure.
+    Failed,
+    /// The node has no place: it was not taken to the version, or has left it.
+    Free,
+    /// A word of a newer version of the operator. It counts as not proven.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Consequence of a reboot permit, as it is known when an attempt ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permitted {
+    /// None was issued, and the host is in the boot in which its attempt began.
+    Nothing,
+    /// The host runs another version, and can no longer act on its permit.
+    OtherVersion,
+    /// The host runs the version.
+    Version,
+    /// The host has not rebooted, and may still do so.
+    Reboot,
+}
+
 /// Announcement of the end of an attempt, by an Event and in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndEvent {
@@ -92,6 +121,20 @@ impl End {
     /// Returns the end of a word; `None` for one of a newer version of the operator, and for any other word.
     pub fn of(reason: &str) -> Option<&'static Self> {
         ENDS.iter().find(|end| end.reason == reason).copied()
+    }
+
+    /// Returns the place of the node in its rollout. There is no arm for the rest: a new consequence has to be decided.
+    pub const fn proof(&self, permitted: Permitted) -> Proof {
+        match (self.failure, self.class, permitted) {
+            (None, ..) => Proof::Proven,
+            (
+                Some(_),
+                Version,
+                Permitted::Nothing | Permitted::OtherVersion | Permitted::Version | Permitted::Reboot,
+            ) => Proof::Failed,
+            (Some(_), Node | Nothing, Permitted::Nothing | Permitted::OtherVersion) => Proof::Free,
+            (Some(_), Node | Nothing, Permitted::Version | Permitted::Reboot) => Proof::Unproven,
+        }
     }
 
     /// Returns whether the node backs off.
@@ -284,8 +327,14 @@ ends! {
     }
     /// A check that the node had passed before its hooks were asked no longer lets it be drained.
     GateRefused {
+        event: UpdateFailed, class: Node,
+        advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over, after its back-off. \
+            A hook must not cause what keeps its node from the drain.",
+    }
+    /// The window closed before the node was drained, while its hooks were awaited.
+    WindowEnded {
         event: UpdateWithdrawn, class: Nothing,
-        advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over.",
+        advice: "The node is updated in the next [window](policy.md#when), with the image that it has.",
     }
     /// The agent did not answer in time.
     AgentSilent {
@@ -422,6 +471,19 @@ mod tests {
     fn boots_and_health_alone_count_against_the_version() {
         let of_version = ENDS.iter().filter(|end| end.class == Version).map(|end| end.reason);
         assert_eq!(of_version.collect::<Vec<_>>(), ["BootFellBack", "NotReadyAfterBoot", "SoakFailed"]);
+    }
+
+    #[test]
+    fn place_of_a_node_follows_from_the_end_and_from_what_its_permit_has_led_to() {
+        let all = [Permitted::Nothing, Permitted::OtherVersion, Permitted::Version, Permitted::Reboot];
+        for end in ENDS.iter().filter(|end| !end.is_of_drills()) {
+            let expected = match (end.reason, end.class) {
+                (UPDATED, _) => [Proof::Proven; 4],
+                (_, Version) => [Proof::Failed; 4],
+                _ => [Proof::Free, Proof::Free, Proof::Unproven, Proof::Unproven],
+            };
+            assert_eq!(all.map(|permitted| end.proof(permitted)), expected, "{}", end.reason);
+        }
     }
 
     #[test]

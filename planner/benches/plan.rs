@@ -147,8 +147,9 @@ fn fleet(size: usize) -> (ClusterView, Policy) {
     let nodes: BTreeMap<String, NodeView> = (0..size).map(node).map(|node| (node.facts.name.clone(), node)).collect();
     let mut operator = OperatorFacts { uid: "op".into(), spec: policy(), ..OperatorFacts::default() };
     let out = nodes.values().filter(|node| node.facts.claimed());
-    operator.status.slots =
-        out.map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: at(-60) }).collect();
+    operator.status.slots = out
+        .map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: at(-60), update: None })
+        .collect();
     let policy = Policy::in_force(Some(&operator));
     assert!(policy.errors.is_empty(), "the bench's policy: {:?}", policy.errors);
     let view = ClusterView { nodes, operator: Some(operator), leader_since: at(-100_000), ..ClusterView::default() };

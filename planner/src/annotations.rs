@@ -1,6 +1,11 @@
-//! Requests that cannot be carried out because their annotation is misspelt or is on the wrong object.
+//! Requests of users as annotations: those that are not understood, because the annotation or its value is misspelt, or because it
+//! is on the wrong object; and the values by which they are recorded.
 
 use models::names;
+use models::shadow::{DOWNLOAD, Drill, EVICT};
+
+use crate::fnv::fnv1;
+use crate::hold::Hold;
 
 /// The object that carries an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,17 +51,76 @@ impl Place {
     }
 }
 
-/// Returns the annotations of this operator that have no meaning on this object, each as a sentence with the
-/// correction.
-pub fn misunderstood<'a>(place: Place, annotations: impl IntoIterator<Item = &'a String>) -> Vec<String> {
-    let ours = |name: &&String| name.strip_prefix(names::GROUP).is_some_and(|rest| rest.starts_with('/'));
-    let unknown = annotations.into_iter().filter(ours).filter(|name| !place.known().contains(&name.as_str()));
-    unknown
-        .map(|name| match Place::ALL.into_iter().find(|other| other.known().contains(&name.as_str())) {
-            Some(other) => format!("the annotation {name} has no effect here: it belongs on {}", other.as_str()),
-            None => format!("the annotation {name} is not known; here there are {}", place.known().join(", ")),
-        })
-        .collect()
+/// Reason of a request that is not understood, in Events and conditions.
+pub const UNKNOWN_REQUEST: &str = "UnknownRequest";
+
+/// Reason of the Event about a hold that is refused.
+pub const HOLD_REFUSED: &str = "HoldRefused";
+
+/// A request that is not understood as it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misunderstood {
+    /// Reason of its Event, a fixed word.
+    pub reason: &'static str,
+    /// The annotation with the correction, as a sentence.
+    pub message: String,
+}
+
+/// Returns the annotations of this operator that have no meaning on this object, and those whose values are not read as they are
+/// meant.
+pub fn misunderstood<'a>(
+    place: Place,
+    annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> Vec<Misunderstood> {
+    let ours = |name: &str| name.strip_prefix(names::GROUP).is_some_and(|rest| rest.starts_with('/'));
+    let annotations = annotations.into_iter().filter(|(name, _)| ours(name));
+    annotations.filter_map(|(name, value)| misread(place, name, value)).collect()
+}
+
+fn misread(place: Place, name: &str, value: &str) -> Option<Misunderstood> {
+    let unknown = |message| Some(Misunderstood { reason: UNKNOWN_REQUEST, message });
+    if !place.known().contains(&name) {
+        return match Place::ALL.into_iter().find(|other| other.known().contains(&name)) {
+            Some(other) => {
+                unknown(format!("the annotation {name} has no effect here: it belongs on {}", other.as_str()))
+            }
+            None => unknown(format!("the annotation {name} is not known; here there are {}", place.known().join(", "))),
+        };
+    }
+    match name {
+        names::HOLD_ANNOTATION => {
+            let error = Hold::parse(value).err()?;
+            let message = format!("the annotation {name} is refused and does not hold the node: {error}");
+            Some(Misunderstood { reason: HOLD_REFUSED, message })
+        }
+        names::DRILL_ANNOTATION => {
+            let read = Drill::of(&recorded_value(value));
+            let words = || value.split(|c: char| !c.is_ascii_alphabetic());
+            let has = |option: &str| words().any(|word| word.eq_ignore_ascii_case(option));
+            let (option, _) =
+                [(EVICT, read.evict), (DOWNLOAD, read.download)].into_iter().find(|(o, read)| !read && has(o))?;
+            unknown(format!(
+                "the annotation {name} is carried out without '{option}': write this option in lower case, between blanks or \
+                 commas, among the first {LONG_START} characters"
+            ))
+        }
+        _ => None,
+    }
+}
+
+/// The length of the longest value of a request that is recorded as it is: that of an acknowledgement's field.
+pub const REQUEST_LENGTH: usize = 64;
+
+/// The number of characters of a longer value that its record begins with. A hash of the whole value follows.
+const LONG_START: usize = 55;
+
+/// Returns the value of a request as its acknowledgement records it. Two values that differ are recorded differently.
+pub fn recorded_value(value: &str) -> String {
+    if value.chars().count() <= REQUEST_LENGTH {
+        return value.to_owned();
+    }
+    let start: String = value.chars().take(LONG_START).collect();
+    format!("{start}~{:08x}", fnv1(value.bytes()))
 }
 
 #[cfg(test)]
@@ -84,13 +148,52 @@ mod tests {
             (Place::Node, "brupop.bottlerocket.aws.example/hold", None),
             (Place::Node, "karpenter.sh/do-not-disrupt", None),
         ] {
-            let found = misunderstood(place, [&name.to_owned()]);
+            let found = misunderstood(place, [(&name.to_owned(), &String::new())]);
             match sentence {
                 None => assert!(found.is_empty(), "{place:?} {name}: {found:?}"),
                 Some(sentence) => {
-                    assert!(found.len() == 1 && found[0].contains(sentence), "{place:?} {name}: {found:?}");
+                    assert!(found.len() == 1 && found[0].message.contains(sentence), "{place:?} {name}: {found:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn values_that_are_read_otherwise_than_they_are_meant_are_reported() {
+        let long = format!("{} evict", "x".repeat(60));
+        for (place, name, value, expected) in [
+            (Place::Node, names::HOLD_ANNOTATION, "mine", None),
+            (Place::Node, names::HOLD_ANNOTATION, "until=2026-01-31T18:00:00Z", None),
+            (Place::Node, names::HOLD_ANNOTATION, "until=friday", Some((HOLD_REFUSED, "until=friday"))),
+            (Place::Shadow, names::DRILL_ANNOTATION, "7 evict,download", None),
+            (Place::Shadow, names::DRILL_ANNOTATION, "after the eviction", None),
+            (Place::Shadow, names::DRILL_ANNOTATION, "7 Evict", Some((UNKNOWN_REQUEST, "without 'evict'"))),
+            (Place::Shadow, names::DRILL_ANNOTATION, "7;download", Some((UNKNOWN_REQUEST, "without 'download'"))),
+            (Place::Shadow, names::DRILL_ANNOTATION, &long, Some((UNKNOWN_REQUEST, "without 'evict'"))),
+            (Place::Shadow, names::RETRY_ANNOTATION, "until=friday", None),
+        ] {
+            let found = misunderstood(place, [(&name.to_owned(), &value.to_owned())]);
+            let found: Vec<_> = found.iter().map(|found| (found.reason, found.message.as_str())).collect();
+            let fits = match (expected, found.as_slice()) {
+                (None, []) => true,
+                (Some((reason, part)), [(found, message)]) => reason == *found && message.contains(part),
+                _ => false,
+            };
+            assert!(fits, "{name}={value}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn long_values_that_differ_are_recorded_differently_and_fit() {
+        let (a, b) = (format!("{}a", "ä".repeat(64)), format!("{}b", "ä".repeat(64)));
+        assert_ne!(recorded_value(&a), recorded_value(&b), "they begin alike");
+        for value in [a, b, "x".repeat(5000)] {
+            let recorded = recorded_value(&value);
+            assert!(recorded.chars().count() == REQUEST_LENGTH && recorded == recorded_value(&value), "{recorded}");
+            assert_eq!(recorded_value(&recorded), recorded, "what is recorded stays as it is");
+        }
+        for short in ["", "monday", &"ä".repeat(64)] {
+            assert_eq!(recorded_value(short), short);
         }
     }
 }

@@ -148,6 +148,13 @@ pub fn since(meta: &ObjectMeta) -> Option<Timestamp> {
     ours.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
 }
 
+/// The time of the last write by another field manager that owns the cordon.
+pub fn cordoned_by_others_since(meta: &ObjectMeta) -> Option<Timestamp> {
+    let others =
+        meta.managed_fields.iter().flatten().filter(|entry| !is_ours(entry) && ClaimField::Cordon.in_entry(entry));
+    others.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
+}
+
 /// The fields that are set and not owned by the operator.
 pub fn set_by_others(meta: &ObjectMeta, unschedulable: bool) -> ClaimFields {
     let owned = owned(meta);

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use models::operator::PodsAtRisk;
 use models::shadow::DrainStatus;
 use models::time::after;
@@ -30,6 +30,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// it retried after `retry`: the longer it lasts, the longer the pauses.
 pub fn eviction_pause(retry: Duration, refused: Duration) -> Duration {
     retry.max((refused / 2).min(LONGEST_PAUSE))
+}
+
+/// The time for which a denied eviction or deletion is retried before the denial is final: an admission webhook or an API server
+/// that has just started may deny for a moment what it allows later.
+pub const DENIAL_RETRIED: Duration = Duration::from_secs(60);
+
+/// Returns whether a denial that was repeated since a time is final.
+pub fn denied_for_good(since: Timestamp, now: Timestamp) -> bool {
+    now >= after(since, DENIAL_RETRIED)
 }
 
 /// The treatment of one pod.
@@ -147,8 +156,6 @@ pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>)
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
-
     use super::*;
 
     fn pod(name: &str) -> PodFacts {
@@ -171,6 +178,14 @@ mod tests {
         }
         assert_eq!(asked, [0, 5, 10, 15, 22, 33, 49, 73, 109, 163, 223, 283, 343]);
         assert_eq!(eviction_pause(s(120), s(300)), s(120), "the server asks for more");
+    }
+
+    #[test]
+    fn denial_is_final_after_it_was_retried_for_a_minute() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (now, expected) in [(100, false), (159, false), (160, true), (1000, true)] {
+            assert_eq!(denied_for_good(at(100), at(now)), expected, "at {now}");
+        }
     }
 
     #[test]

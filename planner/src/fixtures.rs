@@ -1,14 +1,15 @@
 //! Clusters, nodes and pods for the unit tests.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus};
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord, Slot};
-use models::reason::FailureReason;
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord, Slot, SlotUpdate};
+use models::reason::{FailureReason, Proof};
 use models::shadow::{
-    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, OfferedUpdates, Place, Progress,
-    Record, Step, UPDATED,
+    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, NodeProof, OfferedUpdates, Place,
+    Progress, Record, Step, UPDATED,
 };
 use semver::Version;
 
@@ -16,6 +17,8 @@ use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::survey::rollout::Rollouts;
+use crate::survey::settled;
 use crate::view::{Blocked, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
 pub(crate) const OLD: Version = Version::new(1, 20, 0);
@@ -119,9 +122,10 @@ pub(crate) fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Pol
     let mut operator = OperatorFacts { uid: "op".into(), ..OperatorFacts::default() };
     operator.spec = BottlerocketUpdateOperatorSpec::default();
     operator.status.observed_generation = Some(operator.generation);
-    operator.status.slots = slots.iter().map(|name| slot(name)).collect();
+    let nodes: BTreeMap<String, NodeView> = nodes.into_iter().map(|n| (n.facts.name.clone(), n)).collect();
+    let held = |name: &&str| Slot { update: nodes.get(*name).and_then(slot_update), ..slot(name) };
+    operator.status.slots = slots.iter().map(held).collect();
     let policy = Policy::from_spec(&operator.spec).unwrap();
-    let nodes = nodes.into_iter().map(|n| (n.facts.name.clone(), n)).collect();
     (ClusterView { nodes, operator: Some(operator), leader_since: t(-100_000), ..ClusterView::default() }, policy)
 }
 
@@ -151,6 +155,7 @@ pub(crate) fn rollout(version: Version) -> ActiveRollout {
         urgent_until: None,
         estimated_completion: None,
         record: None,
+        ledger: None,
     }
 }
 
@@ -178,7 +183,8 @@ pub(crate) fn updated() -> Record {
         started: t(1),
         ended: t(50),
     };
-    Record { last: Some(last), ..Record::default() }
+    let proof = NodeProof { version: NEW, rollout: 0, attempt: 1, proof: Proof::Proven, reason: UPDATED.into() };
+    Record { last: Some(last), proof: Some(proof), ..Record::default() }
 }
 
 /// A condition that is True since 0 s.
@@ -236,15 +242,22 @@ pub(crate) fn answer(budget: Option<&str>, since: i64, accepted: bool) -> Blocke
         message: "not now".into(),
         since: t(since),
         retry_at: t(1000),
-        fatal: false,
+        denied_since: None,
         accepted,
         deleted: false,
     }
 }
 
+/// The update that the slot of a node records.
+fn slot_update(node: &NodeView) -> Option<SlotUpdate> {
+    let away = node.update()?.step.place() >= Place::Away;
+    let update = settled::update_of(&Rollouts::default(), node)?;
+    Some(SlotUpdate { permitting_since: away.then(|| t(0)), ..update })
+}
+
 /// The slot of a node, since 0 s.
 pub(crate) fn slot(node: &str) -> Slot {
-    Slot { uid: format!("uid-{node}"), node: node.into(), since: t(0) }
+    Slot { uid: format!("uid-{node}"), node: node.into(), since: t(0), update: None }
 }
 
 /// The shadow of node `a`.

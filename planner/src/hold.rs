@@ -1,5 +1,6 @@
-//! A user's hold: the annotation on a Node that keeps it out of updates. Any value holds the node for as long as the
-//! annotation exists; one of a certain form names an end and a reason.
+//! A user's hold: the annotation on a Node that keeps it out of updates. A value that begins with `until=` names an end, and is
+//! refused if that cannot be read: it would hold without an end. Any other value holds the node for as long as the annotation
+//! exists.
 
 use std::fmt;
 
@@ -9,8 +10,18 @@ use models::plain::cut;
 /// Maximum length of a reason that is shown.
 const REASON_LENGTH: usize = 256;
 
+/// Maximum length of a refused value that is shown.
+const SHOWN_LENGTH: usize = 100;
+
 const UNTIL: &str = "until=";
 const REASON: &str = "reason=";
+
+/// The value of a hold whose end cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{0}' is not of the form until=2026-01-31T18:00:00Z reason=…, with a time as RFC 3339 and the reason optional"
+)]
+pub struct UnreadableEnd(String);
 
 /// A hold of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,21 +33,30 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Parses the value of the annotation: `until=<RFC 3339> reason=<text>`, each of them optional. Any other value holds
-    /// without an end, and is the reason as a whole: no hold is lost because of how it is written.
-    pub fn parse(value: &str) -> Self {
+    /// Parses the value of the annotation: `until=<RFC 3339> reason=<text>`, each of them optional. A value without `until=` at
+    /// its beginning holds without an end, and all of it is the reason.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if it begins with `until=` and is not of this form.
+    pub fn parse(value: &str) -> Result<Self, UnreadableEnd> {
         let value = value.trim();
         let reason = |text: &str| Some(cut(text.trim(), REASON_LENGTH)).filter(|text| !text.is_empty());
+        let begins = value.get(..UNTIL.len()).is_some_and(|start| start.eq_ignore_ascii_case(UNTIL));
+        if !begins {
+            return Ok(Self { until: None, reason: reason(value.strip_prefix(REASON).unwrap_or(value)) });
+        }
         let with_end = || {
-            let (time, rest) = value.strip_prefix(UNTIL)?.split_once(' ').unwrap_or((&value[UNTIL.len()..], ""));
-            let until = time.parse().ok()?;
+            let end = value.strip_prefix(UNTIL)?;
+            let (time, rest) = end.split_once(' ').unwrap_or((end, ""));
+            let until = Some(time.parse().ok()?);
             let rest = rest.trim();
             match rest.strip_prefix(REASON) {
-                Some(text) => Some(Self { until: Some(until), reason: reason(text) }),
-                None => rest.is_empty().then_some(Self { until: Some(until), reason: None }),
+                Some(text) => Some(Self { until, reason: reason(text) }),
+                None => rest.is_empty().then_some(Self { until, reason: None }),
             }
         };
-        with_end().unwrap_or_else(|| Self { until: None, reason: reason(value.strip_prefix(REASON).unwrap_or(value)) })
+        with_end().ok_or_else(|| UnreadableEnd(cut(value, SHOWN_LENGTH)))
     }
 
     /// Returns whether its time is over.
@@ -73,7 +93,7 @@ mod tests {
             hold(Some(60), None),
             hold(Some(60), Some("disk swap, ticket=7 until=noon")),
         ] {
-            assert_eq!(Hold::parse(&hold.to_string()), hold, "{hold}");
+            assert_eq!(Hold::parse(&hold.to_string()), Ok(hold.clone()), "{hold}");
         }
         assert_eq!(hold(Some(60), Some("disk swap")).to_string(), format!("until={} reason=disk swap", t(60)));
     }
@@ -85,20 +105,34 @@ mod tests {
             (String::new(), None),
             ("mine".to_owned(), Some("mine".to_owned())),
             ("  maintenance\n".to_owned(), Some("maintenance".to_owned())),
-            ("until=".to_owned(), Some("until=".to_owned())),
-            ("until=tomorrow".to_owned(), Some("until=tomorrow".to_owned())),
-            // Without an offset, the time is not known.
-            ("until=2026-01-01T12:00:00".to_owned(), Some("until=2026-01-01T12:00:00".to_owned())),
-            ("until=2026-13-01T12:00:00Z".to_owned(), Some("until=2026-13-01T12:00:00Z".to_owned())),
-            (format!("until={end} or longer"), Some(format!("until={end} or longer"))),
-            (format!("until={end},reason=x"), Some(format!("until={end},reason=x"))),
-            (format!("Until={end}"), Some(format!("Until={end}"))),
+            ("größer".to_owned(), Some("größer".to_owned())),
             (format!("reason=x until={end}"), Some(format!("x until={end}"))),
         ] {
-            let hold = Hold::parse(&value);
+            let hold = Hold::parse(&value).unwrap();
             assert_eq!(hold, Hold { until: None, reason }, "{value}");
             assert!(!hold.is_over(Timestamp::MAX), "{value}");
         }
+    }
+
+    #[test]
+    fn hold_whose_end_cannot_be_read_is_refused() {
+        let end = t(60);
+        for value in [
+            "until=".to_owned(),
+            "until=tomorrow".to_owned(),
+            "until=2026-01-31".to_owned(),
+            // Without an offset, the time is not known.
+            "until=2026-01-01T12:00:00".to_owned(),
+            "until=2026-13-01T12:00:00Z".to_owned(),
+            format!("until={end} or longer"),
+            format!("until={end},reason=x"),
+            format!("Until={end}"),
+        ] {
+            let refused = Hold::parse(&value).unwrap_err().to_string();
+            assert!(refused.contains(&format!("'{value}'")), "{value}: {refused}");
+        }
+        let refused = Hold::parse(&format!("until=\n{}", "x".repeat(1000))).unwrap_err().to_string();
+        assert!(refused.len() < 300 && !refused.contains(char::is_control), "{refused}");
     }
 
     #[test]
@@ -111,7 +145,7 @@ mod tests {
 
     #[test]
     fn reason_is_one_short_line() {
-        let hold = Hold::parse(&format!("reason=\u{1b}[2J\n{}", "x".repeat(1000)));
+        let hold = Hold::parse(&format!("reason=\u{1b}[2J\n{}", "x".repeat(1000))).unwrap();
         let reason = hold.reason.unwrap();
         assert!(reason.chars().count() == REASON_LENGTH && !reason.contains(char::is_control), "{reason:?}");
     }

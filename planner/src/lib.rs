@@ -11,6 +11,7 @@ pub mod claims;
 mod decision;
 pub mod drain;
 pub mod expressions;
+mod fnv;
 mod gates;
 pub mod history;
 pub mod hold;

@@ -3,10 +3,11 @@
 //! Actions that break one are dropped, together with everything that would start something new; a release is never
 //! dropped. A finding is a bug of the planner: it is logged and counted, and the fleet stays as it is.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use models::names::INTERFACE_LABEL;
-use models::operator::{AtDeadline, CordonedNodes, Slot};
+use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, Slot};
+use models::reason::Proof;
 use models::shadow::{HostPolicy, HostState, Place, Step};
 use models::time::after;
 
@@ -17,11 +18,13 @@ use crate::hooks::{self, HookAnswer};
 use crate::phase::Phase;
 use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
+use crate::survey::key::is_member;
 use crate::survey::quarantine::Quarantine;
+use crate::survey::{ledger, rollout};
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.
-pub const PROPERTIES: [&str; 12] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "S11", "S13"];
+pub const PROPERTIES: [&str; 13] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "S11", "S12", "S13"];
 
 /// One broken property.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +67,9 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     let new_slots = new_slots(view, plan);
     add(None, check_slots(view, policy, plan, &new_slots));
     add(None, check_groups(view, policy, plan, &new_slots));
+    for broken in check_places(view, policy, plan, &new_slots) {
+        add(None, Some(broken));
+    }
     let frozen = Quarantine::of(view, policy.max_failures).frozen_by().is_some();
     if frozen && !new_slots.is_empty() {
         add(None, broken("S8", "a slot is given while the rollout is frozen"));
@@ -80,6 +86,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_hooks(policy, node, action));
             add(Some(name), check_reboot(node, action));
             add(Some(name), check_disruption(view, plan, node, action));
+            add(Some(name), check_permit(view, node, action));
         }
     }
     for (name, evictions) in &plan.evictions {
@@ -151,7 +158,7 @@ fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVie
     (!new.is_empty() && slots.len() > budget).then(|| ("S1", text()))
 }
 
-/// S1 again, for the budgets of groups and for zones that take turns.
+/// S1 again, for the budgets of groups, for zones that take turns and for nodes of the control plane.
 fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
     if new.is_empty() {
         return None;
@@ -162,6 +169,18 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
     for node in new.iter().filter(|_| policy.one_zone_at_a_time) {
         if out.iter().any(|other| other.facts.zone() != node.facts.zone()) {
             return broken("S1", format!("{} is given a slot beside one in another zone", node.facts.name));
+        }
+    }
+    for node in new.iter().filter(|node| node.facts.control_plane()) {
+        let other = |other: &&NodeFacts| other.control_plane() && other.uid != node.facts.uid;
+        let busy = |other: &&NodeFacts| !other.ready || slots.contains(other.uid.as_str());
+        let mut all = view.nodes.values().map(|node| &node.facts).chain(view.unmanaged.values()).filter(other);
+        if let Some(other) = all.find(busy) {
+            let text = format!(
+                "{} is given a slot while {} of the control plane is not in service",
+                node.facts.name, other.name
+            );
+            return broken("S1", text);
         }
     }
     // The numbers of nodes and of slots of each group.
@@ -180,6 +199,59 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
         }
     }
     None
+}
+
+/// S12: no more nodes are taken to a version than the places of the canary steps that are proven and of the one due. Soaks and
+/// approvals are read as the plan records them. Returns the property with each node that is given a slot beyond them.
+fn check_places<'a>(view: &'a ClusterView, policy: &Policy, plan: &Plan, new: &[&'a NodeView]) -> Vec<Broken> {
+    let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
+    let limited = rollouts.filter(|rollout| rollout.ended.is_none() && !policy.canary.is_empty());
+    limited.flat_map(|rollout| beyond_places(view, policy, plan, new, rollout)).collect()
+}
+
+fn beyond_places(
+    view: &ClusterView,
+    policy: &Policy,
+    plan: &Plan,
+    new: &[&NodeView],
+    rollout: &ActiveRollout,
+) -> Vec<Broken> {
+    let Some(recorded) = &rollout.ledger else { return Vec::new() };
+    let goes = |node: &&&NodeView| {
+        let to = node.update().map(|progress| &progress.version);
+        to == Some(&rollout.version) && is_member(node, rollout) && ledger::place(node, rollout).is_none()
+    };
+    let taken: Vec<&&NodeView> = new.iter().filter(goes).collect();
+    if taken.is_empty() {
+        return Vec::new();
+    }
+    let places = view.nodes.values().filter_map(|node| Some((&*node.facts.uid, ledger::place(node, rollout)?)));
+    let places: HashMap<&str, Proof> = places.collect();
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    let proven = places.values().filter(|proof| **proof == Proof::Proven).count();
+    let good = count(proven).max(recorded.proven).saturating_add(recorded.accepted);
+    let uses_place = |slot: &&Slot| {
+        let of_rollout =
+            slot.update.as_ref().is_some_and(|update| update.had.is_none() && ledger::is_of(update, rollout));
+        of_rollout && !places.contains_key(slot.uid.as_str())
+    };
+    let slots = count(plan.slots.iter().flatten().filter(uses_place).count());
+    let used = count(places.len()).max(recorded.used()).saturating_add(slots);
+    let steps = rollout::places(policy, usize::try_from(recorded.base).unwrap_or(0));
+    let Some(due) = steps.into_iter().find(|places| *places > good.min(recorded.passed)) else { return Vec::new() };
+    let text = |node: &&&NodeView| {
+        format!("{} is given a slot for {}: {used} of {due} places", node.facts.name, rollout.version)
+    };
+    if used > due { taken.iter().map(|node| ("S12", text(node))).collect() } else { Vec::new() }
+}
+
+/// S12 again: no reboot is permitted before the slot records that it may be. Without the Node object, nothing else would say so.
+fn check_permit(view: &ClusterView, node: &NodeView, action: &Action) -> Option<Broken> {
+    let Action::Permit { .. } = action else { return None };
+    node.update().filter(|_| view.operator.is_some())?;
+    let recorded = |slot: &Slot| slot.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
+    let own = view.slots().any(|slot| slot.uid == node.facts.uid && recorded(slot));
+    if own { None } else { broken("S12", "its reboot is permitted before its slot records it") }
 }
 
 /// S13: no reboot is permitted to a version that the policy excludes, unless one is already.

@@ -157,10 +157,12 @@ fn drains(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
             Wait::BudgetNeverAllows { .. } => "BudgetNeverAllows",
             Wait::MultipleBudgets { .. } => "MultipleBudgets",
             Wait::PodsNotReady { .. } => "PodsNotReady",
+            Wait::PodsTerminating { .. } => "PodsTerminating",
             _ => "DrainRefused",
         };
-        // Pods become Ready again; the others last.
-        let severity = if reason == "PodsNotReady" { Severity::Note } else { Severity::Warning };
+        // These pass; the others last.
+        let passes = matches!(reason, "PodsNotReady" | "PodsTerminating");
+        let severity = if passes { Severity::Note } else { Severity::Warning };
         let finding = Finding::new(severity, reason, format!("its drain is ruled out{more}: {wait}"));
         let nodes = refusals.iter().map(|(node, _)| node.as_str());
         found.push(finding.of_nodes(nodes).next(cluster.commands(node, wait).into_iter().take(NAMED)));

@@ -43,6 +43,9 @@ pub(crate) struct Explanation {
     pub(crate) advice: Option<String>,
     /// Number of failed attempts since the last successful one.
     pub(crate) failures: i64,
+    /// Annotations of the node and of its shadow that are meant as requests and are refused or have no effect, each as a sentence.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) misplaced_requests: Vec<String>,
     /// The reason why it waits; absent if it is up to date.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waits: Option<Waits>,
@@ -277,6 +280,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         last: last.map(LastResult::from),
         advice: advice.filter(|advice| !advice.is_empty()),
         failures: record.map_or(0, |record| record.failures),
+        misplaced_requests: cluster.misplaced_requests_of(name),
         recorded: recorded.filter(|recorded| waits.as_ref().is_none_or(|waits| waits.reason != recorded.reason)),
         waits,
         commands: first.map(|wait| cluster.commands(name, wait)).unwrap_or_default(),

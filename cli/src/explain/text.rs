@@ -48,6 +48,9 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
     if explanation.failures > 0 {
         field("Failures:", Style::Bad, &format!("{} in a row", explanation.failures));
     }
+    for sentence in &explanation.misplaced_requests {
+        field("Request:", Style::Warn, sentence);
+    }
     match &explanation.waits {
         Some(waits) => {
             let party = waits.waits_for.as_ref().map_or_else(String::new, |party| format!(" (waits for {party})"));

@@ -261,7 +261,7 @@ mod tests {
         let expected = json!({"metadata": {"annotations": {RELEASE_ANNOTATION: "nonce"}}});
         let long = "x".repeat(100);
         for request in ["1 evict", &long] {
-            let done: String = request.chars().take(64).collect();
+            let done = planner::annotations::recorded_value(request);
             for (acknowledged, waits) in [("0", true), (done.as_str(), false)] {
                 let mut asked = shadow(&json!({"record": {"failures": 0, "requests": {"drill": acknowledged}}}));
                 let annotations = [(DRILL_ANNOTATION.to_owned(), request.to_owned())];

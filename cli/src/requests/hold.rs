@@ -58,9 +58,9 @@ impl Options {
     }
 }
 
-/// Returns the hold that a Node has, also one that is over.
+/// Returns the hold that a Node has, also one that is over. One that is refused holds nothing.
 fn hold_of(node: &Node) -> Option<Hold> {
-    node.annotations().get(HOLD_ANNOTATION).map(|value| Hold::parse(value))
+    node.annotations().get(HOLD_ANNOTATION).and_then(|value| Hold::parse(value).ok())
 }
 
 /// Returns a hold in words.
@@ -93,7 +93,7 @@ fn decide_hold(node: &Node, hold: &Hold, overwrite: bool, now: Timestamp) -> any
 
 /// Decides about `unhold`.
 fn decide_unhold(node: &Node) -> Decision {
-    match hold_of(node) {
+    match node.annotations().get(HOLD_ANNOTATION) {
         None => Decision::Nothing("it is not held".to_owned()),
         Some(_) => Decision::write(json!({"metadata": {"annotations": {HOLD_ANNOTATION: null}}}), "not held any more"),
     }
@@ -225,7 +225,7 @@ mod tests {
             let hold = options(&arguments).hold(now()).unwrap();
             let written = patch(decide_hold(&node(None), &hold, false, now()).unwrap());
             assert_eq!(written, json!({"metadata": {"annotations": {HOLD_ANNOTATION: value}}}));
-            assert_eq!(Hold::parse(value), hold, "the operator reads what was meant");
+            assert_eq!(Hold::parse(value), Ok(hold), "the operator reads what was meant");
         }
         assert!(options(&["--for", "0s"]).hold(now()).is_err());
         assert!(options(&["--reason", &"x".repeat(257)]).hold(now()).is_err());
@@ -234,15 +234,17 @@ mod tests {
     #[test]
     fn hold_of_another_client_is_named_and_replaced_only_on_request() {
         let hold = options(&["--for", "1h"]).hold(now()).unwrap();
-        for value in ["the auditors are here", "until=2026-01-01T08:00:00Z", "until=tomorrow"] {
+        for value in ["the auditors are here", "until=2026-01-01T08:00:00Z"] {
             let error = decide_hold(&node(Some(value)), &hold, false, now()).unwrap_err().to_string();
             for part in ["kubectl-annotate", HOLD_ANNOTATION, "--overwrite"] {
                 assert!(error.contains(part), "{part}: {error}");
             }
             patch(decide_hold(&node(Some(value)), &hold, true, now()).unwrap());
         }
-        // One that is over keeps nothing.
-        patch(decide_hold(&node(Some("until=2025-12-31T23:00:00Z")), &hold, false, now()).unwrap());
+        for value in ["until=2025-12-31T23:00:00Z", "until=tomorrow"] {
+            // One that is over, or refused, holds nothing.
+            patch(decide_hold(&node(Some(value)), &hold, false, now()).unwrap());
+        }
         let same = decide_hold(&node(Some(&hold.to_string())), &hold, false, now()).unwrap();
         assert!(nothing(same).contains("held until 2026-01-01T01:00:01Z already"));
     }
@@ -250,7 +252,7 @@ mod tests {
     #[test]
     fn unhold_removes_the_annotation_whatever_its_value() {
         let expected = json!({"metadata": {"annotations": {HOLD_ANNOTATION: null}}});
-        for value in ["mine", "until=2025-12-31T23:00:00Z"] {
+        for value in ["mine", "until=2025-12-31T23:00:00Z", "until=tomorrow"] {
             assert_eq!(patch(decide_unhold(&node(Some(value)))), expected, "{value}");
         }
         assert!(nothing(decide_unhold(&node(None))).contains("not held"));

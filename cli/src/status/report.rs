@@ -105,7 +105,6 @@ fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<R
     let status = &cluster.operator.as_ref()?.status;
     let key = key_of(active);
     status.active_rollouts.iter().find(|stored| key_of(stored) == key && stored.ended.is_none())?;
-    let step = state.step.and_then(|step| policy.canary.get(step.checked_sub(1)?));
     Some(Rollout {
         version: active.version.clone(),
         variant: active.variant.clone(),
@@ -118,7 +117,7 @@ fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<R
         updated: state.updated,
         step: state.step,
         steps: policy.canary.len(),
-        step_nodes: step.map(|step| step.nodes.of(state.nodes).unwrap_or(1)),
+        step_nodes: active.ledger.as_ref().and_then(|ledger| usize::try_from(ledger.due).ok()).filter(|due| *due > 0),
         waits: state.wait.as_ref().map(canary),
     })
 }
@@ -126,7 +125,9 @@ fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<R
 /// Returns why no more nodes start in a canary step.
 fn canary(wait: &Wait) -> String {
     match wait {
-        Wait::CanaryStep { approval: true, .. } => "waits for approval".to_owned(),
+        Wait::CanaryStep { approval: Some(_), .. } => "waits for approval".to_owned(),
+        Wait::StepUnproven { nodes, .. } => format!("is not proven by {}", nodes.join(", ")),
+        Wait::StepFailed { nodes, .. } => format!("has failed on {}", nodes.join(", ")),
         Wait::CanaryStep { until: Some(until), .. } => format!("soaks until {until:.0}"),
         Wait::CanaryStep { nodes, .. } if !nodes.is_empty() => format!("waits for {}", nodes.join(", ")),
         wait => wait.to_string(),
@@ -134,12 +135,22 @@ fn canary(wait: &Wait) -> String {
 }
 
 fn approval(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Option<Request> {
-    let Some(Wait::CanaryStep { step, .. }) = plan.approval else { return None };
+    let wait = plan.approval.as_ref()?;
+    let (step, _) = wait.approval()?;
     // The newest version's comes first, as in the planner.
-    let waits = |state: &&RolloutState| matches!(state.wait, Some(Wait::CanaryStep { approval: true, .. }));
+    let waits = |state: &&RolloutState| state.wait.as_ref() == Some(wait);
     let of = rollouts.iter().filter(waits).map(|state| &state.rollout.version).max();
     let of = of.map_or_else(String::new, |version| format!(" of the rollout of {version}"));
-    Some(Request { message: format!("canary step {step}{of} waits for approval"), command: cluster.command("approve") })
+    Some(match wait {
+        Wait::StepUnproven { nodes, .. } => Request {
+            message: format!("canary step {step}{of} is not proven by {}", nodes.join(", ")),
+            command: cluster.command("approve --unproven"),
+        },
+        _ => Request {
+            message: format!("canary step {step}{of} waits for approval"),
+            command: cluster.command("approve"),
+        },
+    })
 }
 
 fn frozen(cluster: &Cluster, plan: &Plan) -> Option<Request> {

@@ -133,7 +133,8 @@ impl Applier {
         self.leadership.check()?;
         shadow::apply_operator_status(self, operator, status).await?;
         decisions::of_operator(&operator.status, status).into_iter().for_each(Line::log);
-        let news = planner::plan::news(&operator.status.conditions, &status.conditions);
+        let mut news = planner::plan::news(&operator.status.conditions, &status.conditions);
+        news.extend(planner::plan::approval_news(&operator.status, status));
         for note in news.into_iter().chain(planner::plan::urgent_news(&operator.status, status)) {
             self.publish(&event::operator(operator, &self.namespace), &note).await;
         }

@@ -75,7 +75,7 @@ impl Applier {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => (Meaning::Leaves, String::new()),
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 let hint = "drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
-                (Meaning::Fatal, format!("{}; {hint}", status.message))
+                (Meaning::Denied, format!("{}; {hint}", status.message))
             }
             Err(error) => (Meaning::Retry(RETRY), error.to_string()),
         })

@@ -293,7 +293,7 @@ async fn slots_are_written_with_resource_version_of_plan() {
     let (applier, calls) = applier();
     let operator = OperatorFacts { uid: "op".into(), resource_version: "43".into(), ..OperatorFacts::default() };
     let view = ClusterView { operator: Some(operator), ..ClusterView::default() };
-    let slot = Slot { uid: "node-uid".into(), node: "a".into(), since: jiff::Timestamp::now() };
+    let slot = Slot { uid: "node-uid".into(), node: "a".into(), since: jiff::Timestamp::now(), update: None };
     let status = BottlerocketUpdateOperatorStatus { slots: vec![slot], ..Default::default() };
     applier.write_operator(&view, &status).await.unwrap();
     let call = calls.lock().unwrap()[0].clone();

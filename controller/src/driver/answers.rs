@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use models::backoff::{Backoff, Delays};
 use models::resource_version::newer;
 use models::time::{after, between};
-use planner::drain::eviction_pause;
+use planner::drain::{BLOCKED_RETRY, eviction_pause};
 use planner::view::{Blocked, ClusterView, LeaseObservations, Refused};
 use planner::wait::Wait;
 use tokio::time::Instant;
@@ -61,11 +61,11 @@ impl Driver {
         let Some(sent) = memory.in_flight.remove(&evicted.uid) else { return };
         let now = self.applier.leadership.now();
         let namespace = evicted.namespace;
-        let (accepted, fatal, budget, retry) = match evicted.means {
+        let (accepted, denied, budget, retry) = match evicted.means {
             Meaning::Leaves | Meaning::OtherPod => (true, false, None, ACCEPTED),
             Meaning::Blocked { budget, retry } => (false, false, budget.map(|b| format!("{namespace}/{b}")), retry),
             Meaning::Retry(retry) => (false, false, None, retry),
-            Meaning::Fatal => (false, true, None, ACCEPTED),
+            Meaning::Denied => (false, true, None, BLOCKED_RETRY),
         };
         if let Some(budget) = &budget {
             let last = self.refused_at.entry(budget.clone()).or_default();
@@ -76,12 +76,16 @@ impl Driver {
                 None => last.clear(),
             }
         }
-        let alike = memory.blocked.get(&evicted.uid).filter(|old| old.accepted == accepted);
-        let since = alike.map_or(sent.what.since, |old| old.since);
-        let retry = if accepted { retry } else { eviction_pause(retry, between(since, now)) };
-        let retry_at = after(now, retry);
         let (message, deleted) = (evicted.message, sent.what.deletes);
-        let answer = Blocked { budget, message, since, retry_at, fatal, accepted, deleted };
+        let before = memory.blocked.get(&evicted.uid);
+        let since = before.filter(|old| old.accepted == accepted).map_or(sent.what.since, |old| old.since);
+        let denied_before = before.filter(|old| old.deleted == deleted).and_then(|old| old.denied_since);
+        let denied_since = denied.then(|| denied_before.unwrap_or(now));
+        // A denial has little time to end.
+        let refused_since = denied_since.unwrap_or(since);
+        let retry = if accepted { retry } else { eviction_pause(retry, between(refused_since, now)) };
+        let retry_at = after(now, retry);
+        let answer = Blocked { budget, message, since, retry_at, denied_since, accepted, deleted };
         memory.blocked.insert(evicted.uid, answer);
     }
 

@@ -225,6 +225,34 @@ async fn eviction_of_long_refused_pod_is_retried_less_often() {
 }
 
 #[tokio::test]
+async fn denials_in_a_row_count_from_the_first_one_and_are_retried_often() {
+    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    let (mut driver, nodes) = driver();
+    take_node_in(&driver, &nodes, "Draining", &desired);
+    let now = Clock::default().now();
+    // A budget has refused it for long.
+    driver.evict(evictions(&["web"]), now - jiff::SignedDuration::from_secs(3600));
+    let mut request = 0;
+    let mut answer = |means: Meaning| {
+        request += 1;
+        driver.record_eviction(Evicted { means, ..refusal("web", request) });
+        let now = Clock::default().now();
+        let last = driver.view(now).nodes["a"].blocked["uid-web"].clone();
+        driver.evict(evictions(&["web"]), now);
+        last
+    };
+    let budget = || Meaning::Blocked { budget: Some("web".into()), retry: Duration::from_secs(5) };
+    assert_eq!(answer(budget()).denied_since, None);
+    let first = answer(Meaning::Denied);
+    let second = answer(Meaning::Denied);
+    assert!(first.denied_since >= Some(now) && second.denied_since == first.denied_since, "{first:?} {second:?}");
+    let pause = second.retry_at - second.denied_since.unwrap();
+    assert!(pause.get_seconds() < 10, "not as for a pod that a budget has refused for an hour: {second:?}");
+    assert_eq!(answer(budget()).denied_since, None);
+    assert!(answer(Meaning::Denied).denied_since >= first.denied_since);
+}
+
+#[tokio::test]
 async fn refused_eviction_is_retried_at_once_if_pdb_already_allows_it() {
     let budget = |version: &str, allowed: i32| {
         serde_json::json!({"metadata": {"namespace": "shop", "name": "web", "resourceVersion": version},

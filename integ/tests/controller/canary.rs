@@ -3,15 +3,21 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use integ::oracle::{Attempt, ClusterState, Object};
 use jiff::{SignedDuration, Timestamp};
 use models::names::APPROVE_STEP_ANNOTATION;
 use models::operator::ActiveRollout;
+use models::shadow::Step;
 use serde_json::json;
 
 use crate::bed::{NEW, ScriptedCluster};
 
-crate::cases![soak_of_canary_step_counts_once_across_controller_restart, each_approval_passes_one_canary_step];
+crate::cases![
+    soak_of_canary_step_counts_once_across_controller_restart,
+    each_approval_passes_one_canary_step,
+    canary_without_proof_keeps_others_waiting_until_a_user_accepts_it,
+];
 
 fn rollout(world: &ClusterState) -> Option<ActiveRollout> {
     world.status().active_rollouts.into_iter().next()
@@ -32,6 +38,44 @@ async fn until_step_done(cluster: &ScriptedCluster, done: usize, passed: i64) ->
     assert!(holds(&world), "it stays so");
     let begun = world.shadows.values().filter(|shadow| shadow.spec.attempt > 0 || shadow.step().is_some()).count();
     assert_eq!(begun, done, "no other node has begun");
+    Ok(())
+}
+
+/// Returns the name of the step due in an approval.
+fn due(cluster: &ScriptedCluster) -> anyhow::Result<String> {
+    let rollout = rollout(&cluster.recorder.so_far()?.end()).context("no rollout")?;
+    let number = rollout.record.map_or(0, |record| record.number);
+    Ok(format!("{number}/{}", rollout.ledger.unwrap_or_default().due))
+}
+
+async fn canary_without_proof_keeps_others_waiting_until_a_user_accepts_it(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    let after = json!({"timeout": "10m", "onTimeout": "Fail"});
+    let policy = json!({
+        "maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}, "hooks": [{"name": "storage", "after": after}],
+    });
+    cluster.expectations.max_unavailable = Some(2);
+    cluster.start(3, policy).await?;
+    cluster.fleet.release(NEW);
+    let silent = |world: &ClusterState| world.shadows.values().any(|shadow| shadow.step() == Some(Step::AfterUpdate));
+    cluster.until("its hook is awaited after the update", silent).await?;
+    cluster.pass(Duration::from_mins(11)).await?;
+    let waits = |world: &ClusterState| world.status().slots.is_empty() && world.waiting("StepUnproven") == 2;
+    cluster.until("the others wait for a user", waits).await?;
+    // Another leader, and an approval that accepts nothing, change nothing.
+    cluster.replace_controller().await?;
+    let name = due(cluster)?;
+    for value in ["yes".to_owned(), format!("{name}@yes")] {
+        cluster.request(APPROVE_STEP_ANNOTATION, &value).await?;
+        assert!(waits(&cluster.planned().await?), "{value}");
+    }
+    let ledger = rollout(&cluster.recorder.so_far()?.end()).and_then(|rollout| rollout.ledger).context("no ledger")?;
+    assert_eq!((ledger.proven, ledger.unproven, ledger.nodes.len()), (0, 1, 1), "{ledger:?}");
+    cluster.policy(&json!({"hooks": null})).await?;
+    cluster.request(APPROVE_STEP_ANNOTATION, &format!("{name}/unproven@accepted")).await?;
+    let all = |world: &ClusterState| world.nodes.keys().all(|node| world.is_updated(node, &NEW));
+    cluster.until("all run the version", all).await?;
     Ok(())
 }
 
@@ -67,18 +111,23 @@ async fn soak_of_canary_step_counts_once_across_controller_restart(
 }
 
 async fn each_approval_passes_one_canary_step(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
-    let strategy = json!({"canary": [{"nodes": 1, "approval": "Manual"}, {"nodes": "67%", "approval": "Manual"}]});
+    // Of three nodes, rounded up: two.
+    let strategy = json!({"canary": [{"nodes": 1, "approval": "Manual"}, {"nodes": "60%", "approval": "Manual"}]});
     cluster.start(3, json!({"maxUnavailable": 2, "strategy": strategy})).await?;
     cluster.fleet.release(NEW);
     until_step_done(cluster, 1, 0).await?;
-    cluster.request(APPROVE_STEP_ANNOTATION, "one").await?;
+    cluster.request(APPROVE_STEP_ANNOTATION, &format!("{}@one", due(cluster)?)).await?;
     until_step_done(cluster, 2, 1).await?;
-    // The same approval again approves nothing more.
-    cluster.request(APPROVE_STEP_ANNOTATION, "one").await?;
-    until_step_done(cluster, 2, 1).await?;
-    cluster.request(APPROVE_STEP_ANNOTATION, "two").await?;
+    // One that names nothing, and one of a step that is passed, approve nothing more.
+    let (second, first) = (due(cluster)?, due(cluster)?.replace("/2", "/1"));
+    for value in ["two", &format!("{first}@again")] {
+        cluster.request(APPROVE_STEP_ANNOTATION, value).await?;
+        until_step_done(cluster, 2, 1).await?;
+    }
+    let value = format!("{second}@two");
+    cluster.request(APPROVE_STEP_ANNOTATION, &value).await?;
     let world = cluster.updated().await?;
-    assert_eq!(world.status().requests.and_then(|requests| requests.approve_step).as_deref(), Some("two"));
+    assert_eq!(world.status().requests.and_then(|requests| requests.approve_step), Some(value));
     assert_eq!(rollout(&world).map(|rollout| rollout.steps_passed), Some(2));
     let attempts = cluster.recorder.so_far()?.attempts();
     assert!(attempts.len() == 3 && attempts.iter().all(Attempt::updated), "{attempts:#?}");

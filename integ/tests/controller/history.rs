@@ -45,7 +45,7 @@ async fn canary_with_pause(cluster: &ScriptedCluster) -> anyhow::Result<()> {
     })
     .await?;
     cluster.patch_operator("kubectl-patch", json!({"spec": {"enabled": true}})).await?;
-    let approval = json!({"metadata": {"annotations": {APPROVE_STEP_ANNOTATION: "1"}}});
+    let approval = json!({"metadata": {"annotations": {APPROVE_STEP_ANNOTATION: "1/1@kubectl"}}});
     cluster.patch_operator("kubectl-annotate", approval).await
 }
 

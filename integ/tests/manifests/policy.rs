@@ -4,8 +4,9 @@ use anyhow::{Context, ensure};
 use integ::control_plane::ControlPlane;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
+use models::duration::Duration;
 use models::names::SYSTEM_NAMESPACE;
-use models::operator::BottlerocketUpdateOperator;
+use models::operator::{BOUNDS, BottlerocketUpdateOperator, Bound};
 use semver::VersionReq;
 use serde_json::{Value, json};
 
@@ -18,8 +19,9 @@ const TOO_MANY: Option<&str> = Some("must have at most");
 const REQUIRED: Option<&str> = Some("Required value");
 const DUPLICATE: Option<&str> = Some("duplicate entries");
 const ENUMERATION: Option<&str> = Some("Unsupported value");
-const ZERO_SOAK: Option<&str> = Some("a soak is longer than zero");
+const SOAK: Option<&str> = Some("write a duration from 1s to 24h");
 const VALUES: Option<&str> = Some("In and NotIn want values, Exists and DoesNotExist take none");
+const BEYOND: Option<&str> = Some("write a duration from");
 const ACCEPTED: Option<&str> = None;
 
 fn object(name: &str, spec: &Value) -> Value {
@@ -52,7 +54,7 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
         (json!({"drain": {"timeout": "5d"}}), PATTERN),
         (json!({"drain": {"timeout": "1h30m", "atDeadline": "Release"}}), ACCEPTED),
         (json!({"drain": {"atDeadline": "Explode"}}), ENUMERATION),
-        (json!({"deadlines": {"stage": "1h", "reboot": "20m", "return": "500ms"}}), ACCEPTED),
+        (json!({"deadlines": {"stage": "1h", "reboot": "20m", "return": "10m"}}), ACCEPTED),
         (json!({"deadlines": {"return": "-1s"}}), PATTERN),
         (json!({"drain": {"atDeadline": "Force", "barePods": "Evict", "emptyDir": "Refuse"}}), ACCEPTED),
         (json!({"drain": {"gracePeriod": "30s", "waitForVolumes": true}}), ACCEPTED),
@@ -70,7 +72,50 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
     specs.extend(schedules());
     specs.extend(health());
     specs.extend(groups());
+    specs.extend(BOUNDS.iter().flat_map(bounds));
     specs
+}
+
+/// Durations at the bounds of a field, and beyond them.
+fn bounds(bound: &Bound) -> Vec<(Value, Option<&'static str>)> {
+    let Bound { min, max, .. } = *bound;
+    let beyond = |duration: Duration| Duration(duration.0 + std::time::Duration::from_millis(1));
+    let mut specs = Vec::new();
+    for place in bound.places() {
+        for (duration, refusal) in [(min, ACCEPTED), (max, ACCEPTED), (beyond(max), BEYOND)] {
+            specs.push((with(&place, &duration), refusal));
+        }
+        if min > Duration::ZERO {
+            specs.push((with(&place, &Duration::ZERO), BEYOND));
+        }
+    }
+    specs
+}
+
+/// Returns a spec with this duration at a path, and what is required beside it.
+fn with(path: &str, duration: &Duration) -> Value {
+    path.rsplit('.').fold(json!(duration), |value, name| {
+        let Some(list) = name.strip_suffix("[]") else {
+            return match name {
+                "prometheus" => json!({name: merged(json!({"url": "http://a"}), value)}),
+                _ => json!({name: value}),
+            };
+        };
+        let required = match list {
+            "windows" => json!({"cron": "0 2 * * *"}),
+            "canary" => json!({"nodes": 1}),
+            "nodeGroups" => json!({"name": "a", "selector": {}}),
+            _ => json!({"name": "a"}),
+        };
+        json!({list: [merged(required, value)]})
+    })
+}
+
+fn merged(mut one: Value, other: Value) -> Value {
+    if let (Value::Object(one), Value::Object(other)) = (&mut one, other) {
+        one.extend(other);
+    }
+    one
 }
 
 /// Counts and percentages, in each field that takes them.
@@ -260,11 +305,11 @@ fn health() -> Vec<(Value, Option<&'static str>)> {
     };
     for (soak, refusal) in [
         ("1s", ACCEPTED),
-        ("1ms", ACCEPTED),
+        ("1ms", SOAK),
         ("1h0m", ACCEPTED),
-        ("0s", ZERO_SOAK),
-        ("0h0m0s0ms", ZERO_SOAK),
-        ("000000000s", ZERO_SOAK),
+        ("0s", SOAK),
+        ("0h0m0s0ms", SOAK),
+        ("000000000s", SOAK),
         ("1d", PATTERN),
         // Longer than the server can count.
         ("999999999h", Some("rule")),

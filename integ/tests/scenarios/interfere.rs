@@ -177,7 +177,7 @@ pub(crate) async fn withdraw(ctx: &ScenarioContext, node: &str) -> anyhow::Resul
         shadow_of(world, node).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
     })
     .await?;
-    reboot_deadline(ctx, "15m").await
+    reboot_deadline(ctx, "30m").await
 }
 
 /// Waits until a node has no attempt under way and nothing of the operator on it.

@@ -19,11 +19,20 @@ impl CountOrPercent {
     /// Returns this share of `total` nodes: a percentage rounds down, and never below 1; a count of 0 is 1, since 0 would be
     /// a second switch beside `enabled`. `None` for a string that is no percentage (the schema refuses it).
     pub fn of(&self, total: usize) -> Option<usize> {
+        self.share(total, |hundredths| hundredths / 100)
+    }
+
+    /// The same, with a percentage rounded up.
+    pub fn rounded_up(&self, total: usize) -> Option<usize> {
+        self.share(total, |hundredths| hundredths.div_ceil(100))
+    }
+
+    fn share(&self, total: usize, round: impl Fn(usize) -> usize) -> Option<usize> {
         match self {
             Self::Count(count) => Some((*count as usize).max(1)),
             Self::Percent(text) => {
                 let percent: usize = text.strip_suffix('%')?.parse().ok()?;
-                (1..=100).contains(&percent).then(|| (total / 100 * percent + total % 100 * percent / 100).max(1))
+                (1..=100).contains(&percent).then(|| (total / 100 * percent + round(total % 100 * percent)).max(1))
             }
         }
     }
@@ -83,5 +92,13 @@ mod tests {
         ] {
             assert_eq!(budget.of(total), nodes, "{budget:?} of {total}");
         }
+    }
+
+    #[test]
+    fn share_of_a_canary_step_is_rounded_up() {
+        for (text, total, nodes) in [("10%", 10, 1), ("10%", 11, 2), ("1%", 0, 1), ("60%", 4, 3), ("100%", 7, 7)] {
+            assert_eq!(CountOrPercent::Percent(text.into()).rounded_up(total), Some(nodes), "{text} of {total}");
+        }
+        assert_eq!(CountOrPercent::Count(3).rounded_up(100), Some(3));
     }
 }

@@ -1,11 +1,15 @@
 //! `BottlerocketUpdateOperator`: the switch and the policy of the whole operator.
 
+mod bounds;
 mod count;
 mod hook;
+mod ledger;
 mod notices;
 mod policy;
 mod rollout;
 mod selector;
+
+use std::borrow::Cow;
 
 use jiff::Timestamp;
 use kube::CustomResource;
@@ -14,11 +18,14 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
+use crate::duration::Duration;
 use crate::reason::FailureReason;
 use crate::schema::VersionText;
 
+pub use bounds::{BOUNDS, Bound, OutOfBounds};
 pub use count::CountOrPercent;
 pub use hook::{Hook, HookWait, OnTimeout};
+pub use ledger::{LEDGER_NODES, LedgerNode, RolloutLedger, SlotUpdate};
 pub use notices::{
     CAUSE_LENGTH, MOST_NODES, MOST_PENDING, Notice, NoticeEvent, NoticeFormat, NoticeReceiver, NoticesPolicy,
     NoticesStatus,
@@ -84,6 +91,10 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// until it has passed the checks after its update. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_unavailable: Option<CountOrPercent>,
+    /// Time for which a node that is out of service without the operator (cordoned by a user, or not Ready) counts against
+    /// `maxUnavailable`, that of its group, and its zone. Default 1h.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_unavailable_after: Option<Duration>,
     /// Times at which nodes may be taken out of service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<SchedulePolicy>,
@@ -151,6 +162,17 @@ impl BottlerocketUpdateOperatorSpec {
     pub fn aws_mode(&self) -> Option<AwsMode> {
         Some(self.autoscaling.as_ref()?.aws.as_ref()?.mode)
     }
+
+    /// Returns it with each duration that is outside its bounds at the nearest one, and these durations. The schema refuses
+    /// them; those that were stored under an earlier one are read.
+    pub fn within_bounds(&self) -> (Cow<'_, Self>, Vec<OutOfBounds>) {
+        let Ok(mut spec) = serde_json::to_value(self) else { return (Cow::Borrowed(self), Vec::new()) };
+        let found = bounds::apply(&mut spec);
+        match serde_json::from_value(spec) {
+            Ok(spec) if !found.is_empty() => (Cow::Owned(spec), found),
+            _ => (Cow::Borrowed(self), found),
+        }
+    }
 }
 
 /// Number of nodes by state.
@@ -184,6 +206,9 @@ pub struct Slot {
     /// Time at which the slot was taken.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub since: Timestamp,
+    /// Update that it is for; absent in a drill.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update: Option<SlotUpdate>,
 }
 
 /// A reason for which nodes wait, with their number.
@@ -256,9 +281,9 @@ pub struct ActiveRollout {
     /// Time at which the rollout started.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub started: Timestamp,
-    /// Number of canary steps that are passed. It never falls within a rollout.
+    /// Number of canary steps of the policy that are passed.
     pub steps_passed: i64,
-    /// Time at which all nodes of the next step were updated; absent while they are not.
+    /// Time at which all places of the step due were proven, or accepted by a user; absent while they are not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub step_done: Option<Timestamp>,
@@ -285,6 +310,21 @@ pub struct ActiveRollout {
     /// Record of the rollout in the history; absent until its number is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<RolloutRecord>,
+    /// Places that its nodes have used up; absent in what an earlier version of the operator wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ledger: Option<RolloutLedger>,
+}
+
+impl ActiveRollout {
+    /// Returns the number of its record in the history; 0 until that is known.
+    pub fn number(&self) -> i64 {
+        self.record.as_ref().map_or(0, |record| record.number)
+    }
+
+    /// Returns the name, in an approval, of its canary step with so many places.
+    pub fn step_name(&self, places: i64) -> String {
+        format!("{}/{places}", self.number())
+    }
 }
 
 /// `spec.version.urgent` as it is in force.
@@ -335,7 +375,8 @@ pub struct Freshness {
     pub oldest_since: Option<Timestamp>,
 }
 
-/// One-shot requests that were carried out, each with the value of its annotation.
+/// One-shot requests that were carried out, each with the value of its annotation: of one of more than 64 characters the first 55,
+/// `~` and a hash.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OperatorRequests {

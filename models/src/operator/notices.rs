@@ -22,7 +22,7 @@ pub struct NoticesPolicy {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub receivers: Vec<NoticeReceiver>,
-    /// Time for which a node has the condition `Blocked` before `NodesBlocked` is sent; at least a second. Default 20m.
+    /// Time for which a node has the condition `Blocked` before `NodesBlocked` is sent. Default 20m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked_after: Option<Duration>,
 }

@@ -362,7 +362,8 @@ pub struct BeforeUpdatePolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pods_ready: Option<bool>,
     /// Maximum number of nodes that are not Ready for other reasons than an update; with more than that, no update
-    /// starts. Default: no limit; a node that is not Ready uses up `maxUnavailable` in any case.
+    /// starts. Nodes that join and have never been Ready, and those that an
+    /// autoscaler removes, do not count. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_unhealthy_nodes: Option<CountOrPercent>,
     /// Expressions that have to return an empty result.
@@ -377,9 +378,6 @@ pub struct BeforeUpdatePolicy {
 pub struct AfterUpdatePolicy {
     /// Minimum time for which a node has to be healthy in its verification before its slot is freed. Default 1m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("x-kubernetes-validations" = [{
-        "rule": "duration(self) > duration('0s')", "message": "a soak is longer than zero",
-    }]))]
     pub soak: Option<Duration>,
     /// If true, the pods on the node have to be Ready, and not restarting, for the soak. Pods of owners that were
     /// unhealthy before the drain are not counted. Default true.
@@ -432,10 +430,10 @@ pub struct Deadlines {
     /// Maximum time of the download. Default 30m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<Duration>,
-    /// Maximum time from the desired state `RebootedIntoUpdate` until the host is in another boot. Default 15m.
+    /// Maximum time from the desired state `RebootedIntoUpdate` until the host is in another boot. Default 30m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reboot: Option<Duration>,
-    /// Maximum time from the new boot until the node is Ready. Default 10m.
+    /// Maximum time from the new boot until the node is Ready. Default 30m.
     #[serde(default, rename = "return", skip_serializing_if = "Option::is_none")]
     pub returning: Option<Duration>,
     /// Maximum time that a host takes to go down after the agent's call. A node whose update was withdrawn after its
@@ -448,9 +446,9 @@ pub struct Deadlines {
 
 impl Deadlines {
     /// Default of `reboot`.
-    pub const REBOOT: Duration = Duration::from_mins(15);
+    pub const REBOOT: Duration = Duration::from_mins(30);
     /// Default of `return`.
-    pub const RETURN: Duration = Duration::from_mins(10);
+    pub const RETURN: Duration = Duration::from_mins(30);
 }
 
 /// Policy of the nodes of one group, where it differs from that of all nodes.

@@ -27,4 +27,9 @@ pub struct Blocker {
     /// Time from which it has not left.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub since: Timestamp,
+    /// Time from which the API server has denied its eviction, as an admission webhook or a missing right does. Denied for a
+    /// minute, it ends the drain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub denied_since: Option<Timestamp>,
 }

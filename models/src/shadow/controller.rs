@@ -14,7 +14,7 @@ use super::attempt::Blocker;
 use super::attempt::MOST_ATTEMPTS;
 use super::drill::{Drill, DrillResult, Mode};
 use super::result::{DrainedPod, RolloutPlace, RolloutResult};
-use crate::reason::FailureReason;
+use crate::reason::{FailureReason, Proof};
 #[cfg(feature = "crd")]
 use crate::schema::{StatusWord, VersionText};
 
@@ -229,6 +229,27 @@ pub struct AttemptResult {
     pub ended: Timestamp,
 }
 
+/// Place of a node in the rollout of a version: what its last attempt that took it to the version has shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct NodeProof {
+    /// Version.
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
+    pub version: Version,
+    /// Number of the rollout's record; 0 if it was not known.
+    pub rollout: i64,
+    /// Number of the attempt.
+    #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
+    pub attempt: i64,
+    /// `Proven`, `Unproven` or `Failed`.
+    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
+    pub proof: Proof,
+    /// End of the attempt, as one fixed word.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub reason: String,
+}
+
 /// A failure that counts against a version until it is resolved by `resume`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
@@ -254,7 +275,8 @@ pub struct VersionFailure {
     pub resolved_by: Option<String>,
 }
 
-/// One-shot requests that were carried out, each with the value of its annotation.
+/// One-shot requests that were carried out, each with the value of its annotation: of one of more than 64 characters the first 55,
+/// `~` and a hash. And those that are not understood.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -271,7 +293,18 @@ pub struct ShadowRequests {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub drill: Option<String>,
+    /// Annotations on the Node and on the shadow that are meant as requests and are refused, or not understood as they are
+    /// written; each was shown by an Event.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(length(max = MOST_MISUNDERSTOOD), inner(length(max = 512)), extend("x-kubernetes-list-type" = "atomic"))
+    )]
+    pub misunderstood: Vec<String>,
 }
+
+/// The number of requests that are not understood that a shadow names.
+pub const MOST_MISUNDERSTOOD: usize = 8;
 
 /// Record of a node's earlier attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -284,6 +317,10 @@ pub struct Record {
     /// Result of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<AttemptResult>,
+    /// Place of the node in the rollout of the last version that it was taken to; absent in what an earlier version of the
+    /// operator wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proof: Option<NodeProof>,
     /// Time before which no attempt starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]

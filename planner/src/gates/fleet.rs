@@ -31,7 +31,7 @@ pub(crate) fn has_canary_place(ctx: &NodeContext<'_>) -> Option<Wait> {
         // Images are downloaded ahead of a step, and no more nodes are drained than it has.
         return None;
     }
-    let rollout = ctx.survey.rollouts.of(ctx.node, ctx.version().ok()?)?;
+    let rollout = ctx.survey.rollouts.limiting(ctx.node, ctx.version().ok()?)?;
     (rollout.room_to_begin() == Some(0)).then(|| rollout.wait.clone()).flatten()
 }
 
@@ -152,7 +152,7 @@ mod tests {
                 "another one is on its way",
                 canary(1),
                 true,
-                Some(Wait::CanaryStep { step: 1, until: None, approval: false, nodes: vec!["b".into()] }),
+                Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes: vec!["b".into()] }),
             ),
             ("a step of two", canary(2), true, None),
         ] {

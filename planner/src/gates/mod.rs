@@ -92,6 +92,7 @@ const GATES: &[Gate] = &[
     gate(New, "NotQuarantined", "the version has not failed too often on this kind of host", fleet::is_not_quarantined)
         .only(Mode::downloads),
     gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),
+    gate(New, "NotBeingRemoved", "no autoscaler is removing the node", node::is_not_being_removed),
     gate(New, "NotHeld", "no user holds the node", node::is_not_held),
     gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),
     gate(New, "WebApiReady", "a pod of the web API is Ready", components::web_api),
@@ -108,6 +109,7 @@ const GATES: &[Gate] = &[
     drain_gate("DaemonSetsExist", "the DaemonSets of its pods exist", pods::daemon_sets_exist),
     drain_gate("PodsMayBeEvicted", "every pod on the node may be evicted", pods::may_be_evicted),
     drain_gate("BudgetsAllow", "no PodDisruptionBudget rules the drain out", pods::budgets_allow),
+    drain_gate("NoneTerminating", "no pod has been terminating for longer than it may", pods::none_terminates),
     drain_gate("PodsReady", "the pods on the node are Ready, where policy requires it", pods::are_ready),
     drain_gate("ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];

@@ -25,6 +25,10 @@ pub(crate) fn is_not_cordoned(ctx: &NodeContext<'_>) -> Option<Wait> {
     (skipped && ctx.node.facts.cordoned_by_others()).then_some(Wait::Cordoned)
 }
 
+pub(crate) fn is_not_being_removed(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.facts().removed_by.clone().map(|taint| Wait::BeingRemoved { taint })
+}
+
 pub(crate) fn is_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
     (!ctx.node.facts.ready).then_some(Wait::NodeNotReady)
 }
@@ -89,6 +93,20 @@ mod tests {
     }
 
     #[test]
+    fn node_that_an_autoscaler_removes_is_left_alone() {
+        for (removed, expected) in
+            [("a", Some(Wait::BeingRemoved { taint: "karpenter.sh/disrupted".into() })), ("b", None)]
+        {
+            for gate in [is_not_being_removed, super::super::begin, super::super::start] {
+                let wait = refusal_of(gate, |view, _| {
+                    view.nodes.get_mut(removed).unwrap().facts.removed_by = Some("karpenter.sh/disrupted".into());
+                });
+                assert_eq!(wait, expected, "{removed}");
+            }
+        }
+    }
+
+    #[test]
     fn node_not_ready_or_under_pressure_waits() {
         assert_eq!(
             refusal_of(is_ready, |view, _| view.nodes.get_mut("a").unwrap().facts.ready = false),
@@ -128,6 +146,14 @@ mod tests {
             }
         });
         assert_eq!(updating, None, "nodes that the operator rebooted are not unhealthy");
+        let removed = refusal_of(few_unhealthy_nodes, |view, policy| {
+            policy.all.before.max_unhealthy_nodes = Some(CountOrPercent::Count(1));
+            for name in ["b", "c"] {
+                let facts = &mut view.nodes.get_mut(name).unwrap().facts;
+                (facts.ready, facts.removed_by) = (false, Some("karpenter.sh/disrupted".into()));
+            }
+        });
+        assert_eq!(removed, None, "nor are those that an autoscaler removes");
     }
 
     #[test]

@@ -2,8 +2,10 @@
 //! few nodes.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use models::operator::AtDeadline;
+use models::time::after;
 
 use super::Obstacle;
 use crate::drain::{self, Fate, Sorted};
@@ -11,6 +13,9 @@ use crate::rules::Refusal;
 use crate::survey::NodeContext;
 use crate::view::{BudgetFacts, DaemonSetIs, PodFacts};
 use crate::wait::Wait;
+
+/// The time after the end of its grace period after which a pod counts as one that does not end.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 pub(crate) fn are_known(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     ctx.node.pods.is_none().then_some(Obstacle::Unknown(Wait::ReadingPods))
@@ -49,6 +54,21 @@ pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     let budgets = &ctx.view.budgets;
     never_allowed(with_fate(ctx, |fate| fate == Fate::Goes), budgets)?;
     never_allowed(sorted(ctx).evictable.into_iter(), budgets).map(Obstacle::Refused)
+}
+
+/// Returns pods that were deleted and do not end: the drain would wait for them until its deadline, unless policy leaves them to
+/// the reboot.
+pub(crate) fn none_terminates(ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    let drain = &ctx.group().drain;
+    if drain.skip_terminating_after.is_some() || drain.at_deadline == AtDeadline::Force {
+        return None;
+    }
+    let stuck = |pod: &&PodFacts| pod.ends_by.is_some_and(|by| after(by, STUCK_AFTER) <= ctx.now);
+    // The drain does not wait for pods that a finalizer keeps after their containers have ended, nor for those that it leaves alone.
+    let leaves = |pod: &&PodFacts| pod.terminating && !pod.finished && !pod.mirror && pod.daemon_set.is_none();
+    let stuck: Vec<&PodFacts> = pods(ctx).iter().filter(leaves).filter(stuck).collect();
+    let first = stuck.iter().min_by_key(|pod| (&pod.namespace, &pod.name))?;
+    Some(Obstacle::Refused(Wait::PodsTerminating { pod: first.title(), count: stuck.len() }))
 }
 
 pub(crate) fn are_ready(ctx: &NodeContext<'_>) -> Option<Obstacle> {
@@ -139,6 +159,32 @@ mod tests {
             ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),
         ] {
             assert_eq!(never_allowed([&pod].into_iter(), &[budget]), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn pod_that_does_not_end_is_reported_unless_policy_leaves_it_to_the_reboot() {
+        let second = |second| Some(crate::fixtures::t(second));
+        let dying = |ends_by| PodFacts { terminating: true, ends_by, ..pod("a", false) };
+        let refused = Some(Obstacle::Refused(Wait::PodsTerminating { pod: "shop/p-a".into(), count: 1 }));
+        for (sentence, pod, skips, expected) in [
+            ("it runs", pod("a", false), false, None),
+            ("a minute after its grace period", dying(second(-60)), false, refused),
+            ("it has a second left", dying(second(-59)), false, None),
+            ("policy leaves it to the reboot", dying(second(-60)), true, None),
+            ("its containers have ended", PodFacts { finished: true, ..dying(second(-60)) }, false, None),
+            (
+                "of a DaemonSet",
+                PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::There, ..dying(second(-60)) },
+                false,
+                None,
+            ),
+        ] {
+            let wait = refusal_of(before_drain, |view, policy| {
+                view.nodes.get_mut("a").unwrap().pods = Some(vec![pod.clone()]);
+                policy.all.drain.skip_terminating_after = skips.then_some(Duration::ZERO);
+            });
+            assert_eq!(wait, expected, "{sentence}");
         }
     }
 

@@ -26,7 +26,7 @@ pub struct Limits {
 impl Limits {
     /// Returns the limits of a policy.
     pub fn of(spec: &BottlerocketUpdateOperatorSpec) -> Self {
-        let limits = spec.rollout_history.clone().unwrap_or_default();
+        let limits = spec.within_bounds().0.rollout_history.clone().unwrap_or_default();
         Self {
             records: limits.records.unwrap_or(100) as usize,
             max_age: limits.max_age.map_or(Duration::from_hours(4320), |age| age.0),

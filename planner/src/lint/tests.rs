@@ -68,7 +68,7 @@ fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
 }
 
 fn slots(nodes: &[&str]) -> Plan {
-    let slot = |n: &&str| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0) };
+    let slot = |n: &&str| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0), update: None };
     Plan { slots: Some(nodes.iter().map(slot).collect()), ..Plan::default() }
 }
 
@@ -105,6 +105,24 @@ fn evicts(node: &str, uid: &str) -> Plan {
 fn deletes(node: &str, uid: &str) -> Plan {
     let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
     removes(node, Evictions { pods: vec![pod], grace: None, delete: true, dry_run: false })
+}
+
+#[test]
+fn validator_rejects_second_control_plane_node() {
+    for (sentence, labelled, ready, property) in [
+        ("one has a slot", "b", true, Some("S1")),
+        ("one is not Ready", "c", false, Some("S1")),
+        ("the other is Ready", "c", true, None),
+    ] {
+        let (mut view, policy) = world(json!({"maxUnavailable": 3}), false);
+        for name in ["a", labelled] {
+            let labels = Arc::new([(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())].into());
+            view.nodes.get_mut(name).unwrap().facts.labels = labels;
+        }
+        view.nodes.get_mut(labelled).unwrap().facts.ready = ready;
+        let found = lint(&view, &policy, &mut slots(&["b", "a"]));
+        assert_eq!(found.first().map(|finding| finding.property), property, "{sentence}: {found:?}");
+    }
 }
 
 #[test]
@@ -181,7 +199,7 @@ fn validator_rejects_only_plans_that_violate_safety_properties() {
 fn validator_rejects_drain_for_version_no_longer_offered() {
     for (offered, property) in [(true, None), (false, Some("S7"))] {
         let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
-        let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) };
+        let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0), update: None };
         view.operator.as_mut().unwrap().status.slots.push(slot);
         let agent = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.agent;
         agent.updates.as_mut().unwrap().chosen_version = offered.then_some(NEW);
@@ -222,11 +240,65 @@ fn validator_accepts_reboot_only_for_attempt_that_drained_node() {
     }
 }
 
+/// Under a canary step of one node, with what the plan records of the rollout.
+#[test]
+fn validator_gives_no_slot_beyond_the_places_of_a_step() {
+    let slot = |name: &str| {
+        let update = models::operator::SlotUpdate {
+            version: NEW,
+            variant: "aws-k8s-1.37".into(),
+            arch: "x86_64".into(),
+            attempt: 1,
+            boot_id: "b1".into(),
+            had: None,
+            permitting_since: None,
+        };
+        Slot { update: Some(update), ..crate::fixtures::slot(name) }
+    };
+    for (sentence, ledger, given, broken) in [
+        ("the first", (0, 0, 0), vec!["a"], false),
+        ("the second beside the first", (0, 0, 0), vec!["a", "c"], true),
+        ("the second after one without proof", (0, 1, 0), vec!["a"], true),
+        ("the second after a proven one, while it soaks", (1, 0, 0), vec!["a"], true),
+        ("the second after a proven one, whose step is passed", (1, 0, 1), vec!["a"], false),
+        ("a step that is passed without a proof", (0, 1, 1), vec!["a"], true),
+    ] {
+        let nodes = ["a", "c"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
+        let (mut view, _) = cluster(nodes.into(), &[]);
+        let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 1}]}});
+        let policy = crate::fixtures::with_policy(&mut view, spec);
+        let (proven, unproven, passed) = ledger;
+        let ledger = models::operator::RolloutLedger { base: 3, proven, unproven, passed, ..Default::default() };
+        let active = models::operator::ActiveRollout { ledger: Some(ledger), ..crate::fixtures::rollout(NEW) };
+        let mut status = view.operator.as_ref().unwrap().status.clone();
+        status.active_rollouts = vec![active];
+        let slots = given.iter().map(|name| slot(name)).collect();
+        let mut plan = Plan { slots: Some(slots), status: Some(status), ..Plan::default() };
+        let found = lint(&view, &policy, &mut plan).iter().any(|finding| finding.property == "S12");
+        assert_eq!(found, broken, "{sentence}");
+    }
+}
+
+#[test]
+fn validator_issues_no_permit_before_its_slot_records_it() {
+    for (recorded, expected) in [(true, None), (false, Some("S12"))] {
+        let node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        let (mut view, policy) = cluster(vec![node], &["a"]);
+        if !recorded {
+            view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().permitting_since = None;
+        }
+        let rules = policy.all.drain.rules_at(t(0));
+        let mut plan = acts("a", Action::Permit { nonce: "n".into(), rules, pods_stay: false });
+        let findings = lint(&view, &policy, &mut plan);
+        assert_eq!(findings.first().map(|finding| finding.property), expected, "{findings:?}");
+    }
+}
+
 #[test]
 fn validator_treats_reassigned_retracted_slot_as_new() {
     for (retracted, property) in [(false, None), (true, Some("S1"))] {
         let (mut view, policy) = world(json!({}), false);
-        let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) };
+        let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0), update: None };
         view.operator.as_mut().unwrap().status.slots.push(slot);
         if retracted {
             view.retracted = ["uid-a".to_owned()].into();

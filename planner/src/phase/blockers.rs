@@ -34,6 +34,7 @@ struct Staying<'a> {
     /// `None` for one that is being deleted.
     message: Option<&'a str>,
     since: Timestamp,
+    denied_since: Option<Timestamp>,
     /// The time from which it is named.
     named_at: Timestamp,
 }
@@ -46,16 +47,39 @@ impl Staying<'_> {
             budget: self.budget.cloned(),
             message: self.message.map_or_else(deleted, |message| cut(message, 512)),
             since: self.since,
+            denied_since: self.denied_since,
         }
     }
 }
 
+/// Returns the blocker that an earlier leader, or this one, has recorded for a pod.
+fn recorded<'a>(ctx: &NodeContext<'a>, pod: &PodFacts) -> Option<&'a Blocker> {
+    ctx.drain_status()?.blockers.iter().find(|blocker| pod.is_titled(&blocker.pod))
+}
+
+/// Returns since when the eviction of a pod has been denied, if the last answer to it was a denial. An earlier leader may have got
+/// the first one.
+pub(super) fn denied_since(ctx: &NodeContext<'_>, pod: &PodFacts) -> Option<Timestamp> {
+    let before = recorded(ctx, pod).and_then(|blocker| blocker.denied_since);
+    match ctx.node.blocked.get(&pod.uid) {
+        Some(answer) => answer.denied_since.map(|since| before.map_or(since, |before| before.min(since))),
+        None => before,
+    }
+}
+
 /// Returns a pod to evict that has not gone, as far as anything is known about its eviction.
-fn not_evicted<'a>(ctx: &NodeContext<'a>, stored: &'a [Blocker], pod: &'a PodFacts) -> Option<Staying<'a>> {
-    let staying = |budget, message, since, named_at| Staying { pod, budget, message: Some(message), since, named_at };
+fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'a>> {
+    let denied_since = denied_since(ctx, pod);
+    let staying = |budget, message, since, named_at| Staying {
+        pod,
+        budget,
+        message: Some(message),
+        since,
+        denied_since,
+        named_at,
+    };
     // A pod that an earlier leader has named stays named until there is another answer.
-    let before = stored.iter().find(|blocker| pod.is_titled(&blocker.pod));
-    match (ctx.node.blocked.get(&pod.uid), before) {
+    match (ctx.node.blocked.get(&pod.uid), recorded(ctx, pod)) {
         (Some(b), _) if b.accepted => {
             let message = "its eviction was accepted, but it is not being deleted";
             Some(staying(None, message, b.since, after(b.since, NAMED_AFTER)))
@@ -73,20 +97,30 @@ fn not_evicted<'a>(ctx: &NodeContext<'a>, stored: &'a [Blocker], pod: &'a PodFac
     }
 }
 
+/// Returns whether two records of a pod that does not leave say the same.
+fn same(a: &Blocker, b: &Blocker) -> bool {
+    (&a.pod, &a.budget, a.denied_since) == (&b.pod, &b.budget, b.denied_since)
+}
+
 /// The pods that do not leave, as the shadow names them, and the time at which that changes without another event.
 /// A pod that is held back for a moment only, or was until a moment ago, changes nothing.
 pub(super) fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option<Timestamp>) {
     let stored = ctx.drain_status().map(|d| d.blockers.as_slice()).unwrap_or_default();
     let leaving = sorted.leaving.iter().filter_map(|pod| {
         let by = pod.ends_by?;
-        Some(Staying { pod, budget: None, message: None, since: by, named_at: after(by, NAMED_AFTER) })
+        Some(Staying {
+            pod,
+            budget: None,
+            message: None,
+            since: by,
+            denied_since: None,
+            named_at: after(by, NAMED_AFTER),
+        })
     });
-    let known: Vec<_> =
-        sorted.evictable.iter().filter_map(|pod| not_evicted(ctx, stored, pod)).chain(leaving).collect();
+    let known: Vec<_> = sorted.evictable.iter().filter_map(|pod| not_evicted(ctx, pod)).chain(leaving).collect();
     let next = known.iter().map(|pod| pod.named_at).filter(|at| *at > ctx.now).min();
     let due = known.iter().filter(|pod| pod.named_at <= ctx.now);
     let named: Vec<_> = due.take(BLOCKERS).map(Staying::blocker).collect();
-    let same = |a: &Blocker, b: &Blocker| (&a.pod, &a.budget) == (&b.pod, &b.budget);
     let fewer = named.len() < stored.len() && named.iter().all(|b| stored.iter().any(|s| same(b, s)));
     let accepted = ctx.node.blocked.values().filter(|b| b.accepted).map(|b| after(b.since, BLOCKED_AFTER)).max();
     match accepted.filter(|until| fewer && *until > ctx.now) {
@@ -98,10 +132,8 @@ pub(super) fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Block
 /// Writes which pods block the drain when that has changed, and the `Blocked` condition and its Event with it.
 pub(super) fn blockers_changed(ctx: &NodeContext<'_>, wanted: Vec<Blocker>, wait: &Wait) -> Option<Action> {
     let stored = ctx.drain_status().map(|d| d.blockers.as_slice()).unwrap_or_default();
-    let same = stored.len() == wanted.len()
-        && stored.iter().zip(&wanted).all(|(a, b)| (&a.pod, &a.budget) == (&b.pod, &b.budget));
     // The number of pods that have left is written with it: a pod that leaves is not worth a write.
-    if same {
+    if stored.len() == wanted.len() && stored.iter().zip(&wanted).all(|(a, b)| same(a, b)) {
         return None;
     }
     let mut status = ctx.controller_status();

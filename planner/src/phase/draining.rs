@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use models::operator::AtDeadline;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, Blocker, DRAINED, HostState, PodMove, Step};
 use models::time::after;
 
-use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed};
+use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed, denied_since};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
     deadline, fail_for_returning_pod, pods_gone, record_new, remaining_listed, returning_pod, with_drain_ended,
@@ -19,7 +20,7 @@ use super::permits::{permit_request, rehearsal_request};
 use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail, stay};
 use crate::decision::{Eviction, Evictions, Note};
-use crate::drain::{ENDED, Sorted};
+use crate::drain::{DENIAL_RETRIED, ENDED, Sorted, denied_for_good};
 use crate::gates;
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
@@ -51,6 +52,9 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let sorted = ctx.sorted_pods();
     let deadline = deadline(ctx);
     let drained = claim.is_none() && is_still_staged(ctx) && sorted.as_ref().is_some_and(Sorted::empty);
+    if let Some(message) = sorted.as_ref().and_then(|sorted| final_denial(ctx, sorted, deadline)) {
+        return fail(FailureReason::DrainRefused, message);
+    }
     if ctx.now >= deadline && !drained {
         // A kubelet that is silent ends no pod: without its object a second one would run beside it.
         let forced =
@@ -86,12 +90,20 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(action) = record_new(ctx, &sorted) {
         return act(action).waking_at(deadline);
     }
-    let fatal = |pod: &PodFacts| ctx.node.blocked.get(&pod.uid).filter(|answer| answer.fatal);
-    if let Some((pod, fatal)) = sorted.evictable.iter().find_map(|pod| Some((pod, fatal(pod)?))) {
-        let message = format!("{} cannot be evicted: {}", pod.title(), fatal.message);
-        return fail(FailureReason::DrainRefused, message);
-    }
     evict(ctx, &sorted).waking_at(deadline)
+}
+
+/// Returns the denial of an eviction that ends the drain, with its pod: one that was retried for long enough, or that there is
+/// no more time to retry. What was denied is not deleted past the denial then.
+fn final_denial(ctx: &NodeContext<'_>, sorted: &Sorted<'_>, deadline: Timestamp) -> Option<String> {
+    if ctx.drain_status().is_some_and(|drain| drain.forced_since.is_some()) {
+        return None;
+    }
+    sorted.evictable.iter().find_map(|pod| {
+        let answer = ctx.node.blocked.get(&pod.uid).filter(|answer| answer.denied_since.is_some())?;
+        let is_final = denied_for_good(denied_since(ctx, pod)?, ctx.now) || ctx.now >= deadline;
+        is_final.then(|| format!("{} cannot be evicted: {}", pod.title(), answer.message))
+    })
 }
 
 /// Evicts the pods that are due, and names those that do not leave.
@@ -99,15 +111,25 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Turn {
     let policy = &ctx.group().drain;
     let blocked = |uid: &str| ctx.node.blocked.get(uid);
     let waits_for_answer = |pod: &PodFacts| ctx.node.in_flight.contains_key(&pod.uid);
-    let due = sorted.first_to_go().filter(|pod| !waits_for_answer(pod));
+    // While one may not leave at all, no other pod leaves in vain.
+    let denied = sorted.evictable.iter().filter_map(|pod| denied_since(ctx, pod)).min();
+    let asked = sorted.first_to_go().filter(|pod| denied.is_none() || denied_since(ctx, pod).is_some());
+    let due = asked.filter(|pod| !waits_for_answer(pod));
     let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= ctx.now));
     let evictions =
         Evictions { pods: due.map(Eviction::of).collect(), grace: policy.grace, delete: false, dry_run: false };
     let left = sorted.evictable.len() + sorted.leaving.len();
     let (blockers, changes) = blockers(ctx, sorted);
     let wait = match blockers.first() {
-        Some(Blocker { pod, budget, message, .. }) => {
-            Wait::DrainBlocked { pod: pod.clone(), budget: budget.clone(), message: message.clone(), left }
+        Some(Blocker { pod, budget, message, denied_since, .. }) => {
+            let message = match denied_since {
+                Some(since) => {
+                    let until = after(*since, DENIAL_RETRIED);
+                    format!("the API server denies its eviction, which is retried until {until:.0}: {message}")
+                }
+                None => message.clone(),
+            };
+            Wait::DrainBlocked { pod: pod.clone(), budget: budget.clone(), message, left }
         }
         None => Wait::Draining { left },
     };
@@ -126,7 +148,8 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Turn {
     let given_up = sorted.leaving.iter().filter_map(given_up).min();
     // An eviction that is sent now and not answered is named then.
     let unanswered = (!evictions.pods.is_empty()).then(|| after(ctx.now, BLOCKED_AFTER));
-    let wakes = [retry, changes, unanswered, given_up].into_iter().flatten();
+    let denied = denied.map(|since| after(since, DENIAL_RETRIED)).filter(|at| *at > ctx.now);
+    let wakes = [retry, changes, unanswered, given_up, denied].into_iter().flatten();
     wakes.fold(decision.evicting(evictions), Turn::waking_at)
 }
 

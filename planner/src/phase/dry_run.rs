@@ -1,7 +1,5 @@
 //! The drain of a drill without evictions: the API server is asked about each pod.
 
-use std::time::Duration;
-
 use models::plain::cut;
 use models::reason::FailureReason;
 use models::shadow::{Blocker, DRAINED, Drill, MOST_REFUSED, Progress, Step};
@@ -11,16 +9,13 @@ use super::claim::claim_due;
 use super::drained::{deadline, record_new, with_drain_ended};
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
 use crate::decision::{Eviction, Evictions};
+use crate::drain::DENIAL_RETRIED;
 use crate::gates;
 use crate::view::{Blocked, PodFacts};
 use crate::wait::Wait;
 
 /// The number of pods that a message names.
 const NAMED: usize = 3;
-
-/// Time from the first refusal without a budget, as of a webhook or of an API server under load, for which a dry run asks about
-/// a pod again.
-const ASKS_AGAIN: Duration = Duration::from_secs(60);
 
 /// Asks the API server, for each pod of the claimed node once, whether it may be evicted. No pod is.
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
@@ -42,10 +37,11 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(action) = record_new(ctx, &sorted).filter(|_| ctx.now < deadline) {
         return act(action);
     }
-    let asks_until = |answer: &Blocked| after(answer.since, ASKS_AGAIN).min(deadline);
+    // A refusal without a budget, as of a webhook or of an API server under load, may be one for a moment.
+    let asks_until = |answer: &Blocked| after(answer.since, DENIAL_RETRIED).min(deadline);
     let answered = |pod: &&&PodFacts| {
         let answer = ctx.node.blocked.get(&pod.uid);
-        let stays = |answer: &Blocked| answer.fatal || answer.budget.is_some() || ctx.now >= asks_until(answer);
+        let stays = |answer: &Blocked| answer.budget.is_some() || ctx.now >= asks_until(answer);
         answer.is_some_and(|answer| answer.accepted || stays(answer))
     };
     let left: Vec<&PodFacts> = sorted.evictable.iter().filter(|pod| !answered(pod)).copied().collect();
@@ -70,8 +66,8 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
 fn end_dry_run(ctx: &Attempt<'_>, pods: &[&PodFacts]) -> Turn {
     let refusal = |pod: &&PodFacts| {
         let answer = ctx.node.blocked.get(&pod.uid).filter(|answer| !answer.accepted)?;
-        let (budget, message, since) = (answer.budget.clone(), cut(&answer.message, 512), answer.since);
-        Some(Blocker { pod: pod.title(), budget, message, since })
+        let Blocked { budget, message, since, denied_since, .. } = answer.clone();
+        Some(Blocker { pod: pod.title(), budget, message: cut(&message, 512), since, denied_since })
     };
     let mut refused: Vec<_> = pods.iter().filter_map(refusal).collect();
     let message = format!("{} pod(s) were asked about, {} are refused; none was evicted", pods.len(), refused.len());

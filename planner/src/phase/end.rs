@@ -2,10 +2,10 @@
 
 use models::condition::{ConditionStatus, find_condition};
 use models::plain::cut;
-use models::reason::{FailureClass, FailureReason};
+use models::reason::{End, FailureClass, FailureReason, Permitted, Proof};
 use models::shadow::{
-    AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, Place, Record, UNSUPPORTED_STATE, UPDATED,
-    VersionFailure,
+    AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, NodeProof, Place, Record, UNSUPPORTED_STATE,
+    UPDATED, VersionFailure,
 };
 use models::time::after;
 
@@ -44,6 +44,7 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
         ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
     }
     record.last = Some(attempt_result(ctx, reason.as_str(), message));
+    record_proof(ctx, &mut record, end);
     status.report.record = Some(record);
     keep_result(ctx, &mut status, reason.as_str(), message, Vec::new());
     release(ctx, &mut status);
@@ -62,6 +63,7 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
     }
     let reason = match wait {
         Wait::Blackout { .. } => FailureReason::BlackoutBegan,
+        Wait::WindowClosed { .. } => FailureReason::WindowEnded,
         _ => FailureReason::GateRefused,
     };
     failed(ctx, reason, &wait.to_string())
@@ -108,6 +110,9 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
         message
     };
     record.last = Some(attempt_result(ctx, UPDATED, &message));
+    if let Some(end) = End::of(UPDATED) {
+        record_proof(ctx, &mut record, end);
+    }
     status.report.record = Some(record);
     keep_result(ctx, &mut status, UPDATED, &message, running(ctx));
     status.report.progress = None;
@@ -164,6 +169,39 @@ pub(super) fn ended_by_host(ctx: &Attempt<'_>) -> Option<Turn> {
     let unsupported = condition.filter(|condition| asked && condition.reason == UNSUPPORTED_STATE)?;
     let message = format!("the agent or the web API does not know drills: {}", unsupported.message);
     Some(fail(FailureReason::UnsupportedState, message))
+}
+
+/// Returns the consequence of the permit of an update that ends now.
+fn permitted(ctx: &Attempt<'_>) -> Permitted {
+    let spec = &ctx.shadow.spec;
+    let booted = matches!(ctx.progress.step.place(), Place::Booted | Place::Back);
+    let issued = ctx.progress.permit_issued || (spec.permit.is_some() && spec.state != HostState::RehearsedUpdate);
+    if !issued && !booted {
+        Permitted::Nothing
+    } else if ctx.runs_target(ctx.progress) {
+        Permitted::Version
+    } else if booted || ctx.facts().boot_id != ctx.progress.boot_id {
+        Permitted::OtherVersion
+    } else {
+        Permitted::Reboot
+    }
+}
+
+/// Records the place that a node has in its rollout after its update. Without one it keeps the place that it had.
+fn record_proof(ctx: &Attempt<'_>, record: &mut Record, end: &End) {
+    let proof = end.proof(permitted(ctx));
+    if proof == Proof::Free {
+        return;
+    }
+    let progress = ctx.progress;
+    let begun = progress.rollout.as_ref().map_or(0, |place| place.rollout);
+    record.proof = Some(NodeProof {
+        version: progress.version.clone(),
+        rollout: if begun == 0 { ctx.place(&progress.version).rollout } else { begun },
+        attempt: progress.attempt,
+        proof,
+        reason: end.reason.to_owned(),
+    });
 }
 
 fn record_version_failure(ctx: &Attempt<'_>, record: &mut Record, reason: FailureReason) {

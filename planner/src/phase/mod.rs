@@ -261,7 +261,8 @@ pub(crate) fn decide(ctx: &NodeContext<'_>) -> Decision {
     if let Some(attempt) = attempt.as_ref().filter(|attempt| is_unbacked(attempt, phase)) {
         return end_unbacked(attempt);
     }
-    if let Some(action) = requests::resume(ctx).or_else(|| requests::retry(ctx)) {
+    let request = requests::resume(ctx).or_else(|| requests::retry(ctx)).or_else(|| requests::misunderstood(ctx));
+    if let Some(action) = request {
         return Decision::act(action);
     }
     let releasing = progress.is_some_and(|progress| progress.step == Step::Releasing);

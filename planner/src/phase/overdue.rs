@@ -10,11 +10,11 @@ use models::shadow::{DrainStatus, PodMove};
 use super::drained::{fail_for_returning_pod, record_new, returning_pod};
 use super::result::mark_moved;
 use super::row::{Attempt, Turn, act, fail, stay};
-use crate::drain::Sorted;
+use crate::drain::{Sorted, denied_for_good};
 use models::time::after;
 
 use crate::decision::{Action, Eviction, Evictions, Note};
-use crate::view::PodFacts;
+use crate::view::{Blocked, PodFacts};
 use crate::wait::Wait;
 
 /// The time that the deletion of what is left may take, beyond the pods' grace periods, before the drain fails.
@@ -46,7 +46,9 @@ pub(super) fn delete_remaining(ctx: &Attempt<'_>, sorted: &Sorted<'_>, deadline:
         let note = Some(Note { warning: true, reason: "DrainForced", message });
         return act(Action::Status { status: Box::new(status), note });
     };
-    let refused = sorted.left().find_map(|pod| ctx.node.blocked.get(&pod.uid).filter(|b| b.deleted && b.fatal));
+    let final_denial =
+        |last: &&Blocked| last.deleted && last.denied_since.is_some_and(|since| denied_for_good(since, ctx.now));
+    let refused = sorted.left().find_map(|pod| ctx.node.blocked.get(&pod.uid).filter(final_denial));
     if let Some(refused) = refused {
         let message = format!("what is left may not be deleted: {}", refused.message);
         return fail(FailureReason::DrainTimedOut, message);

@@ -113,6 +113,10 @@ fn back_in_service(ctx: &Attempt<'_>) -> Turn {
 fn answer(ctx: &Attempt<'_>, nonce: &str) -> Turn {
     let Some(sorted) = ctx.sorted_pods() else { return stay(Wait::ReadingPods) };
     let mode = ctx.mode();
+    if mode == Mode::Update && !ctx.permit_recorded {
+        // Without the Node object, its slot alone says that the host may reboot into the version.
+        return stay(Wait::Acting);
+    }
     let come = sorted.left().find(|pod| !pod.terminating || mode.is_drill());
     if let Some(pod) = come.filter(|_| !mode.is_dry()) {
         let drain = ctx.drain_status().cloned().unwrap_or_default();

@@ -1,11 +1,17 @@
 //! One-shot requests of users: annotations on a shadow, each carried out once and then acknowledged.
 
-use models::shadow::{ControllerStatus, ShadowRequests};
+use models::plain::cut;
+use models::reason::Proof;
+use models::shadow::{ControllerStatus, MOST_MISUNDERSTOOD, ShadowRequests};
 
 use super::desired::{disarm_in_boot, withdraw_and_disarm};
+use crate::annotations::Misunderstood;
 use crate::decision::{Action, Note};
 use crate::survey::NodeContext;
 use crate::survey::requests::{has_unresolved_failures, pending_resume};
+
+/// The length to which the text about a request that is not understood is cut: that of its field.
+const MESSAGE_LENGTH: usize = 512;
 
 /// The requests that are acknowledged in a status.
 fn acknowledged_in(status: &mut ControllerStatus) -> &mut ShadowRequests {
@@ -19,9 +25,12 @@ pub(super) fn resume(ctx: &NodeContext<'_>) -> Option<Action> {
         return None;
     }
     let mut status = ctx.controller_status();
-    for failure in &mut status.report.record.get_or_insert_default().version_failures {
+    let record = status.report.record.get_or_insert_default();
+    for failure in &mut record.version_failures {
         failure.resolved_by.get_or_insert_with(|| asked.clone());
     }
+    // A place that a failure has used up is free again.
+    record.proof.take_if(|proof| proof.proof == Proof::Failed);
     Some(Action::Status { status: Box::new(status), note: None })
 }
 
@@ -40,6 +49,27 @@ pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
     status.report.record.get_or_insert_default().not_before = None;
     let note = Note { warning: false, reason: "Retry", message: "retry requested: the back-off is over".to_owned() };
     Some(Action::Status { status: Box::new(status), note: Some(note) })
+}
+
+/// Records the requests that are not understood as they are written, each with an Event. A write has one Event, so that it adds one
+/// of them.
+pub(super) fn misunderstood(ctx: &NodeContext<'_>) -> Option<Action> {
+    let requests = ctx.shadow.status.controller.record.as_ref().and_then(|record| record.requests.as_ref());
+    let recorded = requests.map(|requests| requests.misunderstood.as_slice()).unwrap_or_default();
+    let found = ctx.facts().misunderstood.iter().chain(&ctx.shadow.misunderstood).take(MOST_MISUNDERSTOOD);
+    let found: Vec<(&Misunderstood, String)> =
+        found.map(|found| (found, cut(&found.message, MESSAGE_LENGTH))).collect();
+    let is_recorded = |message: &String| recorded.contains(message);
+    let new = found.iter().find(|(_, message)| !is_recorded(message)).map(|(found, _)| *found);
+    let kept = found.iter().filter(|(found, message)| is_recorded(message) || Some(*found) == new);
+    let kept: Vec<String> = kept.map(|(_, message)| message.clone()).collect();
+    if kept == recorded {
+        return None;
+    }
+    let mut status = ctx.controller_status();
+    acknowledged_in(&mut status).misunderstood = kept;
+    let note = new.map(|new| Note { warning: true, reason: new.reason, message: new.message.clone() });
+    Some(Action::Status { status: Box::new(status), note })
 }
 
 /// Writes the acknowledgement of a `drill` into the status that begins or refuses it.

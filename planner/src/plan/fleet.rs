@@ -21,9 +21,9 @@ use crate::decision::{Action, Decision, Verdict};
 use crate::phase;
 use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;
-use crate::survey::Survey;
 use crate::survey::agents::POD_GRACE_PERIOD;
 use crate::survey::quarantine::Quarantine;
+use crate::survey::{Survey, settled};
 use crate::view::{ClusterView, ReportedFacts};
 use crate::wait::Wait;
 use models::time::after;
@@ -64,7 +64,7 @@ impl<'a> Planner<'a> {
         let slots = slots::kept(self.view, self.survey, &self.held, &requests.wants_slot, self.now);
         let mut budget = Budget::of(self.survey, &slots);
         if freezes {
-            budget.free = 0;
+            budget.close();
         }
         let mut assignment = Assignment::of(slots, budget.clone());
         let ready = self.give_slots(&requests.wanting, &mut assignment);
@@ -157,6 +157,7 @@ impl<'a> Planner<'a> {
         let waits = self.survey.nodes.iter().zip(std::mem::take(&mut self.waits));
         self.plan.waits = waits.filter_map(|(node, wait)| Some((node.facts.name.clone(), wait?))).collect();
         self.wake(self.survey.rollouts.wake);
+        self.wake(self.survey.nodes.iter().filter_map(|node| node.unavailable?.until).min());
         self.wake(self.survey.urgency.until());
         let ages = self.survey.known.iter().map(|known| after(known.first_seen, self.policy.minimum_age));
         self.wake(ages.filter(|old_enough| *old_enough > self.now).min());
@@ -173,7 +174,7 @@ impl<'a> Planner<'a> {
             // changes, and records the holder.
             let unchanged = |slots: &Vec<Slot>| {
                 operator.status.slots.len() == slots.len()
-                    && operator.status.slots.iter().zip(slots).all(|(a, b)| a.uid == b.uid)
+                    && operator.status.slots.iter().zip(slots).all(|(a, b)| (&a.uid, &a.update) == (&b.uid, &b.update))
                     && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid))
             };
             let slots = slots.filter(|slots| !unchanged(slots));
@@ -192,6 +193,10 @@ impl<'a> Planner<'a> {
             let noticed = notices::follow(self.view, self.reported, self.survey, &self.plan, &mut status, self.now);
             self.plan.wake = earliest(self.plan.wake, noticed);
             status.slots = slots.as_ref().unwrap_or(&operator.status.slots).clone();
+            let (before, after) = (&operator.status.slots, &status.slots);
+            settled::settle(self.view, &self.survey.rollouts, (before, after), &mut status.active_rollouts);
+            let kept = after.iter().filter_map(|slot| settled::kept_until(self.view, self.policy, slot)).min();
+            self.plan.wake = earliest(self.plan.wake, kept);
             self.plan.slots = slots;
             self.plan.status = Some(status);
         }

@@ -22,9 +22,9 @@ use crate::phase;
 use crate::policy::Notices;
 use crate::survey::NodeContext;
 use crate::survey::Survey;
-use crate::survey::key::{borrowed, key, key_of};
+use crate::survey::key::{is_member, key_of};
 use crate::survey::quarantine::Cause;
-use crate::view::{ClusterView, ReportedFacts};
+use crate::view::{ClusterView, NodeView, ReportedFacts};
 use crate::wait::Wait;
 
 /// The number of blocked nodes whose causes a notice names.
@@ -48,7 +48,7 @@ fn named(rollout: &ActiveRollout) -> String {
 }
 
 fn subject(rollout: &ActiveRollout) -> String {
-    format!("rollout/{}", rollout.record.as_ref().map_or(0, |record| record.number))
+    format!("rollout/{}", rollout.number())
 }
 
 /// Returns the part of an id that tells a rollout apart. Its number in the history does not: a rollout may have several.
@@ -123,14 +123,12 @@ struct Source<'a> {
 impl Source<'_> {
     /// Returns the first few nodes of a rollout that run its version, or that do not.
     fn nodes(&self, rollout: &ActiveRollout, updated: bool) -> Vec<String> {
-        let own = key_of(rollout);
-        let runs = |node: &crate::view::NodeView| {
+        let runs = |node: &NodeView| {
             let version = node.shadow.as_ref().and_then(|shadow| shadow.status.agent.current_version.as_ref());
             version == Some(&rollout.version)
         };
-        let of = self.view.nodes.values().filter(|node| {
-            node.facts.labelled && key(node, &rollout.version) == borrowed(&own) && runs(node) == updated
-        });
+        let is_such = |node: &&NodeView| node.facts.labelled && is_member(node, rollout) && runs(node) == updated;
+        let of = self.view.nodes.values().filter(is_such);
         of.take(MOST_NODES).map(|node| node.facts.name.clone()).collect()
     }
 
@@ -202,15 +200,18 @@ impl Source<'_> {
         let rollouts = self.status.active_rollouts.iter().filter(|rollout| rollout.ended.is_none());
         let awaited = rollouts.filter_map(|rollout| {
             let wait = self.survey.rollouts.by_key(&key_of(rollout))?.wait.as_ref()?;
-            let Wait::CanaryStep { step, approval: true, .. } = wait else { return None };
+            let (step, name) = wait.approval()?;
             // Nodes that join can have the step begin again, and its approval is then awaited again.
             let since = rollout.step_done.map_or(0, Timestamp::as_millisecond);
-            let id = format!("{}/{}/step/{step}/approval/{since}", self.uid, part(rollout));
+            let unproven = matches!(wait, Wait::StepUnproven { .. });
+            let why = if unproven { format!("unproven/{name}") } else { format!("approval/{since}") };
+            let id = format!("{}/{}/step/{step}/{why}", self.uid, part(rollout));
             // The command of kubectl alone is replaced by the plugin's.
             let text = wait.to_string();
             let waits = text.split(": kubectl annotate").next().unwrap_or_default();
+            let waits = waits.strip_suffix(". To accept them").unwrap_or(waits);
             let cause = format!("{}: {waits}", named(rollout));
-            let command = format!("kubectl brupop approve {step}");
+            let command = format!("kubectl brupop approve {step}{}", if unproven { " --unproven" } else { "" });
             let nodes = self.nodes(rollout, true);
             let event = NoticeEvent::AwaitingApproval.as_str();
             Some((id.clone(), Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))

@@ -4,23 +4,73 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
 use models::operator::Slot;
+use models::shadow::Place;
 
 use crate::decision::{Decision, Verdict};
 use crate::policy::Policy;
-use crate::survey::{Survey, SurveyedNode};
+use crate::survey::unavailable::Unavailable;
+use crate::survey::{Survey, SurveyedNode, settled};
 use crate::view::{ClusterView, NodeFacts, NodeView};
 use crate::wait::Wait;
 
-/// The free part of the budget.
+/// The free part of the budget. A node that is out of service already, and counts, needs no further room for its own update.
 #[derive(Clone)]
 pub(super) struct Budget<'a> {
-    /// The number of nodes that may still be taken in total.
-    pub(super) free: usize,
-    groups: Vec<Option<usize>>,
-    /// The zones that nodes are out of service in, each with one of these nodes, where only one zone may be.
-    zones: Option<BTreeMap<&'a str, &'a str>>,
+    room: Room,
+    groups: Vec<Option<Room>>,
+    /// The zones that nodes are out of service in, where only one zone may be.
+    zones: Option<BTreeMap<&'a str, Zone<'a>>>,
+    /// The nodes of the control plane that are out of service.
+    control_plane: BTreeSet<&'a str>,
     /// The reason why nothing is free, if it is nodes that are out of service without the operator.
     pub(super) used_up: Option<Wait>,
+}
+
+/// The room within a limit.
+#[derive(Clone, Copy)]
+struct Room {
+    /// For nodes that are in service.
+    free: usize,
+    /// For nodes that count already: what the operator itself has not taken.
+    own: usize,
+}
+
+/// The nodes that are out of service in a zone.
+#[derive(Clone)]
+struct Zone<'a> {
+    out: usize,
+    /// The number of them that the operator has taken.
+    own: usize,
+    /// One of them.
+    node: &'a str,
+}
+
+/// The numbers of nodes among those that share a limit.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    total: usize,
+    /// Those that the operator has taken.
+    own: usize,
+    /// Those that are out of service without it.
+    others: usize,
+}
+
+impl Room {
+    fn within(limit: usize, counted: Counted) -> Self {
+        let own = limit.saturating_sub(counted.own);
+        Self { free: own.saturating_sub(counted.others), own }
+    }
+
+    fn of(self, node: &SurveyedNode<'_>) -> usize {
+        if node.unavailable.is_some() { self.own } else { self.free }
+    }
+
+    fn take(&mut self, node: &SurveyedNode<'_>) {
+        self.own = self.own.saturating_sub(1);
+        if node.unavailable.is_none() {
+            self.free = self.free.saturating_sub(1);
+        }
+    }
 }
 
 impl<'a> Budget<'a> {
@@ -29,59 +79,107 @@ impl<'a> Budget<'a> {
         let policy = survey.policy;
         let held: HashSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
         let limit = policy.max_unavailable.of(survey.total).unwrap_or(1);
-        // The number of nodes of each group, and of those of them that are out of service.
-        let mut groups = vec![(0, 0); policy.groups.len()];
+        let mut all = Counted::default();
+        let mut groups = vec![Counted::default(); policy.groups.len()];
         let mut zones = policy.one_zone_at_a_time.then(BTreeMap::new);
-        let (mut all_out, mut here, mut others) = (0, 0, 0);
-        let mut first = None;
+        let mut control_plane: BTreeSet<&str> = survey.control_plane_down.iter().copied().collect();
+        let mut here = 0;
+        let mut unavailable = Vec::new();
         for node in &survey.nodes {
             let has_slot = held.contains(node.facts.uid.as_str());
-            let ours = has_slot || node.disrupted;
-            let out = ours || (node.labelled && !node.facts.ready && !node.facts.deleting);
+            let own = has_slot || node.disrupted;
             here += usize::from(has_slot);
-            all_out += usize::from(out);
-            if let Some((total, out_of_group)) = node.group.and_then(|index| groups.get_mut(index)) {
-                *total += usize::from(node.labelled);
-                *out_of_group += usize::from(out);
+            let group = node.group.and_then(|index| groups.get_mut(index));
+            for counted in [&mut all].into_iter().chain(group) {
+                counted.total += usize::from(node.labelled);
+                counted.own += usize::from(own);
+                counted.others += usize::from(!own && node.unavailable.is_some());
             }
-            if let Some(zones) = zones.as_mut().filter(|_| ours) {
-                zones.insert(node.node.facts.zone(), node.node.facts.name.as_str());
+            if let Some(zones) = zones.as_mut().filter(|_| own || node.unavailable.is_some()) {
+                count(zones, node, own, true);
             }
-            if out && !ours {
-                others += 1;
-                first.get_or_insert(&node.node.facts.name);
+            if own && node.facts.control_plane() {
+                control_plane.insert(&node.node.facts.name);
             }
+            unavailable.extend(node.unavailable.filter(|_| !own).map(|cause| (node, cause)));
         }
-        let groups = policy.groups.iter().zip(groups).map(|(group, (total, out))| {
-            let limit = group.max_unavailable.as_ref()?.of(total).unwrap_or(1);
-            Some(limit.saturating_sub(out))
+        let groups = policy.groups.iter().zip(groups).map(|(group, counted)| {
+            let limit = group.max_unavailable.as_ref()?.of(counted.total).unwrap_or(1);
+            Some(Room::within(limit, counted))
         });
         // A slot of a deleted node counts until it is released.
-        let gone = held.len().saturating_sub(here);
-        let used_up = first.filter(|_| others >= limit);
-        let used_up = used_up.map(|first| Wait::BudgetUsedUp { node: first.clone(), count: others, limit });
-        Self { free: limit.saturating_sub(all_out + gone), groups: groups.collect(), zones, used_up }
+        all.own += held.len().saturating_sub(here);
+        let used_up = (all.others >= limit).then(|| used_up(&unavailable, limit)).flatten();
+        Self { room: Room::within(limit, all), groups: groups.collect(), zones, control_plane, used_up }
+    }
+
+    /// Returns the number of nodes like this one that may still be taken in total.
+    pub(super) fn free_for(&self, node: &SurveyedNode<'_>) -> usize {
+        self.room.of(node)
+    }
+
+    /// Returns the number of nodes in service that may still be taken in total.
+    pub(super) fn free(&self) -> usize {
+        self.room.free
+    }
+
+    /// Leaves no room in total.
+    pub(super) fn close(&mut self) {
+        self.room = Room { free: 0, own: 0 };
     }
 
     /// The reason why this node may not be taken although there is room in total.
     pub(super) fn refusal(&self, policy: &Policy, node: &SurveyedNode<'_>) -> Option<Wait> {
-        if let Some(group) = node.group.filter(|group| self.groups[*group] == Some(0)) {
+        let own_name = node.facts.name.as_str();
+        if node.facts.control_plane()
+            && let Some(other) = self.control_plane.iter().find(|name| **name != own_name)
+        {
+            return Some(Wait::ControlPlaneBusy { node: (*other).to_owned() });
+        }
+        if let Some(group) = node.group.filter(|group| self.groups[*group].is_some_and(|room| room.of(node) == 0)) {
             return Some(Wait::GroupFull { group: policy.groups[group].name.clone() });
         }
-        let (zone, other) = self.zones.as_ref()?.iter().find(|(zone, _)| **zone != node.facts.zone())?;
-        Some(Wait::ZoneBusy { zone: (*zone).to_owned(), node: (*other).to_owned() })
+        // No zone beside one that the operator works in, and otherwise the one that has lost most.
+        let zones = self.zones.as_ref()?;
+        let mine = node.facts.zone();
+        let most = || zones.iter().max_by_key(|(name, zone)| (zone.out, zone.own, std::cmp::Reverse(**name)));
+        let others = zones.iter().find(|(name, zone)| zone.own > 0 && **name != mine);
+        let (zone, Zone { node, .. }) = others.or_else(most).filter(|(name, _)| **name != mine)?;
+        Some(Wait::ZoneBusy { zone: (*zone).to_owned(), node: (*node).to_owned() })
     }
 
     /// Takes a node out of the budget.
-    pub(super) fn take(&mut self, node: &SurveyedNode<'a>) {
-        self.free = self.free.saturating_sub(1);
-        if let Some(free) = node.group.and_then(|group| self.groups[group].as_mut()) {
-            *free = free.saturating_sub(1);
+    pub(super) fn take(&mut self, node: &'a SurveyedNode<'a>) {
+        self.room.take(node);
+        if let Some(room) = node.group.and_then(|group| self.groups[group].as_mut()) {
+            room.take(node);
         }
         if let Some(zones) = &mut self.zones {
-            zones.entry(node.node.facts.zone()).or_insert(&node.node.facts.name);
+            count(zones, node, true, node.unavailable.is_none());
+        }
+        if node.facts.control_plane() {
+            self.control_plane.insert(&node.node.facts.name);
         }
     }
+}
+
+/// Counts a node in its zone: among those of the operator if it is `own`, and among those out of service if it is `new`.
+fn count<'a>(zones: &mut BTreeMap<&'a str, Zone<'a>>, node: &SurveyedNode<'a>, own: bool, new: bool) {
+    let facts = &node.node.facts;
+    let zone = zones.entry(facts.zone()).or_insert(Zone { out: 0, own: 0, node: &facts.name });
+    zone.out += usize::from(new);
+    zone.own += usize::from(own);
+}
+
+/// Returns the reason why nothing is free: the first of these nodes, and the time at which so many of them are ignored that
+/// there is room.
+fn used_up(unavailable: &[(&SurveyedNode<'_>, Unavailable)], limit: usize) -> Option<Wait> {
+    let (first, Unavailable { why, .. }) = unavailable.first()?;
+    let count = unavailable.len();
+    let mut ends: Vec<_> = unavailable.iter().filter_map(|(_, cause)| cause.until).collect();
+    ends.sort_unstable();
+    let until = ends.get(count.saturating_sub(limit)).copied();
+    Some(Wait::BudgetUsedUp { node: first.facts.name.clone(), why, count, limit, until })
 }
 
 /// Returns whether a node that is not disrupted yet uses a slot: it waits for one, or has one and begins its drain. The
@@ -97,7 +195,8 @@ pub(super) fn makes_use(decision: &Decision) -> bool {
 
 /// The nodes (uid) whose slot a write of the slots removes or replaces.
 pub fn retracted(before: &[Slot], after: &[Slot]) -> BTreeSet<String> {
-    before.iter().filter(|slot| !after.contains(slot)).map(|slot| slot.uid.clone()).collect()
+    let kept = |slot: &Slot| after.iter().any(|kept| (&kept.uid, kept.since) == (&slot.uid, slot.since));
+    before.iter().filter(|slot| !kept(slot)).map(|slot| slot.uid.clone()).collect()
 }
 
 /// The nodes (uid) that have a slot and have not begun. An earlier leader may have a write under way that removes the
@@ -105,8 +204,7 @@ pub fn retracted(before: &[Slot], after: &[Slot]) -> BTreeSet<String> {
 pub fn not_begun(view: &ClusterView) -> BTreeSet<String> {
     let begun = |node: &&NodeView| node.facts.claimed() || node.past_staging();
     let begun: BTreeSet<&str> = view.nodes.values().filter(begun).map(|node| node.facts.uid.as_str()).collect();
-    let slots = view.operator.iter().flat_map(|operator| &operator.status.slots);
-    slots.filter(|slot| !begun.contains(slot.uid.as_str())).map(|slot| slot.uid.clone()).collect()
+    view.recorded_slots().filter(|slot| !begun.contains(slot.uid.as_str())).map(|slot| slot.uid.clone()).collect()
 }
 
 /// The slots that stay: recorded ones of nodes that are under way or disrupted, and those of nodes that have lost
@@ -131,14 +229,37 @@ pub(super) fn kept(
             continue;
         }
         match held.get(uid.as_str()) {
-            Some(slot) => slots.push((*slot).clone()),
+            Some(slot) => slots.push(followed(survey, slot, node, now)),
             None if (node.disrupted && node.facts.claimed()) || node.has_rebooted_as_desired() => {
-                slots.push(Slot { uid: uid.clone(), node: name.clone(), since: now });
+                slots.push(followed(survey, &new(survey, node, now), node, now));
             }
             None => {}
         }
     }
+    // The machine of a Node object that was deleted may still reboot.
+    let there: HashSet<&str> = survey.nodes.iter().map(|node| node.facts.uid.as_str()).collect();
+    let gone = held.values().filter(|slot| !there.contains(slot.uid.as_str()));
+    let waits = |slot: &Slot| settled::kept_until(view, survey.policy, slot).is_some_and(|until| until > now);
+    slots.extend(gone.filter(|slot| waits(slot)).map(|slot| (*slot).clone()));
     slots
+}
+
+/// A slot of a node.
+pub(super) fn new(survey: &Survey<'_>, node: &SurveyedNode<'_>, now: Timestamp) -> Slot {
+    let NodeFacts { uid, name, .. } = &node.facts;
+    Slot { uid: uid.clone(), node: name.clone(), since: now, update: settled::update_of(&survey.rollouts, node.node) }
+}
+
+/// The slot of a node that is under way, with what it records of the update. That the reboot may be permitted is in it before the
+/// permit is.
+fn followed(survey: &Survey<'_>, slot: &Slot, node: &SurveyedNode<'_>, now: Timestamp) -> Slot {
+    let Slot { uid, node: name, since, update } = slot.clone();
+    let mut update = update.or_else(|| settled::update_of(&survey.rollouts, node.node));
+    let away = node.update().is_some_and(|progress| progress.step.place() >= Place::Away);
+    if let Some(update) = update.as_mut().filter(|_| away) {
+        update.permitting_since.get_or_insert(now);
+    }
+    Slot { uid, node: name, since, update }
 }
 
 #[cfg(test)]

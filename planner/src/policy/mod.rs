@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{
-    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, NodeSelector, NoticeReceiver,
+    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, NodeSelector, NoticeReceiver, OutOfBounds,
 };
 use models::permit::SHUTDOWN_LIMIT;
 use models::time::after;
@@ -174,6 +174,8 @@ pub struct Policy {
     pub unusable: bool,
     /// The errors in `spec`, if another policy is in force because of them.
     pub errors: Vec<PolicyError>,
+    /// The durations in `spec` that are outside their bounds, and read as the nearest one.
+    pub bounded: Vec<OutOfBounds>,
     pub enabled: bool,
     pub target: Target,
     /// Time for which a version has to be known.
@@ -189,6 +191,8 @@ pub struct Policy {
     pub refresh_interval: models::duration::Duration,
     /// Maximum number of nodes out of service because of the operator.
     pub max_unavailable: CountOrPercent,
+    /// Time for which a node that is out of service without the operator counts against the budgets.
+    pub ignore_unavailable_after: Duration,
     /// Steps that a version has to pass before all nodes take it.
     pub canary: Vec<CanaryStep>,
     /// Maximum number of nodes that download ahead of their turn at a time; `None`: images are downloaded for a turn
@@ -231,6 +235,7 @@ impl Default for Policy {
             present: false,
             unusable: false,
             errors: Vec::new(),
+            bounded: Vec::new(),
             enabled: true,
             target: Target::Latest,
             minimum_age: Duration::ZERO,
@@ -240,6 +245,7 @@ impl Default for Policy {
             freshness_target: None,
             refresh_interval: models::duration::Duration::from_mins(60),
             max_unavailable: CountOrPercent::Count(1),
+            ignore_unavailable_after: Duration::from_secs(3600),
             canary: Vec::new(),
             pre_stage: None,
             one_zone_at_a_time: false,

@@ -34,8 +34,10 @@ impl Policy {
     /// Returns the policy of a resource.
     ///
     /// # Errors
-    /// Every field that cannot be applied.
+    /// Every field that cannot be applied. A duration outside its bounds is none.
     pub fn from_spec(spec: &BottlerocketUpdateOperatorSpec) -> Result<Self, Vec<PolicyError>> {
+        let (spec, bounded) = spec.within_bounds();
+        let spec = spec.as_ref();
         let default = Self::default();
         let mut errors = Vec::new();
         let version = spec.version.clone().unwrap_or_default();
@@ -56,6 +58,7 @@ impl Policy {
         let urgent = version.urgent.and_then(|urgent| version::urgent("spec.version.urgent", urgent, &mut errors));
         let policy = Self {
             present: true,
+            bounded,
             // Absent only in files for `plan` and `simulate`, whose users ask what happens once it is enabled: in the cluster the
             // API server has written the definition's default, which is false.
             enabled: spec.enabled.unwrap_or(default.enabled),
@@ -67,6 +70,7 @@ impl Policy {
             ignore_waves: version.ignore_waves.unwrap_or(default.ignore_waves),
             refresh_interval: version.refresh_interval.unwrap_or(default.refresh_interval),
             max_unavailable,
+            ignore_unavailable_after: spec.ignore_unavailable_after.map_or(default.ignore_unavailable_after, |d| d.0),
             canary,
             pre_stage,
             one_zone_at_a_time: strategy.one_zone_at_a_time.unwrap_or(default.one_zone_at_a_time),
@@ -185,7 +189,7 @@ fn hook(hook: &HookSpec) -> Hook {
 fn notices(notices: &NoticesPolicy) -> Notices {
     Notices {
         receivers: notices.receivers.clone(),
-        blocked_after: notices.blocked_after.map_or(BLOCKED_AFTER, |d| d.0.max(Duration::from_secs(1))),
+        blocked_after: notices.blocked_after.map_or(BLOCKED_AFTER, |d| d.0),
     }
 }
 
@@ -193,7 +197,7 @@ fn prometheus(server: &PrometheusPolicy) -> Prometheus {
     Prometheus {
         url: server.url.clone(),
         timeout: server.timeout.map_or(Duration::from_secs(10), |d| d.0),
-        interval: server.interval.map_or(Duration::from_secs(30), |d| d.0.max(Duration::from_secs(1))),
+        interval: server.interval.map_or(Duration::from_secs(30), |d| d.0),
     }
 }
 
@@ -222,7 +226,7 @@ fn group_policy(
         skip_terminating_after: asked
             .skip_terminating_after
             .map_or(default.drain.skip_terminating_after, |d| Some(d.0)),
-        grace: asked.grace_period.map_or(default.drain.grace, |d| i64::try_from(d.0.as_secs().max(1)).ok()),
+        grace: asked.grace_period.map_or(default.drain.grace, |d| i64::try_from(d.0.as_secs()).ok()),
         wait_for_volumes: asked.wait_for_volumes.unwrap_or(default.drain.wait_for_volumes),
     };
     let HealthPolicy { before, after } = health.clone().unwrap_or_default();

@@ -107,6 +107,33 @@ fn invalid_policy_error_names_its_field() {
 }
 
 #[test]
+fn stored_duration_outside_its_bounds_leaves_policy_valid() {
+    let text = r#"{
+        "drain": {"timeout": "0s"}, "loadBalancer": {"leaveBeforeDrain": "60h"}, "failurePolicy": {"backOff": "0s"},
+        "deadlines": {"return": "0s"}, "schedule": {"windows": [{"cron": "0 2 * * *", "duration": "800h"}]},
+        "rolloutHistory": {"maxAge": "0s"}}"#;
+    let policy = Policy::from_spec(&spec(text)).unwrap();
+    assert_eq!((policy.all.drain.timeout, policy.back_off), (Duration::from_secs(1), Duration::from_secs(1)));
+    assert_eq!((policy.leave_load_balancer, policy.returning), (Some(Duration::from_hours(1)), Duration::from_mins(1)));
+    assert_eq!(policy.bounded.len(), 6, "{:?}", policy.bounded);
+    assert_eq!(crate::history::Limits::of(&spec(text)).max_age, Duration::from_hours(1));
+}
+
+#[test]
+fn defaults_are_within_bounds() {
+    let Policy { stage, reboot, returning, shutdown, back_off, .. } = Policy::default();
+    let minutes = |minutes| Duration::from_mins(minutes);
+    assert_eq!((stage, reboot, returning, shutdown), (minutes(30), minutes(30), minutes(30), minutes(4)));
+    let d = |duration: Duration| models::duration::Duration(duration).to_string();
+    let text = serde_json::json!({
+        "deadlines": {"stage": d(stage), "reboot": d(reboot), "return": d(returning), "shutdown": d(shutdown)},
+        "failurePolicy": {"backOff": d(back_off)}, "drain": {"timeout": d(Drain::default().timeout)},
+        "health": {"after": {"soak": d(After::default().soak), "timeout": d(After::default().timeout)}},
+    });
+    assert_eq!(Policy::from_spec(&serde_json::from_value(text).unwrap()).unwrap().bounded, []);
+}
+
+#[test]
 fn invalid_policy_keeps_last_valid_policy_in_force() {
     let mut operator = OperatorFacts { spec: spec(r#"{"version": {"target": "newest"}}"#), ..OperatorFacts::default() };
     let policy = Policy::in_force(Some(&operator));

@@ -3,16 +3,13 @@
 //!
 //! A name never decides whether two revisions are equal: 32 bits collide.
 
+use crate::fnv::fnv1;
+
 /// Kubernetes' alphabet for generated names: no vowels, and nothing that resembles another character.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// Length to which the operator's name is cut: with the hash, a name is the value of a label (63 characters).
 const PREFIX: usize = 52;
-
-/// Returns FNV-1, 32 bits. (Not FNV-1a, which most libraries mean.)
-fn fnv1(bytes: impl IntoIterator<Item = u8>) -> u32 {
-    bytes.into_iter().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte))
-}
 
 /// Returns the end of a name: the hash as a decimal number, each digit in the alphabet. Without a collision, no count is
 /// hashed.

@@ -354,6 +354,11 @@ impl World {
                 .values()
                 .all(|n| n.shadow.as_ref().is_none_or(|s| s.status.controller.progress.is_none()));
             let made = self.plan();
+            // A user accepts what proves nothing.
+            if let Some((_, name)) = made.approval.as_ref().and_then(Wait::approval) {
+                let value = format!("{name}@{}", self.now.as_second());
+                self.view.operator.as_mut().unwrap().approve_step = Some(value);
+            }
             let rests = idle && made.actions.is_empty() && made.evictions.is_empty();
             quiet = if rests { quiet + 1 } else { 0 };
             let verifying = self.view.nodes.values().filter_map(NodeView::step).all(|step| step == Step::Verifying);

@@ -10,6 +10,7 @@ use semver::Version;
 
 use super::agents::is_missing;
 use super::rollout::{self, Rollouts};
+use super::unavailable::{self, Unavailable};
 use super::urgency::Urgency;
 use super::versions::{self, Kinds};
 use super::want::{Host, Want};
@@ -32,6 +33,8 @@ pub(crate) struct SurveyedNode<'a> {
     pub(crate) step: Option<Step>,
     pub(crate) labelled: bool,
     pub(crate) disrupted: bool,
+    /// The cause for which it counts against the budgets although the operator has not taken it out of service, if it does.
+    pub(crate) unavailable: Option<Unavailable>,
 }
 
 impl Deref for SurveyedNode<'_> {
@@ -68,8 +71,10 @@ pub(crate) struct Survey<'a> {
     pub(crate) windows: Vec<WindowState>,
     /// The number of nodes under the operator.
     pub(crate) total: usize,
-    /// The number of them that are not Ready for other reasons than an update.
+    /// The number of them that are not Ready for other reasons than an update, without those that join or are removed.
     pub(crate) unhealthy: usize,
+    /// The nodes of the control plane that are not Ready, whether they are under the operator or not.
+    pub(crate) control_plane_down: Vec<&'a str>,
     /// True if no pod of the web API has been Ready for the tolerated time.
     pub(crate) web_api_missing: bool,
     /// The pause beside the earlier operator.
@@ -87,7 +92,7 @@ impl<'a> Survey<'a> {
     pub(crate) fn of(view: &'a ClusterView, policy: &'a Policy, now: Timestamp) -> Self {
         let quarantine = Quarantine::of(view, policy.max_failures);
         let kinds = versions::kinds(view);
-        let known = versions::known(view, &kinds, &quarantine, now);
+        let known = versions::known(view, &kinds, &quarantine, policy, now);
         let want = |shadow: &ShadowFacts| {
             let lock = shadow.spec.host.as_ref().and_then(|host| host.version_lock.as_ref());
             let locked: Option<Version> = lock.and_then(|text| text.parse().ok());
@@ -101,11 +106,17 @@ impl<'a> Survey<'a> {
             step: node.step(),
             labelled: node.facts.labelled,
             disrupted: node.disrupted(),
+            unavailable: unavailable::of(node, policy.ignore_unavailable_after, now),
         });
         let nodes: Vec<_> = nodes.collect();
         let labelled = || nodes.iter().filter(|node| node.labelled);
         let total = labelled().count();
-        let unhealthy = labelled().filter(|node| !node.facts.ready && !node.disrupted).count();
+        let unhealthy =
+            |node: &&SurveyedNode<'_>| !node.facts.ready && !node.disrupted && !unavailable::comes_or_goes(node);
+        let unhealthy = labelled().filter(unhealthy).count();
+        let all = view.nodes.values().map(|node| &node.facts).chain(view.unmanaged.values());
+        let control_plane_down =
+            all.filter(|facts| facts.control_plane() && !facts.ready).map(|facts| facts.name.as_str()).collect();
         let wanted = labelled().filter_map(|node| Some((node.node, node.want.as_ref()?.version.as_ref().ok()?)));
         let rollouts = rollout::follow(view, policy, wanted, now);
         let all = std::iter::once(&policy.all).chain(policy.groups.iter().map(|g| &g.policy));
@@ -124,6 +135,7 @@ impl<'a> Survey<'a> {
             windows,
             total,
             unhealthy,
+            control_plane_down,
             web_api_missing,
             pause,
         }

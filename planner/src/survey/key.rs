@@ -22,6 +22,11 @@ pub(crate) fn kind(node: &NodeView) -> (&str, &str) {
     (variant.unwrap_or_default(), agent.and_then(|agent| agent.arch.as_deref()).unwrap_or_default())
 }
 
+/// Returns whether a node is of the variant and architecture of a rollout.
+pub(crate) fn is_member(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    kind(node) == (rollout.variant.as_str(), rollout.arch.as_str())
+}
+
 /// The rollout that takes a node to a version: each variant and architecture has its own.
 pub(crate) fn key<'a>(node: &'a NodeView, version: &'a Version) -> KeyRef<'a> {
     let (variant, arch) = kind(node);

@@ -4,11 +4,14 @@
 pub(crate) mod agents;
 mod fleet;
 pub(crate) mod key;
+pub(crate) mod ledger;
 mod node;
 pub(crate) mod quarantine;
 pub(crate) mod records;
 pub(crate) mod requests;
 pub(crate) mod rollout;
+pub(crate) mod settled;
+pub(crate) mod unavailable;
 pub(crate) mod urgency;
 pub(crate) mod versions;
 pub(crate) mod want;

@@ -43,6 +43,8 @@ pub(crate) struct NodeContext<'a> {
     pub(crate) now: Timestamp,
     /// True if the node has a slot.
     pub(crate) slot: bool,
+    /// True if its slot records that the reboot may be permitted, or there is no resource that holds slots.
+    pub(crate) permit_recorded: bool,
 }
 
 impl<'a> NodeContext<'a> {
@@ -54,7 +56,7 @@ impl<'a> NodeContext<'a> {
         now: Timestamp,
     ) -> Option<Self> {
         let shadow = node.node.shadow.as_ref()?;
-        Some(Self { view, node, shadow, policy: survey.policy, survey, now, slot: false })
+        Some(Self { view, node, shadow, policy: survey.policy, survey, now, slot: false, permit_recorded: false })
     }
 
     pub(crate) fn facts(&self) -> &'a NodeFacts {

@@ -13,7 +13,7 @@ use models::operator::{ActiveRollout, DEGRADED, RolloutRecord};
 use crate::policy::Policy;
 use crate::revisions::is_in_force;
 use crate::survey::key::Key;
-use crate::survey::key::{borrowed, key, key_of};
+use crate::survey::key::{borrowed, is_member, key, key_of};
 use crate::view::ClusterView;
 
 /// The reason of `Degraded` while the policy has no revision.
@@ -71,9 +71,7 @@ fn end(
     if rollout.ended.is_some() {
         return Some(RolloutPhase::Superseded);
     }
-    let own = key_of(rollout);
-    let members =
-        view.nodes.values().filter(|node| node.facts.labelled && key(node, &rollout.version) == borrowed(&own));
+    let members = view.nodes.values().filter(|node| node.facts.labelled && is_member(node, rollout));
     let running: Vec<_> = members.map(|node| node.shadow.as_ref()?.status.agent.current_version.as_ref()).collect();
     if running.iter().all(|running| running.is_some_and(|running| *running >= rollout.version)) {
         // Without a node that runs it, they had it behind them, as before a downgrade, or are gone.

@@ -1,6 +1,8 @@
 //! One-shot requests of users: annotations on the operator's resource, each carried out once and then acknowledged.
 
-use models::operator::OperatorRequests;
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus, OperatorRequests};
+
+use crate::decision::Note;
 
 use crate::view::{ClusterView, OperatorFacts, ReportedFacts, ShadowFacts};
 
@@ -53,6 +55,29 @@ pub(crate) fn resumed(view: &ClusterView) -> Option<String> {
     let asked = pending_resume(view.operator.as_ref()?)?;
     let left = view.nodes.values().any(|n| n.shadow.as_deref().is_some_and(has_unresolved_failures));
     (!left).then(|| asked.clone())
+}
+
+/// Returns the Event about an approval that was acknowledged and approves nothing: it names no step that was due, or nothing at all.
+pub fn approval_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketUpdateOperatorStatus) -> Option<Note> {
+    let taken =
+        |status: &BottlerocketUpdateOperatorStatus| status.requests.as_ref().and_then(|r| r.approve_step.clone());
+    // The annotations of a new resource are acknowledged without an effect.
+    let value = taken(new).filter(|value| old.observed_generation.is_some() && taken(old).as_ref() != Some(value))?;
+    let due = |rollout: &ActiveRollout| {
+        let due = rollout.ledger.as_ref().map(|ledger| ledger.due).filter(|due| rollout.ended.is_none() && *due > 0);
+        due.map(|due| rollout.step_name(due))
+    };
+    let before: Vec<String> = old.active_rollouts.iter().filter_map(due).collect();
+    if before.iter().any(|name| value.split(['@', ',']).any(|part| part.trim().trim_end_matches("/unproven") == name)) {
+        return None;
+    }
+    let due: Vec<String> = new.active_rollouts.iter().filter_map(due).collect();
+    let due = if due.is_empty() { "no canary step is due".to_owned() } else { format!("due is {}", due.join(", ")) };
+    let message = format!(
+        "the approval '{value}' names no canary step that is due, and passes none; {due}. Write it as <name>@<any new text>, or run \
+         kubectl brupop approve"
+    );
+    Some(Note { warning: true, reason: "ApprovalRefused", message })
 }
 
 /// The acknowledgements to record.

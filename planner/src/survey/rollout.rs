@@ -1,13 +1,15 @@
 //! Canary steps: the number of nodes that may get a version before it has proven itself.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
-use models::operator::ActiveRollout;
+use models::operator::{ActiveRollout, RolloutLedger};
+use models::reason::Proof;
 use models::shadow::{Step, UPDATED};
 use semver::Version;
 
-use super::key::{KeyRef, borrowed, key, key_of};
+use super::key::{KeyRef, borrowed, is_member, key, key_of};
+use super::ledger::{self, Memory};
 use super::urgency::Urgency;
 use crate::policy::Policy;
 use crate::survey::key::Key;
@@ -45,13 +47,26 @@ impl Rollouts {
     pub(crate) fn awaiting_approval(&self) -> Option<&Wait> {
         let waiting =
             self.by_key.iter().filter_map(|((_, _, version), rollout)| Some((version, rollout.wait.as_ref()?)));
-        let approvals = waiting.filter(|(_, wait)| matches!(wait, Wait::CanaryStep { approval: true, .. }));
+        let approvals = waiting.filter(|(_, wait)| wait.approval().is_some());
         approvals.max_by_key(|(version, _)| *version).map(|(_, wait)| wait)
     }
 
     /// The rollout of this variant, architecture and version.
     pub(crate) fn by_key(&self, key: &Key) -> Option<&Rollout> {
         self.by_key.get(key)
+    }
+
+    /// The entry in the operator's status of the rollout under way of one version for nodes like this one.
+    pub(crate) fn active(&self, node: &NodeView, version: &Version) -> Option<&ActiveRollout> {
+        let own =
+            |active: &&ActiveRollout| active.ended.is_none() && active.version == *version && is_member(node, active);
+        self.active.iter().find(own)
+    }
+
+    /// The rollout of one version whose step a node needs a place of; `None` for one that has a place: it takes no second one.
+    pub(crate) fn limiting(&self, node: &NodeView, version: &Version) -> Option<&Rollout> {
+        let has_place = self.active(node, version).is_some_and(|active| ledger::place(node, active).is_some());
+        self.of(node, version).filter(|_| !has_place)
     }
 
     /// The rollout of one version for nodes like this one.
@@ -65,12 +80,15 @@ impl Rollouts {
 /// The state of a rollout, and what it allows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Rollout {
-    /// The number of nodes that may be under way at a time for the step due; `None`: as many as the budget allows.
+    /// The number of places of the step due that no node has used up; `None`: as many as the budget allows.
     left: Option<usize>,
-    /// The number of nodes under way. One that waits with its image is not counted: it may have to wait for long.
+    /// The number of nodes without a place that are under way. One that waits with its image is not counted: it may have to
+    /// wait for long.
     under_way: usize,
-    /// The number of nodes that are out of service for it, or have a slot.
+    /// The number of nodes without a place that are out of service for it, or have a slot.
     disrupted: usize,
+    /// The number of nodes that it has to update, those included that are.
+    pub(crate) base: usize,
     /// The reason why no more may start, if none may.
     pub(crate) wait: Option<Wait>,
     /// The number of its record in the history; 0 while that is not known.
@@ -95,22 +113,46 @@ impl Rollout {
     }
 }
 
-/// A pending approval: it passes one step of one version, for all kinds of nodes that wait for it.
+/// The name of a canary step in an approval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StepName {
+    /// The number of the rollout's record.
+    rollout: i64,
+    /// The places of the step.
+    places: i64,
+    /// True if places that are not proven are accepted.
+    unproven: bool,
+}
+
+/// Returns the steps that an approval names: `<rollout>/<places>[/unproven]`, several with commas, and after an `@` what makes it
+/// a new value. Empty if it cannot be read: then it passes nothing.
+fn named(value: &str) -> Vec<StepName> {
+    let names = value.split_once('@').map_or(value, |(names, _)| names);
+    let name = |name: &str| {
+        let mut parts = name.trim().split('/');
+        let (rollout, places) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        let unproven = match (parts.next(), parts.next()) {
+            (None, _) => false,
+            (Some("unproven"), None) => true,
+            _ => return None,
+        };
+        Some(StepName { rollout, places, unproven })
+    };
+    names.split(',').map(name).collect::<Option<_>>().unwrap_or_default()
+}
+
+/// A pending approval.
 #[derive(Default)]
 struct Approval {
     pending: bool,
-    /// The version and the step that it passes.
-    given: Option<(Version, usize)>,
+    steps: Vec<StepName>,
 }
 
 impl Approval {
-    fn take(&mut self, version: &Version, step: usize) -> bool {
-        let asks = (version.clone(), step);
-        if !self.pending || self.given.as_ref().is_some_and(|given| *given != asks) {
-            return false;
-        }
-        self.given = Some(asks);
-        true
+    /// Returns whether it passes this step, and if so, whether also with places that are not proven.
+    fn of(&self, rollout: i64, places: i64) -> Option<bool> {
+        let own = |step: &&StepName| (step.rollout, step.places) == (rollout, places);
+        self.steps.iter().find(own).map(|step| step.unproven)
     }
 }
 
@@ -132,7 +174,10 @@ pub(crate) fn follow<'a>(
     let under_way = view.nodes.values().filter_map(|node| Some((node, &node.update()?.version)));
     let mut keys: BTreeSet<KeyRef<'_>> = BTreeSet::new();
     let mut last = None;
-    for key in wanted.chain(under_way).map(|(node, version)| key(node, version)) {
+    let wanted: Vec<(&NodeView, &Version)> = wanted.collect();
+    let targets: HashSet<(&str, &Version)> =
+        wanted.iter().map(|(node, version)| (node.facts.uid.as_str(), *version)).collect();
+    for key in wanted.into_iter().chain(under_way).map(|(node, version)| key(node, version)) {
         // Most have the key of the one before.
         if last.replace(key) != Some(key) {
             keys.insert(key);
@@ -144,13 +189,19 @@ pub(crate) fn follow<'a>(
         && !super::requests::is_new(operator)
         && operator.approve_step != operator.status.requests.as_ref().and_then(|r| r.approve_step.clone());
     let urgency = Urgency::of(view, policy, now);
-    let mut approval = Approval { pending, ..Approval::default() };
+    let asked = operator.approve_step.as_ref().filter(|_| pending);
+    let approval = Approval { pending, steps: asked.map(|value| named(value)).unwrap_or_default() };
     let mut rollouts = Rollouts::default();
-    // An approval is for one step: the newest version's first.
     let mut newest_first: Vec<&Key> = keys.iter().collect();
     newest_first.sort_by(|(_, _, a), (_, _, b)| b.cmp(a));
     for key @ (variant, arch, version) in newest_first {
         let stored = operator.status.active_rollouts.iter().find(|s| key_of(s) == *key && s.ended.is_none()).cloned();
+        let same_kind = |stored: &ActiveRollout| (&stored.variant, &stored.arch) == (variant, arch);
+        let memory = match &stored {
+            Some(_) => Memory::Entry,
+            None if operator.status.active_rollouts.iter().any(same_kind) => Memory::New,
+            None => Memory::Nothing,
+        };
         let mut active = stored.unwrap_or_else(|| ActiveRollout {
             version: version.clone(),
             variant: variant.clone(),
@@ -164,9 +215,14 @@ pub(crate) fn follow<'a>(
             urgent_until: None,
             estimated_completion: None,
             record: None,
+            ledger: None,
         });
         follow_urgency(view, &urgency, &mut active);
-        let (rollout, wake) = step_on(view, policy, &mut active, &mut approval, now);
+        let mut ledger = ledger::of(view, &active, memory);
+        let is_wanted = |node: &NodeView| targets.contains(&(node.facts.uid.as_str(), version));
+        let (rollout, on_their_way) = counted(view, &active, &ledger, is_wanted);
+        let (rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, on_their_way), now);
+        active.ledger = Some(ledger);
         rollouts.wake = [rollouts.wake, wake].into_iter().flatten().min();
         rollouts.by_key.insert(key.clone(), rollout);
         rollouts.active.push(active);
@@ -198,8 +254,8 @@ pub(crate) fn follow<'a>(
     rollouts.active.truncate(MOST);
     for active in rollouts.active.iter().filter(|active| active.ended.is_none()) {
         if let Some(rollout) = rollouts.by_key.get_mut(&key_of(active)) {
-            rollout.number = active.record.as_ref().map_or(0, |record| record.number);
-            let due = usize::try_from(active.steps_passed).is_ok_and(|passed| passed < policy.canary.len());
+            rollout.number = active.number();
+            let due = active.ledger.as_ref().is_some_and(|ledger| ledger.due > 0);
             rollout.step = if due { active.steps_passed.saturating_add(1) } else { 0 };
         }
     }
@@ -210,71 +266,155 @@ pub(crate) fn follow<'a>(
 /// urgent version is updated.
 fn follow_urgency(view: &ClusterView, urgency: &Urgency, active: &mut ActiveRollout) {
     let until = urgency.until().filter(|_| urgency.includes(&active.version));
-    let own = key_of(active);
     let lacking = |node: &NodeView| node.facts.labelled && urgency.applies(node, &active.version);
-    let lacks = || view.nodes.values().any(|node| lacking(node) && key(node, &active.version) == borrowed(&own));
+    let lacks = || view.nodes.values().any(|node| lacking(node) && is_member(node, active));
     active.urgent_until = until.filter(|until| active.urgent_until == Some(*until) || lacks());
 }
 
-/// Advances a rollout by as many canary steps as are passed.
-fn step_on(
+/// Counts the nodes of a rollout. Returns it with those that are under way, the first few.
+fn counted(
     view: &ClusterView,
-    policy: &Policy,
-    active: &mut ActiveRollout,
-    approval: &mut Approval,
-    now: Timestamp,
-) -> (Rollout, Option<Timestamp>) {
-    let own = key_of(active);
+    active: &ActiveRollout,
+    ledger: &RolloutLedger,
+    is_wanted: impl Fn(&NodeView) -> bool,
+) -> (Rollout, Vec<String>) {
     let mut rollout = Rollout::default();
     // A node with a slot is about to be taken out of service.
-    let slots: HashSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
-    let mut on_their_way = Vec::new();
-    for node in view.nodes.values().filter(|node| key(node, &active.version) == borrowed(&own)) {
+    let slots: HashMap<&str, bool> = view
+        .recorded_slots()
+        .map(|slot| (slot.uid.as_str(), slot.update.as_ref().is_some_and(|update| ledger::is_of(update, active))))
+        .collect();
+    // One that is gone still has its place.
+    let held =
+        view.recorded_slots().filter_map(|slot| slot.update.as_ref()).filter(|update| ledger::is_of(update, active));
+    rollout.disrupted = held.filter(|update| update.had.is_none()).count();
+    rollout.under_way = rollout.disrupted;
+    let (mut on_their_way, mut seen) = (Vec::new(), 0);
+    for node in view.nodes.values().filter(|node| is_member(node, active)) {
+        let place = ledger::place(node, active);
+        let slot = slots.get(node.facts.uid.as_str()).copied();
         rollout.total += usize::from(node.facts.labelled);
         rollout.finished += usize::from(node.facts.labelled && done(node, active));
-        let Some(progress) = node.update().filter(|progress| progress.version == active.version) else { continue };
-        let disrupted = node.disrupted() || slots.contains(node.facts.uid.as_str());
+        let progress = node.update().filter(|progress| progress.version == active.version);
+        let lacks = !ledger::runs(node, active) && (is_behind(node, &active.version) || is_wanted(node));
+        seen += usize::from(place.is_some());
+        rollout.base += usize::from(place.is_some() || progress.is_some() || (node.facts.labelled && lacks));
+        let Some(progress) = progress else { continue };
+        let disrupted = node.disrupted() || slot.is_some();
         let moves = progress.step != Step::Staged || disrupted;
-        rollout.under_way += usize::from(moves);
-        rollout.disrupted += usize::from(disrupted);
+        // Those with a slot that says so are counted above.
+        if place.is_none() && slot != Some(true) {
+            rollout.under_way += usize::from(moves);
+            rollout.disrupted += usize::from(disrupted);
+        }
         if moves && on_their_way.len() < NAMED {
             let state = if node.facts.ready { "" } else { " (not Ready)" };
             on_their_way.push(format!("{}{state}", node.facts.name));
         }
     }
-    let Rollout { total, finished, .. } = rollout;
+    // Nodes that are gone keep their places.
+    rollout.base += usize::try_from(ledger.used()).unwrap_or(0).saturating_sub(seen);
+    let fixed = usize::try_from(ledger.base).unwrap_or(0);
+    if fixed > 0 && rollout.base <= fixed.saturating_mul(2) {
+        rollout.base = fixed;
+    }
+    (rollout, on_their_way)
+}
+
+/// Returns whether a node runs an earlier version.
+fn is_behind(node: &NodeView, version: &Version) -> bool {
+    let reported = || node.shadow.as_ref()?.status.agent.current_version.clone();
+    reported().or_else(|| node.facts.os_version()).is_some_and(|running| running < *version)
+}
+
+/// Returns the places of each canary step, with those of the steps before it: shares are of all nodes that the rollout has to
+/// update, and round up.
+pub(crate) fn places(policy: &Policy, base: usize) -> Vec<i64> {
+    let mut before = 0;
+    let places = policy.canary.iter().map(|step| {
+        let own = step.nodes.rounded_up(base).unwrap_or(1);
+        before = i64::try_from(own).unwrap_or(i64::MAX).max(before + 1);
+        before
+    });
+    places.collect()
+}
+
+/// Returns the first few nodes without proof, each with the end of its attempt.
+fn without_proof(ledger: &RolloutLedger, proof: Proof) -> Vec<String> {
+    let named = ledger.nodes.iter().filter(|node| node.proof == proof);
+    named.take(NAMED).map(ToString::to_string).collect()
+}
+
+/// Advances a rollout by as many canary steps as are passed.
+fn step_on(
+    policy: &Policy,
+    active: &mut ActiveRollout,
+    ledger: &mut RolloutLedger,
+    approval: &Approval,
+    (mut rollout, on_their_way): (Rollout, Vec<String>),
+    now: Timestamp,
+) -> (Rollout, Option<Timestamp>) {
+    let steps = places(policy, rollout.base);
+    if active.ledger.is_none() {
+        // Of an earlier version of the operator, which counted steps.
+        let passed = usize::try_from(active.steps_passed).ok().and_then(|passed| passed.checked_sub(1));
+        ledger.passed = passed.and_then(|last| steps.get(last).or(steps.last())).copied().unwrap_or(0);
+    }
+    let number = active.number();
+    let used = ledger.used();
     loop {
-        let passed = usize::try_from(active.steps_passed).unwrap_or(0);
-        let Some(step) = policy.canary.get(passed) else {
+        let passed = steps.iter().take_while(|places| **places <= ledger.passed).count();
+        active.steps_passed = i64::try_from(passed).unwrap_or(i64::MAX);
+        let due = policy.canary.get(passed).zip(steps.get(passed));
+        let places = due.map_or(0, |(_, places)| *places);
+        if ledger.due != places {
+            // Another step, or a change of this one: an approval and a soak are for one step as it was.
+            let first = ledger.due == 0 && active.ledger.is_none();
+            if !first {
+                (active.step_done, active.approved) = (None, false);
+            }
+            ledger.due = places;
+        }
+        let Some((step, _)) = due else {
             (active.step_done, active.approved) = (None, false);
+            rollout.left = None;
             return (rollout, None);
         };
-        let waits = |until, approval, nodes| Some(Wait::CanaryStep { step: passed + 1, until, approval, nodes });
-        let nodes = step.nodes.of(total).unwrap_or(1);
-        if finished < nodes {
+        let own = passed + 1;
+        let name = active.step_name(places);
+        let waits = |until, approval, nodes| Some(Wait::CanaryStep { step: own, until, approval, nodes });
+        rollout.left = Some(usize::try_from(places.saturating_sub(used)).unwrap_or(0));
+        let given = approval.of(number, places);
+        if given == Some(true) {
+            ledger.accepted = ledger.unproven;
+        }
+        if step.manual && given.is_some() {
+            (active.approved, active.approved_step) = (true, i64::try_from(own).ok());
+        }
+        if ledger.good() < places {
             active.step_done = None;
-            (rollout.left, rollout.wait) = (Some(nodes - finished), waits(None, false, on_their_way));
+            let full = used >= places;
+            rollout.wait = if full && ledger.failed > 0 {
+                Some(Wait::StepFailed { step: own, nodes: without_proof(ledger, Proof::Failed) })
+            } else if full && ledger.unproven > ledger.accepted {
+                let nodes = without_proof(ledger, Proof::Unproven);
+                Some(Wait::StepUnproven { step: own, approval: format!("{name}/unproven"), nodes })
+            } else {
+                waits(None, None, on_their_way)
+            };
             return (rollout, None);
         }
         let since = *active.step_done.get_or_insert(now);
         let until = if active.urgent_until.is_some() { since } else { after(since, step.soak) };
-        if step.manual && !active.approved {
-            // For this step, which soaks or waits for it, and for no other.
-            active.approved = approval.take(&active.version, passed);
-            if active.approved {
-                active.approved_step = i64::try_from(passed + 1).ok();
-            }
-        }
         if now < until {
-            (rollout.left, rollout.wait) = (Some(0), waits(Some(until), false, Vec::new()));
+            (rollout.left, rollout.wait) = (Some(0), waits(Some(until), None, Vec::new()));
             return (rollout, Some(until));
         }
         if step.manual && !active.approved {
-            (rollout.left, rollout.wait) = (Some(0), waits(None, true, Vec::new()));
+            (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), Vec::new()));
             return (rollout, None);
         }
-        active.steps_passed += 1;
-        (active.step_done, active.approved) = (None, false);
+        ledger.passed = places;
     }
 }
 

@@ -1,6 +1,7 @@
 //! The versions that hosts offer: the time since which they are known, and their quarantine. Kept in the operator's
 //! status, so that an age survives restarts and deleted nodes.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
@@ -10,6 +11,7 @@ use models::shadow::OfferedUpdates;
 use semver::Version;
 
 use super::key::of_known;
+use crate::policy::Policy;
 use crate::survey::key::Key;
 use crate::survey::quarantine::Quarantine;
 use crate::view::ClusterView;
@@ -37,6 +39,8 @@ pub(crate) struct Kind<'a> {
     reported: usize,
     lowest: Option<&'a Version>,
     offered: BTreeMap<&'a Version, usize>,
+    /// The versions that hosts would take.
+    chosen: BTreeSet<&'a Version>,
     /// The list that the last node was offered, and the number of nodes before it that were offered the same in a row.
     row: (&'a [Version], usize),
 }
@@ -56,6 +60,7 @@ impl<'a> Kind<'a> {
             self.row = (list, 0);
         }
         self.row.1 += 1;
+        self.chosen.extend(&updates.chosen_version);
         if let Some(chosen) = updates.chosen_version.as_ref().filter(|chosen| !list.contains(chosen)) {
             *self.offered.entry(chosen).or_default() += 1;
         }
@@ -98,6 +103,7 @@ pub(crate) fn known(
     view: &ClusterView,
     kinds: &Kinds<'_>,
     quarantine: &Quarantine,
+    policy: &Policy,
     now: Timestamp,
 ) -> Vec<KnownVersion> {
     let before = view.operator.iter().flat_map(|o| &o.status.versions);
@@ -136,21 +142,43 @@ pub(crate) fn known(
             since: now,
         });
     }
-    let mut known: Vec<KnownVersion> = known.into_values().collect();
-    if known.len() > KEPT {
-        // Failures are never dropped for want of room; then the newest versions matter most.
-        let matters = |v: &KnownVersion| (v.quarantined.is_some(), !v.failed.is_empty(), v.version.clone());
-        known.sort_by_cached_key(|version| std::cmp::Reverse(matters(version)));
-        known.truncate(KEPT);
-        known.sort_by(|a, b| (&a.variant, &a.arch, &a.version).cmp(&(&b.variant, &b.arch, &b.version)));
-    }
-    known
+    let known: Vec<KnownVersion> = known.into_values().collect();
+    if known.len() > KEPT { most_needed(known, kinds, policy) } else { known }
+}
+
+/// Returns those of too many versions that are kept. A version that is not kept never gets old enough for `minimumAge`, so that each
+/// kind has its share of the places: first for what policy lets its hosts take, and of these for what they choose; of the
+/// others for the newest. Kinds without a host have what is left. Failures are never dropped for want of room.
+fn most_needed(mut known: Vec<KnownVersion>, kinds: &Kinds<'_>, policy: &Policy) -> Vec<KnownVersion> {
+    let needed = |known: &KnownVersion| {
+        let version = &known.version;
+        let allowed = policy.target.allows(version) && !policy.exclude.iter().any(|excluded| excluded.covers(version));
+        let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
+        let chosen = kind.is_some_and(|kind| kind.chosen.contains(version));
+        (allowed, chosen, version.clone())
+    };
+    known.sort_by_cached_key(|known| Reverse(needed(known)));
+    let mut of_kind: BTreeMap<(String, String), usize> = BTreeMap::new();
+    let mut ranked: Vec<_> = known
+        .into_iter()
+        .map(|known| {
+            let place = of_kind.entry((known.variant.clone(), known.arch.clone())).or_default();
+            *place += 1;
+            let has_hosts = kinds.contains_key(&(known.variant.as_str(), known.arch.as_str()));
+            (Reverse((known.quarantined.is_some(), !known.failed.is_empty(), has_hosts)), *place, known)
+        })
+        .collect();
+    ranked.sort_by_key(|(first, place, _)| (*first, *place));
+    let mut kept: Vec<KnownVersion> = ranked.into_iter().take(KEPT).map(|(.., known)| known).collect();
+    kept.sort_by_cached_key(of_known);
+    kept
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixtures::{NEW, OLD, cluster, node, t};
+    use crate::policy::Target;
     use crate::view::NodeView;
 
     fn offered(name: &str, versions: Option<&[Version]>) -> NodeView {
@@ -179,8 +207,8 @@ mod tests {
             ("two of three", vec![new(), offered("b", Some(&[NEW])), old("c")], true),
             ("one of three, and one never reports", vec![new(), old("b"), silent("c")], true),
         ] {
-            let (view, _) = cluster(nodes, &[]);
-            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), t(5));
+            let (view, policy) = cluster(nodes, &[]);
+            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
             let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
             assert_eq!(since, begins.then(|| t(5)), "{sentence}");
         }
@@ -198,8 +226,8 @@ mod tests {
                 node.shadow.as_mut().unwrap().status.agent.current_version = Some(current);
                 node
             });
-            let (view, _) = cluster(nodes.collect(), &[]);
-            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), t(5));
+            let (view, policy) = cluster(nodes.collect(), &[]);
+            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
             assert_eq!(known.iter().any(|known| known.version == NEW), new, "{sentence}");
         }
     }
@@ -214,18 +242,18 @@ mod tests {
             ("it is quarantined", Some(&[OLD][..]), vec![], Some(quarantined), true),
             ("no host has refreshed", None, vec![], None, true),
         ] {
-            let (mut view, _) = cluster(vec![offered("a", offers)], &[]);
+            let (mut view, policy) = cluster(vec![offered("a", offers)], &[]);
             let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
             let stored = KnownVersion { failed, quarantined, ..new_version(&key, t(0)) };
             view.operator.as_mut().unwrap().status.versions = vec![stored];
-            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), t(5));
+            let known = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(5));
             assert_eq!(known.first().map(|known| known.first_seen), stays.then(|| t(0)), "{sentence}");
         }
     }
 
     #[test]
     fn failed_version_is_kept_when_list_is_full() {
-        let (mut view, _) = cluster(vec![], &[]);
+        let (mut view, policy) = cluster(vec![], &[]);
         let version = |patch: u64| {
             let key = ("aws-k8s-1.37".into(), "x86_64".into(), Version::new(2, 0, patch));
             new_version(&key, t(0))
@@ -233,10 +261,55 @@ mod tests {
         let failed = KnownVersion { version: NEW, failed: vec!["a".into()], ..version(0) };
         let operator = view.operator.as_mut().unwrap();
         operator.status.versions = (0..200).map(version).chain([failed]).collect();
-        let kept = known(&view, &kinds(&view), &Quarantine::of(&view, 2), t(1));
+        let kept = known(&view, &kinds(&view), &Quarantine::of(&view, 2), &policy, t(1));
         assert_eq!(kept.len(), KEPT);
         assert!(kept.iter().any(|known| known.version == NEW && known.failed == ["a"]));
         let newest = Version::new(2, 0, 199);
         assert!(kept.iter().any(|known| known.version == newest), "of the others the newest are kept");
+    }
+
+    /// The hosts of several kinds are offered many versions, as those of a fleet that has not been updated for long are. One kind
+    /// gets no releases any more.
+    #[test]
+    fn version_that_policy_leads_to_gets_old_however_many_are_known() {
+        const KINDS: u64 = 8;
+        let v = |minor| Version::new(1, minor, 0);
+        let line = [Version::new(1, 20, 6), NEW];
+        let list: Vec<Version> = (21..50).rev().map(v).chain(line.clone()).collect();
+        let host = |kind: u64, chosen: &Version| {
+            let ended = kind == KINDS;
+            let mut node = offered(&format!("a{kind}"), Some(if ended { &line } else { &list }));
+            let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+            agent.variant = Some(format!("aws-k8s-1.{kind}"));
+            agent.updates.as_mut().unwrap().chosen_version = Some(chosen.clone()).filter(|_| !ended);
+            node
+        };
+        let parse = |text: &str| Target::parse(text).unwrap();
+        let of = |target| Policy { target, exclude: ["1.49", "1.48"].map(parse).to_vec(), ..Policy::default() };
+        for (sentence, policy, chosen, leads_to) in [
+            ("the newest", of(Target::Latest), v(47), v(47)),
+            ("what hosts choose", of(Target::Latest), v(21), v(21)),
+            ("an older line", of(parse("1.20")), v(49), Version::new(1, 20, 6)),
+            ("one version", of(parse("1.20.5")), v(49), NEW),
+        ] {
+            let (mut view, _) = cluster((1..=KINDS).map(|kind| host(kind, &chosen)).collect(), &[]);
+            let of_gone_kind = |patch| {
+                let key = ("aws-k8s-0.1".into(), "x86_64".into(), Version::new(9, 0, patch));
+                new_version(&key, t(0))
+            };
+            view.operator.as_mut().unwrap().status.versions = (0..100).map(of_gone_kind).collect();
+            for second in [0, 100] {
+                let found = known(&view, &kinds(&view), &Quarantine::of(&view, 1), &policy, t(second));
+                assert!(found.len() == KEPT && found.is_sorted_by_key(of_known), "{sentence}");
+                assert!(found.iter().all(|known| known.variant != "aws-k8s-0.1"), "{sentence}: of hosts that are gone");
+                for kind in 1..=KINDS {
+                    let wanted = if kind == KINDS { &line[usize::from(leads_to == NEW)] } else { &leads_to };
+                    let variant = format!("aws-k8s-1.{kind}");
+                    let age = found.iter().find(|known| known.variant == variant && known.version == *wanted);
+                    assert_eq!(age.map(|known| known.first_seen), Some(t(0)), "{sentence}: {variant} at {second}");
+                }
+                view.operator.as_mut().unwrap().status.versions = found;
+            }
+        }
     }
 }

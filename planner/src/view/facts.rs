@@ -1,6 +1,6 @@
 //! Conversion of each kind of object into the facts for decisions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -13,7 +13,7 @@ use models::plain::{cut, plain};
 use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus};
 use models::time::after;
 
-use crate::annotations::{Place, misunderstood};
+use crate::annotations::{Misunderstood, Place, misunderstood, recorded_value};
 use crate::claims;
 use crate::hold::Hold;
 use crate::hooks;
@@ -48,6 +48,28 @@ fn tolerates_cordon(toleration: &Toleration) -> bool {
     key && matches!(toleration.effect.as_deref(), None | Some("" | "NoSchedule"))
 }
 
+/// Returns the time since which a node has not been Ready, as far as it is known; `None` while it is Ready.
+fn not_ready(node: &Node) -> Option<Option<Timestamp>> {
+    let ready = node.status.iter().flat_map(|s| s.conditions.iter().flatten()).find(|c| c.type_ == "Ready");
+    match ready {
+        Some(condition) if condition.status == "True" => None,
+        Some(condition) => Some(condition.last_transition_time.as_ref().map(|time| time.0)),
+        None => Some(None),
+    }
+}
+
+/// The time in which a kubelet that registers its node first reports that it is not Ready.
+const REGISTRATION: SignedDuration = SignedDuration::from_mins(1);
+
+/// Returns whether a node that has not been Ready since this time was never Ready before.
+fn joining(node: &Node, not_ready_since: Option<Timestamp>) -> bool {
+    let created = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    match (created, not_ready_since) {
+        (Some(created), Some(since)) => since <= after(created, REGISTRATION),
+        _ => true,
+    }
+}
+
 fn text(value: Option<&String>) -> String {
     value.cloned().unwrap_or_default()
 }
@@ -56,13 +78,15 @@ fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a String> {
     meta.annotations.as_ref().and_then(|a| a.get(name))
 }
 
-/// Returns the value of a one-shot request, cut to the length of an acknowledgement.
+/// Returns the value of a one-shot request, as its acknowledgement records it.
 fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
-    annotation(meta, name).map(|value| value.chars().take(REQUEST_LENGTH).collect())
+    annotation(meta, name).map(|value| recorded_value(value))
 }
 
-/// Length to which a request's value is cut: that of an acknowledgement's field.
-const REQUEST_LENGTH: usize = 64;
+/// Returns the requests on an object that are not understood as they are written.
+fn misread(place: Place, meta: &ObjectMeta) -> Vec<Misunderstood> {
+    misunderstood(place, meta.annotations.iter().flatten())
+}
 
 impl Projection for NodeFacts {
     type Object = Node;
@@ -87,6 +111,11 @@ impl Projection for NodeFacts {
         let holding = || conditions().filter(|c| c.status == "True").map(|c| &c.type_);
         let label = node.metadata.labels.as_ref().and_then(|l| l.get(names::INTERFACE_LABEL));
         let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
+        let not_ready = not_ready(node);
+        let taints = || node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+        let removed_by = taints().map(|taint| &taint.key).find(|key| names::REMOVAL_TAINTS.contains(&key.as_str()));
+        let cordon = taints().find(|taint| taint.key == names::UNSCHEDULABLE_TAINT);
+        let cordoned_since = cordon.and_then(|taint| Some(taint.time_added.as_ref()?.0));
         Some(Self {
             name: text(node.metadata.name.as_ref()),
             uid: text(node.metadata.uid.as_ref()),
@@ -94,11 +123,18 @@ impl Projection for NodeFacts {
             labelled: label.is_some_and(|value| value == names::INTERFACE_VERSION),
             labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
             pressure: holding().find(|type_| PRESSURE.contains(&type_.as_str())).cloned(),
-            ready: holding().any(|type_| type_ == "Ready"),
+            ready: not_ready.is_none(),
+            not_ready_since: not_ready.flatten(),
+            joining: not_ready.is_some_and(|since| joining(node, since)),
+            cordoned_since: cordoned_since
+                .or_else(|| claims::cordoned_by_others_since(&node.metadata))
+                .filter(|_| unschedulable),
+            removed_by: removed_by.cloned(),
             boot_id: info.map(|i| i.boot_id.clone()).unwrap_or_default(),
             os_image: info.map(|i| i.os_image.clone()).unwrap_or_default(),
             unschedulable,
-            hold: annotation(&node.metadata, names::HOLD_ANNOTATION).map(|value| Hold::parse(value)),
+            hold: annotation(&node.metadata, names::HOLD_ANNOTATION).and_then(|value| Hold::parse(value).ok()),
+            misunderstood: misread(Place::Node, &node.metadata),
             claims: claims::owned(&node.metadata),
             claimed_since: claims::since(&node.metadata),
             set_by_others: claims::set_by_others(&node.metadata, unschedulable),
@@ -155,6 +191,7 @@ impl Projection for ShadowFacts {
             retry: request(meta, names::RETRY_ANNOTATION),
             release: request(meta, names::RELEASE_ANNOTATION),
             drill: request(meta, names::DRILL_ANNOTATION),
+            misunderstood: misread(Place::Shadow, meta),
             revision: meta.labels.as_ref().and_then(|labels| labels.get(names::REVISION_LABEL)).cloned(),
             shared_field: super::managers::shared_field(meta),
         })
@@ -190,7 +227,7 @@ impl Projection for OperatorFacts {
             resume: request(meta, names::RESUME_ANNOTATION),
             approve_step: request(meta, names::APPROVE_STEP_ANNOTATION),
             rotate_certificates: request(meta, names::ROTATE_CERTIFICATES_ANNOTATION),
-            misunderstood: misunderstood(Place::Operator, meta.annotations.iter().flat_map(BTreeMap::keys)),
+            misunderstood: misread(Place::Operator, meta).into_iter().map(|found| found.message).collect(),
             rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
             migrate_storage: request(meta, names::MIGRATE_STORAGE_ANNOTATION),
             test_notices: request(meta, names::TEST_NOTICES_ANNOTATION),
@@ -450,6 +487,56 @@ mod tests {
             }))
             .unwrap();
             assert_eq!(NodeFacts::project(&node).map(|facts| facts.ready), Some(ready), "{status}");
+        }
+    }
+
+    #[test]
+    fn node_shows_since_when_it_is_out_of_service() {
+        let (created, minute, later) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z", "2026-01-01T00:02:00Z");
+        let facts = |ready: serde_json::Value, spec: serde_json::Value, managed: serde_json::Value| {
+            let node = serde_json::from_value::<Node>(json!({
+                "metadata": {"name": "a", "creationTimestamp": created, "managedFields": managed},
+                "spec": spec, "status": {"conditions": ready},
+            }));
+            NodeFacts::project(&node.unwrap()).unwrap()
+        };
+        let ready =
+            |status: &str, since: &str| json!([{"type": "Ready", "status": status, "lastTransitionTime": since}]);
+        let at = |time: &str| Some(time.parse::<Timestamp>().unwrap());
+        for (sentence, conditions, not_ready_since, joining) in [
+            ("Ready", ready("True", later), None, false),
+            ("not Ready any more", ready("False", later), at(later), false),
+            ("its kubelet is silent", ready("Unknown", later), at(later), false),
+            ("it was never Ready", ready("False", minute), at(minute), true),
+            ("its kubelet has not reported yet", json!([]), None, true),
+        ] {
+            let facts = facts(conditions, json!({}), json!([]));
+            assert_eq!((facts.not_ready_since, facts.joining), (not_ready_since, joining), "{sentence}");
+        }
+        let taint = json!([{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "timeAdded": later}]);
+        let managed = json!([{
+            "manager": "kubectl", "operation": "Update", "time": minute, "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
+        }]);
+        for (sentence, spec, managed, since) in [
+            ("not cordoned", json!({}), json!([]), None),
+            (
+                "the taint of the control plane",
+                json!({"unschedulable": true, "taints": taint}),
+                managed.clone(),
+                at(later),
+            ),
+            ("no taint yet: the write of the cordon", json!({"unschedulable": true}), managed, at(minute)),
+        ] {
+            assert_eq!(facts(ready("True", created), spec, managed).cordoned_since, since, "{sentence}");
+        }
+        for (taint, removed) in [
+            ("ToBeDeletedByClusterAutoscaler", true),
+            ("karpenter.sh/disrupted", true),
+            ("DeletionCandidateOfClusterAutoscaler", false),
+        ] {
+            let spec = json!({"taints": [{"key": taint, "effect": "NoSchedule"}]});
+            let found = facts(ready("True", created), spec, json!([])).removed_by;
+            assert_eq!(found, removed.then(|| taint.to_owned()), "a mere candidate may stay for ever: {taint}");
         }
     }
 

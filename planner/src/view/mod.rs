@@ -24,6 +24,7 @@ use models::shadow::{
     BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Place, Progress, Record, ShadowRequests, Step,
 };
 
+use crate::annotations::Misunderstood;
 use crate::claims::{ClaimField, ClaimFields};
 use crate::hold::Hold;
 use crate::wait::{Wait, WaitReason};
@@ -52,6 +53,14 @@ pub struct NodeFacts {
     pub pressure: Option<String>,
     /// True if its kubelet reports it Ready.
     pub ready: bool,
+    /// Time since which it has not been Ready, while it is not.
+    pub not_ready_since: Option<Timestamp>,
+    /// True if it is not Ready, and has not been since it was created.
+    pub joining: bool,
+    /// Time since which it has been cordoned, while it is.
+    pub cordoned_since: Option<Timestamp>,
+    /// The taint of the autoscaler that is removing it.
+    pub removed_by: Option<String>,
     /// The boot id that its kubelet reports.
     pub boot_id: String,
     /// The kubelet's name of the operating system, with the version in it.
@@ -59,6 +68,8 @@ pub struct NodeFacts {
     pub unschedulable: bool,
     /// The hold that a user has set. In a view, one whose time is over is none.
     pub hold: Option<Hold>,
+    /// Annotations that are meant as requests and are not understood as they are written.
+    pub misunderstood: Vec<Misunderstood>,
     /// The claims of the operator by field ownership, perhaps shared with others.
     pub claims: ClaimFields,
     /// Time at which they were claimed, or last changed, by the API server's clock.
@@ -98,6 +109,11 @@ impl NodeFacts {
     /// Returns whether it is cordoned, and not by the operator.
     pub fn cordoned_by_others(&self) -> bool {
         self.unschedulable && !self.claims.has(ClaimField::Cordon)
+    }
+
+    /// Returns whether it is a node of the control plane.
+    pub fn control_plane(&self) -> bool {
+        self.labels.contains_key(models::names::CONTROL_PLANE_LABEL)
     }
 
     /// Returns the zone; nodes without one are a zone together.
@@ -143,6 +159,8 @@ pub struct ShadowFacts {
     pub release: Option<String>,
     /// The value of the annotation that requests a drill.
     pub drill: Option<String>,
+    /// Annotations that are meant as requests and are not understood as they are written.
+    pub misunderstood: Vec<Misunderstood>,
     /// The revision of the policy that its label names.
     pub revision: Option<String>,
     /// A field of the operator that another field manager owns too.
@@ -216,8 +234,9 @@ pub struct Blocked {
     pub since: Timestamp,
     /// Time of the next try.
     pub retry_at: Timestamp,
-    /// True if another try is pointless: the drain fails.
-    pub fatal: bool,
+    /// Time of the first of the denials in a row that it ends, as of a right that is missing or of an admission webhook; `None`
+    /// if it is no denial.
+    pub denied_since: Option<Timestamp>,
     pub accepted: bool,
     /// True if it was deleted and not evicted.
     pub deleted: bool,
@@ -488,10 +507,14 @@ impl ClusterView {
         }
     }
 
+    /// Returns the slots as they are recorded, those included that a write under way takes away.
+    pub fn recorded_slots(&self) -> impl Iterator<Item = &Slot> {
+        self.operator.iter().flat_map(|operator| &operator.status.slots)
+    }
+
     /// Returns the slots that may be used: without those that are about to be removed.
     pub fn slots(&self) -> impl Iterator<Item = &Slot> {
-        let slots = self.operator.iter().flat_map(|operator| &operator.status.slots);
-        slots.filter(|slot| !self.retracted.contains(&slot.uid))
+        self.recorded_slots().filter(|slot| !self.retracted.contains(&slot.uid))
     }
 }
 

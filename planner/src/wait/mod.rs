@@ -69,6 +69,8 @@ pub enum Wait {
     },
     #[error("another user or controller has cordoned the node; uncordon it, or set spec.drain.cordonedNodes to Update")]
     Cordoned,
+    #[error("an autoscaler is removing the node (taint {taint})")]
+    BeingRemoved { taint: String },
     #[error("the node lacks the label {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
     NotLabelled,
     #[error("the node has no shadow yet")]
@@ -117,8 +119,17 @@ pub enum Wait {
         behind: Option<String>,
     },
     /// Nodes that are out of service without the operator have used the budget up.
-    #[error("{count} node(s) are not Ready, {node} first, and maxUnavailable lets {limit} be out of service in all")]
-    BudgetUsedUp { node: String, count: usize, limit: usize },
+    #[error("{}", text::used_up(.node, .why, *.count, *.limit, *.until))]
+    BudgetUsedUp {
+        /// The first of them.
+        node: String,
+        /// The cause for which it is out of service.
+        why: &'static str,
+        count: usize,
+        limit: usize,
+        /// The time from which enough of them are ignored.
+        until: Option<Timestamp>,
+    },
     #[error("the host downloads the image")]
     Staging,
     #[error("its pods are being read")]
@@ -226,6 +237,10 @@ pub enum Wait {
     UnhealthyNodes { count: usize, limit: usize },
     #[error("{node} of zone '{zone}' is out of service; one zone is updated at a time")]
     ZoneBusy { zone: String, node: String },
+    #[error(
+        "{node} of the control plane is out of service or not Ready; control-plane nodes are updated one at a time"
+    )]
+    ControlPlaneBusy { node: String },
     #[error("the budget of node group {group} is used up")]
     GroupFull { group: String },
     #[error("{count} pod(s) on the node are not Ready, {pod} first")]
@@ -235,6 +250,12 @@ pub enum Wait {
              let it allow one disruption, or run one more pod"
     )]
     BudgetNeverAllows { pod: String, budget: String },
+    /// Pods were deleted and do not end.
+    #[error(
+        "{count} pod(s) on the node were deleted and have not ended a minute after their grace period, {pod} first; see its \
+             finalizers and volumes"
+    )]
+    PodsTerminating { pod: String, count: usize },
     #[error("{pod} is selected by more than one PodDisruptionBudget ({}), so that the eviction API refuses it; \
              let only one of them select it", .budgets.join(", "))]
     MultipleBudgets { pod: String, budgets: Vec<String> },
@@ -257,15 +278,33 @@ pub enum Wait {
         shared: bool,
     },
     /// The previous canary step is not passed.
-    #[error("canary step {step} {}", text::canary(*.until, *.approval, .nodes))]
+    #[error("canary step {step} {}", text::canary(*.until, .approval.as_deref(), .nodes))]
     CanaryStep {
         /// The step, from 1.
         step: usize,
         /// The end of its soak, if it waits for that.
         until: Option<Timestamp>,
-        /// True if a user has to approve it.
-        approval: bool,
+        /// The name of the step in an approval, if a user has to approve it.
+        approval: Option<String>,
         /// Nodes of the step that are under way, the first few.
+        nodes: Vec<String>,
+    },
+    /// The places of a canary step are used up, and some of them have proven nothing about the version.
+    #[error("canary step {step} {}", text::unproven(.approval, .nodes))]
+    StepUnproven {
+        /// The step, from 1.
+        step: usize,
+        /// The name of the step in an approval that accepts them.
+        approval: String,
+        /// Nodes without proof, the first few, each with the end of its attempt.
+        nodes: Vec<String>,
+    },
+    /// The places of a canary step are used up, and nodes have failed on the version.
+    #[error("canary step {step} {}", text::step_failed(.nodes))]
+    StepFailed {
+        /// The step, from 1.
+        step: usize,
+        /// Nodes that have failed, the first few, each with the end of its attempt.
         nodes: Vec<String>,
     },
     #[error("the leader runs on this node: other nodes come first, and then another replica leads")]
@@ -327,6 +366,16 @@ impl Wait {
         }
     }
 
+    /// Returns the canary step, from 1, and its name in an approval, if a user has to approve it.
+    pub fn approval(&self) -> Option<(usize, &str)> {
+        match self {
+            Self::CanaryStep { step, approval: Some(name), .. } | Self::StepUnproven { step, approval: name, .. } => {
+                Some((*step, name))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the time at which the reason may end without another event.
     pub fn ends_at(&self) -> Option<Timestamp> {
         match self {
@@ -337,7 +386,10 @@ impl Wait {
             | Self::EarlierOperatorGone { until } => Some(*until),
             Self::WindowClosed { opens } => *opens,
             Self::Blackout { ends } => *ends,
-            Self::Held { until, .. } | Self::TooYoung { until, .. } | Self::CanaryStep { until, .. } => *until,
+            Self::Held { until, .. }
+            | Self::TooYoung { until, .. }
+            | Self::BudgetUsedUp { until, .. }
+            | Self::CanaryStep { until, .. } => *until,
             _ => None,
         }
     }

@@ -63,6 +63,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (Quarantined, User, "As for `Frozen`. To skip the version, exclude it before you resume."),
     (Held, User, "The end of the hold, if it has one, or [unhold](plugin.md#hold-and-unhold): remove the annotation."),
     (Cordoned, User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
+    (BeingRemoved, Nothing, "The autoscaler: it deletes the node, or removes its taint."),
     (
         NotLabelled,
         Nothing,
@@ -86,7 +87,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         BudgetUsedUp,
         Turn,
-        "Nodes that are not Ready, to become Ready, or a higher `spec.maxUnavailable`: they count too.",
+        "Nodes that users have cordoned or that are not Ready, to be in service, `spec.ignoreUnavailableAfter`, or a higher \
+         `spec.maxUnavailable`.",
     ),
     (Staging, Update, "The download of the image."),
     (ReadingPods, Pods, "The list of the node's pods."),
@@ -131,14 +133,26 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (NodePressure, Nodes, "The node's condition that the message names."),
     (UnhealthyNodes, Nodes, "Other nodes: no more of them not Ready than `spec.health.before.maxUnhealthyNodes`."),
     (ZoneBusy, Turn, "The nodes of another zone: `spec.strategy.oneZoneAtATime`."),
+    (
+        ControlPlaneBusy,
+        Turn,
+        "The other nodes of the control plane, all of them Ready: each could be the one that etcd cannot lose.",
+    ),
     (GroupFull, Turn, "The other nodes of its group: `spec.nodeGroups[].maxUnavailable`."),
     (PodsNotReady, Pods, "The pods on the node: `spec.health.before.podsReady`."),
     (BudgetNeverAllows, Pods, "A PodDisruptionBudget that allows one disruption, or one more pod."),
+    (PodsTerminating, Pods, "The end of the pods, or `spec.drain.skipTerminatingAfter`."),
     (MultipleBudgets, Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
     (ExpressionsPending, Prometheus, "The first answer."),
     (ExpressionFires, Prometheus, "An empty result of the expression."),
     (ExpressionFails, Prometheus, "An answer: see [expressions](expressions.md)."),
     (CanaryStep, Turn, "The nodes of the canary step, its soak, or its [approval](policy.md#requests)."),
+    (
+        StepUnproven,
+        User,
+        "The cause of the ends that the message names; then an [approval](policy.md#requests) with `--unproven`.",
+    ),
+    (StepFailed, User, "The cause of the failures that the message names; then [resume](policy.md#requests)."),
     (
         HandingOver,
         Turn,
@@ -163,6 +177,7 @@ impl WaitReason {
             Self::DrainRefused
                 | Self::BudgetNeverAllows
                 | Self::MultipleBudgets
+                | Self::PodsTerminating
                 | Self::PodsNotReady
                 | Self::ExpressionFires
                 | Self::ExpressionFails
@@ -190,6 +205,7 @@ impl WaitReason {
                 | Self::PodsNotReady
                 | Self::BudgetNeverAllows
                 | Self::MultipleBudgets
+                | Self::PodsTerminating
                 | Self::ExpressionFires
                 | Self::ExpressionFails
                 | Self::Settling

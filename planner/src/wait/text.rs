@@ -1,7 +1,7 @@
 //! The parts of a reason's message that depend on its facts.
 
 use jiff::Timestamp;
-use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION};
+use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION};
 use semver::Version;
 
 use crate::rules::Refusal;
@@ -36,6 +36,13 @@ pub(super) fn queued(position: usize, behind: Option<&str>) -> String {
     }
 }
 
+pub(super) fn used_up(node: &str, why: &str, count: usize, limit: usize, until: Option<Timestamp>) -> String {
+    format!(
+        "{count} node(s) are out of service without the operator, {node} first ({why}), and maxUnavailable lets {limit} be out of service in all{}",
+        at("they count until", until)
+    )
+}
+
 pub(super) fn drain_refused(why: Refusal, pod: &str, count: usize) -> String {
     let (what, field) = match why {
         Refusal::Bare => ("has no controller and would be lost", "barePods"),
@@ -62,11 +69,30 @@ pub(super) fn newest_offer(newest: Option<&Version>) -> String {
     newest.map_or_else(|| ", nor any other".to_owned(), |newest| format!("; the newest that it offers is {newest}"))
 }
 
-pub(super) fn canary(until: Option<Timestamp>, approval: bool, nodes: &[String]) -> String {
-    if approval {
-        return format!(
-            "waits for approval: kubectl annotate bruo default -n <namespace> --overwrite {APPROVE_STEP_ANNOTATION}=<any new value>"
-        );
+/// The command of kubectl that approves a step. What follows the `@` makes it a new value.
+fn approve(name: &str) -> String {
+    format!("kubectl annotate bruo default -n <namespace> --overwrite {APPROVE_STEP_ANNOTATION}={name}@<any new text>")
+}
+
+pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
+    format!(
+        "is not passed: its places are used up by nodes that have not proven the version, {}. To accept them: {}",
+        nodes.join(", "),
+        approve(approval)
+    )
+}
+
+pub(super) fn step_failed(nodes: &[String]) -> String {
+    format!(
+        "is not passed: its places are used up, and nodes have failed on the version, {}. To free these places: kubectl annotate bruo \
+         default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
+        nodes.join(", ")
+    )
+}
+
+pub(super) fn canary(until: Option<Timestamp>, approval: Option<&str>, nodes: &[String]) -> String {
+    if let Some(name) = approval {
+        return format!("waits for approval: {}", approve(name));
     }
     if !nodes.is_empty() {
         return format!("is not passed; it waits for {}", nodes.join(", "));

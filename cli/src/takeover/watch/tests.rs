@@ -105,8 +105,10 @@ fn state_of_node_and_earlier_shadow_decides() {
     ] {
         let mut all = snapshot();
         change(&mut all);
-        assert_eq!(outlook(&all, &json!({}), "a"), expected, "{sentence}");
-        assert_eq!(outlook(&all, &json!({}), "b"), "begins 1.20.5", "{sentence}: the next one");
+        // A node that is cordoned counts against the budget.
+        let policy = json!({"maxUnavailable": 2});
+        assert_eq!(outlook(&all, &policy, "a"), expected, "{sentence}");
+        assert_eq!(outlook(&all, &policy, "b"), "begins 1.20.5", "{sentence}: the next one");
     }
 }
 
@@ -145,7 +147,7 @@ fn output_names_next_node_reasons_and_traces_of_earlier_operator() {
         "metadata": {"name": "brs-c"}, "spec": {"state": "RebootedIntoUpdate"},
         "status": {"current_state": "StagedAndPerformedUpdate", "target_version": "1.20.5", "crash_count": 2},
     }));
-    let text = render(&all, &trial(&json!({})), "brupop-system", now()).to_string();
+    let text = render(&all, &trial(&json!({"maxUnavailable": 2})), "brupop-system", now()).to_string();
     for part in [
         "by a policy. Nothing is written.",
         "Next: a, b",

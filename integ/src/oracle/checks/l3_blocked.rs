@@ -96,6 +96,7 @@ mod tests {
                 budget: None,
                 message: "not now".into(),
                 since: jiff::Timestamp::UNIX_EPOCH,
+                denied_since: None,
             };
             let drain = shadow.status.controller.drain.get_or_insert_with(DrainStatus::default);
             drain.blockers = vec![blocker];

@@ -95,7 +95,7 @@ impl Scenario {
 
     pub(in crate::oracle) fn take_slot(&mut self, node: &str) {
         let (uid, since) = (self.world.nodes[node].uid.clone(), self.clock);
-        self.operator(|operator| operator.status.slots.push(Slot { uid, node: node.into(), since }));
+        self.operator(|operator| operator.status.slots.push(Slot { uid, node: node.into(), since, update: None }));
     }
 
     pub(in crate::oracle) fn free_slot(&mut self, node: &str) {

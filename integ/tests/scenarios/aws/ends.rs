@@ -165,7 +165,7 @@ async fn lost_host_is_replaced(with: &str) -> anyhow::Result<()> {
             member.host.script(HostFault::boot(BootFault::NeverComesBack));
         }
         let mut policy = mode(with);
-        policy["deadlines"] = json!({"reboot": "5s", "return": "5s"});
+        policy["deadlines"] = json!({"reboot": "5s", "return": "1m"});
         ctx.policy(&policy).await?;
         ctx.release();
         poll("an instance is replaced", async || Ok((!aws.terminated().is_empty()).then_some(()))).await?;

@@ -47,7 +47,7 @@ const ABOUT_ROLLOUTS: [&str; 6] = [
     "BrupopRolloutFrozen",
     "BrupopNodeUpdateFailed",
 ];
-const ABOUT_NODES: [&str; 2] = ["BrupopNodeNotReturned", "BrupopAgentSilent"];
+const ABOUT_NODES: [&str; 3] = ["BrupopBudgetUsedUp", "BrupopNodeNotReturned", "BrupopAgentSilent"];
 const ABOUT_THE_OPERATOR: [&str; 9] = [
     "BrupopWebApiDown",
     "BrupopCertificatesDegraded",
@@ -173,7 +173,10 @@ async fn alerts_about_nodes_fire() -> anyhow::Result<()> {
             member.host.script(Fault::boot(BootFault::NeverComesBack));
         }
         reboot_deadline(ctx, "5s").await?;
+        ctx.kubectl(&["cordon", "node-2"]).await?;
         ctx.release();
+        prometheus.fires("BrupopBudgetUsedUp").await?;
+        ctx.kubectl(&["uncordon", "node-2"]).await?;
         prometheus.fires("BrupopNodeNotReturned").await?;
         let firing = prometheus.firing().await?;
         ensure!(!firing.contains("BrupopAgentSilent"), "its node is not Ready: {firing:?}");

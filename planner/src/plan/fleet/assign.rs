@@ -8,7 +8,7 @@ use models::operator::Slot;
 use super::checked::Checked;
 use super::planner::Planner;
 use crate::phase;
-use crate::plan::slots::Budget;
+use crate::plan::slots::{self, Budget};
 use crate::survey::SurveyedNode;
 use crate::survey::key::{KeyRef, key};
 use crate::view::Standby;
@@ -23,8 +23,8 @@ const OTHERS_FIRST: Duration = Duration::from_secs(10 * 60);
 pub(super) struct Assignment<'a> {
     pub(super) slots: Vec<Slot>,
     pub(super) budget: Budget<'a>,
-    /// True if slots were free before any was assigned.
-    any_free: bool,
+    /// True if slots for nodes in service were free before any was assigned.
+    pub(super) any_free: bool,
     /// The number of slots given in each rollout, nodes that are being checked included.
     given: BTreeMap<KeyRef<'a>, usize>,
     /// True if a node is being checked.
@@ -37,7 +37,7 @@ fn rollout_of<'a>(node: &SurveyedNode<'a>) -> Option<KeyRef<'a>> {
 
 impl<'a> Assignment<'a> {
     pub(super) fn of(slots: Vec<Slot>, budget: Budget<'a>) -> Self {
-        Self { slots, any_free: budget.free > 0, budget, given: BTreeMap::new(), checking: false }
+        Self { slots, any_free: budget.free() > 0, budget, given: BTreeMap::new(), checking: false }
     }
 
     /// Returns the number of slots given in the rollout of this node.
@@ -45,7 +45,7 @@ impl<'a> Assignment<'a> {
         rollout_of(node).and_then(|key| self.given.get(&key)).copied().unwrap_or(0)
     }
 
-    fn take(&mut self, node: &SurveyedNode<'a>) {
+    fn take(&mut self, node: &'a SurveyedNode<'a>) {
         if let Some(key) = rollout_of(node) {
             *self.given.entry(key).or_default() += 1;
         }
@@ -62,7 +62,7 @@ impl<'a> Planner<'a> {
     ) -> Vec<&'a SurveyedNode<'a>> {
         let used_up = assignment.budget.used_up.clone();
         let busy = assignment.slots.first().map(|slot| slot.node.clone());
-        let mut places = self.places(wanting, assignment.budget.free);
+        let mut places = self.places(wanting, &assignment.budget);
         let mut ready = Vec::new();
         for (position, node) in wanting.iter().copied().enumerate() {
             if self.held.contains_key(node.facts.uid.as_str()) {
@@ -91,7 +91,7 @@ impl<'a> Planner<'a> {
     /// Gives a slot to a node that has passed its check. Returns the reason why it waits, `queued` if there is no other.
     fn assign(
         &mut self,
-        node: &SurveyedNode<'a>,
+        node: &'a SurveyedNode<'a>,
         checked: Checked,
         queued: Wait,
         assignment: &mut Assignment<'a>,
@@ -110,12 +110,11 @@ impl<'a> Planner<'a> {
                 assignment.checking = true;
                 wait
             }
-            Checked::Passed if assignment.budget.free == 0 || self.view.operator.is_none() => queued,
+            Checked::Passed if assignment.budget.free_for(node) == 0 || self.view.operator.is_none() => queued,
             Checked::Passed if !self.is_its_turn(node, assignment) => Wait::HandingOver,
             Checked::Passed => {
                 assignment.take(node);
-                let (uid, node) = (node.facts.uid.clone(), node.facts.name.clone());
-                assignment.slots.push(Slot { uid, node, since: self.now });
+                assignment.slots.push(slots::new(self.survey, node, self.now));
                 Wait::Queued { position: 0, behind: None }
             }
         }

@@ -64,7 +64,7 @@ impl<'a> Planner<'a> {
         ready: &[&'a SurveyedNode<'a>],
         mut budget: Budget<'a>,
     ) {
-        let free = budget.free;
+        let free = budget.free();
         let used_up = budget.used_up.clone();
         let busy = self.view.slots().next().map(|slot| slot.node.clone());
         let wanting: BTreeSet<usize> = requests.wanting.iter().map(|node| node.index).collect();
@@ -95,7 +95,7 @@ impl<'a> Planner<'a> {
         let mut room = room.saturating_sub(requests.beginning.len());
         let mut before_it = staging.len() + ready.len() + requests.beginning.len();
         for (position, (node, version)) in requests.candidates.iter().enumerate() {
-            let rollout = self.survey.rollouts.of(node, version).filter(|_| ahead.is_none());
+            let rollout = self.survey.rollouts.limiting(node, version).filter(|_| ahead.is_none());
             let key = key::key(node.node, version);
             let taken = begun.get(&key).copied().unwrap_or(0);
             let step_full = rollout.and_then(Rollout::room_to_begin).is_some_and(|step| taken >= step);
@@ -111,11 +111,12 @@ impl<'a> Planner<'a> {
             }
             // A released node has its image already: it would have a slot before those that still download theirs.
             let overtakes = order::was_released(node) && before_it >= free;
-            let begins = room > 0 && !overtakes;
+            let needs_no_room = ahead.is_none() && node.unavailable.is_some() && budget.free_for(node) > 0;
+            let begins = (room > 0 || needs_no_room) && !overtakes;
             let begin = self.context(node).filter(|_| begins).map(|ctx| phase::begin(&ctx, version));
             match begin {
                 Some(action) => {
-                    room -= 1;
+                    room = room.saturating_sub(1);
                     before_it += 1;
                     budget.take(node);
                     begun.insert(key, taken + 1);

@@ -6,6 +6,7 @@ use super::assign::Assignment;
 use super::checked::Checked;
 use super::planner::Planner;
 use crate::gates::{self, Obstacle};
+use crate::plan::slots::Budget;
 use crate::survey::SurveyedNode;
 use crate::survey::rollout::Rollout;
 use crate::wait::Wait;
@@ -35,7 +36,8 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the places for these nodes.
-    pub(super) fn places(&self, wanting: &[&'a SurveyedNode<'a>], free: usize) -> Places {
+    pub(super) fn places(&self, wanting: &[&'a SurveyedNode<'a>], budget: &Budget<'a>) -> Places {
+        let free = wanting.iter().map(|node| budget.free_for(node)).max().unwrap_or(0);
         let total = if free > 0 { free + MARGIN } else { 0 };
         let left_alone: BTreeSet<usize> =
             wanting.iter().filter(|node| self.is_left_alone(node)).map(|node| node.index).collect();
@@ -54,7 +56,7 @@ impl<'a> Planner<'a> {
             return Checked::NoRoom(refused);
         }
         let version = node.update().map(|progress| &progress.version);
-        let rollout = version.and_then(|version| self.survey.rollouts.of(node, version));
+        let rollout = version.and_then(|version| self.survey.rollouts.limiting(node, version));
         if rollout.and_then(Rollout::room_for_slots).is_some_and(|room| assignment.taken(node) >= room) {
             return Checked::StepFull(rollout.and_then(|rollout| rollout.wait.clone()));
         }
@@ -63,7 +65,7 @@ impl<'a> Planner<'a> {
             self.wake(Some(refused.again_at).filter(|_| places.total > 0));
             return Checked::LeftAlone(refused.wait.clone());
         }
-        if places.taken >= places.total {
+        if places.taken >= places.total || (!assignment.any_free && assignment.budget.free_for(node) == 0) {
             return Checked::Queued;
         }
         places.spare -= usize::from(left_alone);

@@ -48,8 +48,10 @@ pub(super) struct NodeRequests<'a> {
 
 impl<'a> Planner<'a> {
     pub(super) fn context(&self, node: &'a SurveyedNode<'a>) -> Option<NodeContext<'a>> {
-        let slot = self.held.contains_key(node.facts.uid.as_str());
-        Some(NodeContext { slot, ..NodeContext::of(self.view, self.survey, node, self.now)? })
+        let held = self.held.get(node.facts.uid.as_str());
+        let recorded = held.and_then(|slot| slot.update.as_ref()?.permitting_since).is_some();
+        let (slot, permit_recorded) = (held.is_some(), recorded || self.view.operator.is_none());
+        Some(NodeContext { slot, permit_recorded, ..NodeContext::of(self.view, self.survey, node, self.now)? })
     }
 
     pub(super) fn wake(&mut self, at: Option<Timestamp>) {

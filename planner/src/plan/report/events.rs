@@ -5,7 +5,7 @@ use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
     APPROVAL, CERTIFICATES, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED,
-    WEB_API,
+    OUT_OF_BOUNDS, WEB_API,
 };
 use crate::decision::Note;
 use crate::survey::records::UNRECORDED;
@@ -23,6 +23,7 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     (DEGRADED, CONFLICT, "FieldManagersSeparate", "no other field manager owns fields of the operator"),
     (DEGRADED, UNRECORDED, "PolicyRecorded", "the policy has a revision"),
     (DEGRADED, MISUNDERSTOOD, "RequestsUnderstood", "every annotation that is meant as a request is known"),
+    (DEGRADED, OUT_OF_BOUNDS, "DurationsWithinBounds", "every duration of the policy is within its bounds"),
 ];
 
 /// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or continues, the policy is

@@ -11,7 +11,7 @@ use models::operator::{
     BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED, NOTICES_SENT,
     PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
 };
-use models::reason::{End, FailureClass};
+use models::reason::{End, FailureClass, Proof};
 use models::shadow::{self, Step};
 
 use super::{Plan, estimates, follow};
@@ -51,7 +51,10 @@ pub const NOT_SERVED: &str = "ShadowsNotServed";
 const WEB_API: &str = WaitReason::WebApiNotReady.as_str();
 
 /// The operator is degraded although its policy and its certificates are valid.
-const MISUNDERSTOOD: &str = "UnknownRequest";
+const MISUNDERSTOOD: &str = crate::annotations::UNKNOWN_REQUEST;
+
+/// The operator is degraded: durations of its policy are outside their bounds, and read as the nearest one.
+const OUT_OF_BOUNDS: &str = "DurationOutOfBounds";
 
 /// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
 const CONFLICT: &str = "FieldManagerConflict";
@@ -185,6 +188,10 @@ fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstoo
             None if !misunderstood.is_empty() => {
                 (true, MISUNDERSTOOD, models::plain::cut(&misunderstood.join("; "), 2000))
             }
+            None if !policy.bounded.is_empty() => {
+                let fields: Vec<String> = policy.bounded.iter().map(ToString::to_string).collect();
+                (true, OUT_OF_BOUNDS, models::plain::cut(&fields.join("; "), 2000))
+            }
             None => (false, "AsExpected", String::new()),
         };
     }
@@ -303,6 +310,10 @@ pub(super) fn status(
         for known in &mut versions {
             known.quarantined = None;
             known.failed.clear();
+        }
+        for ledger in active_rollouts.iter_mut().filter_map(|rollout| rollout.ledger.as_mut()) {
+            ledger.failed = 0;
+            ledger.nodes.retain(|node| node.proof != Proof::Failed);
         }
         // A version that is tried again is another rollout.
         for rollout in active_rollouts.iter_mut().filter(|r| survey.quarantine.spent.contains_key(&key_of(r))) {

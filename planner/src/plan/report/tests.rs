@@ -5,7 +5,7 @@ use models::shadow::{HostState, Step};
 
 use super::*;
 use crate::decision::Note;
-use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t};
+use crate::fixtures::{NEW, at, cluster, condition, node, record_history, t, with_policy};
 use crate::hold::Hold;
 use crate::policy::{PolicyError, Target};
 
@@ -155,7 +155,7 @@ fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
 
 #[test]
 fn awaiting_approval_emits_one_event_with_command() {
-    let wait = Wait::CanaryStep { step: 2, until: None, approval: true, nodes: vec![] };
+    let wait = Wait::CanaryStep { step: 2, until: None, approval: Some("3/7".into()), nodes: vec![] };
     let plan = Plan { approval: Some(wait), ..Plan::default() };
     let (_, reason, message) = progress(false, &plan);
     let waiting = |reason: &str, message: &str| {
@@ -176,6 +176,18 @@ fn unknown_request_annotation_degrades_operator() {
     let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
     let (holds, reason, message) = degraded(&Policy::default(), &TlsFacts::default(), false, &unknown);
     assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
+}
+
+#[test]
+fn duration_outside_its_bounds_degrades_operator_and_stops_nothing() {
+    let (mut view, _) = cluster(vec![node("a")], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"drain": {"timeout": "0s"}}));
+    let plan = crate::plan::plan(&view, &policy, t(0));
+    let conditions = plan.status.unwrap().conditions;
+    let condition = find_condition(&conditions, DEGRADED).unwrap();
+    let expected = "spec.drain.timeout is 0s and read as 1s: write 1s to 168h";
+    assert_eq!((condition.reason.as_str(), condition.message.as_str()), ("DurationOutOfBounds", expected));
+    assert!(plan.actions.contains_key("a"), "it begins");
 }
 
 #[test]
@@ -207,6 +219,7 @@ fn each_degraded_cause_emits_start_and_end_events() {
         (NOT_SERVED, "ShadowsServed", "serves the shadows"),
         (WEB_API, "WebApiReady", "the web API"),
         (MISUNDERSTOOD, "RequestsUnderstood", "annotation"),
+        (OUT_OF_BOUNDS, "DurationsWithinBounds", "within its bounds"),
         (CONFLICT, "FieldManagersSeparate", "other field manager"),
     ] {
         let bad = degraded(true, cause);

@@ -12,20 +12,35 @@ use crate::policy::{Group, GroupPolicy};
 fn used_up_budget_names_an_unavailable_node() {
     let mut nodes: Vec<_> = (0..4).map(|number| node(&format!("n{number}"))).collect();
     (nodes[1].facts.ready, nodes[3].facts.ready) = (false, false);
+    for (node, since) in [(1, 0), (3, 60)] {
+        nodes[node].facts.not_ready_since = Some(t(since));
+    }
     let (view, _) = cluster(nodes, &[]);
-    for (limit, used_up) in [
-        (1, Some(Wait::BudgetUsedUp { node: "n1".into(), count: 2, limit: 1 })),
-        (2, Some(Wait::BudgetUsedUp { node: "n1".into(), count: 2, limit: 2 })),
-        (3, None),
-    ] {
+    // With room for one in all, both have to be ignored; with room for two, the one that is the first.
+    for (limit, until) in [(1, Some(t(3660))), (2, Some(t(3600))), (3, None)] {
+        let used_up = until.map(|until| Wait::BudgetUsedUp {
+            node: "n1".into(),
+            why: "not Ready",
+            count: 2,
+            limit: limit as usize,
+            until: Some(until),
+        });
         let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(limit), ..Policy::default() };
         let survey = Survey::of(&view, &policy, t(0));
         assert_eq!(Budget::of(&survey, &[]).used_up.as_ref(), used_up.as_ref(), "{limit}");
     }
 }
 
-/// Ten nodes, `n0` to `n9`, in zones `a` (even) and `b` (odd); the first four are in group `db`.
+/// Ten nodes, `n0` to `n9`, in zones `a` (even) and `b` (odd); the first four are in group `db`. Those in `down` are not Ready.
 fn world(policy: &Policy, down: &[&str], ours: &[&str], slots: &[&str]) -> (usize, Vec<Option<Wait>>) {
+    let view = view_of(down, ours, slots);
+    let survey = Survey::of(&view, policy, t(0));
+    let budget = Budget::of(&survey, &view.operator.as_ref().unwrap().status.slots);
+    let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(policy, survey.find(name).unwrap()));
+    (budget.free(), refusals.into())
+}
+
+fn view_of(down: &[&str], ours: &[&str], slots: &[&str]) -> ClusterView {
     let nodes = (0..10).map(|number| {
         let mut node = node(&format!("n{number}"));
         let zone = if number % 2 == 0 { "a" } else { "b" };
@@ -40,11 +55,7 @@ fn world(policy: &Policy, down: &[&str], ours: &[&str], slots: &[&str]) -> (usiz
         }
         node
     });
-    let (view, _) = cluster(nodes.collect(), slots);
-    let survey = Survey::of(&view, policy, t(0));
-    let budget = Budget::of(&survey, &view.operator.as_ref().unwrap().status.slots);
-    let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(policy, survey.find(name).unwrap()));
-    (budget.free, refusals.into())
+    cluster(nodes.collect(), slots).0
 }
 
 fn policy(limit: &str, group_limit: Option<&str>, one_zone: bool) -> Policy {
@@ -107,10 +118,94 @@ fn one_zone_at_a_time_limits_disruption_to_one_zone() {
         ("not asked for", false, vec!["n8"], vec![], [None, None, None]),
         ("no zone is", true, vec![], vec![], [None, None, None]),
         ("zone a is", true, vec!["n8"], vec![], [None, busy("a"), busy("a")]),
-        ("a node that is down without the operator blocks no zone", true, vec![], vec!["n8"], [None, None, None]),
+        ("a node of zone a is down without the operator", true, vec![], vec!["n8"], [None, busy("a"), busy("a")]),
+        ("nodes of both zones are, and zone a has lost most", true, vec![], vec!["n4", "n5", "n6"], {
+            let busy = Some(Wait::ZoneBusy { zone: "a".into(), node: "n4".into() });
+            [None, busy.clone(), busy]
+        }),
+        ("the operator works in zone a, and zone b has lost as much", true, vec!["n8"], vec!["n5"], {
+            [None, busy("a"), busy("a")]
+        }),
+        ("the operator works in zone a, and zone b has lost more", true, vec!["n8"], vec!["n5", "n7"], {
+            [Some(Wait::ZoneBusy { zone: "b".into(), node: "n5".into() }), busy("a"), busy("a")]
+        }),
     ] {
         let (_, got) = world(&policy("5", None, one_zone), &down, &out, &[]);
         assert_eq!(got, refusals, "{sentence}");
+    }
+}
+
+#[test]
+fn control_plane_nodes_are_taken_one_at_a_time_while_all_others_are_ready() {
+    type Change = fn(&mut ClusterView);
+    fn facts<'a>(view: &'a mut ClusterView, name: &str) -> &'a mut NodeFacts {
+        &mut view.nodes.get_mut(name).unwrap().facts
+    }
+    fn unmanaged(view: &mut ClusterView, ready: bool) {
+        let labels = BTreeMap::from([(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())]);
+        let facts = NodeFacts { name: "etcd".into(), ready, labels: Arc::new(labels), ..NodeFacts::default() };
+        view.unmanaged.insert(facts.name.clone(), facts);
+    }
+    let busy = |node: &str| Some(Wait::ControlPlaneBusy { node: node.into() });
+    let cases: [(&str, Change, [Option<Wait>; 2]); 8] = [
+        ("all are Ready", |_| {}, [None, None]),
+        (
+            "one is not, for years",
+            |view| {
+                let facts = facts(view, "c1");
+                (facts.ready, facts.not_ready_since) = (false, Some(t(-1_000_000_000)));
+            },
+            [busy("c1"), None],
+        ),
+        (
+            "one was never Ready",
+            |view| {
+                let facts = facts(view, "c1");
+                (facts.ready, facts.joining) = (false, true);
+            },
+            [busy("c1"), None],
+        ),
+        ("one is cordoned by a user", |view| facts(view, "c1").unschedulable = true, [None, None]),
+        ("one is updated", |view| facts(view, "c1").claims = ClaimFields::USUAL, [busy("c1"), None]),
+        ("one has a slot", |view| view.operator.as_mut().unwrap().status.slots = vec![slot("c1")], [busy("c1"), None]),
+        ("one that is not the operator's is not Ready", |view| unmanaged(view, false), [busy("etcd"), None]),
+        ("one that is not the operator's is Ready", |view| unmanaged(view, true), [None, None]),
+    ];
+    for (sentence, change, expected) in cases {
+        let mut nodes: Vec<_> = ["c0", "c1", "worker"].map(node).into();
+        for node in &mut nodes[..2] {
+            node.facts.labels = Arc::new([(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())].into());
+        }
+        let (mut view, _) = cluster(nodes, &[]);
+        change(&mut view);
+        let policy = policy("5", None, false);
+        let survey = Survey::of(&view, &policy, t(0));
+        let budget = Budget::of(&survey, &view.operator.as_ref().unwrap().status.slots);
+        let refusals = ["c0", "worker"].map(|name| budget.refusal(&policy, survey.find(name).unwrap()));
+        assert_eq!(refusals, expected, "{sentence}");
+        // Two are never taken by one plan.
+        let mut budget = budget;
+        budget.take(survey.find("c0").unwrap());
+        assert!(budget.refusal(&policy, survey.find("c1").unwrap()).is_some(), "{sentence}");
+    }
+}
+
+#[test]
+fn node_that_counts_already_needs_no_further_room() {
+    let mut view = view_of(&[], &[], &["n5"]);
+    view.nodes.get_mut("n1").unwrap().facts.unschedulable = true;
+    for (limit, group, others, own, refused) in
+        [("1", "1", 0, 0, [true, false]), ("2", "1", 0, 1, [true, false]), ("3", "2", 1, 2, [false, false])]
+    {
+        let policy = policy(limit, Some(group), false);
+        let survey = Survey::of(&view, &policy, t(0));
+        let budget = Budget::of(&survey, &[slot("n5")]);
+        let [n0, n1] = ["n0", "n1"].map(|name| survey.find(name).unwrap());
+        assert_eq!([budget.free_for(n0), budget.free_for(n1)], [others, own], "{limit}");
+        assert_eq!([n0, n1].map(|node| budget.refusal(&policy, node).is_some()), refused, "{limit}");
+        let mut taken = budget.clone();
+        taken.take(n1);
+        assert_eq!([taken.free_for(n0), taken.free_for(n1)], [others, own.saturating_sub(1)], "{limit}");
     }
 }
 

@@ -8,6 +8,7 @@ use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
+use crate::policy::Policy;
 use crate::view::{NodeView, ShadowFacts};
 use crate::wait::Wait;
 
@@ -229,7 +230,7 @@ fn new_leader_grants_grace_only_to_steps_of_previous_leader() {
     shadow(&mut silent).status.agent.state = Some(HostState::Idle);
     let (mut view, _) = cluster(vec![silent], &["a"]);
     view.leader_since = t(0);
-    let policy = with_policy(&mut view, serde_json::json!({"deadlines": {"stage": "5s"}}));
+    let policy = Policy { stage: std::time::Duration::from_secs(5), ..with_policy(&mut view, serde_json::json!({})) };
     assert_eq!(step_of(&plan(&view, &policy, t(6))), Some(Step::Releasing), "a step of its own needs no grace");
 }
 

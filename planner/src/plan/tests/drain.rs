@@ -34,7 +34,7 @@ fn blocked_drain_names_remaining_pod() {
         message: "not now".into(),
         since: t(1),
         retry_at: t(100),
-        fatal: false,
+        denied_since: None,
         accepted: false,
         deleted: false,
     };
@@ -322,7 +322,7 @@ fn waiting_critical_pod_causes_no_busy_wakeups() {
         message: "not now".into(),
         since: t(1),
         retry_at: t(5),
-        fatal: false,
+        denied_since: None,
         accepted: false,
         deleted: false,
     };
@@ -335,6 +335,92 @@ fn waiting_critical_pod_causes_no_busy_wakeups() {
     }
     assert!(made.actions.is_empty(), "{:?}", made.actions);
     assert!(made.wake.is_some_and(|at| at > t(10)), "{:?}", made.wake);
+}
+
+/// The outcome of a plan for a node whose pod `a` was denied: what is evicted, or the end of the attempt.
+fn after_denial(view: &ClusterView, policy: &Policy, at: i64) -> String {
+    let made = plan(view, policy, t(at));
+    match made.evictions.get("a") {
+        Some(evictions) => names(&evictions.pods).join(" "),
+        None => outcome(&made),
+    }
+}
+
+/// A webhook or an API server that has just started may deny for a moment.
+#[test]
+fn denied_eviction_ends_the_drain_after_it_was_retried_for_a_minute() {
+    let denied = |since: i64, denied: i64, retry_at: i64| Blocked {
+        denied_since: Some(t(denied)),
+        retry_at: t(retry_at),
+        ..answer(None, since, false)
+    };
+    for (sentence, timeout, last, at, expected) in [
+        ("it is denied for the first time", "1h", Some(denied(100, 100, 105)), 104, "Draining"),
+        ("it is to be asked for again", "1h", Some(denied(100, 100, 105)), 105, "p-a"),
+        ("its time is not over", "1h", Some(denied(100, 100, 159)), 159, "p-a"),
+        ("its time is over", "1h", Some(denied(100, 100, 170)), 160, "DrainRefused"),
+        ("a budget has refused it for long before", "1h", Some(denied(1, 100, 105)), 110, "p-a"),
+        ("it is not denied any more", "1h", Some(Blocked { retry_at: t(200), ..answer(None, 100, false) }), 200, "p-a"),
+        ("there is no more time to ask", "110s", Some(denied(100, 100, 115)), 110, "DrainRefused"),
+    ] {
+        for force in [false, true] {
+            let at_deadline = if force { "Force" } else { "Release" };
+            let spec = serde_json::json!({"drain": {"timeout": timeout, "atDeadline": at_deadline}});
+            let (mut view, policy) = draining(spec, vec![pod("a", false)]);
+            view.nodes.get_mut("a").unwrap().blocked =
+                last.clone().map(|last| ("p-a".to_owned(), last)).into_iter().collect();
+            // The pods that block the drain are recorded first.
+            let made = plan(&view, &policy, t(at));
+            if made.evictions.is_empty() && outcome(&made) == "step Draining" {
+                written(&mut view, &made.actions["a"]);
+            }
+            assert_eq!(after_denial(&view, &policy, at), expected, "{sentence}, {at_deadline}");
+        }
+    }
+}
+
+#[test]
+fn denial_is_named_with_its_time_and_kept_for_the_next_leader() {
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
+    let denied =
+        |since: i64| Blocked { denied_since: Some(t(since)), retry_at: t(since + 5), ..answer(None, since, false) };
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), denied(100))].into();
+    let made = plan(&view, &policy, t(105));
+    let Some(Action::Status { status, note: Some(note) }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+    assert_eq!(status.report.drain.as_ref().unwrap().blockers[0].denied_since, Some(t(100)));
+    let until = format!("the API server denies its eviction, which is retried until {}: not now", t(160));
+    assert!(note.reason == "DrainBlocked" && note.message.contains(&until), "{note:?}");
+    written(&mut view, &made.actions["a"]);
+    assert_eq!(plan(&view, &policy, t(105)).wake, Some(t(110)), "asked for now, and named if there is no answer");
+    // Another leader ends the drain on an answer of its own.
+    let node = view.nodes.get_mut("a").unwrap();
+    node.blocked.clear();
+    assert_eq!(after_denial(&view, &policy, 165), "p-a");
+    let in_row = |view: &mut ClusterView, last| {
+        view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), last)].into();
+        after_denial(view, &policy, 166)
+    };
+    assert_eq!(in_row(&mut view, denied(166)), "DrainRefused");
+    // A denial after another answer is a first one.
+    assert_eq!(in_row(&mut view, answer(None, 166, false)), "step Draining");
+    let other = plan(&view, &policy, t(166)).actions.remove("a").unwrap();
+    written(&mut view, &other);
+    assert_eq!(in_row(&mut view, Blocked { retry_at: t(166), ..denied(166) }), "p-a");
+}
+
+#[test]
+fn no_other_pod_is_evicted_while_one_is_denied() {
+    let pods = vec![pod("a", false), pod("b", false), pod("c", false)];
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), pods);
+    let refused = Blocked { retry_at: t(101), ..answer(Some("shop/web"), 100, false) };
+    let denied = Blocked { denied_since: Some(t(100)), retry_at: t(101), ..answer(None, 100, false) };
+    for (sentence, last, expected) in
+        [("a budget refuses one", refused.clone(), "p-a p-b p-c"), ("one is denied", denied, "p-a")]
+    {
+        view.nodes.get_mut("a").unwrap().blocked =
+            [("p-a".to_owned(), last), ("p-b".to_owned(), refused.clone())].into();
+        assert_eq!(after_denial(&view, &policy, 101), expected, "{sentence}");
+    }
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn fleets(most: usize) -> Vec<(usize, usize, u32, Option<usize>)> {
 #[test]
 fn long_held_slot_does_not_delay_hand_over() {
     let mut fleet = Fleet::new(3, 2, 2);
-    fleet.slots = vec![Slot { uid: "uid-n2".into(), node: "n2".into(), since: t(0) }];
+    fleet.slots = vec![Slot { uid: "uid-n2".into(), node: "n2".into(), since: t(0), update: None }];
     fleet.done.insert("n1".into());
     let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(2), ..Policy::default() };
     for (second, hand_over) in [(599, false), (600, true)] {

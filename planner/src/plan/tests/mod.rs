@@ -14,6 +14,7 @@ mod hand_over;
 mod health;
 mod hook;
 mod key;
+mod ledger;
 mod overdue;
 mod permit;
 mod release;
@@ -21,6 +22,7 @@ mod request;
 mod result;
 mod slot;
 mod stage;
+mod unavailable;
 mod whole;
 
 use crate::decision::*;

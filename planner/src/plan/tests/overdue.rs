@@ -32,15 +32,20 @@ fn failure_of(made: &Plan) -> Option<String> {
 
 #[test]
 fn deletion_is_retried_only_when_due() {
-    let refused =
-        |deleted, fatal, retry_at| Blocked { deleted, fatal, retry_at: t(retry_at), ..answer(None, 1, false) };
+    let refused = |deleted, denied: Option<i64>, retry_at| Blocked {
+        deleted,
+        denied_since: denied.map(t),
+        retry_at: t(retry_at),
+        ..answer(None, 1, false)
+    };
     for (sentence, last, sent, due, fails) in [
         ("nothing was tried", None, None, true, false),
-        ("its eviction was refused", Some(refused(false, false, 1000)), None, true, false),
-        ("its eviction was refused for good", Some(refused(false, true, 1000)), None, true, false),
-        ("its deletion failed a moment ago", Some(refused(true, false, 65)), None, false, false),
-        ("its deletion is to be tried again now", Some(refused(true, false, 61)), None, true, false),
-        ("it may not be deleted", Some(refused(true, true, 1000)), None, false, true),
+        ("its eviction was refused", Some(refused(false, None, 1000)), None, true, false),
+        ("its eviction was refused for good", Some(refused(false, Some(1), 1000)), None, true, false),
+        ("its deletion failed a moment ago", Some(refused(true, None, 65)), None, false, false),
+        ("its deletion is to be tried again now", Some(refused(true, None, 61)), None, true, false),
+        ("its deletion is denied, perhaps for a moment", Some(refused(true, Some(2), 61)), None, true, false),
+        ("its deletion has been denied for a minute", Some(refused(true, Some(1), 1000)), None, false, true),
         ("its eviction is not answered", None, Some(false), true, false),
         ("its deletion is not answered", None, Some(true), false, false),
     ] {

@@ -1,15 +1,17 @@
 //! Tables of one-shot requests: each is carried out once, and acknowledged where the user expects it.
 
+use models::names;
 use models::operator::FROZEN;
-use models::shadow::{HostState, Record, Step, VersionFailure};
+use models::shadow::{HostState, MOST_MISUNDERSTOOD, Record, Step, VersionFailure};
 
 use serde_json::json;
 
+use crate::annotations::{HOLD_REFUSED, Misunderstood, UNKNOWN_REQUEST};
 use crate::decision::Action;
 use crate::fixtures::{NEW, at, cluster, failure, node, shadow, t, updated, with_policy, written};
 use crate::hold::Hold;
 use crate::plan::plan;
-use crate::view::{ClusterView, ShadowFacts};
+use crate::view::{ClusterView, NodeFacts, Projection as _, ShadowFacts};
 use crate::wait::Wait;
 
 /// The acknowledged `retry` and `release` of node `a`.
@@ -54,6 +56,66 @@ fn retry_ends_back_off_once_and_is_acknowledged() {
     assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "it is carried out once");
     shadow(&mut view).retry = Some("again".into());
     assert!(plan(&view, &policy, t(3)).actions.contains_key("a"), "another value is another request");
+}
+
+/// The requests of node `a` that are not understood, as its shadow records them.
+fn misunderstood(view: &mut ClusterView) -> Vec<String> {
+    let record = shadow(view).status.controller.record.clone().unwrap_or_default();
+    record.requests.unwrap_or_default().misunderstood
+}
+
+#[test]
+fn requests_that_are_not_understood_are_events_once_each() {
+    let found = |reason, message: &str| Misunderstood { reason, message: message.to_owned() };
+    let hold = || found(HOLD_REFUSED, "hold: until=friday");
+    let drill = || found(UNKNOWN_REQUEST, "drill: Evict");
+    let (mut view, policy) = cluster(vec![node("a")], &[]);
+    let policy = crate::policy::Policy { enabled: false, ..policy };
+    let mut told = |sentence: &str, node: Vec<Misunderstood>, of_shadow: Vec<Misunderstood>, expected: &[&str]| {
+        view.nodes.get_mut("a").unwrap().facts.misunderstood = node;
+        shadow(&mut view).misunderstood = of_shadow;
+        let mut events = Vec::new();
+        for second in 0..10 {
+            let Some(action) = plan(&view, &policy, t(second)).actions.remove("a") else {
+                assert_eq!(events, expected, "{sentence}");
+                return misunderstood(&mut view);
+            };
+            let Action::Status { note, .. } = &action else { panic!("{sentence}: {action:?}") };
+            events.extend(note.iter().map(|note| {
+                assert!(note.warning, "{sentence}");
+                note.reason
+            }));
+            written(&mut view, &action);
+        }
+        panic!("{sentence}: written again and again");
+    };
+    assert_eq!(told("none", vec![], vec![], &[]), Vec::<String>::new());
+    assert_eq!(told("a hold", vec![hold()], vec![], &[HOLD_REFUSED]), [hold().message]);
+    let both = [hold().message, drill().message];
+    assert_eq!(told("a drill beside it", vec![hold()], vec![drill()], &[UNKNOWN_REQUEST]), both);
+    assert_eq!(told("the hold is removed", vec![], vec![drill()], &[]), [drill().message]);
+    assert_eq!(told("it is back", vec![hold()], vec![drill()], &[HOLD_REFUSED]), both);
+    assert_eq!(told("both are removed", vec![], vec![], &[]), Vec::<String>::new());
+    assert_eq!(told("both at once", vec![hold()], vec![drill()], &[HOLD_REFUSED, UNKNOWN_REQUEST]), both);
+    let many = (0..20).map(|number| found(UNKNOWN_REQUEST, &format!("{number}: {}", "x".repeat(1000)))).collect();
+    let kept = told("many", many, vec![], &[UNKNOWN_REQUEST; MOST_MISUNDERSTOOD]);
+    assert!(kept.len() == MOST_MISUNDERSTOOD && kept.iter().all(|message| message.len() <= 512), "{kept:?}");
+}
+
+#[test]
+fn hold_whose_end_cannot_be_read_holds_no_node_and_is_an_event() {
+    let (mut view, policy) = cluster(vec![node("a")], &[]);
+    let annotations = json!({names::HOLD_ANNOTATION: "until=friday reason=audit"});
+    let object = json!({"metadata": {"name": "a", "annotations": annotations}});
+    let facts = NodeFacts::project(&serde_json::from_value(object).unwrap()).unwrap();
+    let node = &mut view.nodes.get_mut("a").unwrap().facts;
+    (node.hold, node.misunderstood) = (facts.hold, facts.misunderstood);
+    let refused = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    let Action::Status { note: Some(note), .. } = &refused else { panic!("{refused:?}") };
+    assert!(note.reason == HOLD_REFUSED && note.message.contains("until=friday"), "{note:?}");
+    written(&mut view, &refused);
+    let begins = plan(&view, &policy, t(2)).actions.remove("a").unwrap();
+    assert_eq!(begins.next_step(), Some(Step::Staging));
 }
 
 #[test]

@@ -242,8 +242,7 @@ fn slot_is_kept_by_write_that_starts_drain() {
 
 #[test]
 fn slot_write_retracts_removed_and_replaced_slots() {
-    let slot =
-        |node: &str, since| models::operator::Slot { uid: format!("uid-{node}"), node: node.into(), since: t(since) };
+    let slot = |node: &str, since| models::operator::Slot { since: t(since), ..slot(node) };
     let before = [slot("a", 1), slot("b", 1), slot("c", 1)];
     let after = [slot("b", 1), slot("c", 2), slot("d", 2)];
     assert_eq!(super::slots::retracted(&before, &after), ["uid-a".to_owned(), "uid-c".to_owned()].into());

@@ -166,7 +166,7 @@ fn exclusion_pin_and_blackout_end_every_attempt_without_a_permit() {
             (&exclusion, Some("PolicyChanged")),
             (&pin, Some("PolicyChanged")),
             (&blackout, Some("BlackoutBegan")),
-            (&window, (step == Step::BeforeDrain).then_some("GateRefused")),
+            (&window, (step == Step::BeforeDrain).then_some("WindowEnded")),
             (&age, None),
         ] {
             let (mut view, _) = cluster(vec![at("a", step, 0, state)], &["a"]);

@@ -147,6 +147,7 @@ fn revision_changes_with_documented_fields_and_no_others() {
         ("version.refreshInterval", json!("2h")),
         ("version.urgent", json!({"from": "1.20.6", "reason": "CVE", "until": "2026-12-01T00:00:00Z"})),
         ("maxUnavailable", json!(5)),
+        ("ignoreUnavailableAfter", json!("2h")),
         ("schedule", json!({"windows": [{"cron": "0 3 * * *", "duration": "1h"}]})),
         ("strategy", json!({"canary": [{"nodes": 1}], "oneZoneAtATime": true})),
         ("drain", json!({"timeout": "5m"})),

@@ -206,7 +206,7 @@ fn refusal(node: &NodeView, sent: &InFlight, uid: &str, now: Timestamp) -> Block
         message: "not now".into(),
         since: node.blocked.get(uid).map_or(sent.since, |old| old.since),
         retry_at: now.checked_add(SignedDuration::from_secs(5)).unwrap(),
-        fatal: false,
+        denied_since: None,
         accepted: false,
         deleted: false,
     }

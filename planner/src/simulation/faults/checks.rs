@@ -16,8 +16,11 @@ pub(super) fn explains(view: &ClusterView, policy: &Policy, plan: &Plan, now: Ti
             Wait::Queued { .. }
                 | Wait::BudgetUsedUp { .. }
                 | Wait::GroupFull { .. }
+                | Wait::ControlPlaneBusy { .. }
                 | Wait::ZoneBusy { .. }
                 | Wait::CanaryStep { .. }
+                | Wait::StepUnproven { .. }
+                | Wait::StepFailed { .. }
                 | Wait::HandingOver
                 | Wait::Frozen { .. }
         );
@@ -41,7 +44,7 @@ impl World {
             if !node.facts.labelled {
                 self.left.insert(name.clone(), self.now);
             }
-            let slots = self.view.operator.iter().flat_map(|operator| &operator.status.slots);
+            let slots = self.view.recorded_slots();
             let rests = !node.facts.held() && !node.facts.claimed() && node.progress().is_none();
             if rests && !slots.chain(self.sent.iter().flat_map(|sent| &sent.slots)).any(|slot| slot.node == *name) {
                 self.held.remove(name);
@@ -85,8 +88,7 @@ impl World {
         assert!(!policy.one_zone_at_a_time || zones.len() <= 1, "seed {seed}: zones {zones:?} are out of service");
         let status = self.view.operator.as_ref().map(|o| &o.status);
         for rollout in status.iter().flat_map(|status| &status.active_rollouts).filter(|r| r.ended.is_none()) {
-            let passed = usize::try_from(rollout.steps_passed).unwrap();
-            let Some(step) = policy.canary.get(passed) else { continue };
+            let Some(ledger) = rollout.ledger.as_ref().filter(|ledger| ledger.due > 0) else { continue };
             let ours = |n: &&&NodeView| n.update().is_some_and(|p| p.version == rollout.version);
             let out = out.iter().filter(ours).count();
             let updated = |n: &&NodeView| {
@@ -103,7 +105,7 @@ impl World {
                     })
             };
             let updated = self.view.nodes.values().filter(updated).count();
-            let limit = step.nodes.of(self.view.nodes.len()).unwrap();
+            let limit = usize::try_from(ledger.due).unwrap();
             let spread = updated + out;
             assert!(spread <= limit, "seed {seed}: {spread} nodes have begun, and the canary step allows {limit}");
         }

@@ -143,7 +143,10 @@ impl World {
                     node.lease = None;
                 }
             }
-            7 => node.facts.ready = !node.facts.ready,
+            7 => {
+                node.facts.ready = !node.facts.ready;
+                node.facts.not_ready_since = (!node.facts.ready).then_some(now);
+            }
             8 if !node.facts.unschedulable => {
                 host.pods_made += 1;
                 let pod = pod(&name, host.pods_made);
@@ -151,6 +154,7 @@ impl World {
             }
             9 => {
                 host.person_cordoned = !host.person_cordoned;
+                node.facts.cordoned_since = host.person_cordoned.then_some(now);
                 node.facts.unschedulable = node.facts.claimed() || host.person_cordoned;
             }
             10 => {

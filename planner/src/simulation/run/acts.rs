@@ -110,7 +110,7 @@ impl Run<'_> {
                     message,
                     since,
                     retry_at: since,
-                    fatal: false,
+                    denied_since: None,
                     accepted: true,
                     deleted: false,
                 };
@@ -182,7 +182,7 @@ impl Run<'_> {
                     message: String::new(),
                     since,
                     retry_at: models::time::after(now, pause),
-                    fatal: false,
+                    denied_since: None,
                     accepted: false,
                     deleted: false,
                 };

@@ -162,7 +162,8 @@ mod tests {
         let shadow = asked.shadow.as_mut().unwrap();
         (shadow.retry, shadow.release, shadow.drill) = (Some("1".into()), Some("2".into()), Some("3 evict".into()));
         assert!(!is_plain(&asked));
-        let mut done = ShadowRequests { retry: Some("1".into()), release: Some("2".into()), drill: None };
+        let mut done =
+            ShadowRequests { retry: Some("1".into()), release: Some("2".into()), ..ShadowRequests::default() };
         for (drill, plain) in [(None, false), (Some("2 evict".to_owned()), false), (Some("3 evict".to_owned()), true)] {
             done.drill = drill;
             let record = Record { requests: Some(done.clone()), ..Record::default() };

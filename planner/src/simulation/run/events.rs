@@ -90,8 +90,9 @@ impl Run<'_> {
 
     fn goes_down(&mut self, index: usize) {
         (self.states[index].up, self.states[index].schedulable) = (false, false);
+        let now = self.now;
         if let Some(node) = self.node_mut(index) {
-            node.facts.ready = false;
+            (node.facts.ready, node.facts.not_ready_since) = (false, Some(now));
         }
         self.touched.insert(index);
         let boot = self.scenario.times.boot.draw(&mut self.rng(index, Draw::Host));
@@ -107,6 +108,7 @@ impl Run<'_> {
         let Some(node) = self.view.nodes.get_mut(self.scenario.members[index].name()) else { return };
         state.host.boot(node, boots);
         node.facts.ready = ready;
+        node.facts.not_ready_since = node.facts.not_ready_since.filter(|_| !ready);
         (state.up, state.schedulable) = (ready, ready && !node.facts.unschedulable);
         self.touched.insert(index);
         if sick {

@@ -106,7 +106,7 @@ fn canary_soak_is_counted_from_last_node_across_restarts() {
 fn approval_passes_only_one_step() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
     let mut view = fleet(4, 1, 0);
-    view.operator.as_mut().unwrap().approve_step = Some("yes".into());
+    view.operator.as_mut().unwrap().approve_step = Some("0/1@yes".into());
     let rollouts = followed(&view, &policy, 100);
     assert!(rollouts.approval_taken);
     assert_eq!(rollouts.active[0].steps_passed, 1);
@@ -114,18 +114,21 @@ fn approval_passes_only_one_step() {
     // Acknowledged: the same value approves nothing more.
     let operator = view.operator.as_mut().unwrap();
     operator.status.active_rollouts = rollouts.active;
-    operator.status.requests.get_or_insert_default().approve_step = Some("yes".into());
+    operator.status.requests.get_or_insert_default().approve_step = Some("0/1@yes".into());
     let mut two = fleet(4, 2, 0);
     two.operator = view.operator;
     let rollouts = followed(&two, &policy, 101);
-    assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 2, until: None, approval: true, nodes: vec![] }));
+    assert_eq!(
+        one(&rollouts).wait,
+        Some(Wait::CanaryStep { step: 2, until: None, approval: Some("0/2".into()), nodes: vec![] })
+    );
 }
 
 #[test]
 fn approval_during_soak_takes_effect_after_soak() {
     let policy = policy(&[step("1", 600, true), step("2", 0, true)]);
     let mut view = fleet(4, 1, 0);
-    view.operator.as_mut().unwrap().approve_step = Some("early".into());
+    view.operator.as_mut().unwrap().approve_step = Some("0/1@early".into());
     let soaking = followed(&view, &policy, 100);
     assert!(soaking.approval_taken && soaking.active[0].approved, "it is recorded, and acknowledged");
     let operator = view.operator.as_mut().unwrap();
@@ -137,13 +140,16 @@ fn approval_during_soak_takes_effect_after_soak() {
 
 #[test]
 fn approval_without_waiting_step_is_acknowledged_without_effect() {
-    for (sentence, steps, done) in [
-        ("the step's node is not done", vec![step("1", 600, true)], 0),
-        ("the step that soaks needs no approval", vec![step("1", 600, false), step("2", 0, true)], 1),
-        ("there are no steps", vec![], 0),
+    for (sentence, steps, done, value) in [
+        ("it names no step", vec![step("1", 0, true)], 1, "yes"),
+        ("it names another step", vec![step("1", 0, true), step("2", 0, true)], 1, "0/2@yes"),
+        ("it names another rollout", vec![step("1", 0, true)], 1, "7/1@yes"),
+        ("a part of it cannot be read", vec![step("1", 0, true)], 1, "0/1,0/one@yes"),
+        ("the step that soaks needs no approval", vec![step("1", 600, false), step("2", 0, true)], 1, "0/1@yes"),
+        ("there are no steps", vec![], 0, "0/1@yes"),
     ] {
         let mut view = fleet(4, done, 0);
-        view.operator.as_mut().unwrap().approve_step = Some("early".into());
+        view.operator.as_mut().unwrap().approve_step = Some(value.into());
         let rollouts = followed(&view, &policy(&steps), 100);
         assert!(rollouts.approval_taken, "{sentence}: it is acknowledged");
         assert_eq!(rollouts.active[0].steps_passed, 0, "{sentence}");
@@ -184,7 +190,7 @@ fn canary_step_is_counted_per_variant_and_architecture() {
 fn approval_passes_one_step_for_all_variants_and_architectures() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
     let mut view = two_kinds(&["n00", "n02"]);
-    view.operator.as_mut().unwrap().approve_step = Some("yes".into());
+    view.operator.as_mut().unwrap().approve_step = Some("0/1@yes".into());
     let rollouts = followed(&view, &policy, 100);
     assert!(rollouts.approval_taken);
     assert_eq!(rollouts.active.iter().map(|active| active.steps_passed).collect::<Vec<_>>(), [1, 1]);
@@ -195,7 +201,7 @@ fn approval_covers_all_variants_still_soaking() {
     let policy = policy(&[step("1", 600, true), step("2", 0, true)]);
     let mut view = two_kinds(&["n00", "n02"]);
     let operator = view.operator.as_mut().unwrap();
-    operator.approve_step = Some("yes".into());
+    operator.approve_step = Some("0/1@yes".into());
     for (active, done) in operator.status.active_rollouts.iter_mut().zip([0, 300]) {
         active.step_done = Some(t(done));
     }
@@ -289,7 +295,7 @@ fn canary_step_counts_and_lists_disrupted_nodes_and_nodes_with_slots() {
     let rollout = one(&rollouts);
     assert_eq!((rollout.under_way, rollout.disrupted), (5, 5), "all but the one that is only staged");
     let nodes = ["n01", "n02", "n03"].map(str::to_owned).to_vec();
-    let wait = Wait::CanaryStep { step: 1, until: None, approval: false, nodes };
+    let wait = Wait::CanaryStep { step: 1, until: None, approval: None, nodes };
     assert_eq!(rollout.wait, Some(wait), "the first few are named");
 }
 
@@ -301,5 +307,5 @@ fn staging_node_counts_in_canary_step_but_not_as_disrupted() {
     let rollouts = followed(&view, &policy(&[step("2", 0, false)]), 100);
     assert_eq!((one(&rollouts).under_way, one(&rollouts).disrupted), (1, 0));
     let nodes = vec!["n00".to_owned()];
-    assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 1, until: None, approval: false, nodes }));
+    assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 1, until: None, approval: None, nodes }));
 }

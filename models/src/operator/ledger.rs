@@ -1,0 +1,127 @@
+//! The ledger of a rollout: the places that its nodes have used up, and what they have proven about its version.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use semver::Version;
+use serde::{Deserialize, Serialize};
+
+use crate::reason::Proof;
+use crate::schema::{StatusWord, VersionText};
+
+/// The most nodes that a ledger names.
+pub const LEDGER_NODES: usize = 8;
+
+/// Places of a rollout. It changes only in writes that carry the resourceVersion that was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutLedger {
+    /// Number of nodes that the rollout has to update, of which canary steps are shares; 0 until its first slot is given. From
+    /// then on it stays, unless more nodes join than it counts.
+    #[serde(default)]
+    pub base: i64,
+    /// Number of places of the canary steps that are passed.
+    #[serde(default)]
+    pub passed: i64,
+    /// Number of places of the canary step due, with those of the steps before it; 0 where none is due.
+    #[serde(default)]
+    pub due: i64,
+    /// Number of nodes that were updated and have stayed healthy for their soak.
+    #[serde(default)]
+    pub proven: i64,
+    /// Number of nodes that run, or may run, the version and have not proven it.
+    #[serde(default)]
+    pub unproven: i64,
+    /// Number of these that a user has accepted.
+    #[serde(default)]
+    pub accepted: i64,
+    /// Number of nodes that have failed on the version since the last `resume`.
+    #[serde(default)]
+    pub failed: i64,
+    /// Nodes that have not proven the version or have failed on it, the first few.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = LEDGER_NODES), extend("x-kubernetes-list-type" = "atomic"))]
+    pub nodes: Vec<LedgerNode>,
+}
+
+impl RolloutLedger {
+    /// Returns the number of places that are used up by nodes whose attempt has ended.
+    pub fn used(&self) -> i64 {
+        self.proven.saturating_add(self.unproven).saturating_add(self.failed)
+    }
+
+    /// Returns the number of places that count as proven for a canary step.
+    pub fn good(&self) -> i64 {
+        self.proven.saturating_add(self.accepted)
+    }
+
+    /// Moves a node from one count to another.
+    pub fn move_node(&mut self, from: Option<Proof>, to: Proof) {
+        if let Some(count) = from.and_then(|from| self.count(from)) {
+            *count = count.saturating_sub(1).max(0);
+        }
+        if let Some(count) = self.count(to) {
+            *count = count.saturating_add(1);
+        }
+        self.accepted = self.accepted.min(self.unproven);
+    }
+
+    fn count(&mut self, proof: Proof) -> Option<&mut i64> {
+        match proof {
+            Proof::Proven => Some(&mut self.proven),
+            Proof::Unproven | Proof::Unknown => Some(&mut self.unproven),
+            Proof::Failed => Some(&mut self.failed),
+            Proof::Free => None,
+        }
+    }
+}
+
+/// A node whose place is not proven.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LedgerNode {
+    /// Name of the Node.
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// `Unproven` or `Failed`.
+    #[schemars(with = "StatusWord")]
+    pub proof: Proof,
+    /// End of its attempt, as one fixed word.
+    #[schemars(length(max = 64))]
+    pub reason: String,
+}
+
+impl fmt::Display for LedgerNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.node, self.reason)
+    }
+}
+
+/// Update that a slot is held for: what decides about its place once the Node object is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SlotUpdate {
+    /// Version that the node is updated to.
+    #[schemars(with = "VersionText")]
+    pub version: Version,
+    /// Variant of the node.
+    #[schemars(length(max = 64))]
+    pub variant: String,
+    /// Architecture of the node.
+    #[schemars(length(max = 32))]
+    pub arch: String,
+    /// Number of the attempt.
+    pub attempt: i64,
+    /// Boot of the node when the slot was given.
+    #[schemars(length(max = 64))]
+    pub boot_id: String,
+    /// Place that the node had in the rollout before: `Proven`, `Unproven` or `Failed`; absent if it had none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<StatusWord>")]
+    pub had: Option<Proof>,
+    /// Time from which its reboot may be permitted: recorded before the permit is issued; absent until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    pub permitting_since: Option<Timestamp>,
+}

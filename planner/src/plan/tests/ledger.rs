@@ -1,0 +1,390 @@
+//! The ledger of a rollout: which ends use up a place, what passes a step, and what survives of it.
+
+use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, Slot};
+use models::reason::{FailureReason, Proof};
+use models::shadow::{ArmedPhase, HostState, NodeProof, Permit, Step};
+use serde_json::json;
+
+use crate::decision::Action;
+use crate::fixtures::*;
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView};
+use crate::wait::Wait;
+
+/// A node with a place in the rollout of this number.
+fn with_place(name: &str, proof: Proof, rollout: i64) -> NodeView {
+    let mut node = runs(node(name), proof != Proof::Failed);
+    let reason = if proof == Proof::Proven { "Updated" } else { "HookTimedOut" }.to_owned();
+    let mut record = updated();
+    record.last.as_mut().unwrap().reason.clone_from(&reason);
+    record.proof = Some(NodeProof { version: NEW, rollout, attempt: 1, proof, reason });
+    node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    node
+}
+
+/// The node, which runs the new version, or the old one.
+fn runs(mut node: NodeView, new: bool) -> NodeView {
+    let version = if new { NEW } else { OLD };
+    node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
+    let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+    agent.current_version = Some(version);
+    if new {
+        agent.updates.as_mut().unwrap().chosen_version = None;
+    }
+    node
+}
+
+fn staged(name: &str) -> NodeView {
+    at(name, Step::Staged, 0, HostState::StagedUpdate)
+}
+
+/// Rollout 7, with this ledger.
+fn recorded_with(view: &mut ClusterView, ledger: Option<RolloutLedger>) {
+    let rollout = ActiveRollout { record: Some(recorded(7)), ledger, ..rollout(NEW) };
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout];
+}
+
+fn slots_of(made: &Plan) -> Vec<&str> {
+    made.slots.iter().flatten().map(|slot| slot.node.as_str()).collect()
+}
+
+fn ledger(made: &Plan) -> &RolloutLedger {
+    let rollouts = &made.status.as_ref().unwrap().active_rollouts;
+    rollouts.iter().find(|rollout| rollout.version == NEW && rollout.ended.is_none()).unwrap().ledger.as_ref().unwrap()
+}
+
+fn counts(made: &Plan) -> (i64, i64, i64) {
+    let ledger = ledger(made);
+    (ledger.proven, ledger.unproven, ledger.failed)
+}
+
+fn canary(view: &mut ClusterView, steps: &serde_json::Value) -> Policy {
+    with_policy(view, json!({"maxUnavailable": 5, "strategy": {"canary": steps}}))
+}
+
+#[test]
+fn place_of_a_step_is_used_up_however_its_node_has_ended_and_proof_alone_passes_it() {
+    let manual = json!([{"nodes": 1, "approval": "Manual"}]);
+    let soak = json!([{"nodes": 1}]);
+    for (sentence, steps, first, expected) in [
+        ("it was never taken to the version", &manual, None, "slot"),
+        ("proven, and a user has to approve", &manual, Some(Proof::Proven), "CanaryStep"),
+        ("proven", &soak, Some(Proof::Proven), "slot"),
+        ("a hook was silent afterwards", &manual, Some(Proof::Unproven), "StepUnproven"),
+        ("the same, and the policy asks for no approval", &soak, Some(Proof::Unproven), "StepUnproven"),
+        ("a word of a newer version", &soak, Some(Proof::Unknown), "StepUnproven"),
+        ("it failed", &soak, Some(Proof::Failed), "StepFailed"),
+    ] {
+        let first = first.map_or_else(|| runs(node("a"), true), |proof| with_place("a", proof, 7));
+        let (mut view, _) = cluster(vec![first, staged("b"), node("c")], &[]);
+        recorded_with(&mut view, None);
+        let policy = canary(&mut view, steps);
+        let made = plan(&view, &policy, t(60));
+        let found = if slots_of(&made) == ["b"] { "slot" } else { made.waits.get("b").map_or("nothing", Wait::as_str) };
+        assert_eq!(found, expected, "{sentence}: {:?}", made.waits);
+    }
+}
+
+#[test]
+fn end_of_an_attempt_records_its_place() {
+    let nonce = || Some(Permit { nonce: "n".into(), jws: "x".into() });
+    let hook = |node: &mut NodeView, reason| {
+        let failure = models::shadow::Failure {
+            attempt: 1,
+            step: HostState::RebootedIntoUpdate,
+            reason,
+            message: String::new(),
+            time: t(1),
+        };
+        node.shadow.as_mut().unwrap().status.agent.failure = Some(failure);
+    };
+    let released = |node: &mut NodeView| node.shadow.as_mut().unwrap().release = Some("now".into());
+    let rebooting = |permit: Option<Permit>| {
+        let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        node.shadow.as_mut().unwrap().spec.permit = permit;
+        node
+    };
+    let in_boot = |mut node: NodeView, boot: &str| {
+        node.facts.boot_id = boot.into();
+        node
+    };
+    let draining = || at("a", Step::Draining, 0, HostState::StagedUpdate);
+    let verifying = || {
+        let mut node = in_boot(runs(at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate), true), "b2");
+        node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
+        node
+    };
+    for (sentence, mut node, change, expected) in [
+        ("released in its drain", draining(), &released as &dyn Fn(&mut NodeView), None),
+        ("released before its permit", rebooting(None), &released, None),
+        ("released with a permit that its host may act on", rebooting(nonce()), &released, Some(Proof::Unproven)),
+        ("released while it is verified", verifying(), &released, Some(Proof::Unproven)),
+        (
+            "back on the old version, the agent says why",
+            in_boot(rebooting(nonce()), "b2"),
+            &|node| hook(node, FailureReason::RebootedByOther),
+            None,
+        ),
+        (
+            "back on the old version, which is the image's fault",
+            in_boot(rebooting(nonce()), "b2"),
+            &|node| hook(node, FailureReason::BootFellBack),
+            Some(Proof::Failed),
+        ),
+    ] {
+        change(&mut node);
+        let (mut view, policy) = cluster(vec![node], &["a"]);
+        recorded_with(&mut view, None);
+        let policy = Policy { present: true, ..policy };
+        let made = plan(&view, &policy, t(5));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
+        let record = status.report.record.as_ref().unwrap();
+        assert_eq!(record.proof.as_ref().map(|proof| proof.proof), expected, "{sentence}: {:?}", record.last);
+        assert!(record.proof.as_ref().is_none_or(|proof| (proof.rollout, proof.attempt) == (7, 1)), "{sentence}");
+    }
+}
+
+#[test]
+fn permit_is_issued_once_its_slot_records_it() {
+    let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    node.shadow.as_mut().unwrap().status.agent.armed = Some(armed(ArmedPhase::Arming));
+    let (mut view, policy) = cluster(vec![node], &["a"]);
+    let policy = Policy { present: true, ..policy };
+    view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().permitting_since = None;
+    let made = plan(&view, &policy, t(5));
+    assert_eq!(outcome(&made), "Acting");
+    let slots = made.slots.unwrap();
+    assert_eq!(slots[0].update.as_ref().unwrap().permitting_since, Some(t(5)), "recorded first");
+    view.operator.as_mut().unwrap().status.slots = slots;
+    assert_eq!(outcome(&plan(&view, &policy, t(6))), "permit for n");
+}
+
+#[test]
+fn slot_that_is_taken_away_is_counted_in_the_same_write() {
+    let (mut view, _) = cluster(vec![at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate), staged("b")], &["a"]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 2, due: 1, ..RolloutLedger::default() }));
+    let policy = canary(&mut view, &json!([{"nodes": 1}]));
+    for (sentence, proof, expected) in [
+        ("proven", Some(Proof::Proven), (1, 0, 0)),
+        ("not proven", Some(Proof::Unproven), (0, 1, 0)),
+        ("failed", Some(Proof::Failed), (0, 0, 1)),
+        ("never taken to the version", None, (0, 0, 0)),
+    ] {
+        let mut ended = with_place("a", proof.unwrap_or(Proof::Free), 7);
+        if proof.is_none() {
+            ended.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap().proof = None;
+        }
+        view.nodes.insert("a".into(), ended);
+        let made = plan(&view, &policy, t(60));
+        assert_eq!(made.slots.as_deref().map(<[Slot]>::len), Some(0), "{sentence}: the slot is taken away");
+        assert_eq!(counts(&made), expected, "{sentence}");
+        // It is counted once, by whichever leader plans next.
+        let mut next = view.clone();
+        next.operator.as_mut().unwrap().status = made.status.unwrap();
+        assert_eq!(counts(&plan(&next, &policy, t(61))), expected, "{sentence}: once");
+    }
+}
+
+/// The write that takes away the slot of an updated node is under way, or was lost.
+#[test]
+fn node_whose_slot_is_being_taken_away_is_counted_once() {
+    let (mut view, _) =
+        cluster(vec![at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate), staged("b"), staged("c")], &["a"]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 3, due: 2, ..RolloutLedger::default() }));
+    let policy = canary(&mut view, &json!([{"nodes": 2}]));
+    view.nodes.insert("a".into(), with_place("a", Proof::Proven, 7));
+    view.retracted.insert("uid-a".into());
+    let made = plan(&view, &policy, t(60));
+    assert_eq!((counts(&made), slots_of(&made)), ((1, 0, 0), vec!["b"]), "{:?}", made.waits);
+}
+
+#[test]
+fn node_that_is_gone_after_its_permit_keeps_its_slot_until_its_machine_had_its_time() {
+    let (mut view, _) = cluster(vec![at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate), staged("b")], &["a"]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 2, due: 1, ..RolloutLedger::default() }));
+    let policy = canary(&mut view, &json!([{"nodes": 1}]));
+    let over = i64::try_from((policy.reboot + policy.returning).as_secs()).unwrap();
+    let gone = |permitting: bool| {
+        let mut view = view.clone();
+        view.nodes.remove("a");
+        let slot = &mut view.operator.as_mut().unwrap().status.slots[0];
+        slot.update.as_mut().unwrap().permitting_since = permitting.then(|| t(0));
+        view
+    };
+    let made = plan(&gone(false), &policy, t(60));
+    assert_eq!((slots_of(&made), counts(&made)), (vec![], (0, 0, 0)), "before the permit its place is free");
+    let made = plan(&gone(true), &policy, t(over - 1));
+    assert!(
+        made.slots.is_none() && made.wake.is_some_and(|wake| wake <= t(over)),
+        "it may come back: {:?}",
+        made.slots
+    );
+    let made = plan(&gone(true), &policy, t(over));
+    assert_eq!((slots_of(&made), counts(&made)), (vec![], (0, 1, 0)), "nothing shows what it has become");
+    assert_eq!(ledger(&made).nodes.first().map(|node| node.node.as_str()), Some("a"));
+    for (new, expected) in [(true, (0, 1, 0)), (false, (0, 0, 0))] {
+        let mut view = gone(true);
+        let mut again = runs(node("a"), new);
+        again.facts.uid = "another".into();
+        view.nodes.insert("a".into(), again);
+        assert_eq!(counts(&plan(&view, &policy, t(60))), expected, "registered again, on the new version: {new}");
+    }
+}
+
+#[test]
+fn shares_are_of_the_nodes_that_the_rollout_began_with() {
+    // Six nodes came with the version.
+    let mut nodes: Vec<NodeView> = (0..6).map(|number| runs(node(&format!("old-{number}")), true)).collect();
+    nodes.extend(["a", "b", "c", "d"].map(staged));
+    let (mut view, _) = cluster(nodes, &[]);
+    recorded_with(&mut view, None);
+    let policy = canary(&mut view, &json!([{"nodes": "50%", "approval": "Manual"}]));
+    let made = plan(&view, &policy, t(60));
+    assert_eq!(slots_of(&made), ["a", "b"], "half of the four that it updates");
+    assert_eq!((ledger(&made).base, ledger(&made).due), (4, 2));
+    // An autoscaler adds two and removes one: no step changes.
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    view.nodes.remove("d");
+    for name in ["e", "f"] {
+        view.nodes.insert(name.into(), node(name));
+    }
+    let made = plan(&view, &policy, t(61));
+    assert_eq!((ledger(&made).base, ledger(&made).due, slots_of(&made)), (4, 2, vec![]), "{:?}", made.waits);
+    // More have joined than it has: the step is due for all of them.
+    for name in ["g", "h", "i", "j"] {
+        view.nodes.insert(name.into(), node(name));
+    }
+    assert_eq!(ledger(&plan(&view, &policy, t(62))).due, 5);
+}
+
+#[test]
+fn proven_node_that_an_autoscaler_removes_keeps_its_place() {
+    let (mut view, _) = cluster(vec![staged("b"), staged("c")], &[]);
+    let ledger = RolloutLedger { base: 3, due: 1, proven: 1, ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(ledger));
+    let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "1h"}, {"nodes": 2}]));
+    let soaking = plan(&view, &policy, t(60));
+    assert!(matches!(soaking.waits["b"], Wait::CanaryStep { step: 1, until: Some(until), .. } if until == t(3660)));
+    view.operator.as_mut().unwrap().status = soaking.status.unwrap();
+    assert_eq!(slots_of(&plan(&view, &policy, t(3660))), ["b"], "the second place");
+}
+
+#[test]
+fn ledger_that_is_missing_is_rebuilt_from_the_nodes() {
+    let nodes = || vec![with_place("a", Proof::Unproven, 3), staged("b"), node("c")];
+    // The operator's resource was made again: numbers begin again, too.
+    let (mut view, _) = cluster(nodes(), &[]);
+    let policy = canary(&mut view, &json!([{"nodes": 1}]));
+    assert_eq!(plan(&view, &policy, t(60)).waits["b"].as_str(), "StepUnproven");
+    // The version was left for another one since, and comes back: that is another rollout.
+    let mut left = ActiveRollout { record: Some(recorded(3)), ..rollout(NEW) };
+    left.ended = Some(t(20));
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![left];
+    assert_eq!(slots_of(&plan(&view, &policy, t(60))), ["b"], "what it has shown before proves nothing");
+    // A ledger of before a downgrade, in which another version of the operator went on.
+    recorded_with(&mut view, Some(RolloutLedger { base: 3, due: 1, ..RolloutLedger::default() }));
+    view.operator.as_mut().unwrap().status.active_rollouts[0].record = Some(recorded(3));
+    assert_eq!(plan(&view, &policy, t(60)).waits["b"].as_str(), "StepUnproven");
+}
+
+#[test]
+fn status_of_an_earlier_version_is_read_with_the_results_that_it_wrote() {
+    for (sentence, reason, new, expected) in [
+        ("updated", "Updated", true, "slot"),
+        ("its hook was silent", "HookTimedOut", true, "StepUnproven"),
+        ("its drain took too long", "DrainTimedOut", false, "slot"),
+    ] {
+        let mut first = runs(node("a"), new);
+        let mut record = updated();
+        record.proof = None;
+        record.last.as_mut().unwrap().reason = reason.into();
+        first.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        let (mut view, _) = cluster(vec![first, staged("b"), node("c")], &[]);
+        recorded_with(&mut view, None);
+        let policy = canary(&mut view, &json!([{"nodes": 1}]));
+        let made = plan(&view, &policy, t(60));
+        let found = if slots_of(&made) == ["b"] { "slot" } else { made.waits["b"].as_str() };
+        assert_eq!(found, expected, "{sentence}");
+    }
+}
+
+#[test]
+fn user_accepts_nodes_without_proof_by_name() {
+    let (mut view, _) = cluster(vec![with_place("a", Proof::Unproven, 7), staged("b"), node("c")], &[]);
+    let policy = canary(&mut view, &json!([{"nodes": 1}, {"nodes": 2}]));
+    for (value, passes) in [("yes", false), ("7/1@yes", false), ("7/2/unproven@yes", false), ("7/1/unproven@yes", true)]
+    {
+        recorded_with(&mut view, None);
+        view.operator.as_mut().unwrap().approve_step = Some(value.into());
+        let made = plan(&view, &policy, t(60));
+        assert_eq!(slots_of(&made) == ["b"], passes, "{value}: {:?}", made.waits);
+        assert_eq!(ledger(&made).accepted, i64::from(passes), "{value}");
+        let mut unasked = view.clone();
+        unasked.operator.as_mut().unwrap().approve_step = None;
+        let before = plan(&unasked, &policy, t(59)).status.unwrap();
+        let refused = crate::plan::approval_news(&before, made.status.as_ref().unwrap());
+        assert_eq!(
+            refused.map(|note| note.reason),
+            (!value.starts_with("7/1")).then_some("ApprovalRefused"),
+            "{value}"
+        );
+    }
+}
+
+#[test]
+fn node_that_has_a_place_takes_no_second_one() {
+    let mut again = with_place("a", Proof::Failed, 7);
+    let shadow = again.shadow.as_mut().unwrap();
+    shadow.status.controller.progress = Some(progress(Step::Staged, 0));
+    (shadow.spec.state, shadow.spec.attempt) = (HostState::StagedUpdate, 1);
+    (shadow.spec.version, shadow.spec.boot_id) = (Some(NEW), Some("b1".into()));
+    shadow.status.agent.state = Some(HostState::StagedUpdate);
+    let (mut view, _) = cluster(vec![again, staged("b")], &[]);
+    let failed = LedgerNode { node: "a".into(), proof: Proof::Failed, reason: "SoakFailed".into() };
+    let stored = RolloutLedger { base: 2, due: 1, failed: 1, nodes: vec![failed], ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(stored));
+    let policy = canary(&mut view, &json!([{"nodes": 1}]));
+    let made = plan(&view, &policy, t(60));
+    assert_eq!(slots_of(&made), ["a"], "it has one: {:?}", made.waits);
+    assert_eq!(made.slots.as_ref().unwrap()[0].update.as_ref().unwrap().had, Some(Proof::Failed));
+    // Once it is updated, it moves from one count to the other.
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    view.nodes.insert("a".into(), with_place("a", Proof::Proven, 7));
+    let made = plan(&view, &policy, t(120));
+    assert_eq!((counts(&made), ledger(&made).nodes.len()), ((1, 0, 0), 0));
+}
+
+/// Two zones that take turns; the version of the first waits for a user.
+#[test]
+fn step_that_waits_takes_no_room_from_others() {
+    let zone = |mut node: NodeView, zone: &str| {
+        node.facts.labels = std::sync::Arc::new([(models::names::ZONE_LABEL.to_owned(), zone.to_owned())].into());
+        node
+    };
+    let mut other = node("d");
+    other.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+    let nodes = vec![with_place("a", Proof::Proven, 7), zone(staged("b"), "x"), zone(other, "y")];
+    let (mut view, _) = cluster(nodes, &[]);
+    recorded_with(&mut view, None);
+    let spec = json!({"strategy": {"oneZoneAtATime": true, "canary": [{"nodes": 1, "approval": "Manual"}]}});
+    let policy = with_policy(&mut view, spec);
+    let made = plan(&view, &policy, t(60));
+    assert_eq!(made.waits["b"].as_str(), "CanaryStep");
+    assert!(made.actions.get("d").is_some_and(Plan::starts), "nothing is out of service: {:?}", made.waits.get("d"));
+}
+
+#[test]
+fn change_of_the_step_due_drops_its_approval() {
+    let (mut view, _) = cluster(vec![staged("b"), staged("c"), staged("d")], &[]);
+    let stored = RolloutLedger { base: 4, due: 1, proven: 1, ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(stored));
+    let active = &mut view.operator.as_mut().unwrap().status.active_rollouts[0];
+    (active.approved, active.step_done) = (true, Some(t(0)));
+    let soak = |nodes: u32| json!([{"nodes": nodes, "soak": "1h", "approval": "Manual"}]);
+    for (nodes, approved) in [(1, true), (2, false)] {
+        let policy = canary(&mut view, &soak(nodes));
+        let made = plan(&view, &policy, t(60));
+        assert_eq!(made.status.unwrap().active_rollouts[0].approved, approved, "{nodes}");
+    }
+}

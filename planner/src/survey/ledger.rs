@@ -1,0 +1,103 @@
+//! The ledger of a rollout: what is used up and proven, read from the operator's status and from the nodes.
+
+use std::collections::HashSet;
+
+use models::operator::{ActiveRollout, LEDGER_NODES, LedgerNode, RolloutLedger, SlotUpdate};
+use models::reason::{End, FailureClass, Proof};
+use models::shadow::UPDATED;
+
+use super::key::is_member;
+use crate::view::{ClusterView, NodeView};
+
+/// Returns whether the update of a slot is part of a rollout.
+pub(crate) fn is_of(update: &SlotUpdate, rollout: &ActiveRollout) -> bool {
+    (&update.variant, &update.arch, &update.version) == (&rollout.variant, &rollout.arch, &rollout.version)
+}
+
+/// Returns the place that a node has in a rollout; `None` without one, also where it is of an earlier rollout of the version.
+pub(crate) fn place(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof> {
+    let proof = node.record()?.proof.as_ref().filter(|proof| proof.version == rollout.version)?;
+    let first = rollout.record.as_ref().map_or(0, |record| record.first.unwrap_or(record.number));
+    let ours = proof.rollout >= first && is_member(node, rollout);
+    ours.then_some(proof.proof)
+}
+
+/// Returns the place of a node whose result an earlier version of the operator wrote, which recorded none: what ran out well is
+/// proven, and what runs the version in spite of its end is not.
+fn inferred(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof> {
+    let last = node.record()?.last.as_ref().filter(|last| last.version == rollout.version)?;
+    if last.ended < rollout.started {
+        return None;
+    }
+    if last.reason == UPDATED {
+        return Some(Proof::Proven);
+    }
+    if End::of(&last.reason).is_some_and(|end| end.class == FailureClass::Version) {
+        let unresolved = |failure: &models::shadow::VersionFailure| {
+            failure.version == rollout.version && failure.resolved_by.is_none()
+        };
+        return node.record()?.version_failures.iter().any(unresolved).then_some(Proof::Failed);
+    }
+    runs(node, rollout).then_some(Proof::Unproven)
+}
+
+/// Returns whether a node runs the version of a rollout.
+pub(super) fn runs(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    let reported = || node.shadow.as_ref()?.status.agent.current_version.clone();
+    node.facts.os_version().or_else(reported).is_some_and(|running| running == rollout.version)
+}
+
+/// The memory that there is of a rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// The entry of the rollout in the status of the operator.
+    Entry,
+    /// None, but others of its kind are remembered: it begins now.
+    New,
+    /// None at all, as after the operator's resource was deleted and made again.
+    Nothing,
+}
+
+/// Returns the ledger of a rollout as it is recorded, or, where it is missing or behind, as the nodes show it. One that is
+/// missing is never read as empty.
+pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) -> RolloutLedger {
+    // The place of a node with a slot is counted when the slot is taken away, by the write that does so.
+    let held: HashSet<&str> = view.recorded_slots().map(|slot| slot.uid.as_str()).collect();
+    let counts = |node: &&NodeView| is_member(node, rollout) && !held.contains(node.facts.uid.as_str());
+    let count = |read: &dyn Fn(&NodeView) -> Option<Proof>| {
+        let mut ledger = RolloutLedger::default();
+        for node in view.nodes.values().filter(counts) {
+            if let Some(proof) = read(node) {
+                ledger.move_node(None, proof);
+                let reason = node.record().and_then(|record| Some(record.last.as_ref()?.reason.clone()));
+                name(&mut ledger, &node.facts.name, proof, &reason.unwrap_or_default());
+            }
+        }
+        ledger
+    };
+    match (&rollout.ledger, memory) {
+        (Some(stored), _) => {
+            let seen = count(&|node| place(node, rollout));
+            if seen.used() <= stored.used() {
+                return stored.clone();
+            }
+            let RolloutLedger { base, passed, due, accepted, .. } = *stored;
+            RolloutLedger { base, passed, due, accepted: accepted.min(seen.unproven), ..seen }
+        }
+        (None, Memory::Entry) => count(&|node| place(node, rollout).or_else(|| inferred(node, rollout))),
+        (None, Memory::New) => RolloutLedger::default(),
+        // Numbers of rollouts begin again with a new resource: what a node has shown of the version counts.
+        (None, Memory::Nothing) => count(&|node| {
+            let proof = place(node, &ActiveRollout { record: None, ..rollout.clone() })?;
+            (proof == Proof::Failed || runs(node, rollout)).then_some(proof)
+        }),
+    }
+}
+
+/// Names a node without proof, or removes its name.
+pub(super) fn name(ledger: &mut RolloutLedger, node: &str, proof: Proof, reason: &str) {
+    ledger.nodes.retain(|named| named.node != node);
+    if !matches!(proof, Proof::Proven | Proof::Free) && ledger.nodes.len() < LEDGER_NODES {
+        ledger.nodes.push(LedgerNode { node: node.to_owned(), proof, reason: reason.to_owned() });
+    }
+}

@@ -1,0 +1,88 @@
+//! The record of slots in the ledgers of rollouts: when they are given, while their node is gone, and when they are taken away.
+
+use std::collections::HashSet;
+
+use jiff::Timestamp;
+use models::operator::{ActiveRollout, Slot, SlotUpdate};
+use models::reason::Proof;
+use models::time::after;
+
+use super::key::{key_of, kind};
+use super::ledger::{is_of, name, place, runs};
+use super::rollout::Rollouts;
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView};
+
+/// Returns what a slot that is given now records of its update; `None` in a drill.
+pub(crate) fn update_of(rollouts: &Rollouts, node: &NodeView) -> Option<SlotUpdate> {
+    let progress = node.update()?;
+    let (variant, arch) = kind(node);
+    let rollout = rollouts.active(node, &progress.version);
+    Some(SlotUpdate {
+        version: progress.version.clone(),
+        variant: variant.to_owned(),
+        arch: arch.to_owned(),
+        attempt: progress.attempt,
+        boot_id: progress.boot_id.clone(),
+        had: rollout.and_then(|rollout| place(node, rollout)),
+        permitting_since: None,
+    })
+}
+
+/// Returns until when the slot of a node that is gone is kept, if it is: its machine may reboot by its permit and come back. One
+/// that has come back as another Node object shows by itself what it runs.
+pub(crate) fn kept_until(view: &ClusterView, policy: &Policy, slot: &Slot) -> Option<Timestamp> {
+    let permitting = slot.update.as_ref()?.permitting_since?;
+    let back = view.nodes.contains_key(&slot.node) || view.unmanaged.contains_key(&slot.node);
+    (!back).then(|| after(after(permitting, policy.reboot), policy.returning))
+}
+
+/// Returns the end of the attempt of a slot that is taken away, and the place that its node has now.
+fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveRollout) -> (Proof, String) {
+    let own = view.nodes.get(&slot.node).filter(|node| node.facts.uid == slot.uid);
+    let record = own.and_then(|node| node.record());
+    if let Some(proof) = record.and_then(|record| record.proof.as_ref())
+        && (proof.attempt, &proof.version) == (update.attempt, &update.version)
+    {
+        return (proof.proof, proof.reason.clone());
+    }
+    let last = record.and_then(|record| record.last.as_ref()).filter(|last| last.attempt == update.attempt);
+    if let Some(last) = last {
+        return (Proof::Free, last.reason.clone());
+    }
+    // Without a record of the end, as of a node that is gone, what may have happened counts as if it had.
+    let may_run = view.nodes.get(&slot.node).is_none_or(|there| runs(there, rollout));
+    let proof = if update.permitting_since.is_some() && may_run { Proof::Unproven } else { Proof::Free };
+    (proof, "NodeDeleted".to_owned())
+}
+
+/// Writes into the ledgers what follows from the slots that are taken away and given: `before` are recorded, `after` are about to
+/// be.
+pub(crate) fn settle(
+    view: &ClusterView,
+    rollouts: &Rollouts,
+    (before, after): (&[Slot], &[Slot]),
+    active: &mut [ActiveRollout],
+) {
+    let remaining: HashSet<&str> = after.iter().map(|slot| slot.uid.as_str()).collect();
+    for rollout in active.iter_mut().filter(|rollout| rollout.ended.is_none()) {
+        let Some(mut ledger) = rollout.ledger.take() else { continue };
+        for slot in before.iter().filter(|slot| !remaining.contains(slot.uid.as_str())) {
+            if let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) {
+                let (proof, reason) = ended(view, slot, update, rollout);
+                // A node that has a place keeps it until another takes its place.
+                if proof != Proof::Free {
+                    ledger.move_node(update.had, proof);
+                    name(&mut ledger, &slot.node, proof, &reason);
+                }
+            }
+        }
+        let holds = |slot: &Slot| slot.update.as_ref().is_some_and(|update| is_of(update, rollout));
+        if after.iter().any(holds)
+            && let Some(now) = rollouts.by_key(&key_of(rollout))
+        {
+            ledger.base = i64::try_from(now.base).unwrap_or(i64::MAX);
+        }
+        rollout.ledger = Some(ledger);
+    }
+}

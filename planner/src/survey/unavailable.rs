@@ -1,0 +1,108 @@
+//! Nodes that are out of service without the operator, and count against the budgets of the fleet, of groups and of zones for a
+//! time (`spec.ignoreUnavailableAfter`).
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::time::after;
+
+use crate::view::NodeView;
+
+/// A node that is out of service without the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unavailable {
+    /// The cause, for users.
+    pub(crate) why: &'static str,
+    /// The time from which it is ignored; `None` if the API server does not show since when it has been out of service.
+    pub(crate) until: Option<Timestamp>,
+}
+
+/// Returns whether a node is out of service as autoscalers make it, which is no sign of trouble: it joins the cluster and has
+/// never been Ready, or is being removed. A report of its agent shows that it has run pods before.
+pub(crate) fn comes_or_goes(node: &NodeView) -> bool {
+    let reported = || node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.boot_id.is_some());
+    node.facts.deleting || node.facts.removed_by.is_some() || (node.facts.joining && !reported())
+}
+
+/// Returns why a node counts against the budgets although the operator has not taken it out of service, if it does: it is
+/// cordoned by others or not Ready, and has been for less than `limit`.
+pub(crate) fn of(node: &NodeView, limit: Duration, now: Timestamp) -> Option<Unavailable> {
+    let facts = &node.facts;
+    let cordoned = facts.cordoned_by_others();
+    if !facts.labelled || node.disrupted() || comes_or_goes(node) || (facts.ready && !cordoned) {
+        return None;
+    }
+    let why = if facts.ready { "cordoned by another user or controller" } else { "not Ready" };
+    let not_ready = facts.not_ready_since.filter(|_| !facts.ready);
+    let since = [not_ready, facts.cordoned_since.filter(|_| cordoned)].into_iter().flatten().min();
+    let until = since.map(|since| after(since, limit));
+    until.is_none_or(|until| until > now).then_some(Unavailable { why, until })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claims::ClaimFields;
+    use crate::fixtures::{node, t};
+
+    #[test]
+    fn node_out_of_service_without_operator_counts_for_a_time() {
+        type Change = fn(&mut NodeView);
+        fn down(node: &mut NodeView) {
+            (node.facts.ready, node.facts.not_ready_since) = (false, Some(t(0)));
+        }
+        fn cordoned(node: &mut NodeView) {
+            (node.facts.unschedulable, node.facts.cordoned_since) = (true, Some(t(60)));
+        }
+        fn joins(node: &mut NodeView) {
+            down(node);
+            node.facts.joining = true;
+            node.shadow.as_mut().unwrap().status.agent.boot_id = None;
+        }
+        let cases: [(&str, &[Change], [bool; 3]); 13] = [
+            ("in service", &[], [false, false, false]),
+            ("not Ready", &[down], [true, false, false]),
+            ("not Ready for an unknown time", &[down, |n| n.facts.not_ready_since = None], [true, true, true]),
+            ("cordoned by a user", &[cordoned], [true, true, false]),
+            ("both: since the first", &[down, cordoned], [true, false, false]),
+            ("cordoned by the operator", &[cordoned, |n| n.facts.claims = ClaimFields::USUAL], [false; 3]),
+            (
+                "held, with the operator's cordon",
+                &[cordoned, |n| {
+                    (n.facts.claims, n.facts.hold) = (ClaimFields::CORDON, Some(crate::hold::Hold::default()));
+                }],
+                [false; 3],
+            ),
+            ("never Ready: it joins", &[joins], [false; 3]),
+            (
+                "its agent has run in an earlier boot",
+                &[joins, |n| {
+                    *n = {
+                        let mut m = n.clone();
+                        m.shadow.as_mut().unwrap().status.agent.boot_id = Some("b0".into());
+                        m
+                    }
+                }],
+                [true, false, false],
+            ),
+            (
+                "an autoscaler removes it",
+                &[down, |n| n.facts.removed_by = Some("karpenter.sh/disrupted".into())],
+                [false; 3],
+            ),
+            (
+                "an autoscaler removes it, still Ready",
+                &[cordoned, |n| n.facts.removed_by = Some("ToBeDeleted".into())],
+                [false; 3],
+            ),
+            ("being deleted", &[down, |n| n.facts.deleting = true], [false; 3]),
+            ("no node of the operator", &[down, |n| n.facts.labelled = false], [false; 3]),
+        ];
+        for (sentence, changes, counts) in cases {
+            let mut node = node("a");
+            changes.iter().for_each(|change| change(&mut node));
+            let found = [3599, 3600, 3660].map(|at| of(&node, Duration::from_hours(1), t(at)).is_some());
+            assert_eq!(found, counts, "{sentence}");
+        }
+    }
+}
