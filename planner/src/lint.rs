@@ -115,11 +115,16 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     findings
 }
 
-/// Leaves the slots as they are recorded.
+/// Leaves the slots as they are recorded, with the ledgers, in which each of them is counted once, and with the approvals.
 fn restore_slots(view: &ClusterView, plan: &mut Plan) {
     plan.slots = None;
     if let (Some(status), Some(operator)) = (&mut plan.status, &view.operator) {
-        status.slots.clone_from(&operator.status.slots);
+        let recorded = &operator.status;
+        status.slots.clone_from(&recorded.slots);
+        status.active_rollouts.clone_from(&recorded.active_rollouts);
+        if let Some(requests) = &mut status.requests {
+            requests.approve_step = recorded.requests.as_ref().and_then(|requests| requests.approve_step.clone());
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The state of the fleet, derived from the cluster by the controller's own rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
@@ -126,7 +126,9 @@ fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<R
 fn canary(wait: &Wait) -> String {
     match wait {
         Wait::CanaryStep { approval: Some(_), .. } => "waits for approval".to_owned(),
+        Wait::StepUnproven { nodes, .. } if nodes.is_empty() => "is not proven".to_owned(),
         Wait::StepUnproven { nodes, .. } => format!("is not proven by {}", nodes.join(", ")),
+        Wait::StepFailed { nodes, .. } if nodes.is_empty() => "has failed".to_owned(),
         Wait::StepFailed { nodes, .. } => format!("has failed on {}", nodes.join(", ")),
         Wait::CanaryStep { until: Some(until), .. } => format!("soaks until {until:.0}"),
         Wait::CanaryStep { nodes, .. } if !nodes.is_empty() => format!("waits for {}", nodes.join(", ")),
@@ -136,21 +138,12 @@ fn canary(wait: &Wait) -> String {
 
 fn approval(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Option<Request> {
     let wait = plan.approval.as_ref()?;
-    let (step, _) = wait.approval()?;
+    let (step, command) = wait.request(&plan.quarantine)?;
     // The newest version's comes first, as in the planner.
     let waits = |state: &&RolloutState| state.wait.as_ref() == Some(wait);
     let of = rollouts.iter().filter(waits).map(|state| &state.rollout.version).max();
     let of = of.map_or_else(String::new, |version| format!(" of the rollout of {version}"));
-    Some(match wait {
-        Wait::StepUnproven { nodes, .. } => Request {
-            message: format!("canary step {step}{of} is not proven by {}", nodes.join(", ")),
-            command: cluster.command("approve --unproven"),
-        },
-        _ => Request {
-            message: format!("canary step {step}{of} waits for approval"),
-            command: cluster.command("approve"),
-        },
-    })
+    Some(Request { message: format!("canary step {step}{of} {}", canary(wait)), command: cluster.command(&command) })
 }
 
 fn frozen(cluster: &Cluster, plan: &Plan) -> Option<Request> {
@@ -160,14 +153,7 @@ fn frozen(cluster: &Cluster, plan: &Plan) -> Option<Request> {
     let condition = true_condition(planned.or(recorded)?, FROZEN)?;
     // The command of kubectl alone is replaced by the plugin's.
     let message = condition.message.split(": kubectl annotate").next().unwrap_or_default();
-    // The operator settles all failures at once, so that each version that has any is named.
-    let versions: BTreeSet<String> = plan.quarantine.failed_versions().map(ToString::to_string).collect();
-    let command = if versions.is_empty() {
-        "resume".to_owned()
-    } else {
-        format!("resume --failures {}", versions.into_iter().collect::<Vec<_>>().join(","))
-    };
-    Some(Request { message: cluster.filled(message, ""), command: cluster.command(&command) })
+    Some(Request { message: cluster.filled(message, ""), command: cluster.command(&plan.quarantine.resume()) })
 }
 
 fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {

@@ -17,6 +17,10 @@ pub const LEDGER_NODES: usize = 8;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutLedger {
+    /// Number of the first record of the rollout, of which its nodes count here; 0 until it is known. A rollout that is resumed has
+    /// further records.
+    #[serde(default)]
+    pub first: i64,
     /// Number of nodes that the rollout has to update, of which canary steps are shares; 0 until its first slot is given. From
     /// then on it stays, unless more nodes join than it counts.
     #[serde(default)]
@@ -56,15 +60,48 @@ impl RolloutLedger {
         self.proven.saturating_add(self.accepted)
     }
 
-    /// Moves a node from one count to another.
-    pub fn move_node(&mut self, from: Option<Proof>, to: Proof) {
+    /// Returns the number of places that are neither proven nor accepted by a user, and whose nodes have not failed.
+    pub fn open(&self) -> i64 {
+        self.unproven.saturating_sub(self.accepted).max(0)
+    }
+
+    /// Counts as proven what has passed its steps and cannot be told any more, as in a ledger that is made again from its nodes.
+    pub fn keep_passed(&mut self) {
+        let known = self.unproven.saturating_add(self.failed);
+        self.proven = self.proven.max(self.passed.saturating_sub(known));
+    }
+
+    /// Accepts the places that are not proven, as a user requests.
+    pub fn accept(&mut self) {
+        self.accepted = self.unproven;
+        for node in self.nodes.iter_mut().filter(|node| node.proof != Proof::Failed) {
+            node.accepted = true;
+        }
+    }
+
+    /// Frees the places of failures, as a `resume` requests.
+    pub fn forgive(&mut self) {
+        self.failed = 0;
+        self.nodes.retain(|node| node.proof != Proof::Failed);
+    }
+
+    /// Moves a node from one count to another, and names it where it has no proof.
+    pub fn move_node(&mut self, from: Option<Proof>, (node, to, reason): (&str, Proof, &str)) {
         if let Some(count) = from.and_then(|from| self.count(from)) {
             *count = count.saturating_sub(1).max(0);
         }
         if let Some(count) = self.count(to) {
             *count = count.saturating_add(1);
         }
-        self.accepted = self.accepted.min(self.unproven);
+        // What was accepted is the end of one attempt of one node. Beyond the names that are kept, it is taken to be of this node.
+        let named = self.nodes.iter().position(|named| named.node == node).map(|index| self.nodes.remove(index));
+        let was_unproven = matches!(from, Some(Proof::Unproven | Proof::Unknown));
+        let was_accepted = was_unproven && named.is_none_or(|named| named.accepted);
+        self.accepted = self.accepted.saturating_sub(i64::from(was_accepted)).clamp(0, self.unproven);
+        if !matches!(to, Proof::Proven | Proof::Free) && self.nodes.len() < LEDGER_NODES {
+            let (node, reason) = (node.to_owned(), reason.to_owned());
+            self.nodes.push(LedgerNode { node, proof: to, reason, accepted: false });
+        }
     }
 
     fn count(&mut self, proof: Proof) -> Option<&mut i64> {
@@ -90,6 +127,9 @@ pub struct LedgerNode {
     /// End of its attempt, as one fixed word.
     #[schemars(length(max = 64))]
     pub reason: String,
+    /// True if a user has accepted it without a proof.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub accepted: bool,
 }
 
 impl fmt::Display for LedgerNode {

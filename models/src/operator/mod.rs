@@ -325,6 +325,19 @@ impl ActiveRollout {
     pub fn step_name(&self, places: i64) -> String {
         format!("{}/{places}", self.number())
     }
+
+    /// Returns what an approval of its canary step is to be called: that the places of the step are used up, all of them proven or
+    /// accepted, or some of them without a proof; `None` where an approval would pass nothing.
+    pub fn approvable(&self) -> Option<String> {
+        let ledger = self.ledger.as_ref().filter(|ledger| self.ended.is_none() && ledger.due > 0)?;
+        let name = self.step_name(ledger.due);
+        match (ledger.good() >= ledger.due, ledger.failed, ledger.used() >= ledger.due) {
+            _ if self.number() == 0 => None,
+            (true, ..) => Some(name),
+            (false, ..=0, true) => Some(format!("{name}/unproven")),
+            (false, ..) => None,
+        }
+    }
 }
 
 /// `spec.version.urgent` as it is in force.

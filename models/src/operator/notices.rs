@@ -69,7 +69,7 @@ pub enum NoticeEvent {
     RolloutStarted,
     /// A canary step was passed.
     StepPassed,
-    /// A canary step waits for a user's approval.
+    /// A canary step waits for a user: for an approval, or because nodes of it have not proven the version or have failed on it.
     AwaitingApproval,
     /// Failures have stopped all updates.
     Frozen,

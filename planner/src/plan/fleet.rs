@@ -23,7 +23,7 @@ use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;
 use crate::survey::agents::POD_GRACE_PERIOD;
 use crate::survey::quarantine::Quarantine;
-use crate::survey::{Survey, settled};
+use crate::survey::{Survey, requests, settled};
 use crate::view::{ClusterView, ReportedFacts};
 use crate::wait::Wait;
 use models::time::after;
@@ -177,6 +177,12 @@ impl<'a> Planner<'a> {
                     && operator.status.slots.iter().zip(slots).all(|(a, b)| (&a.uid, &a.update) == (&b.uid, &b.update))
                     && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid))
             };
+            let slots = slots.map(|mut slots| {
+                if requests::resumed(self.view).is_some() {
+                    settled::forgive(&mut slots);
+                }
+                slots
+            });
             let slots = slots.filter(|slots| !unchanged(slots));
             let history = follow::history(self.view, self.survey, &self.plan);
             let mut status =

@@ -182,11 +182,7 @@ impl Source<'_> {
         let nodes = quarantined.map(|quarantined| quarantined.nodes.clone()).unwrap_or_default();
         let cause = Cause { reason: quarantined.map(|quarantined| quarantined.reason), nodes: nodes.clone() };
         let failed = report::failed_too_often([(&crate::survey::key::of_known(known), &cause)]);
-        // The operator settles all failures at once, so that each version that has any is named.
-        let mut versions: Vec<_> = self.survey.quarantine.failed_versions().map(ToString::to_string).collect();
-        versions.sort();
-        versions.dedup();
-        let command = format!("kubectl brupop resume --failures {}", versions.join(","));
+        let command = format!("kubectl brupop {}", self.survey.quarantine.resume());
         let since = quarantined.map_or(self.now, |quarantined| quarantined.since);
         let subject = match nodes.first() {
             Some(node) => format!("node/{node}"),
@@ -200,18 +196,22 @@ impl Source<'_> {
         let rollouts = self.status.active_rollouts.iter().filter(|rollout| rollout.ended.is_none());
         let awaited = rollouts.filter_map(|rollout| {
             let wait = self.survey.rollouts.by_key(&key_of(rollout))?.wait.as_ref()?;
-            let (step, name) = wait.approval()?;
+            let (step, command) = wait.request(&self.survey.quarantine)?;
             // Nodes that join can have the step begin again, and its approval is then awaited again.
             let since = rollout.step_done.map_or(0, Timestamp::as_millisecond);
-            let unproven = matches!(wait, Wait::StepUnproven { .. });
-            let why = if unproven { format!("unproven/{name}") } else { format!("approval/{since}") };
+            let places = rollout.ledger.as_ref().map_or(0, |ledger| ledger.due);
+            let why = match wait {
+                Wait::StepUnproven { .. } => format!("unproven/{}", rollout.step_name(places)),
+                Wait::StepFailed { .. } => format!("failed/{}", rollout.step_name(places)),
+                _ => format!("approval/{since}"),
+            };
             let id = format!("{}/{}/step/{step}/{why}", self.uid, part(rollout));
             // The command of kubectl alone is replaced by the plugin's.
             let text = wait.to_string();
             let waits = text.split(": kubectl annotate").next().unwrap_or_default();
-            let waits = waits.strip_suffix(". To accept them").unwrap_or(waits);
+            let waits = waits.split(". To ").next().unwrap_or_default();
             let cause = format!("{}: {waits}", named(rollout));
-            let command = format!("kubectl brupop approve {step}{}", if unproven { " --unproven" } else { "" });
+            let command = format!("kubectl brupop {command}");
             let nodes = self.nodes(rollout, true);
             let event = NoticeEvent::AwaitingApproval.as_str();
             Some((id.clone(), Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))

@@ -354,10 +354,15 @@ impl World {
                 .values()
                 .all(|n| n.shadow.as_ref().is_none_or(|s| s.status.controller.progress.is_none()));
             let made = self.plan();
-            // A user accepts what proves nothing.
-            if let Some((_, name)) = made.approval.as_ref().and_then(Wait::approval) {
-                let value = format!("{name}@{}", self.now.as_second());
-                self.view.operator.as_mut().unwrap().approve_step = Some(value);
+            // A user accepts what proves nothing, and resumes what has failed.
+            let value = |name: &str| format!("{name}@{}", self.now.as_second());
+            let operator = self.view.operator.as_mut().unwrap();
+            match &made.approval {
+                Some(Wait::StepFailed { .. }) => operator.resume = Some(value("resume")),
+                Some(Wait::CanaryStep { approval: Some(name), .. } | Wait::StepUnproven { approval: name, .. }) => {
+                    operator.approve_step = Some(value(name));
+                }
+                _ => {}
             }
             let rests = idle && made.actions.is_empty() && made.evictions.is_empty();
             quiet = if rests { quiet + 1 } else { 0 };

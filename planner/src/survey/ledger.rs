@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use models::operator::{ActiveRollout, LEDGER_NODES, LedgerNode, RolloutLedger, SlotUpdate};
+use models::operator::{ActiveRollout, RolloutLedger, Slot, SlotUpdate};
 use models::reason::{End, FailureClass, Proof};
 use models::shadow::UPDATED;
 
@@ -17,14 +17,19 @@ pub(crate) fn is_of(update: &SlotUpdate, rollout: &ActiveRollout) -> bool {
 /// Returns the place that a node has in a rollout; `None` without one, also where it is of an earlier rollout of the version.
 pub(crate) fn place(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof> {
     let proof = node.record()?.proof.as_ref().filter(|proof| proof.version == rollout.version)?;
-    let first = rollout.record.as_ref().map_or(0, |record| record.first.unwrap_or(record.number));
-    let ours = proof.rollout >= first && is_member(node, rollout);
+    let ours = proof.rollout >= first(rollout) && is_member(node, rollout);
     ours.then_some(proof.proof)
+}
+
+/// Returns the number of the first record of a rollout; 0 while none is known.
+pub(super) fn first(rollout: &ActiveRollout) -> i64 {
+    let of_record = || rollout.record.as_ref().map_or(0, |record| record.first.unwrap_or(record.number));
+    rollout.ledger.as_ref().map(|ledger| ledger.first).filter(|first| *first > 0).unwrap_or_else(of_record)
 }
 
 /// Returns the place of a node whose result an earlier version of the operator wrote, which recorded none: what ran out well is
 /// proven, and what runs the version in spite of its end is not.
-fn inferred(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof> {
+pub(super) fn inferred(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof> {
     let last = node.record()?.last.as_ref().filter(|last| last.version == rollout.version)?;
     if last.ended < rollout.started {
         return None;
@@ -62,15 +67,14 @@ pub(super) enum Memory {
 /// missing is never read as empty.
 pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) -> RolloutLedger {
     // The place of a node with a slot is counted when the slot is taken away, by the write that does so.
-    let held: HashSet<&str> = view.recorded_slots().map(|slot| slot.uid.as_str()).collect();
+    let is_held = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| is_of(update, rollout));
+    let held: HashSet<&str> = view.recorded_slots().filter(is_held).map(|slot| slot.uid.as_str()).collect();
     let counts = |node: &&NodeView| is_member(node, rollout) && !held.contains(node.facts.uid.as_str());
     let count = |read: &dyn Fn(&NodeView) -> Option<Proof>| {
         let mut ledger = RolloutLedger::default();
         for node in view.nodes.values().filter(counts) {
             if let Some(proof) = read(node) {
-                ledger.move_node(None, proof);
-                let reason = node.record().and_then(|record| Some(record.last.as_ref()?.reason.clone()));
-                name(&mut ledger, &node.facts.name, proof, &reason.unwrap_or_default());
+                ledger.move_node(None, (&node.facts.name, proof, &reason_of(node)));
             }
         }
         ledger
@@ -79,13 +83,14 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
         (Some(stored), _) => {
             let seen = count(&|node| place(node, rollout));
             if seen.used() <= stored.used() {
-                return stored.clone();
+                return followed(view, rollout, stored, &held);
             }
-            let RolloutLedger { base, passed, due, accepted, .. } = *stored;
-            RolloutLedger { base, passed, due, accepted: accepted.min(seen.unproven), ..seen }
+            let RolloutLedger { first, base, passed, due, accepted, .. } = *stored;
+            RolloutLedger { first, base, passed, due, accepted: accepted.min(seen.unproven), ..seen }
         }
         (None, Memory::Entry) => count(&|node| place(node, rollout).or_else(|| inferred(node, rollout))),
-        (None, Memory::New) => RolloutLedger::default(),
+        // None of the records that there are is one of it.
+        (None, Memory::New) => RolloutLedger { first: i64::MAX, ..RolloutLedger::default() },
         // Numbers of rollouts begin again with a new resource: what a node has shown of the version counts.
         (None, Memory::Nothing) => count(&|node| {
             let proof = place(node, &ActiveRollout { record: None, ..rollout.clone() })?;
@@ -94,10 +99,27 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
     }
 }
 
-/// Names a node without proof, or removes its name.
-pub(super) fn name(ledger: &mut RolloutLedger, node: &str, proof: Proof, reason: &str) {
-    ledger.nodes.retain(|named| named.node != node);
-    if !matches!(proof, Proof::Proven | Proof::Free) && ledger.nodes.len() < LEDGER_NODES {
-        ledger.nodes.push(LedgerNode { node: node.to_owned(), proof, reason: reason.to_owned() });
+/// Returns a recorded ledger with what its named nodes have shown since without a slot.
+fn followed(
+    view: &ClusterView,
+    rollout: &ActiveRollout,
+    stored: &RolloutLedger,
+    held: &HashSet<&str>,
+) -> RolloutLedger {
+    let mut ledger = stored.clone();
+    for named in &stored.nodes {
+        let node = view.nodes.get(&named.node).filter(|node| !held.contains(node.facts.uid.as_str()));
+        if let Some(node) = node
+            && let Some(proof) = place(node, rollout).filter(|proof| *proof != named.proof)
+        {
+            ledger.move_node(Some(named.proof), (&named.node, proof, &reason_of(node)));
+        }
     }
+    ledger
+}
+
+/// Returns the end of the last attempt of a node.
+fn reason_of(node: &NodeView) -> String {
+    let reason = node.record().and_then(|record| Some(record.last.as_ref()?.reason.clone()));
+    reason.unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! The versions that have failed too often. They follow from two places, so that deleting either does not end the
 //! quarantine: the unresolved failures in the shadows' records, and the failures in the operator's status.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use models::reason::FailureReason;
 use models::shadow::VersionFailure;
@@ -88,6 +88,16 @@ impl Quarantine {
     /// The versions with failures that no `resume` has resolved, and the quarantined ones.
     pub fn failed_versions(&self) -> impl Iterator<Item = &Version> {
         self.failed.keys().chain(self.spent.keys()).map(|(_, _, version)| version)
+    }
+
+    /// Returns the arguments of the plugin that resolve all failures. The operator does so at once, so that each version that has
+    /// any is named.
+    pub fn resume(&self) -> String {
+        let versions: BTreeSet<String> = self.failed_versions().map(ToString::to_string).collect();
+        if versions.is_empty() {
+            return "resume".to_owned();
+        }
+        format!("resume --failures {}", versions.into_iter().collect::<Vec<_>>().join(","))
     }
 
     /// The number of quarantined versions.

@@ -57,25 +57,40 @@ pub(crate) fn resumed(view: &ClusterView) -> Option<String> {
     (!left).then(|| asked.clone())
 }
 
-/// Returns the Event about an approval that was acknowledged and approves nothing: it names no step that was due, or nothing at all.
+/// Returns the Event about an approval that was acknowledged and names steps of which none is approved by it.
 pub fn approval_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketUpdateOperatorStatus) -> Option<Note> {
     let taken =
         |status: &BottlerocketUpdateOperatorStatus| status.requests.as_ref().and_then(|r| r.approve_step.clone());
     // The annotations of a new resource are acknowledged without an effect.
     let value = taken(new).filter(|value| old.observed_generation.is_some() && taken(old).as_ref() != Some(value))?;
-    let due = |rollout: &ActiveRollout| {
-        let due = rollout.ledger.as_ref().map(|ledger| ledger.due).filter(|due| rollout.ended.is_none() && *due > 0);
-        due.map(|due| rollout.step_name(due))
+    let names = value.split_once('@').map_or(value.as_str(), |(names, _)| names);
+    let names: Vec<&str> = names.split(',').map(str::trim).collect();
+    let same = |before: &ActiveRollout, after: &ActiveRollout| {
+        (&before.version, &before.variant, &before.arch, before.started)
+            == (&after.version, &after.variant, &after.arch, after.started)
     };
-    let before: Vec<String> = old.active_rollouts.iter().filter_map(due).collect();
-    if before.iter().any(|name| value.split(['@', ',']).any(|part| part.trim().trim_end_matches("/unproven") == name)) {
+    let accepted = |rollout: &ActiveRollout| rollout.ledger.as_ref().map_or(0, |ledger| ledger.accepted);
+    let is_approved = |before: &ActiveRollout| {
+        let name = before.ledger.as_ref().map(|ledger| before.step_name(ledger.due)).unwrap_or_default();
+        let is_named = names.iter().any(|named| named.trim_end_matches("/unproven") == name);
+        let after = new.active_rollouts.iter().find(|after| same(before, after));
+        is_named
+            && after.is_some_and(|after| {
+                after.approved || after.steps_passed > before.steps_passed || accepted(after) > accepted(before)
+            })
+    };
+    if old.active_rollouts.iter().any(is_approved) {
         return None;
     }
-    let due: Vec<String> = new.active_rollouts.iter().filter_map(due).collect();
-    let due = if due.is_empty() { "no canary step is due".to_owned() } else { format!("due is {}", due.join(", ")) };
+    let waiting: Vec<String> = new.active_rollouts.iter().filter_map(ActiveRollout::approvable).collect();
+    let waiting = if waiting.is_empty() {
+        "no canary step has all of its places used up".to_owned()
+    } else {
+        format!("an approval can name {}", waiting.join(", "))
+    };
     let message = format!(
-        "the approval '{value}' names no canary step that is due, and passes none; {due}. Write it as <name>@<any new text>, or run \
-         kubectl brupop approve"
+        "the approval '{value}' names no canary step that waits for it, and passes none; {waiting}. Write it as <name>@<any new text>, \
+         or run kubectl brupop approve"
     );
     Some(Note { warning: true, reason: "ApprovalRefused", message })
 }

@@ -42,12 +42,11 @@ pub(crate) struct Rollouts {
 }
 
 impl Rollouts {
-    /// The canary step that only an approval passes, the newest version's first: that is the one that the next approval
-    /// is for.
+    /// The canary step that only a user passes, the newest version's first: that is the one that the next approval is for.
     pub(crate) fn awaiting_approval(&self) -> Option<&Wait> {
         let waiting =
             self.by_key.iter().filter_map(|((_, _, version), rollout)| Some((version, rollout.wait.as_ref()?)));
-        let approvals = waiting.filter(|(_, wait)| wait.approval().is_some());
+        let approvals = waiting.filter(|(_, wait)| wait.waits_for_user());
         approvals.max_by_key(|(version, _)| *version).map(|(_, wait)| wait)
     }
 
@@ -125,7 +124,7 @@ struct StepName {
 }
 
 /// Returns the steps that an approval names: `<rollout>/<places>[/unproven]`, several with commas, and after an `@` what makes it
-/// a new value. Empty if it cannot be read: then it passes nothing.
+/// a new value. A name that cannot be read passes nothing.
 fn named(value: &str) -> Vec<StepName> {
     let names = value.split_once('@').map_or(value, |(names, _)| names);
     let name = |name: &str| {
@@ -138,7 +137,8 @@ fn named(value: &str) -> Vec<StepName> {
         };
         Some(StepName { rollout, places, unproven })
     };
-    names.split(',').map(name).collect::<Option<_>>().unwrap_or_default()
+    // A rollout whose record is not known yet has no name.
+    names.split(',').filter_map(name).filter(|step| step.rollout > 0).collect()
 }
 
 /// A pending approval.
@@ -252,7 +252,13 @@ pub(crate) fn follow<'a>(
         kept
     });
     rollouts.active.truncate(MOST);
-    for active in rollouts.active.iter().filter(|active| active.ended.is_none()) {
+    for active in rollouts.active.iter_mut().filter(|active| active.ended.is_none()) {
+        let first = active.record.as_ref().map(|record| record.first.unwrap_or(record.number));
+        if let (Some(ledger), Some(first)) = (&mut active.ledger, first)
+            && matches!(ledger.first, 0 | i64::MAX)
+        {
+            ledger.first = first;
+        }
         if let Some(rollout) = rollouts.by_key.get_mut(&key_of(active)) {
             rollout.number = active.number();
             let due = active.ledger.as_ref().is_some_and(|ledger| ledger.due > 0);
@@ -339,9 +345,9 @@ pub(crate) fn places(policy: &Policy, base: usize) -> Vec<i64> {
     places.collect()
 }
 
-/// Returns the first few nodes without proof, each with the end of its attempt.
-fn without_proof(ledger: &RolloutLedger, proof: Proof) -> Vec<String> {
-    let named = ledger.nodes.iter().filter(|node| node.proof == proof);
+/// Returns the first few nodes that have failed, or whose places are neither proven nor accepted, each with the end of its attempt.
+fn without_proof(ledger: &RolloutLedger, failed: bool) -> Vec<String> {
+    let named = ledger.nodes.iter().filter(|node| (node.proof == Proof::Failed) == failed && !node.accepted);
     named.take(NAMED).map(ToString::to_string).collect()
 }
 
@@ -360,6 +366,7 @@ fn step_on(
         let passed = usize::try_from(active.steps_passed).ok().and_then(|passed| passed.checked_sub(1));
         ledger.passed = passed.and_then(|last| steps.get(last).or(steps.last())).copied().unwrap_or(0);
     }
+    ledger.keep_passed();
     let number = active.number();
     let used = ledger.used();
     loop {
@@ -384,25 +391,25 @@ fn step_on(
         let name = active.step_name(places);
         let waits = |until, approval, nodes| Some(Wait::CanaryStep { step: own, until, approval, nodes });
         rollout.left = Some(usize::try_from(places.saturating_sub(used)).unwrap_or(0));
-        let given = approval.of(number, places);
-        if given == Some(true) {
-            ledger.accepted = ledger.unproven;
-        }
-        if step.manual && given.is_some() {
-            (active.approved, active.approved_step) = (true, i64::try_from(own).ok());
+        // An approval is for what its user has seen: a step whose places are used up.
+        let (given, full) = (approval.of(number, places), used >= places);
+        if given == Some(true) && full && ledger.failed == 0 && ledger.open() > 0 {
+            ledger.accept();
         }
         if ledger.good() < places {
-            active.step_done = None;
-            let full = used >= places;
+            (active.step_done, active.approved) = (None, false);
             rollout.wait = if full && ledger.failed > 0 {
-                Some(Wait::StepFailed { step: own, nodes: without_proof(ledger, Proof::Failed) })
-            } else if full && ledger.unproven > ledger.accepted {
-                let nodes = without_proof(ledger, Proof::Unproven);
+                Some(Wait::StepFailed { step: own, nodes: without_proof(ledger, true) })
+            } else if full && ledger.open() > 0 {
+                let nodes = without_proof(ledger, false);
                 Some(Wait::StepUnproven { step: own, approval: format!("{name}/unproven"), nodes })
             } else {
                 waits(None, None, on_their_way)
             };
             return (rollout, None);
+        }
+        if step.manual && given.is_some() {
+            (active.approved, active.approved_step) = (true, i64::try_from(own).ok());
         }
         let since = *active.step_done.get_or_insert(now);
         let until = if active.urgent_until.is_some() { since } else { after(since, step.soak) };

@@ -8,7 +8,7 @@ use models::reason::Proof;
 use models::time::after;
 
 use super::key::{key_of, kind};
-use super::ledger::{is_of, name, place, runs};
+use super::ledger::{inferred, is_of, place, runs};
 use super::rollout::Rollouts;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
@@ -37,6 +37,13 @@ pub(crate) fn kept_until(view: &ClusterView, policy: &Policy, slot: &Slot) -> Op
     (!back).then(|| after(after(permitting, policy.reboot), policy.returning))
 }
 
+/// Frees the places of failures of nodes that are being updated again: a node that has no place uses one up.
+pub(crate) fn forgive(slots: &mut [Slot]) {
+    for update in slots.iter_mut().filter_map(|slot| slot.update.as_mut()) {
+        update.had.take_if(|had| *had == Proof::Failed);
+    }
+}
+
 /// Returns the end of the attempt of a slot that is taken away, and the place that its node has now.
 fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveRollout) -> (Proof, String) {
     let own = view.nodes.get(&slot.node).filter(|node| node.facts.uid == slot.uid);
@@ -47,8 +54,10 @@ fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveR
         return (proof.proof, proof.reason.clone());
     }
     let last = record.and_then(|record| record.last.as_ref()).filter(|last| last.attempt == update.attempt);
-    if let Some(last) = last {
-        return (Proof::Free, last.reason.clone());
+    if let (Some(last), Some(node)) = (last, own) {
+        // An earlier version of the operator recorded no place.
+        let proof = inferred(node, rollout).filter(|_| update.permitting_since.is_some());
+        return (proof.unwrap_or(Proof::Free), last.reason.clone());
     }
     // Without a record of the end, as of a node that is gone, what may have happened counts as if it had.
     let may_run = view.nodes.get(&slot.node).is_none_or(|there| runs(there, rollout));
@@ -72,8 +81,7 @@ pub(crate) fn settle(
                 let (proof, reason) = ended(view, slot, update, rollout);
                 // A node that has a place keeps it until another takes its place.
                 if proof != Proof::Free {
-                    ledger.move_node(update.had, proof);
-                    name(&mut ledger, &slot.node, proof, &reason);
+                    ledger.move_node(update.had, (&slot.node, proof, &reason));
                 }
             }
         }

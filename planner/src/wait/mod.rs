@@ -15,6 +15,7 @@ use strum::EnumDiscriminants;
 pub use reason::WaitsFor;
 
 use crate::rules::Refusal;
+use crate::survey::quarantine::Quarantine;
 
 /// Returns a look-up of the reasons why nodes wait. The nodes are asked about in the order of their names: one walk over both
 /// takes less than a search for each.
@@ -366,12 +367,17 @@ impl Wait {
         }
     }
 
-    /// Returns the canary step, from 1, and its name in an approval, if a user has to approve it.
-    pub fn approval(&self) -> Option<(usize, &str)> {
+    /// Returns whether a canary step waits for a user.
+    pub fn waits_for_user(&self) -> bool {
+        self.request(&Quarantine::default()).is_some()
+    }
+
+    /// Returns the canary step, from 1, and the arguments of the plugin that let it go on, if it waits for a user.
+    pub fn request(&self, failures: &Quarantine) -> Option<(usize, String)> {
         match self {
-            Self::CanaryStep { step, approval: Some(name), .. } | Self::StepUnproven { step, approval: name, .. } => {
-                Some((*step, name))
-            }
+            Self::CanaryStep { step, approval: Some(_), .. } => Some((*step, format!("approve {step}"))),
+            Self::StepUnproven { step, .. } => Some((*step, format!("approve {step} --unproven"))),
+            Self::StepFailed { step, .. } => Some((*step, failures.resume())),
             _ => None,
         }
     }

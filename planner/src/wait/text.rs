@@ -74,19 +74,24 @@ fn approve(name: &str) -> String {
     format!("kubectl annotate bruo default -n <namespace> --overwrite {APPROVE_STEP_ANNOTATION}={name}@<any new text>")
 }
 
+/// `, <node>, <node>`, or nothing where none is known by its name.
+fn named(nodes: &[String]) -> String {
+    nodes.iter().map(|node| format!(", {node}")).collect()
+}
+
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
     format!(
-        "is not passed: its places are used up by nodes that have not proven the version, {}. To accept them: {}",
-        nodes.join(", "),
+        "is not passed: its places are used up by nodes that have not proven the version{}. To accept them: {}",
+        named(nodes),
         approve(approval)
     )
 }
 
 pub(super) fn step_failed(nodes: &[String]) -> String {
     format!(
-        "is not passed: its places are used up, and nodes have failed on the version, {}. To free these places: kubectl annotate bruo \
+        "is not passed: its places are used up, and nodes have failed on the version{}. To free these places: kubectl annotate bruo \
          default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
-        nodes.join(", ")
+        named(nodes)
     )
 }
 

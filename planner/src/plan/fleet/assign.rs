@@ -61,7 +61,7 @@ impl<'a> Planner<'a> {
         assignment: &mut Assignment<'a>,
     ) -> Vec<&'a SurveyedNode<'a>> {
         let used_up = assignment.budget.used_up.clone();
-        let busy = assignment.slots.first().map(|slot| slot.node.clone());
+        let busy = assignment.slots.first().map(|slot| slots::holder(self.view, self.policy, slot));
         let mut places = self.places(wanting, &assignment.budget);
         let mut ready = Vec::new();
         for (position, node) in wanting.iter().copied().enumerate() {

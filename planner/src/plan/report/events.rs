@@ -26,6 +26,10 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     (DEGRADED, OUT_OF_BOUNDS, "DurationsWithinBounds", "every duration of the policy is within its bounds"),
 ];
 
+/// The reasons of the condition `Progressing` for which a canary step waits for a user, each with whether its Event is a warning.
+const STEPS: [(&str, bool); 3] =
+    [(APPROVAL, false), (WaitReason::StepUnproven.as_str(), true), (WaitReason::StepFailed.as_str(), true)];
+
 /// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or continues, the policy is
 /// rejected or valid again. Conditions that only come and go emit none.
 pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
@@ -64,11 +68,13 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
         }
         _ => {}
     }
-    let awaits = |conditions| find_condition(conditions, PROGRESSING).filter(|c| c.reason == APPROVAL);
-    if let Some(now) = awaits(new)
-        && awaits(old).is_none_or(|before| before.message != now.message)
-    {
-        notes.push(Note { warning: false, reason: APPROVAL, message: now.message.clone() });
+    for (reason, warning) in STEPS {
+        let awaits = |conditions| find_condition(conditions, PROGRESSING).filter(|c| c.reason == reason);
+        if let Some(now) = awaits(new)
+            && awaits(old).is_none_or(|before| before.message != now.message)
+        {
+            notes.push(Note { warning, reason, message: now.message.clone() });
+        }
     }
     notes
 }

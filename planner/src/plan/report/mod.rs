@@ -11,7 +11,7 @@ use models::operator::{
     BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED, NOTICES_SENT,
     PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
 };
-use models::reason::{End, FailureClass, Proof};
+use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
 
 use super::{Plan, estimates, follow};
@@ -175,7 +175,8 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
 
 fn progress(progressing: bool, plan: &Plan) -> ConditionParts {
     match &plan.approval {
-        Some(wait) => (progressing, APPROVAL, wait.to_string()),
+        Some(wait @ Wait::CanaryStep { .. }) => (progressing, APPROVAL, wait.to_string()),
+        Some(wait) => (progressing, wait.as_str(), wait.to_string()),
         None => (progressing, if progressing { "Updating" } else { "Idle" }, String::new()),
     }
 }
@@ -312,8 +313,7 @@ pub(super) fn status(
             known.failed.clear();
         }
         for ledger in active_rollouts.iter_mut().filter_map(|rollout| rollout.ledger.as_mut()) {
-            ledger.failed = 0;
-            ledger.nodes.retain(|node| node.proof != Proof::Failed);
+            ledger.forgive();
         }
         // A version that is tried again is another rollout.
         for rollout in active_rollouts.iter_mut().filter(|r| survey.quarantine.spent.contains_key(&key_of(r))) {

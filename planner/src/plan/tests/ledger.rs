@@ -173,6 +173,7 @@ fn slot_that_is_taken_away_is_counted_in_the_same_write() {
     ] {
         let mut ended = with_place("a", proof.unwrap_or(Proof::Free), 7);
         if proof.is_none() {
+            ended = runs(ended, false);
             ended.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap().proof = None;
         }
         view.nodes.insert("a".into(), ended);
@@ -324,11 +325,7 @@ fn user_accepts_nodes_without_proof_by_name() {
         unasked.operator.as_mut().unwrap().approve_step = None;
         let before = plan(&unasked, &policy, t(59)).status.unwrap();
         let refused = crate::plan::approval_news(&before, made.status.as_ref().unwrap());
-        assert_eq!(
-            refused.map(|note| note.reason),
-            (!value.starts_with("7/1")).then_some("ApprovalRefused"),
-            "{value}"
-        );
+        assert_eq!(refused.map(|note| note.reason), (!passes).then_some("ApprovalRefused"), "{value}");
     }
 }
 
@@ -341,7 +338,7 @@ fn node_that_has_a_place_takes_no_second_one() {
     (shadow.spec.version, shadow.spec.boot_id) = (Some(NEW), Some("b1".into()));
     shadow.status.agent.state = Some(HostState::StagedUpdate);
     let (mut view, _) = cluster(vec![again, staged("b")], &[]);
-    let failed = LedgerNode { node: "a".into(), proof: Proof::Failed, reason: "SoakFailed".into() };
+    let failed = LedgerNode { node: "a".into(), proof: Proof::Failed, reason: "SoakFailed".into(), accepted: false };
     let stored = RolloutLedger { base: 2, due: 1, failed: 1, nodes: vec![failed], ..RolloutLedger::default() };
     recorded_with(&mut view, Some(stored));
     let policy = canary(&mut view, &json!([{"nodes": 1}]));
@@ -387,4 +384,127 @@ fn change_of_the_step_due_drops_its_approval() {
         let made = plan(&view, &policy, t(60));
         assert_eq!(made.status.unwrap().active_rollouts[0].approved, approved, "{nodes}");
     }
+}
+
+#[test]
+fn steps_that_an_earlier_version_passed_stay_passed_although_their_nodes_are_gone() {
+    // The canary of the first step was removed by an autoscaler; the status has no ledger.
+    let (mut view, _) = cluster(vec![staged("b"), staged("c"), node("d")], &[]);
+    recorded_with(&mut view, None);
+    view.operator.as_mut().unwrap().status.active_rollouts[0].steps_passed = 1;
+    let policy = canary(&mut view, &json!([{"nodes": 1}, {"nodes": 2}]));
+    let mut made = plan(&view, &policy, t(60));
+    assert_eq!((slots_of(&made), counts(&made), ledger(&made).passed), (vec!["b"], (1, 0, 0), 1), "{:?}", made.waits);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "its plan is carried out");
+}
+
+#[test]
+fn approval_passes_only_what_its_user_has_seen() {
+    let manual = json!([{"nodes": 1, "approval": "Manual"}, {"nodes": 2}]);
+    for (sentence, first, value, expected) in [
+        ("the canary is under way", None, "7/1@x", "CanaryStep"),
+        ("it has not proven the version", Some(Proof::Unproven), "7/1@x", "StepUnproven"),
+        ("it has failed", Some(Proof::Failed), "7/1/unproven@x", "StepFailed"),
+        ("it is proven", Some(Proof::Proven), "7/1@x", "slot"),
+        ("one of the names is misspelt", Some(Proof::Proven), "7/1,8/@x", "slot"),
+        ("the number of the rollout is another one", Some(Proof::Proven), "6/1@x", "CanaryStep"),
+    ] {
+        let under_way = || at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
+        let first = first.map_or_else(under_way, |proof| with_place("a", proof, 7));
+        let (mut view, _) = cluster(vec![first, staged("b"), node("c")], &["a"]);
+        recorded_with(&mut view, Some(RolloutLedger { base: 3, due: 1, ..RolloutLedger::default() }));
+        let policy = canary(&mut view, &manual);
+        if view.nodes["a"].progress().is_none() {
+            // Its place is counted before the user sees it.
+            view.operator.as_mut().unwrap().status = plan(&view, &policy, t(59)).status.unwrap();
+        }
+        view.operator.as_mut().unwrap().approve_step = Some(value.into());
+        let before = view.operator.as_ref().unwrap().status.clone();
+        let made = plan(&view, &policy, t(60));
+        let found = if slots_of(&made).contains(&"b") { "slot" } else { made.waits["b"].as_str() };
+        assert_eq!(found, expected, "{sentence}: {:?}", made.waits);
+        let after = made.status.as_ref().unwrap();
+        assert!(!after.active_rollouts[0].approved, "{sentence}: nothing is kept for later");
+        let refused = crate::plan::approval_news(&before, after).is_some();
+        assert_eq!(refused, expected != "slot", "{sentence}: a refusal is an Event");
+    }
+}
+
+#[test]
+fn resume_frees_the_places_of_failures_also_of_nodes_that_are_tried_again() {
+    let (mut view, _) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate), staged("b")], &["a"]);
+    let failed = LedgerNode { node: "a".into(), proof: Proof::Failed, reason: "SoakFailed".into(), accepted: false };
+    let stored = RolloutLedger { base: 2, due: 1, failed: 1, nodes: vec![failed], ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(stored));
+    let operator = view.operator.as_mut().unwrap();
+    operator.status.slots[0].update.as_mut().unwrap().had = Some(Proof::Failed);
+    operator.resume = Some("now".into());
+    let policy = canary(&mut view, &json!([{"nodes": 1}]));
+    let made = plan(&view, &policy, t(60));
+    assert_eq!((counts(&made), made.slots.as_ref().unwrap()[0].update.as_ref().unwrap().had), ((0, 0, 0), None));
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    let made = plan(&view, &policy, t(61));
+    assert_eq!(made.waits["b"].as_str(), "CanaryStep", "the node that is tried again has the place");
+}
+
+#[test]
+fn proof_of_one_node_does_not_pass_on_what_a_user_accepted_of_another() {
+    let accepted = |node: &str, accepted| LedgerNode {
+        node: node.into(),
+        proof: Proof::Unproven,
+        reason: "HookTimedOut".into(),
+        accepted,
+    };
+    let mut ledger = RolloutLedger { due: 2, unproven: 2, accepted: 1, ..RolloutLedger::default() };
+    ledger.nodes = vec![accepted("a", true), accepted("b", false)];
+    let mut other = ledger.clone();
+    ledger.move_node(Some(Proof::Unproven), ("a", Proof::Proven, "Updated"));
+    assert_eq!((ledger.proven, ledger.unproven, ledger.accepted, ledger.open()), (1, 1, 0, 1));
+    other.move_node(Some(Proof::Unproven), ("b", Proof::Proven, "Updated"));
+    assert_eq!((other.proven, other.unproven, other.accepted, other.open()), (1, 1, 1, 0));
+}
+
+#[test]
+fn rollout_that_is_resumed_goes_on_with_the_places_of_its_earlier_record() {
+    // Record 7 ended when the policy excluded the version for an hour; its canary has proven nothing.
+    let (mut view, _) = cluster(vec![with_place("a", Proof::Unproven, 7), staged("b")], &[]);
+    let stored = RolloutLedger { first: 7, base: 2, due: 1, unproven: 1, ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(stored));
+    view.operator.as_mut().unwrap().status.active_rollouts[0].record = Some(recorded(9));
+    view.nodes.insert("a".into(), with_place("a", Proof::Proven, 7));
+    let policy = canary(&mut view, &json!([{"nodes": 1}]));
+    let rollouts = crate::survey::Survey::of(&view, &policy, t(60)).rollouts;
+    assert!(rollouts.limiting(&view.nodes["a"], &NEW).is_none(), "its canary has a place");
+    assert!(rollouts.limiting(&view.nodes["b"], &NEW).is_some());
+}
+
+#[test]
+fn slot_of_an_earlier_version_hides_no_place() {
+    // Its node ended while the earlier version led, which recorded neither the update of a slot nor a place.
+    let mut ended = with_place("a", Proof::Unproven, 7);
+    ended.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap().proof = None;
+    let (mut view, _) = cluster(vec![ended, staged("b")], &["a"]);
+    view.operator.as_mut().unwrap().status.slots[0].update = None;
+    recorded_with(&mut view, None);
+    let policy = canary(&mut view, &json!([{"nodes": 1}]));
+    assert_eq!(plan(&view, &policy, t(60)).waits["b"].as_str(), "StepUnproven");
+}
+
+#[test]
+fn plan_that_breaks_a_property_counts_no_place_twice() {
+    let (mut view, _) = cluster(vec![with_place("a", Proof::Proven, 7), staged("b")], &["a"]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 2, due: 2, ..RolloutLedger::default() }));
+    let policy = canary(&mut view, &json!([{"nodes": 2}]));
+    let mut made = plan(&view, &policy, t(60));
+    assert_eq!((counts(&made), slots_of(&made)), ((1, 0, 0), vec!["b"]));
+    // A bug of the planner: a slot beyond the budget.
+    let mut slots = made.slots.clone().unwrap();
+    slots.push(Slot { uid: "uid-c".into(), node: "c".into(), ..slots[0].clone() });
+    view.nodes.insert("c".into(), staged("c"));
+    made.slots = Some(slots);
+    let narrow = Policy { max_unavailable: models::operator::CountOrPercent::Count(1), ..policy };
+    assert_eq!(crate::lint::lint(&view, &narrow, &mut made).first().map(|found| found.property), Some("S1"));
+    let status = made.status.unwrap();
+    let recorded = &view.operator.as_ref().unwrap().status;
+    assert_eq!((&status.slots, &status.active_rollouts), (&recorded.slots, &recorded.active_rollouts));
 }

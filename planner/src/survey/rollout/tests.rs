@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use models::operator::CountOrPercent;
+use models::shadow::{NodeProof, Record};
 
 use super::*;
-use crate::fixtures::{NEW, cluster, node, progress, rollout, slot, t, updated};
+use crate::fixtures::{NEW, cluster, node, progress, recorded, rollout, slot, t, updated};
 use crate::policy::CanaryStep;
 
 /// `done` nodes updated, `moving` under way, of `total`.
@@ -14,15 +15,26 @@ fn fleet(total: usize, done: usize, moving: usize) -> ClusterView {
         let mut node = node(&format!("n{number:02}"));
         let status = &mut node.shadow.as_mut().unwrap().status;
         if number < done {
-            status.controller.record = Some(updated());
+            status.controller.record = Some(finished());
         } else if number < done + moving {
             status.controller.progress = Some(progress(Step::Draining, 1));
         }
         node
     });
     let (mut view, _) = cluster(nodes.collect(), &[]);
-    view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout(NEW)];
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![numbered(7)];
     view
+}
+
+/// The record of a node with a place in each of these rollouts.
+fn finished() -> Record {
+    let proof = NodeProof { version: NEW, rollout: 8, attempt: 1, proof: Proof::Proven, reason: UPDATED.into() };
+    Record { proof: Some(proof), ..updated() }
+}
+
+/// The rollout of this number.
+fn numbered(number: i64) -> ActiveRollout {
+    ActiveRollout { record: Some(recorded(number)), ..rollout(NEW) }
 }
 
 fn of<'a>(rollouts: &'a Rollouts, version: &Version) -> &'a Rollout {
@@ -106,7 +118,7 @@ fn canary_soak_is_counted_from_last_node_across_restarts() {
 fn approval_passes_only_one_step() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
     let mut view = fleet(4, 1, 0);
-    view.operator.as_mut().unwrap().approve_step = Some("0/1@yes".into());
+    view.operator.as_mut().unwrap().approve_step = Some("7/1@yes".into());
     let rollouts = followed(&view, &policy, 100);
     assert!(rollouts.approval_taken);
     assert_eq!(rollouts.active[0].steps_passed, 1);
@@ -114,13 +126,13 @@ fn approval_passes_only_one_step() {
     // Acknowledged: the same value approves nothing more.
     let operator = view.operator.as_mut().unwrap();
     operator.status.active_rollouts = rollouts.active;
-    operator.status.requests.get_or_insert_default().approve_step = Some("0/1@yes".into());
+    operator.status.requests.get_or_insert_default().approve_step = Some("7/1@yes".into());
     let mut two = fleet(4, 2, 0);
     two.operator = view.operator;
     let rollouts = followed(&two, &policy, 101);
     assert_eq!(
         one(&rollouts).wait,
-        Some(Wait::CanaryStep { step: 2, until: None, approval: Some("0/2".into()), nodes: vec![] })
+        Some(Wait::CanaryStep { step: 2, until: None, approval: Some("7/2".into()), nodes: vec![] })
     );
 }
 
@@ -128,7 +140,7 @@ fn approval_passes_only_one_step() {
 fn approval_during_soak_takes_effect_after_soak() {
     let policy = policy(&[step("1", 600, true), step("2", 0, true)]);
     let mut view = fleet(4, 1, 0);
-    view.operator.as_mut().unwrap().approve_step = Some("0/1@early".into());
+    view.operator.as_mut().unwrap().approve_step = Some("7/1@early".into());
     let soaking = followed(&view, &policy, 100);
     assert!(soaking.approval_taken && soaking.active[0].approved, "it is recorded, and acknowledged");
     let operator = view.operator.as_mut().unwrap();
@@ -142,11 +154,12 @@ fn approval_during_soak_takes_effect_after_soak() {
 fn approval_without_waiting_step_is_acknowledged_without_effect() {
     for (sentence, steps, done, value) in [
         ("it names no step", vec![step("1", 0, true)], 1, "yes"),
-        ("it names another step", vec![step("1", 0, true), step("2", 0, true)], 1, "0/2@yes"),
-        ("it names another rollout", vec![step("1", 0, true)], 1, "7/1@yes"),
-        ("a part of it cannot be read", vec![step("1", 0, true)], 1, "0/1,0/one@yes"),
-        ("the step that soaks needs no approval", vec![step("1", 600, false), step("2", 0, true)], 1, "0/1@yes"),
-        ("there are no steps", vec![], 0, "0/1@yes"),
+        ("it names another step", vec![step("1", 0, true), step("2", 0, true)], 1, "7/2@yes"),
+        ("it names another rollout", vec![step("1", 0, true)], 1, "9/1@yes"),
+        ("it names one without a record", vec![step("1", 0, true)], 1, "0/1@yes"),
+        ("it cannot be read", vec![step("1", 0, true)], 1, "7/one@yes"),
+        ("the step that soaks needs no approval", vec![step("1", 600, false), step("2", 0, true)], 1, "7/1@yes"),
+        ("there are no steps", vec![], 0, "7/1@yes"),
     ] {
         let mut view = fleet(4, done, 0);
         view.operator.as_mut().unwrap().approve_step = Some(value.into());
@@ -165,10 +178,10 @@ fn two_kinds(done: &[&str]) -> ClusterView {
             status.agent.arch = Some("aarch64".into());
         }
         if done.contains(&name.as_str()) {
-            status.controller.record = Some(updated());
+            status.controller.record = Some(finished());
         }
     }
-    let arm = ActiveRollout { arch: "aarch64".into(), ..rollout(NEW) };
+    let arm = ActiveRollout { arch: "aarch64".into(), ..numbered(8) };
     view.operator.as_mut().unwrap().status.active_rollouts.push(arm);
     view
 }
@@ -190,7 +203,7 @@ fn canary_step_is_counted_per_variant_and_architecture() {
 fn approval_passes_one_step_for_all_variants_and_architectures() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
     let mut view = two_kinds(&["n00", "n02"]);
-    view.operator.as_mut().unwrap().approve_step = Some("0/1@yes".into());
+    view.operator.as_mut().unwrap().approve_step = Some("7/1,8/1@yes".into());
     let rollouts = followed(&view, &policy, 100);
     assert!(rollouts.approval_taken);
     assert_eq!(rollouts.active.iter().map(|active| active.steps_passed).collect::<Vec<_>>(), [1, 1]);
@@ -201,7 +214,7 @@ fn approval_covers_all_variants_still_soaking() {
     let policy = policy(&[step("1", 600, true), step("2", 0, true)]);
     let mut view = two_kinds(&["n00", "n02"]);
     let operator = view.operator.as_mut().unwrap();
-    operator.approve_step = Some("0/1@yes".into());
+    operator.approve_step = Some("7/1,8/1@yes".into());
     for (active, done) in operator.status.active_rollouts.iter_mut().zip([0, 300]) {
         active.step_done = Some(t(done));
     }
