@@ -221,7 +221,7 @@ fn fleet_lines(report: &Report) -> Vec<(String, String)> {
         let about = format!("Rollout of {} for {} {}", rollout.version, rollout.variant, rollout.arch);
         line(&about, format!("{} of {} nodes updated{waits}", rollout.updated, rollout.nodes));
     }
-    for (about, request) in [("Frozen", &report.frozen), ("Approval", &report.approval)] {
+    for (about, request) in [("Frozen", &report.frozen), ("Braked", &report.braked), ("Approval", &report.approval)] {
         if let Some(request) = request {
             line(about, format!("{}: {}", request.message, request.command));
         }

@@ -2,7 +2,9 @@
 //! the leader's log once and that log alone shows a rollout.
 
 use models::condition::{Condition, ConditionStatus, find_condition};
-use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN, KnownVersion};
+use models::operator::{
+    ActiveRollout, BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN, KnownVersion,
+};
 use models::reason::EndEvent;
 use models::shadow::{ControllerReport, Mode, Place, Progress, Step, UPDATED};
 use semver::Version;
@@ -254,9 +256,11 @@ fn conditions(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpd
         (Some(_), None) => lines.push(Line::new("resumed: earlier operator gone")),
         _ => {}
     }
-    for (type_, begins, ends) in
-        [(FROZEN, "rollout frozen", "rollout resumed"), (BLOCKED, "rollout blocked", "rollout no longer blocked")]
-    {
+    for (type_, begins, ends) in [
+        (FROZEN, "rollout frozen", "rollout resumed"),
+        (BRAKED, "rollout braked", "rollout no longer braked"),
+        (BLOCKED, "rollout blocked", "rollout no longer blocked"),
+    ] {
         match (holds(before, type_), holds(after, type_)) {
             (was, is) if was.iter().chain(is.iter()).any(earlier) => {}
             (None, Some(is)) => lines.push(Line::warning(begins).because(&is.reason, &is.message)),

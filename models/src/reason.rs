@@ -137,6 +137,15 @@ impl End {
         }
     }
 
+    /// Returns whether the end adds its node to the row of ends without a proof, which brakes a rollout. One from outside shows
+    /// nothing about the rollout, unless it leaves a node on the version without a proof.
+    pub const fn brakes(&self, proof: Proof) -> bool {
+        match (proof, self.class) {
+            (Proof::Proven, _) | (Proof::Free, Nothing) => false,
+            (Proof::Unproven | Proof::Failed | Proof::Unknown, _) | (Proof::Free, Node | Version) => true,
+        }
+    }
+
     /// Returns whether the node backs off.
     pub const fn backs_off(&self) -> bool {
         !matches!(self.class, Nothing)

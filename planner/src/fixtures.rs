@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus};
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{FailureReason, Proof};
 use models::shadow::{
     Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, NodeProof, OfferedUpdates, Place,
@@ -157,6 +157,13 @@ pub(crate) fn rollout(version: Version) -> ActiveRollout {
         record: None,
         ledger: None,
     }
+}
+
+/// Records that a node has proven the new version, so that none goes alone.
+pub(crate) fn one_proven(view: &mut ClusterView) {
+    let rollouts = &mut view.operator.as_mut().unwrap().status.active_rollouts;
+    let ledger = RolloutLedger { proven: 1, ..RolloutLedger::default() };
+    rollouts.push(ActiveRollout { ledger: Some(ledger), ..rollout(NEW) });
 }
 
 /// The place of a running rollout in the history.

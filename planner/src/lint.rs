@@ -20,7 +20,7 @@ use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
 use crate::survey::key::is_member;
 use crate::survey::quarantine::Quarantine;
-use crate::survey::{ledger, rollout};
+use crate::survey::{brake, ledger, rollout};
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.
@@ -68,6 +68,9 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     add(None, check_slots(view, policy, plan, &new_slots));
     add(None, check_groups(view, policy, plan, &new_slots));
     for broken in check_places(view, policy, plan, &new_slots) {
+        add(None, Some(broken));
+    }
+    for broken in check_alone(view, policy, plan, &new_slots) {
         add(None, Some(broken));
     }
     let frozen = Quarantine::of(view, policy.max_failures).frozen_by().is_some();
@@ -248,6 +251,36 @@ fn beyond_places(
         format!("{} is given a slot for {}: {used} of {due} places", node.facts.name, rollout.version)
     };
     if used > due { taken.iter().map(|node| ("S12", text(node))).collect() } else { Vec::new() }
+}
+
+/// S13: while a rollout is braked, no node is given a slot, but one alone after a pause, and none where a node runs the version without
+/// a proof. S12: until a node has proven the version, one goes alone.
+fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Vec<Broken> {
+    let total = |rollout: &ActiveRollout| {
+        view.nodes.values().filter(|node| node.facts.labelled && is_member(node, rollout)).count()
+    };
+    let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
+    let alone = rollouts.filter(|rollout| rollout.ended.is_none()).filter_map(|rollout| {
+        let of_rollout = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| ledger::is_of(update, rollout));
+        let slots: Vec<&Slot> = plan.slots.iter().flatten().filter(of_rollout).collect();
+        let given = slots.iter().find(|slot| new.iter().any(|node| node.facts.uid == slot.uid))?;
+        let ledger = rollout.ledger.as_ref()?;
+        let braked = ledger.braked_until.filter(|_| ledger.row.len() >= brake::limit(policy, total(rollout)));
+        let others = slots.len() - 1;
+        let text = |why: &str| format!("{} is given a slot for {}, {why}", given.node, rollout.version);
+        match braked {
+            Some(until) if given.since < until => broken("S13", text("which is braked")),
+            Some(_) if ledger.row.iter().any(|end| end.proof != Proof::Free) => {
+                broken("S13", text("which is braked by a node that runs it"))
+            }
+            Some(_) if others > 0 => broken("S13", text("which is braked, beside another node")),
+            None if ledger.good() == 0 && others > 0 => {
+                broken("S12", text("which no node has proven, beside another node"))
+            }
+            _ => None,
+        }
+    });
+    alone.collect()
 }
 
 /// S12 again: no reboot is permitted before the slot records that it may be. Without the Node object, nothing else would say so.

@@ -36,6 +36,8 @@ pub(crate) struct ResumeOptions {
 pub(super) struct Unsettled {
     /// True if they have frozen the rollout.
     frozen: bool,
+    /// True if the rollout of the version is braked.
+    braked: bool,
     reason: Option<FailureReason>,
     nodes: BTreeSet<String>,
 }
@@ -52,6 +54,11 @@ pub(super) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<V
             failed.nodes.extend(quarantined.nodes.iter().cloned());
         }
     }
+    for rollout in status.active_rollouts.iter().filter(|rollout| rollout.is_braked()) {
+        let failed = all.entry(rollout.version.clone()).or_default();
+        failed.braked = true;
+        failed.nodes.extend(rollout.ledger.iter().flat_map(|ledger| &ledger.row).map(|end| end.node.clone()));
+    }
     all
 }
 
@@ -59,19 +66,25 @@ pub(super) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<V
 fn describe(version: &Version, failed: &Unsettled) -> String {
     let nodes = some(&failed.nodes.iter().cloned().collect::<Vec<_>>());
     let reason = failed.reason.map_or_else(String::new, |reason| format!("{reason} "));
-    let frozen = if failed.frozen { "" } else { ", which has not frozen the rollout" };
+    let frozen = match (failed.frozen, failed.braked) {
+        (true, _) => "",
+        (false, true) => ", which has braked the rollout",
+        (false, false) => ", which has not frozen the rollout",
+    };
     format!("{version} ({reason}on {nodes}{frozen})")
 }
 
 /// Returns the versions that have frozen the rollout with what a user can do, as sentences; `None` if none has.
 fn frozen(status: &BottlerocketUpdateOperatorStatus) -> Option<String> {
     let unsettled = unsettled(status);
-    let of: Vec<(&Version, &Unsettled)> = unsettled.iter().filter(|(_, failed)| failed.frozen).collect();
+    let stops = |(_, failed): &(&Version, &Unsettled)| failed.frozen || failed.braked;
+    let of: Vec<(&Version, &Unsettled)> = unsettled.iter().filter(stops).collect();
     let first = of.first()?.0;
     let frozen: Vec<String> = of.iter().map(|(version, failed)| describe(version, failed)).collect();
     Some(format!(
-        "the rollout is frozen by failures of {}. To try again: kubectl brupop resume --failures {}; to skip a version, first: \
+        "the rollout is {} by failures of {}. To try again: kubectl brupop resume --failures {}; to skip a version, first: \
          kubectl brupop quarantine {first}",
+        if of.iter().any(|(_, failed)| failed.frozen) { "frozen" } else { "braked" },
         frozen.join(", "),
         list(unsettled.keys()),
     ))
@@ -97,7 +110,7 @@ fn decide_resume(operator: &BottlerocketUpdateOperator) -> anyhow::Result<Decisi
     if let Some(frozen) = frozen(&status(operator)) {
         bail!("updates are not paused, but {frozen}");
     }
-    Ok(Decision::Nothing("updates are not paused, and no failure has frozen the rollout".to_owned()))
+    Ok(Decision::Nothing("updates are not paused, and no failure has frozen or braked the rollout".to_owned()))
 }
 
 /// Decides about `resume` with versions: the operator settles all failures at once, so that each has to be named.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
 use models::names;
-use models::operator::{BLOCKED as ALL_BLOCKED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
+use models::operator::{BLOCKED as ALL_BLOCKED, BRAKED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
 use models::shadow::{BLOCKED, HOST_REACHABLE, Place, Step};
 use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
@@ -42,7 +42,8 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         counts: operator
             .and_then(|operator| operator.status.counts.clone())
             .or_else(|| plan.status.as_ref()?.counts.clone()),
-        frozen: frozen(cluster, &plan),
+        frozen: stopped(cluster, &plan, FROZEN),
+        braked: stopped(cluster, &plan, BRAKED),
         problems: problems(cluster, paused.is_some()),
         silent_agents: silent_agents(cluster, now),
         misplaced_requests: misplaced(cluster),
@@ -138,22 +139,34 @@ fn canary(wait: &Wait) -> String {
 
 fn approval(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Option<Request> {
     let wait = plan.approval.as_ref()?;
-    let (step, command) = wait.request(&plan.quarantine)?;
+    let (step, request) = wait.step()?;
     // The newest version's comes first, as in the planner.
     let waits = |state: &&RolloutState| state.wait.as_ref() == Some(wait);
     let of = rollouts.iter().filter(waits).map(|state| &state.rollout.version).max();
     let of = of.map_or_else(String::new, |version| format!(" of the rollout of {version}"));
-    Some(Request { message: format!("canary step {step}{of} {}", canary(wait)), command: cluster.command(&command) })
+    let command = cluster.command(&request.arguments(step, &to_resume(plan)));
+    Some(Request { message: format!("canary step {step}{of} {}", canary(wait)), command })
 }
 
-fn frozen(cluster: &Cluster, plan: &Plan) -> Option<Request> {
+/// Returns the versions whose failures a user has to name to resolve them.
+fn to_resume(plan: &Plan) -> String {
+    plan.quarantine.to_resume(plan.status.as_ref().map_or(&[], |status| &status.active_rollouts))
+}
+
+/// Returns the request of an operator whose condition of this type says that it is stopped until a user resumes it.
+fn stopped(cluster: &Cluster, plan: &Plan, type_: &str) -> Option<Request> {
     let recorded = cluster.operator.as_ref().map(|operator| &operator.status.conditions);
     // Without the nodes, whose shadows have the failures, what is recorded counts.
     let planned = plan.status.as_ref().filter(|_| cluster.nodes.is_some()).map(|status| &status.conditions);
-    let condition = true_condition(planned.or(recorded)?, FROZEN)?;
+    let condition = true_condition(planned.or(recorded)?, type_)?;
     // The command of kubectl alone is replaced by the plugin's.
     let message = condition.message.split(": kubectl annotate").next().unwrap_or_default();
-    Some(Request { message: cluster.filled(message, ""), command: cluster.command(&plan.quarantine.resume()) })
+    let message = message.strip_suffix(". Once the cause is removed").unwrap_or(message);
+    let command = match to_resume(plan).as_str() {
+        "" => "resume".to_owned(),
+        versions => format!("resume --failures {versions}"),
+    };
+    Some(Request { message: cluster.filled(message, ""), command: cluster.command(&command) })
 }
 
 fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {

@@ -113,9 +113,11 @@ fn head(page: &mut Page, report: &Report, look: Look) {
         let (style, text) = freshness.text(report.time);
         field("Fresh:", style, &text);
     }
-    for (label, style, request) in
-        [("Frozen:", Style::Bad, &report.frozen), ("Approval:", Style::Warn, &report.approval)]
-    {
+    for (label, style, request) in [
+        ("Frozen:", Style::Bad, &report.frozen),
+        ("Braked:", Style::Bad, &report.braked),
+        ("Approval:", Style::Warn, &report.approval),
+    ] {
         if let Some(request) = request {
             field(label, style, &format!("{}: {}", request.message, request.command));
         }

@@ -13,7 +13,7 @@ use super::values::{ALONE, float, seconds};
 type Entry = (&'static str, Labels, &'static str);
 
 /// Gauges about the fleet.
-pub(super) const FLEET: [Entry; 26] = [
+pub(super) const FLEET: [Entry; 27] = [
     ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
     ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
     ("nodes_waiting", &["reason"], "Nodes by the reason why they wait"),
@@ -25,6 +25,7 @@ pub(super) const FLEET: [Entry; 26] = [
     ("slots_in_use", &[], "Nodes that are, or are about to be, out of service"),
     ("slots_limit", &[], "Maximum number of nodes out of service at a time by maxUnavailable"),
     ("frozen", &[], "1 while failures have stopped the rollout"),
+    ("braked", &[], "1 while updates that ended without a proof have braked a rollout"),
     (
         "quarantined_versions",
         &[],

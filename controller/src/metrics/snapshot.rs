@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::{Counts, Freshness};
+use models::condition::true_condition;
+use models::operator::{BRAKED, Counts, Freshness};
 use models::shadow::Step;
 use semver::Version;
 
@@ -62,6 +63,8 @@ pub struct Snapshot<'a> {
     pub slots_limit: Option<usize>,
     /// True if failures have stopped the rollout.
     pub frozen: bool,
+    /// True while a rollout is braked.
+    pub braked: bool,
     /// Number of quarantined versions, per variant and architecture.
     pub quarantined_versions: usize,
     /// True if the policy cannot be applied as written.
@@ -82,6 +85,7 @@ pub struct Snapshot<'a> {
 impl<'a> Snapshot<'a> {
     /// Returns the facts. `policy_degraded` is true if `policy` is not the one in the resource.
     pub fn of(view: &'a ClusterView, plan: &Plan, policy: &Policy, policy_degraded: bool, now: Timestamp) -> Self {
+        let conditions = || plan.status.as_ref().map(|status| &status.conditions);
         let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
         let labelled = view.nodes.values().filter(|node| node.facts.labelled).count();
         Self {
@@ -90,6 +94,7 @@ impl<'a> Snapshot<'a> {
             counts: plan.status.as_ref().and_then(|status| status.counts.clone()),
             slots_in_use: view.operator.as_ref().map_or(0, |operator| operator.status.slots.len()),
             slots_limit: policy.max_unavailable.of(labelled).filter(|_| policy.present),
+            braked: conditions().is_some_and(|conditions| true_condition(conditions, BRAKED).is_some()),
             frozen: plan.quarantine.frozen_by().is_some(),
             quarantined_versions: plan.quarantine.len(),
             policy_degraded,

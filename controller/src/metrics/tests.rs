@@ -70,6 +70,7 @@ pub(super) fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'
         slots_in_use: 1,
         slots_limit: Some(2),
         frozen: false,
+        braked: false,
         quarantined_versions: 0,
         policy_degraded: false,
         window_open: true,

@@ -158,6 +158,14 @@ const ROLLOUT: &[Panel] = &[
     ),
     panel(
         Stat,
+        "Braked",
+        4,
+        "bool_yes_no",
+        "Updates that ended without a proof have braked a rollout.",
+        &[("max(brupop_controller_braked)", "")],
+    ),
+    panel(
+        Stat,
         "Awaits approval",
         4,
         "bool_yes_no",

@@ -1,14 +1,17 @@
 //! The ledger of a rollout: the places that its nodes have used up, and what they have proven about its version.
 
 use std::fmt;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
+use super::MAX_FAILURES;
 use crate::reason::Proof;
 use crate::schema::{StatusWord, VersionText};
+use crate::time::after;
 
 /// The most nodes that a ledger names.
 pub const LEDGER_NODES: usize = 8;
@@ -47,7 +50,25 @@ pub struct RolloutLedger {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = LEDGER_NODES), extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<LedgerNode>,
+    /// Nodes whose updates have ended without a proof since the last proven one, each once. As many as
+    /// `spec.failurePolicy.maxConsecutiveFailures` brake the rollout.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_FAILURES), extend("x-kubernetes-list-type" = "atomic"))]
+    pub row: Vec<LedgerNode>,
+    /// Number of nodes that were tried while the rollout has been braked, and ended without a proof.
+    #[serde(default)]
+    pub tried: i64,
+    /// Time at which the next node may be tried; absent while the rollout is not braked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    pub braked_until: Option<Timestamp>,
 }
+
+/// The first pause of a brake. Each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_secs(10 * 60);
+
+/// The longest pause of a brake.
+const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 60 * 60);
 
 impl RolloutLedger {
     /// Returns the number of places that are used up by nodes whose attempt has ended.
@@ -77,12 +98,35 @@ impl RolloutLedger {
         for node in self.nodes.iter_mut().filter(|node| node.proof != Proof::Failed) {
             node.accepted = true;
         }
+        self.end_row();
     }
 
     /// Frees the places of failures, as a `resume` requests.
     pub fn forgive(&mut self) {
         self.failed = 0;
         self.nodes.retain(|node| node.proof != Proof::Failed);
+        self.end_row();
+    }
+
+    /// Ends the row of ends without a proof, and the brake.
+    pub fn end_row(&mut self) {
+        (self.row, self.tried, self.braked_until) = (Vec::new(), 0, None);
+    }
+
+    /// Adds an end without a proof to the row. As many as `limit` brake the rollout from `now` on.
+    pub fn add_to_row(&mut self, (node, proof, reason): (&str, Proof, &str), limit: usize, now: Timestamp) {
+        let is_braked = self.braked_until.is_some();
+        self.row.retain(|named| named.node != node);
+        if self.row.len() < MAX_FAILURES as usize {
+            let (node, reason) = (node.to_owned(), reason.to_owned());
+            self.row.push(LedgerNode { node, proof, reason, accepted: false });
+        }
+        if self.row.len() >= limit || is_braked {
+            self.tried = self.tried.saturating_add(i64::from(is_braked));
+            let doublings = u32::try_from(self.tried).unwrap_or(u32::MAX);
+            let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_PAUSE);
+            self.braked_until = Some(after(now, pause));
+        }
     }
 
     /// Moves a node from one count to another, and names it where it has no proof.
@@ -92,6 +136,9 @@ impl RolloutLedger {
         }
         if let Some(count) = self.count(to) {
             *count = count.saturating_add(1);
+        }
+        if to == Proof::Proven {
+            self.end_row();
         }
         // What was accepted is the end of one attempt of one node. Beyond the names that are kept, it is taken to be of this node.
         let named = self.nodes.iter().position(|named| named.node == node).map(|index| self.nodes.remove(index));
@@ -114,14 +161,14 @@ impl RolloutLedger {
     }
 }
 
-/// A node whose place is not proven.
+/// A node whose update has ended without a proof.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LedgerNode {
     /// Name of the Node.
     #[schemars(length(max = 253))]
     pub node: String,
-    /// `Unproven` or `Failed`.
+    /// `Unproven`, `Failed`, or `Free` if it was not taken to the version.
     #[schemars(with = "StatusWord")]
     pub proof: Proof,
     /// End of its attempt, as one fixed word.

@@ -42,6 +42,8 @@ pub const WINDOW_OPEN: &str = "WindowOpen";
 pub const PROGRESSING: &str = "Progressing";
 /// `Frozen`: failures have stopped the rollout.
 pub const FROZEN: &str = "Frozen";
+/// `Braked`: updates of a rollout have ended one after the other without a proof.
+pub const BRAKED: &str = "Braked";
 /// `Degraded`: the policy is invalid, or the operator cannot work.
 pub const DEGRADED: &str = "Degraded";
 
@@ -324,6 +326,11 @@ impl ActiveRollout {
     /// Returns the name, in an approval, of its canary step with so many places.
     pub fn step_name(&self, places: i64) -> String {
         format!("{}/{places}", self.number())
+    }
+
+    /// Returns whether updates that ended one after the other without a proof have braked it.
+    pub fn is_braked(&self) -> bool {
+        self.ended.is_none() && self.ledger.as_ref().is_some_and(|ledger| ledger.braked_until.is_some())
     }
 
     /// Returns what an approval of its canary step is to be called: that the places of the step are used up, all of them proven or

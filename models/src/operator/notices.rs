@@ -73,6 +73,8 @@ pub enum NoticeEvent {
     AwaitingApproval,
     /// Failures have stopped all updates.
     Frozen,
+    /// Updates that ended one after the other without a proof have braked a rollout.
+    Braked,
     /// Nodes have been blocked for `blockedAfter`.
     NodesBlocked,
     /// A rollout ended.
@@ -87,6 +89,7 @@ impl NoticeEvent {
             Self::StepPassed => "StepPassed",
             Self::AwaitingApproval => "AwaitingApproval",
             Self::Frozen => "Frozen",
+            Self::Braked => "Braked",
             Self::NodesBlocked => "NodesBlocked",
             Self::RolloutEnded => "RolloutEnded",
         }

@@ -26,6 +26,14 @@ pub(crate) fn is_not_frozen(ctx: &NodeContext<'_>) -> Option<Wait> {
     ctx.survey.quarantine.frozen_by().map(|version| Wait::Frozen { version: version.clone() })
 }
 
+/// The rollout is not braked, or a node is tried all the same.
+pub(crate) fn is_not_braked(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let brake = ctx.survey.rollouts.of(ctx.node, ctx.version().ok()?)?.brake.as_ref()?;
+    // The first node goes alone, but others may have their images.
+    let braked = matches!(brake.wait, Wait::Braked { .. }) && brake.room == 0 && !brake.is_of(&ctx.facts().name);
+    braked.then(|| brake.wait.clone())
+}
+
 pub(crate) fn has_canary_place(ctx: &NodeContext<'_>) -> Option<Wait> {
     if ctx.policy.pre_stage.is_some() {
         // Images are downloaded ahead of a step, and no more nodes are drained than it has.

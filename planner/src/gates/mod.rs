@@ -92,6 +92,7 @@ const GATES: &[Gate] = &[
     gate(New, "NotQuarantined", "the version has not failed too often on this kind of host", fleet::is_not_quarantined)
         .only(Mode::downloads),
     gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),
+    gate(New, "NotBraked", "the rollout is not braked by ends without a proof", fleet::is_not_braked).only(UPDATES),
     gate(New, "NotBeingRemoved", "no autoscaler is removing the node", node::is_not_being_removed),
     gate(New, "NotHeld", "no user holds the node", node::is_not_held),
     gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),

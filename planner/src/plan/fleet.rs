@@ -200,7 +200,8 @@ impl<'a> Planner<'a> {
             self.plan.wake = earliest(self.plan.wake, noticed);
             status.slots = slots.as_ref().unwrap_or(&operator.status.slots).clone();
             let (before, after) = (&operator.status.slots, &status.slots);
-            settled::settle(self.view, &self.survey.rollouts, (before, after), &mut status.active_rollouts);
+            let of = (self.policy, &self.survey.rollouts);
+            settled::settle(self.view, of, (before, after), &mut status.active_rollouts, self.now);
             let kept = after.iter().filter_map(|slot| settled::kept_until(self.view, self.policy, slot)).min();
             self.plan.wake = earliest(self.plan.wake, kept);
             self.plan.slots = slots;

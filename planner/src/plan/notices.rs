@@ -182,7 +182,7 @@ impl Source<'_> {
         let nodes = quarantined.map(|quarantined| quarantined.nodes.clone()).unwrap_or_default();
         let cause = Cause { reason: quarantined.map(|quarantined| quarantined.reason), nodes: nodes.clone() };
         let failed = report::failed_too_often([(&crate::survey::key::of_known(known), &cause)]);
-        let command = format!("kubectl brupop {}", self.survey.quarantine.resume());
+        let command = format!("kubectl brupop resume --failures {}", self.to_resume());
         let since = quarantined.map_or(self.now, |quarantined| quarantined.since);
         let subject = match nodes.first() {
             Some(node) => format!("node/{node}"),
@@ -191,12 +191,31 @@ impl Source<'_> {
         Notice { nodes, ..notice(id, NoticeEvent::Frozen.as_str(), since, &subject, &failed, &command) }
     }
 
-    /// Returns the approvals that are awaited, by the ids of their notices.
+    /// Returns the versions whose failures a user has to name to resolve them.
+    fn to_resume(&self) -> String {
+        self.survey.quarantine.to_resume(&self.status.active_rollouts)
+    }
+
+    /// Returns the requests of users that are awaited, by the ids of their notices.
     fn approvals(&self) -> BTreeMap<String, Notice> {
         let rollouts = self.status.active_rollouts.iter().filter(|rollout| rollout.ended.is_none());
         let awaited = rollouts.filter_map(|rollout| {
-            let wait = self.survey.rollouts.by_key(&key_of(rollout))?.wait.as_ref()?;
-            let (step, command) = wait.request(&self.survey.quarantine)?;
+            let state = self.survey.rollouts.by_key(&key_of(rollout))?;
+            let nodes = self.nodes(rollout, true);
+            if let Some(brake) = state.brake.as_ref().filter(|_| rollout.is_braked()) {
+                let (number, tried) = (rollout.number(), rollout.ledger.as_ref().map_or(0, |ledger| ledger.tried));
+                let id = format!("{}/{}/braked/{number}/{tried}", self.uid, part(rollout));
+                let text = brake.wait.to_string();
+                let cause = format!("{}: {}", named(rollout), text.split(". Once ").next().unwrap_or_default());
+                let command = format!("kubectl brupop resume --failures {}", self.to_resume());
+                let event = NoticeEvent::Braked.as_str();
+                return Some((
+                    id.clone(),
+                    Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) },
+                ));
+            }
+            let wait = state.wait.as_ref()?;
+            let (step, request) = wait.step()?;
             // Nodes that join can have the step begin again, and its approval is then awaited again.
             let since = rollout.step_done.map_or(0, Timestamp::as_millisecond);
             let places = rollout.ledger.as_ref().map_or(0, |ledger| ledger.due);
@@ -211,8 +230,7 @@ impl Source<'_> {
             let waits = text.split(": kubectl annotate").next().unwrap_or_default();
             let waits = waits.split(". To ").next().unwrap_or_default();
             let cause = format!("{}: {waits}", named(rollout));
-            let command = format!("kubectl brupop {command}");
-            let nodes = self.nodes(rollout, true);
+            let command = format!("kubectl brupop {}", request.arguments(step, &self.to_resume()));
             let event = NoticeEvent::AwaitingApproval.as_str();
             Some((id.clone(), Notice { nodes, ..notice(&id, event, self.now, &subject(rollout), &cause, &command) }))
         });

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CordonedNodes};
+use models::operator::{
+    ActiveRollout, BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CordonedNodes,
+};
 use models::shadow::{HostState, Place, Step};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -357,6 +359,10 @@ impl World {
             // A user accepts what proves nothing, and resumes what has failed.
             let value = |name: &str| format!("{name}@{}", self.now.as_second());
             let operator = self.view.operator.as_mut().unwrap();
+            let braked = |rollout: &ActiveRollout| rollout.is_braked();
+            if operator.status.active_rollouts.iter().any(braked) {
+                operator.resume = Some(value("resume"));
+            }
             match &made.approval {
                 Some(Wait::StepFailed { .. }) => operator.resume = Some(value("resume")),
                 Some(Wait::CanaryStep { approval: Some(name), .. } | Wait::StepUnproven { approval: name, .. }) => {

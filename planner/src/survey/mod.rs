@@ -2,6 +2,7 @@
 //! ([`Survey`]).
 
 pub(crate) mod agents;
+pub(crate) mod brake;
 mod fleet;
 pub(crate) mod key;
 pub(crate) mod ledger;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use models::operator::ActiveRollout;
 use models::reason::FailureReason;
 use models::shadow::VersionFailure;
 use semver::Version;
@@ -90,14 +91,12 @@ impl Quarantine {
         self.failed.keys().chain(self.spent.keys()).map(|(_, _, version)| version)
     }
 
-    /// Returns the arguments of the plugin that resolve all failures. The operator does so at once, so that each version that has
-    /// any is named.
-    pub fn resume(&self) -> String {
-        let versions: BTreeSet<String> = self.failed_versions().map(ToString::to_string).collect();
-        if versions.is_empty() {
-            return "resume".to_owned();
-        }
-        format!("resume --failures {}", versions.into_iter().collect::<Vec<_>>().join(","))
+    /// Returns the versions whose failures a `resume` resolves, separated by commas: those that nodes have failed on, and those whose
+    /// rollouts are braked. The operator resolves all of them at once, so that a user has to name each.
+    pub fn to_resume(&self, rollouts: &[ActiveRollout]) -> String {
+        let braked = rollouts.iter().filter(|rollout| rollout.is_braked()).map(|rollout| &rollout.version);
+        let versions: BTreeSet<&Version> = self.failed_versions().chain(braked).collect();
+        versions.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
     }
 
     /// The number of quarantined versions.

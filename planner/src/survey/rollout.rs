@@ -8,8 +8,10 @@ use models::reason::Proof;
 use models::shadow::{Step, UPDATED};
 use semver::Version;
 
+use super::brake::{self, Brake};
 use super::key::{KeyRef, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
+use super::settled;
 use super::urgency::Urgency;
 use crate::policy::Policy;
 use crate::survey::key::Key;
@@ -46,8 +48,19 @@ impl Rollouts {
     pub(crate) fn awaiting_approval(&self) -> Option<&Wait> {
         let waiting =
             self.by_key.iter().filter_map(|((_, _, version), rollout)| Some((version, rollout.wait.as_ref()?)));
-        let approvals = waiting.filter(|(_, wait)| wait.waits_for_user());
+        let approvals = waiting.filter(|(_, wait)| wait.step().is_some());
         approvals.max_by_key(|(version, _)| *version).map(|(_, wait)| wait)
+    }
+
+    /// The rollouts that are braked, the newest version's first, each with the reason of its nodes.
+    pub(crate) fn braked(&self) -> impl Iterator<Item = (&Version, &Wait)> {
+        let braked = self.by_key.iter().rev().filter_map(|((_, _, version), rollout)| {
+            let wait = &rollout.brake.as_ref()?.wait;
+            matches!(wait, Wait::Braked { .. }).then_some((version, wait))
+        });
+        let mut braked: Vec<_> = braked.collect();
+        braked.sort_by(|(a, _), (b, _)| b.cmp(a));
+        braked.into_iter()
     }
 
     /// The rollout of this variant, architecture and version.
@@ -86,6 +99,10 @@ pub(crate) struct Rollout {
     under_way: usize,
     /// The number of nodes without a place that are out of service for it, or have a slot.
     disrupted: usize,
+    /// The nodes that have a slot for it, or are out of service for it.
+    busy: Vec<String>,
+    /// The brake, while it is braked or its first node goes alone.
+    pub(crate) brake: Option<Brake>,
     /// The number of nodes that it has to update, those included that are.
     pub(crate) base: usize,
     /// The reason why no more may start, if none may.
@@ -104,6 +121,13 @@ impl Rollout {
     /// The number of nodes that may still begin an attempt; `None`: as many as the budget allows.
     pub(crate) fn room_to_begin(&self) -> Option<usize> {
         self.left.map(|left| left.saturating_sub(self.under_way))
+    }
+
+    /// Returns why a node may have no slot beside so many others that have just got one, if the rollout is braked, or its first node
+    /// goes alone. That may be the node itself, whose slot is being replaced.
+    pub(crate) fn braked_for(&self, node: &str, taken: usize) -> Option<&Wait> {
+        let brake = self.brake.as_ref().filter(|brake| taken >= brake.room && !brake.is_of(node))?;
+        Some(&brake.wait)
     }
 
     /// The number of staged nodes that may still be taken out of service.
@@ -221,9 +245,13 @@ pub(crate) fn follow<'a>(
         let mut ledger = ledger::of(view, &active, memory);
         let is_wanted = |node: &NodeView| targets.contains(&(node.facts.uid.as_str(), version));
         let (rollout, on_their_way) = counted(view, &active, &ledger, is_wanted);
-        let (rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, on_their_way), now);
+        let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, on_their_way), now);
+        let settled = settled::foreseen(view, policy, (&active, &ledger), rollout.total, now);
+        let braked = brake::of(policy, &settled, rollout.total, &rollout.busy, now);
+        rollout.brake = braked.or_else(|| brake::first(&settled, &rollout.busy));
         active.ledger = Some(ledger);
-        rollouts.wake = [rollouts.wake, wake].into_iter().flatten().min();
+        let lifted = rollout.brake.as_ref().and_then(|brake| brake.wake);
+        rollouts.wake = [rollouts.wake, wake, lifted].into_iter().flatten().min();
         rollouts.by_key.insert(key.clone(), rollout);
         rollouts.active.push(active);
     }
@@ -291,9 +319,13 @@ fn counted(
         .map(|slot| (slot.uid.as_str(), slot.update.as_ref().is_some_and(|update| ledger::is_of(update, active))))
         .collect();
     // One that is gone still has its place.
-    let held =
-        view.recorded_slots().filter_map(|slot| slot.update.as_ref()).filter(|update| ledger::is_of(update, active));
-    rollout.disrupted = held.filter(|update| update.had.is_none()).count();
+    let held = view.recorded_slots().filter_map(|slot| Some((slot, slot.update.as_ref()?)));
+    for (slot, update) in held.filter(|(_, update)| ledger::is_of(update, active)) {
+        rollout.disrupted += usize::from(update.had.is_none());
+        if view.nodes.contains_key(&slot.node) || update.permitting_since.is_some() {
+            rollout.busy.push(slot.node.clone());
+        }
+    }
     rollout.under_way = rollout.disrupted;
     let (mut on_their_way, mut seen) = (Vec::new(), 0);
     for node in view.nodes.values().filter(|node| is_member(node, active)) {
@@ -309,6 +341,9 @@ fn counted(
         let disrupted = node.disrupted() || slot.is_some();
         let moves = progress.step != Step::Staged || disrupted;
         // Those with a slot that says so are counted above.
+        if disrupted && slot != Some(true) {
+            rollout.busy.push(node.facts.name.clone());
+        }
         if place.is_none() && slot != Some(true) {
             rollout.under_way += usize::from(moves);
             rollout.disrupted += usize::from(disrupted);

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, Slot, SlotUpdate};
-use models::reason::Proof;
+use models::operator::{ActiveRollout, RolloutLedger, Slot, SlotUpdate};
+use models::reason::{End, Proof};
 use models::time::after;
 
+use super::brake;
 use super::key::{key_of, kind};
 use super::ledger::{inferred, is_of, place, runs};
 use super::rollout::Rollouts;
@@ -65,13 +66,53 @@ fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveR
     (proof, "NodeDeleted".to_owned())
 }
 
+/// Counts the end of the attempt of a slot.
+fn count(
+    ledger: &mut RolloutLedger,
+    (slot, update): (&Slot, &SlotUpdate),
+    (proof, reason): (Proof, &str),
+    limit: usize,
+    now: Timestamp,
+) {
+    // A node that has a place keeps it until another takes its place.
+    if proof != Proof::Free {
+        ledger.move_node(update.had, (&slot.node, proof, reason));
+    }
+    if End::of(reason).is_none_or(|end| end.brakes(proof)) {
+        ledger.add_to_row((&slot.node, proof, reason), limit, now);
+    }
+}
+
+/// Returns the ledger with the attempts that have ended, and whose slots no write has taken away yet: what follows from them is
+/// known before the write that counts them gives their slots to others.
+pub(super) fn foreseen(
+    view: &ClusterView,
+    policy: &Policy,
+    (rollout, ledger): (&ActiveRollout, &RolloutLedger),
+    total: usize,
+    now: Timestamp,
+) -> RolloutLedger {
+    let mut ledger = ledger.clone();
+    for slot in view.recorded_slots() {
+        let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) else { continue };
+        let Some(node) = view.nodes.get(&slot.node).filter(|node| node.facts.uid == slot.uid) else { continue };
+        let last = node.record().and_then(|record| record.last.as_ref());
+        if last.is_some_and(|last| last.attempt == update.attempt) {
+            let (proof, reason) = ended(view, slot, update, rollout);
+            count(&mut ledger, (slot, update), (proof, &reason), brake::limit(policy, total), now);
+        }
+    }
+    ledger
+}
+
 /// Writes into the ledgers what follows from the slots that are taken away and given: `before` are recorded, `after` are about to
 /// be.
 pub(crate) fn settle(
     view: &ClusterView,
-    rollouts: &Rollouts,
+    (policy, rollouts): (&Policy, &Rollouts),
     (before, after): (&[Slot], &[Slot]),
     active: &mut [ActiveRollout],
+    now: Timestamp,
 ) {
     let remaining: HashSet<&str> = after.iter().map(|slot| slot.uid.as_str()).collect();
     for rollout in active.iter_mut().filter(|rollout| rollout.ended.is_none()) {
@@ -79,10 +120,8 @@ pub(crate) fn settle(
         for slot in before.iter().filter(|slot| !remaining.contains(slot.uid.as_str())) {
             if let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) {
                 let (proof, reason) = ended(view, slot, update, rollout);
-                // A node that has a place keeps it until another takes its place.
-                if proof != Proof::Free {
-                    ledger.move_node(update.had, (&slot.node, proof, &reason));
-                }
+                let total = rollouts.by_key(&key_of(rollout)).map_or(0, |rollout| rollout.total);
+                count(&mut ledger, (slot, update), (proof, &reason), brake::limit(policy, total), now);
             }
         }
         let holds = |slot: &Slot| slot.update.as_ref().is_some_and(|update| is_of(update, rollout));

@@ -15,7 +15,6 @@ use strum::EnumDiscriminants;
 pub use reason::WaitsFor;
 
 use crate::rules::Refusal;
-use crate::survey::quarantine::Quarantine;
 
 /// Returns a look-up of the reasons why nodes wait. The nodes are asked about in the order of their names: one walk over both
 /// takes less than a search for each.
@@ -308,6 +307,23 @@ pub enum Wait {
         /// Nodes that have failed, the first few, each with the end of its attempt.
         nodes: Vec<String>,
     },
+    /// Too many updates of the rollout have ended one after the other without a proof.
+    #[error("{}", text::braked(*.count, .nodes, *.until, .trial.as_deref()))]
+    Braked {
+        count: usize,
+        /// The last few of the nodes, each with the end of its attempt.
+        nodes: Vec<String>,
+        /// The time from which another node is tried; `None`: a node has to prove the version that it runs.
+        until: Option<Timestamp>,
+        /// The node that is tried.
+        trial: Option<String>,
+    },
+    /// No node has proven the version yet.
+    #[error("{}", text::first_node(.node.as_deref()))]
+    FirstNode {
+        /// The node that goes first, if one is under way.
+        node: Option<String>,
+    },
     #[error("the leader runs on this node: other nodes come first, and then another replica leads")]
     HandingOver,
     #[error("{count} pod(s) on the updated node are not healthy yet, {pod} first ({why})")]
@@ -319,6 +335,26 @@ pub enum Wait {
     AttemptsExhausted,
     #[error("an action is under way")]
     Acting,
+}
+
+/// The command of the plugin that a canary step waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepRequest {
+    Approve,
+    ApproveUnproven,
+    /// For failures of these versions, separated by commas.
+    Resume,
+}
+
+impl StepRequest {
+    /// Returns the arguments of the plugin, for this step; `failed` are the versions whose failures are to be resolved, all of them.
+    pub fn arguments(self, step: usize, failed: &str) -> String {
+        match self {
+            Self::Approve => format!("approve {step}"),
+            Self::ApproveUnproven => format!("approve {step} --unproven"),
+            Self::Resume => format!("resume --failures {failed}"),
+        }
+    }
 }
 
 /// The number of pods of the earlier operator that a message names.
@@ -367,17 +403,12 @@ impl Wait {
         }
     }
 
-    /// Returns whether a canary step waits for a user.
-    pub fn waits_for_user(&self) -> bool {
-        self.request(&Quarantine::default()).is_some()
-    }
-
-    /// Returns the canary step, from 1, and the arguments of the plugin that let it go on, if it waits for a user.
-    pub fn request(&self, failures: &Quarantine) -> Option<(usize, String)> {
+    /// Returns the canary step, from 1, that waits for a user, and the command of the plugin that lets it go on.
+    pub fn step(&self) -> Option<(usize, StepRequest)> {
         match self {
-            Self::CanaryStep { step, approval: Some(_), .. } => Some((*step, format!("approve {step}"))),
-            Self::StepUnproven { step, .. } => Some((*step, format!("approve {step} --unproven"))),
-            Self::StepFailed { step, .. } => Some((*step, failures.resume())),
+            Self::CanaryStep { step, approval: Some(_), .. } => Some((*step, StepRequest::Approve)),
+            Self::StepUnproven { step, .. } => Some((*step, StepRequest::ApproveUnproven)),
+            Self::StepFailed { step, .. } => Some((*step, StepRequest::Resume)),
             _ => None,
         }
     }
@@ -395,7 +426,8 @@ impl Wait {
             Self::Held { until, .. }
             | Self::TooYoung { until, .. }
             | Self::BudgetUsedUp { until, .. }
-            | Self::CanaryStep { until, .. } => *until,
+            | Self::CanaryStep { until, .. }
+            | Self::Braked { until, .. } => *until,
             _ => None,
         }
     }

@@ -154,6 +154,13 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     ),
     (StepFailed, User, "The cause of the failures that the message names; then [resume](policy.md#requests)."),
     (
+        Braked,
+        User,
+        "The cause of the ends that the message names; then [resume](policy.md#requests). A node that proves the version ends it, too: \
+         one is tried after each pause, of 10 minutes first and 6 hours at most.",
+    ),
+    (FirstNode, Turn, "The first node of the rollout, until it has proven the version."),
+    (
         HandingOver,
         Turn,
         "The nodes under way, each for ten minutes at most; then another replica leads, if one is Ready.",

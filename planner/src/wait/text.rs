@@ -95,6 +95,24 @@ pub(super) fn step_failed(nodes: &[String]) -> String {
     )
 }
 
+pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, trial: Option<&str>) -> String {
+    let next = match (trial, until) {
+        (Some(node), _) => format!("{node} is tried alone"),
+        (None, Some(until)) => format!("one node is tried from {until:.0} on"),
+        (None, None) => "one of those that run the version has to prove it".to_owned(),
+    };
+    format!(
+        "the rollout is braked: {count} update(s) have ended one after the other without a proven one{}; {next}. Once the cause is \
+         removed: kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
+        named(nodes)
+    )
+}
+
+pub(super) fn first_node(node: Option<&str>) -> String {
+    let node = node.unwrap_or("another node");
+    format!("the first node of a rollout goes alone: it comes after {node} has proven the version")
+}
+
 pub(super) fn canary(until: Option<Timestamp>, approval: Option<&str>, nodes: &[String]) -> String {
     if let Some(name) = approval {
         return format!("waits for approval: {}", approve(name));

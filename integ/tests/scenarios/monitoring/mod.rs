@@ -47,7 +47,8 @@ const ABOUT_ROLLOUTS: [&str; 6] = [
     "BrupopRolloutFrozen",
     "BrupopNodeUpdateFailed",
 ];
-const ABOUT_NODES: [&str; 3] = ["BrupopBudgetUsedUp", "BrupopNodeNotReturned", "BrupopAgentSilent"];
+const ABOUT_NODES: [&str; 4] =
+    ["BrupopBudgetUsedUp", "BrupopNodeNotReturned", "BrupopRolloutBraked", "BrupopAgentSilent"];
 const ABOUT_THE_OPERATOR: [&str; 9] = [
     "BrupopWebApiDown",
     "BrupopCertificatesDegraded",
@@ -178,6 +179,8 @@ async fn alerts_about_nodes_fire() -> anyhow::Result<()> {
         prometheus.fires("BrupopBudgetUsedUp").await?;
         ctx.kubectl(&["uncordon", "node-2"]).await?;
         prometheus.fires("BrupopNodeNotReturned").await?;
+        // Of two nodes, one that has proven nothing brakes the rollout.
+        prometheus.fires("BrupopRolloutBraked").await?;
         let firing = prometheus.firing().await?;
         ensure!(!firing.contains("BrupopAgentSilent"), "its node is not Ready: {firing:?}");
 

@@ -60,6 +60,10 @@ impl<'a> Planner<'a> {
         if rollout.and_then(Rollout::room_for_slots).is_some_and(|room| assignment.taken(node) >= room) {
             return Checked::StepFull(rollout.and_then(|rollout| rollout.wait.clone()));
         }
+        let of = version.and_then(|version| self.survey.rollouts.of(node, version));
+        if let Some(wait) = of.and_then(|rollout| rollout.braked_for(name, assignment.taken(node))) {
+            return Checked::StepFull(Some(wait.clone()));
+        }
         let left_alone = places.left_alone.contains(&node.index);
         if let Some(refused) = node.refused.as_ref().filter(|_| left_alone && places.spare == 0) {
             self.wake(Some(refused.again_at).filter(|_| places.total > 0));

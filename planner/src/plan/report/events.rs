@@ -1,7 +1,7 @@
 //! The Events about the operator: what users see when its conditions change.
 
 use models::condition::{Condition, ConditionStatus, find_condition};
-use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
+use models::operator::{BLOCKED, BRAKED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
     APPROVAL, CERTIFICATES, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED,
@@ -16,6 +16,7 @@ use crate::wait::WaitReason;
 /// its end. Of one type, the first row is for reasons without one of their own.
 const CHANGES: &[(&str, &str, &str, &str)] = &[
     (FROZEN, "Frozen", "Resumed", "no version is held back any more: new updates start"),
+    (BRAKED, "Braked", "BrakeReleased", "no rollout is braked any more: new updates start"),
     (DEGRADED, "InvalidPolicy", "PolicyValid", "the policy is valid and in force"),
     (DEGRADED, CERTIFICATES, "CertificatesValid", "keys and certificates are valid"),
     (DEGRADED, NOT_SERVED, "ShadowsServed", "the API server serves the shadows"),
@@ -34,7 +35,7 @@ const STEPS: [(&str, bool); 3] =
 /// rejected or valid again. Conditions that only come and go emit none.
 pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
     let mut notes = Vec::new();
-    for type_ in [FROZEN, DEGRADED] {
+    for type_ in [FROZEN, BRAKED, DEGRADED] {
         let Some(now) = find_condition(new, type_) else { continue };
         let before = find_condition(old, type_);
         let held = before.is_some_and(|c| c.status == ConditionStatus::True);

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
 use models::history::RolloutPhase;
 use models::operator::{
-    BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED, NOTICES_SENT,
-    PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
+    BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
+    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
 };
 use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
@@ -173,6 +173,16 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
     (true, "VersionFailed", message.chars().take(2000).collect())
 }
 
+/// Returns whether a rollout is braked, with the reason of its nodes: that of the newest version first.
+fn braked(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
+    let brakes = survey.rollouts.braked().map(|(version, wait)| format!("{version}: {wait}"));
+    let message = brakes.collect::<Vec<_>>().join("; ");
+    if message.is_empty() || resumed {
+        return (false, "NotBraked", String::new());
+    }
+    (true, WaitReason::Braked.as_str(), message.chars().take(2000).collect())
+}
+
 fn progress(progressing: bool, plan: &Plan) -> ConditionParts {
     match &plan.approval {
         Some(wait @ Wait::CanaryStep { .. }) => (progressing, APPROVAL, wait.to_string()),
@@ -291,6 +301,7 @@ pub(super) fn status(
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, progress(progressing, plan)),
         (FROZEN, frozen(survey, resumed)),
+        (BRAKED, braked(survey, resumed)),
         (DEGRADED, degraded),
     ];
     let migrated = reported.migration.state.clone().map(|state| (STORAGE_MIGRATED, state));

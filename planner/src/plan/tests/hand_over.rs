@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use models::operator::{CountOrPercent, Slot};
 use models::shadow::{HostState, Step};
 
-use crate::fixtures::{NEW, at, cluster, node, pod, t};
+use crate::fixtures::{NEW, at, cluster, node, one_proven, pod, t};
 use crate::plan::plan;
 use crate::policy::Policy;
 use crate::standby::standby;
@@ -190,7 +190,9 @@ fn long_held_slot_does_not_delay_hand_over() {
     fleet.done.insert("n1".into());
     let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(2), ..Policy::default() };
     for (second, hand_over) in [(599, false), (600, true)] {
-        let plan = plan(&fleet.view(), &policy, t(second));
+        let mut view = fleet.view();
+        one_proven(&mut view);
+        let plan = plan(&view, &policy, t(second));
         assert_eq!(plan.hand_over, hand_over, "{second}");
         assert_eq!(plan.waits["n0"], Wait::HandingOver);
         assert!(hand_over || plan.wake.is_some_and(|wake| wake <= t(600)), "{:?}", plan.wake);

@@ -2,6 +2,7 @@
 
 mod attempt;
 mod blocker;
+mod brake;
 mod canary;
 mod claim;
 mod drain;

@@ -20,6 +20,9 @@ fn plan_beside(spec: Value, change: impl Fn(&mut NodeView)) -> Plan {
         vec![at("a", Step::Draining, 0, HostState::StagedUpdate), at("b", Step::Staged, 0, HostState::StagedUpdate)];
     nodes.iter_mut().for_each(change);
     let (mut view, _) = cluster(nodes, &["a"]);
+    if spec["strategy"].is_null() {
+        one_proven(&mut view);
+    }
     let policy = with_policy(&mut view, spec);
     plan(&view, &policy, t(1))
 }
@@ -124,6 +127,7 @@ fn only_node_of_leader_waits_for_other_slots() {
             node("c"),
         ];
         let (mut view, _) = cluster(nodes, &["a"]);
+        one_proven(&mut view);
         (view.standby, view.own_node) = (standby, Some(own.to_owned()));
         let policy = with_policy(&mut view, json!({"maxUnavailable": 2}));
         let made = plan(&view, &policy, t(1));
@@ -222,6 +226,7 @@ fn drain_continues_through_claim_and_ends_with_other_actions() {
 fn plan_with_freezing_failure_assigns_no_slot() {
     for (reason, free) in [(FailureReason::BootFellBack, false), (FailureReason::HostArmedByOther, true)] {
         let (mut view, _) = cluster(vec![failed(reason), at("b", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+        one_proven(&mut view);
         let policy = with_policy(&mut view, json!({"maxUnavailable": 2}));
         let made = plan(&view, &policy, t(2));
         let given = made.slots.as_ref().is_some_and(|slots| slots.iter().any(|slot| slot.node == "b"));

@@ -88,7 +88,8 @@ fn node_cordoned_by_user_is_updated_within_its_own_room() {
     assert_eq!(slots, ["e"]);
     assert!(matches!(wait, Some(Wait::BudgetUsedUp { .. })), "{wait:?}");
     // Never more at a time than the limit, however many are cordoned.
-    let (view, _) = cluster(vec![cordoned(staged("a")), cordoned(staged("b")), cordoned(staged("c"))], &[]);
+    let (mut view, _) = cluster(vec![cordoned(staged("a")), cordoned(staged("b")), cordoned(staged("c"))], &[]);
+    one_proven(&mut view);
     assert_eq!(given(&view, &policy(2), 60).0.len(), 2);
     // It is staged for that, too.
     let (view, _) = cluster(vec![node("a"), cordoned(node("b"))], &[]);

@@ -209,7 +209,8 @@ fn exclusion_pin_and_blackout_end_every_attempt_without_a_permit() {
 fn nothing_starts_under_an_invalid_policy_and_what_is_under_way_goes_on() {
     let draining = at("b", Step::Draining, 0, HostState::StagedUpdate);
     let staged = at("c", Step::Staged, 0, HostState::StagedUpdate);
-    let (view, mut policy) = cluster(vec![node("a"), draining, staged], &["b"]);
+    let (mut view, mut policy) = cluster(vec![node("a"), draining, staged], &["b"]);
+    one_proven(&mut view);
     policy.max_unavailable = models::operator::CountOrPercent::Count(3);
     let valid = plan(&view, &policy, t(1));
     assert!(valid.actions.contains_key("a") && !valid.waits.contains_key("c") || valid.pods.contains("c"));
@@ -375,6 +376,7 @@ fn pods_of_refused_nodes_are_watched_only_for_free_slots() {
     let called = |number: usize| format!("node-{number:03}");
     let nodes = (0..=500).map(|number| at(&called(number), Step::Staged, 0, HostState::StagedUpdate)).collect();
     let (mut view, policy) = cluster(nodes, &[]);
+    one_proven(&mut view);
     let mut watched = BTreeSet::new();
     let mut most = 0;
     let mut given = None;

@@ -21,6 +21,8 @@ pub(super) fn explains(view: &ClusterView, policy: &Policy, plan: &Plan, now: Ti
                 | Wait::CanaryStep { .. }
                 | Wait::StepUnproven { .. }
                 | Wait::StepFailed { .. }
+                | Wait::Braked { .. }
+                | Wait::FirstNode { .. }
                 | Wait::HandingOver
                 | Wait::Frozen { .. }
         );

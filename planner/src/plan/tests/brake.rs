@@ -1,0 +1,208 @@
+//! The brake of a rollout: which ends in a row stop it, who is tried, and what goes on.
+
+use models::condition::true_condition;
+use models::operator::{BRAKED, LedgerNode, RolloutLedger};
+use models::reason::Proof;
+use models::shadow::{AttemptResult, HostState, Record, Step};
+use serde_json::json;
+
+use super::ledger::{ledger, recorded_with, slots_of, staged, with_place};
+use crate::fixtures::*;
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView};
+use crate::wait::Wait;
+
+/// A node whose attempt 1 has ended so, on the old version.
+fn failed(name: &str, reason: &str, until: i64) -> NodeView {
+    let mut node = node(name);
+    let last = AttemptResult { reason: reason.into(), ..updated().last.unwrap() };
+    let record = Record { last: Some(last), failures: 1, not_before: Some(t(until)), ..Record::default() };
+    node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    node
+}
+
+/// Ten nodes whose rollout has one proven node, so that none goes alone; `names` are staged.
+fn fleet(names: &[&str], ledger: RolloutLedger) -> (ClusterView, Policy) {
+    let mut nodes: Vec<NodeView> = names.iter().map(|name| staged(name)).collect();
+    nodes.extend((names.len()..10).map(|number| node(&format!("z{number}"))));
+    let (mut view, _) = cluster(nodes, &[]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 10, proven: 1, ..ledger }));
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 5}));
+    (view, policy)
+}
+
+fn row(ends: &[(&str, Proof)]) -> Vec<LedgerNode> {
+    let end = |(node, proof): &(&str, Proof)| LedgerNode {
+        node: (*node).into(),
+        proof: *proof,
+        reason: "AgentSilent".into(),
+        accepted: false,
+    };
+    ends.iter().map(end).collect()
+}
+
+/// The plan after the slot of node `a` is taken away, whose attempt has ended so, where `before` are in the row.
+fn ended(reason: &str, proof: Option<Proof>, before: usize) -> Plan {
+    let names = ["x1", "x2", "x3", "x4"];
+    let row = row(&names[..before].iter().map(|name| (*name, Proof::Free)).collect::<Vec<_>>());
+    let (mut view, policy) = fleet(&["b", "c"], RolloutLedger { row, ..RolloutLedger::default() });
+    let (other, _) = cluster(vec![at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate)], &["a"]);
+    view.operator.as_mut().unwrap().status.slots = other.operator.unwrap().status.slots;
+    let node = proof.map_or_else(|| failed("a", reason, 1000), |proof| with_place("a", proof, 7));
+    view.nodes.insert("a".into(), node);
+    plan(&view, &policy, t(60))
+}
+
+#[test]
+fn ends_in_a_row_brake_a_rollout_whatever_their_reasons() {
+    for (sentence, reason, proof, before, expected) in [
+        ("an agent that asks for no permit", "AgentSilent", None, 2, true),
+        ("a budget that never opens", "DrainTimedOut", None, 2, true),
+        ("a hook that refuses", "HookRefused", None, 2, true),
+        ("a check that refuses after the hooks", "GateRefused", None, 2, true),
+        ("a node that runs the version without a proof", "", Some(Proof::Unproven), 2, true),
+        ("a node that failed on it", "", Some(Proof::Failed), 2, true),
+        ("the second one only", "DrainTimedOut", None, 1, false),
+        ("a node that proves the version", "", Some(Proof::Proven), 2, false),
+        ("a hold", "Held", None, 2, false),
+        ("a release by a user before the permit", "ReleaseRequested", None, 2, false),
+        ("a blackout", "BlackoutBegan", None, 2, false),
+    ] {
+        let made = ended(reason, proof, before);
+        assert_eq!(ledger(&made).braked_until.is_some(), expected, "{sentence}: {:?}", ledger(&made));
+        let is_row_over = proof == Some(Proof::Proven);
+        assert_eq!(ledger(&made).row.is_empty(), is_row_over, "{sentence}: {:?}", ledger(&made).row);
+    }
+}
+
+#[test]
+fn node_that_fails_again_and_again_counts_once() {
+    let mut ledger = RolloutLedger::default();
+    for second in 0..5 {
+        ledger.add_to_row(("a", Proof::Free, "DrainTimedOut"), 2, t(second));
+    }
+    assert_eq!((ledger.row.len(), ledger.braked_until), (1, None), "others go on beside it");
+    ledger.add_to_row(("b", Proof::Free, "DrainTimedOut"), 2, t(5));
+    assert_eq!(ledger.braked_until, Some(t(5 + 600)));
+    // Each that is tried in vain doubles the pause, up to six hours.
+    for (tried, pause) in [(1, 1200), (2, 2400), (3, 4800), (4, 9600), (5, 19200), (6, 21600), (7, 21600)] {
+        ledger.add_to_row(("a", Proof::Free, "DrainTimedOut"), 2, t(10));
+        assert_eq!((ledger.tried, ledger.braked_until), (tried, Some(t(10 + pause))));
+    }
+    ledger.move_node(None, ("c", Proof::Proven, "Updated"));
+    assert_eq!((ledger.row.len(), ledger.tried, ledger.braked_until), (0, 0, None), "a proof ends it");
+}
+
+#[test]
+fn braked_rollout_tries_one_node_after_each_pause() {
+    let braked = |row: Vec<LedgerNode>, until: i64| RolloutLedger {
+        row,
+        braked_until: Some(t(until)),
+        ..RolloutLedger::default()
+    };
+    let free = || row(&[("x1", Proof::Free), ("x2", Proof::Free), ("x3", Proof::Free)]);
+    let (view, policy) = fleet(&["b", "c"], braked(free(), 600));
+    let made = plan(&view, &policy, t(599));
+    assert_eq!((slots_of(&made), made.waits["b"].as_str()), (vec![], "Braked"));
+    assert!(!made.actions.values().any(Plan::starts), "nothing begins: {:?}", made.actions.keys());
+    let condition = true_condition(&made.status.as_ref().unwrap().conditions, BRAKED).unwrap();
+    assert!(condition.message.contains("x3 (AgentSilent), x2 (AgentSilent)"), "{}", condition.message);
+    assert!(made.wake.is_some_and(|wake| wake <= t(600)), "{:?}", made.wake);
+    let made = plan(&view, &policy, t(600));
+    assert_eq!(slots_of(&made), ["b"], "one alone, though five may be out of service");
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), []);
+    // While it is under way, no other.
+    let mut trying = view.clone();
+    trying.operator.as_mut().unwrap().status = made.status.unwrap();
+    let made = plan(&trying, &policy, t(700));
+    assert!(matches!(&made.waits["c"], Wait::Braked { trial: Some(node), .. } if node == "b"), "{:?}", made.waits["c"]);
+    // A node on the version has to prove it: no other is taken there.
+    let (view, policy) =
+        fleet(&["b"], braked(row(&[("x1", Proof::Unproven), ("x2", Proof::Free), ("x3", Proof::Free)]), 0));
+    let made = plan(&view, &policy, t(100_000));
+    assert!(matches!(made.waits["b"], Wait::Braked { until: None, .. }), "{:?}", made.waits["b"]);
+    // Policy that allows more, and a resume, let it go on.
+    let (mut view, policy) = fleet(&["b", "c"], braked(free(), 600));
+    let more = Policy { max_consecutive_failures: 4, ..policy.clone() };
+    assert_eq!(slots_of(&plan(&view, &more, t(60))), ["b", "c"]);
+    view.operator.as_mut().unwrap().resume = Some("now".into());
+    let status = plan(&view, &policy, t(60)).status.unwrap();
+    assert!(true_condition(&status.conditions, BRAKED).is_none());
+    view.operator.as_mut().unwrap().status = status;
+    assert_eq!(slots_of(&plan(&view, &policy, t(61))), ["b", "c"]);
+}
+
+#[test]
+fn roll_back_is_not_braked_by_what_it_repairs() {
+    let three = row(&[("x1", Proof::Free), ("x2", Proof::Free), ("x3", Proof::Free)]);
+    let (mut view, policy) =
+        fleet(&[], RolloutLedger { row: three, braked_until: Some(t(600)), ..RolloutLedger::default() });
+    let rollouts = &mut view.operator.as_mut().unwrap().status.active_rollouts;
+    // The braked rollout is that of another version.
+    rollouts[0].version = OLD;
+    let made = plan(&view, &policy, t(60));
+    assert!(made.actions.values().any(Plan::starts), "{:?}", made.waits);
+}
+
+#[test]
+fn kinds_of_few_nodes_brake_before_each_node_has_failed() {
+    for (total, expected) in [(1, 1), (2, 1), (3, 2), (4, 3), (500, 3)] {
+        assert_eq!(crate::survey::brake::limit(&Policy::default(), total), expected, "{total}");
+    }
+}
+
+#[test]
+fn first_node_of_a_rollout_goes_alone() {
+    for (sentence, proven, unproven, accepted, expected) in [
+        ("nothing is proven", 0, 0, 0, 1),
+        ("a node that proved nothing is no proof", 0, 1, 0, 1),
+        ("a user has accepted it", 0, 1, 1, 3),
+        ("one is proven", 1, 0, 0, 3),
+    ] {
+        let (mut view, policy) = fleet(&["b", "c", "d"], RolloutLedger::default());
+        let ledger = view.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap();
+        (ledger.proven, ledger.unproven, ledger.accepted) = (proven, unproven, accepted);
+        let made = plan(&view, &policy, t(60));
+        assert_eq!(slots_of(&made).len(), expected, "{sentence}");
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
+        if expected == 1 {
+            view.operator.as_mut().unwrap().status = made.status.unwrap();
+            let made = plan(&view, &policy, t(61));
+            let behind = Wait::FirstNode { node: Some("b".into()) };
+            assert_eq!(made.waits["c"], behind, "{sentence}: the others have their images and wait");
+        }
+    }
+}
+
+#[test]
+fn plan_validator_drops_slots_of_a_braked_rollout_and_beside_its_first_node() {
+    let names = [("x1", Proof::Free), ("x2", Proof::Free), ("x3", Proof::Free)];
+    let braked = |ends: &[(&str, Proof)], until| RolloutLedger {
+        row: row(ends),
+        braked_until: Some(t(until)),
+        ..RolloutLedger::default()
+    };
+    let on_version = [("x1", Proof::Unproven), ("x2", Proof::Free), ("x3", Proof::Free)];
+    for (sentence, ledger, proven, slots, expected) in [
+        ("during a pause", braked(&names, 600), 1, 1, Some("S13")),
+        ("after it", braked(&names, 0), 1, 1, None),
+        ("after it, two", braked(&names, 0), 1, 2, Some("S13")),
+        ("a node runs the version without a proof", braked(&on_version, 0), 1, 1, Some("S13")),
+        ("two first nodes", RolloutLedger::default(), 0, 2, Some("S12")),
+        ("two more", RolloutLedger::default(), 1, 2, None),
+    ] {
+        // The planner that knows no brake.
+        let (mut view, policy) = fleet(&["b", "c"], RolloutLedger::default());
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(slots_of(&made), ["b", "c"]);
+        made.slots.as_mut().unwrap().truncate(slots);
+        let recorded = RolloutLedger { base: 10, proven, ..ledger };
+        for status in [made.status.as_mut().unwrap(), &mut view.operator.as_mut().unwrap().status] {
+            status.active_rollouts[0].ledger = Some(recorded.clone());
+        }
+        let found = crate::lint::lint(&view, &policy, &mut made).first().map(|found| found.property);
+        assert_eq!(found, expected, "{sentence}");
+        assert_eq!(slots_of(&made).is_empty(), expected.is_some(), "{sentence}");
+    }
+}
