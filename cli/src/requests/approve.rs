@@ -5,7 +5,7 @@ use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
 use models::names::APPROVE_STEP_ANNOTATION;
-use models::operator::{ActiveRollout, BottlerocketUpdateOperator, RolloutLedger};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperator, LedgerNode, RolloutLedger};
 use models::reason::Proof;
 use models::time::after;
 use planner::annotations::REQUEST_LENGTH;
@@ -43,7 +43,7 @@ struct NextStep<'a> {
 impl NextStep<'_> {
     /// Returns true if nothing but nodes without proof, or an approval, is waited for.
     fn is_full(&self) -> bool {
-        self.ledger.failed == 0 && self.ledger.proven.saturating_add(self.ledger.unproven) >= self.ledger.due
+        self.ledger.failed == 0 && self.ledger.used() >= self.ledger.due
     }
 
     /// Returns true if its places are used up, some of them by nodes without proof.
@@ -57,37 +57,30 @@ impl NextStep<'_> {
         manual || (unproven && self.is_unproven())
     }
 
-    /// Returns true if an approval can name this step: it does so by the number of the rollout's record and the step's places.
-    fn has_name(&self) -> bool {
-        self.rollout.number() > 0 && self.ledger.due > 0
-    }
-
     fn title(&self) -> String {
         format!("canary step {} of {}", self.number, self.rollout.version)
     }
 
-    /// Returns what an approval writes for this step.
-    fn named(&self) -> NamedStep {
-        let unproven = self.is_unproven();
-        NamedStep {
-            name: format!("{}{}", self.rollout.step_name(self.ledger.due), if unproven { "/unproven" } else { "" }),
+    /// Returns what an approval writes for this step; `None` while the number of the rollout's record is not known.
+    fn named(&self) -> Option<NamedStep> {
+        Some(NamedStep {
+            name: self.rollout.approvable()?,
             rollout: self.rollout.number(),
             places: self.ledger.due,
-            accepted: unproven.then(|| self.without_proof()),
+            accepted: self.is_unproven().then(|| self.without_proof()),
             kind: kind(self.rollout),
-        }
+        })
     }
 
     /// Returns the nodes without proof that no user has accepted, each with the end of its attempt.
     fn without_proof(&self) -> String {
-        let open = self.ledger.unproven.saturating_sub(self.ledger.accepted);
-        self.nodes(open, |proof| matches!(proof, Proof::Unproven | Proof::Unknown))
+        self.nodes(self.ledger.open(), |node| node.proof != Proof::Failed && !node.accepted)
     }
 
     /// Returns so many nodes, by name as far as the ledger names them.
-    fn nodes(&self, count: i64, is_meant: impl Fn(Proof) -> bool) -> String {
+    fn nodes(&self, count: i64, is_meant: impl Fn(&LedgerNode) -> bool) -> String {
         let named: Vec<String> =
-            self.ledger.nodes.iter().filter(|node| is_meant(node.proof)).map(ToString::to_string).collect();
+            self.ledger.nodes.iter().filter(|node| is_meant(node)).map(ToString::to_string).collect();
         match usize::try_from(count).unwrap_or(0).saturating_sub(named.len()) {
             _ if named.is_empty() => format!("{count} node(s)"),
             0 => named.join(", "),
@@ -99,7 +92,7 @@ impl NextStep<'_> {
     fn reason(&self) -> String {
         let title = self.title();
         if self.ledger.failed > 0 {
-            let nodes = self.nodes(self.ledger.failed, |proof| proof == Proof::Failed);
+            let nodes = self.nodes(self.ledger.failed, |node| node.proof == Proof::Failed);
             let version = &self.rollout.version;
             format!("{title} has failed on {nodes}; to try again: kubectl brupop resume --failures {version}")
         } else if self.is_unproven() {
@@ -135,7 +128,7 @@ impl NamedStep {
     /// Returns true if the approval is in force for the step that its rollout is at.
     fn is_approved(&self, now: &NextStep<'_>) -> bool {
         let ledger = &now.ledger;
-        let accepted = ledger.accepted >= ledger.unproven && ledger.good() >= ledger.due;
+        let accepted = ledger.open() == 0 && ledger.good() >= ledger.due;
         let approved = match self.accepted {
             None => now.rollout.approved,
             Some(_) => accepted && (now.rollout.approved || !now.step.manual),
@@ -148,7 +141,7 @@ impl NamedStep {
         let ledger = &now.ledger;
         if ledger.due != self.places {
             "the policy has changed the step".to_owned()
-        } else if self.accepted.is_some() && ledger.failed == 0 && ledger.accepted < ledger.unproven {
+        } else if self.accepted.is_some() && ledger.failed == 0 && ledger.open() > 0 {
             format!("{} is not proven by {}", now.title(), now.without_proof())
         } else {
             now.reason()
@@ -257,14 +250,14 @@ fn decide(
     let (mut named, mut left) = (Vec::<NamedStep>::new(), Vec::new());
     let mut length = nonce.len();
     for step in steps.iter().filter(same) {
-        let own = step.named();
-        // With the comma or the `@` behind it.
-        let longer = length.saturating_add(own.name.len() + 1);
-        if step.has_name() && longer <= REQUEST_LENGTH {
-            length = longer;
-            named.push(own);
-        } else {
-            left.push(own.kind);
+        // Each name has a comma or the `@` behind it.
+        let longer = |own: &NamedStep| length.saturating_add(own.name.len() + 1);
+        match step.named().filter(|own| longer(own) <= REQUEST_LENGTH) {
+            Some(own) => {
+                length = longer(&own);
+                named.push(own);
+            }
+            None => left.push(kind(step.rollout)),
         }
     }
     if named.is_empty() {
@@ -543,6 +536,14 @@ mod tests {
             let text = nothing(decided(&[rollout], None, false).1);
             assert!(text.contains(part), "{part}: {text}");
         }
+        // Those that are accepted already are not accepted again.
+        let nodes =
+            json!([{"node": "n0", "proof": "Unproven", "reason": "HookTimedOut", "accepted": true}, node("Unproven")]);
+        let mut some = proof("unproven", 3, nodes);
+        some["ledger"]["accepted"] = json!(1);
+        let (_, decision) = decided(&[some], None, true);
+        let accepted = "; accepted without proof: n1 (HookTimedOut) and 1 more";
+        assert!(printed(&decision).ends_with(accepted), "{}", printed(&decision));
         let (_, decision) = decided(&[proof("unproven", 3, json!([]))], None, true);
         assert!(printed(&decision).ends_with("; accepted without proof: 3 node(s)"), "{}", printed(&decision));
     }
