@@ -5,7 +5,7 @@ use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
 use models::names::APPROVE_STEP_ANNOTATION;
-use models::operator::{ActiveRollout, BottlerocketUpdateOperator, RolloutLedger};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperator, LedgerNode, RolloutLedger};
 use models::reason::Proof;
 use models::time::after;
 use planner::annotations::REQUEST_LENGTH;
@@ -14,7 +14,7 @@ use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, policy, status};
-use super::texts::nonce;
+use super::texts::short_nonce;
 use crate::write::{Decision, State, WriteOptions};
 
 /// Options of `approve`.
@@ -43,7 +43,7 @@ struct NextStep<'a> {
 impl NextStep<'_> {
     /// Returns true if nothing but nodes without proof, or an approval, is waited for.
     fn is_full(&self) -> bool {
-        self.ledger.failed == 0 && self.ledger.proven.saturating_add(self.ledger.unproven) >= self.ledger.due
+        self.ledger.failed == 0 && self.ledger.used() >= self.ledger.due
     }
 
     /// Returns true if its places are used up, some of them by nodes without proof.
@@ -61,32 +61,140 @@ impl NextStep<'_> {
         format!("canary step {} of {}", self.number, self.rollout.version)
     }
 
-    /// Returns the name of the step in an approval.
-    fn name(&self) -> String {
-        format!("{}{}", self.rollout.step_name(self.ledger.due), if self.is_unproven() { "/unproven" } else { "" })
+    /// Returns what an approval writes for this step; `None` while the number of the rollout's record is not known.
+    fn named(&self) -> Option<NamedStep> {
+        Some(NamedStep {
+            name: self.rollout.approvable()?,
+            rollout: self.rollout.number(),
+            places: self.ledger.due,
+            accepted: self.is_unproven().then(|| self.without_proof()),
+            kind: kind(self.rollout),
+        })
     }
 
-    /// Returns the nodes without proof, each with the end of its attempt.
+    /// Returns the nodes without proof that no user has accepted, each with the end of its attempt.
     fn without_proof(&self) -> String {
-        let named = self.ledger.nodes.iter().filter(|node| node.proof != Proof::Failed);
-        named.map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        self.nodes(self.ledger.open(), |node| node.proof != Proof::Failed && !node.accepted)
     }
 
-    /// Returns the reason why an approval is not for this step.
-    fn reason(&self) -> String {
-        if self.ledger.failed > 0 {
-            format!("nodes of {} have failed: kubectl brupop resume", self.title())
-        } else if self.is_unproven() {
-            let nodes = self.without_proof();
-            format!("{} is not proven by {nodes}; to accept that: kubectl brupop approve --unproven", self.title())
-        } else if !self.step.manual {
-            format!("{} needs no approval", self.title())
-        } else if self.rollout.approved {
-            format!("{} is approved already", self.title())
-        } else {
-            format!("the nodes of {} are not updated yet", self.title())
+    /// Returns so many nodes, by name as far as the ledger names them.
+    fn nodes(&self, count: i64, is_meant: impl Fn(&LedgerNode) -> bool) -> String {
+        let named: Vec<String> =
+            self.ledger.nodes.iter().filter(|node| is_meant(node)).map(ToString::to_string).collect();
+        match usize::try_from(count).unwrap_or(0).saturating_sub(named.len()) {
+            _ if named.is_empty() => format!("{count} node(s)"),
+            0 => named.join(", "),
+            more => format!("{} and {more} more", named.join(", ")),
         }
     }
+
+    /// Returns the reason why an approval is not for this step, or did not pass it.
+    fn reason(&self) -> String {
+        let title = self.title();
+        if self.ledger.failed > 0 {
+            let nodes = self.nodes(self.ledger.failed, |node| node.proof == Proof::Failed);
+            let version = &self.rollout.version;
+            format!("{title} has failed on {nodes}; to try again: kubectl brupop resume --failures {version}")
+        } else if self.is_unproven() {
+            let nodes = self.without_proof();
+            format!("{title} is not proven by {nodes}; to accept that: kubectl brupop approve --unproven")
+        } else if !self.step.manual {
+            format!("{title} needs no approval")
+        } else if self.rollout.approved {
+            format!("{title} is approved already")
+        } else if self.rollout.step_done.is_some() {
+            format!("{title} still waits for approval")
+        } else {
+            format!("the nodes of {title} are not updated yet")
+        }
+    }
+}
+
+/// A canary step as an approval names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NamedStep {
+    name: String,
+    /// Number of the rollout's record.
+    rollout: i64,
+    /// Places of the step.
+    places: i64,
+    /// Nodes that are accepted without proof, as a text; `None` if the approval accepts none.
+    accepted: Option<String>,
+    /// Variant and architecture of the rollout.
+    kind: String,
+}
+
+impl NamedStep {
+    /// Returns true if the approval is in force for the step that its rollout is at.
+    fn is_approved(&self, now: &NextStep<'_>) -> bool {
+        let ledger = &now.ledger;
+        let accepted = ledger.open() == 0 && ledger.good() >= ledger.due;
+        let approved = match self.accepted {
+            None => now.rollout.approved,
+            Some(_) => accepted && (now.rollout.approved || !now.step.manual),
+        };
+        approved && ledger.due == self.places
+    }
+
+    /// Returns the reason why the approval is not in force there.
+    fn reason(&self, now: &NextStep<'_>) -> String {
+        let ledger = &now.ledger;
+        if ledger.due != self.places {
+            "the policy has changed the step".to_owned()
+        } else if self.accepted.is_some() && ledger.failed == 0 && ledger.open() > 0 {
+            format!("{} is not proven by {}", now.title(), now.without_proof())
+        } else {
+            now.reason()
+        }
+    }
+}
+
+/// An approval as it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Approval {
+    version: Version,
+    /// Number of the step, from 1.
+    number: usize,
+    steps: Vec<NamedStep>,
+    /// Variants and architectures whose steps wait too, and for which another approval is needed.
+    left: Vec<String>,
+    /// True if the rollouts of the version are of several variants or architectures.
+    has_kinds: bool,
+    /// Value of the annotation.
+    value: String,
+}
+
+impl Approval {
+    fn title(&self) -> String {
+        format!("canary step {} of {}", self.number, self.version)
+    }
+
+    /// Returns the variants and architectures of these steps for a sentence; nothing if there is one alone.
+    fn kinds(&self, steps: &[&NamedStep]) -> String {
+        let kinds: Vec<&str> = steps.iter().map(|step| step.kind.as_str()).collect();
+        if self.has_kinds { format!(" for {}", kinds.join(", ")) } else { String::new() }
+    }
+
+    /// Returns the nodes of these steps that are accepted without proof, and what is left to approve, for the end of a sentence.
+    fn rest(&self, steps: &[&NamedStep]) -> String {
+        let accepted: Vec<&str> = steps.iter().filter_map(|step| step.accepted.as_deref()).collect();
+        let accepted = if accepted.is_empty() {
+            String::new()
+        } else {
+            format!("; accepted without proof: {}", accepted.join(", "))
+        };
+        let left = if self.left.is_empty() {
+            String::new()
+        } else {
+            format!("; not approved yet for {}: run the command again", self.left.join(", "))
+        };
+        accepted + &left
+    }
+}
+
+/// Returns the variant and architecture of a rollout as a text.
+fn kind(rollout: &ActiveRollout) -> String {
+    format!("{} {}", rollout.variant, rollout.arch)
 }
 
 /// Returns the number of canary steps that a rollout has passed.
@@ -94,29 +202,26 @@ fn passed(rollout: &ActiveRollout) -> usize {
     usize::try_from(rollout.steps_passed).unwrap_or(0)
 }
 
+/// Returns the canary step due of a rollout; `None` if it has ended, or has passed all.
+fn next_step<'a>(rollout: &'a ActiveRollout, policy: &'a Policy) -> Option<NextStep<'a>> {
+    let step = policy.canary.get(passed(rollout)).filter(|_| rollout.ended.is_none())?;
+    let ledger = rollout.ledger.clone().unwrap_or_default();
+    Some(NextStep { rollout, ledger, number: passed(rollout) + 1, step })
+}
+
 /// Returns the next steps of the rollouts under way, the newest version first.
 fn next_steps<'a>(rollouts: &'a [ActiveRollout], policy: &'a Policy) -> Vec<NextStep<'a>> {
-    let under_way = rollouts.iter().filter(|rollout| rollout.ended.is_none());
-    let next = |rollout: &'a ActiveRollout| {
-        let step = policy.canary.get(passed(rollout))?;
-        let ledger = rollout.ledger.clone().unwrap_or_default();
-        Some(NextStep { rollout, ledger, number: passed(rollout) + 1, step })
-    };
-    let mut all: Vec<NextStep<'_>> = under_way.filter_map(next).collect();
+    let mut all: Vec<NextStep<'_>> = rollouts.iter().filter_map(|rollout| next_step(rollout, policy)).collect();
     all.sort_by(|a, b| b.rollout.version.cmp(&a.rollout.version));
     all
 }
 
-/// The version and the step that an approval is for.
-type Approved = (Version, usize);
-
-/// Returns the version and the step that an approval is for, with what is written: the names of the steps, and what makes it a new
-/// value.
+/// Returns the approval, if any, with what is written: the names of the steps, and what makes it a new value.
 fn decide(
     operator: &BottlerocketUpdateOperator,
     (wanted, unproven): (Option<usize>, bool),
     nonce: &str,
-) -> anyhow::Result<(Option<Approved>, Decision)> {
+) -> anyhow::Result<(Option<Approval>, Decision)> {
     let (policy, status) = (policy(operator), status(operator));
     if policy.canary.is_empty() {
         bail!("the policy has no canary steps (spec.strategy.canary); nothing was written");
@@ -129,73 +234,110 @@ fn decide(
             if reasons.is_empty() { "no rollout is at a canary step".to_owned() } else { reasons.join(", and ") };
         return Ok((None, Decision::Nothing(format!("no canary step waits for approval: {reasons}"))));
     };
-    if let Some(number) = wanted.filter(|number| *number != next.number) {
-        let is_past = |rollout: &&ActiveRollout| rollout.version == next.rollout.version && passed(rollout) >= number;
-        if number > 0 && status.active_rollouts.iter().any(|rollout| is_past(&rollout)) {
-            let reason = format!(
-                "canary step {number} of {} is passed already; step {} waits for approval now",
-                next.rollout.version, next.number
-            );
+    let (version, number) = (&next.rollout.version, next.number);
+    if let Some(wanted) = wanted.filter(|wanted| *wanted != number) {
+        let is_past = |rollout: &&ActiveRollout| rollout.version == *version && passed(rollout) >= wanted;
+        if wanted > 0 && status.active_rollouts.iter().any(|rollout| is_past(&rollout)) {
+            let reason =
+                format!("canary step {wanted} of {version} is passed already; step {number} waits for approval now");
             return Ok((None, Decision::Nothing(reason)));
         }
-        bail!("canary step {number} does not wait for approval, {} does; nothing was written", next.title());
+        bail!("canary step {wanted} does not wait for approval, {} does; nothing was written", next.title());
     }
     // The same step of each variant and architecture of the version.
-    let same = |step: &&NextStep<'_>| {
-        (&step.rollout.version, step.number) == (&next.rollout.version, next.number) && step.waits(unproven)
-    };
-    let shown: Vec<&NextStep<'_>> = steps.iter().filter(same).collect();
-    let mut names: Vec<String> = shown.iter().map(|step| step.name()).collect();
-    while names.len() > 1 && names.join(",").len() + 1 + nonce.len() > REQUEST_LENGTH {
-        names.pop();
+    let own = |step: &&NextStep<'_>| &step.rollout.version == version;
+    let same = |step: &&NextStep<'_>| own(step) && step.number == number && step.waits(unproven);
+    let (mut named, mut left) = (Vec::<NamedStep>::new(), Vec::new());
+    let mut length = nonce.len();
+    for step in steps.iter().filter(same) {
+        // Each name has a comma or the `@` behind it.
+        let longer = |own: &NamedStep| length.saturating_add(own.name.len() + 1);
+        match step.named().filter(|own| longer(own) <= REQUEST_LENGTH) {
+            Some(own) => {
+                length = longer(&own);
+                named.push(own);
+            }
+            None => left.push(kind(step.rollout)),
+        }
     }
-    let accepted: Vec<String> = shown
-        .iter()
-        .filter(|step| step.is_unproven())
-        .map(|step| format!("; accepted without proof: {}", step.without_proof()))
-        .collect();
+    if named.is_empty() {
+        bail!(
+            "{} cannot be approved yet, since the record of its rollout is not written; nothing was written. Try again shortly",
+            next.title()
+        );
+    }
+    let names: Vec<&str> = named.iter().map(|step| step.name.as_str()).collect();
     let value = format!("{}@{nonce}", names.join(","));
     let patch = json!({"metadata": {"annotations": {APPROVE_STEP_ANNOTATION: value}}});
-    let decision = Decision::write(patch, format!("{} approved{}", next.title(), accepted.concat()));
-    Ok((Some((next.rollout.version.clone(), next.number)), decision))
+    let has_kinds = steps.iter().filter(own).count() > 1;
+    let approval = Approval { version: version.clone(), number, steps: named, left, has_kinds, value };
+    let shown: Vec<&NamedStep> = approval.steps.iter().collect();
+    let text = format!("{} approved{}{}", approval.title(), approval.kinds(&shown), approval.rest(&shown));
+    Ok((Some(approval), Decision::write(patch, text)))
 }
 
 /// Returns what came of an approval that the operator has taken.
-fn outcome(now: &BottlerocketUpdateOperator, version: &Version, number: usize) -> State {
+fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
     let (policy, status) = (policy(now), status(now));
-    let rollouts = || status.active_rollouts.iter().filter(|rollout| rollout.version == *version);
-    let title = format!("canary step {number} of {version}");
-    if rollouts().any(|rollout| passed(rollout) >= number) {
-        return State::Done(format!("{title} is approved and passed: the rollout continues"));
+    let title = approval.title();
+    let (mut done, mut ends, mut without_effect) = (Vec::new(), Vec::new(), Vec::new());
+    for step in &approval.steps {
+        let rollout = status.active_rollouts.iter().find(|rollout| rollout.number() == step.rollout);
+        if rollout.is_some_and(|rollout| rollout.ledger.as_ref().is_some_and(|ledger| ledger.passed >= step.places)) {
+            done.push(step);
+            continue;
+        }
+        let due = rollout.and_then(|rollout| next_step(rollout, &policy));
+        let reason = match &due {
+            Some(due) if step.is_approved(due) => {
+                done.push(step);
+                ends.push(due.rollout.step_done.map(|since| after(since, due.step.soak)));
+                continue;
+            }
+            Some(due) => step.reason(due),
+            None => "its rollout has ended, or has no canary step left".to_owned(),
+        };
+        without_effect.push((step, reason));
     }
-    let accepted = |rollout: &ActiveRollout| rollout.ledger.as_ref().is_some_and(|ledger| ledger.accepted > 0);
-    let taken = |rollout: &&ActiveRollout| (rollout.approved || accepted(rollout)) && passed(rollout) + 1 == number;
-    let Some(approved) = rollouts().find(taken) else {
-        return State::Failed(format!(
-            "the approval of {title} was taken without effect: the step did not wait for it any more"
-        ));
+    let kinds = approval.kinds(&done);
+    let approved = match ends.iter().max() {
+        _ if done.is_empty() => String::new(),
+        None => format!("{title} is approved and passed{kinds}: the rollout continues"),
+        Some(end) => {
+            let end = end.map(|end| format!(" at {end}")).unwrap_or_default();
+            format!("{title} is approved{kinds}: the rollout continues when its soak ends{end}")
+        }
     };
-    let soak = policy.canary.get(passed(approved)).map(|step| step.soak);
-    let ends = approved.step_done.zip(soak).map(|(since, soak)| format!(" at {}", after(since, soak)));
-    State::Done(format!("{title} is approved: the rollout continues when its soak ends{}", ends.unwrap_or_default()))
+    let rest = approval.rest(&done);
+    if without_effect.is_empty() {
+        return State::Done(approved + &rest);
+    }
+    let reasons: Vec<String> = without_effect
+        .iter()
+        .map(|(step, reason)| {
+            format!("the approval of {title} was taken without effect{}: {reason}", approval.kinds(&[step]))
+        })
+        .collect();
+    let others = if done.is_empty() { String::new() } else { format!(". {approved}") };
+    State::Failed(format!("{}{others}{rest}", reasons.join(", and ")))
 }
 
 /// Approves the canary step that waits.
 pub(super) async fn approve(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
-    let nonce = nonce(Timestamp::now());
-    let approved = std::cell::RefCell::new(None);
+    let nonce = short_nonce(Timestamp::now());
+    let written = std::cell::RefCell::new(None);
     let decide = |operator: &BottlerocketUpdateOperator| {
-        let (step, decision) = decide(operator, (options.step, options.unproven), &nonce)?;
-        approved.replace(step);
+        let (approval, decision) = decide(operator, (options.step, options.unproven), &nonce)?;
+        written.replace(approval);
         Ok(decision)
     };
     let acknowledged = async |_: &_, now: &BottlerocketUpdateOperator| {
         let done = status(now).requests.and_then(|requests| requests.approve_step);
-        let taken = done.is_some_and(|done| done.ends_with(&format!("@{nonce}")));
-        let step = approved.borrow().clone().filter(|_| taken);
-        Ok(step.map_or_else(
+        let approval = written.borrow();
+        let taken = approval.as_ref().filter(|approval| done.as_ref() == Some(&approval.value));
+        Ok(taken.map_or_else(
             || State::Pending("for the controller to take the approval".to_owned()),
-            |(version, number)| outcome(now, &version, number),
+            |approval| outcome(now, approval),
         ))
     };
     carry_out(client, namespace, &options.write, decide, acknowledged).await
@@ -210,12 +352,12 @@ mod tests {
 
     /// A rollout of 6 nodes: `passed` steps are passed, and those of the step due are updated if `done`.
     fn rollout(version: &str, passed: i64, done: bool, approved: bool) -> Value {
-        let due = [1, 3, 6, 0][usize::try_from(passed).unwrap()];
+        let (before, due) = [(0, 1), (1, 3), (3, 6), (6, 0)][usize::try_from(passed).unwrap()];
         json!({
             "version": version, "variant": "aws-k8s-1.37", "arch": "x86_64", "started": "2026-01-01T00:00:00Z",
             "stepsPassed": passed, "stepDone": done.then_some("2026-01-01T01:00:00Z"), "approved": approved,
             "record": {"number": 7, "begun": "2026-01-01T00:00:00Z", "revision": {"name": "", "number": 0}},
-            "ledger": {"base": 6, "due": due, "proven": if done { due } else { 0 }},
+            "ledger": {"base": 6, "passed": before, "due": due, "proven": if done { due } else { before }},
         })
     }
 
@@ -225,16 +367,43 @@ mod tests {
         operator(&json!({"strategy": {"canary": canary}}), &json!({"activeRollouts": rollouts}))
     }
 
-    fn decided(rollouts: &[Value], wanted: Option<usize>, unproven: bool) -> (Option<Approved>, Decision) {
+    /// The same of another kind, with the record of this number.
+    fn of_kind(mut rollout: Value, arch: &str, number: i64) -> Value {
+        rollout["arch"] = json!(arch);
+        rollout["record"]["number"] = json!(number);
+        rollout
+    }
+
+    /// A rollout whose first step is used up by a node without proof.
+    fn unproven(nodes: &Value) -> Value {
+        let mut rollout = rollout("1.20.5", 0, false, false);
+        rollout["ledger"] = json!({"base": 6, "due": 1, "unproven": 1, "nodes": nodes});
+        rollout
+    }
+
+    fn decided(rollouts: &[Value], wanted: Option<usize>, unproven: bool) -> (Option<Approval>, Decision) {
         decide(&with(rollouts), (wanted, unproven), "nonce").unwrap()
     }
 
     fn approved(rollouts: &[Value], wanted: Option<usize>, name: &str) -> (String, usize) {
-        let (step, decision) = decided(rollouts, wanted, false);
+        let (approval, decision) = decided(rollouts, wanted, false);
         let expected = json!({"metadata": {"annotations": {APPROVE_STEP_ANNOTATION: format!("{name}@nonce")}}});
-        assert_eq!(patch(decision), expected, "{step:?}");
-        let (version, number) = step.unwrap();
-        (version.to_string(), number)
+        assert_eq!(patch(decision), expected, "{approval:?}");
+        let approval = approval.unwrap();
+        (approval.version.to_string(), approval.number)
+    }
+
+    /// Returns what is printed about an approval that is written.
+    fn printed(decision: &Decision) -> &str {
+        match decision {
+            Decision::Write(change) => &change.what,
+            Decision::Nothing(reason) => panic!("nothing is written: {reason}"),
+        }
+    }
+
+    /// Returns what comes of the approval of the steps that wait in `before`, once the operator's status has `after`.
+    fn result(before: &[Value], unproven: bool, after: &[Value]) -> State {
+        outcome(&with(after), &decided(before, None, unproven).0.unwrap())
     }
 
     #[test]
@@ -252,30 +421,131 @@ mod tests {
 
     #[test]
     fn approval_names_the_step_of_each_variant_and_architecture() {
-        let mut arm = rollout("1.20.5", 0, true, false);
-        arm["arch"] = json!("aarch64");
-        arm["record"]["number"] = json!(8);
-        assert_eq!(approved(&[rollout("1.20.5", 0, true, false), arm], None, "7/1,8/1").1, 1);
+        let x86 = rollout("1.20.5", 0, true, false);
+        let arm = of_kind(x86.clone(), "aarch64", 8);
+        assert_eq!(approved(&[x86.clone(), arm.clone()], None, "7/1,8/1").1, 1);
+        let (_, decision) = decided(&[x86, arm], None, false);
+        let kinds = "canary step 1 of 1.20.5 approved for aws-k8s-1.37 x86_64, aws-k8s-1.37 aarch64";
+        assert_eq!(printed(&decision), kinds);
+        // One of several kinds waits.
+        let x86 = rollout("1.20.5", 0, true, false);
+        let begun = of_kind(rollout("1.20.5", 0, false, false), "aarch64", 8);
+        let (_, decision) = decided(&[x86, begun], None, false);
+        assert_eq!(printed(&decision), "canary step 1 of 1.20.5 approved for aws-k8s-1.37 x86_64");
+    }
+
+    #[test]
+    fn four_kinds_without_proof_fit_into_one_approval() {
+        let nonce = short_nonce("2026-11-28T00:00:00Z".parse().unwrap());
+        let kinds: Vec<Value> =
+            (12..16).map(|number| of_kind(unproven(&json!([])), &format!("arch-{number}"), number)).collect();
+        let (approval, decision) = decide(&with(&kinds), (None, true), &nonce).unwrap();
+        let approval = approval.unwrap();
+        assert!(approval.left.is_empty(), "{approval:?}");
+        let value = &patch(decision)["metadata"]["annotations"][APPROVE_STEP_ANNOTATION];
+        assert_eq!(*value, format!("12/1/unproven,13/1/unproven,14/1/unproven,15/1/unproven@{nonce}"));
+        assert!(approval.value.len() <= REQUEST_LENGTH && *value == approval.value);
+    }
+
+    #[test]
+    fn kinds_whose_names_do_not_fit_are_not_approved_and_said_to_be_left() {
+        let nodes = |name: &str| json!([{"node": name, "proof": "Unproven", "reason": "HookTimedOut"}]);
+        let kind = |number: i64| of_kind(unproven(&nodes(&format!("n{number}"))), &format!("arch-{number}"), number);
+        let kinds: Vec<Value> = (1001..1006).map(kind).collect();
+        let (approval, decision) = decide(&with(&kinds), (None, true), "12345678").unwrap();
+        let approval = approval.unwrap();
+        let value = "1001/1/unproven,1002/1/unproven,1003/1/unproven@12345678";
+        assert_eq!(approval.value, value);
+        let expected = "canary step 1 of 1.20.5 approved for aws-k8s-1.37 arch-1001, aws-k8s-1.37 arch-1002, aws-k8s-1.37 \
+                        arch-1003; accepted without proof: n1001 (HookTimedOut), n1002 (HookTimedOut), n1003 (HookTimedOut); \
+                        not approved yet for aws-k8s-1.37 arch-1004, aws-k8s-1.37 arch-1005: run the command again";
+        assert_eq!(printed(&decision), expected);
+        // That is repeated once it is taken.
+        let accepted = kinds.into_iter().enumerate().map(|(index, mut kind)| {
+            kind["ledger"]["accepted"] = json!(i64::from(index < 3));
+            kind["approved"] = json!(index < 3);
+            kind
+        });
+        let accepted: Vec<Value> = accepted.collect();
+        let State::Done(text) = outcome(&with(&accepted), &approval) else { panic!("it is taken") };
+        assert!(
+            text.ends_with(
+                "not approved yet for aws-k8s-1.37 arch-1004, aws-k8s-1.37 arch-1005: run the command again"
+            )
+        );
+        assert!(text.contains("accepted without proof: n1001 (HookTimedOut), n1002"), "{text}");
+        let (again, _) = decide(&with(&accepted), (None, true), "12345679").unwrap();
+        assert_eq!(again.unwrap().value, "1004/1/unproven,1005/1/unproven@12345679");
+    }
+
+    #[test]
+    fn rollout_without_a_record_is_not_approved_and_the_user_tries_again() {
+        let x86 = rollout("1.20.5", 0, true, false);
+        let mut unrecorded = of_kind(x86.clone(), "aarch64", 8);
+        unrecorded["record"] = json!(null);
+        let error = decide(&with(std::slice::from_ref(&unrecorded)), (None, false), "nonce").unwrap_err().to_string();
+        let expected = "canary step 1 of 1.20.5 cannot be approved yet, since the record of its rollout is not written; \
+                        nothing was written. Try again shortly";
+        assert_eq!(error, expected);
+        // Another kind that has one is approved.
+        let (approval, decision) = decided(&[unrecorded, x86], None, false);
+        assert_eq!(approval.unwrap().value, "7/1@nonce");
+        let left = "; not approved yet for aws-k8s-1.37 aarch64: run the command again";
+        assert!(printed(&decision).ends_with(left), "{}", printed(&decision));
     }
 
     #[test]
     fn nodes_without_proof_are_shown_and_accepted_on_request_alone() {
-        let mut unproven = rollout("1.20.5", 0, false, false);
-        let nodes = json!([{"node": "n1", "proof": "Unproven", "reason": "HookTimedOut"}]);
-        unproven["ledger"] = json!({"base": 6, "due": 1, "unproven": 1, "nodes": nodes});
+        let mut unproven = unproven(&json!([{"node": "n1", "proof": "Unproven", "reason": "HookTimedOut"}]));
         let text = nothing(decided(std::slice::from_ref(&unproven), None, false).1);
         assert!(
             text.contains("is not proven by n1 (HookTimedOut); to accept that: kubectl brupop approve --unproven"),
             "{text}"
         );
-        let (step, decision) = decided(std::slice::from_ref(&unproven), None, true);
-        assert_eq!(step.map(|(_, number)| number), Some(1));
+        let (approval, decision) = decided(std::slice::from_ref(&unproven), None, true);
+        assert_eq!(approval.map(|approval| approval.number), Some(1));
+        assert_eq!(printed(&decision), "canary step 1 of 1.20.5 approved; accepted without proof: n1 (HookTimedOut)");
         let expected = json!({"metadata": {"annotations": {APPROVE_STEP_ANNOTATION: "7/1/unproven@nonce"}}});
         assert_eq!(patch(decision), expected);
         // Not accepted by it: a failure.
-        unproven["ledger"] = json!({"base": 6, "due": 1, "failed": 1});
+        let nodes = json!([{"node": "n1", "proof": "Failed", "reason": "BootFellBack"}]);
+        unproven["ledger"] = json!({"base": 6, "due": 1, "failed": 1, "nodes": nodes});
         let text = nothing(decided(&[unproven], None, true).1);
-        assert!(text.contains("have failed: kubectl brupop resume"), "{text}");
+        let failed = "has failed on n1 (BootFellBack); to try again: kubectl brupop resume --failures 1.20.5";
+        assert!(text.contains(failed), "{text}");
+    }
+
+    #[test]
+    fn nodes_that_the_ledger_does_not_name_are_counted() {
+        let proof = |proof: &str, count: i64, nodes: Value| {
+            let mut rollout = rollout("1.20.5", 0, false, false);
+            rollout["ledger"] = json!({"base": 6, "due": 3, proof: count, "nodes": nodes});
+            rollout
+        };
+        let node = |proof: &str| json!({"node": "n1", "proof": proof, "reason": "HookTimedOut"});
+        for (rollout, part) in [
+            (proof("unproven", 3, json!([])), "1.20.5 is not proven by 3 node(s); to accept"),
+            (
+                proof("unproven", 3, json!([node("Unproven")])),
+                "is not proven by n1 (HookTimedOut) and 2 more; to accept",
+            ),
+            (proof("failed", 2, json!([])), "1.20.5 has failed on 2 node(s); to try again"),
+            (proof("failed", 2, json!([node("Failed")])), "has failed on n1 (HookTimedOut) and 1 more; to try again"),
+            (proof("failed", 2, json!([node("Unproven")])), "has failed on 2 node(s); to try again"),
+        ] {
+            let text = nothing(decided(&[rollout], None, false).1);
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        // Those that are accepted already are not accepted again.
+        let nodes =
+            json!([{"node": "n0", "proof": "Unproven", "reason": "HookTimedOut", "accepted": true}, node("Unproven")]);
+        let mut some = proof("unproven", 3, nodes);
+        some["ledger"]["accepted"] = json!(1);
+        let (_, decision) = decided(&[some], None, true);
+        let accepted = "; accepted without proof: n1 (HookTimedOut) and 1 more";
+        assert!(printed(&decision).ends_with(accepted), "{}", printed(&decision));
+        let (_, decision) = decided(&[proof("unproven", 3, json!([]))], None, true);
+        assert!(printed(&decision).ends_with("; accepted without proof: 3 node(s)"), "{}", printed(&decision));
     }
 
     #[test]
@@ -309,13 +579,76 @@ mod tests {
 
     #[test]
     fn outcome_says_if_the_rollout_continues_now_or_after_the_soak() {
-        let version = "1.20.5".parse().unwrap();
-        let outcome = |passed, approved| match outcome(&with(&[rollout("1.20.5", passed, true, approved)]), &version, 1)
-        {
-            State::Done(text) | State::Failed(text) | State::Pending(text) => text,
+        let waits = [rollout("1.20.5", 0, true, false)];
+        let result = |passed, approved| result(&waits, false, &[rollout("1.20.5", passed, true, approved)]);
+        let State::Done(text) = result(1, false) else { panic!("it is passed") };
+        assert_eq!(text, "canary step 1 of 1.20.5 is approved and passed: the rollout continues");
+        let State::Done(text) = result(0, true) else { panic!("it is approved") };
+        assert!(text.contains("when its soak ends at 2026-01-01T02:00:00Z"), "{text}");
+        let State::Failed(text) = result(0, false) else { panic!("it is not approved") };
+        assert!(text.contains("without effect: canary step 1 of 1.20.5 still waits"), "{text}");
+    }
+
+    #[test]
+    fn outcome_is_that_of_each_rollout_that_the_approval_names() {
+        let x86 = |passed, approved| rollout("1.20.5", passed, true, approved);
+        let arm = |passed, approved| of_kind(x86(passed, approved), "aarch64", 8);
+        let before = [x86(0, false), arm(0, false)];
+        let result = |after: &[Value]| result(&before, false, after);
+        let State::Done(text) = result(&[x86(1, false), arm(0, true)]) else { panic!("both are taken") };
+        let both = "canary step 1 of 1.20.5 is approved for aws-k8s-1.37 x86_64, aws-k8s-1.37 aarch64: the rollout continues \
+                    when its soak ends at 2026-01-01T02:00:00Z";
+        assert_eq!(text, both);
+        // Another rollout of the version that has passed the step does not count for this one, nor does one of a later record.
+        let mut failed = of_kind(rollout("1.20.5", 0, false, false), "aarch64", 8);
+        failed["ledger"] = json!({"base": 6, "due": 1, "failed": 1});
+        let later = of_kind(x86(1, false), "aarch64", 9);
+        for (arm, reason) in [
+            (arm(0, false), "canary step 1 of 1.20.5 still waits for approval"),
+            (failed, "canary step 1 of 1.20.5 has failed on 1 node(s)"),
+            (later, "its rollout has ended"),
+        ] {
+            let State::Failed(text) = result(&[x86(1, false), arm]) else { panic!("{reason}") };
+            let part = format!("taken without effect for aws-k8s-1.37 aarch64: {reason}");
+            assert!(text.contains(&part), "{part}: {text}");
+            assert!(
+                text.contains(". canary step 1 of 1.20.5 is approved and passed for aws-k8s-1.37 x86_64"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn step_that_the_policy_has_changed_is_not_said_to_be_approved() {
+        let before = [rollout("1.20.5", 0, true, false)];
+        let mut changed = rollout("1.20.5", 0, true, true);
+        (changed["ledger"]["due"], changed["ledger"]["proven"]) = (json!(2), json!(2));
+        let State::Failed(text) = result(&before, false, &[changed]) else { panic!("another step") };
+        assert!(text.ends_with("without effect: the policy has changed the step"), "{text}");
+    }
+
+    #[test]
+    fn nodes_without_proof_are_accepted_only_if_all_of_them_are() {
+        let before = [unproven(&json!([{"node": "n1", "proof": "Unproven", "reason": "HookTimedOut"}]))];
+        let with = |counts: Value, approved: bool| {
+            let mut after = before[0].clone();
+            after["ledger"] = counts;
+            after["approved"] = json!(approved);
+            result(&before, true, &[after])
         };
-        assert!(outcome(1, false).contains("the rollout continues"));
-        assert!(outcome(0, true).contains("when its soak ends at 2026-01-01T02:00:00Z"), "{}", outcome(0, true));
-        assert!(outcome(0, false).contains("without effect"));
+        let accepted = json!({"base": 6, "due": 1, "unproven": 1, "accepted": 1});
+        let State::Done(text) = with(accepted.clone(), true) else { panic!("it is accepted") };
+        assert!(text.ends_with("; accepted without proof: n1 (HookTimedOut)"), "{text}");
+        let proven = json!({"base": 6, "due": 1, "proven": 1});
+        assert!(matches!(with(proven, true), State::Done(_)), "it has proven itself meanwhile");
+        for (counts, approved, reason) in [
+            (json!({"base": 6, "due": 1, "unproven": 1}), true, "is not proven by 1 node(s)"),
+            (json!({"base": 6, "due": 1, "unproven": 2, "accepted": 1}), true, "is not proven by 1 node(s)"),
+            (json!({"base": 6, "due": 1, "failed": 1}), true, "has failed on 1 node(s)"),
+            (accepted, false, "are not updated yet"),
+        ] {
+            let State::Failed(text) = with(counts.clone(), approved) else { panic!("{counts}") };
+            assert!(text.contains("without effect: ") && text.contains(reason), "{counts}: {text}");
+        }
     }
 }

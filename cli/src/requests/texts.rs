@@ -9,6 +9,18 @@ pub(super) fn nonce(now: Timestamp) -> String {
     format!("kubectl-brupop {now:.9}")
 }
 
+/// Returns a text that makes a one-shot request a new value where little room is left: the time in milliseconds, to base 36.
+pub(super) fn short_nonce(now: Timestamp) -> String {
+    let mut rest = u64::try_from(now.as_millisecond()).unwrap_or(0);
+    let mut digits = Vec::new();
+    while rest > 0 || digits.is_empty() {
+        let digit = u32::try_from(rest % 36).ok().and_then(|digit| char::from_digit(digit, 36));
+        digits.extend(digit);
+        rest /= 36;
+    }
+    digits.into_iter().rev().collect()
+}
+
 /// Returns the first of some names, and the number of the others.
 pub(super) fn some(names: &[String]) -> String {
     advice::some(names.iter().map(String::as_str), 8)
@@ -23,6 +35,17 @@ mod tests {
         let now = Timestamp::now();
         let later = now + jiff::SignedDuration::from_nanos(1);
         assert!(nonce(now).len() <= 64 && nonce(now) != nonce(later), "{}", nonce(now));
+    }
+
+    #[test]
+    fn short_text_of_a_new_request_is_eight_characters_and_differs_each_time() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let later = now + jiff::SignedDuration::from_millis(1);
+        assert_eq!(short_nonce(now), "mjuohs00");
+        assert_eq!(short_nonce(later), "mjuohs01");
+        let decades_later: Timestamp = "2058-01-01T00:00:00Z".parse().unwrap();
+        assert_eq!(short_nonce(decades_later).len(), 8);
+        assert_eq!(short_nonce(Timestamp::UNIX_EPOCH), "0");
     }
 
     #[test]

@@ -128,7 +128,7 @@ fn status_shows_approval_command_for_waiting_canary_step() {
         vec![node("a", &json!({})), node("b", &json!({}))],
     );
     let text = shown(&cluster, None);
-    let command = "Approval:  canary step 1 of the rollout of 1.20.5 waits for approval: kubectl brupop approve\n";
+    let command = "Approval:  canary step 1 of the rollout of 1.20.5 waits for approval: kubectl brupop approve 1\n";
     assert!(text.contains(command), "{text}");
 }
 

@@ -120,6 +120,25 @@ fn stored_duration_outside_its_bounds_leaves_policy_valid() {
 }
 
 #[test]
+fn health_timeout_is_at_least_twice_the_soak() {
+    for (after, minutes) in [
+        (r#"{"soak": "10m", "timeout": "5m"}"#, 20),
+        (r#"{"soak": "10m", "timeout": "19m"}"#, 20),
+        (r#"{"soak": "10m", "timeout": "21m"}"#, 21),
+        (r#"{"soak": "10m"}"#, 20),
+        (r#"{"timeout": "1m"}"#, 2),
+        ("{}", 15),
+    ] {
+        let policy = Policy::from_spec(&spec(&format!(r#"{{"health": {{"after": {after}}}}}"#))).unwrap();
+        assert_eq!(policy.all.after.timeout, Duration::from_mins(minutes), "{after}");
+        let group =
+            format!(r#"{{"nodeGroups": [{{"name": "db", "selector": {{}}, "health": {{"after": {after}}}}}]}}"#);
+        let policy = Policy::from_spec(&spec(&group)).unwrap();
+        assert_eq!(policy.for_node(&NodeFacts::default()).after.timeout, Duration::from_mins(minutes), "{after}");
+    }
+}
+
+#[test]
 fn defaults_are_within_bounds() {
     let Policy { stage, reboot, returning, shutdown, back_off, .. } = Policy::default();
     let minutes = |minutes| Duration::from_mins(minutes);

@@ -19,6 +19,7 @@ const GENERATED: &str = "[bcdfghjklmnpqrstvwxz2456789]";
 static PLACEHOLDERS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     [
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z".to_owned(), "TIME"),
+        (r"(\d+/\d+(/unproven)?)@[0-9a-z]{8}\b".to_owned(), "$1@NEW"),
         (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}".to_owned(), "UID"),
         (r"\brollout-(\d+)-[0-9a-f]{10}\b".to_owned(), "rollout-$1-HASH"),
         (r"[0-9a-f]{8}→[0-9a-f]{8}".to_owned(), "BOOT→BOOT"),

@@ -183,6 +183,33 @@ fn fleets(most: usize) -> Vec<(usize, usize, u32, Option<usize>)> {
     all
 }
 
+/// The pods of the other node are being read, to see if it may be drained.
+#[test]
+fn leader_keeps_lead_and_its_node_waits_while_another_node_is_checked() {
+    for (sentence, replicas, handed_over) in [
+        ("another replica is Ready", 2, false),
+        ("another replica is Ready, and has handed the lead over", 2, true),
+        ("the other replica is on the same node", 1, false),
+    ] {
+        let mut fleet = Fleet::new(2, replicas, 2);
+        fleet.handed_over = handed_over;
+        if replicas == 1 {
+            fleet.replicas.insert("c1".into(), ("n0".into(), 0));
+        }
+        let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(2), ..Policy::default() };
+        let mut view = fleet.view();
+        assert_eq!(view.own_node.as_deref(), Some("n0"));
+        view.nodes.get_mut("n1").unwrap().pods = None;
+        let made = plan(&view, &policy, t(1));
+        assert!(!made.hand_over, "{sentence}");
+        assert_eq!(made.waits["n0"], Wait::HandingOver, "{sentence}");
+        assert!(made.slots.is_none_or(|slots| slots.is_empty()), "{sentence}");
+        view.nodes.get_mut("n1").unwrap().pods = Some(vec![]);
+        let given: Vec<String> = plan(&view, &policy, t(2)).slots.unwrap().into_iter().map(|slot| slot.node).collect();
+        assert_eq!(given, ["n1"], "{sentence}: once it is checked");
+    }
+}
+
 #[test]
 fn long_held_slot_does_not_delay_hand_over() {
     let mut fleet = Fleet::new(3, 2, 2);

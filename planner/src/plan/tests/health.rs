@@ -382,6 +382,19 @@ fn reboot_during_soak_restarts_it_unless_version_changed() {
 }
 
 #[test]
+fn second_boot_during_soak_counts_as_version_failure() {
+    let mut node = verifying(vec![healthy()]);
+    node.facts.boot_id = "b2".into();
+    let mut watch = Watch::of(node);
+    watch.at(30);
+    assert_eq!(watch.result(), (None, false), "the first one restarts the soak");
+    watch.view.nodes.get_mut("a").unwrap().facts.boot_id = "b3".into();
+    watch.at(40);
+    assert_eq!(watch.result(), is_blamed());
+    assert_eq!(watch.message(), "the node did not stay Ready in one boot");
+}
+
+#[test]
 fn node_not_ready_after_boot_fails_at_deadline() {
     let mut node = verifying(vec![healthy()]);
     let progress = node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();

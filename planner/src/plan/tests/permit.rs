@@ -7,7 +7,8 @@ use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
 use crate::policy::Policy;
-use crate::view::ClusterView;
+use crate::view::{ClusterView, PodFacts};
+use crate::wait::Wait;
 
 type Change = fn(&mut ClusterView);
 
@@ -52,6 +53,18 @@ fn permit_is_issued_once_per_request() {
         change(&mut view);
         assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
     }
+}
+
+#[test]
+fn permit_is_not_issued_while_pods_are_leaving() {
+    let (mut view, policy) = drained();
+    shadow(&mut view).status.agent.armed = Some(armed(ArmedPhase::Arming));
+    let leaving = PodFacts { terminating: true, ..pod("a", false) };
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![leaving]);
+    let made = plan(&view, &policy, t(1));
+    assert_eq!(made.waits.get("a"), Some(&Wait::Draining { left: 1 }), "{:?}", made.actions);
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
+    assert_eq!(outcome(&plan(&view, &policy, t(2))), "permit for n", "it has left");
 }
 
 #[test]

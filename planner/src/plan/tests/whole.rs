@@ -296,23 +296,58 @@ fn pinned_downgrade_ignores_minimum_age() {
     assert_eq!(status.report.progress.as_ref().unwrap().version, down);
 }
 
+/// A node that has failed on the new version.
+fn with_failure(name: &str) -> NodeView {
+    let mut node = node(name);
+    let record = models::shadow::Record { version_failures: vec![failure(NEW)], ..models::shadow::Record::default() };
+    node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    node
+}
+
+/// Stores the status of a plan. Returns the nodes that it names as failed on a version.
+fn failed_nodes(view: &mut ClusterView, made: &Plan) -> Vec<String> {
+    let status = &mut view.operator.as_mut().unwrap().status;
+    if let Some(written) = &made.status {
+        status.clone_from(written);
+    }
+    status.versions.iter().flat_map(|known| known.failed.clone()).collect()
+}
+
+#[test]
+fn failure_that_shadow_and_operator_status_record_counts_once() {
+    let (mut view, _) = cluster(vec![with_failure("a"), node("b")], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"failurePolicy": {"maxFailures": 2}}));
+    for second in 1..4 {
+        let made = plan(&view, &policy, t(second));
+        assert_eq!(made.quarantine.frozen_by(), None, "one node has failed, at {second}");
+        assert_eq!(failed_nodes(&mut view, &made), ["a"]);
+    }
+}
+
+#[test]
+fn names_of_all_failed_nodes_are_kept_when_each_is_deleted() {
+    let (mut view, _) = cluster(vec![node("other")], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"failurePolicy": {"maxFailures": 20}}));
+    let names: Vec<String> = (1..=20).map(|number| format!("n{number:02}")).collect();
+    for (before, name) in names.iter().enumerate() {
+        view.nodes.insert(name.clone(), with_failure(name));
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.quarantine.frozen_by(), (before == 19).then_some(&NEW), "{name}");
+        assert_eq!(failed_nodes(&mut view, &made), names[..=before]);
+        view.nodes.remove(name);
+    }
+}
+
 /// With a failure budget of two, each node that fails is deleted by another controller.
 #[test]
 fn failures_of_deleted_nodes_count_until_resume() {
-    let failed = |name: &str| {
-        let mut node = node(name);
-        let record =
-            models::shadow::Record { version_failures: vec![failure(NEW)], ..models::shadow::Record::default() };
-        node.shadow.as_mut().unwrap().status.controller.record = Some(record);
-        node
-    };
-    let (mut view, _) = cluster(vec![failed("a")], &[]);
+    let (mut view, _) = cluster(vec![with_failure("a")], &[]);
     let policy = with_policy(&mut view, serde_json::json!({"failurePolicy": {"maxFailures": 2}}));
     let first = plan(&view, &policy, t(1));
     assert!(first.quarantine.is_empty());
     view.operator.as_mut().unwrap().status = first.status.unwrap();
     view.nodes.remove("a");
-    let second = failed("b");
+    let second = with_failure("b");
     view.nodes.insert("b".into(), second);
     let made = plan(&view, &policy, t(2));
     assert_eq!(made.quarantine.frozen_by(), Some(&NEW), "two nodes have failed, one of them is gone");
