@@ -4,16 +4,24 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use jiff::Timestamp;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::discovery::{ApiCapabilities, ApiResource, Scope, pinned_kind};
 use kube::{Client, ResourceExt as _};
-use serde_json::Value;
+use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperator, RolloutLedger};
+use semver::Version;
+use serde_json::{Value, json};
 
 use super::TestClusterOptions;
 
 /// Field manager of the installation.
 const MANAGER: &str = "brupop-install";
+
+/// The kind of the simulated nodes.
+const VARIANT: &str = "aws-k8s-1.37";
+const ARCH: &str = "x86_64";
 
 /// The manifests that users apply, in their order.
 const MANIFESTS: [&str; 2] =
@@ -51,9 +59,37 @@ pub(super) async fn install(client: &Client, options: &TestClusterOptions) -> an
             // As a user does after the installation.
             object["spec"]["enabled"] = true.into();
             merge(&mut object["spec"], &options.policy);
+            apply(client, &mut known, object).await?;
+            if let Some(version) = &options.proven {
+                prove(client, version).await?;
+            }
+            continue;
         }
         apply(client, &mut known, object).await?;
     }
+    Ok(())
+}
+
+/// Records in the policy's status that a node has proven a version, as if it had been updated and were gone.
+pub async fn prove(client: &Client, version: &Version) -> anyhow::Result<()> {
+    let api: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let rollout = ActiveRollout {
+        version: version.clone(),
+        variant: VARIANT.to_owned(),
+        arch: ARCH.to_owned(),
+        started: Timestamp::now(),
+        steps_passed: 0,
+        step_done: None,
+        approved: false,
+        ended: None,
+        approved_step: None,
+        urgent_until: None,
+        estimated_completion: None,
+        record: None,
+        ledger: Some(RolloutLedger { proven: 1, ..RolloutLedger::default() }),
+    };
+    let patch = Patch::Merge(json!({"status": {"activeRollouts": [rollout]}}));
+    api.patch_status(OPERATOR_NAME, &PatchParams::default(), &patch).await?;
     Ok(())
 }
 

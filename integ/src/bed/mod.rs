@@ -23,7 +23,7 @@ use crate::kubelet::{Addresses, Images, Kubelet, KubeletOptions, PodProcess};
 use crate::oracle::{ClusterState, Field, History, Recorder};
 use crate::proxy::ConnectProxy;
 
-pub use install::merge;
+pub use install::{merge, prove};
 pub use oracle_input::host_log;
 pub use programs::Programs;
 
@@ -41,6 +41,8 @@ pub struct TestClusterOptions {
     pub timings: Timings,
     /// Merged over `spec` of the default policy that is installed, which is disabled; `null` installs no policy.
     pub policy: Value,
+    /// A version that a node has proven already: otherwise the first node that is updated to it goes alone.
+    pub proven: Option<Version>,
     /// Labels that the nodes register with, besides the operator's own.
     pub labels: BTreeMap<String, String>,
     /// Start with the operator's label on the nodes.
@@ -72,6 +74,7 @@ impl Default for TestClusterOptions {
                 // These hosts shut down at once.
                 "deadlines": {"shutdown": "5s"},
             }),
+            proven: None,
             labels: BTreeMap::new(),
             labelled: true,
             deploy: deploy::Options::default(),

@@ -48,7 +48,8 @@ fn policy() -> Value {
         "version": {"refreshInterval": "1s"},
         "maxUnavailable": "100%",
         "health": {"after": {"soak": "1s"}},
-        "failurePolicy": {"backOff": "1h"},
+        // The failures of one case say nothing about others.
+        "failurePolicy": {"backOff": "1h", "maxConsecutiveFailures": 64},
         // Among others, a claim without an attempt is kept for this long: the hosts here go down at once.
         "deadlines": {"shutdown": "5s"},
         "loadBalancer": {"leaveBeforeDrain": "1s"},
@@ -84,6 +85,7 @@ impl Fleet {
             nodes: nodes + SPARE,
             labelled: false,
             policy: policy(),
+            proven: Some(NEW),
             deploy: deploy::Options { controller_replicas: 1, apiserver_replicas: 1, ..deploy::Options::default() },
             // No node stays without power. The heartbeats of so many nodes would be most of the requests.
             control_plane: control_plane::Options {

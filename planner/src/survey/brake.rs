@@ -8,6 +8,7 @@ use models::operator::{LedgerNode, RolloutLedger};
 use models::reason::Proof;
 
 use crate::policy::Policy;
+use crate::view::NodeView;
 use crate::wait::Wait;
 
 /// The number of nodes that the reason names.
@@ -24,9 +25,20 @@ pub(crate) struct Brake {
     pub(crate) wake: Option<Timestamp>,
 }
 
-/// Returns the number of ends in a row that brake a rollout among so many nodes.
+/// Returns the number of ends in a row that brake a rollout among so many nodes. One alone has its back-off.
 pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
-    policy.max_consecutive_failures.min(total.saturating_sub(1)).max(1)
+    match total {
+        0 | 1 => usize::MAX,
+        total => policy.max_consecutive_failures.min(total - 1).max(1),
+    }
+}
+
+/// Ends the pause of a brake where a user requests to try one of the nodes again.
+pub(crate) fn end_pause<'a>(ledger: &mut RolloutLedger, mut nodes: impl Iterator<Item = &'a NodeView>, now: Timestamp) {
+    let Some(until) = ledger.braked_until.as_mut().filter(|until| **until > now) else { return };
+    if nodes.any(|node| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some())) {
+        *until = now;
+    }
 }
 
 impl Brake {

@@ -246,6 +246,7 @@ pub(crate) fn follow<'a>(
         let is_wanted = |node: &NodeView| targets.contains(&(node.facts.uid.as_str(), version));
         let (rollout, on_their_way) = counted(view, &active, &ledger, is_wanted);
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, on_their_way), now);
+        brake::end_pause(&mut ledger, view.nodes.values().filter(|node| is_member(node, &active)), now);
         let settled = settled::foreseen(view, policy, (&active, &ledger), rollout.total, now);
         let braked = brake::of(policy, &settled, rollout.total, &rollout.busy, now);
         rollout.brake = braked.or_else(|| brake::first(&settled, &rollout.busy));

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use integ::bed::{merge, workload};
+use integ::bed::{merge, prove, workload};
 use integ::control_plane::audit::{Reader, Record};
 use integ::oracle::{ClusterState, Expectations, History, Recorder, Verdict, judge, service_account, settled_audit};
 use jiff::Timestamp;
@@ -112,6 +112,17 @@ impl ScriptedCluster {
             self.add_node(&format!("node-{number}"), &[]).await?;
         }
         self.create_policy(policy).await?;
+        self.start_controller(&ControllerOptions::default())?;
+        self.reported().await
+    }
+
+    /// The same, where a node has proven [`NEW`] already: otherwise the first one that is updated to it goes alone.
+    pub(crate) async fn start_beside_proven(&mut self, nodes: usize, policy: Value) -> anyhow::Result<()> {
+        for number in 1..=nodes {
+            self.add_node(&format!("node-{number}"), &[]).await?;
+        }
+        self.create_policy(policy).await?;
+        prove(&self.client, &NEW).await?;
         self.start_controller(&ControllerOptions::default())?;
         self.reported().await
     }
