@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn max_failures_allows_starts_and_counts_each_node_once() {
         let mut scenario = Scenario::new(&["a", "b", "c"]);
-        let policy = FailurePolicy { max_failures: Some(2), back_off: None };
+        let policy = FailurePolicy { max_failures: Some(2), ..FailurePolicy::default() };
         scenario.operator(|operator| operator.spec.failure_policy = Some(policy));
         scenario.version_failed("a");
         scenario.version_failed("a");
