@@ -21,6 +21,7 @@ fn at(step: Step) -> ControllerReport {
         soak_restarted: false,
         verifying_since: None,
         drill: None,
+        verification: false,
         rollout: None,
         disruptive: false,
     };

@@ -30,6 +30,7 @@ fn at(step: Step, since: i64) -> ControllerReport {
         permit_issued: false,
         soak_restarted: false,
         drill: None,
+        verification: false,
         disruptive: false,
         verifying_since: None,
         rollout: None,

@@ -79,7 +79,7 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
         (Some(stored), _) => {
             let seen = count(&|node| place(node, rollout));
             if seen.used() <= stored.used() {
-                return stored.clone();
+                return verified(view, rollout, stored, &seen, counts);
             }
             let RolloutLedger { base, passed, due, accepted, .. } = *stored;
             RolloutLedger { base, passed, due, accepted: accepted.min(seen.unproven), ..seen }
@@ -92,6 +92,34 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
             (proof == Proof::Failed || runs(node, rollout)).then_some(proof)
         }),
     }
+}
+
+/// Returns a ledger with the nodes at their places that were verified since, which takes no slot. `seen` are the places that nodes
+/// without a slot have. A node that is named is moved once: its name says where it is counted.
+fn verified(
+    view: &ClusterView,
+    rollout: &ActiveRollout,
+    stored: &RolloutLedger,
+    seen: &RolloutLedger,
+    counts: impl Fn(&&NodeView) -> bool,
+) -> RolloutLedger {
+    let mut ledger = stored.clone();
+    for named in &stored.nodes {
+        let Some(node) = view.nodes.get(&named.node).filter(|node| counts(node)) else { continue };
+        let reason = || node.record()?.proof.as_ref().map(|proof| proof.reason.clone());
+        let Some((now, reason)) = place(node, rollout).zip(reason()) else { continue };
+        if now != named.proof {
+            ledger.move_node(Some(named.proof), now);
+            name(&mut ledger, &named.node, now, &reason);
+        }
+    }
+    // Of those that have no name, more may have been proven than are counted.
+    let named = ledger.nodes.iter().filter(|node| node.proof != Proof::Failed).count();
+    let unnamed = ledger.unproven.saturating_sub(i64::try_from(named).unwrap_or(i64::MAX));
+    for _ in 0..seen.proven.saturating_sub(ledger.proven).clamp(0, unnamed.max(0)) {
+        ledger.move_node(Some(Proof::Unproven), Proof::Proven);
+    }
+    ledger
 }
 
 /// Names a node without proof, or removes its name.
