@@ -381,7 +381,9 @@ fn check_verification(policy: &Policy, node: &NodeView, action: &Action) -> Opti
     match action {
         Action::Claim { .. } => broken("S1", "it would be claimed in a verification"),
         Action::Permit { .. } => broken("S2", "a verification permits a reboot"),
-        Action::Spec { spec } if spec.state != HostState::Idle => broken("S2", "a verification requires a desired state"),
+        Action::Spec { spec } if spec.state != HostState::Idle => {
+            broken("S2", "a verification requires a desired state")
+        }
         Action::Status { status, .. } => {
             let next = status.report.progress.as_ref()?;
             let begins = !is_verified(node);

@@ -433,16 +433,17 @@ impl Shadow {
         self.status.controller.progress.as_ref().is_some_and(|progress| {
             let in_service = progress.mode().is_verification();
             progress.disruptive
-                || !in_service && matches!(
-                    progress.step,
-                    Step::BeforeDrain
-                        | Step::LeavingLoadBalancer
-                        | Step::Draining
-                        | Step::Rebooting
-                        | Step::Returning
-                        | Step::Verifying
-                        | Step::AfterUpdate
-                )
+                || !in_service
+                    && matches!(
+                        progress.step,
+                        Step::BeforeDrain
+                            | Step::LeavingLoadBalancer
+                            | Step::Draining
+                            | Step::Rebooting
+                            | Step::Returning
+                            | Step::Verifying
+                            | Step::AfterUpdate
+                    )
         })
     }
 

@@ -138,7 +138,9 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
 pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
     let agent = &ctx.shadow.status.agent;
     let version = &ctx.progress.version;
-    if ctx.mode().concerns_version() && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version) {
+    if ctx.mode().concerns_version()
+        && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version)
+    {
         return Some(fail(FailureReason::Quarantined, "the version has failed on other nodes"));
     }
     if !ctx.policy.present {

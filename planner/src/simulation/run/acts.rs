@@ -196,7 +196,8 @@ impl Run<'_> {
         let index = self.index[name];
         let Some(node) = self.view.nodes.get_mut(name) else { return false };
         // A verification is no update: it moves nothing.
-        let step = |node: &NodeView| node.step().filter(|_| node.progress().is_some_and(|p| !p.mode().is_verification()));
+        let step =
+            |node: &NodeView| node.step().filter(|_| node.progress().is_some_and(|p| !p.mode().is_verification()));
         let before = step(node);
         let cordoned = self.scenario.members[index].node.facts.cordoned_by_others();
         self.touched.insert(index);
