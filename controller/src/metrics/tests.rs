@@ -179,6 +179,17 @@ fn drill_counts_as_no_update_and_has_no_steps_of_one() {
 }
 
 #[test]
+fn repeated_verification_counts_as_no_update() {
+    let metrics = leading();
+    let before = metrics.text();
+    let mut verification = at(Step::Verifying, 0);
+    verification.progress.as_mut().unwrap().verification = true;
+    write(&metrics, &ControllerReport::default(), &verification, 0);
+    write(&metrics, &verification, &ended(None, "1.20.5", "Updated"), 60);
+    assert_eq!(metrics.text(), before);
+}
+
+#[test]
 fn first_failure_of_version_increases_existing_counter() {
     let metrics = leading();
     let failures =

@@ -2,12 +2,12 @@
 //! freeze, canary steps and the budgets are no obstacle.
 
 use jiff::{SignedDuration, Timestamp};
+use models::reason::Proof;
 use models::shadow::NodeProof;
 
 use super::{fleet, host, node};
 use crate::survey::{NodeContext, ledger};
 use crate::wait::Wait;
-use models::reason::Proof;
 
 /// The time from the end of an attempt to the next verification, and between two of them.
 const INTERVAL: SignedDuration = SignedDuration::from_hours(1);
