@@ -1,7 +1,7 @@
 //! The repeated verification of a node that runs its version without a proof.
 
 use models::operator::{ActiveRollout, LedgerNode, RolloutLedger};
-use models::reason::{FailureReason, Proof};
+use models::reason::{FailureClass, FailureReason, Proof};
 use models::shadow::{HostState, NodeProof, Record, Step, UPDATED};
 use serde_json::json;
 
@@ -283,6 +283,10 @@ fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
         let text = format!("verification 2 of 1.20.5: {reason}: ");
         assert!(notes.iter().any(|note| note.message.starts_with(&text)), "{sentence}: {notes:?}");
         assert_eq!((proof(&after), after.nodes["a"].progress()), ((Proof::Unproven, 7), None), "{sentence}");
+        // A reboot into another version leaves the place as it is, too.
+        let shows = reason.end().class == FailureClass::Node && reason != FailureReason::BootedOtherVersion;
+        let expected = if shows { reason } else { FailureReason::HookTimedOut }.as_str();
+        assert_eq!(record(&after).proof.as_ref().unwrap().reason, expected, "{sentence}");
         assert_eq!(record(&after).failures, 1, "{sentence}: nothing more counts against the node");
         assert_eq!(counts(&plan(&after, &policy, t(DUE + 2))), (0, 1, 0), "{sentence}");
         // What has ended it is over.
