@@ -86,7 +86,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
             (false, true) => lines.push(Line::new("node claimed").about(name, progress)),
             (true, false) => {
                 let back = |place| matches!(place, Place::Away | Place::Booted | Place::Back);
-                let rebooted = progress.is_some_and(|p| !p.mode().is_drill() && back(p.step.place()));
+                let rebooted = progress.is_some_and(|p| p.mode() == Mode::Update && back(p.step.place()));
                 let text = if rebooted { "node rebooted: released" } else { "node released" };
                 lines.push(Line::new(text).about(name, progress));
             }
@@ -145,6 +145,7 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
                 "drill started: its pods are to be evicted, and the host is not rebooted"
             }
             Mode::Drill { .. } => "drill started: no pod is evicted, and the host is not rebooted",
+            Mode::Verification => "verification started: the node has not proven its version",
         },
         (Some(_), None) if mode.is_drill() => "drill over: the node is released",
         (Some(_), None) => "attempt ended",

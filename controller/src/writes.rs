@@ -91,6 +91,7 @@ mod tests {
                 soak_restarted: false,
                 verifying_since: None,
                 drill: None,
+                verification: false,
                 rollout: None,
                 disruptive,
             });

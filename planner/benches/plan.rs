@@ -119,6 +119,7 @@ fn node(number: usize) -> NodeView {
             soak_restarted: false,
             verifying_since: None,
             drill: None,
+            verification: false,
             rollout: None,
             disruptive,
         });

@@ -91,6 +91,7 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         soak_restarted: false,
         verifying_since: None,
         drill: None,
+        verification: false,
         rollout: None,
         disruptive: step.place() != Place::Waiting,
     }

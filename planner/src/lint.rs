@@ -86,14 +86,20 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_start(frozen, policy, node, action));
             add(Some(name), check_offer(node, action));
             add(Some(name), check_drill(node, action));
+            add(Some(name), check_verification(policy, node, action));
             add(Some(name), check_hooks(policy, node, action));
             add(Some(name), check_reboot(node, action));
             add(Some(name), check_disruption(view, plan, node, action));
             add(Some(name), check_permit(view, node, action));
         }
     }
+    for node in new_slots.iter().filter(|node| is_verified(node)) {
+        add(None, broken("S1", format!("{} is given a slot for a verification", node.facts.name)));
+    }
     for (name, evictions) in &plan.evictions {
         if let Some(node) = view.nodes.get(name) {
+            let verified = is_verified(node);
+            add(Some(name), broken("S6", "pods would be evicted in a verification").filter(|_| verified));
             add(Some(name), check_slot(view, plan, node));
             add(Some(name), check_evictions(policy, node, evictions));
         }
@@ -394,6 +400,44 @@ fn check_drill(node: &NodeView, action: &Action) -> Option<Broken> {
         }
         Action::Permit { pods_stay: true, .. } if drill.is_none_or(|drill| drill.evict) => {
             broken("S3", "a permit is issued with pods on the node")
+        }
+        _ => None,
+    }
+}
+
+/// Returns whether the attempt under way is the repeated verification of a node.
+fn is_verified(node: &NodeView) -> bool {
+    node.progress().is_some_and(|progress| progress.mode().is_verification())
+}
+
+/// S1, S2 and S13 again: a verification leaves its node in service and its host as it is. It is of the version that an idle node
+/// runs, begins under a valid policy alone, and becomes no other attempt.
+fn check_verification(policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
+    if !is_verified(node) && !action.mode().is_verification() {
+        return None;
+    }
+    match action {
+        Action::Claim { .. } => broken("S1", "it would be claimed in a verification"),
+        Action::Permit { .. } => broken("S2", "a verification permits a reboot"),
+        Action::Spec { spec } if spec.state != HostState::Idle => {
+            broken("S2", "a verification requires a desired state")
+        }
+        Action::Status { status, .. } => {
+            let next = status.report.progress.as_ref()?;
+            let begins = !is_verified(node);
+            let runs = node.facts.os_version().is_none_or(|version| version == next.version);
+            let of_mode = Phase::of_step(next.step).is_some_and(|phase| (phase.of)(next.mode()));
+            if next.disruptive || !next.mode().is_verification() || !of_mode {
+                broken("S1", format!("a verification goes to {:?} of another attempt", next.step))
+            } else if begins && (node.progress().is_some() || node.disrupted() || !runs) {
+                broken("S1", format!("{} is verified on a node that is not idle with it", next.version))
+            } else if begins && !policy.errors.is_empty() {
+                broken("S13", "it is verified under an invalid policy")
+            } else if begins && node.facts.held() {
+                broken("S4", "it is verified although a user holds it")
+            } else {
+                None
+            }
         }
         _ => None,
     }

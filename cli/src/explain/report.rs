@@ -165,6 +165,9 @@ pub(crate) struct Attempt {
     /// The drill that it is; absent in an update.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) drill: Option<Drill>,
+    /// True if it verifies again a node that has not proven its version.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) verification: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<Version>,
     pub(crate) version: Version,
@@ -398,6 +401,7 @@ fn attempt(shadow: &ShadowFacts, deadline: Option<Timestamp>) -> Option<Attempt>
     Some(Attempt {
         number: progress.attempt,
         drill: progress.drill.clone(),
+        verification: progress.mode().is_verification(),
         from: progress.from.clone(),
         version: progress.version.clone(),
         started: progress.started,

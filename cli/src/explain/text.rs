@@ -180,6 +180,9 @@ fn attempt_text(attempt: &Attempt, now: Timestamp) -> String {
     let what = match &attempt.drill {
         Some(drill) if drill.evict => ", a drill with evictions: the host is not rebooted".to_owned(),
         Some(_) => ", a drill without evictions: the host is not rebooted".to_owned(),
+        None if attempt.verification => {
+            format!(", another verification of {}: the node stays in service", attempt.version)
+        }
         None => format!("{from} to {}", attempt.version),
     };
     let mut text = format!("{}{what}, begun {}", attempt.number, moment(attempt.started, now));

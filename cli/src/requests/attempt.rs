@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};
 use models::names::{RELEASE_ANNOTATION, RETRY_ANNOTATION};
+use models::reason::Proof;
 use models::shadow::{
-    BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Progress, Record, Step,
+    BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Mode, Progress, Record, Step,
 };
 use planner::view::{NodeFacts, Projection as _, ShadowFacts};
 use serde_json::json;
@@ -37,6 +38,13 @@ pub(super) fn is_permitted(shadow: &BottlerocketShadow) -> bool {
     issued || progress(shadow).is_some_and(|progress| progress.permit_issued)
 }
 
+/// Returns true if the node runs its version without a proof, so that it can be verified again.
+fn is_unproven(shadow: &BottlerocketShadow) -> bool {
+    let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
+    let proof = record(shadow).and_then(|record| record.proof.as_ref());
+    proof.is_some_and(|proof| matches!(proof.proof, Proof::Unproven | Proof::Unknown) && runs == Some(&proof.version))
+}
+
 /// Decides about `retry`.
 fn decide_retry(shadow: &BottlerocketShadow, nonce: &str, now: Timestamp) -> Decision {
     let write = |what| Decision::write(json!({"metadata": {"annotations": {RETRY_ANNOTATION: nonce}}}), what);
@@ -44,11 +52,17 @@ fn decide_retry(shadow: &BottlerocketShadow, nonce: &str, now: Timestamp) -> Dec
     if find_condition(conditions, HOST_REACHABLE).is_some_and(|c| c.reason == HOST_ARMED_BY_OTHER) {
         return write("asked to disarm what another client armed on its host");
     }
+    if progress(shadow).is_none() && is_unproven(shadow) {
+        return write("asked to be verified again");
+    }
     if record(shadow).and_then(|record| record.not_before).is_some_and(|until| until > now) {
         return write("asked to end its back-off");
     }
     let why = true_condition(conditions, BLOCKED);
     let why = why.map_or_else(String::new, |blocked| format!("; it waits for another reason: {}", blocked.message));
+    if progress(shadow).is_some_and(|progress| progress.mode().is_verification()) {
+        return Decision::Nothing("it is being verified again already".to_owned());
+    }
     Decision::Nothing(format!("it is not in back-off, so that there is nothing to retry{why}"))
 }
 
@@ -57,8 +71,17 @@ fn retried(shadow: &BottlerocketShadow, nonce: &str) -> State {
     let Some(record) = record(shadow)
         .filter(|record| record.requests.as_ref().and_then(|requests| requests.retry.as_deref()) == Some(nonce))
     else {
-        return State::Pending("for the controller to end its back-off".to_owned());
+        let what = if is_unproven(shadow) { "to verify it again" } else { "to end its back-off" };
+        return State::Pending(format!("for the controller {what}"));
     };
+    if progress(shadow).is_some_and(|progress| progress.mode().is_verification()) {
+        return State::Done("it is being verified again; kubectl brupop status shows the result".to_owned());
+    }
+    if progress(shadow).is_none() && is_unproven(shadow) {
+        let text = "its back-off is over; it could not be verified again now: its Event Retry has the reason. It is verified \
+                    again every hour, once that is over";
+        return State::Done(text.to_owned());
+    }
     let mut failed = record.version_failures.iter().filter(|failure| failure.resolved_by.is_none());
     State::Done(match failed.next() {
         None => "its back-off is over; it is updated when its turn comes".to_owned(),
@@ -87,9 +110,10 @@ fn decide_release(shadow: &BottlerocketShadow, nonce: &str) -> Decision {
             Decision::Nothing("it is being released already".to_owned())
         }
         Some(progress) => {
-            let what = match progress.drill {
-                Some(_) => "asked to end its drill and to be released".to_owned(),
-                None => format!("asked to end its update to {} and to be released", progress.version),
+            let what = match progress.mode() {
+                Mode::Drill { .. } => "asked to end its drill and to be released".to_owned(),
+                Mode::Verification => format!("asked to end the verification of {}", progress.version),
+                Mode::Update => format!("asked to end its update to {} and to be released", progress.version),
             };
             Decision::write(json!({"metadata": {"annotations": {RELEASE_ANNOTATION: nonce}}}), what)
         }
@@ -152,7 +176,7 @@ async fn request(
     report(&options.write, outcomes, read).await
 }
 
-/// Ends the back-off of nodes.
+/// Ends the back-off of nodes, and has those verified again that have not proven their version.
 pub(super) async fn retry(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let nonce = nonce(now);
@@ -229,6 +253,36 @@ mod tests {
         assert_eq!(patch(decide_retry(&armed, "nonce", now)), expected);
         let held = shadow(&json!({"conditions": [condition(BLOCKED, "Held", "the node is held")]}));
         assert!(nothing(decide_retry(&held, "nonce", now)).contains("another reason: the node is held"));
+    }
+
+    #[test]
+    fn retry_verifies_a_node_that_has_not_proven_its_version() {
+        let now = Timestamp::now();
+        let with = |word: &str, runs: &str, progress: Value, acknowledged: &str| {
+            let proof =
+                json!({"version": "1.20.5", "rollout": 7, "attempt": 1, "proof": word, "reason": "HookTimedOut"});
+            let requests = json!({"retry": acknowledged});
+            shadow(&json!({
+                "currentVersion": runs, "progress": progress,
+                "record": {"failures": 1, "proof": proof, "requests": requests},
+            }))
+        };
+        let idle = |word, runs| with(word, runs, Value::Null, "earlier");
+        let expected = json!({"metadata": {"annotations": {RETRY_ANNOTATION: "nonce"}}});
+        assert_eq!(patch(decide_retry(&idle("Unproven", "1.20.5"), "nonce", now)), expected);
+        for nothing_left in [idle("Proven", "1.20.5"), idle("Unproven", "1.20.4")] {
+            assert!(nothing(decide_retry(&nothing_left, "nonce", now)).contains("nothing to retry"));
+        }
+        let mut verified = at("Verifying");
+        verified["verification"] = json!(true);
+        let verified = with("Unproven", "1.20.5", verified, "nonce");
+        assert!(nothing(decide_retry(&verified, "nonce", now)).contains("being verified again already"));
+        assert!(
+            text(retried(&idle("Unproven", "1.20.5"), "nonce")).starts_with("pending: for the controller to verify it")
+        );
+        assert!(text(retried(&verified, "nonce")).starts_with("it is being verified again"));
+        let refused = with("Unproven", "1.20.5", Value::Null, "nonce");
+        assert!(text(retried(&refused, "nonce")).contains("could not be verified again now"));
     }
 
     #[test]

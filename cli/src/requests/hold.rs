@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Client, ResourceExt as _};
 use models::duration::Duration;
 use models::names::HOLD_ANNOTATION;
-use models::shadow::{BottlerocketShadow, Place};
+use models::shadow::{BottlerocketShadow, Mode, Place};
 use models::time::after;
 use planner::hold::Hold;
 use planner::view::{NodeFacts, Projection as _};
@@ -108,7 +108,8 @@ fn held(hold: &Hold, shadow: Option<&BottlerocketShadow>, node: &NodeFacts) -> S
     match progress(shadow) {
         Some(progress)
             if is_permitted(shadow)
-                || (progress.drill.is_none() && matches!(progress.step.place(), Place::Booted | Place::Back)) =>
+                || (progress.mode() == Mode::Update
+                    && matches!(progress.step.place(), Place::Booted | Place::Back)) =>
         {
             State::Done(format!("{text}; the update under way has gone too far to end: it is finished first"))
         }

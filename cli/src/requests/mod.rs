@@ -35,7 +35,7 @@ pub(crate) enum Command {
     Hold(hold::Options),
     /// End the hold of nodes.
     Unhold(NodesOptions),
-    /// End the back-off of nodes whose last update failed.
+    /// End the back-off of nodes whose last update failed, and verify nodes again that have not proven their version.
     Retry(NodesOptions),
     /// End the update under way on nodes and return them to service; it does not count as a failure.
     Release(NodesOptions),

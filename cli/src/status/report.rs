@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
 use models::names;
 use models::operator::{BLOCKED as ALL_BLOCKED, BRAKED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
-use models::shadow::{BLOCKED, HOST_REACHABLE, Place, Step};
+use models::shadow::{BLOCKED, HOST_REACHABLE, Mode, Place, Step};
 use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
 use planner::policy::{Policy, WindowState};
@@ -210,7 +210,7 @@ fn silent_agents(cluster: &Cluster, now: Timestamp) -> Vec<SilentAgent> {
     for (name, facts) in cluster.nodes.iter().flatten() {
         let shadow = cluster.shadows.get(name);
         let progress = shadow.and_then(|shadow| shadow.status.controller.progress.as_ref());
-        let update = progress.filter(|progress| !progress.mode().is_drill());
+        let update = progress.filter(|progress| progress.mode() == Mode::Update);
         let goes_down = matches!(update.map(|update| update.step.place()), Some(Place::Away | Place::Booted));
         if !facts.labelled || !facts.ready || facts.deleting || goes_down {
             continue;
@@ -265,7 +265,8 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         version: status.and_then(|status| status.agent.current_version.clone()).or_else(os_version),
         target: shadow.and_then(|shadow| shadow.spec.version.clone()).or_else(|| progress.map(|p| p.version.clone())),
         step: progress.map_or(IDLE, |progress| Step::as_str(progress.step)),
-        drill: progress.is_some_and(|progress| progress.drill.is_some()),
+        drill: progress.is_some_and(|progress| progress.mode().is_drill()),
+        verification: progress.is_some_and(|progress| progress.mode().is_verification()),
         reason,
         message: message.map(|message| cluster.filled(&message, name)),
         deadline: deadline.filter(|_| !paused),
@@ -278,6 +279,7 @@ pub(crate) fn next_action(action: &Action) -> String {
     match (action, action.next_step()) {
         _ if action.begins_disruption() && action.mode().is_dry() => "the dry run of its drain begins".to_owned(),
         (_, Some(Step::Staging)) if action.mode().is_drill() => "its drill begins".to_owned(),
+        (_, Some(Step::Verifying)) if action.mode().is_verification() => "it is verified again".to_owned(),
         (_, Some(Step::Staging)) => "its attempt begins with the download of the image".to_owned(),
         _ if action.begins_disruption() => "it is next to be drained".to_owned(),
         (_, Some(step)) => format!("it goes on to the step {}", step.as_str()),

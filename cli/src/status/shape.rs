@@ -181,6 +181,9 @@ pub(crate) struct NodeReport {
     /// True if the attempt under way is a drill.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) drill: bool,
+    /// True if the attempt under way verifies again a node that has not proven its version.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) verification: bool,
     /// The reason why it waits, as one fixed word; absent if it is up to date.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,

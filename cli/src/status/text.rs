@@ -227,11 +227,16 @@ fn row(node: &NodeReport, wide: bool, now: Timestamp) -> [Cell; 6] {
     let waits: Vec<String> = waits.into_iter().filter(|part| !part.is_empty()).collect();
     let step = if node.step == IDLE { Style::Plain } else { Style::Busy };
     let result = if node.has_failed() { Style::Bad } else { Style::Plain };
+    let kind = match (node.drill, node.verification) {
+        (true, _) => " (drill)",
+        (false, true) => " (again)",
+        (false, false) => "",
+    };
     [
         Cell::from(node.name.clone()),
         Cell::from(text(&node.version)),
         Cell::from(text(&node.target)),
-        Cell::new(if node.drill { format!("{} (drill)", node.step) } else { node.step.to_owned() }, step),
+        Cell::new(format!("{}{kind}", node.step), step),
         Cell::new(last.unwrap_or_default(), result),
         Cell::new(waits.join(": "), reason_style(node.reason.as_deref())),
     ]

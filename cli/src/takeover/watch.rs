@@ -213,6 +213,7 @@ fn stage(shadow: &mut ShadowFacts, version: &Version, boot: &str, now: Timestamp
         permit_issued: false,
         soak_restarted: false,
         drill: None,
+        verification: false,
         disruptive: false,
         verifying_since: None,
         rollout: None,

@@ -21,6 +21,7 @@ fn at(step: Step) -> ControllerReport {
         soak_restarted: false,
         verifying_since: None,
         drill: None,
+        verification: false,
         rollout: None,
         disruptive: false,
     };
@@ -308,5 +309,24 @@ fn each_step_of_a_drill_logs_one_line_that_names_it() {
         let lines = of_report("a", &before, &after);
         let is: Vec<_> = lines.iter().map(|line| (line.warning, line.text)).collect();
         assert!(matches!(is[..], [(w, text)] if w == warning && text.starts_with(part)), "{part}: {is:?}");
+    }
+}
+
+#[test]
+fn each_step_of_a_repeated_verification_logs_one_line() {
+    let verification = |step| {
+        let mut report = at(step);
+        report.progress.as_mut().unwrap().verification = true;
+        report
+    };
+    use Step::{AfterUpdate, Releasing, Verifying};
+    for (before, after, warning, text) in [
+        (idle(), verification(Verifying), false, "verification started: the node has not proven its version"),
+        (verification(Verifying), verification(AfterUpdate), false, "hooks awaited after a verification"),
+        (verification(Verifying), ended(idle(), UPDATED), false, "node verified"),
+        (verification(AfterUpdate), ended(verification(Releasing), "HookTimedOut"), true, "attempt failed"),
+        (verification(Verifying), ended(verification(Releasing), "Held"), false, "attempt withdrawn"),
+    ] {
+        assert_eq!(texts(&of_report("a", &before, &after)), [(warning, text)]);
     }
 }

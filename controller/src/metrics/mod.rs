@@ -21,7 +21,7 @@ use models::time::between;
 
 use jiff::{SignedDuration, Timestamp};
 use models::reason::{ENDS, End, FailureReason};
-use models::shadow::{ControllerStatus, Progress, Step};
+use models::shadow::{ControllerStatus, Mode, Progress, Step};
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
 use semver::Version;
 
@@ -397,8 +397,8 @@ impl Metrics {
         let before = &before.status.controller;
         let (was, is) = (before.progress.as_ref(), after.report.progress.as_ref());
         let step = |progress: Option<&Progress>| progress.map(|p| p.step);
-        if is.or(was).is_some_and(|progress| progress.drill.is_some()) {
-            // A drill is no update.
+        if is.or(was).is_some_and(|progress| progress.mode() != Mode::Update) {
+            // Neither a drill nor a verification is an update.
             return;
         }
         if step(was) != step(is) {

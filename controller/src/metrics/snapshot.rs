@@ -113,7 +113,7 @@ fn node_state<'a>(name: &'a str, node: &'a NodeView, plan: &Plan) -> NodeState<'
     let reported = shadow.and_then(|s| s.status.agent.current_version.as_ref());
     NodeState {
         name,
-        // A drill is no step of an update.
+        // Neither a drill nor a verification has a step of an update.
         step: node.update().map(|progress| progress.step),
         version: reported.map(Cow::Borrowed).or_else(|| node.facts.os_version().map(Cow::Owned)),
         attempt: node.update().map(|progress| (progress.from.as_ref(), &progress.version)),

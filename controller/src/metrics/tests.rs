@@ -30,6 +30,7 @@ fn at(step: Step, since: i64) -> ControllerReport {
         permit_issued: false,
         soak_restarted: false,
         drill: None,
+        verification: false,
         disruptive: false,
         verifying_since: None,
         rollout: None,
@@ -175,6 +176,17 @@ fn drill_counts_as_no_update_and_has_no_steps_of_one() {
     for pair in steps.windows(2) {
         write(&metrics, &pair[0].1, &pair[1].1, pair[1].0);
     }
+    assert_eq!(metrics.text(), before);
+}
+
+#[test]
+fn repeated_verification_counts_as_no_update() {
+    let metrics = leading();
+    let before = metrics.text();
+    let mut verification = at(Step::Verifying, 0);
+    verification.progress.as_mut().unwrap().verification = true;
+    write(&metrics, &ControllerReport::default(), &verification, 0);
+    write(&metrics, &verification, &ended(None, "1.20.5", "Updated"), 60);
     assert_eq!(metrics.text(), before);
 }
 

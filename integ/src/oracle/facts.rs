@@ -431,17 +431,19 @@ impl Shadow {
     /// Returns true if its node is out of service according to its progress.
     pub fn disruptive(&self) -> bool {
         self.status.controller.progress.as_ref().is_some_and(|progress| {
+            let in_service = progress.mode().is_verification();
             progress.disruptive
-                || matches!(
-                    progress.step,
-                    Step::BeforeDrain
-                        | Step::LeavingLoadBalancer
-                        | Step::Draining
-                        | Step::Rebooting
-                        | Step::Returning
-                        | Step::Verifying
-                        | Step::AfterUpdate
-                )
+                || !in_service
+                    && matches!(
+                        progress.step,
+                        Step::BeforeDrain
+                            | Step::LeavingLoadBalancer
+                            | Step::Draining
+                            | Step::Rebooting
+                            | Step::Returning
+                            | Step::Verifying
+                            | Step::AfterUpdate
+                    )
         })
     }
 

@@ -37,7 +37,7 @@ pub enum Place {
 
 macro_rules! steps {
     ($($(#[doc = $doc:literal])+ $name:ident at $place:ident,)+) => {
-        /// Step of a node's update or drill. What each means is in one list: `PHASES` of the planner.
+        /// Step of a node's update, drill or verification. What each means is in one list: `PHASES` of the planner.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum Step {
             $($(#[doc = $doc])+ $name,)+
@@ -139,12 +139,19 @@ pub struct Progress {
     /// The drill that the attempt is; absent in an update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drill: Option<Drill>,
+    /// True if the attempt verifies again a node that runs the version without a proof. The node stays in service.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub verification: bool,
 }
 
 impl Progress {
     /// Returns the kind of the attempt.
     pub fn mode(&self) -> Mode {
-        self.drill.as_ref().map_or(Mode::Update, Drill::mode)
+        match &self.drill {
+            Some(drill) => drill.mode(),
+            None if self.verification => Mode::Verification,
+            None => Mode::Update,
+        }
     }
 }
 

@@ -22,7 +22,7 @@ pub const EVICT: &str = "evict";
 /// Word in the value of a request for a drill: the image of the update is downloaded first.
 pub const DOWNLOAD: &str = "download";
 
-/// Kind of an attempt. Both pass the same steps.
+/// Kind of an attempt. All pass the same steps, as far as they have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The node is to run another version.
@@ -34,6 +34,8 @@ pub enum Mode {
         /// True if the image is downloaded first.
         download: bool,
     },
+    /// A node that runs its version without a proof is verified again, in service.
+    Verification,
 }
 
 impl Mode {
@@ -42,9 +44,19 @@ impl Mode {
         matches!(self, Self::Drill { .. })
     }
 
-    /// Returns whether an image is downloaded, so that the version counts.
+    /// Returns whether it is the repeated verification of a node.
+    pub const fn is_verification(self) -> bool {
+        matches!(self, Self::Verification)
+    }
+
+    /// Returns whether an image is downloaded.
     pub const fn downloads(self) -> bool {
-        !matches!(self, Self::Drill { download: false, .. })
+        matches!(self, Self::Update | Self::Drill { download: true, .. })
+    }
+
+    /// Returns whether it is about a version: one that is downloaded, or one that has to be proven.
+    pub const fn concerns_version(self) -> bool {
+        self.downloads() || self.is_verification()
     }
 
     /// Returns whether it is a drill that evicts no pod.

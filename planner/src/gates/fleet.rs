@@ -1,5 +1,7 @@
 //! Gates that keep all nodes, or many, from an update: the switch, failures, canary steps, the schedule.
 
+use semver::Version;
+
 use crate::policy::WindowState;
 use crate::survey::NodeContext;
 use crate::wait::Wait;
@@ -14,9 +16,23 @@ pub(crate) fn is_enabled(ctx: &NodeContext<'_>) -> Option<Wait> {
     }
 }
 
+/// There is a policy, and it can be applied. Updates need not be enabled.
+pub(crate) fn has_valid_policy(ctx: &NodeContext<'_>) -> Option<Wait> {
+    match (ctx.policy.present, ctx.policy.errors.is_empty()) {
+        (false, _) => Some(Wait::NoOperatorResource),
+        (true, false) => Some(Wait::PolicyInvalid),
+        (true, true) => None,
+    }
+}
+
 /// The version has not failed too often on hosts like this one.
 pub(crate) fn is_not_quarantined(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let (agent, version) = (&ctx.shadow.status.agent, ctx.version().ok()?);
+    quarantine(ctx, ctx.version().ok()?)
+}
+
+/// Returns the wait for a version that has failed too often on hosts like this one.
+pub(crate) fn quarantine(ctx: &NodeContext<'_>, version: &Version) -> Option<Wait> {
+    let agent = &ctx.shadow.status.agent;
     let held = ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version);
     held.then(|| Wait::Quarantined { version: version.clone() })
 }

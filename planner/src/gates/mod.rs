@@ -12,6 +12,7 @@ mod host;
 mod node;
 mod obstacle;
 mod pods;
+pub(crate) mod verification;
 
 use models::shadow::Mode;
 

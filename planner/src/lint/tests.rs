@@ -3,7 +3,9 @@ use std::sync::Arc;
 
 use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
 use models::reason::FailureReason;
-use models::shadow::{AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Drill};
+use models::shadow::{
+    AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod, Drill, Progress,
+};
 use serde_json::json;
 
 use super::*;
@@ -544,6 +546,76 @@ fn validator_rejects_reboot_and_unrequested_eviction_in_a_drill() {
     let (view, policy) = world(json!({}), false);
     let findings = lint(&view, &policy, &mut permit(true));
     assert_eq!(findings.first().map(|finding| finding.property), Some("S3"), "an update whose pods stay");
+}
+
+/// A node `v` that runs its version and is verified again, or is about to be.
+fn in_verification(under_way: bool) -> (ClusterView, Policy, Progress) {
+    let (mut view, policy) = world(json!({"maxUnavailable": 5}), false);
+    let verification = Progress { verification: true, disruptive: false, attempt: 2, ..progress(Step::Verifying, 0) };
+    let mut node = node("v");
+    node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    node.shadow.as_mut().unwrap().status.controller.progress = under_way.then(|| verification.clone());
+    view.nodes.insert("v".into(), node);
+    (view, policy, verification)
+}
+
+#[test]
+fn validator_rejects_what_takes_a_verified_node_out_of_service() {
+    let spec = |state| Action::Spec { spec: Box::new(BottlerocketShadowSpec { state, ..Default::default() }) };
+    let permit = || Action::Permit { nonce: "n".into(), rules: Rules::default(), pods_stay: false };
+    let claim = || Action::Claim { fields: ClaimFields::CORDON, note: None };
+    for (sentence, plan, property) in [
+        ("its settings are written", acts("v", spec(HostState::Idle)), None),
+        ("hooks are asked", acts("v", Action::Hook { request: Some("AfterUpdate/2/1".into()) }), None),
+        ("a desired state", acts("v", spec(HostState::StagedUpdate)), Some("S2")),
+        ("a claim", acts("v", claim()), Some("S1")),
+        ("a permit", acts("v", permit()), Some("S2")),
+        ("an eviction", evicts("v", "p-v"), Some("S6")),
+        ("a slot", slots(&["b", "e", "v"]), Some("S1")),
+    ] {
+        let (mut view, policy, _) = in_verification(true);
+        let node = view.nodes.get_mut("v").unwrap();
+        node.facts.claims = ClaimFields::default();
+        node.pods = Some(vec![pod("v", false)]);
+        let mut plan = plan;
+        let findings = lint(&view, &policy, &mut plan);
+        let found = findings.iter().find(|finding| finding.text.contains("verif"));
+        assert_eq!(found.map(|finding| finding.property), property, "{sentence}: {findings:?}");
+        assert_eq!(findings.is_empty(), property.is_none(), "{sentence}: {findings:?}");
+    }
+}
+
+#[test]
+fn validator_accepts_a_verification_of_what_an_idle_node_runs_alone() {
+    type Change = fn(&mut NodeView, &mut Policy, &mut Progress);
+    let cases: [(&str, bool, Change, Option<&str>); 11] = [
+        ("it begins", false, |_, _, _| {}, None),
+        ("hooks are awaited", true, |_, _, next| next.step = Step::AfterUpdate, None),
+        ("it ends", true, |_, _, next| next.step = Step::Releasing, None),
+        ("it drains", true, |_, _, next| next.step = Step::Draining, Some("S1")),
+        ("it waits for a reboot", true, |_, _, next| next.step = Step::Returning, Some("S1")),
+        ("it takes the node out of service", true, |_, _, next| next.disruptive = true, Some("S1")),
+        ("it becomes an update", true, |_, _, next| next.verification = false, Some("S1")),
+        ("it is of another version", false, |_, _, next| next.version = crate::fixtures::OLD, Some("S1")),
+        ("the node is claimed", false, |node, _, _| node.facts.claims = ClaimFields::CORDON, Some("S1")),
+        (
+            "under an invalid policy",
+            false,
+            |_, policy, _| policy.errors = crate::fixtures::invalid_policy(),
+            Some("S13"),
+        ),
+        ("a user holds the node", false, |node, _, _| node.facts.hold = Some(crate::hold::Hold::default()), Some("S4")),
+    ];
+    for (sentence, under_way, change, property) in cases {
+        let (mut view, mut policy, mut next) = in_verification(under_way);
+        let node = view.nodes.get_mut("v").unwrap();
+        change(node, &mut policy, &mut next);
+        let mut status = node.shadow.as_ref().unwrap().status.controller_status();
+        status.report.progress = Some(next);
+        let mut plan = acts("v", Action::Status { status: Box::new(status), note: None });
+        let findings = lint(&view, &policy, &mut plan);
+        assert_eq!(findings.first().map(|finding| finding.property), property, "{sentence}: {findings:?}");
+    }
 }
 
 #[test]

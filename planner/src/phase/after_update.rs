@@ -1,14 +1,20 @@
 //! The wait of an updated node for its hooks. Like its verification, that of an update is not interrupted from outside.
 
+use models::shadow::Mode;
+
 use super::end::ended_from_outside;
 use super::hooks::{still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, act};
+use super::verification::interrupted;
 use crate::decision::Action;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
-    if ctx.mode().is_drill()
-        && let Some(turn) = ended_from_outside(ctx)
-    {
+    let ended = match ctx.mode() {
+        Mode::Update => None,
+        Mode::Drill { .. } => ended_from_outside(ctx),
+        Mode::Verification => interrupted(ctx),
+    };
+    if let Some(turn) = ended {
         return turn;
     }
     if ctx.needs_release() {

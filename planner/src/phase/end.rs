@@ -33,7 +33,8 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     let mut status = ctx.controller_status();
     let mut record = status.report.record.take().unwrap_or_default();
     let end = reason.end();
-    if end.backs_off() {
+    // A verification that shows nothing is no further failure of the node.
+    if end.backs_off() && !(ctx.mode().is_verification() && end.class != FailureClass::Version) {
         record.failures = record.failures.saturating_add(1);
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures)));
     }
@@ -46,12 +47,18 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     record.last = Some(attempt_result(ctx, reason.as_str(), message));
     record_proof(ctx, &mut record, end);
     status.report.record = Some(record);
-    keep_result(ctx, &mut status, reason.as_str(), message, Vec::new());
+    let (attempt, version) = (progress.attempt, &progress.version);
+    let attempt = if ctx.mode().is_verification() {
+        format!("verification {attempt} of {version}")
+    } else {
+        keep_result(ctx, &mut status, reason.as_str(), message, Vec::new());
+        format!("attempt {attempt} to {version}")
+    };
     release(ctx, &mut status);
     let note = Note {
         warning: end.event.is_warning(),
         reason: end.event.as_str(),
-        message: format!("attempt {} to {}: {reason}: {message}", progress.attempt, progress.version),
+        message: format!("{attempt}: {reason}: {message}"),
     };
     Action::Status { status: Box::new(status), note: Some(note) }
 }
@@ -75,7 +82,7 @@ pub(super) fn passed(ctx: &Attempt<'_>, unanswered: Option<Note>) -> Action {
     Action::Status { status, note: Some(note.with(unanswered)) }
 }
 
-/// Records the node as updated. Pods that are still unhealthy are named, and count against nothing.
+/// Records the node as updated, or as verified again. Pods that are still unhealthy are named, and count against nothing.
 fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
     let progress = ctx.progress;
     let pods = pods_to_verify(ctx);
@@ -88,7 +95,11 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
     record.failures = 0;
     record.not_before = None;
     let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
-    let mut text = format!("updated from {from} to {}", progress.version);
+    let mut text = if ctx.mode().is_verification() {
+        format!("verified again: {} is proven", progress.version)
+    } else {
+        format!("updated from {from} to {}", progress.version)
+    };
     let message = if unhealthy.is_empty() {
         let message = format!("Ready on {} for the soak{no_workloads}", progress.version);
         ctx.set_condition(&mut status, HEALTHY, true, "Soaked", &message);
@@ -114,7 +125,9 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
         record_proof(ctx, &mut record, end);
     }
     status.report.record = Some(record);
-    keep_result(ctx, &mut status, UPDATED, &message, running(ctx));
+    if !ctx.mode().is_verification() {
+        keep_result(ctx, &mut status, UPDATED, &message, running(ctx));
+    }
     status.report.progress = None;
     status.report.drain = None;
     unblock(&mut status);
@@ -125,7 +138,9 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
 pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
     let agent = &ctx.shadow.status.agent;
     let version = &ctx.progress.version;
-    if ctx.mode().downloads() && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version) {
+    if ctx.mode().concerns_version()
+        && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version)
+    {
         return Some(fail(FailureReason::Quarantined, "the version has failed on other nodes"));
     }
     if !ctx.policy.present {
@@ -187,14 +202,18 @@ fn permitted(ctx: &Attempt<'_>) -> Permitted {
     }
 }
 
-/// Records the place that a node has in its rollout after its update. Without one it keeps the place that it had.
+/// Records the place that a node has in its rollout after its update. Without one it keeps the place that it had, and so does a
+/// node whose verification was ended from outside.
 fn record_proof(ctx: &Attempt<'_>, record: &mut Record, end: &End) {
     let proof = end.proof(permitted(ctx));
-    if proof == Proof::Free {
+    let verification = ctx.mode().is_verification();
+    let ended_from_outside = end.failure.is_some() && end.class == FailureClass::Nothing;
+    if proof == Proof::Free || (verification && ended_from_outside) {
         return;
     }
     let progress = ctx.progress;
-    let begun = progress.rollout.as_ref().map_or(0, |place| place.rollout);
+    let before = record.proof.as_ref().filter(|proof| verification && proof.version == progress.version);
+    let begun = before.map(|proof| proof.rollout).or(progress.rollout.as_ref().map(|place| place.rollout)).unwrap_or(0);
     record.proof = Some(NodeProof {
         version: progress.version.clone(),
         rollout: if begun == 0 { ctx.place(&progress.version).rollout } else { begun },

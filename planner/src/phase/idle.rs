@@ -9,6 +9,7 @@ use super::down::down_by;
 use super::drill_request;
 use super::requests::acknowledged;
 use super::status::{forget_claim, unblock, with_blocked_condition};
+use super::verification;
 use crate::decision::{Action, Decision, Verdict};
 use crate::gates;
 use crate::survey::NodeContext;
@@ -71,7 +72,12 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
         // The host gets the policy's settings before anything begins: an attempt keeps those that it began with.
         return Decision::act(withdraw(ctx));
     }
-    with_blocked_condition(ctx, drill_request::begin(ctx).unwrap_or_else(|| check_begin(ctx)))
+    let begun = verification::begin(ctx).or_else(|| drill_request::begin(ctx));
+    let decision = with_blocked_condition(ctx, begun.unwrap_or_else(|| check_begin(ctx)));
+    match gates::verification::unproven(ctx).map(|_| gates::verification::due(ctx)) {
+        Some(due) if due > ctx.now => decision.waking_at(due),
+        _ => decision,
+    }
 }
 
 /// Checks that an attempt may begin.

@@ -3,7 +3,7 @@
 //!
 //! A phase decides by what it reads, and names the next one; none calls another. What several of them need is in files of its
 //! own below them: the claim, the pods of a drain, the health after it, the desired state, the result. A drill is a mode of the
-//! same phases ([`Mode`]). A node without an attempt is in `idle`.
+//! same phases ([`Mode`]), and so is the repeated verification of a node that has not proven its version. A node without an attempt is in `idle`.
 
 mod after_update;
 mod before_drain;
@@ -36,6 +36,7 @@ mod start;
 mod status;
 #[cfg(test)]
 mod tests;
+mod verification;
 mod verifying;
 mod waiting;
 
@@ -62,24 +63,27 @@ const fn drain_late(mode: Mode) -> &'static str {
         Mode::Update => {
             "the drain ends: what is left is deleted, or the node is released, as spec.drain.atDeadline says"
         }
-        Mode::Drill { .. } => "the drain ends, and with it the drill",
+        Mode::Drill { .. } | Mode::Verification => "the drain ends, and with it the drill",
     }
 }
+
+/// The steps that take a node to a version, or rehearse that. A verification has none of them.
+const LEADS_TO_VERSION: fn(Mode) -> bool = |mode| !mode.is_verification();
 
 /// All phases, in the order in which an attempt passes them.
 pub const PHASES: &[Phase] = &[
     Phase {
         step: Step::Staging,
-        of: |_| true,
+        of: LEADS_TO_VERSION,
         backing: Backing::Nothing,
         claims: Claims::Nothing,
         hooks: None,
         holds: |mode| match mode {
-            Mode::Update => "the host has staged the image",
+            Mode::Update | Mode::Verification => "the host has staged the image",
             Mode::Drill { .. } => "the agent has taken on the drill, and the host has the image that it downloads",
         },
         awaits: |mode| match mode {
-            Mode::Update | Mode::Drill { download: true, .. } => "the host downloads the image",
+            Mode::Update | Mode::Verification | Mode::Drill { download: true, .. } => "the host downloads the image",
             Mode::Drill { .. } => "the agent takes on the drill",
         },
         late: |_| "the step Staging is given up, and the attempt fails",
@@ -89,7 +93,7 @@ pub const PHASES: &[Phase] = &[
     },
     Phase {
         step: Step::Staged,
-        of: |_| true,
+        of: LEADS_TO_VERSION,
         backing: Backing::Nothing,
         claims: Claims::Nothing,
         hooks: None,
@@ -102,7 +106,7 @@ pub const PHASES: &[Phase] = &[
     },
     Phase {
         step: Step::BeforeDrain,
-        of: |_| true,
+        of: LEADS_TO_VERSION,
         backing: Backing::SlotOrClaim,
         claims: Claims::KeepsConnections,
         hooks: Some(hooks::BEFORE_DRAIN),
@@ -117,7 +121,7 @@ pub const PHASES: &[Phase] = &[
     },
     Phase {
         step: Step::LeavingLoadBalancer,
-        of: |_| true,
+        of: LEADS_TO_VERSION,
         backing: Backing::SlotOrClaim,
         claims: Claims::Everything,
         hooks: None,
@@ -130,7 +134,7 @@ pub const PHASES: &[Phase] = &[
     },
     Phase {
         step: Step::Draining,
-        of: |_| true,
+        of: LEADS_TO_VERSION,
         backing: Backing::SlotOrClaim,
         claims: Claims::Everything,
         hooks: None,
@@ -150,7 +154,7 @@ pub const PHASES: &[Phase] = &[
         },
         late: drain_late,
         log: |mode| match mode {
-            Mode::Update => "drain started",
+            Mode::Update | Mode::Verification => "drain started",
             Mode::Drill { evict: true, .. } => "drain started in a drill",
             Mode::Drill { .. } => "dry run of the drain started",
         },
@@ -159,21 +163,21 @@ pub const PHASES: &[Phase] = &[
     },
     Phase {
         step: Step::Rebooting,
-        of: |_| true,
+        of: LEADS_TO_VERSION,
         backing: Backing::SlotOrClaim,
         claims: Claims::Everything,
         hooks: None,
         holds: |mode| match mode {
-            Mode::Update => "the host has armed the image and rebooted",
+            Mode::Update | Mode::Verification => "the host has armed the image and rebooted",
             Mode::Drill { .. } => "the agent has verified a rehearsal permit",
         },
         awaits: |mode| match mode {
-            Mode::Update => "the host arms the image and reboots, with a permit",
+            Mode::Update | Mode::Verification => "the host arms the image and reboots, with a permit",
             Mode::Drill { .. } => "the agent requests and verifies a rehearsal permit",
         },
         late: |_| "the step Rebooting is given up, and the attempt fails",
         log: |mode| match mode {
-            Mode::Update => "node drained",
+            Mode::Update | Mode::Verification => "node drained",
             Mode::Drill { evict: true, .. } => "node drained in a drill",
             Mode::Drill { .. } => "dry run of the drain is over",
         },
@@ -182,7 +186,7 @@ pub const PHASES: &[Phase] = &[
     },
     Phase {
         step: Step::Returning,
-        of: |mode| !mode.is_drill(),
+        of: |mode| mode == Mode::Update,
         backing: Backing::Slot,
         claims: Claims::Everything,
         hooks: None,
@@ -205,6 +209,7 @@ pub const PHASES: &[Phase] = &[
         log: |mode| match mode {
             Mode::Update => "verification started",
             Mode::Drill { .. } => "rehearsal permit verified: node released, soak started",
+            Mode::Verification => "node that has not proven its version is verified again",
         },
         deadline: |ctx| Some(health::deadline(ctx)),
         decide: verifying::decide,
@@ -218,7 +223,11 @@ pub const PHASES: &[Phase] = &[
         holds: |_| "hooks have answered",
         awaits: |_| "the answers of hooks",
         late: |_| HOOK_LATE,
-        log: |mode| if mode.is_drill() { "hooks awaited after a drill" } else { "hooks awaited after the update" },
+        log: |mode| match mode {
+            Mode::Update => "hooks awaited after the update",
+            Mode::Drill { .. } => "hooks awaited after a drill",
+            Mode::Verification => "hooks awaited after a verification",
+        },
         deadline: hooks::deadline,
         decide: after_update::decide,
     },
@@ -353,8 +362,14 @@ pub(crate) fn deadline(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Tim
 /// desired state of the shadow decides, and once that is withdrawn, its attempt and the version that runs.
 fn is_unbacked(ctx: &Attempt<'_>, phase: Option<&Phase>) -> bool {
     let spec = &ctx.shadow.spec;
-    let runs = ctx.mode().is_drill() || ctx.runs_target(ctx.progress);
-    let verified = spec.state == HostState::Idle && spec.attempt == ctx.progress.attempt && runs;
+    let of_attempt = spec.attempt == ctx.progress.attempt;
+    let verified = spec.state == HostState::Idle
+        && match ctx.mode() {
+            Mode::Update => of_attempt && ctx.runs_target(ctx.progress),
+            Mode::Drill { .. } => of_attempt,
+            // It never had a desired state.
+            Mode::Verification => true,
+        };
     let needs_either = match phase.map_or(Backing::SlotOrClaim, |phase| phase.backing) {
         Backing::Nothing => false,
         Backing::SlotOrClaim => true,

@@ -7,6 +7,7 @@ use models::shadow::{ControllerStatus, MOST_MISUNDERSTOOD, ShadowRequests};
 use super::desired::{disarm_in_boot, withdraw_and_disarm};
 use crate::annotations::Misunderstood;
 use crate::decision::{Action, Note};
+use crate::gates;
 use crate::survey::NodeContext;
 use crate::survey::requests::{has_unresolved_failures, pending_resume};
 
@@ -38,17 +39,31 @@ pub(super) fn acknowledged(ctx: &NodeContext<'_>) -> ShadowRequests {
     ctx.shadow.status.controller.record.as_ref().and_then(|r| r.requests.clone()).unwrap_or_default()
 }
 
-/// Carries out a `retry`: an image that another client armed may be disarmed, in this boot; then the back-off ends.
+/// Carries out a `retry`: an image that another client armed may be disarmed, in this boot; then the back-off ends, and a node that
+/// has not proven its version is verified again.
 pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
-    let asked = ctx.shadow.pending_retry()?;
+    ctx.shadow.pending_retry()?;
     if ctx.is_armed_by_other() && disarm_in_boot(ctx).is_none() && !ctx.facts().boot_id.is_empty() {
         return Some(withdraw_and_disarm(ctx));
     }
+    let mut message = "retry requested: the back-off is over".to_owned();
+    if let Some(proof) = gates::verification::unproven(ctx) {
+        // The write that begins the verification acknowledges the request.
+        let wait = gates::verification::refusal(ctx, proof)?;
+        message = format!("{message}; the node cannot be verified again now: {wait}");
+    }
     let mut status = ctx.controller_status();
-    acknowledged_in(&mut status).retry = Some(asked.clone());
-    status.report.record.get_or_insert_default().not_before = None;
-    let note = Note { warning: false, reason: "Retry", message: "retry requested: the back-off is over".to_owned() };
+    acknowledge_retry(ctx, &mut status);
+    let note = Note { warning: false, reason: "Retry", message };
     Some(Action::Status { status: Box::new(status), note: Some(note) })
+}
+
+/// Writes the acknowledgement of a `retry` into a status, and with it the end of the back-off.
+pub(super) fn acknowledge_retry(ctx: &NodeContext<'_>, status: &mut ControllerStatus) {
+    if let Some(asked) = ctx.shadow.pending_retry() {
+        acknowledged_in(status).retry = Some(asked.clone());
+        status.report.record.get_or_insert_default().not_before = None;
+    }
 }
 
 /// Records the requests that are not understood as they are written, each with an Event. A write has one Event, so that it adds one

@@ -39,7 +39,7 @@ fn purpose(progress: &Progress) -> String {
     match progress.mode() {
         Mode::Drill { evict: true, .. } => "a drill, without a reboot".to_owned(),
         Mode::Drill { .. } => "a drill, without an eviction or a reboot".to_owned(),
-        Mode::Update => format!("the update to {}", progress.version),
+        Mode::Update | Mode::Verification => format!("the update to {}", progress.version),
     }
 }
 

@@ -2,12 +2,13 @@
 
 use super::*;
 
-const MODES: [Mode; 5] = [
+const MODES: [Mode; 6] = [
     Mode::Update,
     Mode::Drill { evict: false, download: false },
     Mode::Drill { evict: false, download: true },
     Mode::Drill { evict: true, download: false },
     Mode::Drill { evict: true, download: true },
+    Mode::Verification,
 ];
 
 #[test]
@@ -19,14 +20,15 @@ fn each_step_has_one_phase_in_the_order_in_which_attempts_pass_them() {
 }
 
 #[test]
-fn drills_have_all_phases_of_updates_but_those_in_which_a_rebooted_node_is_awaited() {
+fn drills_have_all_phases_but_those_of_a_rebooted_node_and_verifications_those_of_a_node_that_is_back() {
     let path = |mode| Phase::path(mode).map(|phase| phase.step).collect::<Vec<_>>();
     let update = path(Mode::Update);
     assert_eq!(update.len(), PHASES.len() - 1, "all but the one that ends an attempt early");
-    for mode in &MODES[1..] {
+    for mode in MODES.iter().filter(|mode| mode.is_drill()) {
         let without: Vec<_> = update.iter().copied().filter(|step| step.place() != Place::Booted).collect();
         assert_eq!(path(*mode), without, "{mode:?}");
     }
+    assert_eq!(path(Mode::Verification), [Step::Verifying, Step::AfterUpdate]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The verification: the node, its pods and the expressions have to stay healthy for the soak.
 
 use models::reason::FailureReason;
-use models::shadow::{HostState, Progress, Step};
+use models::shadow::{HostState, Mode, Progress, Step};
 use models::time::after;
 
 use super::desired::withdraw;
@@ -9,13 +9,19 @@ use super::end::ended_from_outside;
 use super::health::check_health;
 use super::hooks::{AFTER_UPDATE, awaited};
 use super::row::{Attempt, Outcome, Turn, act, fail};
+use super::verification::interrupted;
 use crate::decision::Action;
 
 /// Verifies a node that is back in service.
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     let until = after(ctx.progress.since, ctx.group().after.soak);
-    if ctx.mode().is_drill() {
-        return after_drill(ctx).or_else(|| check_health(ctx, until)).unwrap_or_else(|| finish(ctx));
+    let ended = match ctx.mode() {
+        Mode::Update => None,
+        Mode::Drill { .. } => Some(after_drill(ctx)),
+        Mode::Verification => Some(interrupted(ctx)),
+    };
+    if let Some(ended) = ended {
+        return ended.or_else(|| check_health(ctx, until)).unwrap_or_else(|| finish(ctx));
     }
     if ctx.needs_release() {
         return act(Action::Release);

@@ -136,7 +136,7 @@ fn staged(ctx: &NodeContext<'_>, wait: Option<&Wait>, checks: &mut Vec<Check>) {
     let early = |wait: &&Wait| matches!(wait, Wait::Staging | Wait::AwaitingAgent);
     let staging = match ctx.mode() {
         Mode::Drill { .. } => wait.filter(early).cloned(),
-        Mode::Update => (!ctx.is_staged()).then_some(Wait::Staging),
+        Mode::Update | Mode::Verification => (!ctx.is_staged()).then_some(Wait::Staging),
     };
     checks.push(Check::new("Staged", holds, staging.into()));
     add_gates(ctx, gates::of_staged(ctx), checks);

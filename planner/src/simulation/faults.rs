@@ -356,7 +356,8 @@ impl World {
                 .values()
                 .all(|n| n.shadow.as_ref().is_none_or(|s| s.status.controller.progress.is_none()));
             let made = self.plan();
-            // A user accepts what proves nothing, and resumes what has failed.
+            // A user accepts what proves nothing, and resumes what has failed. Rollouts have their numbers by then.
+            self.view.history.highest.get_or_insert(0);
             let value = |name: &str| format!("{name}@{}", self.now.as_second());
             let operator = self.view.operator.as_mut().unwrap();
             let braked = |rollout: &ActiveRollout| rollout.is_braked();

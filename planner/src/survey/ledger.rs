@@ -83,7 +83,7 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
         (Some(stored), _) => {
             let seen = count(&|node| place(node, rollout));
             if seen.used() <= stored.used() {
-                return followed(view, rollout, stored, &held);
+                return followed(view, rollout, stored, &seen, &held);
             }
             let RolloutLedger { first, base, passed, due, accepted, .. } = *stored;
             RolloutLedger { first, base, passed, due, accepted: accepted.min(seen.unproven), ..seen }
@@ -99,11 +99,13 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
     }
 }
 
-/// Returns a recorded ledger with what its named nodes have shown since without a slot.
+/// Returns a recorded ledger with what its nodes have shown since without a slot, as by a verification: a node that is named is moved
+/// once, since its name says where it is counted. `seen` are the places that nodes without a slot have.
 fn followed(
     view: &ClusterView,
     rollout: &ActiveRollout,
     stored: &RolloutLedger,
+    seen: &RolloutLedger,
     held: &HashSet<&str>,
 ) -> RolloutLedger {
     let mut ledger = stored.clone();
@@ -114,6 +116,12 @@ fn followed(
         {
             ledger.move_node(Some(named.proof), (&named.node, proof, &reason_of(node)));
         }
+    }
+    // Of those that have no name, more may have been proven than are counted.
+    let named = ledger.nodes.iter().filter(|node| node.proof != Proof::Failed).count();
+    let unnamed = ledger.unproven.saturating_sub(i64::try_from(named).unwrap_or(i64::MAX));
+    for _ in 0..seen.proven.saturating_sub(ledger.proven).clamp(0, unnamed.max(0)) {
+        ledger.move_node(Some(Proof::Unproven), ("", Proof::Proven, ""));
     }
     ledger
 }

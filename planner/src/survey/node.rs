@@ -153,8 +153,13 @@ impl<'a> NodeContext<'a> {
     /// Returns whether the target version runs in the node's current boot. The Node reports it; the agent status is
     /// used only where the Node names no version.
     pub(crate) fn runs_target(&self, progress: &Progress) -> bool {
+        self.runs(&progress.version)
+    }
+
+    /// The same for another version than that of the attempt.
+    pub(crate) fn runs(&self, version: &Version) -> bool {
         let reported = || self.shadow.status.agent.current_version.clone().filter(|_| self.has_reported());
-        self.facts().os_version().or_else(reported).as_ref() == Some(&progress.version)
+        self.facts().os_version().or_else(reported).as_ref() == Some(version)
     }
 
     /// The record of an attempt at its beginning, or of one whose record is gone.
@@ -173,6 +178,7 @@ impl<'a> NodeContext<'a> {
             rollout: Some(self.place(version)),
             disruptive: false,
             drill: None,
+            verification: false,
         }
     }
 

@@ -21,7 +21,7 @@ use models::operator::{
     OperatorRequests, Slot,
 };
 use models::shadow::{
-    BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Place, Progress, Record, ShadowRequests, Step,
+    BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Mode, Place, Progress, Record, ShadowRequests, Step,
 };
 
 use crate::annotations::Misunderstood;
@@ -318,9 +318,9 @@ impl NodeView {
         self.shadow.as_ref()?.status.controller.progress.as_ref()
     }
 
-    /// Returns the update under way. A drill is none.
+    /// Returns the update under way. A drill is none, nor is a verification.
     pub fn update(&self) -> Option<&Progress> {
-        self.progress().filter(|progress| progress.drill.is_none())
+        self.progress().filter(|progress| progress.mode() == Mode::Update)
     }
 
     /// Returns the record of its attempts.
@@ -333,9 +333,11 @@ impl NodeView {
         self.progress().map(|progress| progress.step)
     }
 
-    /// Returns whether the attempt under way has gone on from its image, which disrupts nothing, to the node.
+    /// Returns whether the attempt under way has gone on from its image, which disrupts nothing, to the node. A verification
+    /// has no image, and disrupts nothing.
     pub fn past_staging(&self) -> bool {
-        self.step().is_some_and(|step| step.place() != Place::Waiting)
+        let progress = self.progress().filter(|progress| !progress.mode().is_verification());
+        progress.is_some_and(|progress| progress.step.place() != Place::Waiting)
     }
 
     /// Returns whether the node has rebooted since its desired state, which only the controller writes, required that

@@ -81,7 +81,8 @@ fn named(nodes: &[String]) -> String {
 
 pub(super) fn unproven(approval: &str, nodes: &[String]) -> String {
     format!(
-        "is not passed: its places are used up by nodes that have not proven the version{}. To accept them: {}",
+        "is not passed: its places are used up by nodes that have not proven the version{}. Each is verified again every hour, and \
+         at once by kubectl brupop retry NODE. To accept them: {}",
         named(nodes),
         approve(approval)
     )

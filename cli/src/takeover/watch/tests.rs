@@ -71,7 +71,9 @@ fn nodes_begin_by_policy_in_order_of_their_names() {
     // A proposed policy is off, and planned with as if it was on.
     assert_eq!(outlook(&all, &json!({"enabled": false}), "a"), "begins 1.20.5");
     for name in ["a", "b", "c"] {
-        assert_eq!(outlook(&all, &json!({"maxUnavailable": 3}), name), "begins 1.20.5");
+        let expected = if name == "a" { "begins 1.20.5" } else { "begins, then FirstNode" };
+        let found = outlook(&all, &json!({"maxUnavailable": 3}), name);
+        assert!(found.starts_with(expected), "{name}: {found}");
         let closed = json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "1h"}]}});
         assert_eq!(outlook(&all, &closed, name), "WindowClosed");
     }

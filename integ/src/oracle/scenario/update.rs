@@ -74,6 +74,7 @@ impl Scenario {
                 soak_restarted: false,
                 verifying_since: None,
                 drill: None,
+                verification: false,
                 rollout: None,
                 permit_issued: false,
                 disruptive: !matches!(step, Step::Staging | Step::Staged),

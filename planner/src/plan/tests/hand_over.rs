@@ -198,6 +198,7 @@ fn leader_keeps_lead_and_its_node_waits_while_another_node_is_checked() {
         }
         let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(2), ..Policy::default() };
         let mut view = fleet.view();
+        one_proven(&mut view);
         assert_eq!(view.own_node.as_deref(), Some("n0"));
         view.nodes.get_mut("n1").unwrap().pods = None;
         let made = plan(&view, &policy, t(1));

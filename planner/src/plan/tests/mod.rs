@@ -24,6 +24,7 @@ mod result;
 mod slot;
 mod stage;
 mod unavailable;
+mod verification;
 mod whole;
 
 use crate::decision::*;

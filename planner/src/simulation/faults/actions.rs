@@ -140,6 +140,14 @@ impl World {
         if Plan::ends_drain(&action) {
             node.in_flight.clear();
         }
+        let verification = shadow.status.controller.progress.as_ref().is_some_and(|p| p.mode().is_verification());
+        let disrupts = match &action {
+            Action::Claim { .. } | Action::Permit { .. } => true,
+            Action::Spec { spec } => spec.state != HostState::Idle,
+            Action::Status { status, .. } => status.report.progress.as_ref().is_some_and(|p| p.disruptive),
+            Action::Release | Action::Hook { .. } | Action::ReadOwner { .. } | Action::ReadLease => false,
+        };
+        assert!(!(verification && disrupts), "seed {seed}: {name} is disrupted in a verification: {action:?}");
         match action {
             Action::Permit { nonce, rules, pods_stay } => return write::permit(node, nonce, rules, pods_stay),
             Action::ReadOwner { owner, nodes, .. } => {

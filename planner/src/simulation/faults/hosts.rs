@@ -38,13 +38,13 @@ impl World {
         host.next_stage_fails = !downloads && !stages;
     }
 
-    /// Runs one step of the controllers of hooks: `slow` answers after a while and seldom refuses, `deaf` never answers. Both
-    /// take back what they did once the request is gone.
+    /// Runs one step of the controllers of hooks: `slow` answers after a while and refuses some of them, most of
+    /// those after an update, `deaf` never answers. Both take back what they did once the request is gone.
     pub(super) fn hooks(&mut self, name: &str) {
         let facts = &mut self.view.nodes.get_mut(name).unwrap().facts;
         let Some(request) = facts.hook_request.clone() else { return facts.hook_answers.clear() };
         if self.rng.random_bool(0.3) {
-            let refuses = request.starts_with("BeforeDrain") && self.rng.random_bool(0.05);
+            let refuses = self.rng.random_bool(if request.starts_with("BeforeDrain") { 0.05 } else { 0.5 });
             let refused = if refuses { " Refused: not now" } else { "" };
             facts.hook_answers.insert("slow".into(), format!("{request}{refused}"));
         }

@@ -195,7 +195,10 @@ impl Run<'_> {
     fn act(&mut self, name: &str, action: Action) -> bool {
         let index = self.index[name];
         let Some(node) = self.view.nodes.get_mut(name) else { return false };
-        let before = node.step();
+        // A verification is no update: it moves nothing.
+        let step =
+            |node: &NodeView| node.step().filter(|_| node.progress().is_some_and(|p| !p.mode().is_verification()));
+        let before = step(node);
         let cordoned = self.scenario.members[index].node.facts.cordoned_by_others();
         self.touched.insert(index);
         self.acted.insert(index);
@@ -212,7 +215,7 @@ impl Run<'_> {
         }
         let Some(node) = self.view.nodes.get_mut(name) else { return false };
         self.states[index].schedulable = node.facts.ready && self.states[index].up && !node.facts.unschedulable;
-        let after = node.step();
+        let after = step(node);
         if before != after {
             let last = node.record().and_then(|record| record.last.as_ref()).map(|last| last.reason.as_str());
             self.course.step(index, before, after, last, self.now);

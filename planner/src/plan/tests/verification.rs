@@ -1,0 +1,376 @@
+//! The repeated verification of a node that runs its version without a proof.
+
+use models::operator::{ActiveRollout, LedgerNode, RolloutLedger};
+use models::reason::{FailureClass, FailureReason, Proof};
+use models::shadow::{HostState, NodeProof, Record, Step, UPDATED};
+use serde_json::json;
+
+use crate::claims::ClaimFields;
+use crate::decision::{Action, Note};
+use crate::fixtures::*;
+use crate::hold::Hold;
+use crate::lint::lint;
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView};
+use crate::wait::Wait;
+
+/// The end of the last attempt of a node without a proof, and an hour later.
+const ENDED: i64 = 50;
+const DUE: i64 = ENDED + 3600;
+
+/// The soak of the default policy, and the time in which the verification ends.
+const SOAK: i64 = 60;
+const TIMEOUT: i64 = 15 * 60;
+
+/// A node that runs the new version, on which a hook was silent after its update.
+fn unproven(name: &str) -> NodeView {
+    let mut node = node(name);
+    node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    let shadow = node.shadow.as_mut().unwrap();
+    shadow.status.agent.current_version = Some(NEW);
+    shadow.status.agent.updates.as_mut().unwrap().chosen_version = None;
+    shadow.spec.attempt = 1;
+    let reason = FailureReason::HookTimedOut.as_str().to_owned();
+    let mut record = Record { failures: 1, not_before: Some(t(100_000)), ..updated() };
+    record.last.as_mut().unwrap().reason.clone_from(&reason);
+    record.proof = Some(NodeProof { version: NEW, rollout: 7, attempt: 1, proof: Proof::Unproven, reason });
+    shadow.status.controller.record = Some(record);
+    node
+}
+
+fn named(node: &str) -> LedgerNode {
+    LedgerNode { node: node.into(), proof: Proof::Unproven, reason: "HookTimedOut".into(), accepted: false }
+}
+
+/// Rollout 7, of which these nodes have used up places without a proof, and a staged node `z` that waits.
+fn rollout_of(names: &[&str], spec: serde_json::Value) -> (ClusterView, Policy) {
+    let staged = at("z", Step::Staged, 0, HostState::StagedUpdate);
+    let (mut view, _) = cluster(names.iter().map(|name| unproven(name)).chain([staged]).collect(), &[]);
+    let count = i64::try_from(names.len()).unwrap();
+    let nodes = names.iter().take(models::operator::LEDGER_NODES).map(|name| named(name)).collect();
+    let ledger = RolloutLedger { base: count + 1, due: count, unproven: count, nodes, ..RolloutLedger::default() };
+    let rollout = ActiveRollout { record: Some(recorded(7)), ledger: Some(ledger), ..rollout(NEW) };
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout];
+    let policy = with_policy(&mut view, spec);
+    (view, policy)
+}
+
+fn canary() -> serde_json::Value {
+    json!({"maxUnavailable": 1, "strategy": {"canary": [{"nodes": 1}]}})
+}
+
+fn a(view: &mut ClusterView) -> &mut NodeView {
+    view.nodes.get_mut("a").unwrap()
+}
+
+fn record(view: &ClusterView) -> &Record {
+    view.nodes["a"].record().unwrap()
+}
+
+fn proof(view: &ClusterView) -> (Proof, i64) {
+    let proof = record(view).proof.as_ref().unwrap();
+    (proof.proof, proof.rollout)
+}
+
+fn ledger(made: &Plan) -> &RolloutLedger {
+    made.status.as_ref().unwrap().active_rollouts[0].ledger.as_ref().unwrap()
+}
+
+fn counts(made: &Plan) -> (i64, i64, i64) {
+    (ledger(made).proven, ledger(made).unproven, ledger(made).failed)
+}
+
+fn slots_of(made: &Plan) -> Vec<&str> {
+    made.slots.iter().flatten().map(|slot| slot.node.as_str()).collect()
+}
+
+/// A valid plan.
+fn planned(view: &ClusterView, policy: &Policy, second: i64) -> Plan {
+    let mut made = plan(view, policy, t(second));
+    assert_eq!(lint(view, policy, &mut made), []);
+    made
+}
+
+/// Carries out what is due about node `a` at this second. Returns the Events, and why it waits.
+fn turn(view: &mut ClusterView, policy: &Policy, second: i64) -> (Vec<Note>, Option<Wait>) {
+    let mut notes = Vec::new();
+    for _ in 0..20 {
+        let mut made = planned(view, policy, second);
+        match made.actions.remove("a") {
+            None => return (notes, made.waits.remove("a")),
+            Some(Action::Hook { request }) => a(view).facts.hook_request = request,
+            Some(action @ Action::Status { .. }) => {
+                written(view, &action);
+                let Action::Status { note, .. } = action else { continue };
+                notes.extend(note);
+            }
+            Some(other) => panic!("nothing is done to the node or its host: {other:?}"),
+        }
+    }
+    panic!("it does not end");
+}
+
+fn is_verified(view: &ClusterView) -> bool {
+    view.nodes["a"].progress().is_some_and(|progress| progress.mode().is_verification())
+}
+
+#[test]
+fn node_without_proof_is_verified_again_an_hour_after_its_last_attempt() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    let before = planned(&view, &policy, DUE - 1);
+    assert_eq!(outcome(&before), "UpToDate");
+    assert_eq!(before.wake, Some(t(DUE)));
+    let (notes, wait) = turn(&mut view, &policy, DUE);
+    assert_eq!(
+        notes.iter().map(|note| (note.reason, note.warning)).collect::<Vec<_>>(),
+        [("VerificationStarted", false)]
+    );
+    assert_eq!(wait, Some(Wait::Soaking { until: t(DUE + SOAK) }));
+    let progress = view.nodes["a"].progress().unwrap();
+    assert_eq!((progress.step, progress.attempt, &progress.version), (Step::Verifying, 2, &NEW));
+    assert!(planned(&view, &policy, DUE).pods.contains("a"), "its pods are watched");
+}
+
+#[test]
+fn retry_verifies_node_without_proof_at_once() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    shadow(&mut view).retry = Some("now".into());
+    turn(&mut view, &policy, 60);
+    assert!(is_verified(&view));
+    let done = record(&view).requests.as_ref().and_then(|requests| requests.retry.clone());
+    assert_eq!((done.as_deref(), record(&view).not_before), (Some("now"), None), "in the same write");
+}
+
+#[test]
+fn retry_of_node_that_cannot_be_verified_says_why() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    shadow(&mut view).retry = Some("now".into());
+    a(&mut view).facts.ready = false;
+    let (notes, _) = turn(&mut view, &policy, 60);
+    assert!(notes[0].message.contains("cannot be verified again now: the node is not Ready"), "{notes:?}");
+    assert!(!is_verified(&view) && record(&view).not_before.is_none());
+    // Its slot is about to be taken away: the request waits for that.
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    shadow(&mut view).retry = Some("now".into());
+    view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
+    let (notes, wait) = turn(&mut view, &policy, 60);
+    assert_eq!((notes, is_verified(&view)), (vec![], false), "{wait:?}");
+    view.operator.as_mut().unwrap().status.slots.clear();
+    turn(&mut view, &policy, 61);
+    assert!(is_verified(&view));
+}
+
+#[test]
+fn node_is_verified_again_only_where_that_can_show_something() {
+    type Change = fn(&mut ClusterView, &mut Policy);
+    let cases: [(&str, Change, bool); 18] = [
+        ("as it is", |_, _| {}, true),
+        ("a word of a newer version", |view, _| place(view).proof = Proof::Unknown, true),
+        ("the window is closed", |view, policy| *policy = with_policy(view, at_night()), true),
+        ("updates are disabled", |_, policy| policy.enabled = false, true),
+        ("another version has stopped the rollout", |view, _| fails(view, OLD), true),
+        ("another user has cordoned it", |view, _| a(view).facts.unschedulable = true, true),
+        ("proven", |view, _| place(view).proof = Proof::Proven, false),
+        ("failed", |view, _| place(view).proof = Proof::Failed, false),
+        ("held", |view, _| a(view).facts.hold = Some(Hold::default()), false),
+        ("being deleted", |view, _| a(view).facts.deleting = true, false),
+        ("an autoscaler removes it", |view, _| a(view).facts.removed_by = Some("ToBeDeleted".into()), false),
+        ("without the label", |view, _| a(view).facts.labelled = false, false),
+        ("not Ready", |view, _| a(view).facts.ready = false, false),
+        ("its agent has not reported in this boot", |view, _| a(view).facts.boot_id = "b2".into(), false),
+        ("it runs another version", |view, _| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"), false),
+        ("the policy is invalid", |_, policy| policy.errors = invalid_policy(), false),
+        ("the version is quarantined", |view, _| fails(view, NEW), false),
+        (
+            "its rollout is over",
+            |view, _| {
+                view.nodes.remove("z");
+                view.operator.as_mut().unwrap().status.active_rollouts[0].ended = Some(t(60));
+            },
+            false,
+        ),
+    ];
+    for (sentence, change, expected) in cases {
+        let (mut view, mut policy) = rollout_of(&["a"], canary());
+        change(&mut view, &mut policy);
+        let made = planned(&view, &policy, DUE);
+        assert_eq!(outcome(&made) == "step Verifying", expected, "{sentence}: {}", outcome(&made));
+    }
+}
+
+fn at_night() -> serde_json::Value {
+    json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "1h"}]}, "strategy": {"canary": [{"nodes": 1}]}})
+}
+
+fn place(view: &mut ClusterView) -> &mut NodeProof {
+    shadow(view).status.controller.record.as_mut().unwrap().proof.as_mut().unwrap()
+}
+
+/// Node `z` has failed on this version, which freezes the rollout.
+fn fails(view: &mut ClusterView, version: semver::Version) {
+    let record = Record { version_failures: vec![failure(version)], ..Record::default() };
+    let mut failed = node("z");
+    failed.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    view.nodes.insert("z".into(), failed);
+}
+
+#[test]
+fn node_that_proves_its_version_moves_in_the_ledger_and_the_step_passes() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    assert_eq!(planned(&view, &policy, DUE).waits["z"].as_str(), "StepUnproven");
+    turn(&mut view, &policy, DUE);
+    let (notes, _) = turn(&mut view, &policy, DUE + SOAK);
+    assert_eq!(notes.len(), 1);
+    assert_eq!((notes[0].reason, notes[0].warning), ("Updated", false));
+    assert_eq!(notes[0].message, "verified again: 1.20.5 is proven");
+    assert_eq!((proof(&view), view.nodes["a"].progress()), ((Proof::Proven, 7), None));
+    assert_eq!((record(&view).failures, record(&view).not_before), (0, None));
+    assert_eq!(record(&view).last.as_ref().unwrap().reason, UPDATED);
+    let results = &view.nodes["a"].shadow.as_ref().unwrap().status.controller.results;
+    assert!(results.is_empty(), "the history has the result of the update");
+    let made = planned(&view, &policy, DUE + SOAK);
+    assert_eq!((counts(&made), ledger(&made).nodes.len(), slots_of(&made)), ((1, 0, 0), 0, vec!["z"]));
+    // Once, by whichever leader plans next.
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    let made = planned(&view, &policy, DUE + SOAK + 1);
+    assert_eq!((counts(&made), ledger(&made).nodes.len()), ((1, 0, 0), 0));
+}
+
+#[test]
+fn nodes_beyond_those_that_a_ledger_names_are_counted_too() {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+    let (mut view, policy) = rollout_of(&names, canary());
+    for (proven, expected) in [(vec!["j"], (1, 9, 0)), (vec!["a", "i"], (3, 7, 0)), (names.to_vec(), (10, 0, 0))] {
+        for name in proven {
+            let shadow = view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap();
+            shadow.status.controller.record.as_mut().unwrap().proof.as_mut().unwrap().proof = Proof::Proven;
+        }
+        for _ in 0..2 {
+            let made = plan(&view, &policy, t(60));
+            assert_eq!(counts(&made), expected);
+            view.operator.as_mut().unwrap().status.active_rollouts = made.status.unwrap().active_rollouts;
+        }
+    }
+}
+
+#[test]
+fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
+    type Change = fn(&mut ClusterView, &mut Policy);
+    let cases: [(&str, Change, FailureReason); 8] = [
+        ("held", |view, _| a(view).facts.hold = Some(Hold::default()), FailureReason::Held),
+        ("released", |view, _| shadow(view).release = Some("now".into()), FailureReason::ReleaseRequested),
+        ("without the label", |view, _| a(view).facts.labelled = false, FailureReason::LabelRemoved),
+        ("its version is quarantined", |view, _| fails(view, NEW), FailureReason::Quarantined),
+        ("without a policy", |_, policy| policy.present = false, FailureReason::Disabled),
+        ("not Ready", |view, _| a(view).facts.ready = false, FailureReason::HealthUnknown),
+        ("rebooted", |view, _| a(view).facts.boot_id = "b2".into(), FailureReason::RebootedByOther),
+        (
+            "rebooted into another version",
+            |view, _| {
+                a(view).facts.boot_id = "b2".into();
+                a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)");
+            },
+            FailureReason::BootedOtherVersion,
+        ),
+    ];
+    for (sentence, change, reason) in cases {
+        let (mut view, policy) = rollout_of(&["a"], canary());
+        turn(&mut view, &policy, DUE);
+        let (mut after, mut changed) = (view.clone(), policy.clone());
+        change(&mut after, &mut changed);
+        let (notes, _) = turn(&mut after, &changed, DUE + 1);
+        let text = format!("verification 2 of 1.20.5: {reason}: ");
+        assert!(notes.iter().any(|note| note.message.starts_with(&text)), "{sentence}: {notes:?}");
+        assert_eq!((proof(&after), after.nodes["a"].progress()), ((Proof::Unproven, 7), None), "{sentence}");
+        // A reboot into another version leaves the place as it is, too.
+        let shows = reason.end().class == FailureClass::Node && reason != FailureReason::BootedOtherVersion;
+        let expected = if shows { reason } else { FailureReason::HookTimedOut }.as_str();
+        assert_eq!(record(&after).proof.as_ref().unwrap().reason, expected, "{sentence}");
+        assert_eq!(record(&after).failures, 1, "{sentence}: nothing more counts against the node");
+        assert_eq!(counts(&plan(&after, &policy, t(DUE + 2))), (0, 1, 0), "{sentence}");
+        // What has ended it is over.
+        let mut again = view;
+        shadow(&mut again).status.controller = after.nodes["a"].shadow.as_ref().unwrap().status.controller.clone();
+        let verified = |second| outcome(&plan(&again, &policy, t(second))) == "step Verifying";
+        assert!(!verified(DUE + 3600) && verified(DUE + 3601), "{sentence}");
+    }
+}
+
+#[test]
+fn version_at_fault_in_a_verification_counts_as_in_an_update() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    turn(&mut view, &policy, DUE);
+    a(&mut view).facts.pressure = Some("DiskPressure".into());
+    turn(&mut view, &policy, DUE + TIMEOUT);
+    assert_eq!((proof(&view), record(&view).failures), ((Proof::Failed, 7), 2));
+    assert_eq!(record(&view).version_failures.len(), 1);
+    let made = planned(&view, &policy, DUE + TIMEOUT);
+    assert_eq!((counts(&made), ledger(&made).nodes[0].proof), ((0, 0, 1), Proof::Failed));
+}
+
+#[test]
+fn verification_takes_no_slot_and_no_room() {
+    let (mut view, policy) = rollout_of(&["a"], json!({"maxUnavailable": 1}));
+    turn(&mut view, &policy, DUE);
+    assert!(is_verified(&view) && !view.nodes["a"].disrupted());
+    let made = planned(&view, &policy, DUE + 1);
+    assert_eq!(slots_of(&made), ["z"], "the only one that maxUnavailable allows: {:?}", made.waits);
+    assert_eq!(made.status.as_ref().unwrap().counts.as_ref().unwrap().updating, 0);
+    // A slot that the write at the end of its update did not take away yet is not its own.
+    let mut held = view.clone();
+    held.operator.as_mut().unwrap().status.slots = vec![slot("a")];
+    assert_eq!(slots_of(&planned(&held, &policy, DUE + 1)), ["z"]);
+    // A user who cordons it, and a claim that another client forges.
+    a(&mut view).facts.claims = ClaimFields::USUAL;
+    let made = planned(&view, &policy, DUE + 1);
+    assert_eq!(made.actions.get("a"), Some(&Action::Release));
+}
+
+#[test]
+fn hooks_are_asked_again_by_a_verification() {
+    let spec = json!({"strategy": {"canary": [{"nodes": 1}]},
+        "hooks": [{"name": "ceph", "after": {"timeout": "2m", "onTimeout": "Fail"}}]});
+    for (answer, expected, reason) in [
+        (Some("Done"), Proof::Proven, UPDATED),
+        (Some("Refused"), Proof::Unproven, "HookRefused"),
+        (None, Proof::Unproven, "HookTimedOut"),
+    ] {
+        let (mut view, policy) = rollout_of(&["a"], spec.clone());
+        a(&mut view).facts.hook_answers.insert("ceph".into(), format!("AfterUpdate/1/{}", t(1).as_second()));
+        turn(&mut view, &policy, DUE);
+        let (_, wait) = turn(&mut view, &policy, DUE + SOAK);
+        assert!(matches!(wait, Some(Wait::AwaitingHook { .. })), "an earlier answer does not count: {wait:?}");
+        let request = a(&mut view).facts.hook_request.clone().unwrap();
+        assert_eq!(request, format!("AfterUpdate/2/{}", t(DUE).as_second()));
+        let answer =
+            answer.map(|answer| if answer == "Done" { request.clone() } else { format!("{request} {answer}") });
+        a(&mut view).facts.hook_answers.extend(answer.map(|answer| ("ceph".to_owned(), answer)));
+        turn(&mut view, &policy, DUE + SOAK + 120);
+        assert_eq!((proof(&view).0, record(&view).last.as_ref().unwrap().reason.as_str()), (expected, reason));
+        assert_eq!((&view.nodes["a"].facts.hook_request, view.nodes["a"].progress()), (&None, None), "{reason}");
+    }
+}
+
+#[test]
+fn requested_drill_goes_before_a_verification_that_is_due() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    shadow(&mut view).drill = Some("1".into());
+    assert_eq!(outcome(&planned(&view, &policy, DUE)), "step Staging");
+    shadow(&mut view).retry = Some("now".into());
+    assert_eq!(outcome(&planned(&view, &policy, DUE)), "step Verifying", "a user requests it");
+}
+
+/// As a client that writes the status of a shadow could forge it, or an older controller could leave it.
+#[test]
+fn verification_beside_a_desired_state_ends() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    turn(&mut view, &policy, DUE);
+    let spec = &mut shadow(&mut view).spec;
+    (spec.state, spec.version, spec.boot_id) = (HostState::StagedUpdate, Some(NEW), Some("b1".into()));
+    assert_eq!(outcome(&planned(&view, &policy, DUE + 1)), "ProgressLost");
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    turn(&mut view, &policy, DUE);
+    shadow(&mut view).status.controller.progress.as_mut().unwrap().step = Step::Draining;
+    assert_eq!(outcome(&plan(&view, &policy, t(DUE + 1))), "ProgressLost");
+}
