@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use models::names::INTERFACE_LABEL;
-use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, Slot};
+use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, LedgerNode, Slot};
 use models::reason::Proof;
 use models::shadow::{HostPolicy, HostState, Place, Step};
 use models::time::after;
@@ -20,7 +20,7 @@ use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
 use crate::survey::key::is_member;
 use crate::survey::quarantine::Quarantine;
-use crate::survey::{brake, ledger, rollout};
+use crate::survey::{brake, ledger, rollout, settled};
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.
@@ -270,13 +270,19 @@ fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVie
         let of_rollout = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| ledger::is_of(update, rollout));
         let slots: Vec<&Slot> = plan.slots.iter().flatten().filter(of_rollout).collect();
         let given = slots.iter().find(|slot| new.iter().any(|node| node.facts.uid == slot.uid))?;
-        let ledger = rollout.ledger.as_ref()?;
-        let braked = ledger.braked_until.filter(|_| ledger.row.len() >= brake::limit(policy, total(rollout)));
-        let others = slots.len() - 1;
+        let (limit, now, of) = (brake::limit(policy, total(rollout)), given.since, (view, policy));
+        // Attempts that have ended count, also where their slots are to be taken away yet.
+        let mut ledger = settled::foreseen(of, slots.iter().copied(), (rollout, rollout.ledger.as_ref()?), limit, now);
+        ledger.brake(limit, now);
+        let braked = ledger.braked_until;
+        let goes =
+            |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| settled::has_ended(of, slot, update, now));
+        let others = slots.iter().filter(goes).count().saturating_sub(1);
+        let runs = |end: &LedgerNode| view.nodes.get(&end.node).is_some_and(|node| ledger::runs(node, rollout));
         let text = |why: &str| format!("{} is given a slot for {}, {why}", given.node, rollout.version);
         match braked {
             Some(until) if given.since < until => broken("S13", text("which is braked")),
-            Some(_) if ledger.row.iter().any(|end| end.proof != Proof::Free) => {
+            Some(_) if ledger.row.iter().any(|end| end.proof != Proof::Free && runs(end)) => {
                 broken("S13", text("which is braked by a node that runs it"))
             }
             Some(_) if others > 0 => broken("S13", text("which is braked, beside another node")),

@@ -11,7 +11,7 @@ use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
-use planner::wait::{Wait, WaitReason};
+use planner::wait::{BEFORE_RESUME, Wait, WaitReason};
 
 use super::freshness;
 use super::shape::*;
@@ -161,7 +161,7 @@ fn stopped(cluster: &Cluster, plan: &Plan, type_: &str) -> Option<Request> {
     let condition = true_condition(planned.or(recorded)?, type_)?;
     // The command of kubectl alone is replaced by the plugin's.
     let message = condition.message.split(": kubectl annotate").next().unwrap_or_default();
-    let message = message.strip_suffix(". Once the cause is removed").unwrap_or(message);
+    let message = message.split(BEFORE_RESUME.trim_end_matches([':', ' '])).next().unwrap_or_default();
     let command = match to_resume(plan).as_str() {
         "" => "resume".to_owned(),
         versions => format!("resume --failures {versions}"),

@@ -113,19 +113,36 @@ impl RolloutLedger {
         (self.row, self.tried, self.braked_until) = (Vec::new(), 0, None);
     }
 
-    /// Adds an end without a proof to the row. As many as `limit` brake the rollout from `now` on.
-    pub fn add_to_row(&mut self, (node, proof, reason): (&str, Proof, &str), limit: usize, now: Timestamp) {
-        let is_braked = self.braked_until.is_some();
+    /// Adds an end without a proof to the row. As many as `limit` brake the rollout from `now` on. `slot_since` is the time of the
+    /// node's slot: one that was given after a pause was a trial, and the next pause is longer.
+    pub fn add_to_row(
+        &mut self,
+        (node, proof, reason): (&str, Proof, &str),
+        slot_since: Timestamp,
+        limit: usize,
+        now: Timestamp,
+    ) {
         self.row.retain(|named| named.node != node);
         if self.row.len() < MAX_FAILURES as usize {
             let (node, reason) = (node.to_owned(), reason.to_owned());
             self.row.push(LedgerNode { node, proof, reason, accepted: false });
         }
-        if self.row.len() >= limit || is_braked {
-            self.tried = self.tried.saturating_add(i64::from(is_braked));
+        if self.braked_until.is_some_and(|until| slot_since >= until) {
+            self.tried = self.tried.saturating_add(1);
             let doublings = u32::try_from(self.tried).unwrap_or(u32::MAX);
             let pause = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_PAUSE);
             self.braked_until = Some(after(now, pause));
+        }
+        self.brake(limit, now);
+    }
+
+    /// Brakes the rollout where its row has as many ends as `limit`, and releases it where policy, or the number of its nodes,
+    /// allows more now.
+    pub fn brake(&mut self, limit: usize, now: Timestamp) {
+        if self.row.len() >= limit {
+            self.braked_until.get_or_insert(after(now, FIRST_PAUSE));
+        } else {
+            (self.tried, self.braked_until) = (0, None);
         }
     }
 

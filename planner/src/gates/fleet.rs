@@ -44,7 +44,12 @@ pub(crate) fn is_not_frozen(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 /// The rollout is not braked, or a node is tried all the same.
 pub(crate) fn is_not_braked(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let brake = ctx.survey.rollouts.of(ctx.node, ctx.version().ok()?)?.brake.as_ref()?;
+    let rollout = ctx.survey.rollouts.of(ctx.node, ctx.version().ok()?)?;
+    let brake = rollout.brake.as_ref()?;
+    if rollout.wait.as_ref().is_some_and(|wait| matches!(wait, Wait::StepUnproven { .. } | Wait::StepFailed { .. })) {
+        // The step waits for the same nodes, and what ends that ends the brake, too.
+        return None;
+    }
     // The first node goes alone, but others may have their images.
     let braked = matches!(brake.wait, Wait::Braked { .. }) && brake.room == 0 && !brake.is_of(&ctx.facts().name);
     braked.then(|| brake.wait.clone())

@@ -9,6 +9,7 @@ use crate::annotations::Misunderstood;
 use crate::decision::{Action, Note};
 use crate::gates;
 use crate::survey::NodeContext;
+use crate::survey::brake;
 use crate::survey::requests::{has_unresolved_failures, pending_resume};
 
 /// The length to which the text about a request that is not understood is cut: that of its field.
@@ -43,6 +44,10 @@ pub(super) fn acknowledged(ctx: &NodeContext<'_>) -> ShadowRequests {
 /// has not proven its version is verified again.
 pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
     ctx.shadow.pending_retry()?;
+    if brake::pauses(ctx) {
+        // The request ends the pause of the rollout first, which is recorded elsewhere: once acknowledged, it is not known any more.
+        return None;
+    }
     if ctx.is_armed_by_other() && disarm_in_boot(ctx).is_none() && !ctx.facts().boot_id.is_empty() {
         return Some(withdraw_and_disarm(ctx));
     }

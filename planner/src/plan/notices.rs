@@ -22,10 +22,11 @@ use crate::phase;
 use crate::policy::Notices;
 use crate::survey::NodeContext;
 use crate::survey::Survey;
+use crate::survey::brake::Brake;
 use crate::survey::key::{is_member, key_of};
 use crate::survey::quarantine::Cause;
 use crate::view::{ClusterView, NodeView, ReportedFacts};
-use crate::wait::Wait;
+use crate::wait::{BEFORE_RESUME, Wait};
 
 /// The number of blocked nodes whose causes a notice names.
 const CAUSES: usize = 3;
@@ -202,11 +203,13 @@ impl Source<'_> {
         let awaited = rollouts.filter_map(|rollout| {
             let state = self.survey.rollouts.by_key(&key_of(rollout))?;
             let nodes = self.nodes(rollout, true);
-            if let Some(brake) = state.brake.as_ref().filter(|_| rollout.is_braked()) {
+            let stopped = state.wait.as_ref().and_then(Wait::step).is_some();
+            let is_braked = |brake: &&Brake| matches!(brake.wait, Wait::Braked { .. }) && !stopped;
+            if let Some(brake) = state.brake.as_ref().filter(is_braked) {
                 let (number, tried) = (rollout.number(), rollout.ledger.as_ref().map_or(0, |ledger| ledger.tried));
                 let id = format!("{}/{}/braked/{number}/{tried}", self.uid, part(rollout));
                 let text = brake.wait.to_string();
-                let cause = format!("{}: {}", named(rollout), text.split(". Once ").next().unwrap_or_default());
+                let cause = format!("{}: {}", named(rollout), text.split(BEFORE_RESUME).next().unwrap_or_default());
                 let command = format!("kubectl brupop resume --failures {}", self.to_resume());
                 let event = NoticeEvent::Braked.as_str();
                 return Some((

@@ -244,17 +244,6 @@ pub(super) fn kept(
     slots
 }
 
-/// Returns the node of a slot for a message: one that is gone is not found by its name.
-pub(super) fn holder(view: &ClusterView, policy: &Policy, slot: &Slot) -> String {
-    match settled::kept_until(view, policy, slot) {
-        Some(until) => format!(
-            "{}, whose Node was deleted and whose machine may still reboot: it is waited for until {until:.0}",
-            slot.node
-        ),
-        None => slot.node.clone(),
-    }
-}
-
 /// A slot of a node.
 pub(super) fn new(survey: &Survey<'_>, node: &SurveyedNode<'_>, now: Timestamp) -> Slot {
     let NodeFacts { uid, name, .. } = &node.facts;

@@ -4,10 +4,12 @@
 //! opens. Nothing but proof shows that it is not.
 
 use jiff::Timestamp;
-use models::operator::{LedgerNode, RolloutLedger};
+use models::operator::RolloutLedger;
 use models::reason::Proof;
 
 use crate::policy::Policy;
+use crate::survey::NodeContext;
+use crate::survey::key::is_member;
 use crate::view::NodeView;
 use crate::wait::Wait;
 
@@ -33,6 +35,16 @@ pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
     }
 }
 
+/// Returns whether the rollout of a node is recorded as braked, in a pause that is not over.
+pub(crate) fn pauses(ctx: &NodeContext<'_>) -> bool {
+    let Some(operator) = &ctx.view.operator else { return false };
+    let Ok(version) = ctx.version() else { return false };
+    operator.status.active_rollouts.iter().any(|rollout| {
+        let own = rollout.ended.is_none() && rollout.version == *version && is_member(ctx.node, rollout);
+        own && rollout.ledger.as_ref().and_then(|ledger| ledger.braked_until).is_some_and(|until| until > ctx.now)
+    })
+}
+
 /// Ends the pause of a brake where a user requests to try one of the nodes again.
 pub(crate) fn end_pause<'a>(ledger: &mut RolloutLedger, mut nodes: impl Iterator<Item = &'a NodeView>, now: Timestamp) {
     let Some(until) = ledger.braked_until.as_mut().filter(|until| **until > now) else { return };
@@ -51,38 +63,41 @@ impl Brake {
     }
 }
 
+/// A node that has a slot for a rollout, or is out of service for it, and whose attempt has not ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Busy {
+    pub(crate) node: String,
+    /// The time of its slot; `None` without one.
+    pub(crate) since: Option<Timestamp>,
+}
+
 /// Returns what lets the first node of a rollout go alone, until one is proven or accepted by a user.
-pub(crate) fn first(ledger: &RolloutLedger, under_way: &[String]) -> Option<Brake> {
-    let node = under_way.first().cloned();
+pub(crate) fn first(ledger: &RolloutLedger, under_way: &[Busy]) -> Option<Brake> {
+    let node = under_way.first().map(|busy| busy.node.clone());
     let room = usize::from(node.is_none());
     (ledger.good() == 0).then_some(Brake { wait: Wait::FirstNode { node }, room, wake: None })
 }
 
-/// Returns the brake of a rollout, if it is braked. `under_way` are its nodes with a slot, or out of service.
+/// Returns the brake of a rollout, if it is braked. `runs` says of a node whether it runs the version.
 pub(crate) fn of(
-    policy: &Policy,
     ledger: &RolloutLedger,
-    total: usize,
-    under_way: &[String],
+    under_way: &[Busy],
+    runs: impl Fn(&str) -> bool,
     now: Timestamp,
 ) -> Option<Brake> {
     let until = ledger.braked_until?;
-    if ledger.row.len() < limit(policy, total) {
-        // Policy allows more now.
-        return None;
-    }
-    let named = |named: &LedgerNode| named.to_string();
-    let nodes: Vec<String> = ledger.row.iter().rev().take(NAMED).map(named).collect();
+    let nodes: Vec<String> = ledger.row.iter().rev().take(NAMED).map(ToString::to_string).collect();
     let count = ledger.row.len();
-    let braked =
-        |until, trial: Option<&String>| Wait::Braked { count, nodes: nodes.clone(), until, trial: trial.cloned() };
+    let braked = |until, trial| Wait::Braked { count, nodes: nodes.clone(), until, trial };
+    let none = |wait| Some(Brake { wait, room: 0, wake: None });
     // No further node goes to a version that others run without a proof: one of them has to show that it is good.
-    if ledger.row.iter().any(|node| node.proof != Proof::Free) {
-        return Some(Brake { wait: braked(None, None), room: 0, wake: None });
+    if ledger.row.iter().any(|end| end.proof != Proof::Free && runs(&end.node)) {
+        return none(braked(None, None));
     }
-    if let Some(first) = under_way.first() {
-        return Some(Brake { wait: braked(None, Some(first)), room: 0, wake: None });
+    if let Some(trial) = under_way.iter().find(|busy| busy.since.is_some_and(|since| since >= until)) {
+        return none(braked(None, Some(trial.node.clone())));
     }
-    let room = usize::from(now >= until);
+    // Those that were under way before are finished first.
+    let room = usize::from(now >= until && under_way.is_empty());
     Some(Brake { wait: braked(Some(until), None), room, wake: Some(until).filter(|until| *until > now) })
 }

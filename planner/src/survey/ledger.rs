@@ -47,7 +47,7 @@ pub(super) fn inferred(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof
 }
 
 /// Returns whether a node runs the version of a rollout.
-pub(super) fn runs(node: &NodeView, rollout: &ActiveRollout) -> bool {
+pub(crate) fn runs(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let reported = || node.shadow.as_ref()?.status.agent.current_version.clone();
     node.facts.os_version().or_else(reported).is_some_and(|running| running == rollout.version)
 }
@@ -85,8 +85,12 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
             if seen.used() <= stored.used() {
                 return followed(view, rollout, stored, &seen, &held);
             }
+            // More are proven than it knew: its row is over.
+            let row = if seen.proven > stored.proven { RolloutLedger::default() } else { stored.clone() };
+            let (row, tried, braked_until) = (row.row, row.tried, row.braked_until);
             let RolloutLedger { first, base, passed, due, accepted, .. } = *stored;
-            RolloutLedger { first, base, passed, due, accepted: accepted.min(seen.unproven), ..seen }
+            let accepted = accepted.min(seen.unproven);
+            RolloutLedger { first, base, passed, due, accepted, row, tried, braked_until, ..seen }
         }
         (None, Memory::Entry) => count(&|node| place(node, rollout).or_else(|| inferred(node, rollout))),
         // None of the records that there are is one of it.

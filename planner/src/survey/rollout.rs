@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, RolloutLedger};
 use models::reason::Proof;
-use models::shadow::{Step, UPDATED};
+use models::shadow::{Place, Step, UPDATED};
 use semver::Version;
 
-use super::brake::{self, Brake};
+use super::brake::{self, Brake, Busy};
 use super::key::{KeyRef, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
 use super::settled;
@@ -53,14 +53,14 @@ impl Rollouts {
     }
 
     /// The rollouts that are braked, the newest version's first, each with the reason of its nodes.
-    pub(crate) fn braked(&self) -> impl Iterator<Item = (&Version, &Wait)> {
-        let braked = self.by_key.iter().rev().filter_map(|((_, _, version), rollout)| {
+    pub(crate) fn braked(&self) -> Vec<(&Key, &Wait)> {
+        let braked = self.by_key.iter().filter_map(|(key, rollout)| {
             let wait = &rollout.brake.as_ref()?.wait;
-            matches!(wait, Wait::Braked { .. }).then_some((version, wait))
+            matches!(wait, Wait::Braked { .. }).then_some((key, wait))
         });
         let mut braked: Vec<_> = braked.collect();
-        braked.sort_by(|(a, _), (b, _)| b.cmp(a));
-        braked.into_iter()
+        braked.sort_by(|((_, _, a), _), ((_, _, b), _)| b.cmp(a));
+        braked
     }
 
     /// The rollout of this variant, architecture and version.
@@ -100,7 +100,7 @@ pub(crate) struct Rollout {
     /// The number of nodes without a place that are out of service for it, or have a slot.
     disrupted: usize,
     /// The nodes that have a slot for it, or are out of service for it.
-    busy: Vec<String>,
+    busy: Vec<Busy>,
     /// The brake, while it is braked or its first node goes alone.
     pub(crate) brake: Option<Brake>,
     /// The number of nodes that it has to update, those included that are.
@@ -244,11 +244,14 @@ pub(crate) fn follow<'a>(
         follow_urgency(view, &urgency, &mut active);
         let mut ledger = ledger::of(view, &active, memory);
         let is_wanted = |node: &NodeView| targets.contains(&(node.facts.uid.as_str(), version));
-        let (rollout, on_their_way) = counted(view, &active, &ledger, is_wanted);
+        let (rollout, on_their_way) = counted((view, policy), &active, &ledger, is_wanted, now);
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, on_their_way), now);
         brake::end_pause(&mut ledger, view.nodes.values().filter(|node| is_member(node, &active)), now);
-        let settled = settled::foreseen(view, policy, (&active, &ledger), rollout.total, now);
-        let braked = brake::of(policy, &settled, rollout.total, &rollout.busy, now);
+        let limit = brake::limit(policy, rollout.total);
+        ledger.brake(limit, now);
+        let settled = settled::foreseen((view, policy), view.recorded_slots(), (&active, &ledger), limit, now);
+        let runs = |name: &str| view.nodes.get(name).is_some_and(|node| ledger::runs(node, &active));
+        let braked = brake::of(&settled, &rollout.busy, runs, now);
         rollout.brake = braked.or_else(|| brake::first(&settled, &rollout.busy));
         active.ledger = Some(ledger);
         let lifted = rollout.brake.as_ref().and_then(|brake| brake.wake);
@@ -263,7 +266,12 @@ pub(crate) fn follow<'a>(
     let over = operator.status.active_rollouts.iter().filter(|stored| !keys.contains(&key_of(stored))).map(|stored| {
         let ended = stored.ended.or_else(|| followed(stored).then_some(now));
         let urgent_until = stored.urgent_until.filter(|until| urgency.until() == Some(*until));
-        ActiveRollout { ended, urgent_until, ..stored.clone() }
+        let mut ledger = stored.ledger.clone();
+        if let Some(ledger) = &mut ledger {
+            // Nothing is held back. If nodes are to take the version again, the row brakes it anew.
+            ledger.brake(usize::MAX, now);
+        }
+        ActiveRollout { ended, urgent_until, ledger, ..stored.clone() }
     });
     rollouts.active.extend(over);
     rollouts.count = records::keep(view, policy, &mut rollouts.active, &keys, now);
@@ -308,10 +316,11 @@ fn follow_urgency(view: &ClusterView, urgency: &Urgency, active: &mut ActiveRoll
 
 /// Counts the nodes of a rollout. Returns it with those that are under way, the first few.
 fn counted(
-    view: &ClusterView,
+    (view, policy): (&ClusterView, &Policy),
     active: &ActiveRollout,
     ledger: &RolloutLedger,
     is_wanted: impl Fn(&NodeView) -> bool,
+    now: Timestamp,
 ) -> (Rollout, Vec<String>) {
     let mut rollout = Rollout::default();
     // A node with a slot is about to be taken out of service.
@@ -323,8 +332,8 @@ fn counted(
     let held = view.recorded_slots().filter_map(|slot| Some((slot, slot.update.as_ref()?)));
     for (slot, update) in held.filter(|(_, update)| ledger::is_of(update, active)) {
         rollout.disrupted += usize::from(update.had.is_none());
-        if view.nodes.contains_key(&slot.node) || update.permitting_since.is_some() {
-            rollout.busy.push(slot.node.clone());
+        if !settled::has_ended((view, policy), slot, update, now) {
+            rollout.busy.push(Busy { node: settled::holder(view, policy, slot), since: Some(slot.since) });
         }
     }
     rollout.under_way = rollout.disrupted;
@@ -342,8 +351,8 @@ fn counted(
         let disrupted = node.disrupted() || slot.is_some();
         let moves = progress.step != Step::Staged || disrupted;
         // Those with a slot that says so are counted above.
-        if disrupted && slot != Some(true) {
-            rollout.busy.push(node.facts.name.clone());
+        if disrupted && slot != Some(true) && progress.step.place() != Place::Over {
+            rollout.busy.push(Busy { node: node.facts.name.clone(), since: None });
         }
         if place.is_none() && slot != Some(true) {
             rollout.under_way += usize::from(moves);

@@ -79,27 +79,52 @@ fn count(
         ledger.move_node(update.had, (&slot.node, proof, reason));
     }
     if End::of(reason).is_none_or(|end| end.brakes(proof)) {
-        ledger.add_to_row((&slot.node, proof, reason), limit, now);
+        ledger.add_to_row((&slot.node, proof, reason), slot.since, limit, now);
+    }
+}
+
+/// Returns whether the attempt of a slot is over: its end is recorded, or its node is gone and is not waited for.
+pub(crate) fn has_ended(
+    (view, policy): (&ClusterView, &Policy),
+    slot: &Slot,
+    update: &SlotUpdate,
+    now: Timestamp,
+) -> bool {
+    match view.nodes.get(&slot.node).filter(|node| node.facts.uid == slot.uid) {
+        Some(node) => {
+            let last = node.record().and_then(|record| record.last.as_ref());
+            last.is_some_and(|last| last.attempt == update.attempt)
+        }
+        None => kept_until(view, policy, slot).is_none_or(|until| until <= now),
+    }
+}
+
+/// Returns the node of a slot for a message: one that is gone is not found by its name.
+pub(crate) fn holder(view: &ClusterView, policy: &Policy, slot: &Slot) -> String {
+    match kept_until(view, policy, slot) {
+        Some(until) => format!(
+            "{}, whose Node was deleted and whose machine may still reboot: it is waited for until {until:.0}",
+            slot.node
+        ),
+        None => slot.node.clone(),
     }
 }
 
 /// Returns the ledger with the attempts that have ended, and whose slots no write has taken away yet: what follows from them is
 /// known before the write that counts them gives their slots to others.
-pub(super) fn foreseen(
-    view: &ClusterView,
-    policy: &Policy,
+pub(crate) fn foreseen<'a>(
+    (view, policy): (&ClusterView, &Policy),
+    slots: impl Iterator<Item = &'a Slot>,
     (rollout, ledger): (&ActiveRollout, &RolloutLedger),
-    total: usize,
+    limit: usize,
     now: Timestamp,
 ) -> RolloutLedger {
     let mut ledger = ledger.clone();
-    for slot in view.recorded_slots() {
+    for slot in slots {
         let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) else { continue };
-        let Some(node) = view.nodes.get(&slot.node).filter(|node| node.facts.uid == slot.uid) else { continue };
-        let last = node.record().and_then(|record| record.last.as_ref());
-        if last.is_some_and(|last| last.attempt == update.attempt) {
+        if has_ended((view, policy), slot, update, now) {
             let (proof, reason) = ended(view, slot, update, rollout);
-            count(&mut ledger, (slot, update), (proof, &reason), brake::limit(policy, total), now);
+            count(&mut ledger, (slot, update), (proof, &reason), limit, now);
         }
     }
     ledger

@@ -13,6 +13,7 @@ use semver::Version;
 use strum::EnumDiscriminants;
 
 pub use reason::WaitsFor;
+pub use text::BEFORE_RESUME;
 
 use crate::rules::Refusal;
 

@@ -96,15 +96,17 @@ pub(super) fn step_failed(nodes: &[String]) -> String {
     )
 }
 
+/// The words between the reason of a brake and the command that releases it.
+pub const BEFORE_RESUME: &str = ". Once the cause is removed: ";
+
 pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, trial: Option<&str>) -> String {
     let next = match (trial, until) {
         (Some(node), _) => format!("{node} is tried alone"),
-        (None, Some(until)) => format!("one node is tried from {until:.0} on"),
-        (None, None) => "one of those that run the version has to prove it".to_owned(),
+        (None, Some(until)) => format!("one node is tried from {until:.0} on, once those under way are finished"),
+        (None, None) => "no node is tried while nodes run the version without a proof".to_owned(),
     };
     format!(
-        "the rollout is braked: {count} update(s) have ended one after the other without a proven one{}; {next}. Once the cause is \
-         removed: kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
+        "the rollout is braked: {count} update(s) have ended one after the other without a proven one{}; {next}{BEFORE_RESUME}kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
         named(nodes)
     )
 }

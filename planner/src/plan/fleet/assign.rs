@@ -9,8 +9,8 @@ use super::checked::Checked;
 use super::planner::Planner;
 use crate::phase;
 use crate::plan::slots::{self, Budget};
-use crate::survey::SurveyedNode;
 use crate::survey::key::{KeyRef, key};
+use crate::survey::{SurveyedNode, settled};
 use crate::view::Standby;
 use crate::wait::Wait;
 use models::time::after;
@@ -61,7 +61,7 @@ impl<'a> Planner<'a> {
         assignment: &mut Assignment<'a>,
     ) -> Vec<&'a SurveyedNode<'a>> {
         let used_up = assignment.budget.used_up.clone();
-        let busy = assignment.slots.first().map(|slot| slots::holder(self.view, self.policy, slot));
+        let busy = assignment.slots.first().map(|slot| settled::holder(self.view, self.policy, slot));
         let mut places = self.places(wanting, &assignment.budget);
         let mut ready = Vec::new();
         for (position, node) in wanting.iter().copied().enumerate() {
@@ -97,8 +97,10 @@ impl<'a> Planner<'a> {
         assignment: &mut Assignment<'a>,
     ) -> Wait {
         match checked {
-            Checked::NoRoom(wait) | Checked::StepFull(Some(wait)) if assignment.any_free => wait,
-            Checked::NoRoom(_) | Checked::StepFull(_) | Checked::Queued => queued,
+            Checked::NoRoom(wait) | Checked::StepFull(Some(wait)) | Checked::Braked(wait) if assignment.any_free => {
+                wait
+            }
+            Checked::NoRoom(_) | Checked::StepFull(_) | Checked::Braked(_) | Checked::Queued => queued,
             Checked::LeftAlone(wait) => wait,
             Checked::Refused(wait) => {
                 self.plan.refused.insert(node.facts.name.clone(), wait.clone());

@@ -62,7 +62,7 @@ impl<'a> Planner<'a> {
         }
         let of = version.and_then(|version| self.survey.rollouts.of(node, version));
         if let Some(wait) = of.and_then(|rollout| rollout.braked_for(name, assignment.taken(node))) {
-            return Checked::StepFull(Some(wait.clone()));
+            return Checked::Braked(wait.clone());
         }
         let left_alone = places.left_alone.contains(&node.index);
         if let Some(refused) = node.refused.as_ref().filter(|_| left_alone && places.spare == 0) {

@@ -8,6 +8,8 @@ pub(super) enum Checked {
     NoRoom(Wait),
     /// The canary step is full: nodes of another version may come behind it.
     StepFull(Option<Wait>),
+    /// One node of its rollout goes alone, or is tried, or none is.
+    Braked(Wait),
     /// It was refused recently, and is not checked.
     LeftAlone(Wait),
     /// Others come first, and it is not checked.

@@ -28,7 +28,7 @@ use crate::survey::requests;
 use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, NodeView, OperatorFacts, ReportedFacts, SharedField, TlsFacts};
 use crate::wait::Wait;
-use crate::wait::WaitReason;
+use crate::wait::{BEFORE_RESUME as COMMAND, WaitReason};
 
 pub use events::news;
 
@@ -173,14 +173,19 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
     (true, "VersionFailed", message.chars().take(2000).collect())
 }
 
-/// Returns whether a rollout is braked, with the reason of its nodes: that of the newest version first.
+/// Returns whether a rollout is braked, with the reason of its nodes, that of the newest version first, and the command once.
 fn braked(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
-    let brakes = survey.rollouts.braked().map(|(version, wait)| format!("{version}: {wait}"));
-    let message = brakes.collect::<Vec<_>>().join("; ");
-    if message.is_empty() || resumed {
-        return (false, "NotBraked", String::new());
-    }
-    (true, WaitReason::Braked.as_str(), message.chars().take(2000).collect())
+    let brakes = survey.rollouts.braked();
+    let Some((_, last)) = brakes.last().filter(|_| !resumed) else { return (false, "NotBraked", String::new()) };
+    let text = last.to_string();
+    let command = text.rsplit_once(COMMAND).map_or("", |(_, command)| command);
+    let parts = brakes.iter().map(|((variant, arch, version), wait)| {
+        let text = wait.to_string();
+        let text = text.split_once(COMMAND).map_or(text.as_str(), |(text, _)| text);
+        format!("{version} for {variant} {arch}: {text}")
+    });
+    let message: String = parts.collect::<Vec<_>>().join("; ").chars().take(1800).collect();
+    (true, WaitReason::Braked.as_str(), format!("{message}{COMMAND}{command}"))
 }
 
 fn progress(progressing: bool, plan: &Plan) -> ConditionParts {

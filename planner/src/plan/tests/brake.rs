@@ -80,14 +80,15 @@ fn ends_in_a_row_brake_a_rollout_whatever_their_reasons() {
 fn node_that_fails_again_and_again_counts_once() {
     let mut ledger = RolloutLedger::default();
     for second in 0..5 {
-        ledger.add_to_row(("a", Proof::Free, "DrainTimedOut"), 2, t(second));
+        ledger.add_to_row(("a", Proof::Free, "DrainTimedOut"), t(0), 2, t(second));
     }
     assert_eq!((ledger.row.len(), ledger.braked_until), (1, None), "others go on beside it");
-    ledger.add_to_row(("b", Proof::Free, "DrainTimedOut"), 2, t(5));
+    ledger.add_to_row(("b", Proof::Free, "DrainTimedOut"), t(0), 2, t(5));
     assert_eq!(ledger.braked_until, Some(t(5 + 600)));
     // Each that is tried in vain doubles the pause, up to six hours.
     for (tried, pause) in [(1, 1200), (2, 2400), (3, 4800), (4, 9600), (5, 19200), (6, 21600), (7, 21600)] {
-        ledger.add_to_row(("a", Proof::Free, "DrainTimedOut"), 2, t(10));
+        let given = ledger.braked_until.unwrap();
+        ledger.add_to_row(("a", Proof::Free, "DrainTimedOut"), given, 2, t(10));
         assert_eq!((ledger.tried, ledger.braked_until), (tried, Some(t(10 + pause))));
     }
     ledger.move_node(None, ("c", Proof::Proven, "Updated"));
@@ -118,8 +119,9 @@ fn braked_rollout_tries_one_node_after_each_pause() {
     let made = plan(&trying, &policy, t(700));
     assert!(matches!(&made.waits["c"], Wait::Braked { trial: Some(node), .. } if node == "b"), "{:?}", made.waits["c"]);
     // A node on the version has to prove it: no other is taken there.
-    let (view, policy) =
+    let (mut view, policy) =
         fleet(&["b"], braked(row(&[("x1", Proof::Unproven), ("x2", Proof::Free), ("x3", Proof::Free)]), 0));
+    view.nodes.insert("x1".into(), with_place("x1", Proof::Unproven, 7));
     let made = plan(&view, &policy, t(100_000));
     assert!(matches!(made.waits["b"], Wait::Braked { until: None, .. }), "{:?}", made.waits["b"]);
     // Policy that allows more, and a resume, let it go on.
@@ -203,6 +205,10 @@ fn plan_validator_drops_slots_of_a_braked_rollout_and_beside_its_first_node() {
     ] {
         // The planner that knows no brake.
         let (mut view, policy) = fleet(&["b", "c"], RolloutLedger::default());
+        for (name, proof) in names.iter().chain(&on_version[..1]) {
+            let node = if *proof == Proof::Free { node(name) } else { with_place(name, *proof, 7) };
+            view.nodes.insert((*name).into(), node);
+        }
         let mut made = plan(&view, &policy, t(60));
         assert_eq!(slots_of(&made), ["b", "c"]);
         made.slots.as_mut().unwrap().truncate(slots);

@@ -3,6 +3,7 @@
 mod attempt;
 mod blocker;
 mod brake;
+mod brake_ends;
 mod canary;
 mod claim;
 mod drain;

@@ -1,0 +1,382 @@
+//! The brake and the first node where it is hard: machines that die, writes that are under way, several ends at once, changes of policy.
+
+use models::condition::true_condition;
+use models::operator::{BRAKED, LedgerNode, RolloutLedger};
+use models::reason::Proof;
+use models::shadow::{AttemptResult, HostState, NodeProof, Record, Step};
+use serde_json::json;
+
+use super::ledger::{ledger, recorded_with, slots_of, staged, with_place};
+use crate::fixtures::*;
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView};
+use crate::wait::Wait;
+
+fn fleet(names: &[&str], ledger: RolloutLedger) -> (ClusterView, Policy) {
+    let mut nodes: Vec<NodeView> = names.iter().map(|name| staged(name)).collect();
+    nodes.extend((names.len()..10).map(|number| node(&format!("z{number}"))));
+    let (mut view, _) = cluster(nodes, &[]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 10, ..ledger }));
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 5}));
+    (view, policy)
+}
+
+fn row(ends: &[(&str, Proof, &str)]) -> Vec<LedgerNode> {
+    let end = |(node, proof, reason): &(&str, Proof, &str)| LedgerNode {
+        node: (*node).into(),
+        proof: *proof,
+        reason: (*reason).into(),
+        accepted: false,
+    };
+    ends.iter().map(end).collect()
+}
+
+fn slots(view: &mut ClusterView, nodes: Vec<NodeView>) {
+    let names: Vec<String> = nodes.iter().map(|node| node.facts.name.clone()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (other, _) = cluster(nodes.clone(), &names);
+    view.operator.as_mut().unwrap().status.slots = other.operator.unwrap().status.slots;
+    for node in nodes {
+        view.nodes.insert(node.facts.name.clone(), node);
+    }
+}
+
+const FREE: [(&str, Proof, &str); 3] =
+    [("x1", Proof::Free, "AgentSilent"), ("x2", Proof::Free, "AgentSilent"), ("x3", Proof::Free, "AgentSilent")];
+
+fn ended(name: &str, step: Option<Step>, reason: &str) -> NodeView {
+    let mut node = match step {
+        Some(step) => at(name, step, 0, HostState::Idle),
+        None => node(name),
+    };
+    let last = AttemptResult { reason: reason.into(), ..updated().last.unwrap() };
+    let record = Record { last: Some(last), failures: 1, not_before: Some(t(1000)), ..Record::default() };
+    node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    node
+}
+
+/// The machine of the first node dies in its reboot.
+#[test]
+fn first_node_that_never_comes_back_does_not_hold_all_others_for_ever() {
+    let (mut view, policy) = fleet(&["b", "c"], RolloutLedger::default());
+    let mut dead = ended("a", Some(Step::Rebooting), "RebootTimedOut");
+    slots(&mut view, vec![dead.clone()]);
+    let shadow = dead.shadow.as_mut().unwrap();
+    let progress = shadow.status.controller.progress.as_mut().unwrap();
+    (progress.step, progress.permit_issued, progress.disruptive) = (Step::Releasing, true, true);
+    shadow.status.controller.record.as_mut().unwrap().proof = Some(NodeProof {
+        version: NEW,
+        rollout: 7,
+        attempt: 1,
+        proof: Proof::Unproven,
+        reason: "RebootTimedOut".into(),
+    });
+    dead.facts.ready = false;
+    view.nodes.insert("a".into(), dead);
+    let made = plan(&view, &policy, t(1_000_000));
+    let a = (made.waits.get("a").map(ToString::to_string), made.actions.get("a").map(|a| format!("{a:?}")));
+    assert_eq!(slots_of(&made).len(), 2, "b waits: {}; a: {a:?}", made.waits["b"]);
+}
+
+/// The first proof is seen in a plan that still keeps its slot.
+#[test]
+fn plan_validator_agrees_with_a_planner_that_foresees_a_proof() {
+    let mut all = Vec::new();
+    for recorded in [
+        RolloutLedger::default(),
+        RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(600)), ..RolloutLedger::default() },
+    ] {
+        let (mut view, policy) = fleet(&["b", "c"], recorded);
+        slots(&mut view, vec![at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate)]);
+        view.nodes.insert("a".into(), with_place("a", Proof::Proven, 7));
+        // The write that withdraws its desired state is under way.
+        view.busy.insert("a".into());
+        all.extend(crate::lint::lint(&view, &policy, &mut plan(&view, &policy, t(60))));
+    }
+    assert_eq!(all, []);
+}
+
+/// Ten nodes are under way when the web API goes away.
+#[test]
+fn first_pause_is_ten_minutes_however_many_were_under_way() {
+    let (mut view, policy) = fleet(&["b"], RolloutLedger { proven: 1, ..RolloutLedger::default() });
+    let names: Vec<String> = (0..10).map(|n| format!("a{n}")).collect();
+    let under_way = |name: &String| at(name, Step::Draining, 0, HostState::StagedUpdate);
+    slots(&mut view, names.iter().map(under_way).collect());
+    for name in &names {
+        view.nodes.insert(name.clone(), ended(name, None, "DrainTimedOut"));
+    }
+    let made = plan(&view, &policy, t(60));
+    let ledger = ledger(&made);
+    assert_eq!((ledger.tried, ledger.braked_until), (0, Some(t(60 + 600))), "no node has been tried");
+}
+
+/// The shadow's acknowledgement is written, and the operator's status is not: it is written once a second at most.
+#[test]
+fn retry_ends_the_pause_also_if_its_acknowledgement_is_written_first() {
+    let recorded =
+        RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(21_600)), ..RolloutLedger::default() };
+    let (mut view, policy) = fleet(&["a", "b"], recorded);
+    shadow(&mut view).retry = Some("now".into());
+    let made = plan(&view, &policy, t(60));
+    assert!(!made.actions.contains_key("a"), "not acknowledged yet: {:?}", made.actions);
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    let made = plan(&view, &policy, t(61));
+    written(&mut view, &made.actions["a"]);
+    assert!(shadow(&mut view).pending_retry().is_none(), "acknowledged once the end of the pause is recorded");
+    assert_eq!(ledger(&plan(&view, &policy, t(62))).braked_until, Some(t(60)));
+}
+
+/// While one node goes alone, the others begin one after the other without an end.
+#[test]
+fn no_more_images_are_downloaded_beside_the_first_node_than_without_it() {
+    let begun = |proven| {
+        let names: Vec<String> = (0..20).map(|n| format!("s{n:02}")).collect();
+        let mut nodes: Vec<NodeView> = names.iter().map(|name| staged(name)).collect();
+        nodes.extend((0..20).map(|n| node(&format!("z{n:02}"))));
+        let (mut view, _) = cluster(nodes, &[]);
+        recorded_with(&mut view, Some(RolloutLedger { base: 40, proven, ..RolloutLedger::default() }));
+        slots(&mut view, vec![at("a", Step::Draining, 0, HostState::StagedUpdate)]);
+        let policy = with_policy(&mut view, json!({"maxUnavailable": 5}));
+        let made = plan(&view, &policy, t(60));
+        made.actions.iter().filter(|(name, action)| name.starts_with('z') && Plan::starts(action)).count()
+    };
+    assert_eq!(begun(1), 0, "twenty have their images and wait");
+    assert_eq!(begun(0), 0, "twenty have their images and wait for the first node");
+}
+
+/// The only end on the version is of a Node that is gone.
+#[test]
+fn node_that_is_gone_is_not_waited_for_to_prove_the_version() {
+    for (sentence, end) in [
+        ("its Node was deleted after its permit", ("gone", Proof::Unproven, "NodeDeleted")),
+        ("it fell back, and runs the old version", ("z5", Proof::Failed, "BootFellBack")),
+    ] {
+        let ends = [end, FREE[1], FREE[2]];
+        let recorded = RolloutLedger {
+            proven: 1,
+            unproven: i64::from(end.1 == Proof::Unproven),
+            failed: i64::from(end.1 == Proof::Failed),
+            row: row(&ends),
+            braked_until: Some(t(600)),
+            ..RolloutLedger::default()
+        };
+        let (view, policy) = fleet(&["b"], recorded);
+        let made = plan(&view, &policy, t(1_000_000));
+        assert_eq!(slots_of(&made), ["b"], "{sentence}: {}", made.waits["b"]);
+    }
+}
+
+/// What the plugin reads as braked is what the condition says.
+#[test]
+fn rollout_is_braked_for_the_plugin_exactly_if_it_is_by_its_condition() {
+    let recorded =
+        || RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(600)), ..RolloutLedger::default() };
+    let excluded = json!({"version": {"exclude": [NEW.to_string()]}});
+    let more = json!({"failurePolicy": {"maxConsecutiveFailures": 5}});
+    let mut wrong = Vec::new();
+    for (sentence, spec, done) in [
+        ("braked", json!({}), false),
+        ("policy excludes the version", excluded, false),
+        ("policy allows more", more, false),
+        ("users have replaced all nodes", json!({}), true),
+    ] {
+        let (mut view, _) = fleet(&[], recorded());
+        let policy = with_policy(&mut view, spec);
+        if done {
+            for node in view.nodes.values_mut() {
+                node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+                let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+                agent.current_version = Some(NEW);
+                agent.updates.as_mut().unwrap().chosen_version = None;
+            }
+        }
+        let status = plan(&view, &policy, t(60)).status.unwrap();
+        let by_condition = true_condition(&status.conditions, BRAKED).is_some();
+        let for_plugin = status.active_rollouts.iter().any(models::operator::ActiveRollout::is_braked);
+        if by_condition != for_plugin {
+            wrong.push(format!("{sentence}: condition {by_condition}, plugin {for_plugin}"));
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+/// A node with a slot that has not begun when the brake comes.
+#[test]
+fn no_node_begins_its_drain_during_the_pause_of_a_brake() {
+    let recorded = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(600)), ..RolloutLedger::default() };
+    let (mut view, policy) = fleet(&["c"], recorded);
+    slots(&mut view, vec![staged("b")]);
+    let made = plan(&view, &policy, t(60));
+    let begins = made.actions.get("b").map(|action| format!("{:?}", action.next_step()));
+    assert_eq!(begins, None, "slots: {:?}, c waits: {}", slots_of(&made), made.waits["c"]);
+}
+
+/// A pause of a time in which the kind had two nodes, and a first node.
+#[test]
+fn notice_that_a_rollout_is_braked_is_made_only_while_it_is() {
+    let recorded = RolloutLedger { row: row(&FREE[..1]), braked_until: Some(t(600)), ..RolloutLedger::default() };
+    let (mut view, _) = fleet(&["b"], recorded);
+    let receivers = json!([{"name": "chat", "format": "Slack", "urlKey": "chat"}]);
+    let policy = with_policy(&mut view, json!({"notices": {"receivers": receivers}}));
+    let mut notices = plan(&view, &policy, t(60)).status.unwrap().notices.unwrap();
+    notices.approvals_reported.clear();
+    view.operator.as_mut().unwrap().status.notices = Some(notices);
+    let status = plan(&view, &policy, t(61)).status.unwrap();
+    assert!(true_condition(&status.conditions, BRAKED).is_none());
+    let braked: Vec<String> =
+        status.notices.unwrap().pending.into_iter().map(|n| format!("{}: {}", n.event, n.cause)).collect();
+    assert!(!braked.iter().any(|notice| notice.starts_with("Braked")), "{braked:?}");
+}
+
+/// The limit is lowered below the ends that there are.
+#[test]
+fn lower_limit_brakes_at_once() {
+    let recorded = RolloutLedger { proven: 1, row: row(&FREE), ..RolloutLedger::default() };
+    let (mut view, _) = fleet(&["b", "c"], recorded);
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 5, "failurePolicy": {"maxConsecutiveFailures": 2}}));
+    let made = plan(&view, &policy, t(60));
+    assert_eq!(slots_of(&made), Vec::<&str>::new(), "{:?}", policy.max_consecutive_failures);
+}
+
+/// Two kinds are braked: the message names both.
+#[test]
+fn command_ends_the_message_of_the_condition() {
+    let recorded = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(600)), ..RolloutLedger::default() };
+    let (mut view, policy) = fleet(&[], recorded);
+    let rollouts = &mut view.operator.as_mut().unwrap().status.active_rollouts;
+    let mut arm = rollouts[0].clone();
+    arm.arch = "aarch64".into();
+    arm.record = Some(crate::fixtures::recorded(8));
+    arm.ledger.as_mut().unwrap().row = row(&[
+        ("arm-1", Proof::Free, "HookRefused"),
+        ("arm-2", Proof::Free, "HookRefused"),
+        ("arm-3", Proof::Free, "HookRefused"),
+    ]);
+    rollouts.push(arm);
+    for number in 0..5 {
+        let mut node = node(&format!("arm-{number}"));
+        node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+        view.nodes.insert(node.facts.name.clone(), node);
+    }
+    let made = plan(&view, &policy, t(60));
+    let condition = true_condition(&made.status.as_ref().unwrap().conditions, BRAKED).unwrap();
+    // As `status` of the plugin cuts it.
+    let shown = condition.message.split(": kubectl annotate").next().unwrap();
+    assert!(shown.contains("arm-3") && shown.contains("x3"), "{shown}\n{}", condition.message);
+}
+
+/// The slot of a first node whose Node object was deleted after its permit.
+#[test]
+fn first_node_that_was_deleted_is_not_said_to_prove_the_version() {
+    let (mut view, policy) = fleet(&["b"], RolloutLedger::default());
+    slots(&mut view, vec![at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate)]);
+    view.nodes.remove("a");
+    let made = plan(&view, &policy, t(60));
+    let text = made.waits["b"].to_string();
+    assert!(text.contains("a, whose Node was deleted and whose machine may still reboot"), "{text}");
+}
+
+/// Braked by nodes without a proof, in the places of a canary step: what is shown lifts it.
+#[test]
+fn command_that_a_braked_node_shows_lets_it_go_on() {
+    let ends = [
+        ("x1", Proof::Unproven, "HookTimedOut"),
+        ("x2", Proof::Unproven, "HookTimedOut"),
+        ("x3", Proof::Unproven, "HookTimedOut"),
+    ];
+    let recorded = RolloutLedger {
+        unproven: 3,
+        due: 3,
+        nodes: row(&ends),
+        row: row(&ends),
+        braked_until: Some(t(600)),
+        ..RolloutLedger::default()
+    };
+    let (mut view, _) = fleet(&["b"], recorded);
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 3}]}}));
+    let made = plan(&view, &policy, t(60));
+    assert_eq!(made.waits["b"].as_str(), "StepUnproven");
+    view.operator.as_mut().unwrap().approve_step = Some("7/3/unproven@now".into());
+    let made = plan(&view, &policy, t(61));
+    assert_eq!(slots_of(&made), ["b"], "{}", made.waits["b"]);
+}
+
+/// The Node of the third end is gone, and its time to return is over, in the plan that gives slots.
+#[test]
+fn planner_foresees_the_end_of_a_node_that_is_gone() {
+    let recorded = RolloutLedger { proven: 1, row: row(&FREE[..2]), ..RolloutLedger::default() };
+    let (mut view, policy) = fleet(&["b", "c"], recorded);
+    slots(&mut view, vec![at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate)]);
+    view.nodes.remove("a");
+    let mut made = plan(&view, &policy, t(1_000_000));
+    let given: Vec<String> = slots_of(&made).iter().map(ToString::to_string).collect();
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{given:?}");
+}
+
+/// `bruo` is deleted and made again while the rollout is braked.
+/// A ledger that is behind its nodes.
+#[test]
+fn brake_outlasts_a_ledger_that_is_behind() {
+    let recorded = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(600)), ..RolloutLedger::default() };
+    let (mut view, policy) = fleet(&["b", "c"], recorded);
+    view.nodes.insert("p".into(), with_place("p", Proof::Proven, 7));
+    view.nodes.insert("q".into(), with_place("q", Proof::Unproven, 7));
+    let made = plan(&view, &policy, t(60));
+    assert_eq!(slots_of(&made), Vec::<&str>::new(), "{:?}", ledger(&made));
+}
+
+/// The rollout was braked, and policy allows more since: then it is braked anew.
+#[test]
+fn pause_is_ten_minutes_after_policy_has_allowed_more() {
+    let mut ledger = RolloutLedger::default();
+    for name in ["a", "b", "c"] {
+        ledger.add_to_row((name, Proof::Free, "DrainTimedOut"), t(-1), 3, t(0));
+    }
+    // spec.failurePolicy.maxConsecutiveFailures is 5 now, and the rollout goes on, with all nodes that it may take.
+    for name in ["d", "e"] {
+        ledger.add_to_row((name, Proof::Free, "DrainTimedOut"), t(-1), 5, t(10_000));
+    }
+    assert_eq!((ledger.tried, ledger.braked_until), (0, Some(t(10_000 + 600))));
+}
+
+/// A trial that has ended, and whose node is being released: for good, if its machine is dead.
+#[test]
+fn node_whose_trial_has_ended_is_not_said_to_be_tried() {
+    let recorded = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(0)), ..RolloutLedger::default() };
+    let (mut view, policy) = fleet(&["b"], recorded);
+    let mut tried = ended("a", Some(Step::Draining), "DrainTimedOut");
+    slots(&mut view, vec![tried.clone()]);
+    let progress = tried.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
+    progress.step = Step::Releasing;
+    view.nodes.insert("a".into(), tried);
+    let made = plan(&view, &policy, t(100));
+    assert!(!made.waits["b"].to_string().contains("a is tried alone"), "{}", made.waits["b"]);
+}
+
+/// Default policy, no canary step: hooks are silent after each update. What accepts the nodes?
+/// No request of a user lets the others go on beside a first node whose machine is dead.
+#[test]
+fn resume_and_release_let_a_rollout_go_on_whose_first_machine_is_dead() {
+    let (mut view, policy) = fleet(&["b", "c"], RolloutLedger::default());
+    let mut dead = ended("a", Some(Step::Rebooting), "RebootTimedOut");
+    slots(&mut view, vec![dead.clone()]);
+    let shadow = dead.shadow.as_mut().unwrap();
+    let progress = shadow.status.controller.progress.as_mut().unwrap();
+    (progress.step, progress.permit_issued, progress.disruptive) = (Step::Releasing, true, true);
+    shadow.release = Some("now".into());
+    dead.facts.ready = false;
+    view.nodes.insert("a".into(), dead);
+    view.operator.as_mut().unwrap().resume = Some("now".into());
+    let mut seen = Vec::new();
+    for second in 0..4 {
+        let made = plan(&view, &policy, t(1_000_000 + second));
+        if let Some(crate::decision::Action::Status { .. }) = made.actions.get("a") {
+            written(&mut view, &made.actions["a"]);
+        }
+        seen.push(format!("{:?} {}", slots_of(&made), made.waits.get("b").map_or("-", Wait::as_str)));
+        view.operator.as_mut().unwrap().status = made.status.unwrap();
+    }
+    assert!(view.operator.as_ref().unwrap().status.slots.len() > 1, "{seen:?}");
+}
