@@ -18,7 +18,7 @@ use crate::hooks::{self, HookAnswer};
 use crate::phase::Phase;
 use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
-use crate::survey::key::is_member;
+use crate::survey::key::{is_member, key_of};
 use crate::survey::quarantine::Quarantine;
 use crate::survey::{brake, ledger, rollout, settled};
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
@@ -215,8 +215,9 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
     None
 }
 
-/// S12: no more nodes are taken to a version than the places of the canary steps that are proven and of the one due. Soaks and
-/// approvals are read as the plan records them. Returns the property with each node that is given a slot beyond them.
+/// S12: no more nodes are taken to a version than the places of the canary steps that are passed and of the one due. The places
+/// that this plan passes have to be proven or accepted; a node of an earlier step that is tried again takes nothing back. Soaks
+/// and approvals are read as the plan records them. Returns the property with each node that is given a slot beyond them.
 fn check_places<'a>(view: &'a ClusterView, policy: &Policy, plan: &Plan, new: &[&'a NodeView]) -> Vec<Broken> {
     let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
     let limited = rollouts.filter(|rollout| rollout.ended.is_none() && !policy.canary.is_empty());
@@ -252,7 +253,11 @@ fn beyond_places(
     let slots = count(plan.slots.iter().flatten().filter(uses_place).count());
     let used = count(places.len()).max(recorded.used()).saturating_add(slots);
     let steps = rollout::places(policy, usize::try_from(recorded.base).unwrap_or(0));
-    let Some(due) = steps.into_iter().find(|places| *places > good.min(recorded.passed)) else { return Vec::new() };
+    let before = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
+    let mut before = before.filter(|before| before.ended.is_none() && key_of(before) == key_of(rollout));
+    let before = before.find_map(|before| Some(before.ledger.as_ref()?.passed)).unwrap_or(0);
+    let passed = recorded.passed.min(good.max(before));
+    let Some(due) = steps.into_iter().find(|places| *places > passed) else { return Vec::new() };
     let text = |node: &&&NodeView| {
         format!("{} is given a slot for {}: {used} of {due} places", node.facts.name, rollout.version)
     };

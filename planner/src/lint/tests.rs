@@ -258,18 +258,22 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
         Slot { update: Some(update), ..crate::fixtures::slot(name) }
     };
     for (sentence, ledger, given, broken) in [
-        ("the first", (0, 0, 0), vec!["a"], false),
-        ("the second beside the first", (0, 0, 0), vec!["a", "c"], true),
-        ("the second after one without proof", (0, 1, 0), vec!["a"], true),
-        ("the second after a proven one, while it soaks", (1, 0, 0), vec!["a"], true),
-        ("the second after a proven one, whose step is passed", (1, 0, 1), vec!["a"], false),
-        ("a step that is passed without a proof", (0, 1, 1), vec!["a"], true),
+        ("the first", (0, 0, 0, 0), vec!["a"], false),
+        ("the second beside the first", (0, 0, 0, 0), vec!["a", "c"], true),
+        ("the second after one without proof", (0, 1, 0, 0), vec!["a"], true),
+        ("the second after a proven one, while it soaks", (1, 0, 0, 0), vec!["a"], true),
+        ("the second after a proven one, whose step is passed", (1, 0, 0, 1), vec!["a"], false),
+        ("a step that is passed without a proof", (0, 1, 0, 1), vec!["a"], true),
+        ("a step whose accepted node is tried again without a proof", (0, 1, 1, 1), vec!["a"], false),
     ] {
         let nodes = ["a", "c"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
         let (mut view, _) = cluster(nodes.into(), &[]);
         let spec = json!({"maxUnavailable": 5, "strategy": {"canary": [{"nodes": 1}]}});
         let policy = crate::fixtures::with_policy(&mut view, spec);
-        let (proven, unproven, passed) = ledger;
+        let (proven, unproven, before, passed) = ledger;
+        let recorded = models::operator::RolloutLedger { passed: before, ..Default::default() };
+        let recorded = models::operator::ActiveRollout { ledger: Some(recorded), ..crate::fixtures::rollout(NEW) };
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![recorded];
         let ledger = models::operator::RolloutLedger { base: 3, proven, unproven, passed, ..Default::default() };
         let active = models::operator::ActiveRollout { ledger: Some(ledger), ..crate::fixtures::rollout(NEW) };
         let mut status = view.operator.as_ref().unwrap().status.clone();

@@ -320,7 +320,7 @@ impl Description {
             let rate = failure.rate.as_deref().map_or(Some(1.0), share);
             let field = format!("failures[{index}].rate");
             let rate = rate.ok_or_else(|| problem(field, "write a percentage from 0% to 100%, such as 2%"))?;
-            Ok(Fault { version: failure.version.clone(), effect: failure.effect, rate })
+            Ok(Fault { version: failure.version.clone(), effect: failure.effect, rate, members: Default::default() })
         };
         let operator =
             OperatorFacts { uid: "operator".to_owned(), spec: self.policy.clone(), ..OperatorFacts::default() };

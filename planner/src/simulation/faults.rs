@@ -24,8 +24,8 @@ use serde_json::{Value, json};
 use std::time::Instant;
 
 use self::checks::explains;
-pub(super) use self::objects::some_policy;
 use self::objects::*;
+pub(super) use self::objects::{merge, some_policy};
 use super::estimate;
 use super::host::Host as SimulatedHost;
 use super::write;
@@ -386,7 +386,7 @@ impl World {
 }
 
 /// Returns the seeds below a limit, or every so many of them: `make check` takes few, as each takes a second.
-fn seeds(limit: u64) -> impl Iterator<Item = u64> {
+pub(super) fn seeds(limit: u64) -> impl Iterator<Item = u64> {
     let every = std::env::var("BRUPOP_SIMULATE_EVERY")
         .map_or(1, |text| text.parse().expect("BRUPOP_SIMULATE_EVERY is a number"));
     (0..limit).step_by(every)

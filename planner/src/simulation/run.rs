@@ -15,6 +15,8 @@
 mod acts;
 mod asleep;
 mod classes;
+#[cfg(test)]
+mod clusters;
 mod event;
 mod events;
 mod state;
@@ -61,6 +63,7 @@ impl<'a> Run<'a> {
             view,
             index,
             pods: Pods::of(scenario),
+            faults: scenario.faults.clone(),
             events: BinaryHeap::new(),
             sent: 0,
             touched: awake,
@@ -72,6 +75,8 @@ impl<'a> Run<'a> {
             planned: None,
             budgets_changed: false,
             course,
+            #[cfg(test)]
+            watch: None,
         };
         run.first_events();
         run
@@ -79,10 +84,8 @@ impl<'a> Run<'a> {
 
     /// Begins what is under way at the beginning.
     fn first_events(&mut self) {
-        for node in self.view.nodes.values_mut() {
-            acts::answer_hooks(node, &self.scenario.policy);
-        }
         for index in self.touched.clone() {
+            self.answer_hooks(index);
             let node = &self.scenario.members[index].node;
             // The agent of a node that rests has reported.
             if !is_plain(node) {
@@ -108,28 +111,46 @@ impl<'a> Run<'a> {
     pub(super) fn finish(mut self) -> Course {
         let limit = self.now + self.scenario.horizon;
         self.turn(true);
-        while !self.is_over() {
-            let (turn, all) = self.pauses();
-            let planned = self.planned.unwrap_or(self.now) + all;
-            // What changed in between is planned with all others, at the latest.
-            let changed = (!self.touched.is_empty()).then_some(planned);
-            let due = [self.wake, changed].into_iter().flatten().min().map(|due| due.max(planned));
-            let event = self.events.peek().map(|Reverse((at, ..))| (*at).max(self.now + turn));
-            let Some(next) = [event, due].into_iter().flatten().min() else { break };
+        while !self.is_over()
+            && let Some(next) = self.next()
+        {
             let fruitless = self.course.plans.saturating_sub(self.fruitful) > FRUITLESS;
             if next > limit || fruitless {
                 self.course.cut = true;
                 break;
             }
-            self.pass_time(next);
-            let changed = !self.touched.is_empty() || (self.budgets_changed && !self.refused.is_empty());
-            if due.is_some_and(|due| due <= next) || (changed && planned <= next) {
-                self.turn(true);
-            } else if changed {
-                self.turn(false);
-            }
+            self.go_on(next);
         }
         self.end()
+    }
+
+    /// Returns the time of the next plan of all awake nodes, if nothing happens before.
+    fn due(&self) -> Option<Timestamp> {
+        let (_, all) = self.pauses();
+        let planned = self.planned.unwrap_or(self.now) + all;
+        // What changed in between is planned with all others, at the latest.
+        let changed = (!self.touched.is_empty()).then_some(planned);
+        [self.wake, changed].into_iter().flatten().min().map(|due| due.max(planned))
+    }
+
+    /// Returns the time of the next turn; `None` if nothing is left to happen.
+    fn next(&self) -> Option<Timestamp> {
+        let (turn, _) = self.pauses();
+        let event = self.events.peek().map(|Reverse((at, ..))| (*at).max(self.now + turn));
+        [event, self.due()].into_iter().flatten().min()
+    }
+
+    /// Lets everything happen up to the next turn, and makes it.
+    fn go_on(&mut self, next: Timestamp) {
+        let (due, (_, all)) = (self.due(), self.pauses());
+        let planned = self.planned.unwrap_or(self.now) + all;
+        self.pass_time(next);
+        let changed = !self.touched.is_empty() || (self.budgets_changed && !self.refused.is_empty());
+        if due.is_some_and(|due| due <= next) || (changed && planned <= next) {
+            self.turn(true);
+        } else if changed {
+            self.turn(false);
+        }
     }
 
     /// Lets everything happen up to a time.

@@ -1,5 +1,6 @@
 //! The input of a simulation.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,6 +84,12 @@ pub enum FaultEffect {
     NeverReady,
     /// The pods on the node do not become Ready.
     PodsNotReady,
+    /// The hooks refuse.
+    HooksRefuse,
+    /// The hooks do not answer.
+    HooksSilent,
+    /// The agent does not request its reboot permit.
+    NoPermitRequested,
 }
 
 /// Failures of attempts.
@@ -93,6 +100,8 @@ pub struct Fault {
     pub effect: FaultEffect,
     /// The share of attempts that fail so, from 0 to 1.
     pub rate: f64,
+    /// The nodes that it hits: indices of [`Scenario::members`]. Empty for all.
+    pub members: BTreeSet<usize>,
 }
 
 /// Pods that are alike: replicas of one workload, or one pod of a real cluster.

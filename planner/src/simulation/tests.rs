@@ -11,7 +11,7 @@ use crate::policy::Policy;
 use crate::view::{BudgetFacts, ClusterView, NodeView, OperatorFacts, PodFacts, Standby};
 
 /// A fleet of nodes in two zones, each with pods of a Deployment that a budget guards.
-fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
+pub(super) fn fleet(nodes: usize, pods: usize, spec: &Value) -> Scenario {
     let operator = OperatorFacts {
         uid: "op".into(),
         spec: serde_json::from_value(spec.clone()).unwrap(),
@@ -100,7 +100,7 @@ fn simulated_fleet_is_updated_within_its_budget_in_planned_order() {
 fn bad_version_freezes_simulated_rollout() {
     for effect in [FaultEffect::DoesNotBoot, FaultEffect::NeverReady, FaultEffect::PodsNotReady] {
         let mut scenario = fleet(20, 4, &json!({"maxUnavailable": 2}));
-        scenario.faults = vec![Fault { version: Some(NEW), effect, rate: 1.0 }];
+        scenario.faults = vec![Fault { version: Some(NEW), effect, rate: 1.0, members: Default::default() }];
         // Otherwise no pod is left on a drained node that could show it.
         let set = PodFacts {
             daemon_set: Some("driver".into()),
@@ -125,7 +125,8 @@ fn bad_version_freezes_simulated_rollout() {
 fn pods_that_come_to_a_node_with_a_bad_version_use_up_their_budget() {
     let mut scenario = fleet(8, 4, &json!({"maxUnavailable": 1}));
     scenario.horizon = SignedDuration::from_hours(5);
-    scenario.faults = vec![Fault { version: Some(NEW), effect: FaultEffect::PodsNotReady, rate: 1.0 }];
+    scenario.faults =
+        vec![Fault { version: Some(NEW), effect: FaultEffect::PodsNotReady, rate: 1.0, members: Default::default() }];
     let course = simulate(&scenario, 1);
     assert_eq!((course.findings.len(), course.freeze.as_ref()), (0, None), "no pod shows it during a verification");
     assert!(course.cut && course.updated() < 8 && course.refusals["shop/web"] > 0, "{course:?}");

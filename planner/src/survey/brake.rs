@@ -1,6 +1,6 @@
 //! The brake of a rollout: updates that end one after the other without a proof stop it, whatever their reasons.
 //!
-//! What is every node's trouble looks like that of one node after the other: an agent that requests no permit, a budget that never
+//! Trouble of every node looks like that of one node after the other: an agent that requests no permit, a budget that never
 //! opens. Nothing but proof shows that it is not.
 
 use jiff::Timestamp;

@@ -99,7 +99,7 @@ pub(super) fn some_hooks() -> Vec<models::operator::Hook> {
     serde_json::from_value(hooks).unwrap()
 }
 
-pub(super) fn merge(into: &mut Value, part: Value) {
+pub(in crate::simulation) fn merge(into: &mut Value, part: Value) {
     match (into, part) {
         (Value::Object(into), Value::Object(part)) => {
             for (key, value) in part {

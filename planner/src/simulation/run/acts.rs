@@ -10,20 +10,29 @@ use super::state::{CHECK_AGAIN, Draw, Run};
 use crate::decision::{Action, Evictions};
 use crate::drain;
 use crate::plan::Plan;
-use crate::policy::Policy;
 use crate::simulation::course::Freeze;
+use crate::simulation::scenario::FaultEffect;
 use crate::simulation::{pods, write};
 use crate::survey::quarantine::Quarantine;
-use crate::view::{Answer, Blocked, Compared, NodeView, OwnerHealth, PodFacts, Refused};
-
-/// Has all hooks answer the request of a node: how long they take cannot be known.
-pub(super) fn answer_hooks(node: &mut NodeView, policy: &Policy) {
-    if let Some(request) = &node.facts.hook_request {
-        node.facts.hook_answers = policy.hooks.iter().map(|hook| (hook.name.clone(), request.clone())).collect();
-    }
-}
+use crate::view::{Answer, Blocked, Compared, OwnerHealth, PodFacts, Refused};
 
 impl Run<'_> {
+    /// Has all hooks answer the request of a node at once: how long they take cannot be known.
+    pub(super) fn answer_hooks(&mut self, index: usize) {
+        let request = self.node(index).and_then(|node| node.facts.hook_request.clone());
+        if self.states[index].hook_request == request {
+            return;
+        }
+        self.states[index].hook_request.clone_from(&request);
+        let Some(request) = request.filter(|_| !self.fails(index, FaultEffect::HooksSilent)) else { return };
+        let refused = if self.fails(index, FaultEffect::HooksRefuse) { " Refused: not now" } else { "" };
+        let hooks = self.scenario.policy.hooks.iter();
+        let answers = hooks.map(|hook| (hook.name.clone(), format!("{request}{refused}"))).collect();
+        if let Some(node) = self.node_mut(index) {
+            node.facts.hook_answers = answers;
+        }
+    }
+
     /// Carries out a plan. Returns true if anything was done after which there may be more to do now.
     pub(super) fn carry_out(&mut self, made: Plan, all: bool) -> bool {
         let mut changed = false;
@@ -203,7 +212,8 @@ impl Run<'_> {
         self.touched.insert(index);
         self.acted.insert(index);
         let left = write::write(node, action, cordoned);
-        answer_hooks(node, &self.scenario.policy);
+        self.answer_hooks(index);
+        let Some(node) = self.view.nodes.get_mut(name) else { return false };
         match left {
             Some(Action::Permit { nonce, rules, pods_stay }) => write::permit(node, nonce, rules, pods_stay),
             Some(Action::ReadLease) => write::read_lease(node, self.states[index].up, self.now),

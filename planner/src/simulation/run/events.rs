@@ -50,21 +50,33 @@ impl Run<'_> {
     }
 
     /// Returns whether a fault of this effect hits this node's attempt.
-    fn fails(&mut self, index: usize, effect: FaultEffect) -> bool {
+    pub(super) fn fails(&mut self, index: usize, effect: FaultEffect) -> bool {
+        if self.faults.is_empty() {
+            return false;
+        }
         let version = self.node(index).and_then(|node| node.progress()).map(|progress| progress.version.clone());
-        let hits = |fault: &&Fault| fault.effect == effect && (fault.version.is_none() || fault.version == version);
-        let faults = self.scenario.faults.iter().filter(hits);
-        faults.map(|fault| fault.rate).any(|rate| self.rng(index, Draw::Host).random_bool(rate.clamp(0.0, 1.0)))
+        let hits = |fault: &&Fault| {
+            fault.effect == effect
+                && (fault.version.is_none() || fault.version == version)
+                && (fault.members.is_empty() || fault.members.contains(&index))
+        };
+        let rates: Vec<f64> = self.faults.iter().filter(hits).map(|fault| fault.rate).collect();
+        rates.into_iter().any(|rate| self.rng(index, Draw::Host).random_bool(rate.clamp(0.0, 1.0)))
     }
 
     fn agent(&mut self, index: usize) {
         let spec = self.node(index).and_then(|node| Some(&node.shadow.as_ref()?.spec));
         let stages = spec.is_some_and(|spec| spec.state == HostState::StagedUpdate);
+        let reboots = spec.is_some_and(|spec| spec.state == HostState::RebootedIntoUpdate);
         let state = &self.states[index];
         if !state.up || state.host.cleared || (stages && state.downloads_until.is_some_and(|until| self.now < until)) {
             return;
         }
+        let before_boot = reboots && state.host.staged.is_some();
         let downloads = !(stages && state.host.staged.is_none() && self.fails(index, FaultEffect::DownloadFails));
+        if before_boot && self.fails(index, FaultEffect::NoPermitRequested) {
+            return;
+        }
         let member = &self.scenario.members[index];
         let Some(node) = self.view.nodes.get_mut(member.name()) else { return };
         let host = &mut self.states[index].host;
@@ -104,16 +116,16 @@ impl Run<'_> {
         let ready = !self.fails(index, FaultEffect::NeverReady);
         let sick = self.fails(index, FaultEffect::PodsNotReady);
         let state = &mut self.states[index];
-        state.sick = sick;
+        let recovers = std::mem::replace(&mut state.sick, sick) && !sick;
         let Some(node) = self.view.nodes.get_mut(self.scenario.members[index].name()) else { return };
         state.host.boot(node, boots);
         node.facts.ready = ready;
         node.facts.not_ready_since = node.facts.not_ready_since.filter(|_| !ready);
         (state.up, state.schedulable) = (ready, ready && !node.facts.unschedulable);
         self.touched.insert(index);
-        if sick {
-            self.pods.set_ready(index, false);
-            self.edit_pods(index, |pods| pods.iter_mut().for_each(|pod| pod.ready = false));
+        if sick || recovers {
+            self.pods.set_ready(index, recovers);
+            self.edit_pods(index, |pods| pods.iter_mut().for_each(|pod| pod.ready = recovers));
         }
         self.react(index);
     }

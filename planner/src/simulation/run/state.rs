@@ -13,7 +13,7 @@ use crate::policy::Policy;
 use crate::simulation::course::Course;
 use crate::simulation::host::Host;
 use crate::simulation::pods::Pods;
-use crate::simulation::scenario::{Member, Scenario};
+use crate::simulation::scenario::{Fault, Member, Scenario};
 use crate::view::ClusterView;
 
 /// The shortest times between two turns, and between two plans of all awake nodes, in seconds, by the number of nodes up to
@@ -44,6 +44,8 @@ pub(super) struct State {
     pub(super) up: bool,
     /// The version breaks its pods.
     pub(super) sick: bool,
+    /// The request to hooks that they have seen.
+    pub(super) hook_request: Option<String>,
     /// The end of the download under way.
     pub(super) downloads_until: Option<Timestamp>,
     /// Checks that ruled out its drain.
@@ -61,6 +63,7 @@ impl State {
             watched: false,
             up: facts.ready,
             sick: false,
+            hook_request: None,
             downloads_until: None,
             refused: Backoff::default(),
             draws: [0, 0],
@@ -80,6 +83,7 @@ pub(crate) struct Run<'a> {
     pub(super) classes: Classes<'a>,
     pub(super) index: HashMap<&'a str, usize>,
     pub(super) pods: Pods<'a>,
+    pub(super) faults: Vec<Fault>,
     pub(super) events: BinaryHeap<Reverse<(Timestamp, u64, Event)>>,
     pub(super) sent: u64,
     /// Nodes that have changed since they were planned.
@@ -99,4 +103,7 @@ pub(crate) struct Run<'a> {
     pub(super) planned: Option<Timestamp>,
     pub(super) budgets_changed: bool,
     pub(super) course: Course,
+    /// The checks of each plan in a test.
+    #[cfg(test)]
+    pub(super) watch: Option<Box<super::clusters::Watch>>,
 }

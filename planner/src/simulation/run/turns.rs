@@ -70,6 +70,11 @@ impl Run<'_> {
             let mut made = plan(&self.view, &self.policy, self.now);
             self.course.findings.extend(lint(&self.view, &self.policy, &mut made));
             self.course.plans += 1;
+            #[cfg(test)]
+            if let Some(watch) = &mut self.watch {
+                assert_eq!(self.course.findings, []);
+                watch.check(&self.view, &self.policy, &made, self.now);
+            }
             if !self.wake_more(&made) {
                 self.course.waits = std::mem::take(&mut made.waits);
                 self.classes.calm();

@@ -1,0 +1,167 @@
+//! Eight clusters through which each rule of rollouts is walked: nothing stalls without a reason that names what is waited for, and
+//! no more is let through than the rule says.
+
+use std::sync::Arc;
+
+use jiff::SignedDuration;
+use models::names::CONTROL_PLANE_LABEL;
+use serde_json::{Value, json};
+
+use super::{Change, Cluster};
+use crate::fixtures::{NEW, OLD};
+use crate::simulation::faults::merge;
+use crate::simulation::tests::fleet;
+use crate::simulation::{Fault, FaultEffect, Scenario};
+use crate::view::NodeView;
+use crate::wait::Wait;
+
+/// A cluster, and its end.
+struct Row {
+    name: &'static str,
+    scenario: Scenario,
+    absent: Vec<usize>,
+    changes: Vec<(SignedDuration, Change)>,
+    /// The number of nodes that were booted into the new version by permits, where that is known.
+    booted: Option<usize>,
+    /// The nodes that wait at the end, each with its reason, and a part of its text.
+    waits: Vec<(&'static str, &'static str, &'static str)>,
+}
+
+impl Row {
+    fn of(name: &'static str, scenario: Scenario, booted: impl Into<Option<usize>>) -> Self {
+        Self { name, scenario, absent: Vec::new(), changes: Vec::new(), booted: booted.into(), waits: Vec::new() }
+    }
+
+    fn waits(self, waits: &[(&'static str, &'static str, &'static str)]) -> Self {
+        Self { waits: waits.to_vec(), ..self }
+    }
+
+    fn after(mut self, minutes: i64, change: Change) -> Self {
+        self.changes.push((SignedDuration::from_mins(minutes), change));
+        self
+    }
+}
+
+/// A fleet for a week, all of whose nodes are in each plan.
+fn cluster(nodes: usize, spec: &Value, faults: &[(FaultEffect, &[usize])]) -> Scenario {
+    let mut scenario = fleet(nodes, 1, spec);
+    scenario.horizon = SignedDuration::from_hours(7 * 24);
+    scenario.exhaustive = true;
+    scenario.elsewhere = usize::from(nodes == 1);
+    let fault = |(effect, members): &(FaultEffect, &[usize])| Fault {
+        version: Some(NEW),
+        effect: *effect,
+        rate: 1.0,
+        members: members.iter().copied().collect(),
+    };
+    scenario.faults = faults.iter().map(fault).collect();
+    scenario
+}
+
+fn change_node(scenario: &mut Scenario, index: usize, change: impl FnOnce(&mut NodeView)) {
+    let mut node = NodeView::clone(&scenario.members[index].node);
+    change(&mut node);
+    scenario.members[index].node = Arc::new(node);
+}
+
+/// Three nodes of the control plane and five workers.
+fn with_control_plane(spec: &Value, faults: &[(FaultEffect, &[usize])]) -> Scenario {
+    let mut scenario = cluster(8, spec, faults);
+    for index in 0..3 {
+        change_node(&mut scenario, index, |node| {
+            let mut labels = (*node.facts.labels).clone();
+            labels.insert(CONTROL_PLANE_LABEL.into(), String::new());
+            node.facts.labels = Arc::new(labels);
+        });
+    }
+    scenario
+}
+
+/// 500 nodes in 40 groups, of which an autoscaler replaces every tenth, two of them every ten minutes.
+fn autoscaled() -> Row {
+    let group = |number: usize| json!({"name": format!("g{number}"), "selector": {"matchLabels": {"group": number.to_string()}}, "maxUnavailable": 1});
+    let groups: Vec<_> = (0..40).map(group).collect();
+    let spec = json!({"maxUnavailable": "8%", "nodeGroups": groups,
+        "strategy": {"canary": [{"nodes": 1}, {"nodes": 5, "soak": "10m"}]}});
+    let (nodes, new) = (500, 50);
+    let mut scenario = fleet(nodes + new, 1, &spec);
+    scenario.horizon = SignedDuration::from_hours(3 * 24);
+    for index in 0..nodes + new {
+        change_node(&mut scenario, index, |node| {
+            let labels = [("group".to_owned(), (index % 40).to_string())];
+            node.facts.labels = Arc::new(labels.into());
+        });
+    }
+    let mut row = Row::of("500 nodes in 40 groups while an autoscaler replaces some", scenario, None);
+    for index in 0..new {
+        let at = i64::try_from(index / 2).unwrap() * 10 + 5;
+        row = row.after(at, Change::Joins(nodes + index));
+        row = row.after(at, Change::Leaves(index * 9));
+    }
+    row.absent = (nodes..nodes + new).collect();
+    row
+}
+
+fn merged(spec: &Value, part: Value) -> Value {
+    let mut merged = spec.clone();
+    merge(&mut merged, part);
+    merged
+}
+
+fn rows() -> Vec<Row> {
+    let default = json!({});
+    let two = json!({"maxUnavailable": 2});
+    let steps = json!({"maxUnavailable": 3, "strategy": {"canary": [{"nodes": 1}, {"nodes": 3, "soak": "2h"}]}});
+    let hooked = json!({"maxUnavailable": 2, "hooks": [{"name": "storage", "after": {}}]});
+    let silent = FaultEffect::NoPermitRequested;
+    let mut enabled_later = cluster(6, &json!({"maxUnavailable": 3, "enabled": false}), &[]);
+    enabled_later.base.operator.as_mut().unwrap().status.observed_generation = None;
+    let breaks = FaultEffect::DoesNotBoot;
+    vec![
+        Row::of("one node", cluster(1, &default, &[]), 1),
+        Row::of("one node whose agent requests no permit", cluster(1, &default, &[(silent, &[])]), 0).waits(&[(
+            "node-000000",
+            "BackOff",
+            "AgentSilent",
+        )]),
+        Row::of("three nodes, default policy, no canary", cluster(3, &default, &[]), 3),
+        Row::of("three control-plane nodes and five workers", with_control_plane(&two, &[]), 8),
+        autoscaled(),
+        Row::of("two nodes that are broken for ever", cluster(8, &two, &[(silent, &[0, 2])]), 6)
+            .waits(&[("node-000000", "BackOff", "AgentSilent"), ("node-000002", "BackOff", "AgentSilent")]),
+        Row::of("two nodes of three that are broken for ever", cluster(3, &default, &[(silent, &[0, 1])]), 1)
+            .waits(&[("node-000000", "BackOff", "AgentSilent"), ("node-000001", "BackOff", "AgentSilent")]),
+        Row::of("the first rollout after installation", enabled_later, 6)
+            .after(60, Change::Policy(json!({"maxUnavailable": 3}))),
+        Row::of("an operator updated in mid-rollout", cluster(8, &steps, &[]), 8).after(30, Change::OperatorUpdated),
+        Row::of("an operator's resource created again in mid-rollout", cluster(8, &steps, &[]), 8)
+            .after(30, Change::CreatedAgain),
+        Row::of("a roll-back in an emergency", cluster(8, &two, &[(breaks, &[6])]), 4)
+            .after(600, Change::Policy(json!({"maxUnavailable": 2, "version": {"target": OLD.to_string()}})))
+            .after(660, Change::Resolve),
+        Row::of(
+            "a roll-back of a version that no node proves",
+            cluster(8, &hooked, &[(FaultEffect::HooksRefuse, &[])]),
+            3,
+        )
+        .after(600, Change::Policy(merged(&hooked, json!({"version": {"target": OLD.to_string()}})))),
+    ]
+}
+
+#[test]
+fn no_rule_stalls_without_a_reason_or_lets_more_through_in_eight_clusters() {
+    for row in rows() {
+        let cluster = Cluster::of(row.name, &row.scenario, 1, &row.absent, &row.changes);
+        let (name, waits, watch) = (row.name, cluster.waits(), cluster.run.watch.as_ref().unwrap());
+        let shown = waits.iter().map(|(node, wait)| (*node, wait.map_or("", Wait::as_str)));
+        let expected = row.waits.iter().map(|(node, reason, _)| (*node, *reason));
+        assert!(shown.eq(expected), "{name}: {waits:?}");
+        for ((node, wait), (.., text)) in waits.iter().zip(&row.waits) {
+            let shown = wait.unwrap().to_string();
+            assert!(shown.contains(text), "{name}: {node} waits for {shown}");
+        }
+        assert_eq!(cluster.run.classes.waiting(), 0, "{name}");
+        assert_eq!(row.booted.unwrap_or(watch.booted(&NEW)), watch.booted(&NEW), "{name}");
+        cluster.assert_rests();
+    }
+}

@@ -1,0 +1,305 @@
+//! Properties of each plan, counted from what happens to the nodes and not from the ledger.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::operator::{ActiveRollout, CountOrPercent, Slot};
+use models::reason::{End, Proof};
+use models::shadow::UPDATED;
+use models::time::after;
+use semver::Version;
+
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::survey::key::{Key, key, key_of, kind};
+use crate::view::{ClusterView, NodeView};
+use crate::wait::Wait;
+
+/// The nodes of one version for one kind, by their uids.
+#[derive(Debug, Default)]
+struct Followed {
+    /// The highest number of nodes that it has had to update.
+    nodes: usize,
+    /// The number of nodes of which its steps are shares, as the operator records it.
+    base: usize,
+    /// Those that were booted into the version by permits.
+    booted: BTreeSet<String>,
+    /// Those whose reboot into it is permitted now.
+    permitted: BTreeSet<String>,
+    proven: BTreeSet<String>,
+    /// Those that may run it, and have not proven it.
+    unproven: BTreeSet<String>,
+    /// Those that a user has accepted without a proof.
+    accepted: BTreeSet<String>,
+    /// Those that have failed on it.
+    failed: BTreeSet<String>,
+    /// Those whose failures a user has resolved.
+    resolved: BTreeSet<String>,
+    /// The places of the steps that a user has approved.
+    approved: BTreeSet<usize>,
+    /// The places of the steps that are passed, and the time since which the next one has its proofs.
+    passed: usize,
+    since: Option<Timestamp>,
+    /// The ends in a row without a proof, by the names of their nodes: true for those that may run the version.
+    row: BTreeMap<String, bool>,
+    /// True if the last of them has braked the rollout.
+    is_braked: bool,
+}
+
+impl Followed {
+    fn end_row(&mut self) {
+        self.row.clear();
+        self.is_braked = false;
+    }
+
+    /// Returns the number of nodes that may be taken to the version; `None` after the last step.
+    fn limit(&mut self, policy: &Policy, now: Timestamp) -> Option<usize> {
+        let (mut before, mut places) = (0, Vec::new());
+        for step in &policy.canary {
+            let own = match &step.nodes {
+                CountOrPercent::Count(number) => *number as usize,
+                CountOrPercent::Percent(share) => {
+                    let share: usize = share.trim_end_matches('%').parse().unwrap();
+                    (self.base * share).div_ceil(100)
+                }
+            };
+            before = own.max(before + 1);
+            places.push(before);
+        }
+        for (step, places) in policy.canary.iter().zip(places) {
+            if places <= self.passed {
+                continue;
+            }
+            if self.proven.union(&self.accepted).count() < places {
+                self.since = None;
+                return Some(places);
+            }
+            let since = *self.since.get_or_insert(now);
+            if now < after(since, step.soak) || (step.manual && !self.approved.contains(&places)) {
+                return Some(places);
+            }
+            (self.passed, self.since) = (places, None);
+        }
+        None
+    }
+}
+
+/// The observations of a cluster, and the checks of its plans.
+#[derive(Default)]
+pub(in crate::simulation::run) struct Watch {
+    /// The name of the cluster, for the messages of assertions.
+    name: String,
+    followed: BTreeMap<Key, Followed>,
+    /// The version that each node runs, by its uid.
+    runs: BTreeMap<String, Version>,
+    /// The last attempt of each node that has ended.
+    ended: BTreeMap<String, i64>,
+    /// The nodes with a slot in the last plan.
+    slots: BTreeSet<String>,
+    /// The canary step for which the last plan waits for a user.
+    pub(super) approval: Option<Wait>,
+}
+
+impl Watch {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    fn of(&mut self, node: &NodeView, version: &Version) -> &mut Followed {
+        let (variant, arch, version) = key(node, version);
+        self.followed.entry((variant.to_owned(), arch.to_owned(), version.clone())).or_default()
+    }
+
+    /// Returns the number of nodes that were booted into a version by permits.
+    pub(super) fn booted(&self, version: &Version) -> usize {
+        let of_version = self.followed.iter().filter(|((.., other), _)| other == version);
+        of_version.map(|(_, followed)| followed.booted.len()).sum()
+    }
+
+    /// Notes that no ledger is left: what nodes that are gone have shown cannot be known.
+    pub(super) fn forget(&mut self, view: &ClusterView) {
+        let uids: BTreeSet<&str> = view.nodes.values().map(|node| node.facts.uid.as_str()).collect();
+        for followed in self.followed.values_mut() {
+            followed.end_row();
+            // Where an earlier version has recorded no places, nodes that have failed are counted twice.
+            followed.nodes += followed.failed.len();
+            let Followed { booted, permitted, proven, unproven, accepted, failed, .. } = followed;
+            for nodes in [booted, permitted, proven, unproven, accepted, failed] {
+                nodes.retain(|uid| uids.contains(uid.as_str()));
+            }
+        }
+    }
+
+    /// Notes that a user resolves all failures.
+    pub(super) fn resume(&mut self) {
+        for followed in self.followed.values_mut() {
+            followed.resolved.append(&mut followed.failed);
+            followed.end_row();
+        }
+    }
+
+    /// Notes that a user approves a step of this rollout.
+    pub(super) fn approve(&mut self, rollout: &ActiveRollout, places: usize, unproven: bool) {
+        let Some(followed) = self.followed.get_mut(&key_of(rollout)) else { return };
+        followed.approved.insert(places);
+        if unproven {
+            let open = followed.booted.iter().chain(&followed.permitted).chain(&followed.unproven);
+            followed.accepted.extend(open.filter(|uid| !followed.failed.contains(*uid)).cloned());
+            followed.end_row();
+        }
+    }
+
+    /// Follows the nodes, and checks a plan before it is carried out.
+    pub(in crate::simulation::run) fn check(
+        &mut self,
+        view: &ClusterView,
+        policy: &Policy,
+        plan: &Plan,
+        now: Timestamp,
+    ) {
+        self.approval.clone_from(&plan.approval);
+        let mut totals: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for node in view.nodes.values() {
+            *totals.entry(kind(node)).or_default() += usize::from(node.facts.labelled);
+        }
+        for node in view.nodes.values() {
+            self.follow(node, policy, totals[&kind(node)], now);
+        }
+        let recorded = view.operator.as_ref().map(|operator| &operator.status.slots);
+        let slots: &[Slot] = plan.slots.as_ref().or(recorded).map_or(&[], Vec::as_slice);
+        let had: BTreeSet<&str> = recorded.into_iter().flatten().map(|slot| slot.uid.as_str()).collect();
+        let mut by_key: BTreeMap<Key, Vec<&Slot>> = self.followed.keys().map(|own| (own.clone(), Vec::new())).collect();
+        for slot in slots {
+            let own = match &slot.update {
+                Some(update) => Some((update.variant.clone(), update.arch.clone(), update.version.clone())),
+                None => view.nodes.get(&slot.node).and_then(|node| {
+                    let (variant, arch, version) = key(node, &node.update()?.version);
+                    Some((variant.to_owned(), arch.to_owned(), version.clone()))
+                }),
+            };
+            if let Some(own) = own {
+                by_key.entry(own).or_default().push(slot);
+            }
+        }
+        let away = recorded.into_iter().flatten().filter(|slot| !view.nodes.contains_key(&slot.node));
+        for (slot, update) in away.filter_map(|slot| Some((slot, slot.update.as_ref()?))) {
+            // Its machine may still reboot, or may have.
+            if update.permitting_since.is_some() {
+                let own = (update.variant.clone(), update.arch.clone(), update.version.clone());
+                self.followed.entry(own).or_default().permitted.insert(slot.uid.clone());
+            }
+        }
+        self.slots = slots.iter().map(|slot| slot.uid.clone()).collect();
+        let control_plane = |slot: &&Slot| view.nodes.get(&slot.node).is_some_and(|node| node.facts.control_plane());
+        let of_control_plane = slots.iter().filter(control_plane).count();
+        assert!(of_control_plane <= 1, "{}, {now}: {of_control_plane} slots for the control plane", self.name);
+        for (own, slots) in &by_key {
+            self.check_rollout((view, policy, plan), (own, slots, &had), now);
+        }
+        for name in view.nodes.keys() {
+            let shown = plan.waits.contains_key(name)
+                || plan.actions.contains_key(name)
+                || plan.evictions.contains_key(name)
+                || plan.pods.contains(name);
+            assert!(shown, "{}, {now}: {name} has neither an action nor a reason", self.name);
+        }
+    }
+
+    /// Follows the boots of a node, and the ends of its attempts.
+    fn follow(&mut self, node: &NodeView, policy: &Policy, total: usize, now: Timestamp) {
+        let uid = &node.facts.uid;
+        let joined = !self.runs.contains_key(uid);
+        if let Some(runs) = node.facts.os_version()
+            && let Some(before) = self.runs.insert(uid.clone(), runs.clone())
+            && before != runs
+        {
+            self.of(node, &runs).booted.insert(uid.clone());
+        }
+        for followed in self.followed.values_mut() {
+            followed.permitted.remove(uid);
+        }
+        let permit = node.shadow.as_ref().is_some_and(|shadow| shadow.spec.permit.is_some());
+        if let Some(progress) = node.update().filter(|_| permit) {
+            self.of(node, &progress.version).permitted.insert(uid.clone());
+        }
+        let Some(record) = node.record() else { return };
+        for failure in record.version_failures.iter().filter(|failure| failure.resolved_by.is_none()) {
+            self.of(node, &failure.version).failed.insert(uid.clone());
+        }
+        if let Some(proof) = &record.proof {
+            let followed = self.of(node, &proof.version);
+            if proof.proof == Proof::Unproven {
+                followed.unproven.insert(uid.clone());
+            } else {
+                followed.unproven.remove(uid);
+            }
+            if proof.proof == Proof::Proven && followed.proven.insert(uid.clone()) {
+                followed.end_row();
+            }
+        }
+        let Some(last) = &record.last else { return };
+        if self.ended.insert(uid.clone(), last.attempt) == Some(last.attempt) || joined {
+            return;
+        }
+        let had_slot = self.slots.contains(uid);
+        let own = record.proof.as_ref().filter(|proof| proof.attempt == last.attempt).map(|proof| proof.proof);
+        let proof = own.unwrap_or(Proof::Free);
+        let followed = self.of(node, &last.version);
+        if last.reason == UPDATED {
+            followed.proven.insert(uid.clone());
+            followed.end_row();
+        } else if had_slot && End::of(&last.reason).is_some_and(|end| end.brakes(proof)) && last.ended <= now {
+            followed.row.insert(node.facts.name.clone(), proof != Proof::Free);
+            followed.is_braked |= total > 1 && followed.row.len() >= row_limit(policy, total);
+        }
+    }
+
+    fn check_rollout(
+        &mut self,
+        (view, policy, plan): (&ClusterView, &Policy, &Plan),
+        (own, slots, had): (&Key, &[&Slot], &BTreeSet<&str>),
+        now: Timestamp,
+    ) {
+        let (variant, arch, version) = own;
+        let members = || {
+            let of_kind = |node: &&NodeView| key(node, version) == (variant.as_str(), arch.as_str(), version);
+            view.nodes.values().filter(|node| node.facts.labelled).filter(of_kind)
+        };
+        let lacking = members().filter(|node| node.facts.os_version().as_ref() != Some(version)).count();
+        let followed = self.followed.entry(own.clone()).or_default();
+        followed.nodes = followed.nodes.max(lacking + followed.booted.len());
+        let recorded = plan.status.iter().flat_map(|status| &status.active_rollouts);
+        let recorded: Vec<_> = recorded.filter(|rollout| key_of(rollout) == *own).collect();
+        let ledger = recorded.first().and_then(|rollout| rollout.ledger.as_ref());
+        if let Some(ledger) = ledger.filter(|ledger| ledger.base > 0) {
+            followed.base = usize::try_from(ledger.base).unwrap();
+        }
+        let allowed = followed.limit(policy, now);
+        let context = || format!("{}, {now}: {version} on {variant} {arch}, {followed:#?}, {recorded:#?}", self.name);
+        let (base, nodes) = (followed.base, followed.nodes);
+        assert!(base <= nodes, "{}: shares of {base} nodes, and it has had {nodes}", context());
+        let mut taken: BTreeSet<&str> = followed.booted.union(&followed.permitted).map(String::as_str).collect();
+        taken.extend(slots.iter().map(|slot| slot.uid.as_str()));
+        if let Some(limit) = allowed {
+            let limit = limit + followed.resolved.len();
+            assert!(taken.len() <= limit, "{}: {taken:?} are taken to it, and its steps allow {limit}", context());
+        }
+        let names: Vec<&str> = slots.iter().map(|slot| slot.node.as_str()).collect();
+        if followed.proven.is_empty() && followed.accepted.is_empty() {
+            assert!(slots.len() <= 1, "{}: slots of {names:?} before a proven node", context());
+        }
+        let total = members().count();
+        if followed.is_braked && total > 1 && followed.row.len() >= row_limit(policy, total) {
+            let row = &followed.row;
+            let new = slots.iter().filter(|slot| !had.contains(slot.uid.as_str())).count();
+            let stuck = row.values().any(|runs| *runs);
+            let fits = new == 0 || (slots.len() == 1 && !stuck);
+            assert!(fits, "{}: slots of {names:?}, {new} of them new, while {row:?} brake it", context());
+        }
+    }
+}
+
+/// Returns the number of ends in a row that brake a rollout among so many nodes.
+fn row_limit(policy: &Policy, total: usize) -> usize {
+    policy.max_consecutive_failures.min(total.saturating_sub(1)).max(1)
+}
