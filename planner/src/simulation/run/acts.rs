@@ -14,6 +14,7 @@ use crate::simulation::course::Freeze;
 use crate::simulation::scenario::FaultEffect;
 use crate::simulation::{pods, write};
 use crate::survey::quarantine::Quarantine;
+use crate::view::NodeView;
 use crate::view::{Answer, Blocked, Compared, OwnerHealth, PodFacts, Refused};
 
 impl Run<'_> {

@@ -266,6 +266,7 @@ impl Watch {
             view.nodes.values().filter(|node| node.facts.labelled).filter(of_kind)
         };
         let lacking = members().filter(|node| node.facts.os_version().as_ref() != Some(version)).count();
+        let ended = &self.ended;
         let followed = self.followed.entry(own.clone()).or_default();
         followed.nodes = followed.nodes.max(lacking + followed.booted.len());
         let recorded = plan.status.iter().flat_map(|status| &status.active_rollouts);
@@ -284,6 +285,12 @@ impl Watch {
             let limit = limit + followed.resolved.len();
             assert!(taken.len() <= limit, "{}: {taken:?} are taken to it, and its steps allow {limit}", context());
         }
+        // An attempt that has ended holds no other back, although its slot is kept until its node is released.
+        let goes = |slot: &&&Slot| {
+            let ended = ended.get(&slot.uid).copied();
+            slot.update.as_ref().is_none_or(|update| ended != Some(update.attempt))
+        };
+        let slots: Vec<&&Slot> = slots.iter().filter(goes).collect();
         let names: Vec<&str> = slots.iter().map(|slot| slot.node.as_str()).collect();
         if followed.proven.is_empty() && followed.accepted.is_empty() {
             assert!(slots.len() <= 1, "{}: slots of {names:?} before a proven node", context());
@@ -292,7 +299,9 @@ impl Watch {
         if followed.is_braked && total > 1 && followed.row.len() >= row_limit(policy, total) {
             let row = &followed.row;
             let new = slots.iter().filter(|slot| !had.contains(slot.uid.as_str())).count();
-            let stuck = row.values().any(|runs| *runs);
+            let runs =
+                |name: &str| view.nodes.get(name).is_some_and(|n| n.facts.os_version().as_ref() == Some(version));
+            let stuck = row.iter().any(|(name, without_proof)| *without_proof && runs(name));
             let fits = new == 0 || (slots.len() == 1 && !stuck);
             assert!(fits, "{}: slots of {names:?}, {new} of them new, while {row:?} brake it", context());
         }
