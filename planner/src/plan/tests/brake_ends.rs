@@ -168,7 +168,7 @@ fn node_that_is_gone_is_not_waited_for_to_prove_the_version() {
     }
 }
 
-/// What the plugin reads as braked is what the condition says.
+/// The plugin and the condition agree about which rollouts are braked.
 #[test]
 fn rollout_is_braked_for_the_plugin_exactly_if_it_is_by_its_condition() {
     let recorded =
