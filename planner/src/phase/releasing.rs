@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use models::reason::{End, FailureReason};
+use models::reason::{End, FailureReason, Proof};
 use models::shadow::HostState;
 
 use super::desired::withdraw;
@@ -46,6 +46,10 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     }
     let mut status = ctx.controller_status();
     status.report.progress = None;
+    // While its host could still act on the permit, it might have come to the version. Now it is certain that it has not.
+    if let Some(record) = status.report.record.as_mut().filter(|_| !ctx.runs_target(ctx.progress)) {
+        record.proof.take_if(|place| place.attempt == ctx.progress.attempt && place.proof == Proof::Unproven);
+    }
     // A user who holds the node keeps it as it is: the claim stays, and so does the record of it.
     if !(ctx.facts().held() && ctx.facts().claimed()) {
         forget_claim(ctx, &mut status);

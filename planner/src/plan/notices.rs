@@ -201,10 +201,12 @@ impl Source<'_> {
     fn approvals(&self) -> BTreeMap<String, Notice> {
         let rollouts = self.status.active_rollouts.iter().filter(|rollout| rollout.ended.is_none());
         let awaited = rollouts.filter_map(|rollout| {
-            let state = self.survey.rollouts.by_key(&key_of(rollout))?;
+            let key = key_of(rollout);
+            let state = self.survey.rollouts.by_key(&key)?;
+            let is_frozen = self.survey.quarantine.spent.contains_key(&key);
             let nodes = self.nodes(rollout, true);
             let stopped = state.wait.as_ref().and_then(Wait::step).is_some();
-            let is_braked = |brake: &&Brake| matches!(brake.wait, Wait::Braked { .. }) && !stopped;
+            let is_braked = |brake: &&Brake| matches!(brake.wait, Wait::Braked { .. }) && !stopped && !is_frozen;
             if let Some(brake) = state.brake.as_ref().filter(is_braked) {
                 let (number, tried) = (rollout.number(), rollout.ledger.as_ref().map_or(0, |ledger| ledger.tried));
                 let id = format!("{}/{}/braked/{number}/{tried}", self.uid, part(rollout));

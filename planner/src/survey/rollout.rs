@@ -11,6 +11,7 @@ use semver::Version;
 use super::brake::{self, Brake, Busy};
 use super::key::{KeyRef, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
+use super::quarantine::Quarantine;
 use super::settled;
 use super::urgency::Urgency;
 use crate::policy::Policy;
@@ -52,9 +53,10 @@ impl Rollouts {
         approvals.max_by_key(|(version, _)| *version).map(|(_, wait)| wait)
     }
 
-    /// The rollouts that are braked, the newest version's first, each with the reason of its nodes.
-    pub(crate) fn braked(&self) -> Vec<(&Key, &Wait)> {
-        let braked = self.by_key.iter().filter_map(|(key, rollout)| {
+    /// The rollouts that are braked, the newest version's first, each with the reason of its nodes. A quarantine holds back more.
+    pub(crate) fn braked(&self, quarantine: &Quarantine) -> Vec<(&Key, &Wait)> {
+        let braked = self.by_key.iter().filter(|(key, _)| !quarantine.spent.contains_key(*key));
+        let braked = braked.filter_map(|(key, rollout)| {
             let wait = &rollout.brake.as_ref()?.wait;
             matches!(wait, Wait::Braked { .. }).then_some((key, wait))
         });
@@ -268,7 +270,7 @@ pub(crate) fn follow<'a>(
         let urgent_until = stored.urgent_until.filter(|until| urgency.until() == Some(*until));
         let mut ledger = stored.ledger.clone();
         if let Some(ledger) = &mut ledger {
-            // Nothing is held back. If nodes are to take the version again, the row brakes it anew.
+            // Nothing is held back. If nodes are to take the version again, the row brakes it again.
             ledger.brake(usize::MAX, now);
         }
         ActiveRollout { ended, urgent_until, ledger, ..stored.clone() }

@@ -175,7 +175,7 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
 
 /// Returns whether a rollout is braked, with the reason of its nodes, that of the newest version first, and the command once.
 fn braked(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
-    let brakes = survey.rollouts.braked();
+    let brakes = survey.rollouts.braked(&survey.quarantine);
     let Some((_, last)) = brakes.last().filter(|_| !resumed) else { return (false, "NotBraked", String::new()) };
     let text = last.to_string();
     let command = text.rsplit_once(COMMAND).map_or("", |(_, command)| command);

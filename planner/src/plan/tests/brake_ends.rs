@@ -327,7 +327,7 @@ fn brake_outlasts_a_ledger_that_is_behind() {
     assert_eq!(slots_of(&made), Vec::<&str>::new(), "{:?}", ledger(&made));
 }
 
-/// The rollout was braked, and policy allows more since: then it is braked anew.
+/// The rollout was braked, and policy allows more since: then it is braked again.
 #[test]
 fn pause_is_ten_minutes_after_policy_has_allowed_more() {
     let mut ledger = RolloutLedger::default();

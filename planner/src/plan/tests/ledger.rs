@@ -508,3 +508,22 @@ fn plan_that_breaks_a_property_counts_no_place_twice() {
     let recorded = &view.operator.as_ref().unwrap().status;
     assert_eq!((&status.slots, &status.active_rollouts), (&recorded.slots, &recorded.active_rollouts));
 }
+
+#[test]
+fn node_that_is_released_without_its_reboot_has_no_place() {
+    for (sentence, new, expected) in
+        [("it runs the old version", false, None), ("it came to the new one", true, Some(Proof::Unproven))]
+    {
+        let mut node = runs(with_place("a", Proof::Unproven, 7), new);
+        let shadow = node.shadow.as_mut().unwrap();
+        let mut releasing = progress(Step::Releasing, 0);
+        (releasing.permit_issued, releasing.boot_id) = (true, "b0".into());
+        shadow.status.controller.progress = Some(releasing);
+        let (mut view, policy) = cluster(vec![node, staged("b")], &["a"]);
+        recorded_with(&mut view, Some(RolloutLedger { base: 2, ..RolloutLedger::default() }));
+        let made = plan(&view, &policy, t(5));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {:?}", made.waits) };
+        let record = status.report.record.as_ref().unwrap();
+        assert_eq!(record.proof.as_ref().map(|proof| proof.proof), expected, "{sentence}");
+    }
+}
