@@ -6,6 +6,7 @@
 //! control plane empty. `cargo test -p integ --test controller -- canary` runs the cases with that word in their name.
 
 mod bed;
+mod brake;
 mod budgets;
 mod canary;
 mod drains;

@@ -1,0 +1,62 @@
+//! A rollout whose updates end one after the other without a proof, and a user who resumes it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use integ::oracle::{ClusterState, Object};
+use models::condition::ConditionStatus;
+use models::names::RESUME_ANNOTATION;
+use models::operator::BRAKED;
+use models::shadow::Step;
+use serde_json::json;
+
+use crate::bed::{NEW, ScriptedCluster};
+
+crate::cases![rollout_whose_hook_is_silent_on_every_node_is_braked_until_a_user_resumes_it];
+
+async fn rollout_whose_hook_is_silent_on_every_node_is_braked_until_a_user_resumes_it(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.expectations.max_unavailable = Some(4);
+    let hooks = json!([{"name": "storage", "before": {"timeout": "10m", "onTimeout": "Fail"}}]);
+    cluster.start(4, json!({"maxUnavailable": 4, "hooks": hooks})).await?;
+    cluster.fleet.release(NEW);
+    let mut ended: BTreeSet<String> = BTreeSet::new();
+    let asked = |world: &ClusterState| {
+        let mut nodes = world.nodes.keys();
+        nodes.find(|node| world.step(node) == Some(Step::BeforeDrain)).cloned()
+    };
+    for _ in 0..3 {
+        let world = cluster.until("a node awaits its hook", |world| asked(world).is_some()).await?;
+        let node = asked(&world).context("just seen")?;
+        cluster.pass(Duration::from_mins(11)).await?;
+        cluster
+            .until("its update has ended", |world| {
+                world.last_reason(&node).as_deref() == Some("HookTimedOut") && world.is_released(&node)
+            })
+            .await?;
+        assert!(ended.insert(node), "each node once: {ended:?}");
+    }
+    let braked = cluster.until_operator(BRAKED, ConditionStatus::True).await?;
+    assert!(braked.message.contains("HookTimedOut") && braked.message.contains(RESUME_ANNOTATION), "{}", braked.message);
+    cluster.until_event("Braked", &["1.20.5", "HookTimedOut"]).await?;
+    cluster.until_metric("braked", 1.0).await?;
+    let world = cluster.until("the fourth node waits for it", |world| world.waiting("Braked") == 1).await?;
+    let spared = world.nodes.keys().find(|node| !ended.contains(*node)).context("one is left")?.clone();
+    cluster.recorder.so_far()?.replay(|change, _, world| {
+        let slots = world.status().slots.len();
+        assert!(slots <= 1, "until one has proven the version, one goes alone: {slots} at {}", change.revision);
+        let cordons = matches!(&change.object, Object::Node(node) if node.name == spared && node.claimed());
+        assert!(!cordons, "{spared} is left in service");
+    });
+
+    cluster.policy(&json!({"hooks": null})).await?;
+    cluster.request(RESUME_ANNOTATION, "now").await?;
+    cluster.until_operator(BRAKED, ConditionStatus::False).await?;
+    cluster.until_event("BrakeReleased", &[]).await?;
+    // Their back-offs end.
+    cluster.pass(Duration::from_hours(2)).await?;
+    cluster.updated().await?;
+    cluster.until_metric("braked", 0.0).await
+}
