@@ -39,7 +39,11 @@ async fn rollout_whose_hook_is_silent_on_every_node_is_braked_until_a_user_resum
         assert!(ended.insert(node), "each node once: {ended:?}");
     }
     let braked = cluster.until_operator(BRAKED, ConditionStatus::True).await?;
-    assert!(braked.message.contains("HookTimedOut") && braked.message.contains(RESUME_ANNOTATION), "{}", braked.message);
+    assert!(
+        braked.message.contains("HookTimedOut") && braked.message.contains(RESUME_ANNOTATION),
+        "{}",
+        braked.message
+    );
     cluster.until_event("Braked", &["1.20.5", "HookTimedOut"]).await?;
     cluster.until_metric("braked", 1.0).await?;
     let world = cluster.until("the fourth node waits for it", |world| world.waiting("Braked") == 1).await?;

@@ -118,6 +118,7 @@ fn main() -> ExitCode {
     };
     let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
     let trials = modules![
+        brake,
         budgets,
         canary,
         drains,
