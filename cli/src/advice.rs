@@ -5,6 +5,7 @@ use planner::wait::{Wait, WaitReason};
 use models::names;
 
 use crate::cluster::Cluster;
+use crate::requests::unsettled;
 
 /// Returns a command of this plugin for the operator of a namespace.
 pub(crate) fn command(namespace: &str, arguments: &str) -> String {
@@ -19,6 +20,13 @@ impl Cluster {
     /// Returns a command of this plugin for this cluster.
     pub(crate) fn command(&self, arguments: &str) -> String {
         command(&self.namespace, arguments)
+    }
+
+    /// Returns the versions whose failures a user has to name to resolve them, separated by commas.
+    fn to_resume(&self) -> String {
+        let unresolved = self.operator.as_ref().map(|operator| unsettled(&operator.status)).unwrap_or_default();
+        let versions: Vec<String> = unresolved.keys().map(ToString::to_string).collect();
+        if versions.is_empty() { "VERSION".to_owned() } else { versions.join(",") }
     }
 
     /// Returns what a user can do about the wait of a node, as commands; none where there is nothing to do but to wait.
@@ -81,7 +89,7 @@ impl Cluster {
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
             Wait::CanaryStep { approval: Some(_), .. } => plugin("approve"),
             Wait::StepUnproven { .. } => plugin("approve --unproven"),
-            Wait::StepFailed { .. } => plugin("resume"),
+            Wait::StepFailed { .. } | Wait::Braked { .. } => plugin(&format!("resume --failures {}", self.to_resume())),
             Wait::PolicyInvalid => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
             Wait::AttemptsExhausted => {
                 vec![format!("kubectl delete brs {} -n {namespace}", names::shadow_name(node))]

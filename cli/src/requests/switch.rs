@@ -33,7 +33,7 @@ pub(crate) struct ResumeOptions {
 
 /// Failures of a version that no user has settled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Unsettled {
+pub(crate) struct Unsettled {
     /// True if they have frozen the rollout.
     frozen: bool,
     /// True if the rollout of the version is braked.
@@ -43,7 +43,7 @@ pub(super) struct Unsettled {
 }
 
 /// Returns the versions with failures that no user has settled.
-pub(super) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unsettled> {
+pub(crate) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unsettled> {
     let mut all: BTreeMap<Version, Unsettled> = BTreeMap::new();
     for known in status.versions.iter().filter(|known| known.quarantined.is_some() || !known.failed.is_empty()) {
         let failed = all.entry(known.version.clone()).or_default();
