@@ -58,6 +58,8 @@ pub(super) async fn install(client: &Client, options: &TestClusterOptions) -> an
             }
             // As a user does after the installation.
             object["spec"]["enabled"] = true.into();
+            // Scenarios make the same few nodes fail again and again, which would brake a rollout.
+            merge(&mut object["spec"], &json!({"failurePolicy": {"maxConsecutiveFailures": 64}}));
             merge(&mut object["spec"], &options.policy);
             apply(client, &mut known, object).await?;
             if let Some(version) = &options.proven {

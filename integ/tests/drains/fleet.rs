@@ -48,8 +48,7 @@ fn policy() -> Value {
         "version": {"refreshInterval": "1s"},
         "maxUnavailable": "100%",
         "health": {"after": {"soak": "1s"}},
-        // The failures of one case say nothing about others.
-        "failurePolicy": {"backOff": "1h", "maxConsecutiveFailures": 64},
+        "failurePolicy": {"backOff": "1h"},
         // Among others, a claim without an attempt is kept for this long: the hosts here go down at once.
         "deadlines": {"shutdown": "5s"},
         "loadBalancer": {"leaveBeforeDrain": "1s"},

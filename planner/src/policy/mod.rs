@@ -210,8 +210,9 @@ pub struct Policy {
     pub shutdown: Duration,
     /// Number of nodes that may fail on a version before the rollout freezes.
     pub max_failures: usize,
-    /// Number of nodes whose updates may end one after the other without a proof before the rollout is braked.
-    pub max_consecutive_failures: usize,
+    /// Number of nodes whose updates may end one after the other without a proof before the rollout is braked; `None`: 3, or one less
+    /// than the nodes of the kind if these are fewer.
+    pub max_consecutive_failures: Option<usize>,
     /// Back-off of a node after its first failed attempt.
     pub back_off: Duration,
     /// True if nodes that run Bottlerocket are labelled automatically.
@@ -257,7 +258,7 @@ impl Default for Policy {
             returning: Deadlines::RETURN.0,
             shutdown: SHUTDOWN_LIMIT,
             max_failures: 1,
-            max_consecutive_failures: 3,
+            max_consecutive_failures: None,
             back_off: Duration::from_secs(10 * 60),
             label_nodes: false,
             leave_load_balancer: None,

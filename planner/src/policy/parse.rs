@@ -80,9 +80,7 @@ impl Policy {
             returning: deadlines.returning.map_or(default.returning, |d| d.0),
             shutdown: deadlines.shutdown.map_or(default.shutdown, |d| d.0),
             max_failures: failures.max_failures.map_or(default.max_failures, |n| n.min(MAX_FAILURES) as usize),
-            max_consecutive_failures: failures
-                .max_consecutive_failures
-                .map_or(default.max_consecutive_failures, |n| n.clamp(1, MAX_FAILURES) as usize),
+            max_consecutive_failures: failures.max_consecutive_failures.map(|n| n.clamp(1, MAX_FAILURES) as usize),
             back_off: failures.back_off.map_or(default.back_off, |d| d.0),
             label_nodes: spec.label_nodes.unwrap_or(default.label_nodes),
             leave_load_balancer: spec

@@ -27,11 +27,15 @@ pub(crate) struct Brake {
     pub(crate) wake: Option<Timestamp>,
 }
 
+/// The number of ends in a row that brake a rollout of many nodes, unless policy has another one.
+const DEFAULT_LIMIT: usize = 3;
+
 /// Returns the number of ends in a row that brake a rollout among so many nodes. One alone has its back-off.
 pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
-    match total {
-        0 | 1 => usize::MAX,
-        total => policy.max_consecutive_failures.min(total - 1).max(1),
+    match (policy.max_consecutive_failures, total) {
+        (Some(limit), _) => limit,
+        (None, 0 | 1) => usize::MAX,
+        (None, total) => DEFAULT_LIMIT.min(total - 1),
     }
 }
 

@@ -174,12 +174,12 @@ async fn alerts_about_nodes_fire() -> anyhow::Result<()> {
             member.host.script(Fault::boot(BootFault::NeverComesBack));
         }
         reboot_deadline(ctx, "5s").await?;
+        ctx.policy(&json!({"failurePolicy": {"maxConsecutiveFailures": 1}})).await?;
         ctx.kubectl(&["cordon", "node-2"]).await?;
         ctx.release();
         prometheus.fires("BrupopBudgetUsedUp").await?;
         ctx.kubectl(&["uncordon", "node-2"]).await?;
         prometheus.fires("BrupopNodeNotReturned").await?;
-        // Of two nodes, one that has proven nothing brakes the rollout.
         prometheus.fires("BrupopRolloutBraked").await?;
         let firing = prometheus.firing().await?;
         ensure!(!firing.contains("BrupopAgentSilent"), "its node is not Ready: {firing:?}");

@@ -126,7 +126,7 @@ fn braked_rollout_tries_one_node_after_each_pause() {
     assert!(matches!(made.waits["b"], Wait::Braked { until: None, .. }), "{:?}", made.waits["b"]);
     // Policy that allows more, and a resume, let it go on.
     let (mut view, policy) = fleet(&["b", "c"], braked(free(), 600));
-    let more = Policy { max_consecutive_failures: 4, ..policy.clone() };
+    let more = Policy { max_consecutive_failures: Some(4), ..policy.clone() };
     assert_eq!(slots_of(&plan(&view, &more, t(60))), ["b", "c"]);
     view.operator.as_mut().unwrap().resume = Some("now".into());
     let status = plan(&view, &policy, t(60)).status.unwrap();
@@ -161,6 +161,8 @@ fn kinds_of_few_nodes_brake_before_each_node_has_failed() {
     for (total, expected) in [(1, usize::MAX), (2, 1), (3, 2), (4, 3), (500, 3)] {
         assert_eq!(crate::survey::brake::limit(&Policy::default(), total), expected, "{total}");
     }
+    let own = Policy { max_consecutive_failures: Some(5), ..Policy::default() };
+    assert_eq!(crate::survey::brake::limit(&own, 2), 5, "what a user sets is obeyed");
 }
 
 #[test]

@@ -310,5 +310,5 @@ impl Watch {
 
 /// Returns the number of ends in a row that brake a rollout among so many nodes.
 fn row_limit(policy: &Policy, total: usize) -> usize {
-    policy.max_consecutive_failures.min(total.saturating_sub(1)).max(1)
+    policy.max_consecutive_failures.unwrap_or_else(|| total.saturating_sub(1).clamp(1, 3))
 }
