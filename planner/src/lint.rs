@@ -20,7 +20,7 @@ use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
 use crate::survey::key::{is_member, key_of};
 use crate::survey::quarantine::Quarantine;
-use crate::survey::{brake, ledger, rollout, settled};
+use crate::survey::{brake, ended, ledger, rollout};
 use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.
@@ -277,11 +277,10 @@ fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVie
         let given = slots.iter().find(|slot| new.iter().any(|node| node.facts.uid == slot.uid))?;
         let (limit, now, of) = (brake::limit(policy, total(rollout)), given.since, (view, policy));
         // Attempts that have ended count, also where their slots are to be taken away yet.
-        let mut ledger = settled::foreseen(of, slots.iter().copied(), (rollout, rollout.ledger.as_ref()?), limit, now);
+        let mut ledger = ended::foreseen(of, slots.iter().copied(), (rollout, rollout.ledger.as_ref()?), limit, now);
         ledger.brake(limit, now);
         let braked = ledger.braked_until;
-        let goes =
-            |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| settled::has_ended(of, slot, update, now));
+        let goes = |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));
         let others = slots.iter().filter(goes).count().saturating_sub(1);
         let runs = |end: &LedgerNode| view.nodes.get(&end.node).is_some_and(|node| ledger::runs(node, rollout));
         let text = |why: &str| format!("{} is given a slot for {}, {why}", given.node, rollout.version);

@@ -20,7 +20,6 @@ use clap::Subcommand;
 use kube::Client;
 
 use self::nodes::NodesOptions;
-pub(crate) use self::switch::unsettled;
 use crate::write::WriteOptions;
 
 /// Commands that change what the operator does.

@@ -33,7 +33,7 @@ pub(crate) struct ResumeOptions {
 
 /// Failures of a version that no user has settled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Unsettled {
+pub(super) struct Unsettled {
     /// True if they have frozen the rollout.
     frozen: bool,
     /// True if the rollout of the version is braked.
@@ -43,7 +43,7 @@ pub(crate) struct Unsettled {
 }
 
 /// Returns the versions with failures that no user has settled.
-pub(crate) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unsettled> {
+pub(super) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unsettled> {
     let mut all: BTreeMap<Version, Unsettled> = BTreeMap::new();
     for known in status.versions.iter().filter(|known| known.quarantined.is_some() || !known.failed.is_empty()) {
         let failed = all.entry(known.version.clone()).or_default();

@@ -9,7 +9,7 @@ use crate::annotations::Misunderstood;
 use crate::decision::{Action, Note};
 use crate::gates;
 use crate::survey::NodeContext;
-use crate::survey::brake;
+use crate::survey::key::is_member;
 use crate::survey::requests::{has_unresolved_failures, pending_resume};
 
 /// The length to which the text about a request that is not understood is cut: that of its field.
@@ -40,11 +40,21 @@ pub(super) fn acknowledged(ctx: &NodeContext<'_>) -> ShadowRequests {
     ctx.shadow.status.controller.record.as_ref().and_then(|r| r.requests.clone()).unwrap_or_default()
 }
 
+/// Returns whether the rollout of a node is recorded as braked, in a pause that is not over.
+fn is_in_pause(ctx: &NodeContext<'_>) -> bool {
+    let Some(operator) = &ctx.view.operator else { return false };
+    let Ok(version) = ctx.version() else { return false };
+    operator.status.active_rollouts.iter().any(|rollout| {
+        let own = rollout.ended.is_none() && rollout.version == *version && is_member(ctx.node, rollout);
+        own && rollout.ledger.as_ref().and_then(|ledger| ledger.braked_until).is_some_and(|until| until > ctx.now)
+    })
+}
+
 /// Carries out a `retry`: an image that another client armed may be disarmed, in this boot; then the back-off ends, and a node that
 /// has not proven its version is verified again.
 pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
     ctx.shadow.pending_retry()?;
-    if brake::pauses(ctx) {
+    if is_in_pause(ctx) {
         // The request ends the pause of the rollout first, which is recorded elsewhere: once acknowledged, it is not known any more.
         return None;
     }

@@ -23,7 +23,7 @@ use crate::policy::{Policy, WindowState};
 use crate::revisions::RevisionAction;
 use crate::survey::agents::POD_GRACE_PERIOD;
 use crate::survey::quarantine::Quarantine;
-use crate::survey::{Survey, requests, settled};
+use crate::survey::{Survey, ended, requests, settled};
 use crate::view::{ClusterView, ReportedFacts};
 use crate::wait::Wait;
 use models::time::after;
@@ -202,7 +202,7 @@ impl<'a> Planner<'a> {
             let (before, after) = (&operator.status.slots, &status.slots);
             let of = (self.policy, &self.survey.rollouts);
             settled::settle(self.view, of, (before, after), &mut status.active_rollouts, self.now);
-            let kept = after.iter().filter_map(|slot| settled::kept_until(self.view, self.policy, slot)).min();
+            let kept = after.iter().filter_map(|slot| ended::kept_until(self.view, self.policy, slot)).min();
             self.plan.wake = earliest(self.plan.wake, kept);
             self.plan.slots = slots;
             self.plan.status = Some(status);

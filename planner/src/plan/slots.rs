@@ -9,7 +9,7 @@ use models::shadow::Place;
 use crate::decision::{Decision, Verdict};
 use crate::policy::Policy;
 use crate::survey::unavailable::Unavailable;
-use crate::survey::{Survey, SurveyedNode, settled};
+use crate::survey::{Survey, SurveyedNode, ended, settled};
 use crate::view::{ClusterView, NodeFacts, NodeView};
 use crate::wait::Wait;
 
@@ -239,7 +239,7 @@ pub(super) fn kept(
     // The machine of a Node object that was deleted may still reboot.
     let there: HashSet<&str> = survey.nodes.iter().map(|node| node.facts.uid.as_str()).collect();
     let gone = held.values().filter(|slot| !there.contains(slot.uid.as_str()));
-    let waits = |slot: &Slot| settled::kept_until(view, survey.policy, slot).is_some_and(|until| until > now);
+    let waits = |slot: &Slot| ended::kept_until(view, survey.policy, slot).is_some_and(|until| until > now);
     slots.extend(gone.filter(|slot| waits(slot)).map(|slot| (*slot).clone()));
     slots
 }

@@ -8,8 +8,6 @@ use models::operator::RolloutLedger;
 use models::reason::Proof;
 
 use crate::policy::Policy;
-use crate::survey::NodeContext;
-use crate::survey::key::is_member;
 use crate::view::NodeView;
 use crate::wait::Wait;
 
@@ -37,16 +35,6 @@ pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
         (None, 0 | 1) => usize::MAX,
         (None, total) => DEFAULT_LIMIT.min(total - 1),
     }
-}
-
-/// Returns whether the rollout of a node is recorded as braked, in a pause that is not over.
-pub(crate) fn pauses(ctx: &NodeContext<'_>) -> bool {
-    let Some(operator) = &ctx.view.operator else { return false };
-    let Ok(version) = ctx.version() else { return false };
-    operator.status.active_rollouts.iter().any(|rollout| {
-        let own = rollout.ended.is_none() && rollout.version == *version && is_member(ctx.node, rollout);
-        own && rollout.ledger.as_ref().and_then(|ledger| ledger.braked_until).is_some_and(|until| until > ctx.now)
-    })
 }
 
 /// Ends the pause of a brake where a user requests to try one of the nodes again.

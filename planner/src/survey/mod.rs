@@ -3,6 +3,7 @@
 
 pub(crate) mod agents;
 pub(crate) mod brake;
+pub(crate) mod ended;
 mod fleet;
 pub(crate) mod key;
 pub(crate) mod ledger;

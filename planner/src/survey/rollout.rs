@@ -9,10 +9,10 @@ use models::shadow::{Place, Step, UPDATED};
 use semver::Version;
 
 use super::brake::{self, Brake, Busy};
+use super::ended;
 use super::key::{KeyRef, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
 use super::quarantine::Quarantine;
-use super::settled;
 use super::urgency::Urgency;
 use crate::policy::Policy;
 use crate::survey::key::Key;
@@ -251,7 +251,7 @@ pub(crate) fn follow<'a>(
         brake::end_pause(&mut ledger, view.nodes.values().filter(|node| is_member(node, &active)), now);
         let limit = brake::limit(policy, rollout.total);
         ledger.brake(limit, now);
-        let settled = settled::foreseen((view, policy), view.recorded_slots(), (&active, &ledger), limit, now);
+        let settled = ended::foreseen((view, policy), view.recorded_slots(), (&active, &ledger), limit, now);
         let runs = |name: &str| view.nodes.get(name).is_some_and(|node| ledger::runs(node, &active));
         let braked = brake::of(&settled, &rollout.busy, runs, now);
         rollout.brake = braked.or_else(|| brake::first(&settled, &rollout.busy));
@@ -334,8 +334,8 @@ fn counted(
     let held = view.recorded_slots().filter_map(|slot| Some((slot, slot.update.as_ref()?)));
     for (slot, update) in held.filter(|(_, update)| ledger::is_of(update, active)) {
         rollout.disrupted += usize::from(update.had.is_none());
-        if !settled::has_ended((view, policy), slot, update, now) {
-            rollout.busy.push(Busy { node: settled::holder(view, policy, slot), since: Some(slot.since) });
+        if !ended::has_ended((view, policy), slot, update, now) {
+            rollout.busy.push(Busy { node: ended::holder(view, policy, slot), since: Some(slot.since) });
         }
     }
     rollout.under_way = rollout.disrupted;

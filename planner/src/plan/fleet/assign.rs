@@ -10,7 +10,7 @@ use super::planner::Planner;
 use crate::phase;
 use crate::plan::slots::{self, Budget};
 use crate::survey::key::{KeyRef, key};
-use crate::survey::{SurveyedNode, settled};
+use crate::survey::{SurveyedNode, ended};
 use crate::view::Standby;
 use crate::wait::Wait;
 use models::time::after;
@@ -61,7 +61,7 @@ impl<'a> Planner<'a> {
         assignment: &mut Assignment<'a>,
     ) -> Vec<&'a SurveyedNode<'a>> {
         let used_up = assignment.budget.used_up.clone();
-        let busy = assignment.slots.first().map(|slot| settled::holder(self.view, self.policy, slot));
+        let busy = assignment.slots.first().map(|slot| ended::holder(self.view, self.policy, slot));
         let mut places = self.places(wanting, &assignment.budget);
         let mut ready = Vec::new();
         for (position, node) in wanting.iter().copied().enumerate() {

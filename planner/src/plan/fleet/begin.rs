@@ -12,7 +12,7 @@ use crate::plan::order;
 use crate::plan::slots::Budget;
 use crate::survey::key::{self, KeyRef};
 use crate::survey::rollout::Rollout;
-use crate::survey::{SurveyedNode, settled};
+use crate::survey::{SurveyedNode, ended};
 use crate::wait::Wait;
 
 impl<'a> Planner<'a> {
@@ -66,7 +66,7 @@ impl<'a> Planner<'a> {
     ) {
         let free = budget.free();
         let used_up = budget.used_up.clone();
-        let busy = self.view.slots().next().map(|slot| settled::holder(self.view, self.policy, slot));
+        let busy = self.view.slots().next().map(|slot| ended::holder(self.view, self.policy, slot));
         let wanting: BTreeSet<usize> = requests.wanting.iter().map(|node| node.index).collect();
         // Nodes that have their image already are among the wanting ones, although no write has recorded it yet.
         let downloads = |n: &&SurveyedNode<'_>| n.step == Some(Step::Staging) && !wanting.contains(&n.index);
