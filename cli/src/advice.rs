@@ -1,13 +1,11 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use std::collections::BTreeSet;
-
 use planner::wait::{Wait, WaitReason};
-use semver::Version;
 
 use models::names;
 
 use crate::cluster::Cluster;
+use crate::failures::{list, unsettled};
 
 /// Returns a command of this plugin for the operator of a namespace.
 pub(crate) fn command(namespace: &str, arguments: &str) -> String {
@@ -26,13 +24,8 @@ impl Cluster {
 
     /// Returns the versions whose failures a user has to name to resolve them, separated by commas.
     fn to_resume(&self) -> String {
-        let Some(operator) = &self.operator else { return "VERSION".to_owned() };
-        let failed =
-            operator.status.versions.iter().filter(|known| known.quarantined.is_some() || !known.failed.is_empty());
-        let braked = operator.status.active_rollouts.iter().filter(|rollout| rollout.is_braked());
-        let versions: BTreeSet<&Version> =
-            failed.map(|known| &known.version).chain(braked.map(|rollout| &rollout.version)).collect();
-        versions.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        let status = self.operator.as_ref().map(|operator| &operator.status);
+        status.map_or_else(|| "VERSION".to_owned(), |status| list(unsettled(status).keys()))
     }
 
     /// Returns what a user can do about the wait of a node, as commands; none where there is nothing to do but to wait.

@@ -12,6 +12,7 @@ mod completion;
 mod connect;
 mod doctor;
 mod explain;
+mod failures;
 mod files;
 #[cfg(test)]
 mod fixtures;

@@ -10,9 +10,9 @@ use planner::policy::{Policy, Target};
 use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
-use super::switch::unsettled;
 use super::texts::some;
 use crate::call::list;
+use crate::failures::unsettled;
 use crate::write::{Decision, State, WriteOptions};
 
 /// Options of `quarantine`.

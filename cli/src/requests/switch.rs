@@ -3,8 +3,6 @@
 //! The two are apart: to let updates start again does not settle failures, and to settle failures does not let updates start.
 //! A version that has failed is tried again only if its name is given.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use anyhow::bail;
 use clap::Args;
 use jiff::Timestamp;
@@ -12,12 +10,12 @@ use kube::Client;
 use models::condition::{ConditionStatus, find_condition};
 use models::names::RESUME_ANNOTATION;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, ENABLED, WINDOW_OPEN};
-use models::reason::FailureReason;
 use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::{nonce, some};
+use crate::failures::{Unsettled, list, unsettled};
 use crate::write::{Decision, State, WriteOptions};
 
 /// Options of `resume`.
@@ -29,37 +27,6 @@ pub(crate) struct ResumeOptions {
     failures: Vec<Version>,
     #[command(flatten)]
     write: WriteOptions,
-}
-
-/// Failures of a version that no user has settled.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Unsettled {
-    /// True if they have frozen the rollout.
-    frozen: bool,
-    /// True if the rollout of the version is braked.
-    braked: bool,
-    reason: Option<FailureReason>,
-    nodes: BTreeSet<String>,
-}
-
-/// Returns the versions with failures that no user has settled.
-pub(super) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unsettled> {
-    let mut all: BTreeMap<Version, Unsettled> = BTreeMap::new();
-    for known in status.versions.iter().filter(|known| known.quarantined.is_some() || !known.failed.is_empty()) {
-        let failed = all.entry(known.version.clone()).or_default();
-        failed.nodes.extend(known.failed.iter().cloned());
-        if let Some(quarantined) = &known.quarantined {
-            failed.frozen = true;
-            failed.reason = Some(quarantined.reason);
-            failed.nodes.extend(quarantined.nodes.iter().cloned());
-        }
-    }
-    for rollout in status.active_rollouts.iter().filter(|rollout| rollout.is_braked()) {
-        let failed = all.entry(rollout.version.clone()).or_default();
-        failed.braked = true;
-        failed.nodes.extend(rollout.ledger.iter().flat_map(|ledger| &ledger.row).map(|end| end.node.clone()));
-    }
-    all
 }
 
 /// Returns a version with its failures in words.
@@ -88,10 +55,6 @@ fn frozen(status: &BottlerocketUpdateOperatorStatus) -> Option<String> {
         frozen.join(", "),
         list(unsettled.keys()),
     ))
-}
-
-fn list<'a>(versions: impl Iterator<Item = &'a Version>) -> String {
-    versions.map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Decides about `pause`.

@@ -1,0 +1,43 @@
+//! The failures that a user has to name to resolve them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use models::operator::BottlerocketUpdateOperatorStatus;
+use models::reason::FailureReason;
+use semver::Version;
+
+/// Failures of a version that no user has settled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unsettled {
+    /// True if they have frozen the rollout.
+    pub(crate) frozen: bool,
+    /// True if the rollout of the version is braked.
+    pub(crate) braked: bool,
+    pub(crate) reason: Option<FailureReason>,
+    pub(crate) nodes: BTreeSet<String>,
+}
+
+/// Returns the versions with failures that no user has settled.
+pub(crate) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unsettled> {
+    let mut all: BTreeMap<Version, Unsettled> = BTreeMap::new();
+    for known in status.versions.iter().filter(|known| known.quarantined.is_some() || !known.failed.is_empty()) {
+        let failed = all.entry(known.version.clone()).or_default();
+        failed.nodes.extend(known.failed.iter().cloned());
+        if let Some(quarantined) = &known.quarantined {
+            failed.frozen = true;
+            failed.reason = Some(quarantined.reason);
+            failed.nodes.extend(quarantined.nodes.iter().cloned());
+        }
+    }
+    for rollout in status.active_rollouts.iter().filter(|rollout| rollout.is_braked()) {
+        let failed = all.entry(rollout.version.clone()).or_default();
+        failed.braked = true;
+        failed.nodes.extend(rollout.ledger.iter().flat_map(|ledger| &ledger.row).map(|end| end.node.clone()));
+    }
+    all
+}
+
+/// Returns versions as options name them, separated by commas.
+pub(crate) fn list<'a>(versions: impl Iterator<Item = &'a Version>) -> String {
+    versions.map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
