@@ -143,21 +143,7 @@ pub(crate) fn failure(version: Version) -> models::shadow::VersionFailure {
 
 /// A rollout of a version among the nodes that [`node`] makes, without a passed canary step.
 pub(crate) fn rollout(version: Version) -> ActiveRollout {
-    ActiveRollout {
-        version,
-        variant: "aws-k8s-1.37".into(),
-        arch: "x86_64".into(),
-        started: t(0),
-        steps_passed: 0,
-        step_done: None,
-        approved: false,
-        ended: None,
-        approved_step: None,
-        urgent_until: None,
-        estimated_completion: None,
-        record: None,
-        ledger: None,
-    }
+    ActiveRollout::new(version, "aws-k8s-1.37".into(), "x86_64".into(), t(0))
 }
 
 /// Records that a node has proven the new version, so that none goes alone.

@@ -192,27 +192,17 @@ fn rollout_log_lines_name_variant_and_architecture() {
     }
 }
 
+fn rollout() -> ActiveRollout {
+    ActiveRollout::new(Version::new(1, 20, 5), "aws-k8s-1.37".into(), "x86_64".into(), Timestamp::UNIX_EPOCH)
+}
+
 #[test]
 fn acknowledged_approval_logs_whether_it_had_an_effect() {
     use models::operator::OperatorRequests;
     let with = |observed_generation, approve_step: Option<&str>, approved| BottlerocketUpdateOperatorStatus {
         observed_generation,
         requests: Some(OperatorRequests { approve_step: approve_step.map(str::to_owned), ..Default::default() }),
-        active_rollouts: vec![ActiveRollout {
-            version: Version::new(1, 20, 5),
-            variant: "aws-k8s-1.37".into(),
-            arch: "x86_64".into(),
-            started: Timestamp::UNIX_EPOCH,
-            steps_passed: 0,
-            step_done: None,
-            approved,
-            ended: None,
-            approved_step: None,
-            ledger: None,
-            urgent_until: None,
-            estimated_completion: None,
-            record: None,
-        }],
+        active_rollouts: vec![ActiveRollout { approved, ..rollout() }],
         ..BottlerocketUpdateOperatorStatus::default()
     };
     for (sentence, observed, approved, expected) in [

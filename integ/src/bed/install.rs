@@ -75,21 +75,9 @@ pub(super) async fn install(client: &Client, options: &TestClusterOptions) -> an
 /// Records in the policy's status that a node has proven a version, as if it had been updated and were gone.
 pub async fn prove(client: &Client, version: &Version) -> anyhow::Result<()> {
     let api: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let rollout = ActiveRollout {
-        version: version.clone(),
-        variant: VARIANT.to_owned(),
-        arch: ARCH.to_owned(),
-        started: Timestamp::now(),
-        steps_passed: 0,
-        step_done: None,
-        approved: false,
-        ended: None,
-        approved_step: None,
-        urgent_until: None,
-        estimated_completion: None,
-        record: None,
-        ledger: Some(RolloutLedger { proven: 1, ..RolloutLedger::default() }),
-    };
+    let begun = ActiveRollout::new(version.clone(), VARIANT.to_owned(), ARCH.to_owned(), Timestamp::now());
+    let ledger = RolloutLedger { proven: 1, ..RolloutLedger::default() };
+    let rollout = ActiveRollout { ledger: Some(ledger), ..begun };
     let patch = Patch::Merge(json!({"status": {"activeRollouts": [rollout]}}));
     api.patch_status(OPERATOR_NAME, &PatchParams::default(), &patch).await?;
     Ok(())

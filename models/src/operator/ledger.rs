@@ -157,7 +157,7 @@ impl RolloutLedger {
         if to == Proof::Proven {
             self.end_row();
         }
-        // What was accepted is the end of one attempt of one node. Beyond the names that are kept, it is taken to be of this node.
+        // A user accepts the end of one attempt of one node. Beyond the names that are kept, that is taken to be this node.
         let named = self.nodes.iter().position(|named| named.node == node).map(|index| self.nodes.remove(index));
         let was_unproven = matches!(from, Some(Proof::Unproven | Proof::Unknown));
         let was_accepted = was_unproven && named.is_none_or(|named| named.accepted);

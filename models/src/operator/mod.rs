@@ -318,6 +318,25 @@ pub struct ActiveRollout {
 }
 
 impl ActiveRollout {
+    /// Returns a rollout that begins, to the nodes of a variant and architecture, without a record of its places.
+    pub const fn new(version: Version, variant: String, arch: String, started: Timestamp) -> Self {
+        Self {
+            version,
+            variant,
+            arch,
+            started,
+            steps_passed: 0,
+            step_done: None,
+            approved: false,
+            ended: None,
+            approved_step: None,
+            urgent_until: None,
+            estimated_completion: None,
+            record: None,
+            ledger: None,
+        }
+    }
+
     /// Returns the number of its record in the history; 0 until that is known.
     pub fn number(&self) -> i64 {
         self.record.as_ref().map_or(0, |record| record.number)

@@ -95,3 +95,10 @@ pub struct RolloutRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_estimate: Option<CompletionEstimate>,
 }
+
+impl RolloutRecord {
+    /// Returns the number of the first record of its rollout, which is its own unless it continues another.
+    pub fn first_number(&self) -> i64 {
+        self.first.unwrap_or(self.number)
+    }
+}

@@ -3,11 +3,12 @@
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, RolloutLedger, Slot, SlotUpdate};
 use models::reason::{End, Proof};
+use models::shadow::AttemptResult;
 use models::time::after;
 
 use super::ledger::{inferred, is_of, runs};
 use crate::policy::Policy;
-use crate::view::ClusterView;
+use crate::view::{ClusterView, NodeView};
 
 /// Returns until when the slot of a node that is gone is kept, if it is: its machine may reboot by its permit and come back. One
 /// that has come back as another Node object shows by itself what it runs.
@@ -17,17 +18,25 @@ pub(crate) fn kept_until(view: &ClusterView, policy: &Policy, slot: &Slot) -> Op
     (!back).then(|| after(after(permitting, policy.reboot), policy.returning))
 }
 
+/// Returns the node that a slot was given to; `None` if it is gone, also where another one has its name.
+fn own<'a>(view: &'a ClusterView, slot: &Slot) -> Option<&'a NodeView> {
+    view.nodes.get(&slot.node).filter(|node| node.facts.uid == slot.uid)
+}
+
+/// Returns the end of the attempt of a slot, if the record of its node has it as the last one.
+fn recorded_end<'a>(node: &'a NodeView, update: &SlotUpdate) -> Option<&'a AttemptResult> {
+    node.record()?.last.as_ref().filter(|last| last.attempt == update.attempt)
+}
+
 /// Returns the end of the attempt of a slot that is taken away, and the place that its node has now.
-pub(super) fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveRollout) -> (Proof, String) {
-    let own = view.nodes.get(&slot.node).filter(|node| node.facts.uid == slot.uid);
-    let record = own.and_then(|node| node.record());
-    if let Some(proof) = record.and_then(|record| record.proof.as_ref())
+fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveRollout) -> (Proof, String) {
+    let own = own(view, slot);
+    if let Some(proof) = own.and_then(|node| node.record()?.proof.as_ref())
         && (proof.attempt, &proof.version) == (update.attempt, &update.version)
     {
         return (proof.proof, proof.reason.clone());
     }
-    let last = record.and_then(|record| record.last.as_ref()).filter(|last| last.attempt == update.attempt);
-    if let (Some(last), Some(node)) = (last, own) {
+    if let Some((node, last)) = own.and_then(|node| Some((node, recorded_end(node, update)?))) {
         // An earlier version of the operator recorded no place.
         let proof = inferred(node, rollout).filter(|_| update.permitting_since.is_some());
         return (proof.unwrap_or(Proof::Free), last.reason.clone());
@@ -40,18 +49,19 @@ pub(super) fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollou
 
 /// Counts the end of the attempt of a slot.
 pub(super) fn count(
+    view: &ClusterView,
     ledger: &mut RolloutLedger,
-    (slot, update): (&Slot, &SlotUpdate),
-    (proof, reason): (Proof, &str),
+    (slot, update, rollout): (&Slot, &SlotUpdate, &ActiveRollout),
     limit: usize,
     now: Timestamp,
 ) {
+    let (proof, reason) = ended(view, slot, update, rollout);
     // A node that has a place keeps it until another takes its place.
     if proof != Proof::Free {
-        ledger.move_node(update.had, (&slot.node, proof, reason));
+        ledger.move_node(update.had, (&slot.node, proof, &reason));
     }
-    if End::of(reason).is_none_or(|end| end.brakes(proof)) {
-        ledger.add_to_row((&slot.node, proof, reason), slot.since, limit, now);
+    if End::of(&reason).is_none_or(|end| end.brakes(proof)) {
+        ledger.add_to_row((&slot.node, proof, &reason), slot.since, limit, now);
     }
 }
 
@@ -62,11 +72,8 @@ pub(crate) fn has_ended(
     update: &SlotUpdate,
     now: Timestamp,
 ) -> bool {
-    match view.nodes.get(&slot.node).filter(|node| node.facts.uid == slot.uid) {
-        Some(node) => {
-            let last = node.record().and_then(|record| record.last.as_ref());
-            last.is_some_and(|last| last.attempt == update.attempt)
-        }
+    match own(view, slot) {
+        Some(node) => recorded_end(node, update).is_some(),
         None => kept_until(view, policy, slot).is_none_or(|until| until <= now),
     }
 }
@@ -95,8 +102,7 @@ pub(crate) fn foreseen<'a>(
     for slot in slots {
         let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) else { continue };
         if has_ended((view, policy), slot, update, now) {
-            let (proof, reason) = ended(view, slot, update, rollout);
-            count(&mut ledger, (slot, update), (proof, &reason), limit, now);
+            count(view, &mut ledger, (slot, update, rollout), limit, now);
         }
     }
     ledger

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use models::operator::{ActiveRollout, RolloutLedger, Slot, SlotUpdate};
+use models::operator::{ActiveRollout, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{End, FailureClass, Proof};
 use models::shadow::UPDATED;
 
@@ -22,8 +22,8 @@ pub(crate) fn place(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof> {
 }
 
 /// Returns the number of the first record of a rollout; 0 while none is known.
-pub(super) fn first(rollout: &ActiveRollout) -> i64 {
-    let of_record = || rollout.record.as_ref().map_or(0, |record| record.first.unwrap_or(record.number));
+fn first(rollout: &ActiveRollout) -> i64 {
+    let of_record = || rollout.record.as_ref().map_or(0, RolloutRecord::first_number);
     rollout.ledger.as_ref().map(|ledger| ledger.first).filter(|first| *first > 0).unwrap_or_else(of_record)
 }
 

@@ -105,7 +105,7 @@ pub(crate) fn keep(
             }
             let before = rollout.record.take();
             let continues = |record: &RolloutRecord| full || record.phase == RolloutPhase::Completed;
-            let first = before.filter(continues).map(|record| record.first.unwrap_or(record.number));
+            let first = before.filter(continues).map(|record| record.first_number());
             let number =
                 begun_as(view, &own, view.history.highest.unwrap_or(0)).unwrap_or_else(|| count.saturating_add(1));
             count = count.max(number);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, RolloutLedger};
+use models::operator::{ActiveRollout, RolloutLedger, RolloutRecord};
 use models::reason::Proof;
 use models::shadow::{Place, Step, UPDATED};
 use semver::Version;
@@ -228,33 +228,14 @@ pub(crate) fn follow<'a>(
             None if operator.status.active_rollouts.iter().any(same_kind) => Memory::New,
             None => Memory::Nothing,
         };
-        let mut active = stored.unwrap_or_else(|| ActiveRollout {
-            version: version.clone(),
-            variant: variant.clone(),
-            arch: arch.clone(),
-            started: now,
-            steps_passed: 0,
-            step_done: None,
-            approved: false,
-            ended: None,
-            approved_step: None,
-            urgent_until: None,
-            estimated_completion: None,
-            record: None,
-            ledger: None,
-        });
+        let begun = || ActiveRollout::new(version.clone(), variant.clone(), arch.clone(), now);
+        let mut active = stored.unwrap_or_else(begun);
         follow_urgency(view, &urgency, &mut active);
         let mut ledger = ledger::of(view, &active, memory);
         let is_wanted = |node: &NodeView| targets.contains(&(node.facts.uid.as_str(), version));
         let (rollout, on_their_way) = counted((view, policy), &active, &ledger, is_wanted, now);
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, on_their_way), now);
-        brake::end_pause(&mut ledger, view.nodes.values().filter(|node| is_member(node, &active)), now);
-        let limit = brake::limit(policy, rollout.total);
-        ledger.brake(limit, now);
-        let settled = ended::foreseen((view, policy), view.recorded_slots(), (&active, &ledger), limit, now);
-        let runs = |name: &str| view.nodes.get(name).is_some_and(|node| ledger::runs(node, &active));
-        let braked = brake::of(&settled, &rollout.busy, runs, now);
-        rollout.brake = braked.or_else(|| brake::first(&settled, &rollout.busy));
+        rollout.brake = brake_of((view, policy), (&active, &mut ledger), &rollout, now);
         active.ledger = Some(ledger);
         let lifted = rollout.brake.as_ref().and_then(|brake| brake.wake);
         rollouts.wake = [rollouts.wake, wake, lifted].into_iter().flatten().min();
@@ -270,7 +251,7 @@ pub(crate) fn follow<'a>(
         let urgent_until = stored.urgent_until.filter(|until| urgency.until() == Some(*until));
         let mut ledger = stored.ledger.clone();
         if let Some(ledger) = &mut ledger {
-            // Nothing is held back. If nodes are to take the version again, the row brakes it again.
+            // No node waits. If some are to take the version again, the row brakes the rollout again.
             ledger.brake(usize::MAX, now);
         }
         ActiveRollout { ended, urgent_until, ledger, ..stored.clone() }
@@ -292,7 +273,7 @@ pub(crate) fn follow<'a>(
     });
     rollouts.active.truncate(MOST);
     for active in rollouts.active.iter_mut().filter(|active| active.ended.is_none()) {
-        let first = active.record.as_ref().map(|record| record.first.unwrap_or(record.number));
+        let first = active.record.as_ref().map(RolloutRecord::first_number);
         if let (Some(ledger), Some(first)) = (&mut active.ledger, first)
             && matches!(ledger.first, 0 | i64::MAX)
         {
@@ -305,6 +286,21 @@ pub(crate) fn follow<'a>(
         }
     }
     rollouts
+}
+
+/// Follows the brake of a rollout in its ledger, and returns it, or what lets the first node go alone.
+fn brake_of(
+    (view, policy): (&ClusterView, &Policy),
+    (active, ledger): (&ActiveRollout, &mut RolloutLedger),
+    rollout: &Rollout,
+    now: Timestamp,
+) -> Option<Brake> {
+    brake::end_pause(ledger, view.nodes.values().filter(|node| is_member(node, active)), now);
+    let limit = brake::limit(policy, rollout.total);
+    ledger.brake(limit, now);
+    let settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), limit, now);
+    let runs = |name: &str| view.nodes.get(name).is_some_and(|node| ledger::runs(node, active));
+    brake::of(&settled, &rollout.busy, runs, now).or_else(|| brake::first(&settled, &rollout.busy))
 }
 
 /// Notes the end of a rollout's urgency. A rollout stays urgent until that ends, also when its last node that lacks the

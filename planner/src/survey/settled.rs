@@ -7,7 +7,7 @@ use models::operator::{ActiveRollout, Slot, SlotUpdate};
 use models::reason::Proof;
 
 use super::brake;
-use super::ended::{count, ended};
+use super::ended::count;
 use super::key::{key_of, kind};
 use super::ledger::{is_of, place};
 use super::rollout::Rollouts;
@@ -49,18 +49,16 @@ pub(crate) fn settle(
     let remaining: HashSet<&str> = after.iter().map(|slot| slot.uid.as_str()).collect();
     for rollout in active.iter_mut().filter(|rollout| rollout.ended.is_none()) {
         let Some(mut ledger) = rollout.ledger.take() else { continue };
+        let followed = rollouts.by_key(&key_of(rollout));
+        let limit = brake::limit(policy, followed.map_or(0, |followed| followed.total));
         for slot in before.iter().filter(|slot| !remaining.contains(slot.uid.as_str())) {
             if let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) {
-                let (proof, reason) = ended(view, slot, update, rollout);
-                let total = rollouts.by_key(&key_of(rollout)).map_or(0, |rollout| rollout.total);
-                count(&mut ledger, (slot, update), (proof, &reason), brake::limit(policy, total), now);
+                count(view, &mut ledger, (slot, update, rollout), limit, now);
             }
         }
         let holds = |slot: &Slot| slot.update.as_ref().is_some_and(|update| is_of(update, rollout));
-        if after.iter().any(holds)
-            && let Some(now) = rollouts.by_key(&key_of(rollout))
-        {
-            ledger.base = i64::try_from(now.base).unwrap_or(i64::MAX);
+        if let Some(followed) = followed.filter(|_| after.iter().any(holds)) {
+            ledger.base = i64::try_from(followed.base).unwrap_or(i64::MAX);
         }
         rollout.ledger = Some(ledger);
     }

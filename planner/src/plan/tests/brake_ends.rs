@@ -56,15 +56,22 @@ fn ended(name: &str, step: Option<Step>, reason: &str) -> NodeView {
     node
 }
 
+/// Node `a`, which has a slot, and whose attempt has ended since its machine did not come back.
+fn dead_in_reboot(view: &mut ClusterView) -> NodeView {
+    let mut dead = ended("a", Some(Step::Rebooting), "RebootTimedOut");
+    slots(view, vec![dead.clone()]);
+    let progress = dead.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
+    (progress.step, progress.permit_issued, progress.disruptive) = (Step::Releasing, true, true);
+    dead.facts.ready = false;
+    dead
+}
+
 /// The machine of the first node dies in its reboot.
 #[test]
 fn first_node_that_never_comes_back_does_not_hold_all_others_for_ever() {
     let (mut view, policy) = fleet(&["b", "c"], RolloutLedger::default());
-    let mut dead = ended("a", Some(Step::Rebooting), "RebootTimedOut");
-    slots(&mut view, vec![dead.clone()]);
+    let mut dead = dead_in_reboot(&mut view);
     let shadow = dead.shadow.as_mut().unwrap();
-    let progress = shadow.status.controller.progress.as_mut().unwrap();
-    (progress.step, progress.permit_issued, progress.disruptive) = (Step::Releasing, true, true);
     shadow.status.controller.record.as_mut().unwrap().proof = Some(NodeProof {
         version: NEW,
         rollout: 7,
@@ -72,7 +79,6 @@ fn first_node_that_never_comes_back_does_not_hold_all_others_for_ever() {
         proof: Proof::Unproven,
         reason: "RebootTimedOut".into(),
     });
-    dead.facts.ready = false;
     view.nodes.insert("a".into(), dead);
     let made = plan(&view, &policy, t(1_000_000));
     let a = (made.waits.get("a").map(ToString::to_string), made.actions.get("a").map(|a| format!("{a:?}")));
@@ -355,18 +361,13 @@ fn node_whose_trial_has_ended_is_not_said_to_be_tried() {
     assert!(!made.waits["b"].to_string().contains("a is tried alone"), "{}", made.waits["b"]);
 }
 
-/// Default policy, no canary step: hooks are silent after each update. What accepts the nodes?
 /// No request of a user lets the others go on beside a first node whose machine is dead.
 #[test]
 fn resume_and_release_let_a_rollout_go_on_whose_first_machine_is_dead() {
     let (mut view, policy) = fleet(&["b", "c"], RolloutLedger::default());
-    let mut dead = ended("a", Some(Step::Rebooting), "RebootTimedOut");
-    slots(&mut view, vec![dead.clone()]);
+    let mut dead = dead_in_reboot(&mut view);
     let shadow = dead.shadow.as_mut().unwrap();
-    let progress = shadow.status.controller.progress.as_mut().unwrap();
-    (progress.step, progress.permit_issued, progress.disruptive) = (Step::Releasing, true, true);
     shadow.release = Some("now".into());
-    dead.facts.ready = false;
     view.nodes.insert("a".into(), dead);
     view.operator.as_mut().unwrap().resume = Some("now".into());
     let mut seen = Vec::new();
