@@ -462,6 +462,8 @@ pub struct Operator {
     pub name: String,
     /// The policy.
     pub spec: BottlerocketUpdateOperatorSpec,
+    /// A user's approval of canary steps; empty without one.
+    pub approve_step: String,
     /// Status of the operator.
     pub status: BottlerocketUpdateOperatorStatus,
 }
@@ -471,6 +473,9 @@ impl Operator {
         Self {
             namespace: text(operator.metadata.namespace.as_ref()),
             name: text(operator.metadata.name.as_ref()),
+            approve_step: text(
+                operator.metadata.annotations.as_ref().and_then(|all| all.get(names::APPROVE_STEP_ANNOTATION)),
+            ),
             spec: operator.spec,
             status: operator.status.unwrap_or_default(),
         }

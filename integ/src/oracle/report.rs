@@ -25,6 +25,8 @@ pub enum Property {
     S9,
     /// No drain begins before the awaited hooks have answered.
     S11,
+    /// Never more nodes taken to a version than the places of canary steps passed and due; one alone until it is proven.
+    S12,
     /// A pod that blocks a drain is named.
     L3,
     /// The operator violates no PodDisruptionBudget.
@@ -49,6 +51,9 @@ impl Property {
             Self::S8 => "after the failure budget no new node starts",
             Self::S9 => "a released node is not rebooted by the operator",
             Self::S11 => "no drain begins before the awaited hooks have answered",
+            Self::S12 => {
+                "no more nodes are taken to a version than its canary steps have places, and one alone until it is proven"
+            }
             Self::L3 => "a pod that blocks a drain is named in the shadow",
             Self::BudgetRespected => "no PodDisruptionBudget is violated by the operator",
             Self::NoClaimLeft => "at the end no node carries a claim of the operator",

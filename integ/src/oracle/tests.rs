@@ -256,7 +256,7 @@ async fn injected_violations_in_host_logs_and_records_are_detected() {
     let resource = kube::api::ApiResource::erase::<BottlerocketUpdateOperator>(&());
     let operators: Api<DynamicObject> = Api::namespaced_with(controller.clone(), names::SYSTEM_NAMESPACE, &resource);
     let operator = json!({"apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
-        "metadata": {"name": "default"}, "spec": {"maxUnavailable": 2}});
+        "metadata": {"name": "default"}, "spec": {"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}}});
     let operator: DynamicObject = serde_json::from_value(operator).unwrap();
     until("the operator's resource", async || operators.create(&PostParams::default(), &operator).await.ok()).await;
     let slot = |number: usize, name: &str| json!({"uid": uids[number], "node": name, "since": "2026-01-01T00:00:00Z"});
@@ -274,6 +274,8 @@ async fn injected_violations_in_host_logs_and_records_are_detected() {
         "permit": {"nonce": "n-1", "jws": "x"}}});
     let permit = Patch::Merge(permit);
     shadows.patch("brs-a", &PatchParams::default(), &permit).await.unwrap();
+    // S12: another permit, with the place of the canary step used up.
+    shadows.patch("brs-b", &PatchParams::default(), &permit).await.unwrap();
     // S8: a node starts after the failures of a version have used up the failure budget.
     let failure = json!({"version": "1.20.5", "variant": "v", "arch": "x86_64", "reason": "BootFellBack",
         "time": "2026-01-01T00:00:00Z"});
@@ -289,7 +291,7 @@ async fn injected_violations_in_host_logs_and_records_are_detected() {
     let logs = [HostLog::of("a", &host.log())];
     let verdict = judge(&history, &logs, &audit, &Expectations::default());
     let violated: BTreeSet<Property> = verdict.violations.iter().map(|violation| violation.property).collect();
-    let planted = [Property::S2, Property::S3, Property::S7, Property::S8, Property::S9];
+    let planted = [Property::S2, Property::S3, Property::S7, Property::S8, Property::S9, Property::S12];
     assert_eq!(violated, BTreeSet::from(planted), "{verdict}");
     assert_eq!(verdict.violations.len(), planted.len(), "{verdict}");
     bed.stop().await.unwrap();

@@ -4,6 +4,7 @@ mod budgets;
 mod l3_blocked;
 mod leftovers;
 mod s11_hooks;
+mod s12_places;
 mod s1_budget;
 mod s2_reboots;
 mod s3_drained;
@@ -44,7 +45,7 @@ pub struct Expectations {
 pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectations: &Expectations) -> Verdict {
     let observations = Observations::gather(history, hosts, audit, expectations);
     let mut verdict = Verdict::default();
-    let mut checks: [Box<dyn Check>; 13] = [
+    let mut checks: [Box<dyn Check>; 14] = [
         Box::<s1_budget::Check>::default(),
         Box::<s2_reboots::Check>::default(),
         Box::<s3_drained::Check>::default(),
@@ -55,6 +56,7 @@ pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectation
         Box::<s8_freeze::Check>::default(),
         Box::<s9_released::Check>::default(),
         Box::<s11_hooks::Check>::default(),
+        Box::<s12_places::Check>::default(),
         Box::<l3_blocked::Check>::default(),
         Box::<budgets::Check>::default(),
         Box::<leftovers::Check>::default(),

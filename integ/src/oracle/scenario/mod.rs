@@ -125,6 +125,10 @@ impl Scenario {
         self.clock += SignedDuration::from_secs(seconds);
     }
 
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock
+    }
+
     fn tick(&mut self) -> Timestamp {
         self.clock += SignedDuration::from_millis(10);
         self.clock
@@ -244,6 +248,14 @@ impl Scenario {
     pub(super) fn delete_operator(&mut self) {
         let operator = Arc::clone(self.world.operator.as_ref().unwrap());
         self.write("admin", Object::Operator(operator), true);
+    }
+
+    /// Deletes a Node, and with it its shadow.
+    pub(super) fn delete_node(&mut self, name: &str) {
+        let shadow = Arc::clone(&self.world.shadows[&names::shadow_name(name)]);
+        let node = Arc::clone(&self.world.nodes[name]);
+        self.write("admin", Object::Node(node), true);
+        self.write("admin", Object::Shadow(shadow), true);
     }
 
     fn new_pod(&mut self, title: &str, node: Option<&str>, app: &str, kind: &str) {

@@ -186,13 +186,17 @@ impl Scenario {
     }
 
     pub(in crate::oracle) fn done(&mut self, node: &str) {
+        self.ended(node, UPDATED);
+    }
+
+    fn ended(&mut self, node: &str, reason: &str) {
         self.controller(node, |shadow| {
             let progress = shadow.status.controller.progress.take().unwrap();
             shadow.status.controller.record.get_or_insert_default().last = Some(AttemptResult {
                 attempt: progress.attempt,
                 from: progress.from,
                 version: progress.version,
-                reason: UPDATED.into(),
+                reason: reason.into(),
                 message: String::new(),
                 started: progress.started,
                 ended: progress.since,
@@ -201,6 +205,11 @@ impl Scenario {
     }
 
     pub(in crate::oracle) fn update(&mut self, node: &str) {
+        self.update_ending(node, UPDATED);
+    }
+
+    /// Takes a node to the version; its attempt ends for this reason.
+    pub(in crate::oracle) fn update_ending(&mut self, node: &str, reason: &str) {
         self.until_permit(node);
         self.host_arms(node);
         self.activated(node);
@@ -214,7 +223,7 @@ impl Scenario {
         self.step(node, Step::Verifying);
         self.release(node);
         self.withdraw(node);
-        self.done(node);
+        self.ended(node, reason);
         self.free_slot(node);
         self.agent(node, |agent| agent.armed = None);
     }

@@ -1,0 +1,340 @@
+//! S12: never more nodes taken to a version by permits of the operator than the places of the canary steps that are passed and of
+//! the one due, and until a node has proven the version, one goes alone.
+//!
+//! The operator's own count of places is not read: what nodes run, the ends of their attempts, users' approvals and policy are. A
+//! ledger that a test wrote in place of nodes that are gone counts as these nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use models::operator::{BottlerocketUpdateOperatorSpec, StepApproval};
+use models::shadow::{HostState, UPDATED};
+use semver::Version;
+
+use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
+use crate::oracle::facts::{Operator, Shadow};
+
+/// Variant, architecture and version.
+type Key = (String, String, Version);
+
+/// A node whose reboot into the version was permitted.
+#[derive(Default)]
+struct Taken {
+    name: String,
+    proven: bool,
+    /// Its failure on the version is resolved, which frees its place.
+    freed: bool,
+    under_way: bool,
+}
+
+#[derive(Default)]
+struct Rollout {
+    /// By the uid of the Node. A node that was deleted keeps its place.
+    taken: BTreeMap<String, Taken>,
+    /// Uids of the nodes that were seen on another version. A share of them is at least that of the operator.
+    to_update: BTreeSet<String>,
+    /// Nodes that have proven it before the history begins.
+    given: usize,
+    /// Places of steps that a user has approved, and whether without a proof.
+    approved: BTreeSet<(usize, bool)>,
+    /// Places of the last step that was passed.
+    passed: usize,
+}
+
+impl Rollout {
+    fn proven(&self) -> usize {
+        self.given + self.taken.values().filter(|node| node.proven).count()
+    }
+
+    fn used(&self) -> usize {
+        self.given + self.taken.values().filter(|node| !node.freed).count()
+    }
+
+    /// Returns the places of the step due; `None` where all are passed, or there are none.
+    fn due(&mut self, spec: &BottlerocketUpdateOperatorSpec) -> Option<usize> {
+        let mut before = 0;
+        for step in spec.strategy.iter().flat_map(|strategy| &strategy.canary) {
+            let nodes = self.given + self.to_update.len();
+            let last = before;
+            before = step.nodes.rounded_up(nodes).unwrap_or(1).max(last + 1);
+            // The operator's share of fewer nodes may be less.
+            let mut named = self.approved.iter().filter(|(places, _)| (last + 1..=before).contains(places)).peekable();
+            let approved = named.peek().is_some() || step.approval.unwrap_or_default() == StepApproval::Automatic;
+            let accepted = named.any(|(_, unproven)| *unproven);
+            let passes = approved && (accepted || self.proven() >= before);
+            if before > self.passed && !passes {
+                return Some(before);
+            }
+            self.passed = self.passed.max(before);
+        }
+        None
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Check {
+    rollouts: BTreeMap<Key, Rollout>,
+    approvals: String,
+}
+
+impl Check {
+    fn read_approval(&mut self, operator: &Operator) {
+        if operator.approve_step != self.approvals {
+            self.approvals.clone_from(&operator.approve_step);
+            let names = operator.approve_step.split('@').next().unwrap_or_default().split(',');
+            for name in names {
+                let mut parts = name.trim().split('/');
+                let number = parts.next().and_then(|number| number.parse::<i64>().ok());
+                let places = parts.next().and_then(|places| places.parse::<usize>().ok());
+                let (Some(number), Some(places)) = (number, places) else { continue };
+                let unproven = parts.next() == Some("unproven");
+                for active in operator.status.active_rollouts.iter().filter(|active| active.number() == number) {
+                    let key = (active.variant.clone(), active.arch.clone(), active.version.clone());
+                    self.rollouts.entry(key).or_default().approved.insert((places, unproven));
+                }
+            }
+        }
+    }
+
+    /// Reads a ledger that a test wrote.
+    fn read_ledgers(&mut self, operator: &Operator) {
+        for active in &operator.status.active_rollouts {
+            let Some(ledger) = &active.ledger else { continue };
+            let key = (active.variant.clone(), active.arch.clone(), active.version.clone());
+            self.rollouts.entry(key).or_default().given = usize::try_from(ledger.good()).unwrap_or(0);
+        }
+    }
+
+    /// Notes what a node runs and how its attempts ended.
+    fn read_node(&mut self, uid: &str, new: &Shadow) {
+        let agent = &new.status.agent;
+        let controller = &new.status.controller;
+        for (key, rollout) in &mut self.rollouts {
+            let runs = agent.current_version.as_ref() == Some(&key.2);
+            if !runs {
+                rollout.to_update.insert(uid.to_owned());
+            }
+            let Some(taken) = rollout.taken.get_mut(uid) else { continue };
+            taken.under_way = controller.progress.as_ref().is_some_and(|progress| {
+                !progress.mode().is_verification() && progress.drill.is_none() && progress.version == key.2
+            });
+            let failures = controller.record.iter().flat_map(|record| &record.version_failures);
+            let mut own = failures.filter(|failure| failure.version == key.2).peekable();
+            let failed = own.peek().is_some();
+            let unresolved = own.any(|failure| failure.resolved_by.is_none());
+            let last = controller.record.as_ref().and_then(|record| record.last.as_ref());
+            taken.proven |= !taken.under_way && last.is_some_and(|l| l.version == key.2 && l.reason == UPDATED);
+            taken.freed |= !taken.under_way && failed && !unresolved;
+            let left = !taken.under_way && !runs && !unresolved && agent.armed.is_none();
+            if left && new.spec.permit.is_none() {
+                rollout.taken.remove(uid);
+                if rollout.taken.is_empty() {
+                    (rollout.passed, rollout.approved) = (0, BTreeSet::new());
+                }
+            }
+        }
+    }
+}
+
+impl super::Check for Check {
+    fn at(&mut self, moment: &RevisionContext, _: &Observations, verdict: &mut Verdict) {
+        if let (Object::Operator(operator), false) = (&moment.change.object, moment.change.gone)
+            && moment.world.operator.as_ref().is_some_and(|active| active.name == operator.name)
+        {
+            self.read_approval(operator);
+            if moment.writer.is_some() && moment.part().is_none() && self.rollouts.is_empty() {
+                self.read_ledgers(operator);
+            }
+        }
+        let Some((new, old)) = moment.shadow() else { return };
+        let Some((name, uid)) = &new.owner else { return };
+        let permitted = new.permit_nonce().filter(|nonce| old.and_then(Shadow::permit_nonce) != Some(nonce));
+        if permitted.is_some()
+            && new.spec.state == HostState::RebootedIntoUpdate
+            && let Some(version) = &new.spec.version
+        {
+            let agent = &new.status.agent;
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            let key = (text(&agent.variant), text(&agent.arch), version.clone());
+            if !self.rollouts.contains_key(&key) {
+                self.rollouts.insert(key.clone(), Rollout::default());
+                self.note_all(moment.world);
+            }
+            let rollout = self.rollouts.entry(key).or_default();
+            let has_place = rollout.taken.get(uid).is_some_and(|taken| !taken.freed);
+            let taken = Taken { name: name.clone(), under_way: true, ..Taken::default() };
+            rollout.taken.entry(uid.clone()).or_insert(taken).freed = false;
+            if let Some(operator) = moment.world.operator.as_ref().filter(|_| !has_place) {
+                let due = rollout.due(&operator.spec);
+                let (used, proven) = (rollout.used(), rollout.proven());
+                let accepted = rollout.approved.iter().any(|(_, unproven)| *unproven);
+                let others = rollout.taken.iter().filter(|(other, taken)| *other != uid && taken.under_way);
+                let others: Vec<&str> = others.map(|(_, taken)| taken.name.as_str()).collect();
+                let text = match due {
+                    Some(due) if used > due => Some(format!("{used} nodes are taken to {version}, and {due} may be")),
+                    _ if proven == 0 && !accepted && !others.is_empty() => {
+                        Some(format!("it is taken to {version} beside {}, and none has proven it", others.join(", ")))
+                    }
+                    _ => None,
+                };
+                if let Some(text) = text {
+                    verdict.report(Property::S12, Some(moment.revision()), Some(name), text);
+                }
+            }
+        }
+        self.read_node(uid, new);
+    }
+}
+
+impl Check {
+    fn note_all(&mut self, world: &ClusterState) {
+        for shadow in world.shadows.values() {
+            if let Some((_, uid)) = &shadow.owner {
+                self.read_node(uid, shadow);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::operator::{
+        ActiveRollout, CanaryStep, CountOrPercent, RecordedRevision, RolloutLedger, RolloutPhase, RolloutRecord,
+        StepApproval, StrategyPolicy,
+    };
+
+    use super::super::super::scenario::Scenario;
+    use super::Property;
+
+    fn canary(nodes: &[&str], steps: &[CountOrPercent], approval: StepApproval) -> Scenario {
+        let mut scenario = Scenario::new(nodes);
+        let step = |nodes: &CountOrPercent| CanaryStep { nodes: nodes.clone(), soak: None, approval: Some(approval) };
+        let canary = steps.iter().map(step).collect();
+        scenario.operator(|operator| {
+            operator.spec.max_unavailable = Some(CountOrPercent::Count(9));
+            operator.spec.strategy = Some(StrategyPolicy { canary, ..StrategyPolicy::default() });
+        });
+        scenario
+    }
+
+    fn approve(scenario: &mut Scenario, value: &str) {
+        let record = RolloutRecord {
+            number: 7,
+            begun: scenario.now(),
+            first: None,
+            revision: RecordedRevision::default(),
+            phase: RolloutPhase::Running,
+            ended: None,
+            first_estimate: None,
+        };
+        let begun = ActiveRollout::new("1.20.5".parse().unwrap(), String::new(), String::new(), scenario.now());
+        scenario.operator(|operator| {
+            operator.status.active_rollouts = vec![ActiveRollout { record: Some(record), ..begun }];
+            operator.approve_step = value.to_owned();
+        });
+    }
+
+    const ONE: CountOrPercent = CountOrPercent::Count(1);
+
+    #[test]
+    fn proven_steps_let_further_nodes_go() {
+        let mut scenario = canary(&["a", "b", "c"], &[ONE], StepApproval::Automatic);
+        scenario.update("a");
+        scenario.until_permit("b");
+        scenario.until_permit("c");
+        assert_eq!(scenario.judge().violations, []);
+    }
+
+    #[test]
+    fn node_beyond_places_is_detected_however_those_before_it_ended() {
+        for reason in ["HookTimedOut", "HealthUnknown", "Released"] {
+            let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Automatic);
+            scenario.update_ending("a", reason);
+            assert_eq!(scenario.judge().violations, []);
+            scenario.until_permit("b");
+            scenario.assert_only(Property::S12);
+        }
+    }
+
+    #[test]
+    fn place_of_deleted_node_stays_used() {
+        let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Automatic);
+        scenario.update_ending("a", "HealthUnknown");
+        scenario.delete_node("a");
+        scenario.until_permit("b");
+        scenario.assert_only(Property::S12);
+    }
+
+    #[test]
+    fn place_of_node_that_left_version_is_free() {
+        let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Automatic);
+        scenario.update_ending("a", "HealthUnknown");
+        scenario.host_reboots_by_hand("a");
+        scenario.agent("a", |agent| agent.current_version = Some("1.20.0".parse().unwrap()));
+        scenario.until_permit("b");
+        assert_eq!(scenario.judge().violations, []);
+    }
+
+    #[test]
+    fn share_is_counted_over_nodes_that_have_to_be_updated() {
+        let percent = CountOrPercent::Percent("50%".into());
+        let mut scenario = canary(&["a", "b", "c", "d", "e", "f"], &[percent], StepApproval::Manual);
+        for came_with_image in ["c", "d", "e", "f"] {
+            scenario.agent(came_with_image, |agent| agent.current_version = Some("1.20.5".parse().unwrap()));
+        }
+        scenario.update("a");
+        assert_eq!(scenario.judge().violations, []);
+        scenario.until_permit("b");
+        scenario.assert_only(Property::S12);
+    }
+
+    #[test]
+    fn manual_step_passes_by_approval_of_its_own_places_alone() {
+        for (value, passes) in [("7/1@x", true), ("7/2@x", false), ("6/1@x", false), ("", false)] {
+            let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Manual);
+            scenario.update("a");
+            approve(&mut scenario, value);
+            scenario.until_permit("b");
+            if passes {
+                assert_eq!(scenario.judge().violations, [], "{value}");
+            } else {
+                scenario.assert_only(Property::S12);
+            }
+        }
+    }
+
+    #[test]
+    fn unproven_place_is_accepted_by_name_alone() {
+        for (value, passes) in [("7/1/unproven@x", true), ("7/1@x", false)] {
+            let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Automatic);
+            scenario.update_ending("a", "HealthUnknown");
+            approve(&mut scenario, value);
+            scenario.until_permit("b");
+            if passes {
+                assert_eq!(scenario.judge().violations, [], "{value}");
+            } else {
+                scenario.assert_only(Property::S12);
+            }
+        }
+    }
+
+    #[test]
+    fn second_node_beside_first_is_detected_without_canary_steps() {
+        let mut scenario = canary(&["a", "b"], &[], StepApproval::Automatic);
+        scenario.until_permit("a");
+        scenario.until_permit("b");
+        scenario.assert_only(Property::S12);
+    }
+
+    #[test]
+    fn ledger_of_controller_is_no_evidence() {
+        let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Automatic);
+        scenario.update_ending("a", "HealthUnknown");
+        let begun = ActiveRollout::new("1.20.5".parse().unwrap(), String::new(), String::new(), scenario.now());
+        let ledger = RolloutLedger { proven: 1, ..RolloutLedger::default() };
+        scenario.operator(|operator| {
+            operator.status.active_rollouts = vec![ActiveRollout { ledger: Some(ledger), ..begun }];
+        });
+        scenario.until_permit("b");
+        scenario.assert_only(Property::S12);
+    }
+}
