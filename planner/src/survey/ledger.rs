@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
+use jiff::Timestamp;
 use models::operator::{ActiveRollout, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
 use models::reason::{End, FailureClass, Proof};
-use models::shadow::UPDATED;
+use models::shadow::{AttemptResult, UPDATED};
 
 use super::key::is_member;
 use crate::view::{ClusterView, NodeView};
@@ -92,15 +93,45 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
             let accepted = accepted.min(seen.unproven);
             RolloutLedger { first, base, passed, due, accepted, row, tried, braked_until, ..seen }
         }
-        (None, Memory::Entry) => count(&|node| place(node, rollout).or_else(|| inferred(node, rollout))),
+        (None, Memory::Entry) => {
+            let read = |node: &NodeView| place(node, rollout).or_else(|| inferred(node, rollout));
+            with_row(count(&read), view.nodes.values().filter(counts), rollout, read, Some(rollout.started))
+        }
         // None of the records that there are is one of it.
         (None, Memory::New) => RolloutLedger { first: i64::MAX, ..RolloutLedger::default() },
         // Numbers of rollouts begin again with a new resource: what a node has shown of the version counts.
-        (None, Memory::Nothing) => count(&|node| {
-            let proof = place(node, &ActiveRollout { record: None, ..rollout.clone() })?;
-            (proof == Proof::Failed || runs(node, rollout)).then_some(proof)
-        }),
+        (None, Memory::Nothing) => {
+            let read = |node: &NodeView| {
+                let proof = place(node, &ActiveRollout { record: None, ..rollout.clone() })?;
+                (proof == Proof::Failed || runs(node, rollout)).then_some(proof)
+            };
+            with_row(count(&read), view.nodes.values().filter(counts), rollout, read, None)
+        }
     }
+}
+
+/// Returns a ledger that is rebuilt, with the row of its brake: nodes whose last attempts at the version have ended without a proof
+/// since the last proven one, and since a time where one is known.
+fn with_row<'a>(
+    mut ledger: RolloutLedger,
+    nodes: impl Iterator<Item = &'a NodeView>,
+    rollout: &ActiveRollout,
+    place: impl Fn(&NodeView) -> Option<Proof>,
+    since: Option<Timestamp>,
+) -> RolloutLedger {
+    let end = |node: &'a NodeView| Some((node, node.record()?.last.as_ref()?));
+    let mut ends: Vec<(&NodeView, &AttemptResult)> = nodes.filter_map(end).collect();
+    ends.retain(|(_, last)| last.version == rollout.version && since.is_none_or(|since| last.ended >= since));
+    ends.sort_by_key(|(_, last)| last.ended);
+    for (node, last) in ends {
+        let proof = place(node).unwrap_or(Proof::Free);
+        if proof == Proof::Proven {
+            ledger.end_row();
+        } else if End::of(&last.reason).is_none_or(|end| end.brakes(proof)) {
+            ledger.add_to_row((&node.facts.name, proof, &last.reason), last.ended, usize::MAX, last.ended);
+        }
+    }
+    ledger
 }
 
 /// Returns a recorded ledger with what its nodes have shown since without a slot, as by a verification: a node that is named is moved

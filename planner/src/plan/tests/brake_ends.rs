@@ -321,7 +321,51 @@ fn planner_foresees_the_end_of_a_node_that_is_gone() {
     assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{given:?}");
 }
 
-/// `bruo` is deleted and made again while the rollout is braked.
+/// `bruo` is deleted and made again while the rollout is braked, or a status is one of an earlier version.
+#[test]
+fn brake_of_a_ledger_that_is_missing_is_rebuilt_from_the_nodes() {
+    let failed = |name: &str, reason: &str, second: i64| {
+        let mut node = ended(name, None, reason);
+        let record = node.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
+        record.last.as_mut().unwrap().ended = t(second);
+        node
+    };
+    let third = |reason| failed("x3", reason, 30);
+    for (sentence, third, braked) in [
+        ("three have ended without a proof", third("DrainTimedOut"), true),
+        ("the third was withdrawn", third("ReleaseRequested"), false),
+        ("the third is proven", runs_new("x3", 30), false),
+    ] {
+        for made_again in [true, false] {
+            let nodes = vec![failed("x1", "DrainTimedOut", 10), failed("x2", "AgentSilent", 20), third.clone()];
+            let (mut view, policy) = fleet(&["b", "c"], RolloutLedger::default());
+            let rollouts = &mut view.operator.as_mut().unwrap().status.active_rollouts;
+            if made_again {
+                rollouts.clear();
+            } else {
+                rollouts[0].ledger = None;
+            }
+            view.nodes.extend(nodes.into_iter().map(|node| (node.facts.name.clone(), node)));
+            let made = plan(&view, &policy, t(60));
+            let expected = braked.then(|| t(660));
+            assert_eq!(
+                ledger(&made).braked_until,
+                expected,
+                "{sentence}, made again: {made_again}: {:?}",
+                ledger(&made)
+            );
+        }
+    }
+}
+
+/// A node whose update ended well at this second.
+fn runs_new(name: &str, second: i64) -> NodeView {
+    let mut node = with_place(name, Proof::Proven, 7);
+    let record = node.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
+    record.last.as_mut().unwrap().ended = t(second);
+    node
+}
+
 /// A ledger that is behind its nodes.
 #[test]
 fn brake_outlasts_a_ledger_that_is_behind() {
