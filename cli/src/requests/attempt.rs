@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};
 use models::names::{RELEASE_ANNOTATION, RETRY_ANNOTATION};
+use models::operator::BRAKED;
 use models::reason::Proof;
 use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Mode, Progress, Record, Step,
@@ -59,6 +60,9 @@ fn decide_retry(shadow: &BottlerocketShadow, nonce: &str, now: Timestamp) -> Dec
         return write("asked to end its back-off");
     }
     let why = true_condition(conditions, BLOCKED);
+    if why.is_some_and(|blocked| blocked.reason == BRAKED) {
+        return write("asked to end the pause of its braked rollout");
+    }
     let why = why.map_or_else(String::new, |blocked| format!("; it waits for another reason: {}", blocked.message));
     if progress(shadow).is_some_and(|progress| progress.mode().is_verification()) {
         return Decision::Nothing("it is being verified again already".to_owned());
@@ -251,6 +255,8 @@ mod tests {
         assert!(nothing(decide_retry(&not_before(-60), "nonce", now)).contains("not in back-off"));
         let armed = shadow(&json!({"conditions": [condition(HOST_REACHABLE, HOST_ARMED_BY_OTHER, "")]}));
         assert_eq!(patch(decide_retry(&armed, "nonce", now)), expected);
+        let braked = shadow(&json!({"conditions": [condition(BLOCKED, BRAKED, "its rollout is braked")]}));
+        assert_eq!(patch(decide_retry(&braked, "nonce", now)), expected, "it ends the pause of its rollout");
         let held = shadow(&json!({"conditions": [condition(BLOCKED, "Held", "the node is held")]}));
         assert!(nothing(decide_retry(&held, "nonce", now)).contains("another reason: the node is held"));
     }

@@ -21,7 +21,7 @@ type Key = (String, String, Version);
 struct Taken {
     name: String,
     proven: bool,
-    /// Its failure on the version is resolved, which frees its place.
+    /// True once its failure on the version is resolved, which frees the place.
     freed: bool,
     under_way: bool,
 }
