@@ -30,8 +30,10 @@ struct Taken {
 struct Rollout {
     /// By the uid of the Node. A node that was deleted keeps its place.
     taken: BTreeMap<String, Taken>,
-    /// Uids of the nodes that were seen on another version. A share of them is at least that of the operator.
+    /// Uids of the nodes that were seen on another version. A share of them is at least that of the operator, and a share of those
+    /// that there were at the first permit is at most that.
     to_update: BTreeSet<String>,
+    began_with: usize,
     /// Nodes that have proven it before the history begins.
     given: usize,
     /// Places of steps that a user has approved, and whether without a proof.
@@ -49,22 +51,22 @@ impl Rollout {
         self.given + self.taken.values().filter(|node| !node.freed).count()
     }
 
-    /// Returns the places of the step due; `None` where all are passed, or there are none.
+    /// Returns the most places that the step due may have; `None` where all are passed, or there are none.
     fn due(&mut self, spec: &BottlerocketUpdateOperatorSpec) -> Option<usize> {
-        let mut before = 0;
+        let (mut least, mut most) = (0, 0);
         for step in spec.strategy.iter().flat_map(|strategy| &strategy.canary) {
-            let nodes = self.given + self.to_update.len();
-            let last = before;
-            before = step.nodes.rounded_up(nodes).unwrap_or(1).max(last + 1);
-            // The operator's share of fewer nodes may be less.
-            let mut named = self.approved.iter().filter(|(places, _)| (last + 1..=before).contains(places)).peekable();
+            let places = |nodes: usize, before: usize| step.nodes.rounded_up(nodes).unwrap_or(1).max(before + 1);
+            let before = least;
+            least = places(self.given + self.began_with, before);
+            most = places(self.given + self.to_update.len(), most);
+            let mut named = self.approved.iter().filter(|(places, _)| (before + 1..=most).contains(places)).peekable();
             let approved = named.peek().is_some() || step.approval.unwrap_or_default() == StepApproval::Automatic;
             let accepted = named.any(|(_, unproven)| *unproven);
-            let passes = approved && (accepted || self.proven() >= before);
-            if before > self.passed && !passes {
-                return Some(before);
+            let passes = approved && (accepted || self.proven() >= least);
+            if most > self.passed && !passes {
+                return Some(most);
             }
-            self.passed = self.passed.max(before);
+            self.passed = self.passed.max(most);
         }
         None
     }
@@ -160,6 +162,9 @@ impl super::Check for Check {
                 self.note_all(moment.world);
             }
             let rollout = self.rollouts.entry(key).or_default();
+            if rollout.taken.is_empty() {
+                rollout.began_with = rollout.to_update.len();
+            }
             let has_place = rollout.taken.get(uid).is_some_and(|taken| !taken.freed);
             let taken = Taken { name: name.clone(), under_way: true, ..Taken::default() };
             rollout.taken.entry(uid.clone()).or_insert(taken).freed = false;

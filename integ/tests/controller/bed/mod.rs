@@ -129,7 +129,17 @@ impl ScriptedCluster {
 
     /// Adds a node that runs [`OLD`], with more labels than the operator's.
     pub(crate) async fn add_node(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
-        self.fleet.add(name, &OLD);
+        self.add_node_of_image(name, &OLD, labels).await
+    }
+
+    /// Adds a node that came with the image of a version.
+    pub(crate) async fn add_node_of_image(
+        &self,
+        name: &str,
+        version: &Version,
+        labels: &[(&str, &str)],
+    ) -> anyhow::Result<()> {
+        self.fleet.add(name, version);
         let mut all: BTreeMap<String, String> =
             labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         all.entry(INTERFACE_LABEL.to_owned()).or_insert(INTERFACE_VERSION.to_owned());
