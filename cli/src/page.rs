@@ -337,10 +337,18 @@ pub(crate) fn warn(text: impl fmt::Display) {
     eprintln!("Warning: {}", plain(&text.to_string()));
 }
 
+/// Makes a page of an error with its causes. Without a backtrace, also where the environment has `RUST_BACKTRACE`.
 fn complaint(error: &anyhow::Error) -> Page {
     let mut page = Page::default();
-    for line in format!("Error: {error:?}").lines() {
-        page.line(line);
+    let mut lines = |text: String| text.lines().for_each(|line| page.line(line));
+    lines(format!("Error: {error}"));
+    let causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
+    if !causes.is_empty() {
+        lines("\nCaused by:".to_owned());
+    }
+    for (number, cause) in causes.iter().enumerate() {
+        let number = if causes.len() > 1 { format!("{number}: ") } else { String::new() };
+        lines(format!("    {number}{}", cause.replace('\n', "\n    ")));
     }
     page
 }

@@ -56,7 +56,7 @@ fn log(command: Command, outcome: &Outcome) {
     match outcome {
         Outcome::Done(_) => tracing::info!(command, "host command succeeded"),
         Outcome::Failed(_, message) | Outcome::NotStarted(message) | Outcome::Refused(message) => {
-            tracing::warn!(command, ?message, "host command failed");
+            tracing::warn!(command, detail = ?message, "host command failed");
         }
         Outcome::Vanished(_) => tracing::warn!(command, "host command left no record"),
         Outcome::Interrupted => tracing::info!(command, "host command not followed: the desired state has changed"),

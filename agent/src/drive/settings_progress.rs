@@ -185,7 +185,7 @@ impl SettingsProgress {
             return false;
         }
         let (reason, message) = problem.reason();
-        tracing::warn!(reason, ?message, "the host's settings are left unchanged");
+        tracing::warn!(reason, detail = ?message, "the host's settings are left unchanged");
         self.problem = Some(problem);
         true
     }

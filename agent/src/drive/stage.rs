@@ -112,7 +112,7 @@ fn record_wrong_image(turn: &mut Turn<'_>, status: &UpdateStatus) {
     let output = status.last.as_ref().map(|last| last.stderr.trim()).unwrap_or_default();
     let tries = &mut turn.boot.tries;
     tries.message = format!("the host recorded {recorded}; output of its download: {output}");
-    tracing::warn!(message = ?tries.message, "the host staged another image than the wanted one");
+    tracing::warn!(detail = ?tries.message, "the host staged another image than the wanted one");
     tries.wrong_image = tries.refreshed;
     turn.boot.memory.chosen = None;
 }

@@ -21,8 +21,8 @@ pub(super) fn lines(record: &Record, shadows: &BTreeMap<String, EarlierShadow>, 
     lines.extend(rest(record));
     lines.push(
         "next: install this operator by the commands of docs/install.md, section \"Install\": crds.yaml, then brupop.yaml. \
-         Installing also enables updates: leave the last document, the policy, out until you have written your own \
-         (docs/policy.md; kubectl brupop takeover settings proposes one)"
+         No node is updated until you enable it: the policy that is installed has enabled: false (docs/policy.md; kubectl \
+         brupop takeover settings proposes one with the settings of the earlier operator)"
             .to_owned(),
     );
     if !record.is_empty() {
@@ -158,6 +158,15 @@ mod tests {
 
     fn shadow(wanted: &str) -> EarlierShadow {
         EarlierShadow::read(&json!({"spec": {"state": wanted}, "status": {"current_state": "Idle"}}))
+    }
+
+    #[test]
+    fn next_step_says_what_the_installed_policy_does() {
+        let manifest = include_str!("../../../deploy/manifests/brupop.yaml");
+        let policy = manifest.split("\n---\n").find(|document| document.contains("kind: BottlerocketUpdateOperator"));
+        assert!(policy.unwrap().contains("\n  enabled: false\n"));
+        let lines = lines(&Record::default(), &BTreeMap::new(), &[]);
+        assert!(lines.last().unwrap().contains("has enabled: false"), "{lines:?}");
     }
 
     #[test]

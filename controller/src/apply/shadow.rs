@@ -70,7 +70,7 @@ impl Applier {
         let written = self.shadow_api().patch_status(&name, &manager, &Patch::Apply(body)).await;
         self.shadows.written(&written.map_err(ApplyError::api("shadow_status"))?);
         let Condition { reason, message, .. } = condition;
-        tracing::warn!(node = shadow.node, reason, message, "agent silent");
+        tracing::warn!(node = shadow.node, reason, detail = message, "agent silent");
         Ok(())
     }
 

@@ -99,7 +99,7 @@ impl Shared {
         match &answer {
             Answer::Quiet { .. } => tracing::debug!(query, "an expression is quiet"),
             Answer::Firing { series } => tracing::debug!(query, series, "an expression returns something"),
-            Answer::Failed { message } => tracing::debug!(query, message, "an expression has no answer"),
+            Answer::Failed { message } => tracing::debug!(query, detail = message, "an expression has no answer"),
         }
         self.metrics.expression(&answer);
         let news = self.lock().record(query, edition, sent, answer);

@@ -282,9 +282,9 @@ impl Migrator {
         }
         let (migrated, reason, message) = state.condition();
         if migrated {
-            tracing::info!(message, "storage migration completed");
+            tracing::info!(detail = message, "storage migration completed");
         } else {
-            tracing::warn!(reason, message, "storage migration blocked");
+            tracing::warn!(reason, detail = message, "storage migration blocked");
         }
     }
 }

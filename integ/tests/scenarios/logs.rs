@@ -1,6 +1,10 @@
 //! The leader's log alone is enough to follow a rollout.
 
+use anyhow::Context as _;
+use integ::bed::TestClusterOptions;
 use jiff::Timestamp;
+use models::log::LogFormat;
+use serde_json::{Map, Value};
 
 use crate::support::{ScenarioContext, nodes, run};
 
@@ -16,30 +20,59 @@ pub(crate) fn lines(ctx: &ScenarioContext) -> anyhow::Result<Vec<String>> {
     Ok(lines)
 }
 
+/// A line of a program that logs JSON.
+struct Line {
+    fields: Map<String, Value>,
+    at: Timestamp,
+}
+
+impl Line {
+    fn text(&self, field: &str) -> &str {
+        self.fields.get(field).and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+/// Reads all lines. A key that is written twice would lose one of its values in every reader.
+fn read(ctx: &ScenarioContext) -> anyhow::Result<Vec<Line>> {
+    let read = |line: String| {
+        let fields: Map<String, Value> = serde_json::from_str(&line).with_context(|| line.clone())?;
+        for key in fields.keys() {
+            anyhow::ensure!(line.matches(&format!("\"{key}\":")).count() == 1, "{key} is written twice: {line}");
+        }
+        let at = fields.get("timestamp").and_then(Value::as_str).context("no timestamp")?.parse()?;
+        Ok(Line { fields, at })
+    };
+    lines(ctx)?.into_iter().map(read).collect()
+}
+
 /// The leaders' decisions on a node, in the order of time.
-fn decisions(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Vec<String>> {
+fn decisions(lines: &[Line], node: &str) -> anyhow::Result<Vec<String>> {
     let mut decisions: Vec<(Timestamp, String)> = Vec::new();
-    for line in lines(ctx)? {
-        // Example:
-        // `2026-01-01T00:00:00.000000Z  INFO controller::decisions: node drained node="a" attempt=1 version=1.20.5`.
-        let Some((head, rest)) = line.split_once(" controller::decisions: ") else { continue };
-        let Some((text, fields)) = rest.split_once(&format!(" node={node:?}")) else { continue };
-        anyhow::ensure!(fields.contains("attempt=1") && fields.contains("version=1.20.5"), "{line}");
-        let at = head.split_whitespace().next().unwrap_or_default().parse()?;
-        decisions.push((at, text.to_owned()));
+    for line in lines {
+        if line.text("target") != "controller::decisions" || line.text("node") != node {
+            continue;
+        }
+        let (attempt, version) = (&line.fields["attempt"], line.text("version"));
+        anyhow::ensure!(*attempt == 1 && version == "1.20.5", "{:?}", line.fields);
+        decisions.push((line.at, line.text("message").to_owned()));
     }
     decisions.sort();
     Ok(decisions.into_iter().map(|(_, text)| text).collect())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn leader_logs_each_node_decision_once() -> anyhow::Result<()> {
-    run(nodes(2), async |ctx| {
+async fn rollout_can_be_read_from_json_logs_with_each_node_decision_once() -> anyhow::Result<()> {
+    let json = deploy::Options { log_format: Some(LogFormat::Json), ..deploy::Options::default() };
+    run(TestClusterOptions { deploy: json, ..nodes(2) }, async |ctx| {
         ctx.install().await?;
         ctx.release();
         ctx.updated().await?;
+        let log = read(ctx)?;
+        for program in ["agent::", "apiserver::", "controller::"] {
+            assert!(log.iter().any(|line| line.text("target").starts_with(program)), "nothing is logged by {program}");
+        }
         for node in ["node-1", "node-2"] {
-            let mut lines = decisions(ctx, node)?;
+            let mut lines = decisions(&log, node)?;
             // Only where a node has to wait.
             lines.retain(|line| line != "image staged" && line != "node rebooted: waiting for it to be Ready");
             let expected = [

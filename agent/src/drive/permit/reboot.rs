@@ -26,7 +26,7 @@ pub(super) async fn reboot(turn: &mut Turn<'_>) -> Result<Next, Stop> {
         }
         // The number is the signal that ended the host's command, which the shutdown itself sends.
         Ok(Posted::Failed(message)) if message.contains("exit code: 15") => {
-            tracing::info!(attempt, ?message, "reboot requested; its command was ended by a signal");
+            tracing::info!(attempt, detail = ?message, "reboot requested; its command was ended by a signal");
             return Ok(await_reboot(turn));
         }
         Ok(Posted::Refused(message) | Posted::Failed(message)) => message,
@@ -34,7 +34,7 @@ pub(super) async fn reboot(turn: &mut Turn<'_>) -> Result<Next, Stop> {
         Err(error @ HostError::BadAnswer { .. }) => error.to_string(),
         Err(error) => return Err(error.into()),
     };
-    tracing::warn!(attempt, ?message, "the host refuses to reboot");
+    tracing::warn!(attempt, detail = ?message, "the host refuses to reboot");
     turn.boot.tries.message = message;
     Ok(Next::after(turn.boot.tries.reboot.next_delay(REFUSED)))
 }

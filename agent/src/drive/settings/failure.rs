@@ -17,7 +17,7 @@ pub(super) fn unanswered(turn: &mut Turn<'_>, error: HostError) -> Stop {
 }
 
 pub(super) fn failed(turn: &mut Turn<'_>, message: String) -> Next {
-    tracing::warn!(?message, "the host does not change its settings");
+    tracing::warn!(detail = ?message, "the host does not change its settings");
     turn.boot.settings.fail(message, Instant::now());
     Next::Again
 }

@@ -194,10 +194,11 @@ impl Walk<'_> {
 /// Runs the plugin as the user of a kubeconfig, in a terminal of so many columns.
 async fn plugin_in(kubeconfig: &Path, columns: usize, arguments: &[&str]) -> Result<Output> {
     let output = Command::new(Programs::find()?.plugin)
+        // As on many developers' machines: errors are for people all the same.
+        .env("RUST_BACKTRACE", "1")
         .args(arguments)
         .env("KUBECONFIG", kubeconfig)
         .env("COLUMNS", columns.to_string())
-        .env_remove("RUST_BACKTRACE")
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()
