@@ -1,20 +1,27 @@
 //! Limits on the connections of a source, from the moment that they are accepted, and on the age of one that is no
 //! agent's. Each costs memory before it is authenticated: a handshake that may never come, and up to 128 KiB of a head
-//! that never ends.
+//! that never ends. What is not HTTP is logged here, once a minute for each source: before it is a request, no other part sees it.
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::pending;
+use std::io;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use actix_http::error::DispatchError;
 use actix_service::{ServiceFactory, apply_fn_factory};
+use actix_tls::accept::TlsError;
 use actix_web::rt::net::TcpStream;
 use prometheus::IntCounter;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-use crate::limit::{Source, Sources};
+use crate::limit::{Allowance, Limiter, Source, Sources};
+
+/// Rate limit of log lines about what is not HTTP, for one source. What is left out is counted.
+const MALFORMED: Allowance = Allowance { burst: 1, every: Duration::from_mins(1) };
 
 tokio::task_local! {
     /// True once an agent was authenticated on a connection. The task that serves it serves all of its requests.
@@ -36,6 +43,9 @@ pub(crate) struct Connections {
     /// the first head of a connection, and no body.
     unauthenticated_limit: Duration,
     refused: IntCounter,
+    malformed: IntCounter,
+    log_lines: Limiter<Source>,
+    omitted: AtomicU64,
     open: Mutex<HashMap<Source, usize>>,
 }
 
@@ -51,13 +61,16 @@ impl Connections {
         sources: Sources,
         most: usize,
         unauthenticated_limit: Duration,
-        refused: IntCounter,
+        (refused, malformed): (IntCounter, IntCounter),
     ) -> Arc<Self> {
         Arc::new(Self {
             sources,
             most: (most > 0).then_some(most),
             unauthenticated_limit,
             refused,
+            malformed,
+            log_lines: Limiter::new(MALFORMED),
+            omitted: AtomicU64::new(0),
             open: Mutex::default(),
         })
     }
@@ -68,22 +81,41 @@ impl Connections {
         served: S,
     ) -> impl ServiceFactory<TcpStream, Config = (), Response = (), Error = S::Error, InitError = S::InitError>
     where
-        S: ServiceFactory<TcpStream, Config = (), Response = ()>,
+        S: ServiceFactory<TcpStream, Config = (), Response = (), Error = TlsError<io::Error, DispatchError>>,
     {
         apply_fn_factory(served, move |connection: TcpStream, served: &S::Service| {
             let peer = connection.peer_addr().ok();
             let counted = peer.and_then(|peer| self.enter(self.sources.of(peer.ip())));
             let ends = counted.is_some().then(|| actix_service::Service::call(served, connection));
             let limit = self.unauthenticated_limit;
+            let connections = Arc::clone(&self);
             async move {
                 let result = match ends {
                     Some(ends) => bounded(ends, limit).await,
                     None => Ok(()),
                 };
                 drop(counted);
+                if let (Some(peer), Err(TlsError::Service(DispatchError::Parse(error)))) = (peer, &result)
+                    && let Some(omitted) =
+                        connections.count_malformed(connections.sources.of(peer.ip()), Instant::now())
+                {
+                    let (peer, omitted) = (peer.ip(), Some(omitted).filter(|&count| count > 0));
+                    tracing::info!(target: "access", %peer, %error, omitted, "malformed request");
+                }
                 result
             }
         })
+    }
+
+    /// Counts a connection on which no HTTP was sent. Returns how many were left out of the log since the last line, if this one
+    /// gets a line.
+    fn count_malformed(&self, source: Source, now: Instant) -> Option<u64> {
+        self.malformed.inc();
+        if self.log_lines.take(source, now).is_err() {
+            self.omitted.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(self.omitted.swap(0, Ordering::Relaxed))
     }
 
     fn enter(self: &Arc<Self>, source: Source) -> Option<Counted> {
@@ -136,7 +168,7 @@ mod tests {
         let sources = Sources { ipv6_prefix: 128 };
         let source = |text: &str| sources.of(text.parse::<IpAddr>().unwrap());
         let counter = || IntCounter::new("c", "c").unwrap();
-        let connections = Connections::new(sources, 2, Duration::MAX, counter());
+        let connections = Connections::new(sources, 2, Duration::MAX, (counter(), counter()));
         let (first, second) = (connections.enter(source("10.0.0.1")), connections.enter(source("10.0.0.1")));
         assert!(first.is_some() && second.is_some());
         assert!(connections.enter(source("10.0.0.1")).is_none());
@@ -147,9 +179,26 @@ mod tests {
         drop(second);
         assert!(connections.open.lock().unwrap().is_empty());
 
-        let unlimited = Connections::new(sources, 0, Duration::MAX, counter());
+        let unlimited = Connections::new(sources, 0, Duration::MAX, (counter(), counter()));
         let many: Vec<_> = (0..100).map(|_| unlimited.enter(source("10.0.0.1"))).collect();
         assert!(many.iter().all(Option::is_some));
+    }
+
+    #[test]
+    fn what_is_not_http_has_one_log_line_a_minute_for_each_source() {
+        let sources = Sources { ipv6_prefix: 128 };
+        let counter = || IntCounter::new("c", "c").unwrap();
+        let connections = Connections::new(sources, 0, Duration::MAX, (counter(), counter()));
+        let begun = Instant::now();
+        let count = |source: &str, second| {
+            let source = sources.of(source.parse::<IpAddr>().unwrap());
+            connections.count_malformed(source, begun + Duration::from_secs(second))
+        };
+        assert_eq!(count("10.0.0.1", 0), Some(0));
+        assert_eq!([1, 2, 59].map(|second| count("10.0.0.1", second)), [None; 3]);
+        assert_eq!(count("10.0.0.2", 59), Some(3), "another source, with those that were left out before");
+        assert_eq!(count("10.0.0.1", 60), Some(0));
+        assert_eq!(connections.malformed.get(), 6);
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,13 +3,13 @@
 use anyhow::Context as _;
 use apiserver::Config;
 use clap::Parser as _;
-use models::log::LogFormat;
+use models::log::{LogFormat, without_malformed_requests};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> anyhow::Result<()> {
     let config = Config::parse();
-    let filter = EnvFilter::try_new(&config.log_filter).context("--log-filter")?;
+    let filter = EnvFilter::try_new(without_malformed_requests(&config.log_filter)).context("--log-filter")?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
     match config.log_format {
         LogFormat::Text => log.init(),

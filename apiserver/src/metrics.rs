@@ -31,6 +31,7 @@ pub(crate) struct Metrics {
     pub(crate) resumes_refused: IntCounter,
     /// Connections closed at once because their source had too many.
     pub(crate) connections_refused: IntCounter,
+    pub(crate) malformed: IntCounter,
     /// Interruptions of the watch on shadows.
     pub(crate) watch_errors: IntCounter,
     /// Shadows from the watch that could not be read.
@@ -221,6 +222,10 @@ impl Metrics {
                 "brupop_apiserver_resumes_refused_total",
                 "Streams that were not resumed here because this replica was behind what the agent had seen.",
             )?,
+            malformed: counter(
+                "brupop_apiserver_malformed_requests_total",
+                "Connections that were closed since what was sent on them is not HTTP.",
+            )?,
             connections_refused: counter(
                 "brupop_apiserver_connections_refused_total",
                 "Connections that were closed at once because their source had many.",
@@ -315,13 +320,14 @@ mod tests {
             dropped_fields,
             resumes_refused,
             connections_refused,
+            malformed,
             watch_errors,
             unreadable_shadows,
             certificate,
             certificate_expiry,
             certificate_swaps,
         } = Metrics::new().unwrap();
-        let all: [(&dyn Collector, Vec<&str>); 19] = [
+        let all: [(&dyn Collector, Vec<&str>); 20] = [
             (&requests, vec![]),
             (&refusals.series, vec![]),
             (&token_reviews.series, values::<ReviewResult>()),
@@ -336,6 +342,7 @@ mod tests {
             (&dropped_fields, vec![]),
             (&resumes_refused, vec![]),
             (&connections_refused, vec![]),
+            (&malformed, vec![]),
             (&watch_errors, vec![]),
             (&unreadable_shadows, vec![]),
             (&certificate, vec![]),

@@ -11,6 +11,7 @@ use actix_server::Server;
 use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, map_config};
 use actix_tls::accept::max_concurrent_tls_connect;
 use actix_web::dev::AppConfig;
+use actix_web::http::KeepAlive;
 use actix_web::middleware::from_fn;
 use actix_web::{App as WebApp, HttpServer, web};
 use anyhow::{Context as _, anyhow};
@@ -59,6 +60,10 @@ const KEEP_ALIVE: Duration = Duration::from_secs(75);
 const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 /// Time-out for a client to close its side of a connection.
 const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+
+/// Maximum number of connections of the plain port at a time: the kubelet's probes, and Prometheus. Each can hold 128 KiB of a head
+/// that never ends.
+const PLAIN_CONNECTIONS: usize = 128;
 
 /// Rate limit of log lines about refusals of one source. What is left out is counted.
 const LOG_LINES: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
@@ -119,7 +124,7 @@ impl Running {
             app.sources,
             config.connections_per_source,
             limits.unauthenticated,
-            metrics.connections_refused.clone(),
+            (metrics.connections_refused.clone(), metrics.malformed.clone()),
         );
         let mut certificates = CertificateWatch::new(config.tls_dir.clone(), Arc::clone(&certificate), metrics);
         certificates.check(clock::now()).await;
@@ -239,7 +244,11 @@ fn serve_agents(
 fn serve_plain(listener: TcpListener, app: web::Data<App>) -> io::Result<Server> {
     let server = HttpServer::new(move || WebApp::new().app_data(app.clone()).configure(routes::plain))
         .workers(1)
+        .max_connections(PLAIN_CONNECTIONS)
+        // On a kept connection, heads have no time limit.
+        .keep_alive(KeepAlive::Disabled)
         .client_request_timeout(CLIENT_DEADLINE)
+        .client_disconnect_timeout(CLOSE_LIMIT)
         .shutdown_timeout(GRACE_SECONDS)
         .disable_signals()
         .listen(listener)?;

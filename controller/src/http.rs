@@ -1,13 +1,21 @@
 //! The plain port: liveness, readiness, metrics.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
+use actix_web::http::KeepAlive;
 use actix_web::{App, HttpResponse, HttpServer, web};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::calls::Calls;
 use crate::metrics::{Metrics, about_process};
+
+/// Maximum number of connections at a time: the kubelet's probes, and Prometheus. Each can hold 128 KiB of a head that never ends.
+const CONNECTIONS: usize = 128;
+
+/// Longest time until the head of a request has come, and until a closed connection has ended.
+const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Serves until `stop` turns true. `ready` returns whether the caches are warm: a standby is ready too, since it can
 /// take over at once.
@@ -28,6 +36,11 @@ pub async fn serve(
             .route("/metrics", web::get().to(text))
     })
     .workers(1)
+    .max_connections(CONNECTIONS)
+    // On a kept connection, heads have no time limit.
+    .keep_alive(KeepAlive::Disabled)
+    .client_request_timeout(CLIENT_DEADLINE)
+    .client_disconnect_timeout(CLIENT_DEADLINE)
     .shutdown_timeout(1)
     .disable_signals()
     .bind(listen)?

@@ -2,14 +2,14 @@
 
 use clap::Parser;
 use controller::config::Config;
-use models::log::LogFormat;
+use models::log::{LogFormat, without_malformed_requests};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let config = Config::parse();
-    let filter = tracing_subscriber::EnvFilter::try_new(&config.log_filter)
+    let filter = tracing_subscriber::EnvFilter::try_new(without_malformed_requests(&config.log_filter))
         .map_err(|e| anyhow::anyhow!("--log-filter (RUST_LOG): {e}"))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
     match config.log_format {

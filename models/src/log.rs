@@ -33,9 +33,21 @@ impl FromStr for LogFormat {
     }
 }
 
+/// Returns the filter of a log without the lines of the HTTP library about requests that it cannot read, of which a client can send
+/// thousands in a second. One that names the library is left as it is.
+pub fn without_malformed_requests(filter: &str) -> String {
+    if filter.contains("actix_http") { filter.to_owned() } else { format!("{filter},actix_http::h1::dispatcher=off") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_about_malformed_requests_are_left_out_unless_a_filter_names_their_library() {
+        assert_eq!(without_malformed_requests("info"), "info,actix_http::h1::dispatcher=off");
+        assert_eq!(without_malformed_requests("info,actix_http=debug"), "info,actix_http=debug");
+    }
 
     #[test]
     fn log_format_round_trips_and_error_lists_valid_formats() {

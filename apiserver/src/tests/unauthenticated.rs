@@ -92,6 +92,34 @@ async fn connection_closes_after_rejected_client_and_stays_open_for_agent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_http_is_counted_and_ends_its_connection() {
+    let server = Server::start(&cluster()).await;
+    for text in ["nonsense\r\n\r\n", "GET / HTTP/9.9\r\n\r\n"] {
+        let mut wire = Wire::open(&server);
+        wire.send(text);
+        wire.until_closed();
+    }
+    let deadline = Instant::now() + DEADLINE;
+    while !server.plain("/metrics").await.1.contains("\nbrupop_apiserver_malformed_requests_total 2\n") {
+        assert!(Instant::now() < deadline, "they are not counted");
+        sleep(Duration::from_millis(20)).await;
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plain_port_ends_each_connection_after_its_answer() {
+    let server = Server::start(&cluster()).await;
+    let mut tcp = TcpStream::connect(server.plain).unwrap();
+    tcp.set_read_timeout(Some(DEADLINE)).unwrap();
+    tcp.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    tcp.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.to_lowercase().contains("connection: close"), "{answer}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unauthenticated_connection_times_out_and_agent_connection_stays_open() {
     let cluster = cluster();
     let server = Server::limited(&cluster, Limits { unauthenticated: Duration::from_secs(2), ..limits() }).await;
