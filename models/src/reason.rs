@@ -151,6 +151,11 @@ impl End {
         !matches!(self.class, Nothing)
     }
 
+    /// Returns whether the node was not back from its reboot in time: it may come back later.
+    pub const fn is_of_absence(&self) -> bool {
+        matches!(self.failure, Some(FailureReason::RebootTimedOut | FailureReason::NotReadyAfterBoot))
+    }
+
     /// Returns whether only drills end so.
     pub const fn is_of_drills(&self) -> bool {
         matches!(self.event, DrillPassed | DrillFailed)

@@ -1,7 +1,7 @@
 //! The plan validator: checks the safety properties once more on every plan before it is carried out.
 //!
-//! Actions that break one are dropped, together with everything that would start something new; a release is never
-//! dropped. A finding is a bug of the planner: it is logged and counted, and the fleet stays as it is.
+//! Actions that break one are dropped, together with everything that would start something new; a release is dropped only where
+//! its host may be shutting down. A finding is a bug of the planner: it is logged and counted, and the fleet stays as it is.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -80,6 +80,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     if !policy.errors.is_empty() && !new_slots.is_empty() {
         add(None, broken("S13", "a slot is given under an invalid policy"));
     }
+    let mut early_releases = BTreeSet::new();
     for (name, action) in &plan.actions {
         if let Some(node) = view.nodes.get(name) {
             add(Some(name), check_stopped(policy, node, action));
@@ -91,6 +92,11 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_reboot(node, action));
             add(Some(name), check_disruption(view, plan, node, action));
             add(Some(name), check_permit(view, node, action));
+            let early = check_release(node, action);
+            if early.is_some() {
+                early_releases.insert(name.clone());
+            }
+            add(Some(name), early);
         }
     }
     for node in new_slots.iter().filter(|node| is_verified(node)) {
@@ -112,8 +118,9 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     }
     if !findings.is_empty() {
         let bad: BTreeSet<_> = findings.iter().filter_map(|f| f.node.clone()).collect();
-        plan.actions
-            .retain(|name, action| matches!(action, Action::Release) || (!bad.contains(name) && !Plan::starts(action)));
+        let released =
+            |name: &String, action: &Action| matches!(action, Action::Release) && !early_releases.contains(name);
+        plan.actions.retain(|name, action| released(name, action) || (!bad.contains(name) && !Plan::starts(action)));
         plan.evictions.retain(|name, _| !bad.contains(name));
         plan.shadows.retain(|change| !bad.contains(change.node()));
         plan.labels.clear();
@@ -282,7 +289,7 @@ fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVie
         let braked = ledger.braked_until;
         let goes = |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));
         let others = slots.iter().filter(goes).count().saturating_sub(1);
-        let runs = |end: &LedgerNode| view.nodes.get(&end.node).is_some_and(|node| ledger::runs(node, rollout));
+        let runs = |end: &LedgerNode| view.nodes.get(&end.node).is_some_and(|node| ledger::may_run(node, rollout));
         let text = |why: &str| format!("{} is given a slot for {}, {why}", given.node, rollout.version);
         match braked {
             Some(until) if given.since < until => broken("S13", text("which is braked")),
@@ -306,6 +313,18 @@ fn check_permit(view: &ClusterView, node: &NodeView, action: &Action) -> Option<
     let recorded = |slot: &Slot| slot.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
     let own = view.slots().any(|slot| slot.uid == node.facts.uid && recorded(slot));
     if own { None } else { broken("S12", "its reboot is permitted before its slot records it") }
+}
+
+/// S9: no node is released in the boot in which its reboot was permitted while it is not Ready: its host may be shutting down.
+fn check_release(node: &NodeView, action: &Action) -> Option<Broken> {
+    let (Action::Release, Some(progress), Some(shadow)) = (action, node.progress(), &node.shadow) else { return None };
+    let spec = &shadow.spec;
+    let permitted = progress.permit_issued || (spec.permit.is_some() && spec.state != HostState::RehearsedUpdate);
+    let same_boot = node.facts.boot_id == progress.boot_id;
+    if permitted && same_boot && !node.facts.ready {
+        return broken("S9", "it is released while it is not Ready in the boot in which its reboot was permitted");
+    }
+    None
 }
 
 /// S13: no reboot is permitted to a version that the policy excludes, unless one is already.

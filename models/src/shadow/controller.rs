@@ -249,7 +249,7 @@ pub struct NodeProof {
     /// Number of the attempt.
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
-    /// `Proven`, `Unproven` or `Failed`.
+    /// `Proven`, `Unproven`, `Failed`, or `Free` once it is certain that the node has not come to the version.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub proof: Proof,
     /// End of the attempt, as one fixed word.
@@ -276,7 +276,7 @@ pub struct VersionFailure {
     /// Time of the failure.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub time: Timestamp,
-    /// Value of the `resume` request that resolved it; absent while it counts.
+    /// Value of the `resume` request that resolved it, or `Updated` if the node has proven the version since; absent while it counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub resolved_by: Option<String>,

@@ -178,6 +178,11 @@ pub(crate) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
     of_staged(ctx).find_map(|gate| gate.wait(ctx))
 }
 
+/// Returns the wait of a node that is not Ready.
+pub(crate) fn not_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
+    node::is_ready(ctx)
+}
+
 /// Returns the wait of a held node.
 pub(crate) fn held(ctx: &NodeContext<'_>) -> Option<Wait> {
     node::is_not_held(ctx)

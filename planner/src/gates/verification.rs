@@ -2,8 +2,8 @@
 //! freeze, canary steps and the budgets are no obstacle.
 
 use jiff::{SignedDuration, Timestamp};
-use models::reason::Proof;
-use models::shadow::NodeProof;
+use models::reason::{End, FailureReason, Proof};
+use models::shadow::{AttemptResult, NodeProof, VersionFailure};
 
 use super::{fleet, host, node};
 use crate::survey::{NodeContext, ledger};
@@ -12,10 +12,28 @@ use crate::wait::Wait;
 /// The time from the end of an attempt to the next verification, and between two of them.
 const INTERVAL: SignedDuration = SignedDuration::from_hours(1);
 
+/// Returns whether a node has failed on its version by coming back too late, and by nothing else: its own verification resolves that.
+pub(crate) fn came_back_late(ctx: &NodeContext<'_>) -> bool {
+    let Some(record) = &ctx.shadow.status.controller.record else { return false };
+    let Some(proof) = &record.proof else { return false };
+    let late = |failure: &&VersionFailure| failure.reason == FailureReason::NotReadyAfterBoot;
+    let own = record.version_failures.iter().filter(|f| f.version == proof.version && f.resolved_by.is_none());
+    match proof.proof {
+        Proof::Failed => proof.reason == FailureReason::NotReadyAfterBoot.as_str(),
+        Proof::Unproven => own.clone().count() > 0 && own.clone().all(|failure| late(&failure)),
+        Proof::Proven | Proof::Free | Proof::Unknown => false,
+    }
+}
+
 /// Returns the place of an idle node that runs its version without a proof, in a rollout that goes on.
 pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<&'a NodeProof> {
     let proof = ctx.shadow.status.controller.record.as_ref()?.proof.as_ref()?;
-    if ctx.node.progress().is_some() || !matches!(proof.proof, Proof::Unproven | Proof::Unknown) {
+    let open = match proof.proof {
+        Proof::Unproven | Proof::Unknown => true,
+        Proof::Failed => came_back_late(ctx),
+        Proof::Proven | Proof::Free => false,
+    };
+    if ctx.node.progress().is_some() || !open {
         return None;
     }
     let rollout = ctx.survey.rollouts.active(ctx.node, &proof.version)?;
@@ -23,10 +41,15 @@ pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<&'a NodeProof> {
     (has_place && ctx.runs(&proof.version)).then_some(proof)
 }
 
-/// Returns the time from which such a node is verified again by itself.
+/// Returns the time from which such a node is verified again by itself: at once if it came back after its attempt.
 pub(crate) fn due(ctx: &NodeContext<'_>) -> Timestamp {
     let last = ctx.shadow.status.controller.record.as_ref().and_then(|record| record.last.as_ref());
-    last.map_or(ctx.now, |last| last.ended.checked_add(INTERVAL).unwrap_or(Timestamp::MAX))
+    let late = |last: &&AttemptResult| End::of(&last.reason).is_some_and(End::is_of_absence);
+    match last {
+        None => ctx.now,
+        Some(last) if late(&last) => last.ended,
+        Some(last) => last.ended.checked_add(INTERVAL).unwrap_or(Timestamp::MAX),
+    }
 }
 
 /// Checks that such a node may be verified now.
@@ -42,5 +65,5 @@ pub(crate) fn refusal(ctx: &NodeContext<'_>, proof: &NodeProof) -> Option<Wait> 
         fleet::has_valid_policy,
     ];
     let refused = checks.iter().find_map(|check| check(ctx));
-    refused.or_else(|| fleet::quarantine(ctx, &proof.version))
+    refused.or_else(|| fleet::quarantine(ctx, &proof.version).filter(|_| !came_back_late(ctx)))
 }

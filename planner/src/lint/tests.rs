@@ -721,3 +721,31 @@ fn properties_are_those_of_the_docs_and_all_that_a_finding_names() {
     let named: Vec<_> = texts.filter(is_number).collect();
     assert!(named.len() > 20 && named.iter().all(|name| PROPERTIES.contains(name)), "{named:?}");
 }
+
+/// A graceful shutdown renews the Lease of its node, and ends in a reboot.
+#[test]
+fn release_of_node_that_may_be_shutting_down_is_dropped() {
+    type Change = fn(&mut NodeView);
+    let cases: [(&str, Change, bool); 4] = [
+        ("not Ready in the boot of its permit", |_| {}, false),
+        ("Ready in it", |node| node.facts.ready = true, true),
+        ("in another boot", |node| node.facts.boot_id = "b2".into(), true),
+        (
+            "without a permit",
+            |node| node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = false,
+            true,
+        ),
+    ];
+    for (sentence, change, expected) in cases {
+        let mut node = at("a", Step::Releasing, 0, HostState::Idle);
+        node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = true;
+        node.facts.ready = false;
+        change(&mut node);
+        let (view, policy) = cluster(vec![node], &["a"]);
+        let mut plan = Plan::default();
+        plan.actions.insert("a".into(), Action::Release);
+        let found = lint(&view, &policy, &mut plan);
+        assert_eq!((found.is_empty(), plan.actions.contains_key("a")), (expected, expected), "{sentence}: {found:?}");
+        assert!(found.iter().all(|finding| finding.property == "S9"), "{sentence}");
+    }
+}

@@ -1,5 +1,7 @@
 //! The continuation of an update whose node is in another boot than the one that its desired state was for.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, CORDONED, ControllerStatus, DRAINED, HostState, Progress, Step};
@@ -55,15 +57,21 @@ fn not_ready_yet(ctx: &Attempt<'_>) -> Turn {
     if ctx.now < deadline {
         return stay(Wait::AwaitingReady).waking_at(deadline);
     }
+    let limit = limit_of(ctx.policy.returning, "return");
     if ctx.runs_target(ctx.progress) {
-        return fail(FailureReason::NotReadyAfterBoot, "the node is not Ready on the new version");
+        return fail(FailureReason::NotReadyAfterBoot, format!("the node was not Ready on the new version {limit}"));
     }
-    let (reason, message) = if is_activated(ctx) {
-        (FailureReason::BootFellBack, "the node came back on another version and its agent is silent")
+    let (reason, what) = if is_activated(ctx) {
+        (FailureReason::BootFellBack, "came back on another version")
     } else {
-        (FailureReason::RebootedByOther, "the node was rebooted before it was armed and its agent is silent")
+        (FailureReason::RebootedByOther, "was rebooted before it was armed")
     };
-    fail(reason, message)
+    fail(reason, format!("the node {what}, and its agent did not report {limit}"))
+}
+
+/// Names a time limit with its field, for users.
+pub(super) fn limit_of(limit: Duration, field: &str) -> String {
+    format!("within {} (spec.deadlines.{field})", models::duration::Duration(limit))
 }
 
 /// Returns whether the agent has reported the image of this attempt as armed.

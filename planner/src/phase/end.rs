@@ -120,6 +120,9 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
         ctx.set_condition(&mut status, HEALTHY, false, "PodsUnhealthy", &message);
         message
     };
+    for failure in resolve_failures(ctx, &mut record) {
+        text = format!("{text}; its failure of {:.0} ({}) is resolved", failure.time, failure.reason);
+    }
     record.last = Some(attempt_result(ctx, UPDATED, &message));
     if let Some(end) = End::of(UPDATED) {
         record_proof(ctx, &mut record, end);
@@ -138,7 +141,10 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
 pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
     let agent = &ctx.shadow.status.agent;
     let version = &ctx.progress.version;
+    // A node that came back late is the one that can show that the version is good.
+    let late = ctx.mode().is_verification() && gates::verification::came_back_late(ctx);
     if ctx.mode().concerns_version()
+        && !late
         && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version)
     {
         return Some(fail(FailureReason::Quarantined, "the version has failed on other nodes"));
@@ -246,6 +252,16 @@ fn record_version_failure(ctx: &Attempt<'_>, record: &mut Record, reason: Failur
         failures.remove(resolved);
     }
     failures.push(failure);
+}
+
+/// Resolves the failures of a node against the version that it has proven now, and returns them.
+fn resolve_failures<'r>(ctx: &Attempt<'_>, record: &'r mut Record) -> Vec<&'r VersionFailure> {
+    let own = |failure: &&mut VersionFailure| failure.version == ctx.progress.version && failure.resolved_by.is_none();
+    let resolve = |failure: &'r mut VersionFailure| {
+        failure.resolved_by = Some(UPDATED.to_owned());
+        &*failure
+    };
+    record.version_failures.iter_mut().filter(own).map(resolve).collect()
 }
 
 fn attempt_result(ctx: &Attempt<'_>, reason: &str, message: &str) -> AttemptResult {

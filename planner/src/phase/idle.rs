@@ -56,10 +56,13 @@ pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
     if ctx.facts().claimed() {
         // A claim without an attempt, for example from a shadow that was deleted or whose record a client removed,
         // or one that a user's hold has kept. An issued permit is not known any more, nor to an agent that was
-        // restarted: the longest time that a host can take to go down has to pass.
+        // restarted: the longest time that a host can take to go down has to pass, and a shutdown may take longer.
         let certain = down_by(ctx, None);
         if ctx.now >= certain {
-            return Decision::act(Action::Release);
+            return match gates::not_ready(ctx) {
+                None => Decision::act(Action::Release),
+                Some(wait) => with_blocked_condition(ctx, Decision::wait(wait)),
+            };
         }
         return with_blocked_condition(ctx, Decision::wait(Wait::DisarmPending).waking_at(certain));
     }

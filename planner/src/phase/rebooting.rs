@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, HostState, Mode, Progress, Step};
 
-use super::boot::{after_reboot, is_activated};
+use super::boot::{after_reboot, limit_of};
 use super::claim::claim_due;
 use super::desired::desired_state;
 use super::end::{ended_before_permit, ended_by_host};
@@ -76,16 +76,15 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
 
 fn too_late(ctx: &Attempt<'_>) -> Turn {
     if ctx.mode().is_drill() {
-        return fail(FailureReason::AgentSilent, "the agent has not verified its permit in time");
+        let message = format!("the agent has not verified its permit {}", limit_of(ctx.policy.reboot, "reboot"));
+        return fail(FailureReason::AgentSilent, message);
     }
-    if is_activated(ctx) && !ctx.facts().ready {
-        // Armed, rebooted, and not seen since: an image that breaks the host's network looks just like this.
-        let message = "the node has not been seen since its image was armed";
-        return fail(FailureReason::NotReadyAfterBoot, message);
+    let limit = limit_of(ctx.policy.reboot, "reboot");
+    if ctx.shadow.spec.permit.is_none() {
+        return fail(FailureReason::AgentSilent, format!("the agent requested no permit {limit}"));
     }
-    let permitted = ctx.shadow.spec.permit.is_some();
-    let reason = if permitted { FailureReason::RebootTimedOut } else { FailureReason::AgentSilent };
-    fail(reason, "the host did not reboot in time")
+    let state = if ctx.facts().ready { "" } else { ", and is not Ready" };
+    fail(FailureReason::RebootTimedOut, format!("the node was not seen in another boot {limit}{state}"))
 }
 
 /// Returns whether the agent has verified its rehearsal permit.

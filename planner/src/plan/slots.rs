@@ -223,7 +223,7 @@ pub(super) fn kept(
     for (node, wants_slot) in survey.nodes.iter().zip(wants_slot) {
         let NodeFacts { uid, name, .. } = &node.facts;
         // While a write about the node is under way, it may be the one that begins its drain.
-        let under_way = node.step.is_some() && node.past_staging();
+        let under_way = node.step.is_some() && node.past_staging() && !node.may_still_reboot();
         let keeps = node.disrupted || under_way || *wants_slot || view.busy.contains(name);
         if !keeps {
             continue;

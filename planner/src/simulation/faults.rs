@@ -46,6 +46,9 @@ const OLD: Version = Version::new(1, 20, 0);
 const NEW: Version = Version::new(1, 20, 5);
 const NEWER: Version = Version::new(1, 20, 6);
 
+/// The longest graceful shutdown, in seconds.
+const GRACEFUL: i64 = 2700;
+
 struct Host {
     host: SimulatedHost,
     person_cordoned: bool,
@@ -54,6 +57,8 @@ struct Host {
     going_down: Option<Timestamp>,
     /// The shutdown takes as long as a host may, and its kubelet renews its Lease to the end.
     lingers: bool,
+    /// The next shutdown takes much longer: the kubelet ends the pods first. It reports that it is not Ready, and renews its Lease.
+    graceful: bool,
     /// The agent was restarted while the host goes down: the new process does not know of the requested reboot.
     restarted: bool,
     pods_made: u32,
@@ -74,6 +79,7 @@ impl Host {
             person_cordoned: false,
             going_down: None,
             lingers: false,
+            graceful: false,
             restarted: false,
             pods_made: 10,
             pinned,
@@ -82,6 +88,11 @@ impl Host {
             next_boot_fails: false,
             next_stage_fails: false,
         }
+    }
+
+    /// Returns whether its kubelet ends the pods for a reboot.
+    fn shuts_pods_down(&self, now: Timestamp) -> bool {
+        self.graceful && self.going_down.is_some_and(|at| at <= now)
     }
 }
 
@@ -312,11 +323,18 @@ impl World {
     }
 
     fn advance(&mut self, span: Duration) {
-        // A shutdown takes 150 s at most, and a kubelet that renews its lease is not on a host that is down.
+        // A shutdown takes 150 s at most, but for a graceful one, and a kubelet that renews its lease is not on a host that is down.
+        let passed = span.as_secs().cast_signed();
         for name in self.names() {
-            let since = self.hosts[&name].going_down;
-            if since.is_some_and(|at| self.now.duration_since(at).as_secs() + span.as_secs().cast_signed() >= 150) {
+            let host = &self.hosts[&name];
+            let lasts = if host.graceful { GRACEFUL } else { 150 };
+            let Some(gone) = host.going_down.map(|at| self.now.duration_since(at).as_secs() + passed) else { continue };
+            if gone >= lasts {
                 self.goes_down(&name);
+            } else if gone >= 0 && host.graceful {
+                let now = self.now;
+                let facts = &mut self.view.nodes.get_mut(&name).unwrap().facts;
+                (facts.ready, facts.not_ready_since) = (false, facts.not_ready_since.or(Some(now)));
             }
         }
         self.now = self.now.checked_add(jiff::SignedDuration::try_from(span).unwrap()).unwrap();
@@ -325,10 +343,16 @@ impl World {
 
     /// Runs without faults until nothing changes any more, however long that takes.
     fn settle(&mut self, budget: usize) {
+        for name in self.names() {
+            if self.hosts[&name].shuts_pods_down(self.now) {
+                self.goes_down(&name);
+            }
+            self.hosts.get_mut(&name).unwrap().graceful = false;
+        }
         for node in self.view.nodes.values_mut() {
+            let host = self.hosts.get_mut(&node.facts.name).unwrap();
             (node.facts.hold, node.facts.ready, node.facts.labelled) = (None, true, true);
             // Some users uncordon their nodes, and others do not.
-            let host = self.hosts.get_mut(&node.facts.name).unwrap();
             host.person_cordoned &= self.rng.random_bool(0.5);
             host.pinned = false;
             node.facts.unschedulable = node.facts.claimed() || host.person_cordoned;

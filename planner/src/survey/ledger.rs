@@ -19,7 +19,14 @@ pub(crate) fn is_of(update: &SlotUpdate, rollout: &ActiveRollout) -> bool {
 pub(crate) fn place(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof> {
     let proof = node.record()?.proof.as_ref().filter(|proof| proof.version == rollout.version)?;
     let ours = proof.rollout >= first(rollout) && is_member(node, rollout);
-    ours.then_some(proof.proof)
+    ours.then_some(proof.proof).filter(|proof| *proof != Proof::Free)
+}
+
+/// Returns whether the place of a node was freed after its attempt: it came back on another version than that of the rollout.
+fn is_freed(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    let proof = node.record().and_then(|record| record.proof.as_ref());
+    proof.is_some_and(|proof| proof.proof == Proof::Free && proof.version == rollout.version)
+        && is_member(node, rollout)
 }
 
 /// Returns the number of the first record of a rollout; 0 while none is known.
@@ -51,6 +58,11 @@ pub(super) fn inferred(node: &NodeView, rollout: &ActiveRollout) -> Option<Proof
 pub(crate) fn runs(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let reported = || node.shadow.as_ref()?.status.agent.current_version.clone();
     node.facts.os_version().or_else(reported).is_some_and(|running| running == rollout.version)
+}
+
+/// Returns whether a node runs the version of a rollout, or may come back with it.
+pub(crate) fn may_run(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    runs(node, rollout) || node.may_still_reboot()
 }
 
 /// The memory that there is of a rollout.
@@ -146,8 +158,9 @@ fn followed(
     let mut ledger = stored.clone();
     for named in &stored.nodes {
         let node = view.nodes.get(&named.node).filter(|node| !held.contains(node.facts.uid.as_str()));
+        let now = |node| place(node, rollout).or_else(|| is_freed(node, rollout).then_some(Proof::Free));
         if let Some(node) = node
-            && let Some(proof) = place(node, rollout).filter(|proof| *proof != named.proof)
+            && let Some(proof) = now(node).filter(|proof| *proof != named.proof)
         {
             ledger.move_node(Some(named.proof), (&named.node, proof, &reason_of(node)));
         }

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::operator::ActiveRollout;
+use models::operator::{ActiveRollout, KnownVersion};
 use models::reason::FailureReason;
-use models::shadow::VersionFailure;
+use models::shadow::{UPDATED, VersionFailure};
 use semver::Version;
 
 use super::key::{Key, of_known};
-use crate::view::ClusterView;
+use crate::view::{ClusterView, NodeView};
 
 /// The reason why a version is quarantined, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,17 @@ pub(crate) struct Cause {
     pub(crate) reason: Option<FailureReason>,
     /// The nodes that failed.
     pub(crate) nodes: Vec<String>,
+}
+
+/// Returns whether a node has resolved its failures of a version by proving it.
+fn has_proven(view: &ClusterView, name: &str, known: &KnownVersion) -> bool {
+    let record = view.nodes.get(name).and_then(NodeView::record);
+    let of = |failure: &&VersionFailure| {
+        (&failure.version, &failure.variant, &failure.arch) == (&known.version, &known.variant, &known.arch)
+    };
+    let own: Vec<_> = record.iter().flat_map(|record| record.version_failures.iter().filter(of)).collect();
+    own.iter().all(|failure| failure.resolved_by.is_some())
+        && own.iter().any(|failure| failure.resolved_by.as_deref() == Some(UPDATED))
 }
 
 /// The quarantined versions.
@@ -56,7 +67,7 @@ impl Quarantine {
         }
         // Failures of nodes that were deleted or created again still count.
         for known in view.operator.iter().flat_map(|o| &o.status.versions) {
-            for name in &known.failed {
+            for name in known.failed.iter().filter(|name| !has_proven(view, name, known)) {
                 let cause = failed.entry(of_known(known)).or_default();
                 if !cause.nodes.contains(name) {
                     cause.nodes.push(name.clone());
@@ -67,6 +78,12 @@ impl Quarantine {
             failed.clone().into_iter().filter(|(_, cause)| cause.nodes.len() >= max_failures.max(1)).collect();
         for known in view.operator.iter().flat_map(|o| &o.status.versions) {
             if let Some(quarantined) = &known.quarantined {
+                // Nodes that prove a version lift its quarantine, as a `resume` does.
+                let proven = known.failed.iter().any(|name| has_proven(view, name, known));
+                let left = failed.get(&of_known(known)).map_or(0, |cause| cause.nodes.len());
+                if proven && left < max_failures.max(1) {
+                    continue;
+                }
                 let cause = || Cause { reason: Some(quarantined.reason), nodes: quarantined.nodes.clone() };
                 spent.entry(of_known(known)).or_insert_with(cause);
             }

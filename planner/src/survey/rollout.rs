@@ -299,7 +299,7 @@ fn brake_of(
     let limit = brake::limit(policy, rollout.total);
     ledger.brake(limit, now);
     let settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), limit, now);
-    let runs = |name: &str| view.nodes.get(name).is_some_and(|node| ledger::runs(node, active));
+    let runs = |name: &str| view.nodes.get(name).is_some_and(|node| ledger::may_run(node, active));
     brake::of(&settled, &rollout.busy, runs, now).or_else(|| brake::first(&settled, &rollout.busy))
 }
 

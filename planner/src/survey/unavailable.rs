@@ -1,5 +1,6 @@
 //! Nodes that are out of service without the operator, and count against the budgets of the fleet, of groups and of zones for a
-//! time (`spec.ignoreUnavailableAfter`).
+//! time (`spec.ignoreUnavailableAfter`); and those that are not back from a reboot when their attempts end, which count until
+//! they are.
 
 use std::time::Duration;
 
@@ -8,12 +9,16 @@ use models::time::after;
 
 use crate::view::NodeView;
 
+/// The cause of a node whose reboot was permitted, and not seen by the end of its attempt.
+const NOT_BACK: &str = "not back from the reboot of its update";
+
 /// A node that is out of service without the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unavailable {
     /// The cause, for users.
     pub(crate) why: &'static str,
-    /// The time from which it is ignored; `None` if the API server does not show since when it has been out of service.
+    /// The time from which it is ignored; `None` if the API server does not show since when it has been out of service, or if it
+    /// counts until it is back.
     pub(crate) until: Option<Timestamp>,
 }
 
@@ -29,6 +34,11 @@ pub(crate) fn comes_or_goes(node: &NodeView) -> bool {
 pub(crate) fn of(node: &NodeView, limit: Duration, now: Timestamp) -> Option<Unavailable> {
     let facts = &node.facts;
     let cordoned = facts.cordoned_by_others();
+    if node.may_still_reboot() {
+        // Without a limit of time: it may go down at any moment, and what it would come back with is not known.
+        let counts = facts.labelled && !facts.held() && !comes_or_goes(node);
+        return counts.then_some(Unavailable { why: NOT_BACK, until: None });
+    }
     if !facts.labelled || node.disrupted() || comes_or_goes(node) || (facts.ready && !cordoned) {
         return None;
     }

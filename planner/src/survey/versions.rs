@@ -127,6 +127,11 @@ pub(crate) fn known(
             }
         }
     }
+    for (key, entry) in &mut known {
+        // What nodes have resolved since by proving the version.
+        entry.failed.retain(|_| quarantine.failed.contains_key(key));
+        entry.quarantined.take_if(|_| !quarantine.spent.contains_key(key));
+    }
     for (key, cause) in &quarantine.failed {
         let entry = known.entry(key.clone()).or_insert_with(|| new_version(key, now));
         let mut failed: Vec<String> = cause.nodes.clone();

@@ -350,11 +350,20 @@ impl NodeView {
             && boot_id.as_ref().is_some_and(|before| *before != self.facts.boot_id)
     }
 
+    /// Returns whether the attempt has ended and its slot is free while its host may still reboot by its permit: the node keeps
+    /// its cordon until it is Ready, or in another boot.
+    pub fn may_still_reboot(&self) -> bool {
+        let ended = |progress: &&Progress| progress.step == Step::Releasing && !progress.disruptive;
+        self.progress().filter(ended).is_some_and(|progress| progress.permit_issued)
+    }
+
     /// Returns whether the node is, or may be, out of service because of the operator. A node with a hold is out of
-    /// service because of its user, also where the cordon is the operator's, once its desired state is withdrawn.
+    /// service because of its user, also where the cordon is the operator's, once its desired state is withdrawn; and one that is
+    /// not back from its reboot when its attempt ends is like any other that is not Ready.
     pub fn disrupted(&self) -> bool {
         let withdrawn = || self.shadow.as_ref().is_none_or(|shadow| shadow.spec.state == HostState::Idle);
         match self.progress() {
+            Some(_) if self.may_still_reboot() => false,
             Some(progress) => progress.disruptive || self.facts.claimed(),
             None => self.facts.claimed() && !(self.facts.held() && withdrawn()),
         }

@@ -183,7 +183,7 @@ pub enum Wait {
     Soaking { until: Timestamp },
     #[error(
         "the attempt failed ({reason}) after its permit; \
-             the node is released once it is certain that it does not reboot any more"
+             the node is released in another boot, or once it is Ready and it is certain that it does not reboot any more"
     )]
     NodeNotReturned { reason: FailureReason },
     /// The host has not confirmed that nothing of the operator is armed.

@@ -404,6 +404,7 @@ fn node_not_ready_after_boot_fails_at_deadline() {
     assert_eq!(watch.at(deadline - 1), Some(Wait::AwaitingReady));
     watch.at(deadline);
     assert_eq!(watch.result(), (Some("NotReadyAfterBoot".into()), true));
+    assert_eq!(watch.message(), "the node was not Ready on the new version within 30m (spec.deadlines.return)");
 }
 
 #[test]

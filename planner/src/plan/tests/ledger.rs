@@ -512,7 +512,7 @@ fn plan_that_breaks_a_property_counts_no_place_twice() {
 #[test]
 fn node_that_is_released_without_its_reboot_has_no_place() {
     for (sentence, new, expected) in
-        [("it runs the old version", false, None), ("it came to the new one", true, Some(Proof::Unproven))]
+        [("it runs the old version", false, Some(Proof::Free)), ("it came to the new one", true, Some(Proof::Unproven))]
     {
         let mut node = runs(with_place("a", Proof::Unproven, 7), new);
         let shadow = node.shadow.as_mut().unwrap();

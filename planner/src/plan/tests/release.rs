@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
+use models::operator::{ActiveRollout, LedgerNode, RolloutLedger};
 use models::permit::PERMIT_LIFETIME;
-use models::shadow::{AttemptResult, CORDONED, DrainStatus, HostState, Record, Step, VersionFailure};
+use models::reason::Proof;
+use models::shadow::{AttemptResult, CORDONED, DrainStatus, HostState, NodeProof, Record, Step, VersionFailure};
 
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
-use crate::plan::plan;
+use crate::lint::lint;
+use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{LeaseObservations, NodeView};
+use crate::view::{ClusterView, LeaseObservations, NodeView};
 
 /// The time that a host may take to go down, in seconds.
 fn span() -> u64 {
@@ -42,10 +45,12 @@ fn decide(node: NodeView, second: u64) -> (Option<Action>, Option<i64>) {
     let now = t(second.cast_signed());
     let (mut view, policy) = cluster(vec![node], &["a"]);
     let mut made = plan(&view, &policy, now);
-    if let Some(action @ Action::Status { .. }) = made.actions.get("a") {
-        // First it shows why it waits.
-        written(&mut view, action);
-        made = plan(&view, &policy, now);
+    for _ in 0..2 {
+        // First its slot is freed, where it is not Ready, and it shows why it waits.
+        if let Some(action @ Action::Status { .. }) = made.actions.get("a") {
+            written(&mut view, action);
+            made = plan(&view, &policy, now);
+        }
     }
     (made.actions.get("a").cloned(), made.wake.map(|wake| wake.duration_since(now).as_secs()))
 }
@@ -68,7 +73,11 @@ fn release_after_permit_requires_new_boot_or_lease_renewal_after_wait() {
     };
     type Change<'a> = (&'a str, &'a dyn Fn(&mut NodeView), u64, Option<Action>);
     let seen_in_a_queue = 30 + 68 + 150;
-    let cases: [Change<'_>; 9] = [
+    let shuts_down = |node: &mut NodeView| {
+        alive(node);
+        node.facts.ready = false;
+    };
+    let cases: [Change<'_>; 11] = [
         ("in the first moment", &|_| {}, 1, None),
         ("when the permit has lapsed, which a host that took it has not noticed", &|_| {}, 31, None),
         ("on the word of the agent", &says_so, 31, None),
@@ -77,6 +86,8 @@ fn release_after_permit_requires_new_boot_or_lease_renewal_after_wait() {
         ("when it can be over", &|_| {}, span(), Some(Action::ReadLease)),
         ("on a Lease that is not renewed any more", &dead, span() + 1, None),
         ("on one that is", &alive, span() + 1, Some(Action::Release)),
+        ("while it is shut down gracefully, which lets its kubelet renew it", &shuts_down, span() + 1, None),
+        ("however long that takes", &shuts_down, 100_000, None),
         ("in another boot", &boot, 1, Some(Action::Release)),
     ];
     for (sentence, change, second, expected) in cases {
@@ -84,6 +95,88 @@ fn release_after_permit_requires_new_boot_or_lease_renewal_after_wait() {
         change(&mut node);
         assert_eq!(decide(node, second).0, expected, "{sentence}");
     }
+}
+
+/// A graceful shutdown of 20 minutes renews the Lease all the while, and then reboots.
+#[test]
+fn node_not_ready_after_its_attempt_keeps_its_cordon_and_frees_its_slot() {
+    let mut node = withdrawn();
+    observe_lease(&mut node, 500, 510, span());
+    node.facts.ready = false;
+    let staged = |name| {
+        let mut node = at(name, Step::Staged, 0, HostState::StagedUpdate);
+        node.shadow.as_mut().unwrap().status.agent.state = Some(HostState::StagedUpdate);
+        node
+    };
+    let (mut view, mut policy) = cluster(vec![node, staged("b"), staged("c")], &["a"]);
+    one_proven(&mut view);
+    let second = span().cast_signed() + 1;
+    let planned = |view: &ClusterView, policy: &Policy, second: i64| {
+        let mut made = plan(view, policy, t(second));
+        assert_eq!(lint(view, policy, &mut made), []);
+        made
+    };
+    let made = planned(&view, &policy, second);
+    assert_eq!(outcome(&made), "RebootTimedOut", "the record of the attempt, without its slot");
+    written(&mut view, &made.actions["a"]);
+    let slots = |made: &Plan| made.slots.iter().flatten().map(|slot| slot.node.clone()).collect::<Vec<_>>();
+    // It counts as before, for however long.
+    let made = planned(&view, &policy, 1_000_000);
+    assert_eq!(slots(&made), [] as [&str; 0]);
+    let used_up = made.waits["b"].to_string();
+    assert!(used_up.contains("a first (not back from the reboot of its update)"), "{used_up}");
+    view.operator.as_mut().unwrap().status.slots.clear();
+    policy.max_unavailable = models::operator::CountOrPercent::Count(2);
+    assert_eq!(slots(&planned(&view, &policy, 1_000_000)), ["b"], "and nothing more than that");
+    type Change = fn(&mut NodeView);
+    let cases: [(&str, Change, usize, bool); 6] = [
+        ("it shuts down", |_| {}, 1, false),
+        ("a user holds it", |node| node.facts.hold = Some(Hold::default()), 2, false),
+        ("it is being deleted", |node| node.facts.deleting = true, 2, false),
+        ("an autoscaler removes it", |node| node.facts.removed_by = Some("ToBeDeleted".into()), 2, false),
+        ("it is Ready again, in the same boot", |node| node.facts.ready = true, 1, true),
+        ("it comes back in another boot", |node| node.facts.boot_id = "b2".into(), 1, true),
+    ];
+    for (sentence, change, given, released) in cases {
+        let mut view = view.clone();
+        change(view.nodes.get_mut("a").unwrap());
+        let made = planned(&view, &policy, 1_000_000);
+        assert_eq!(
+            (slots(&made).len(), made.actions.get("a") == Some(&Action::Release)),
+            (given, released),
+            "{sentence}"
+        );
+    }
+}
+
+#[test]
+fn place_is_free_once_node_is_certain_to_be_on_its_old_version() {
+    let mut node = withdrawn();
+    (node.facts.boot_id, node.facts.claims) = ("b2".into(), ClaimFields::default());
+    let record = node.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
+    record.proof = Some(NodeProof {
+        version: NEW,
+        rollout: 0,
+        attempt: 1,
+        proof: Proof::Unproven,
+        reason: "RebootTimedOut".into(),
+    });
+    let named =
+        LedgerNode { node: "a".into(), proof: Proof::Unproven, reason: "RebootTimedOut".into(), accepted: false };
+    let (mut view, policy) = cluster(vec![node], &[]);
+    // Its slot was taken away when it was not Ready at the end of its attempt.
+    let ledger = RolloutLedger { unproven: 1, nodes: vec![named], ..RolloutLedger::default() };
+    view.operator.as_mut().unwrap().status.active_rollouts =
+        vec![ActiveRollout { ledger: Some(ledger), ..rollout(NEW) }];
+    let counts = |view: &ClusterView| {
+        let rollout = plan(view, &policy, t(60)).status.unwrap().active_rollouts.remove(0);
+        rollout.ledger.unwrap().unproven
+    };
+    assert_eq!(counts(&view), 1);
+    let action = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
+    written(&mut view, &action);
+    assert_eq!(view.nodes["a"].progress(), None);
+    assert_eq!(counts(&view), 0);
 }
 
 #[test]
@@ -130,6 +223,8 @@ fn release_without_progress_waits_for_longest_shutdown() {
         let (action, _) = decide(node.clone(), 1);
         assert_eq!(action == Some(Action::Release), released, "after {observed_for} s: {action:?}");
     }
+    node.facts.ready = false;
+    assert_eq!(decide(node, 1).0, None, "nor while its host may be shutting down");
 }
 
 #[test]

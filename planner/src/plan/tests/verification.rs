@@ -361,6 +361,78 @@ fn requested_drill_goes_before_a_verification_that_is_due() {
     assert_eq!(outcome(&planned(&view, &policy, DUE)), "step Verifying", "a user requests it");
 }
 
+/// Node `a`, which has come back on the new version after the end of its attempt, and whose failure has frozen the rollout.
+fn late() -> (ClusterView, Policy) {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    let reason = FailureReason::NotReadyAfterBoot;
+    let record = shadow(&mut view).status.controller.record.as_mut().unwrap();
+    record.last.as_mut().unwrap().reason = reason.as_str().into();
+    record.version_failures = vec![models::shadow::VersionFailure { reason, ..failure(NEW) }];
+    let place = record.proof.as_mut().unwrap();
+    (place.proof, place.reason) = (Proof::Failed, reason.as_str().into());
+    let status = &mut view.operator.as_mut().unwrap().status;
+    let ledger = status.active_rollouts[0].ledger.as_mut().unwrap();
+    (ledger.unproven, ledger.failed) = (0, 1);
+    ledger.nodes[0] = LedgerNode { proof: Proof::Failed, reason: reason.as_str().into(), ..ledger.nodes[0].clone() };
+    let versions = planned(&view, &policy, 60).status.unwrap().versions;
+    view.operator.as_mut().unwrap().status.versions = versions;
+    assert!(view.operator.as_ref().unwrap().status.versions[0].quarantined.is_some());
+    (view, policy)
+}
+
+#[test]
+fn late_healthy_return_resolves_its_own_failure_and_the_rollout_goes_on() {
+    let (mut view, policy) = late();
+    turn(&mut view, &policy, 60);
+    assert!(is_verified(&view), "at once");
+    let (notes, _) = turn(&mut view, &policy, 60 + SOAK);
+    assert_eq!(notes.len(), 1);
+    assert_eq!(
+        notes[0].message,
+        "verified again: 1.20.5 is proven; its failure of 2027-01-15T08:00:00Z (NotReadyAfterBoot) is resolved"
+    );
+    assert_eq!(record(&view).version_failures[0].resolved_by.as_deref(), Some(UPDATED));
+    let made = planned(&view, &policy, 60 + SOAK);
+    let status = made.status.clone().unwrap();
+    assert_eq!((counts(&made), slots_of(&made)), ((1, 0, 0), vec!["z"]));
+    assert!(status.versions.iter().all(|known| known.failed.is_empty() && known.quarantined.is_none()));
+    // Also by a leader that has read nothing but this.
+    view.operator.as_mut().unwrap().status = status;
+    assert_eq!(planned(&view, &policy, 61 + SOAK).waits.get("z").map(Wait::as_str), None);
+}
+
+#[test]
+fn late_return_resolves_nothing_beyond_its_own_failure() {
+    type Change = fn(&mut ClusterView);
+    let cases: [(&str, Change, bool); 6] = [
+        ("the node that came back late", |_| {}, true),
+        ("it runs its old version", |view| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"), false),
+        ("it is not Ready", |view| a(view).facts.ready = false, false),
+        ("it failed in its soak", |view| place(view).reason = "SoakFailed".into(), false),
+        ("it fell back", |view| place(view).reason = "BootFellBack".into(), false),
+        ("a user has resolved the failure", |view| place(view).proof = Proof::Proven, false),
+    ];
+    for (sentence, change, verified) in cases {
+        let (mut view, policy) = late();
+        change(&mut view);
+        assert_eq!(outcome(&planned(&view, &policy, 60)) == "step Verifying", verified, "{sentence}");
+    }
+    // Another node has failed as well: the version stays quarantined.
+    let (mut view, policy) = late();
+    fails(&mut view, NEW);
+    let versions = planned(&view, &policy, 60).status.unwrap().versions;
+    view.operator.as_mut().unwrap().status.versions = versions;
+    turn(&mut view, &policy, 60);
+    turn(&mut view, &policy, 60 + SOAK);
+    assert_eq!(proof(&view).0, Proof::Proven);
+    let known = planned(&view, &policy, 60 + SOAK).status.unwrap().versions.remove(0);
+    assert_eq!((known.failed, known.quarantined.is_some()), (vec!["z".to_owned()], true));
+    // A shadow that was deleted takes no failure back.
+    let (mut view, policy) = late();
+    shadow(&mut view).status.controller.record = None;
+    assert!(planned(&view, &policy, 60).status.unwrap().versions[0].quarantined.is_some());
+}
+
 /// As a client that writes the status of a shadow could forge it, or an older controller could leave it.
 #[test]
 fn verification_beside_a_desired_state_ends() {

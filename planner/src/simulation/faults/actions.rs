@@ -163,7 +163,7 @@ impl World {
             }
             Action::ReadLease => {
                 // A host that is going down renews nothing, except one whose kubelet is the last to end.
-                let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers;
+                let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers && !host.graceful;
                 return write::read_lease(node, !down, now);
             }
             Action::Spec { ref spec } => {

@@ -56,11 +56,15 @@ impl World {
         // A claim that a user's hold has kept beyond its attempt gets its slot when the hold ends, also over the
         // budget: it is out of service already.
         let given = slots.iter().filter(|slot| !self.kept(&self.view.nodes[&slot.node])).count();
-        assert!(given <= budget, "seed {}: {given} slots over a budget of {budget}", self.seed);
+        // A node that may still reboot has no slot any more, and counts as before.
+        let waits = |node: &&NodeView| node.may_still_reboot() && !self.left.contains_key(&node.facts.name);
+        let waits = self.view.nodes.values().filter(waits).filter(|node| !self.held.contains(&node.facts.name));
+        let waits = waits.filter(|node| !slots.iter().any(|slot| slot.uid == node.facts.uid)).count();
+        assert!(given + waits <= budget, "seed {}: {given} slots and {waits} over a budget of {budget}", self.seed);
         for node in self.view.nodes.values() {
             let progress = node.progress();
             // A claim without an attempt is one that a user's hold has kept: it takes no slot.
-            let disrupted = progress.is_some_and(|p| p.disruptive || node.facts.claimed()) && !self.only_forged(node);
+            let disrupted = progress.is_some() && node.disrupted() && !self.only_forged(node);
             let has_slot = slots.iter().any(|s| s.uid == node.facts.uid);
             if progress.is_none() || has_slot {
                 self.lost_slot.remove(&node.facts.name);

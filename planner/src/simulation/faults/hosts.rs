@@ -14,7 +14,7 @@ impl World {
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
         if host.going_down.is_some() && !host.restarted {
-            if !slow && !host.lingers && host.going_down <= Some(now) {
+            if !slow && !host.lingers && !host.graceful && host.going_down <= Some(now) {
                 self.goes_down(name);
             }
             return;
@@ -69,7 +69,10 @@ impl World {
         let (armed, boots) = (host.host.armed, !host.next_boot_fails);
         host.host.boot(node, boots);
         host.next_boot_fails &= !armed;
-        (host.going_down, host.restarted, host.lingers) = (None, false, false);
+        if host.shuts_pods_down(self.now) {
+            (node.facts.ready, node.facts.not_ready_since) = (true, None);
+        }
+        (host.going_down, host.restarted, host.lingers, host.graceful) = (None, false, false, false);
     }
 
     /// Removes the last pod of the earlier operator, if there is one.
@@ -83,7 +86,7 @@ impl World {
     /// Injects a fault.
     pub(super) fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..25);
+        let kind = self.rng.random_range(0..26);
         if !self.view.earlier_pods.is_empty() && self.rng.random_bool(0.4) {
             self.earlier_operator_leaves();
         }
@@ -143,7 +146,7 @@ impl World {
                     node.lease = None;
                 }
             }
-            7 => {
+            7 if !host.shuts_pods_down(now) => {
                 node.facts.ready = !node.facts.ready;
                 node.facts.not_ready_since = (!node.facts.ready).then_some(now);
             }
@@ -169,6 +172,7 @@ impl World {
             14 => node.shadow.as_mut().unwrap().release = request,
             23 => node.shadow.as_mut().unwrap().drill = request.map(|request| format!("{request} evict")),
             24 => node.shadow.as_mut().unwrap().drill = request,
+            25 => host.graceful |= host.going_down.is_none(),
             22 => self.view.earlier_pods = vec!["old/agent".into()],
             15 => self.ahead = SignedDuration::from_mins(ahead),
             // A client edits the status of a shadow by hand.
