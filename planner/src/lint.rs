@@ -192,9 +192,15 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
             return broken("S1", format!("{} is given a slot beside one in another zone", node.facts.name));
         }
     }
+    let reboots = view.nodes.values().filter(|node| node.may_still_reboot()).map(|node| node.facts.uid.as_str());
+    let busy: HashSet<&str> = slots.iter().copied().chain(reboots).collect();
+    let there: HashSet<&str> = view.nodes.values().map(|node| node.facts.uid.as_str()).collect();
     for node in new.iter().filter(|node| node.facts.control_plane()) {
+        if slots.iter().any(|uid| !there.contains(uid)) {
+            return broken("S1", format!("{} is given a slot beside one of a node that is gone", node.facts.name));
+        }
         let other = |other: &&NodeFacts| other.control_plane() && other.uid != node.facts.uid;
-        let busy = |other: &&NodeFacts| !other.ready || slots.contains(other.uid.as_str());
+        let busy = |other: &&NodeFacts| !other.ready || busy.contains(other.uid.as_str());
         let mut all = view.nodes.values().map(|node| &node.facts).chain(view.unmanaged.values()).filter(other);
         if let Some(other) = all.find(busy) {
             let text = format!(

@@ -20,8 +20,8 @@ pub(super) struct Budget<'a> {
     groups: Vec<Option<Room>>,
     /// The zones that nodes are out of service in, where only one zone may be.
     zones: Option<BTreeMap<&'a str, Zone<'a>>>,
-    /// The nodes of the control plane that are out of service.
-    control_plane: BTreeSet<&'a str>,
+    /// The nodes of the control plane that are out of service, and those with a slot that are gone: what they were is not known.
+    control_plane: BTreeSet<String>,
     /// The reason why nothing is free, if it is nodes that are out of service without the operator.
     pub(super) used_up: Option<Wait>,
 }
@@ -82,7 +82,10 @@ impl<'a> Budget<'a> {
         let mut all = Counted::default();
         let mut groups = vec![Counted::default(); policy.groups.len()];
         let mut zones = policy.one_zone_at_a_time.then(BTreeMap::new);
-        let mut control_plane: BTreeSet<&str> = survey.control_plane_down.iter().copied().collect();
+        let there: HashSet<&str> = survey.nodes.iter().map(|node| node.node.facts.uid.as_str()).collect();
+        let gone = slots.iter().filter(|slot| !there.contains(slot.uid.as_str())).map(|slot| slot.node.as_str());
+        let mut control_plane: BTreeSet<String> =
+            survey.control_plane_down.iter().copied().chain(gone).map(str::to_owned).collect();
         let mut here = 0;
         let mut unavailable = Vec::new();
         for node in &survey.nodes {
@@ -98,8 +101,8 @@ impl<'a> Budget<'a> {
             if let Some(zones) = zones.as_mut().filter(|_| own || node.unavailable.is_some()) {
                 count(zones, node, own, true);
             }
-            if own && node.facts.control_plane() {
-                control_plane.insert(&node.node.facts.name);
+            if (own || node.may_still_reboot()) && node.facts.control_plane() {
+                control_plane.insert(node.facts.name.clone());
             }
             unavailable.extend(node.unavailable.filter(|_| !own).map(|cause| (node, cause)));
         }
@@ -132,9 +135,9 @@ impl<'a> Budget<'a> {
     pub(super) fn refusal(&self, policy: &Policy, node: &SurveyedNode<'_>) -> Option<Wait> {
         let own_name = node.facts.name.as_str();
         if node.facts.control_plane()
-            && let Some(other) = self.control_plane.iter().find(|name| **name != own_name)
+            && let Some(other) = self.control_plane.iter().find(|name| *name != own_name)
         {
-            return Some(Wait::ControlPlaneBusy { node: (*other).to_owned() });
+            return Some(Wait::ControlPlaneBusy { node: other.clone() });
         }
         if let Some(group) = node.group.filter(|group| self.groups[*group].is_some_and(|room| room.of(node) == 0)) {
             return Some(Wait::GroupFull { group: policy.groups[group].name.clone() });
@@ -158,7 +161,7 @@ impl<'a> Budget<'a> {
             count(zones, node, true, node.unavailable.is_none());
         }
         if node.facts.control_plane() {
-            self.control_plane.insert(&node.node.facts.name);
+            self.control_plane.insert(node.facts.name.clone());
         }
     }
 }

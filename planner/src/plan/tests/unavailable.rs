@@ -110,3 +110,86 @@ fn control_plane_node_waits_for_others_and_workers_go_on() {
     let (slots, wait) = given(&view, &policy, 60);
     assert_eq!((slots, wait), (vec!["b".to_owned()], Some(Wait::ControlPlaneBusy { node: "z".into() })));
 }
+
+/// A staged node of the control plane.
+fn of_control_plane(name: &str) -> NodeView {
+    let mut node = staged(name);
+    node.facts.labels = Arc::new([(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())].into());
+    node
+}
+
+#[test]
+fn control_plane_nodes_go_one_at_a_time_whatever_else_is_out_of_service() {
+    type Change = fn(&mut ClusterView);
+    fn other(view: &mut ClusterView) -> &mut NodeView {
+        view.nodes.get_mut("z").unwrap()
+    }
+    let cases: [(&str, Change, bool); 9] = [
+        ("all are Ready", |_| {}, true),
+        ("one has not been Ready for a month", |view| other(view).facts.ready = false, false),
+        ("one joins", |view| (other(view).facts.ready, other(view).facts.joining) = (false, true), false),
+        (
+            "one that is not the operator's is not Ready",
+            |view| {
+                let facts = NodeFacts { ready: false, labelled: false, ..view.nodes.remove("z").unwrap().facts };
+                view.unmanaged.insert("z".into(), facts);
+            },
+            false,
+        ),
+        (
+            "one may still reboot, and is Ready",
+            |view| {
+                let mut releasing = progress(Step::Releasing, 0);
+                (releasing.permit_issued, releasing.disruptive) = (true, false);
+                other(view).shadow.as_mut().unwrap().status.controller.progress = Some(releasing);
+            },
+            false,
+        ),
+        (
+            "one is updated",
+            |view| {
+                let labels = other(view).facts.labels.clone();
+                *other(view) = at("z", Step::Draining, 999_999, HostState::StagedUpdate);
+                other(view).facts.labels = labels;
+                view.operator.as_mut().unwrap().status.slots = vec![with_slot("z")];
+            },
+            false,
+        ),
+        (
+            "a node is gone whose machine may still reboot",
+            |view| view.operator.as_mut().unwrap().status.slots = vec![with_slot("gone")],
+            false,
+        ),
+        ("one is cordoned by a user", |view| other(view).facts.unschedulable = true, true),
+        ("a worker is not Ready", |view| view.nodes.get_mut("w").unwrap().facts.ready = false, true),
+    ];
+    for (sentence, change, goes) in cases {
+        let mut other = of_control_plane("z");
+        other.shadow.as_mut().unwrap().status.controller.progress = None;
+        let nodes = vec![of_control_plane("a"), of_control_plane("b"), other, node("w")];
+        let (mut view, mut policy) = cluster(nodes, &[]);
+        one_proven(&mut view);
+        change(&mut view);
+        policy.max_unavailable = models::operator::CountOrPercent::Percent("100%".into());
+        policy.ignore_unavailable_after = std::time::Duration::from_secs(60);
+        let (slots, wait) = given(&view, &policy, 1_000_000);
+        let own: Vec<_> = slots.iter().filter(|slot| ["a", "b"].contains(&slot.as_str())).collect();
+        assert_eq!(own.len(), usize::from(goes), "{sentence}: {slots:?}, {wait:?}");
+        let made = plan(&view, &policy, t(1_000_000));
+        assert_eq!(made.waits["b"].as_str(), "ControlPlaneBusy", "{sentence}");
+    }
+}
+
+/// A slot of a node whose reboot may be permitted.
+fn with_slot(node: &str) -> models::operator::Slot {
+    let update = models::operator::SlotUpdate {
+        version: NEW,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        attempt: 1,
+        boot_id: "b1".into(),
+        had: None,
+        permitting_since: Some(t(999_999)),
+    };
+    models::operator::Slot { update: Some(update), ..slot(node) }
+}
