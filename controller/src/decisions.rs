@@ -9,6 +9,7 @@ use models::reason::EndEvent;
 use models::shadow::{ControllerReport, Mode, Place, Progress, Step, UPDATED};
 use semver::Version;
 
+use planner::claims::ClaimField;
 use planner::phase::Phase;
 use planner::plan::key_of;
 use planner::view::{NodeFacts, ShadowFacts};
@@ -82,7 +83,9 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
     lines.extend(of_report(name, &was, &is));
     let progress = is.progress.as_ref().or(was.progress.as_ref());
     if before.facts.uid == after.facts.uid {
-        match (before.facts.claimed(), after.facts.claimed()) {
+        // What protects a node from autoscalers stays until it is verified.
+        let out = |facts: &NodeFacts| facts.claims.has(ClaimField::Cordon) || facts.claims.has(ClaimField::Balancer);
+        match (out(before.facts), out(after.facts)) {
             (false, true) => lines.push(Line::new("node claimed").about(name, progress)),
             (true, false) => {
                 let back = |place| matches!(place, Place::Away | Place::Booted | Place::Back);

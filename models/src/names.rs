@@ -99,8 +99,10 @@ pub const PRIORITY_LABEL: &str = "brupop.bottlerocket.aws/priority";
 pub const CONTROL_PLANE_LABEL: &str = "node-role.kubernetes.io/control-plane";
 /// Taint of a cordoned Node, which the control plane adds with its time (Kubernetes' own).
 pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
-/// Taints of Nodes that autoscalers are removing: those of the cluster autoscaler and of Karpenter.
-pub const REMOVAL_TAINTS: [&str; 2] = ["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"];
+/// Taints of Nodes that others are removing: those of the cluster autoscaler and of Karpenter, and that of a machine which a user
+/// has declared gone (Kubernetes' own).
+pub const REMOVAL_TAINTS: [&str; 3] =
+    ["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "node.kubernetes.io/out-of-service"];
 /// Label on a Node: its zone.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Field manager of the label that puts a node under the operator, where the operator sets it.

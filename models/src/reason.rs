@@ -418,7 +418,7 @@ ends! {
         event: UpdateFailed, class: Node,
         advice: "See the host's own message, and the agent's log.",
     }
-    /// The node is being deleted.
+    /// The node is being deleted, or an autoscaler or a user is removing it.
     NodeDeleted { event: UpdateWithdrawn, class: Nothing, advice: "" }
     /// The version has been quarantined.
     Quarantined {

@@ -94,7 +94,7 @@ const GATES: &[Gate] = &[
         .only(Mode::downloads),
     gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),
     gate(New, "NotBraked", "the rollout is not braked by ends without a proof", fleet::is_not_braked).only(UPDATES),
-    gate(New, "NotBeingRemoved", "no autoscaler is removing the node", node::is_not_being_removed),
+    gate(New, "NotBeingRemoved", "no autoscaler or user is removing the node", node::is_not_being_removed),
     gate(New, "NotHeld", "no user holds the node", node::is_not_held),
     gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),
     gate(New, "WebApiReady", "a pod of the web API is Ready", components::web_api),

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, CORDONED, ControllerStatus, DRAINED, HostState, Progress, Step};
 
+use super::claim::return_to_service;
 use super::row::{Attempt, Turn, act, fail, stay};
-use crate::decision::Action;
 use crate::wait::Wait;
 
 /// Returns when the node is no longer waited for.
@@ -21,8 +21,8 @@ pub(super) fn after_reboot(ctx: &Attempt<'_>) -> Turn {
         if !ctx.facts().ready {
             return not_ready_yet(ctx);
         }
-        if ctx.needs_release() {
-            return act(Action::Release);
+        if let Some(action) = return_to_service(ctx) {
+            return act(action);
         }
         let verifying =
             Progress { verifying_since: ctx.progress.verifying_since.or(Some(ctx.now)), ..ctx.progress.clone() };

@@ -4,7 +4,7 @@ use models::reason::FailureReason;
 
 use super::end::{ended_before_permit, ended_by_host};
 use super::row::{Attempt, Claims, Turn, act, fail, stay};
-use crate::claims::{ClaimField, ClaimFields};
+use crate::claims::{ClaimField, ClaimFields, recorded};
 use crate::decision::{Action, Note};
 use crate::policy::Policy;
 use crate::wait::Wait;
@@ -20,6 +20,22 @@ fn fields_to_claim(claims: Claims, policy: &Policy) -> ClaimFields {
         ClaimField::ScaleDown | ClaimField::DoNotDisrupt => policy.protect_from_autoscalers,
     };
     ClaimField::ALL.into_iter().filter(|field| claims != Claims::Nothing && policy(field)).collect()
+}
+
+/// Returns the write that returns a node to service for its verification: what protects it from autoscalers stays claimed, so that
+/// none removes it before it has proven its version.
+pub(super) fn return_to_service(ctx: &Attempt<'_>) -> Option<Action> {
+    if !ctx.needs_release() {
+        return None;
+    }
+    let claims = ctx.facts().claims;
+    let protection: ClaimFields = [ClaimField::ScaleDown, ClaimField::DoNotDisrupt].into_iter().collect();
+    let kept = if ctx.policy.protect_from_autoscalers { claims.and(protection) } else { ClaimFields::default() };
+    let unowned = ctx.facts().unowned.and(recorded(&ctx.shadow.status));
+    if kept.is_empty() || !unowned.is_empty() {
+        return Some(Action::Release);
+    }
+    (kept != claims).then_some(Action::Claim { fields: kept, note: None })
 }
 
 /// Returns the claim that is due, if the node does not have it.

@@ -162,6 +162,10 @@ pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
     if ctx.facts().deleting {
         return Some(fail(FailureReason::NodeDeleted, "the node is being deleted"));
     }
+    if let Some(taint) = &ctx.facts().removed_by {
+        let message = format!("an autoscaler or a user is removing the node (taint {taint})");
+        return Some(fail(FailureReason::NodeDeleted, message));
+    }
     None
 }
 

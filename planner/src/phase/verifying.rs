@@ -4,6 +4,7 @@ use models::reason::FailureReason;
 use models::shadow::{HostState, Mode, Progress, Step};
 use models::time::after;
 
+use super::claim::return_to_service;
 use super::desired::withdraw;
 use super::end::ended_from_outside;
 use super::health::check_health;
@@ -23,11 +24,11 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(ended) = ended {
         return ended.or_else(|| check_health(ctx, until)).unwrap_or_else(|| finish(ctx));
     }
-    if ctx.needs_release() {
-        return act(Action::Release);
-    }
     if ctx.shadow.spec.state == HostState::Idle {
-        return finish(ctx);
+        return if ctx.needs_release() { act(Action::Release) } else { finish(ctx) };
+    }
+    if let Some(action) = return_to_service(ctx) {
+        return act(action);
     }
     let another_boot = ctx.facts().boot_id != ctx.progress.boot_id;
     if another_boot && !ctx.runs_target(ctx.progress) {

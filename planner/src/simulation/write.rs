@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::shadow::{HostState, Permit, is_agent_condition};
 
-use crate::claims::ClaimFields;
+use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::Action;
 use crate::drain;
 use crate::rules::Rules;
@@ -25,7 +25,7 @@ pub(super) fn write(node: &mut NodeView, action: Action, cordoned: bool) -> Opti
         }
         (Action::Claim { fields, .. }, _) => {
             node.facts.claims = fields;
-            node.facts.unschedulable = true;
+            node.facts.unschedulable = fields.has(ClaimField::Cordon) || cordoned;
         }
         (Action::Release, _) => {
             node.facts.claims = ClaimFields::default();

@@ -69,7 +69,7 @@ mod tests {
             node.facts.joining = true;
             node.shadow.as_mut().unwrap().status.agent.boot_id = None;
         }
-        let cases: [(&str, &[Change], [bool; 3]); 13] = [
+        let cases: [(&str, &[Change], [bool; 3]); 14] = [
             ("in service", &[], [false, false, false]),
             ("not Ready", &[down], [true, false, false]),
             ("not Ready for an unknown time", &[down, |n| n.facts.not_ready_since = None], [true, true, true]),
@@ -98,6 +98,11 @@ mod tests {
             (
                 "an autoscaler removes it",
                 &[down, |n| n.facts.removed_by = Some("karpenter.sh/disrupted".into())],
+                [false; 3],
+            ),
+            (
+                "a user has declared its machine gone",
+                &[down, |n| n.facts.removed_by = Some("node.kubernetes.io/out-of-service".into())],
                 [false; 3],
             ),
             (

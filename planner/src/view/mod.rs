@@ -59,7 +59,7 @@ pub struct NodeFacts {
     pub joining: bool,
     /// Time since which it has been cordoned, while it is.
     pub cordoned_since: Option<Timestamp>,
-    /// The taint of the autoscaler that is removing it.
+    /// The taint of the autoscaler or user that is removing it.
     pub removed_by: Option<String>,
     /// The boot id that its kubelet reports.
     pub boot_id: String,

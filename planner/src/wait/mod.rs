@@ -70,7 +70,7 @@ pub enum Wait {
     },
     #[error("another user or controller has cordoned the node; uncordon it, or set spec.drain.cordonedNodes to Update")]
     Cordoned,
-    #[error("an autoscaler is removing the node (taint {taint})")]
+    #[error("an autoscaler or a user is removing the node (taint {taint})")]
     BeingRemoved { taint: String },
     #[error("the node lacks the label {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
     NotLabelled,

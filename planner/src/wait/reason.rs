@@ -63,7 +63,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (Quarantined, User, "As for `Frozen`. To skip the version, exclude it before you resume."),
     (Held, User, "The end of the hold, if it has one, or [unhold](plugin.md#hold-and-unhold): remove the annotation."),
     (Cordoned, User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
-    (BeingRemoved, Nothing, "The autoscaler: it deletes the node, or removes its taint."),
+    (BeingRemoved, Nothing, "The autoscaler or user that removes the node: it is deleted, or loses its taint."),
     (
         NotLabelled,
         Nothing,

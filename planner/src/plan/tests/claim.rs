@@ -9,6 +9,8 @@ use crate::decision::Action;
 use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::{ShadowChange, plan};
+use crate::policy::Policy;
+use crate::view::NodeView;
 
 /// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
 #[test]
@@ -145,9 +147,13 @@ fn held_node_stays_cordoned_after_reboot() {
             back.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
         }
         let (mut view, policy) = cluster(vec![back], &["a"]);
-        assert_ne!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+        let claims = |view: &crate::view::ClusterView| match plan(view, &policy, t(1)).actions.remove("a") {
+            Some(Action::Claim { fields, .. }) => Some(fields.has(crate::claims::ClaimField::Cordon)),
+            _ => None,
+        };
+        assert_eq!(claims(&view), None, "{step:?}");
         view.nodes.get_mut("a").unwrap().facts.hold = None;
-        assert_eq!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+        assert_eq!(claims(&view), Some(false), "{step:?}: what protects it from autoscalers stays");
     }
 }
 
@@ -178,4 +184,51 @@ fn repeatedly_removed_claim_fields_do_not_block_drain() {
     assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { note: None, .. })));
     view.nodes.get_mut("a").unwrap().claims_made = 4;
     assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
+}
+
+/// An autoscaler that finds a node empty, as after its drain, would remove it before it has proven anything.
+#[test]
+fn protection_from_autoscalers_lasts_until_the_node_is_verified() {
+    let protection: ClaimFields =
+        [crate::claims::ClaimField::ScaleDown, crate::claims::ClaimField::DoNotDisrupt].into_iter().collect();
+    let kept = Some(Action::Claim { fields: protection, note: None });
+    let in_step = |step, state| {
+        let mut node = at("a", step, 0, state);
+        (node.facts.boot_id, node.facts.os_image) = ("b2".into(), format!("Bottlerocket OS {NEW} (aws-k8s-1.37)"));
+        node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
+        node
+    };
+    let back = || in_step(Step::Returning, HostState::RebootedIntoUpdate);
+    let verifying = || in_step(Step::Verifying, HostState::RebootedIntoUpdate);
+    let verified = || in_step(Step::Verifying, HostState::Idle);
+    type Change = fn(&mut NodeView, &mut Policy);
+    let with_protection: Change = |node, _| node.facts.claims = node.facts.claims.without(ClaimFields::CORDON);
+    let unprotected: Change =
+        |node, policy| (node.facts.claims, policy.protect_from_autoscalers) = (ClaimFields::CORDON, false);
+    let switched_off: Change = |_, policy| policy.protect_from_autoscalers = false;
+    let reset: Change = |node, _| {
+        (node.facts.claims, node.facts.unowned) = (ClaimFields::default(), ClaimFields::CORDON);
+        let cordoned = condition(models::shadow::CORDONED, "Updating", "");
+        node.shadow.as_mut().unwrap().status.conditions = vec![cordoned];
+    };
+    let held: Change = |node, _| node.facts.hold = Some(Hold::default());
+    let cases: [(&str, NodeView, Change, Option<Action>); 8] = [
+        ("it is back", back(), |_, _| {}, kept.clone()),
+        ("it is verified", verifying(), with_protection, None),
+        ("it was claimed again meanwhile", verifying(), |_, _| {}, kept),
+        ("it has proven the version", verified(), with_protection, Some(Action::Release)),
+        ("policy protects no node", back(), unprotected, Some(Action::Release)),
+        ("policy protects none any more", back(), switched_off, Some(Action::Release)),
+        ("the ownership of its fields was reset", back(), reset, Some(Action::Release)),
+        ("a user holds it as it is", verifying(), held, None),
+    ];
+    for (sentence, mut node, change, expected) in cases {
+        let (_, mut policy) = cluster(vec![], &[]);
+        change(&mut node, &mut policy);
+        let (view, _) = cluster(vec![node], &["a"]);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made.clone()), [], "{sentence}");
+        let action = made.actions.get("a").filter(|action| !matches!(action, Action::Status { .. }));
+        assert_eq!(action, expected.as_ref(), "{sentence}: {:?}", made.waits);
+    }
 }

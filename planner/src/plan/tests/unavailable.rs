@@ -193,3 +193,25 @@ fn with_slot(node: &str) -> models::operator::Slot {
     };
     models::operator::Slot { update: Some(update), ..slot(node) }
 }
+
+#[test]
+fn update_without_a_permit_ends_when_others_remove_its_node() {
+    type Change = fn(&mut NodeView);
+    let drained = HostState::RebootedIntoUpdate;
+    let permitted: Change = |node| {
+        let permit = models::shadow::Permit { nonce: "n".into(), jws: String::new() };
+        node.shadow.as_mut().unwrap().spec.permit = Some(permit);
+    };
+    let cases: [(&str, NodeView, Change, &str); 4] = [
+        ("its image is staged", staged("a"), |_| {}, "NodeDeleted"),
+        ("it is drained", at("a", Step::Draining, 0, HostState::StagedUpdate), |_| {}, "NodeDeleted"),
+        ("it is to reboot", at("a", Step::Rebooting, 0, drained), |_| {}, "NodeDeleted"),
+        ("its reboot is permitted", at("a", Step::Rebooting, 0, drained), permitted, "AwaitingReboot"),
+    ];
+    for (sentence, mut node, change, expected) in cases {
+        node.facts.removed_by = Some("karpenter.sh/disrupted".into());
+        change(&mut node);
+        let (view, policy) = cluster(vec![node], &["a"]);
+        assert_eq!(outcome(&plan(&view, &policy, t(60))), expected, "{sentence}");
+    }
+}
