@@ -5,10 +5,12 @@
 //! A controller sees all nodes of its control plane, so the cases take turns on [`STAGES`] of them, and each leaves its
 //! control plane empty. `cargo test -p integ --test controller -- canary` runs the cases with that word in their name.
 
+mod autoscalers;
 mod bed;
 mod brake;
 mod budgets;
 mod canary;
+mod control_plane;
 mod drains;
 mod drills;
 mod earlier;
@@ -19,6 +21,7 @@ mod health;
 mod history;
 mod hooks;
 mod labels;
+mod late;
 mod leader_kills;
 mod leaders;
 mod metrics;
@@ -118,9 +121,11 @@ fn main() -> ExitCode {
     };
     let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
     let trials = modules![
+        autoscalers,
         brake,
         budgets,
         canary,
+        control_plane,
         drains,
         drills,
         earlier,
@@ -131,6 +136,7 @@ fn main() -> ExitCode {
         history,
         hooks,
         labels,
+        late,
         leader_kills,
         leaders,
         metrics,
