@@ -84,7 +84,10 @@ impl Cluster {
                 let budget = budget.iter().map(|budget| describe("pdb", budget));
                 budget.chain([describe("pod", pod), self.command(&format!("release {node}"))]).collect()
             }
-            Wait::BudgetNeverAllows { budget, .. } => vec![describe("pdb", budget)],
+            Wait::BudgetNeverAllows { budget, .. }
+            | Wait::GuardedPods { budget, .. }
+            | Wait::BudgetUnhealthy { budget, .. }
+            | Wait::BudgetSyncFailed { budget, .. } => vec![describe("pdb", budget)],
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
             Wait::CanaryStep { approval: Some(_), .. } => plugin("approve"),
             Wait::StepUnproven { .. } => plugin("approve --unproven"),

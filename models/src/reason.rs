@@ -314,6 +314,12 @@ ends! {
         event: UpdateFailed, class: Node,
         advice: "See the pods that the message names, and the [budgets that block](how-to/blocking-budgets.md) them.",
     }
+    /// Pods that were asked first and alone stayed, as their PodDisruptionBudget guards them. No other pod was evicted.
+    GuardedPodsStayed {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "The budget is asked again after a back-off, and other nodes go first. See the pods and the \
+            [budgets that block](how-to/blocking-budgets.md) them: whatever runs the pods has to move them.",
+    }
     /// A pod may not be evicted and policy requires to leave it alone.
     DrainRefused {
         event: UpdateFailed, class: Node,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::PodsAtRisk;
-use models::shadow::DrainStatus;
+use models::shadow::{DrainStatus, FirstPod};
 use models::time::after;
 
 use crate::rules::{Refusal, Rules};
@@ -124,10 +124,16 @@ impl<'a> Sorted<'a> {
         self.evictable.iter().copied().chain(self.leaving.iter().copied()).chain(refused)
     }
 
-    /// The pods that may be evicted now: critical pods leave after all others.
-    pub fn first_to_go(&self) -> impl Iterator<Item = &'a PodFacts> {
+    /// The pods that may be evicted now: before all others those of `first`, alone until they have left; critical pods leave after all
+    /// others.
+    pub fn first_to_go(&self, first: &[FirstPod]) -> impl Iterator<Item = &'a PodFacts> {
+        let first: HashSet<&str> = first.iter().map(|first| first.uid.as_str()).collect();
+        let alone = self.left().any(|pod| first.contains(pod.uid.as_str()));
         let ordinary = self.left().any(|pod| !pod.critical);
-        self.evictable.iter().copied().filter(move |pod| !(ordinary && pod.critical))
+        self.evictable
+            .iter()
+            .copied()
+            .filter(move |pod| if alone { first.contains(pod.uid.as_str()) } else { !(ordinary && pod.critical) })
     }
 
     /// Returns whether no pod is left that has to leave.
@@ -279,13 +285,20 @@ mod tests {
     fn critical_pods_are_evicted_after_all_others_are_gone() {
         let critical = |name: &str| PodFacts { critical: true, ..pod(name) };
         let leaving = |name: &str| PodFacts { terminating: true, ..pod(name) };
-        for (sentence, pods, first) in [
+        for (sentence, pods, expected) in [
             ("ordinary pods go first", vec![critical("dns"), pod("a"), pod("b")], vec!["a", "b"]),
             ("until they are gone, and not only terminating", vec![critical("dns"), leaving("a")], vec![]),
             ("then the others go", vec![critical("dns"), critical("proxy")], vec!["dns", "proxy"]),
+            ("those that are asked first go alone", vec![critical("dns"), critical("db"), pod("a")], vec!["db"]),
+            ("until they are gone", vec![critical("dns"), leaving("db"), pod("a")], vec![]),
         ] {
             let sorted = sort(&pods, Rules::default(), None);
-            assert_eq!(sorted.first_to_go().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), first, "{sentence}");
+            let first = [FirstPod { uid: "uid-db".into(), accepted: None }];
+            assert_eq!(
+                sorted.first_to_go(&first).map(|pod| pod.name.as_str()).collect::<Vec<_>>(),
+                expected,
+                "{sentence}"
+            );
         }
     }
 

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use models::names::INTERFACE_LABEL;
-use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, LedgerNode, Slot};
+use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, LedgerNode, Slot};
 use models::reason::Proof;
 use models::shadow::{HostPolicy, HostState, Place, Step};
 use models::time::after;
@@ -21,7 +21,7 @@ use crate::policy::Policy;
 use crate::survey::key::{is_member, key_of};
 use crate::survey::quarantine::Quarantine;
 use crate::survey::{brake, ended, ledger, rollout};
-use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
+use crate::view::{BudgetFacts, ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// The properties that a finding may name, by their numbers in `docs/testing.md`.
 pub const PROPERTIES: [&str; 13] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9", "S10", "S11", "S12", "S13"];
@@ -89,6 +89,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_drill(node, action));
             add(Some(name), check_verification(policy, node, action));
             add(Some(name), check_hooks(policy, node, action));
+            add(Some(name), check_blockers(view, policy, node, action));
             add(Some(name), check_reboot(node, action));
             add(Some(name), check_disruption(view, plan, node, action));
             add(Some(name), check_permit(view, node, action));
@@ -398,6 +399,27 @@ fn check_hooks(policy: &Policy, node: &NodeView, action: &Action) -> Option<Brok
     None
 }
 
+/// S13: no drain begins while a budget is known to keep a pod on the node: one whose pods cannot be counted, or are broken, or one that
+/// guards the pod where policy waits for that.
+fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
+    let next = action.next_step()?;
+    let drain = &policy.for_node(&node.facts).drain;
+    let before = node.step().is_some_and(|step| step.place() == Place::Waiting || step == Step::BeforeDrain);
+    if !before || next.place() != Place::Leaving || drain.at_deadline == AtDeadline::Force {
+        return None;
+    }
+    let goes = drain::sort(node.pods.as_deref().unwrap_or_default(), drain.rules, None).evictable;
+    goes.into_iter().find_map(|pod| {
+        let keeps = |budget: &&BudgetFacts| {
+            let broken = budget.sync_error.is_some() || budget.lacks() > 0;
+            let keeps = broken || (drain.guarded_pods == GuardedPods::Wait && budget.guards(pod));
+            keeps && budget.selects(pod) && !budget.lets_go(pod)
+        };
+        let budget = view.budgets.iter().find(keeps)?;
+        broken("S13", format!("its drain begins although {}/{} keeps {}", budget.namespace, budget.name, pod.title()))
+    })
+}
+
 /// S2 and S3: the desired state to reboot names the node's current boot and comes after the drain.
 fn check_reboot(node: &NodeView, action: &Action) -> Option<Broken> {
     let Action::Spec { spec } = action else { return None };
@@ -515,6 +537,21 @@ fn check_evictions(policy: &Policy, node: &NodeView, evictions: &Evictions) -> O
     let mut may_go: Vec<_> = sorted.evictable.clone();
     if *delete {
         may_go.extend(sorted.leaving.iter().copied());
+    }
+    let first = drain.map(|drain| drain.asked_first.as_slice()).unwrap_or_default();
+    let is_first = |uid: &str| first.iter().any(|first| first.uid == uid);
+    if let Some(kept) = sorted.evictable.iter().find(|pod| is_first(&pod.uid))
+        && rules.at_deadline != AtDeadline::Force
+        && !dry_run
+        && let Some(other) = pods.iter().find(|e| !is_first(&e.uid))
+    {
+        let text = format!(
+            "{}/{} would be evicted before {}, which is asked first",
+            other.namespace,
+            other.name,
+            kept.title()
+        );
+        return broken("S13", text);
     }
     if let Some(twice) = pods.iter().find(|e| node.in_flight.get(&e.uid).is_some_and(|sent| sent.deletes == *delete)) {
         return broken("S6", format!("the eviction of {}/{} is under way already", twice.namespace, twice.name));

@@ -135,12 +135,15 @@ fn hosts(cluster: &Cluster, found: &mut Vec<Finding>) {
     }
 }
 
-/// Pods and budgets that rule the drain of nodes out, whenever it comes.
+/// Pods and budgets that rule the drain of nodes out, whenever it comes, or come first in it.
 fn drains(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
     let mut causes: BTreeMap<(String, String), Vec<(String, Wait)>> = BTreeMap::new();
     for (node, wait) in drain_refusals(&cluster.view(now), &cluster.policy(), now) {
         let cause = match &wait {
-            Wait::BudgetNeverAllows { budget, .. } => budget.clone(),
+            Wait::BudgetNeverAllows { budget, .. }
+            | Wait::GuardedPods { budget, .. }
+            | Wait::BudgetUnhealthy { budget, .. }
+            | Wait::BudgetSyncFailed { budget, .. } => budget.clone(),
             Wait::MultipleBudgets { budgets, .. } => budgets.join(", "),
             Wait::DrainRefused { why, .. } => format!("{why:?}"),
             _ => String::new(),
@@ -153,17 +156,13 @@ fn drains(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
             1 => String::new(),
             count => format!(" (the first of {count} nodes)"),
         };
-        let reason = match wait {
-            Wait::BudgetNeverAllows { .. } => "BudgetNeverAllows",
-            Wait::MultipleBudgets { .. } => "MultipleBudgets",
-            Wait::PodsNotReady { .. } => "PodsNotReady",
-            Wait::PodsTerminating { .. } => "PodsTerminating",
-            _ => "DrainRefused",
-        };
+        let reason = wait.as_str();
         // These pass; the others last.
-        let passes = matches!(reason, "PodsNotReady" | "PodsTerminating");
+        let asked = matches!(wait, Wait::GuardedPods { .. });
+        let passes = asked || matches!(reason, "PodsNotReady" | "PodsTerminating" | "BudgetUnhealthy");
         let severity = if passes { Severity::Note } else { Severity::Warning };
-        let finding = Finding::new(severity, reason, format!("its drain is ruled out{more}: {wait}"));
+        let message = if asked { format!("{wait}{more}") } else { format!("its drain is ruled out{more}: {wait}") };
+        let finding = Finding::new(severity, reason, message);
         let nodes = refusals.iter().map(|(node, _)| node.as_str());
         found.push(finding.of_nodes(nodes).next(cluster.commands(node, wait).into_iter().take(NAMED)));
     }

@@ -56,7 +56,8 @@ fn await_aws(facts: &mut Facts) {
     facts.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
 }
 
-fn pod(budgets: &[&str], facts: &mut Facts) {
+/// A pod, and so many budgets over it, each of which counts so many healthy ones of two.
+fn pod(budgets: &[&str], healthy: i32, facts: &mut Facts) {
     let pod = PodFacts {
         namespace: "shop".to_owned(),
         name: "web-1".to_owned(),
@@ -69,6 +70,7 @@ fn pod(budgets: &[&str], facts: &mut Facts) {
     let budget = |name: &&str| BudgetFacts {
         namespace: "shop".to_owned(),
         name: (*name).to_owned(),
+        healthy,
         desired: 2,
         expected: 2,
         selector: Some(serde_json::from_value(json!({"matchLabels": {"app": "web"}})).map(selector).unwrap()),
@@ -100,7 +102,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 31] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 34] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -206,8 +208,18 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             let record = BTreeMap::from([("i-0a".to_owned(), entry.to_string())]);
             f.aws = Some(Hook { ready: Some(1), record });
         }),
-        ("BudgetNeverAllows", Warning, "node/a", &|f| pod(&["web"], f)),
-        ("MultipleBudgets", Warning, "node/a", &|f| pod(&["web", "other"], f)),
+        ("GuardedPods", Note, "node/a", &|f| pod(&["web"], 2, f)),
+        ("BudgetNeverAllows", Warning, "node/a", &|f| {
+            pod(&["web"], 2, f);
+            let operator = f.cluster.as_mut().unwrap().operator.as_mut().unwrap();
+            operator.spec.drain = serde_json::from_value(json!({"guardedPods": "Wait"})).unwrap();
+        }),
+        ("BudgetUnhealthy", Note, "node/a", &|f| pod(&["web"], 1, f)),
+        ("BudgetSyncFailed", Warning, "node/a", &|f| {
+            pod(&["web"], 1, f);
+            f.cluster.as_mut().unwrap().budgets[0].sync_error = Some("no scale".into());
+        }),
+        ("MultipleBudgets", Warning, "node/a", &|f| pod(&["web", "other"], 2, f)),
     ];
     for (reason, severity, object, broken) in cases {
         let mut facts = healthy();

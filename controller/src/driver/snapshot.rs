@@ -71,9 +71,20 @@ impl NodeMemory {
     fn refused(&self, budgets: &Cache<BudgetFacts>, generation: Option<i64>, now: Timestamp) -> Option<Refused> {
         let last = self.refused.as_ref().filter(|last| last.generation == generation)?;
         let mut refused = last.what.clone();
-        if let Wait::BudgetNeverAllows { budget, .. } = &refused.wait
-            && budgets.get(budget).is_none_or(|budget| budget.desired < budget.expected)
-        {
+        let is_over = match &refused.wait {
+            Wait::BudgetNeverAllows { budget, until, .. } => {
+                let asked_again = until.is_some_and(|until| until <= now);
+                asked_again || budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.lacks() > 0)
+            }
+            Wait::BudgetUnhealthy { budget, .. } => {
+                budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.lacks() == 0)
+            }
+            Wait::BudgetSyncFailed { budget, .. } => {
+                budgets.get(budget).is_none_or(|budget| budget.sync_error.is_none())
+            }
+            _ => false,
+        };
+        if is_over {
             refused.again_at = now;
         }
         Some(refused)

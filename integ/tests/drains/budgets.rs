@@ -12,6 +12,10 @@ crate::cases![
     pdb_tightened_during_drain_blocks_drain,
     pdb_relaxed_during_drain_unblocks_drain,
     pdb_that_never_allows_disruption_is_reported_before_cordon,
+    guarded_pod_is_evicted_first_and_alone_once_its_pdb_opens,
+    node_is_released_when_guarded_pod_stays_and_its_pdb_backs_off,
+    pdb_of_broken_pods_is_reported_before_cordon,
+    pdb_that_kubernetes_cannot_count_is_reported_before_cordon,
     pdb_with_empty_selector_blocks_all_pods,
     pdb_that_selects_no_pod_does_not_block_drain,
     blocked_pod_does_not_delay_eviction_of_other_pods,
@@ -99,6 +103,7 @@ async fn pdb_relaxed_during_drain_unblocks_drain(case: Case) -> anyhow::Result<(
 }
 
 async fn pdb_that_never_allows_disruption_is_reported_before_cordon(case: Case) -> anyhow::Result<()> {
+    case.set_drain_policy("wait").await?;
     case.deployment("web", 1, json!({})).await?;
     case.budget("web", 1, json!({"maxUnavailable": 0})).await?;
     case.start_update().await?;
@@ -106,6 +111,84 @@ async fn pdb_that_never_allows_disruption_is_reported_before_cordon(case: Case) 
     assert!(message.contains(&format!("{}/web", case.namespace)), "{message}");
     assert!(!case.state()?.cordoned());
     case.set_budget("web", json!({"maxUnavailable": 1})).await?;
+    case.updated().await?;
+    Ok(())
+}
+
+/// A pod whose budget allows nothing although it is healthy, beside two that no budget guards.
+async fn start_guarded_drain(case: &Case) -> anyhow::Result<()> {
+    case.deployment_on_node("api", 2, json!({})).await?;
+    case.deployment("web", 1, json!({})).await?;
+    case.budget("web", 1, json!({"minAvailable": 1})).await?;
+    case.start_update().await?;
+    case.until_drain_blocked().await.map(drop)
+}
+
+async fn guarded_pod_is_evicted_first_and_alone_once_its_pdb_opens(case: Case) -> anyhow::Result<()> {
+    start_guarded_drain(&case).await?;
+    let all_stay = |state: &crate::state::CaseState<'_>| {
+        let api = state.pods_on_node("api");
+        api.len() == 2 && api.iter().all(|pod| !pod.terminating)
+    };
+    let state = case.state()?;
+    assert!(state.cordoned() && all_stay(&state) && state.pods_on_node("web").len() == 1);
+    // As the operator of a database does once it has switched the primary over.
+    case.unblock_drain().await?;
+    let state = case.until("the guarded pod has gone", |state| state.pods_on_node("web").is_empty()).await?;
+    assert!(all_stay(&state));
+    case.updated().await?;
+    Ok(())
+}
+
+async fn node_is_released_when_guarded_pod_stays_and_its_pdb_backs_off(case: Case) -> anyhow::Result<()> {
+    start_guarded_drain(&case).await?;
+    let before: Vec<String> = case.state()?.pods_on_node("api").iter().map(|pod| pod.uid.clone()).collect();
+    case.set_drain_policy("short-guarded").await?;
+    let message = case.failed("GuardedPodsStayed").await?;
+    let budget = format!("{}/web", case.namespace);
+    assert!(message.contains(&budget), "{message}");
+    let message = case.blocked("BudgetNeverAllows").await?;
+    assert!(message.contains(&budget) && message.contains("asked again"), "{message}");
+    let state = case.state()?;
+    let after: Vec<String> = state.pods_on_node("api").iter().map(|pod| pod.uid.clone()).collect();
+    assert!(before == after && !state.cordoned() && !state.is_charged());
+    let back_offs = &state.world.status().budget_back_offs;
+    assert!(back_offs.iter().any(|back_off| back_off.budget == budget && back_off.times == 1), "{back_offs:?}");
+    // A budget that opens, or is changed, is over its back-off.
+    case.unblock_drain().await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn pdb_of_broken_pods_is_reported_before_cordon(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 2, json!({})).await?;
+    case.block_with_pdb("web", 2).await?;
+    case.set_drain_policy("default").await?;
+    case.start_update().await?;
+    let message = case.blocked("BudgetUnhealthy").await?;
+    assert!(message.contains(&format!("{}/web", case.namespace)) && message.contains("1 more"), "{message}");
+    let state = case.state()?;
+    assert!(!state.cordoned() && state.pods_on_node("web").len() == 2);
+    case.kubectl_in_namespace(&["delete", "pod", "web-without-a-node"]).await?;
+    case.set_budget("web", json!({"minAvailable": 1})).await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn pdb_that_kubernetes_cannot_count_is_reported_before_cordon(case: Case) -> anyhow::Result<()> {
+    // A pod whose controller has no scale.
+    case.kubectl_in_namespace(&["create", "configmap", "owner"]).await?;
+    let uid = case.kubectl_in_namespace(&["get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}"]).await?;
+    let owner =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid.trim(), "controller": true});
+    case.bare_pod("odd", &json!({"metadata": {"ownerReferences": [owner]}})).await?;
+    case.apply(integ::bed::workload::budget(&case.namespace, "odd", json!({"maxUnavailable": 1}))).await?;
+    case.start_update().await?;
+    let message = case.blocked("BudgetSyncFailed").await?;
+    let named = format!("{}/odd", case.namespace);
+    assert!(message.contains(&named) && message.contains("scale"), "{message}");
+    assert!(!case.state()?.cordoned());
+    case.kubectl_in_namespace(&["delete", "pdb", "odd"]).await?;
     case.updated().await?;
     Ok(())
 }
@@ -197,6 +280,7 @@ async fn unready_pods_are_evicted_under_if_healthy_budget_when_pdb_is_satisfied(
 
 async fn unready_pods_remain_under_if_healthy_budget_when_pdb_is_not_satisfied(case: Case) -> anyhow::Result<()> {
     unhealthy(&case, "IfHealthyBudget", 0).await?;
+    case.let_drain_begin(&case.node).await?;
     case.start_update().await?;
     case.until_drain_blocked().await?;
     case.pass_deadline("short").await?;
@@ -222,6 +306,7 @@ async fn two_concurrent_drains_share_one_pdb(case: Case) -> anyhow::Result<()> {
     let on_second = state.pods_of("web").iter().filter(|pod| pod.node.as_deref() == Some(&second)).count();
     assert!(on_second > 0 && !state.pods_on_node("web").is_empty(), "they are on both nodes");
     case.block_with_pdb("web", 4).await?;
+    case.let_drain_begin(&second).await?;
     case.start_update().await?;
     case.label_node(&second).await?;
     case.until("both drains are held up", |state| {

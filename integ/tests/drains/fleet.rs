@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::bed::{TestCluster, TestClusterOptions, TestNode, merge, workload};
 use integ::control_plane;
-use integ::oracle::{ClusterState, Expectations, Shadow};
+use integ::oracle::{ClusterState, Expectations, Field, Shadow};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
@@ -39,6 +39,13 @@ const TAINT: &str = "example.com/case";
 /// Label on a node: its drain policy.
 const POLICY: &str = "drain-policy";
 
+/// The drain policy under which no budget keeps a drain from its beginning.
+const FORCE_LATER: &str = "force-later";
+
+fn drain_policy() -> Field {
+    Field::Label(POLICY.to_owned())
+}
+
 /// The drain policies, each of a group of nodes. A failed attempt waits for a user's `retry`. A node gets a policy with a
 /// timeout only once its drain has begun ([`Case::pass_deadline`]): how long a machine takes until then is not bounded.
 fn policy() -> Value {
@@ -53,14 +60,16 @@ fn policy() -> Value {
         "deadlines": {"shutdown": "5s"},
         "loadBalancer": {"leaveBeforeDrain": "1s"},
         "nodeGroups": [
-            group("evict-bare", json!({"barePods": "Evict"})),
+            group("evict-bare", json!({"barePods": "Evict", "atDeadline": "Force"})),
             group("keep-data", json!({"emptyDir": "Refuse"})),
             group("short", json!({"timeout": "1s"})),
             group("force", json!({"timeout": "1s", "atDeadline": "Force"})),
-            group("force-later", json!({"atDeadline": "Force"})),
+            group(FORCE_LATER, json!({"atDeadline": "Force"})),
             group("force-bare", json!({"timeout": "1s", "atDeadline": "Force", "barePods": "Evict"})),
+            group("wait", json!({"guardedPods": "Wait"})),
+            group("short-guarded", json!({"guardedTimeout": "1s"})),
             group("cordoned", json!({"cordonedNodes": "Update"})),
-            group("grace", json!({"gracePeriod": "1s"})),
+            group("grace", json!({"gracePeriod": "1s", "atDeadline": "Force"})),
             group("impatient", json!({"skipTerminatingAfter": "1s"})),
             group("volumes", json!({"waitForVolumes": true})),
             group("volumes-short", json!({"waitForVolumes": true, "timeout": "1s"})),
@@ -312,9 +321,12 @@ impl Case {
     }
 
     /// Uses a budget up: one more pod that it counts and that no node takes, so that no eviction is allowed; `pods` is
-    /// the number of existing ones. A budget that could never allow anything would keep the node from being started at
-    /// all.
+    /// the number of existing ones. Such a budget keeps a node from its drain, unless policy deletes pods at the deadline: the node
+    /// has such a policy until [`Case::until_drain_blocked`].
     pub(crate) async fn block_with_pdb(&self, name: &str, pods: usize) -> anyhow::Result<()> {
+        if self.state()?.field(&drain_policy()).is_none() {
+            self.let_drain_begin(&self.node).await?;
+        }
         self.apply(json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": format!("{name}-without-a-node"), "namespace": self.namespace, "labels": {"app": name}},
@@ -330,6 +342,11 @@ impl Case {
     /// Puts the node under one of the drain policies; a name that no group has is the policy of all other nodes.
     pub(crate) async fn set_drain_policy(&self, policy: &str) -> anyhow::Result<()> {
         self.label(&self.node, POLICY, policy).await
+    }
+
+    /// Lets the drain of a node begin although a budget blocks it.
+    pub(crate) async fn let_drain_begin(&self, node: &str) -> anyhow::Result<()> {
+        self.label(node, POLICY, FORCE_LATER).await
     }
 
     /// Labels the node for the operator: its update begins.
@@ -419,13 +436,17 @@ impl Case {
         Ok(state.blocked().context("just seen")?.1)
     }
 
-    /// Waits until the drain is blocked by a budget.
+    /// Waits until the drain is blocked by a budget. It goes on under the policy of all nodes if it could not begin under that.
     pub(crate) async fn until_drain_blocked(&self) -> anyhow::Result<CaseState<'static>> {
-        self.until("the drain is blocked by a budget", |state| {
+        let blocked = |state: &CaseState<'_>| {
             state.step() == Some(Step::Draining)
                 && state.drain().is_some_and(|drain| drain.blockers.iter().any(|blocker| blocker.budget.is_some()))
-        })
-        .await
+        };
+        let state = self.until("the drain is blocked by a budget", blocked).await?;
+        if state.field(&drain_policy()) == Some(FORCE_LATER) {
+            self.set_drain_policy("default").await?;
+        }
+        Ok(state)
     }
 
     /// Ends a drain: under this drain policy its deadline has passed.

@@ -60,6 +60,7 @@ pub const BOUNDS: &[Bound] = &[
         "With more, the next release comes first.",
     ),
     bound("drain.timeout", SECOND, WEEK, "Without time, no pod can leave. The node is cordoned meanwhile."),
+    bound("drain.guardedTimeout", SECOND, WEEK, "Without time, no pod can leave. The node is cordoned meanwhile."),
     bound("drain.skipTerminatingAfter", Duration::ZERO, WEEK, "The drain is not longer."),
     bound("drain.gracePeriod", SECOND, WEEK, "Without one, pods are killed at once. The drain is not longer."),
     bound(

@@ -239,6 +239,27 @@ pub struct Quarantined {
     pub since: Timestamp,
 }
 
+/// A PodDisruptionBudget whose pods stayed when they were asked first and alone. While it is not asked again, no drain begins on a node
+/// with such pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BudgetBackOff {
+    /// Namespace and name of the PodDisruptionBudget.
+    #[schemars(length(max = 317))]
+    pub budget: String,
+    /// UID and generation of the budget. With others, it is asked again.
+    #[schemars(length(max = 128))]
+    pub revision: String,
+    /// Number of times in a row that its pods stayed.
+    pub times: i64,
+    /// Last time at which they had stayed.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub last: Timestamp,
+    /// Time from which it is asked again.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub until: Timestamp,
+}
+
 /// Facts about a version for one variant and architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -493,6 +514,10 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub active_rollouts: Vec<ActiveRollout>,
+    /// PodDisruptionBudgets whose pods stayed when they were asked first and alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
+    pub budget_back_offs: Vec<BudgetBackOff>,
     /// `spec.version.urgent` as it is in force, or was until it expired; absent without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub urgent: Option<UrgencyRecord>,

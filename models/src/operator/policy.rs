@@ -175,6 +175,17 @@ pub struct StrategyPolicy {
     pub one_zone_at_a_time: Option<bool>,
 }
 
+/// Handling of pods whose PodDisruptionBudget allows no disruption although all its pods are healthy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+pub enum GuardedPods {
+    /// Evicts them first and alone, and releases the node if they stay.
+    #[default]
+    Ask,
+    /// Does not begin the drain while there are any.
+    Wait,
+}
+
 /// Action at the deadline of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 // In a schema an optional enumeration's own description would hide that of the field.
@@ -248,6 +259,15 @@ pub struct DrainPolicy {
     /// Action when `timeout` is over. Default Release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_deadline: Option<AtDeadline>,
+    /// Handling of pods whose PodDisruptionBudget allows no disruption although all its pods are healthy, as of the primary of a
+    /// database or of a virtual machine. `Ask` cordons the node and evicts these pods first, and no others before they have left: many
+    /// move once they are asked. `Wait` does not begin the drain. Default Ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guarded_pods: Option<GuardedPods>,
+    /// Time, since the last eviction of a guarded pod that was accepted, after which the node is released if others of them stay. Their
+    /// PodDisruptionBudgets are not asked for an hour then, up to a day where they stay again and again. Default 10m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guarded_timeout: Option<Duration>,
     /// Treatment of pods without a controller, or whose DaemonSet no longer exists: nothing creates them again. Default
     /// Refuse.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -167,6 +167,33 @@ pub struct ReturnedOwner {
     pub times: i64,
 }
 
+/// A pod that is asked first and alone in a drain.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct FirstPod {
+    /// UID of the pod.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub uid: String,
+    /// Time at which its eviction was accepted, or it had gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub accepted: Option<Timestamp>,
+}
+
+/// A PodDisruptionBudget whose pods stayed although they were asked first and alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct RefusingBudget {
+    /// Namespace and name.
+    #[cfg_attr(feature = "crd", schemars(length(max = 317)))]
+    pub budget: String,
+    /// UID and generation.
+    #[cfg_attr(feature = "crd", schemars(length(max = 128)))]
+    pub revision: String,
+}
+
 /// State of the drain. Written when it changes, not on a timer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
@@ -180,6 +207,10 @@ pub struct DrainStatus {
     /// Number of these pods that have left: counted while a budget blocks the drain, and when it ends.
     #[serde(default)]
     pub removed: i64,
+    /// Pods that are asked before all others, and alone: those that their PodDisruptionBudget guarded when the drain began.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
+    pub asked_first: Vec<FirstPod>,
     /// First few pods that do not leave.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
@@ -328,6 +359,10 @@ pub struct Record {
     /// operator wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proof: Option<NodeProof>,
+    /// PodDisruptionBudgets whose pods stayed in the last attempt although they were asked first and alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic")))]
+    pub refusing_budgets: Vec<RefusingBudget>,
     /// Time before which no attempt starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]

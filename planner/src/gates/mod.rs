@@ -21,7 +21,7 @@ use crate::wait::Wait;
 
 pub(crate) use expressions::{gate as expression, objection, queries, quiet_since};
 pub(crate) use obstacle::Obstacle;
-pub(crate) use pods::refusal;
+pub(crate) use pods::{guarded, refusal};
 
 /// One check.
 pub(crate) struct Gate {

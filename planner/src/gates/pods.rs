@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use models::operator::AtDeadline;
+use models::operator::{AtDeadline, GuardedPods};
 use models::time::after;
 
 use super::Obstacle;
 use crate::drain::{self, Fate, Sorted};
 use crate::rules::Refusal;
-use crate::survey::NodeContext;
+use crate::survey::{NodeContext, budgets};
 use crate::view::{BudgetFacts, DaemonSetIs, PodFacts};
 use crate::wait::Wait;
 
@@ -51,9 +51,16 @@ pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     if ctx.group().drain.at_deadline == AtDeadline::Force {
         return None;
     }
-    let budgets = &ctx.view.budgets;
-    never_allowed(with_fate(ctx, |fate| fate == Fate::Goes), budgets)?;
-    never_allowed(sorted(ctx).evictable.into_iter(), budgets).map(Obstacle::Refused)
+    budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes))?;
+    budget_refusal(ctx, sorted(ctx).evictable.into_iter()).map(Obstacle::Refused)
+}
+
+/// Returns the first pod of the node that a budget guards: nodes without one come first.
+pub(crate) fn guarded(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let guards = |pod: &PodFacts| ctx.view.budgets.iter().find(|budget| budget.guards(pod));
+    let guarded = |pod: &'_ PodFacts| guards(pod).map(|budget| (pod.title(), budget.title()));
+    let (pod, budget) = with_fate(ctx, |fate| fate == Fate::Goes).filter_map(guarded).min()?;
+    Some(Wait::GuardedPods { pod, budget })
 }
 
 /// Returns pods that were deleted and do not end: the drain would wait for them until its deadline, unless policy leaves them to
@@ -93,18 +100,29 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Obstacle> {
     Some(Obstacle::Refused(wait))
 }
 
-/// Returns a budget that could never let a pod go, or several over one pod, which the eviction API refuses: reported
-/// before the node is cordoned.
-fn never_allowed<'a>(evictable: impl Iterator<Item = &'a PodFacts>, budgets: &[BudgetFacts]) -> Option<Wait> {
-    let title = |budget: &BudgetFacts| format!("{}/{}", budget.namespace, budget.name);
+/// Returns a budget that would keep a pod on the node: one that cannot be counted, or whose pods are broken; one that guards it, where
+/// policy waits for that or it was asked in vain; or several over one pod, which the eviction API refuses. A broken pod that may go is
+/// no reason to wait.
+fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
+    let back_offs = &ctx.survey.budget_back_offs;
+    let waits = ctx.group().drain.guarded_pods == GuardedPods::Wait;
     evictable.filter(|pod| !pod.pending).find_map(|pod| {
-        let guarding: Vec<_> = budgets.iter().filter(|budget| budget.selects(pod)).collect();
+        let guarding: Vec<_> = ctx.view.budgets.iter().filter(|budget| budget.selects(pod)).collect();
         if guarding.len() > 1 {
-            let budgets: BTreeSet<_> = guarding.into_iter().map(title).collect();
+            let budgets: BTreeSet<_> = guarding.into_iter().map(BudgetFacts::title).collect();
             return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: budgets.into_iter().collect() });
         }
-        let budget = guarding.into_iter().find(|budget| budget.never_lets_go(pod))?;
-        Some(Wait::BudgetNeverAllows { pod: pod.title(), budget: title(budget) })
+        let guard = guarding.into_iter().next().filter(|budget| !budget.lets_go(pod))?;
+        let (title, budget) = (pod.title(), guard.title());
+        if let Some(message) = guard.sync_error.clone() {
+            return Some(Wait::BudgetSyncFailed { pod: title, budget, message });
+        }
+        if guard.lacks() > 0 {
+            return Some(Wait::BudgetUnhealthy { pod: title, budget, count: guard.lacks() });
+        }
+        let until = budgets::asked_from(back_offs, guard, ctx.now);
+        let refused = guard.guards(pod) && (waits || until.is_some());
+        refused.then_some(Wait::BudgetNeverAllows { pod: title, budget, until: until.filter(|_| !waits) })
     })
 }
 
@@ -130,35 +148,70 @@ mod tests {
         BudgetFacts {
             namespace: "shop".into(),
             name: "web".into(),
+            healthy: expected,
             desired,
             expected,
+            allowed: (expected - desired).max(0),
             selector: Some(Selector::from_iter([Expression::Equal("app".into(), "web".into())])),
             ..BudgetFacts::default()
         }
     }
 
+    /// Returns the refusal of a node with this pod under these budgets, where policy waits for those that guard a pod.
+    fn refusal_by(pod: PodFacts, budgets: Vec<BudgetFacts>, at_deadline: AtDeadline) -> Option<Wait> {
+        let refusal = refusal_of(before_drain, |view, policy| {
+            view.budgets = budgets;
+            view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);
+            (policy.all.drain.guarded_pods, policy.all.drain.at_deadline) = (GuardedPods::Wait, at_deadline);
+        });
+        refusal.map(Obstacle::into_wait)
+    }
+
     #[test]
-    fn pdb_that_never_allows_disruption_is_reported() {
+    fn pdb_that_allows_no_disruption_is_reported() {
         let web = || PodFacts {
             labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
             ready: true,
             ..pod("a", false)
         };
-        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
-        let lenient = BudgetFacts { lets_unhealthy_go: true, ..budget(3, 3) };
+        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into(), until: None });
         let sick = PodFacts { ready: false, ..web() };
+        let broken = |healthy: i32, desired: i32| BudgetFacts {
+            healthy,
+            allowed: (healthy - desired).max(0),
+            ..budget(desired, 3)
+        };
+        let lenient = || BudgetFacts { lets_unhealthy_go: true, ..broken(2, 3) };
+        let unhealthy =
+            |count| Some(Wait::BudgetUnhealthy { pod: "shop/p-a".into(), budget: "shop/web".into(), count });
+        let message = || "no scale".to_owned();
+        let uncounted = || BudgetFacts { sync_error: Some(message()), ..budget(0, 0) };
+        let failed = Wait::BudgetSyncFailed { pod: "shop/p-a".into(), budget: "shop/web".into(), message: message() };
         for (sentence, pod, budget, expected) in [
             ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
-            ("more pods are wanted than there are", web(), budget(4, 3), refused.clone()),
+            ("more pods are wanted than there are", web(), budget(4, 3), unhealthy(1)),
+            ("one is broken, and one may be", web(), broken(2, 2), unhealthy(1)),
+            ("two are broken", web(), broken(1, 2), unhealthy(2)),
+            ("one is broken, and two may be", web(), broken(2, 1), None),
+            ("the numbers of an earlier spec", web(), BudgetFacts { stale: true, ..broken(1, 2) }, None),
+            ("a pod beside a broken one that may go", web(), lenient(), unhealthy(1)),
+            ("its pods cannot be counted", web(), uncounted(), Some(failed)),
+            (
+                "a pod of one that cannot be counted that has not begun",
+                PodFacts { pending: true, ..web() },
+                uncounted(),
+                None,
+            ),
             ("one may go", web(), budget(2, 3), None),
             ("a budget of no pods is ignored", web(), budget(0, 0), None),
             ("a pod that has not begun", PodFacts { pending: true, ..web() }, budget(3, 3), None),
             ("a pod of another client", PodFacts { namespace: "other".into(), ..web() }, budget(3, 3), None),
             ("a pod that the budget does not select", PodFacts { labels: Arc::default(), ..web() }, budget(3, 3), None),
-            ("a pod that is not Ready, and the budget guards it", sick.clone(), budget(3, 3), refused),
-            ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),
+            ("a pod that is not Ready, and the budget guards it", sick.clone(), broken(2, 3), unhealthy(1)),
+            ("a pod that is not Ready beside enough healthy ones", sick.clone(), broken(2, 2), None),
+            ("a pod that is not Ready, and the budget lets it go", sick, lenient(), None),
         ] {
-            assert_eq!(never_allowed([&pod].into_iter(), &[budget]), expected, "{sentence}");
+            assert_eq!(refusal_by(pod, vec![budget], AtDeadline::Release), expected, "{sentence}");
         }
     }
 
@@ -205,7 +258,7 @@ mod tests {
             ("one of another namespace", web(), BudgetFacts { namespace: "bank".into(), ..second() }, None),
             ("one that selects nothing", web(), BudgetFacts { selector: None, ..second() }, None),
         ] {
-            assert_eq!(never_allowed([&pod].into_iter(), &[budget(2, 3), second]), expected, "{sentence}");
+            assert_eq!(refusal_by(pod, vec![budget(2, 3), second], AtDeadline::Release), expected, "{sentence}");
         }
     }
 
@@ -216,14 +269,9 @@ mod tests {
             ready: true,
             ..pod("a", false)
         };
-        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
+        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into(), until: None });
         for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
-            let wait = refusal_of(before_drain, |view, policy| {
-                view.budgets = vec![budget(3, 3)];
-                view.nodes.get_mut("a").unwrap().pods = Some(vec![web.clone()]);
-                policy.all.drain.at_deadline = at_deadline;
-            });
-            assert_eq!(wait, expected.map(Obstacle::Refused), "{at_deadline:?}");
+            assert_eq!(refusal_by(web.clone(), vec![budget(3, 3)], at_deadline), expected, "{at_deadline:?}");
         }
     }
 

@@ -707,6 +707,42 @@ fn validator_drops_what_starts_under_an_invalid_policy_and_permits_to_excluded_v
 }
 
 #[test]
+fn validator_drops_a_drain_that_a_known_budget_blocks() {
+    let selector = || kube::core::Selector::from_iter([kube::core::Expression::DoesNotExist("app".into())]);
+    let budget = || BudgetFacts {
+        namespace: "shop".into(),
+        name: "web".into(),
+        healthy: 2,
+        desired: 2,
+        expected: 3,
+        selector: Some(selector()),
+        ..BudgetFacts::default()
+    };
+    let counted = || BudgetFacts { healthy: 3, allowed: 1, ..budget() };
+    let uncounted = || BudgetFacts { sync_error: Some("no scale".into()), allowed: 0, ..counted() };
+    for (sentence, budget, step, forced, expected) in [
+        ("a pod of it is broken", budget(), Step::Staged, false, Some("S13")),
+        ("after its hooks have answered", budget(), Step::BeforeDrain, false, Some("S13")),
+        ("during the drain, the API server answers", budget(), Step::LeavingLoadBalancer, false, None),
+        ("policy deletes what stays", budget(), Step::Staged, true, None),
+        ("its pods are healthy", counted(), Step::Staged, false, None),
+        ("its pods cannot be counted", uncounted(), Step::Staged, false, Some("S13")),
+    ] {
+        let mut node = at("a", step, 0, HostState::StagedUpdate);
+        node.pods = Some(vec![PodFacts { ready: true, ..pod("a", false) }]);
+        let (mut view, _) = cluster(vec![node], &["a"]);
+        view.budgets = vec![budget];
+        let at_deadline = if forced { "Force" } else { "Release" };
+        let policy = crate::fixtures::with_policy(&mut view, json!({"drain": {"atDeadline": at_deadline}}));
+        let mut status = view.nodes["a"].shadow.as_ref().unwrap().status.controller_status();
+        status.report.progress = Some(progress(Step::Draining, 0));
+        let mut plan = acts("a", Action::Status { status: Box::new(status), note: None });
+        let findings = lint(&view, &policy, &mut plan);
+        assert_eq!(findings.first().map(|finding| finding.property), expected, "{sentence}: {findings:?}");
+    }
+}
+
+#[test]
 fn properties_are_those_of_the_docs_and_all_that_a_finding_names() {
     let docs = include_str!("../../../docs/testing.md");
     for property in PROPERTIES {

@@ -8,6 +8,7 @@ use super::hooks::{deadline, still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, stay};
 use super::start::begin_drain;
 use crate::gates::{self, Obstacle};
+use crate::wait::Wait;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(turn) = ended_during_drain(ctx) {
@@ -29,6 +30,8 @@ fn checked_again(ctx: &Attempt<'_>) -> Turn {
             let queries = gates::queries(&ctx.group().before.expressions, &ctx.facts().name);
             stay(wait).querying(queries).waking_at(until)
         }
+        // Another node's drain may have moved pods of the budget, whose replacements are about to be Ready.
+        Some(Obstacle::Refused(wait @ Wait::BudgetUnhealthy { .. })) if ctx.now < until => stay(wait).waking_at(until),
         Some(Obstacle::Unknown(refused) | Obstacle::Refused(refused)) => Turn::of(Outcome::Refuse(refused)),
     }
 }

@@ -1,20 +1,27 @@
 //! The pods of a drain, as several phases see them.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use jiff::Timestamp;
+use models::operator::AtDeadline;
 use models::reason::FailureReason;
-use models::shadow::{DrainedPod, PodMove, Progress, RECORDED_BUDGETS, RECORDED_SERVICES, ReturnedOwner, RolloutPlace};
+use models::shadow::{
+    DrainedPod, FirstPod, PodMove, Progress, RECORDED_BUDGETS, RECORDED_SERVICES, RefusingBudget, ReturnedOwner,
+    RolloutPlace,
+};
 
 use super::result::bounded;
 use super::row::{Attempt, Turn, fail};
 use crate::decision::Action;
 use crate::drain::{Sorted, listed, unlisted};
 use crate::survey::NodeContext;
-use crate::view::PodFacts;
+use crate::view::{BudgetFacts, PodFacts};
 
 /// The number of pods of a drain that a shadow lists.
 pub const LISTED_PODS: usize = 1024;
+
+/// The number of budgets that a shadow lists.
+const REFUSING_BUDGETS: usize = 16;
 
 /// The number of owners of pods that tolerate the cordon that a shadow lists.
 const EVICTED_OWNERS: usize = 256;
@@ -61,6 +68,66 @@ pub(super) fn with_drain_ended(ctx: &Attempt<'_>) -> Progress {
 /// Returns when the drain is given up, or what is left is deleted.
 pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
     ctx.deadline(ctx.progress.since, ctx.group().drain.timeout)
+}
+
+/// Returns the pods to ask first and alone: those that a budget guards.
+pub(super) fn to_ask_first(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Vec<FirstPod> {
+    let guarded = |pod: &&&PodFacts| ctx.view.budgets.iter().any(|budget| budget.guards(pod));
+    let first = sorted.evictable.iter().filter(guarded).take(LISTED_PODS);
+    first.map(|pod| FirstPod { uid: pod.uid.clone(), accepted: None }).collect()
+}
+
+/// Returns the pods that are asked first and whose eviction was not accepted so far.
+pub(super) fn still_asked<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> impl Iterator<Item = &'b PodFacts> {
+    let first = ctx.drain_status().map(|drain| drain.asked_first.as_slice()).unwrap_or_default();
+    let first: HashSet<&str> = first.iter().map(|first| first.uid.as_str()).collect();
+    sorted.evictable.iter().copied().filter(move |pod| first.contains(pod.uid.as_str())).collect::<Vec<_>>().into_iter()
+}
+
+/// Returns the budgets that keep the pods that are asked first, each once.
+pub(super) fn refusing_budgets(ctx: &NodeContext<'_>) -> Vec<RefusingBudget> {
+    let Some(sorted) = ctx.sorted_pods() else { return Vec::new() };
+    let mut refusing = BTreeMap::new();
+    for pod in still_asked(ctx, &sorted) {
+        let keeps = |budget: &&BudgetFacts| !budget.lets_go(pod) && budget.selects(pod);
+        refusing.extend(ctx.view.budgets.iter().filter(keeps).map(|budget| (budget.title(), &budget.revision)));
+    }
+    let refusing = refusing.into_iter().take(REFUSING_BUDGETS);
+    refusing.map(|(budget, revision)| RefusingBudget { budget, revision: revision.clone() }).collect()
+}
+
+/// Returns when the pods that are asked first, and that a budget keeps, are given up: `guardedTimeout` after the last one whose eviction
+/// was accepted.
+pub(super) fn asked_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
+    let drain = ctx.drain_status().filter(|drain| !drain.asked_first.is_empty())?;
+    if refusing_budgets(ctx).is_empty() {
+        return None;
+    }
+    let accepted = drain.asked_first.iter().filter_map(|first| first.accepted).max();
+    Some(ctx.deadline(accepted.unwrap_or(ctx.progress.since), ctx.group().drain.guarded_timeout))
+}
+
+/// Returns when the drain ends in any case, for users: pods that are given up before are a reason, unless policy deletes what is left.
+pub(super) fn ends_by(ctx: &Attempt<'_>) -> Timestamp {
+    let forces = ctx.group().drain.at_deadline == AtDeadline::Force && !ctx.mode().is_drill();
+    let asked_until = asked_until(ctx).filter(|_| !forces);
+    asked_until.map_or_else(|| deadline(ctx), |until| until.min(deadline(ctx)))
+}
+
+/// Records which of the pods that are asked first have gone, or are about to.
+pub(super) fn record_accepted(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<Action> {
+    let drain = ctx.drain_status()?;
+    let asked: HashSet<&str> = still_asked(ctx, sorted).map(|pod| pod.uid.as_str()).collect();
+    let goes = |first: &FirstPod| first.accepted.is_none() && !asked.contains(first.uid.as_str());
+    if !drain.asked_first.iter().any(goes) {
+        return None;
+    }
+    let mut status = ctx.controller_status();
+    let drain = status.report.drain.get_or_insert_default();
+    for first in drain.asked_first.iter_mut().filter(|first| goes(first)) {
+        first.accepted = Some(ctx.now);
+    }
+    Some(Action::Status { status: Box::new(status), note: None })
 }
 
 /// Records, before a pod is evicted, that it came after the drain began, and its owner if it tolerates the cordon:

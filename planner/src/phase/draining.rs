@@ -6,13 +6,14 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use models::operator::AtDeadline;
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, Blocker, DRAINED, HostState, PodMove, Step};
+use models::shadow::{ArmedPhase, Blocker, DRAINED, FirstPod, HostState, PodMove, Step};
 use models::time::after;
 
 use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed, denied_since};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
-    deadline, fail_for_returning_pod, pods_gone, record_new, remaining_listed, returning_pod, with_drain_ended,
+    asked_until, deadline, fail_for_returning_pod, pods_gone, record_accepted, record_new, refusing_budgets,
+    remaining_listed, returning_pod, still_asked, with_drain_ended,
 };
 use super::dry_run;
 use super::overdue::{delete_remaining, drain_timed_out};
@@ -55,6 +56,11 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(message) = sorted.as_ref().and_then(|sorted| final_denial(ctx, sorted, deadline)) {
         return fail(FailureReason::DrainRefused, message);
     }
+    let asked_until = asked_until(ctx);
+    let given_up = asked_until.is_some_and(|until| ctx.now >= until.min(deadline));
+    if given_up && (policy.at_deadline == AtDeadline::Release || ctx.mode().is_drill()) {
+        return guarded_pods_stayed(ctx, sorted.as_ref());
+    }
     if ctx.now >= deadline && !drained {
         // A kubelet that is silent ends no pod: without its object a second one would run beside it.
         let forced =
@@ -87,10 +93,28 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(pod) = returning_pod(ctx, &sorted) {
         return fail_for_returning_pod(pod);
     }
-    if let Some(action) = record_new(ctx, &sorted) {
+    if let Some(action) = record_new(ctx, &sorted).or_else(|| record_accepted(ctx, &sorted)) {
         return act(action).waking_at(deadline);
     }
-    evict(ctx, &sorted).waking_at(deadline)
+    // Where policy deletes at the deadline what is left, the others are not kept for longer.
+    let first = ctx.drain_status().map(|drain| drain.asked_first.as_slice()).filter(|_| !given_up).unwrap_or_default();
+    let turn = evict(ctx, &sorted, first).waking_at(deadline);
+    match asked_until.filter(|until| *until > ctx.now) {
+        Some(until) => turn.waking_at(until),
+        None => turn,
+    }
+}
+
+/// Ends the attempt of a node whose guarded pods have stayed: no other one was evicted.
+fn guarded_pods_stayed(ctx: &Attempt<'_>, sorted: Option<&Sorted<'_>>) -> Turn {
+    let pods: Vec<_> = sorted.into_iter().flat_map(|sorted| still_asked(ctx, sorted)).collect();
+    let budgets: Vec<_> = refusing_budgets(ctx).into_iter().map(|refusing| refusing.budget).collect();
+    let message = format!(
+        "still on the node: {}; the PodDisruptionBudget(s) {} allow no disruption although they were asked, and no other pod was evicted",
+        named(&pods),
+        budgets.join(", ")
+    );
+    fail(FailureReason::GuardedPodsStayed, message)
 }
 
 /// Returns the denial of an eviction that ends the drain, with its pod: one that was retried for long enough, or that there is
@@ -107,13 +131,13 @@ fn final_denial(ctx: &NodeContext<'_>, sorted: &Sorted<'_>, deadline: Timestamp)
 }
 
 /// Evicts the pods that are due, and names those that do not leave.
-fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Turn {
+fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>, first: &[FirstPod]) -> Turn {
     let policy = &ctx.group().drain;
     let blocked = |uid: &str| ctx.node.blocked.get(uid);
     let waits_for_answer = |pod: &PodFacts| ctx.node.in_flight.contains_key(&pod.uid);
     // While one may not leave at all, no other pod leaves in vain.
     let denied = sorted.evictable.iter().filter_map(|pod| denied_since(ctx, pod)).min();
-    let asked = sorted.first_to_go().filter(|pod| denied.is_none() || denied_since(ctx, pod).is_some());
+    let asked = sorted.first_to_go(first).filter(|pod| denied.is_none() || denied_since(ctx, pod).is_some());
     let due = asked.filter(|pod| !waits_for_answer(pod));
     let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= ctx.now));
     let evictions =
@@ -137,7 +161,7 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Turn {
         Some(action) => act(action),
         None => stay(wait),
     };
-    let retries = sorted.first_to_go().filter(|pod| !waits_for_answer(pod)).filter_map(|p| blocked(&p.uid));
+    let retries = sorted.first_to_go(first).filter(|pod| !waits_for_answer(pod)).filter_map(|p| blocked(&p.uid));
     let retry = retries.map(|b| b.retry_at).filter(|at| *at > ctx.now).min();
     // A pod that has ended is waited for no longer than its grace period, and others as policy requires.
     let given_up = |pod: &&PodFacts| {

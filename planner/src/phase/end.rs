@@ -9,6 +9,7 @@ use models::shadow::{
 };
 use models::time::after;
 
+use super::drained::refusing_budgets;
 use super::drill;
 use super::health::{pods_to_verify, unhealthy_pods};
 use super::result::{keep_result, release, running};
@@ -45,6 +46,8 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
         ctx.set_condition(&mut status, HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
     }
     record.last = Some(attempt_result(ctx, reason.as_str(), message));
+    record.refusing_budgets =
+        if reason == FailureReason::GuardedPodsStayed { refusing_budgets(ctx) } else { Vec::new() };
     record_proof(ctx, &mut record, end);
     status.report.record = Some(record);
     let (attempt, version) = (progress.attempt, &progress.version);

@@ -158,7 +158,7 @@ pub const PHASES: &[Phase] = &[
             Mode::Drill { evict: true, .. } => "drain started in a drill",
             Mode::Drill { .. } => "dry run of the drain started",
         },
-        deadline: |ctx| Some(drained::deadline(ctx)),
+        deadline: |ctx| Some(drained::ends_by(ctx)),
         decide: draining::decide,
     },
     Phase {

@@ -3,7 +3,7 @@
 use models::shadow::{CORDONED, DRAINED, DrainStatus, Mode, Progress, RolloutPlace, Step};
 use models::time::after;
 
-use super::drained::{LISTED_PODS, drained_pod, owners};
+use super::drained::{LISTED_PODS, drained_pod, owners, to_ask_first};
 use super::hooks::{self, BEFORE_DRAIN};
 use super::result::bounded;
 use super::row::{Attempt, Outcome, Turn, stay};
@@ -31,6 +31,10 @@ pub(super) fn begin_drain(ctx: &Attempt<'_>) -> Turn {
     ctx.next(first_of_drain(ctx), |status| {
         let (reason, message) = draining(ctx.mode());
         ctx.set_condition(status, DRAINED, false, reason, message);
+        // Budgets may have changed since the hooks were asked.
+        if let (Some(drain), Some(sorted)) = (&mut status.report.drain, ctx.sorted_pods()) {
+            drain.asked_first = to_ask_first(ctx, &sorted);
+        }
     })
 }
 
@@ -84,7 +88,8 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
         let awaiting = ("AwaitingHooks", "no pod is evicted before the hooks have answered");
         let (reason, message) = if asks_hooks { awaiting } else { draining(ctx.mode()) };
         ctx.set_condition(status, DRAINED, false, reason, message);
-        status.report.drain = Some(DrainStatus { pods, preexisting, ..DrainStatus::default() });
+        let asked_first = to_ask_first(ctx, &sorted);
+        status.report.drain = Some(DrainStatus { pods, asked_first, preexisting, ..DrainStatus::default() });
         let record = status.report.record.get_or_insert_default();
         // A drill forgets no owner that was unhealthy before the last update: that is evidence about its version.
         let before = if drill { std::mem::take(&mut record.unhealthy_before) } else { Vec::new() };

@@ -58,7 +58,7 @@ pub fn deadlines<'a>(
 }
 
 /// Returns what rules the drain of each node out whose pods are known, as far as its pods and their budgets go. Other
-/// reasons for which the node waits do not matter, nor do expressions.
+/// reasons for which the node waits do not matter, nor do expressions. Pods that a budget guards are named too.
 pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Vec<(String, Wait)> {
     let survey = Survey::of(view, policy, now);
     let mut refusals = Vec::new();
@@ -69,6 +69,7 @@ pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Ve
             Obstacle::Unknown(_) => None,
         };
         refusals.extend(gates::of_drain(&ctx).filter_map(|gate| gate.obstacle(&ctx)).filter_map(refused));
+        refusals.extend(gates::guarded(&ctx).map(|wait| (node.facts.name.clone(), wait)));
     }
     refusals
 }

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{
-    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, NodeSelector, NoticeReceiver, OutOfBounds,
+    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, GuardedPods, NodeSelector, NoticeReceiver,
+    OutOfBounds,
 };
 use models::permit::SHUTDOWN_LIMIT;
 use models::time::after;
@@ -86,6 +87,10 @@ pub struct Drain {
     pub timeout: Duration,
     /// The action at the end of that time.
     pub at_deadline: AtDeadline,
+    /// Handling of pods that a budget guards.
+    pub guarded_pods: GuardedPods,
+    /// Time for which they are asked, since the last one whose eviction was accepted.
+    pub guarded_timeout: Duration,
     /// Rules for pods that would lose something.
     pub rules: Rules,
     pub cordoned_nodes: CordonedNodes,
@@ -110,6 +115,8 @@ impl Default for Drain {
         Self {
             timeout: Duration::from_secs(30 * 60),
             at_deadline: AtDeadline::Release,
+            guarded_pods: GuardedPods::Ask,
+            guarded_timeout: Duration::from_secs(10 * 60),
             rules: Rules::default(),
             cordoned_nodes: CordonedNodes::Skip,
             skip_terminating_after: None,

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 
 use jiff::Timestamp;
-use models::operator::KnownVersion;
+use models::operator::{BudgetBackOff, KnownVersion};
 use models::shadow::Step;
 use semver::Version;
 
 use super::agents::is_missing;
+use super::budgets;
 use super::rollout::{self, Rollouts};
 use super::unavailable::{self, Unavailable};
 use super::urgency::Urgency;
@@ -65,6 +66,8 @@ pub(crate) struct Survey<'a> {
     pub(crate) quarantine: Quarantine,
     pub(crate) known: Vec<KnownVersion>,
     pub(crate) rollouts: Rollouts,
+    /// The budgets whose pods stayed when they were asked.
+    pub(crate) budget_back_offs: Vec<BudgetBackOff>,
     /// The urgency of a version.
     pub(crate) urgency: Urgency,
     /// The windows of nodes in no group, then those of the groups.
@@ -131,6 +134,7 @@ impl<'a> Survey<'a> {
             quarantine,
             known,
             rollouts,
+            budget_back_offs: budgets::back_offs(view, now),
             urgency,
             windows,
             total,

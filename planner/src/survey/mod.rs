@@ -3,6 +3,7 @@
 
 pub(crate) mod agents;
 pub(crate) mod brake;
+pub(crate) mod budgets;
 pub(crate) mod ended;
 mod fleet;
 pub(crate) mod key;

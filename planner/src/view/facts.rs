@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, Service, Toleration, Volume};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::plain::{cut, plain};
@@ -24,6 +24,10 @@ use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, Reques
 
 /// Conditions of a Node that are bad when they are true, the most important first.
 const PRESSURE: &[&str] = &["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+
+/// The condition of a PodDisruptionBudget, and its reason where its pods cannot be counted.
+const DISRUPTION_ALLOWED: &str = "DisruptionAllowed";
+const SYNC_FAILED: &str = "SyncFailed";
 
 /// The lowest priority that only the cluster's own classes have (`system-cluster-critical`).
 const CRITICAL: i32 = 2_000_000_000;
@@ -369,21 +373,34 @@ impl Projection for BudgetFacts {
     /// Only a budget that allows more than before can unblock a drain, or a node that could never be drained.
     fn matters(&self, old: &Self) -> bool {
         self.allowed > old.allowed
-            || (self.desired, self.expected, self.lets_unhealthy_go)
-                != (old.desired, old.expected, old.lets_unhealthy_go)
+            || (self.desired, self.expected, self.lets_unhealthy_go, self.lacks() > 0)
+                != (old.desired, old.expected, old.lets_unhealthy_go, old.lacks() > 0)
+            || (&self.sync_error, &self.revision) != (&old.sync_error, &old.revision)
             || self.selector != old.selector
     }
 
     fn project(budget: &PodDisruptionBudget) -> Option<Self> {
         let (spec, status) = (budget.spec.as_ref(), budget.status.as_ref());
+        // Its generation says nothing: the disruption controller writes that of its last success. A later success replaces it.
+        let failed = |condition: &&Condition| {
+            (&*condition.type_, &*condition.status, &*condition.reason) == (DISRUPTION_ALLOWED, "False", SYNC_FAILED)
+        };
+        let failed = status.and_then(|status| status.conditions.as_ref()?.iter().find(failed));
         Some(Self {
             namespace: text(budget.metadata.namespace.as_ref()),
             name: text(budget.metadata.name.as_ref()),
             resource_version: text(budget.metadata.resource_version.as_ref()),
+            revision: format!(
+                "{}/{}",
+                text(budget.metadata.uid.as_ref()),
+                budget.metadata.generation.unwrap_or_default()
+            ),
             allowed: status.and_then(|s| s.disruptions_allowed).unwrap_or(0),
             healthy: status.and_then(|s| s.current_healthy).unwrap_or(0),
             desired: status.and_then(|s| s.desired_healthy).unwrap_or(0),
             expected: status.and_then(|s| s.expected_pods).unwrap_or(0),
+            stale: status.and_then(|s| s.observed_generation) < budget.metadata.generation,
+            sync_error: failed.map(|condition| condition.message.clone()),
             lets_unhealthy_go: spec.is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),
             selector: spec.and_then(|s| s.selector.clone()).and_then(|s| s.try_into().ok()),
         })
@@ -450,6 +467,34 @@ mod tests {
         check::<ServiceFacts>(&namespaced("a"), &json!({"selector": {"app": "web"}}));
         check::<ShadowFacts>(&namespaced(&names::shadow_name("a")), &json!({"state": "Idle", "attempt": 0}));
         check::<OperatorFacts>(&namespaced(names::OPERATOR_NAME), &json!({}));
+    }
+
+    #[test]
+    fn numbers_of_pdb_are_those_of_its_spec_or_nothing_is_counted() {
+        let facts = |generation: i64, observed: i64, reason: &str| {
+            let condition = json!({
+                "type": "DisruptionAllowed", "status": "False", "reason": reason, "message": "no scale",
+                "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed,
+            });
+            let budget = json!({
+                "metadata": {"name": "web", "namespace": "shop", "generation": generation},
+                "status": {
+                    "observedGeneration": observed, "currentHealthy": 2, "desiredHealthy": 3, "expectedPods": 3,
+                    "disruptionsAllowed": 0, "conditions": [condition],
+                },
+            });
+            let facts = BudgetFacts::project(&serde_json::from_value(budget).unwrap()).unwrap();
+            (facts.lacks(), facts.sync_error)
+        };
+        let error = Some("no scale".to_owned());
+        for (sentence, generation, observed, reason, expected) in [
+            ("a pod is missing", 2, 2, "InsufficientPods", (1, None)),
+            ("the numbers of an earlier spec", 3, 2, "InsufficientPods", (0, None)),
+            ("it was never counted", 1, 0, "SyncFailed", (0, error.clone())),
+            ("it cannot be counted any more", 2, 2, "SyncFailed", (1, error)),
+        ] {
+            assert_eq!(facts(generation, observed, reason), expected, "{sentence}");
+        }
     }
 
     #[test]

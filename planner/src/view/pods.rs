@@ -82,6 +82,8 @@ pub struct BudgetFacts {
     pub namespace: String,
     pub name: String,
     pub resource_version: String,
+    /// The UID and the generation.
+    pub revision: String,
     /// Number of pods that may be evicted now.
     pub allowed: i32,
     /// Number of its pods that are healthy now.
@@ -90,6 +92,10 @@ pub struct BudgetFacts {
     pub desired: i32,
     /// Number of its pods when all are there.
     pub expected: i32,
+    /// True if its numbers are those of an earlier spec.
+    pub stale: bool,
+    /// The error for which Kubernetes cannot count its pods. It allows nothing then.
+    pub sync_error: Option<String>,
     /// True if pods that are not Ready may be evicted regardless of it.
     pub lets_unhealthy_go: bool,
     /// The selector of its pods; `None` if it cannot be read.
@@ -145,13 +151,26 @@ impl BudgetFacts {
         pod.namespace == self.namespace && self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
     }
 
-    /// Returns whether it would refuse this pod even with all its pods healthy, so that no waiting helps.
-    pub fn never_lets_go(&self, pod: &PodFacts) -> bool {
-        self.selects(pod)
-            && !pod.pending
-            && self.expected > 0
-            && self.desired >= self.expected
-            && (pod.ready || !self.lets_unhealthy_go)
+    /// Returns the name for users: namespace and name.
+    pub fn title(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Returns whether it guards this pod: it allows nothing although all its pods are healthy.
+    pub fn guards(&self, pod: &PodFacts) -> bool {
+        let counted = !self.stale && self.sync_error.is_none() && self.expected > 0;
+        counted && self.lacks() == 0 && !self.lets_go(pod) && self.selects(pod)
+    }
+
+    /// Returns whether the API server evicts this pod of it now, as far as its numbers go.
+    pub fn lets_go(&self, pod: &PodFacts) -> bool {
+        let satisfied = || self.desired > 0 && self.healthy >= self.desired;
+        pod.pending || self.allowed > 0 || (!pod.ready && (self.lets_unhealthy_go || satisfied()))
+    }
+
+    /// Returns the number of healthy pods that it lacks.
+    pub fn lacks(&self) -> i32 {
+        if self.stale { 0 } else { (self.expected.max(self.desired) - self.healthy).max(0) }
     }
 }
 

@@ -246,11 +246,36 @@ pub enum Wait {
     GroupFull { group: String },
     #[error("{count} pod(s) on the node are not Ready, {pod} first")]
     PodsNotReady { pod: String, count: usize },
+    /// A budget allows nothing although all its pods are healthy.
+    #[error("the PodDisruptionBudget {budget} allows no disruption of {pod} although all its pods are healthy{}", text::never(*.until))]
+    BudgetNeverAllows {
+        pod: String,
+        budget: String,
+        /// The time from which it is asked again, if its pods stayed when it was asked; `None`: policy waits for it.
+        until: Option<Timestamp>,
+    },
+    /// A node with guarded pods comes after those without.
     #[error(
-        "the PodDisruptionBudget {budget} could never allow a disruption of {pod}, even with all its pods healthy; \
-             let it allow one disruption, or run one more pod"
+        "nodes without such pods come first: the PodDisruptionBudget {budget} allows no disruption of {pod} now, although all its pods \
+             are healthy; in its turn, this node is cordoned, and such pods are evicted first and alone"
     )]
-    BudgetNeverAllows { pod: String, budget: String },
+    GuardedPods { pod: String, budget: String },
+    /// Pods of a budget are broken, so that it allows nothing.
+    #[error(
+        "the PodDisruptionBudget {budget} allows no disruption of {pod} before {count} more of its pods are healthy, here or on other \
+             nodes"
+    )]
+    BudgetUnhealthy {
+        pod: String,
+        budget: String,
+        /// Number of healthy pods that it lacks.
+        count: i32,
+    },
+    /// Kubernetes cannot count the pods of a budget.
+    #[error(
+        "Kubernetes cannot count the pods of the PodDisruptionBudget {budget}, so that it allows no disruption of {pod}: {message}"
+    )]
+    BudgetSyncFailed { pod: String, budget: String, message: String },
     /// Pods were deleted and do not end.
     #[error(
         "{count} pod(s) on the node were deleted and have not ended a minute after their grace period, {pod} first; see its \
@@ -427,6 +452,7 @@ impl Wait {
             Self::Held { until, .. }
             | Self::TooYoung { until, .. }
             | Self::BudgetUsedUp { until, .. }
+            | Self::BudgetNeverAllows { until, .. }
             | Self::CanaryStep { until, .. }
             | Self::Braked { until, .. } => *until,
             _ => None,

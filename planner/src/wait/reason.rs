@@ -140,7 +140,18 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     ),
     (GroupFull, Turn, "The other nodes of its group: `spec.nodeGroups[].maxUnavailable`."),
     (PodsNotReady, Pods, "The pods on the node: `spec.health.before.podsReady`."),
-    (BudgetNeverAllows, Pods, "A PodDisruptionBudget that allows one disruption, or one more pod."),
+    (
+        BudgetNeverAllows,
+        Pods,
+        "A PodDisruptionBudget that allows one disruption, or the end of its back-off; with `spec.drain.guardedPods: Wait`, also one more pod.",
+    ),
+    (GuardedPods, Turn, "The nodes without pods that a PodDisruptionBudget guards."),
+    (BudgetUnhealthy, Pods, "The pods of the PodDisruptionBudget: as many of them healthy as it counts."),
+    (
+        BudgetSyncFailed,
+        Pods,
+        "A PodDisruptionBudget whose pods can be counted: see its condition `DisruptionAllowed`, which the message repeats.",
+    ),
     (PodsTerminating, Pods, "The end of the pods, or `spec.drain.skipTerminatingAfter`."),
     (MultipleBudgets, Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
     (ExpressionsPending, Prometheus, "The first answer."),
@@ -184,6 +195,8 @@ impl WaitReason {
             self,
             Self::DrainRefused
                 | Self::BudgetNeverAllows
+                | Self::BudgetUnhealthy
+                | Self::BudgetSyncFailed
                 | Self::MultipleBudgets
                 | Self::PodsTerminating
                 | Self::PodsNotReady
@@ -212,6 +225,8 @@ impl WaitReason {
                 | Self::NodePressure
                 | Self::PodsNotReady
                 | Self::BudgetNeverAllows
+                | Self::BudgetUnhealthy
+                | Self::BudgetSyncFailed
                 | Self::MultipleBudgets
                 | Self::PodsTerminating
                 | Self::ExpressionFires

@@ -65,6 +65,19 @@ pub(super) fn drain_blocked(pod: &str, budget: Option<&str>, message: &str) -> S
     }
 }
 
+pub(super) fn never(until: Option<Timestamp>) -> String {
+    match until {
+        Some(until) => format!(
+            "; its pods stayed when they were asked, and are asked again from {until:.0}: have the workload move them, or let the budget allow \
+             one disruption"
+        ),
+        None => {
+            "; spec.drain.guardedPods is Wait: let the budget allow one disruption, run one more pod, or set it to Ask"
+                .to_owned()
+        }
+    }
+}
+
 pub(super) fn newest_offer(newest: Option<&Version>) -> String {
     newest.map_or_else(|| ", nor any other".to_owned(), |newest| format!("; the newest that it offers is {newest}"))
 }

@@ -324,8 +324,10 @@ impl ScriptedCluster {
         .map(drop)
     }
 
-    /// Uses up the budget of [`ScriptedCluster::shop`]: one more pod that it counts and that no node takes.
+    /// Uses up the budget of [`ScriptedCluster::shop`]: one more pod that it counts and that no node takes. Drains begin all the same,
+    /// as under a policy that deletes at the deadline what stays.
     pub(crate) async fn block_shop(&self) -> anyhow::Result<()> {
+        self.policy(&json!({"drain": {"atDeadline": "Force"}})).await?;
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "web-without-a-node", "namespace": SHOP, "labels": {"app": "web"}},

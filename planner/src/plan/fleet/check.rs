@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use models::shadow::Step;
+
 use super::assign::Assignment;
 use super::checked::Checked;
 use super::planner::Planner;
 use crate::gates::{self, Obstacle};
 use crate::plan::slots::Budget;
-use crate::survey::SurveyedNode;
 use crate::survey::rollout::Rollout;
+use crate::survey::{NodeContext, SurveyedNode};
 use crate::wait::Wait;
 
 /// The number of candidates beyond the free slots whose pods are checked, so that one that cannot be drained gives way
@@ -21,6 +23,8 @@ pub(super) struct Places {
     taken: usize,
     /// The nodes that were refused recently, by their indices.
     left_alone: BTreeSet<usize>,
+    /// The number of nodes that wait or download their image, and were not refused: nodes with guarded pods come after them.
+    fresh: usize,
     /// The places that no other node needs: the pods of refused nodes are still watched there, so that these continue as
     /// soon as they can.
     spare: usize,
@@ -41,7 +45,13 @@ impl<'a> Planner<'a> {
         let total = if free > 0 { free + MARGIN } else { 0 };
         let left_alone: BTreeSet<usize> =
             wanting.iter().filter(|node| self.is_left_alone(node)).map(|node| node.index).collect();
-        Places { total, taken: 0, spare: total.saturating_sub(wanting.len() - left_alone.len()), left_alone }
+        let goes = |node: &&&SurveyedNode<'a>| {
+            let has_slot = self.held.contains_key(node.facts.uid.as_str());
+            !has_slot && !left_alone.contains(&node.index) && budget.refusal(self.policy, node).is_none()
+        };
+        let downloads = self.survey.nodes.iter().filter(|node| node.step == Some(Step::Staging)).count();
+        let fresh = wanting.iter().filter(goes).count() + downloads;
+        Places { total, taken: 0, fresh, spare: total.saturating_sub(wanting.len() - left_alone.len()), left_alone }
     }
 
     /// Checks a node, and has its pods watched if it has a place.
@@ -76,7 +86,18 @@ impl<'a> Planner<'a> {
         self.plan.pods.insert(name.clone());
         let expressions = &self.survey.group(node).before.expressions;
         self.plan.expressions.extend(gates::queries(expressions, name));
-        let checked = match self.context(node).and_then(|ctx| gates::before_drain(&ctx)) {
+        // Where there is room for all of the others, none has to come first.
+        let taken = assignment.taken(node);
+        let alone = of.is_some_and(|rollout| rollout.braked_for("", taken + 1).is_some());
+        let step = rollout.and_then(Rollout::room_for_slots).map(|room| room.saturating_sub(taken));
+        let room = if alone { 1 } else { assignment.budget.free_for(node).min(step.unwrap_or(usize::MAX)) };
+        let others = places.fresh.saturating_sub(usize::from(!left_alone));
+        let after_others = others > 0 && others >= room && node.update().is_some();
+        let gives_way = |ctx: &NodeContext<'_>| gates::guarded(ctx).filter(|_| after_others);
+        let obstacle = self
+            .context(node)
+            .and_then(|ctx| gates::before_drain(&ctx).or_else(|| gives_way(&ctx).map(Obstacle::Refused)));
+        let checked = match obstacle {
             Some(Obstacle::Unknown(wait)) => Checked::UnderWay(wait),
             // Its place is for the next one.
             Some(Obstacle::Refused(wait)) => return Checked::Refused(wait),

@@ -362,6 +362,7 @@ pub(super) fn status(
         waiting: waiting(survey, plan),
         versions,
         active_rollouts,
+        budget_back_offs: survey.budget_back_offs.clone(),
         urgent: survey.urgency.record.clone(),
         freshness: None,
         rollout_count: survey.rollouts.count.filter(|count| *count > 0).or(recorded.rollout_count),

@@ -12,6 +12,7 @@ mod earlier;
 mod expression;
 mod follow;
 mod forced_drain;
+mod guarded;
 mod hand_over;
 mod health;
 mod hook;

@@ -136,7 +136,10 @@ impl Run<'_> {
             let drain = node.shadow.as_ref().and_then(|shadow| shadow.status.controller.drain.as_ref());
             let due = |uid: &&str| node.blocked.get(*uid).is_none_or(|blocked| blocked.retry_at <= self.now);
             let sorted = drain::sort(pods, rules, drain);
-            sorted.first_to_go().map(|pod| pod.uid.as_str()).filter(due).collect()
+            // Those that are asked first go alone, unless policy keeps the others no longer.
+            let first = drain.map(|drain| drain.asked_first.as_slice()).unwrap_or_default();
+            let alone = evictions.pods.iter().all(|pod| first.iter().any(|first| first.uid == pod.uid));
+            sorted.first_to_go(if alone { first } else { &[] }).map(|pod| pod.uid.as_str()).filter(due).collect()
         };
         let places: Vec<usize> = (0..pods.len()).filter(|place| due.contains(pods[*place].uid.as_str())).collect();
         let index = self.index[name];

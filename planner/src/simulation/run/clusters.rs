@@ -47,6 +47,8 @@ pub(super) enum Change {
     Approve,
     /// A user also accepts what is not proven, and resumes what has failed.
     Resolve,
+    /// One more pod of this template is started, so that their budget opens.
+    Opens(u32),
     /// All faults end.
     Repaired,
 }
@@ -139,6 +141,10 @@ impl<'a> Cluster<'a> {
                 (operator.resume, operator.approve_step) = (None, None);
                 self.run.watch.as_mut().unwrap().forget(&self.run.view);
                 self.new_leader();
+            }
+            Change::Opens(template) => {
+                self.run.pods.count(template, 1);
+                self.run.budgets_changed = true;
             }
             Change::Approve => self.user(false),
             Change::Resolve => self.user(true),
@@ -321,6 +327,7 @@ fn names_a_cause(wait: &Wait) -> bool {
         Wait::Queued { .. }
             | Wait::FirstNode { node: None }
             | Wait::GroupFull { .. }
+            | Wait::GuardedPods { .. }
             | Wait::Acting
             | Wait::ReadingPods
             | Wait::NoShadow

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use jiff::SignedDuration;
+use kube::core::{Expression, Selector};
 use models::names::CONTROL_PLANE_LABEL;
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ use crate::fixtures::{NEW, OLD};
 use crate::simulation::faults::merge;
 use crate::simulation::tests::fleet;
 use crate::simulation::{Fault, FaultEffect, Scenario};
-use crate::view::NodeView;
+use crate::view::{BudgetFacts, NodeView};
 use crate::wait::Wait;
 
 /// A cluster, and its end.
@@ -62,6 +63,28 @@ fn change_node(scenario: &mut Scenario, index: usize, change: impl FnOnce(&mut N
     let mut node = NodeView::clone(&scenario.members[index].node);
     change(&mut node);
     scenario.members[index].node = Arc::new(node);
+}
+
+/// The first of three nodes has a pod that its budget guards, as the primary of a database.
+fn guarded(spec: &Value) -> Scenario {
+    let mut scenario = cluster(3, spec, &[]);
+    let mut primary = scenario.pods[0].clone();
+    primary.facts.labels = Arc::new([("app".to_owned(), "db".to_owned())].into());
+    (primary.facts.name, primary.facts.uid) = ("db".into(), "db".into());
+    scenario.pods.push(primary);
+    scenario.members[0].pods.push(1);
+    let selector = Selector::from_iter([Expression::Equal("app".into(), "db".into())]);
+    let (one, none) = (1, 0);
+    scenario.budgets.push(BudgetFacts {
+        name: "db".into(),
+        allowed: none,
+        healthy: one,
+        desired: one,
+        expected: one,
+        selector: Some(selector),
+        ..scenario.budgets[0].clone()
+    });
+    scenario
 }
 
 /// Three nodes of the control plane and five workers.
@@ -127,6 +150,12 @@ fn rows() -> Vec<Row> {
         Row::of("three nodes, default policy, no canary", cluster(3, &default, &[]), 3),
         Row::of("three control-plane nodes and five workers", with_control_plane(&two, &[]), 8),
         autoscaled(),
+        Row::of("a single replica whose budget never opens", guarded(&default), 2).waits(&[(
+            "node-000000",
+            "BudgetNeverAllows",
+            "shop/db allows no disruption of shop/db",
+        )]),
+        Row::of("a budget that opens after a day", guarded(&default), 3).after(24 * 60, Change::Opens(1)),
         Row::of("two nodes that are broken for ever", cluster(8, &two, &[(silent, &[0, 2])]), 6)
             .waits(&[("node-000000", "BackOff", "AgentSilent"), ("node-000002", "BackOff", "AgentSilent")]),
         Row::of("two nodes of three that are broken for ever", cluster(3, &default, &[(silent, &[0, 1])]), 1)

@@ -1,0 +1,261 @@
+//! Pods that a PodDisruptionBudget guards: it allows no disruption although all its pods are healthy.
+
+use std::sync::Arc;
+
+use kube::core::{Expression, Selector};
+use models::operator::BudgetBackOff;
+use models::shadow::{HostState, Record, Step};
+use serde_json::{Value, json};
+
+use super::drain::names;
+use crate::decision::Action;
+use crate::fixtures::*;
+use crate::plan::{Plan, plan};
+use crate::policy::Policy;
+use crate::view::{BudgetFacts, ClusterView, PodFacts};
+use crate::wait::Wait;
+
+/// A budget over the pods with this name as their label, which has so many and lets none go.
+fn guard(name: &str, pods: i32) -> BudgetFacts {
+    BudgetFacts {
+        namespace: "shop".into(),
+        name: name.into(),
+        revision: format!("{name}/1"),
+        healthy: pods,
+        desired: pods,
+        expected: pods,
+        selector: Some(Selector::from_iter([Expression::Equal("app".into(), name.into())])),
+        ..BudgetFacts::default()
+    }
+}
+
+fn pod_of(app: &str, name: &str) -> PodFacts {
+    PodFacts {
+        labels: Arc::new([("app".to_owned(), app.to_owned())].into()),
+        name: name.into(),
+        uid: name.into(),
+        ready: true,
+        ..pod("a", false)
+    }
+}
+
+fn budget<'v>(view: &'v mut ClusterView, name: &str) -> &'v mut BudgetFacts {
+    view.budgets.iter_mut().find(|budget| budget.name == name).unwrap()
+}
+
+fn pods(view: &mut ClusterView) -> &mut Vec<PodFacts> {
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()
+}
+
+/// Lets a pod of node `a` end, as after its eviction.
+fn leaves(view: &mut ClusterView, name: &str) {
+    pods(view).retain(|pod| pod.name != name);
+}
+
+fn asked(made: &Plan) -> Vec<&str> {
+    made.evictions.get("a").map(|evictions| names(&evictions.pods)).unwrap_or_default()
+}
+
+/// Node `a` at the beginning of its drain, at 0 s, with these pods under these budgets.
+fn drain_of(spec: Value, on_node: Vec<PodFacts>, budgets: Vec<BudgetFacts>) -> (ClusterView, Policy) {
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(on_node);
+    let (mut view, _) = cluster(vec![staged], &["a"]);
+    view.budgets = budgets;
+    let policy = with_policy(&mut view, spec);
+    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
+    written(&mut view, &started);
+    let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+    (facts.claims, facts.unschedulable) = (crate::claims::ClaimFields::USUAL, true);
+    (view, policy)
+}
+
+/// Plans, and carries out what is written about node `a`, until nothing is. Returns the last plan.
+fn settle(view: &mut ClusterView, policy: &Policy, now: i64) -> Plan {
+    for _ in 0..10 {
+        let made = plan(view, policy, t(now));
+        view.operator.as_mut().unwrap().status = made.status.clone().unwrap();
+        let Some(action @ Action::Status { .. }) = made.actions.get("a") else { return made };
+        written(view, action);
+    }
+    panic!("written again and again");
+}
+
+fn record(view: &ClusterView) -> &Record {
+    view.nodes["a"].record().unwrap()
+}
+
+#[test]
+fn guarded_pods_are_asked_first_and_alone_until_they_have_left() {
+    let critical = PodFacts { critical: true, ..pod_of("dns", "dns-0") };
+    let on_node = vec![critical, pod_of("web", "web-0"), pod_of("db", "db-0")];
+    let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("db", 1)]);
+    assert_eq!(asked(&settle(&mut view, &policy, 1)), ["db-0"]);
+    // Whatever runs the pod has seen the cordon. The replacement is not Ready yet.
+    (budget(&mut view, "db").allowed, budget(&mut view, "db").desired) = (1, 0);
+    assert_eq!(asked(&settle(&mut view, &policy, 2)), ["db-0"], "they stay those that are asked first");
+    let leaving = pods(&mut view).iter_mut().find(|pod| pod.name == "db-0").unwrap();
+    (leaving.terminating, leaving.ends_by) = (true, Some(t(60)));
+    budget(&mut view, "db").healthy = 0;
+    assert!(asked(&settle(&mut view, &policy, 3)).is_empty());
+    leaves(&mut view, "db-0");
+    assert_eq!(asked(&settle(&mut view, &policy, 30)), ["web-0"]);
+    leaves(&mut view, "web-0");
+    assert_eq!(asked(&settle(&mut view, &policy, 31)), ["dns-0"], "critical add-ons last");
+}
+
+#[test]
+fn node_is_released_when_guarded_pods_stay_and_only_their_budget_backs_off() {
+    let on_node = vec![pod_of("web", "web-0"), pod_of("db", "db-0")];
+    let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("db", 1)]);
+    let made = settle(&mut view, &policy, 599);
+    assert_eq!((asked(&made), made.wake), (vec!["db-0"], Some(t(600))));
+    let made = plan(&view, &policy, t(600));
+    assert_eq!(outcome(&made), "GuardedPodsStayed");
+    settle(&mut view, &policy, 600);
+    assert_eq!((record(&view).failures, record(&view).not_before), (0, None), "it counts as no failure of the node");
+    let back_off = |times, last: i64, until: i64| BudgetBackOff {
+        budget: "shop/db".into(),
+        revision: "db/1".into(),
+        times,
+        last: t(last),
+        until: t(until),
+    };
+    let status = |view: &ClusterView| view.operator.as_ref().unwrap().status.clone();
+    assert_eq!(status(&view).budget_back_offs, [back_off(1, 600, 4200)]);
+    let ledgers = status(&view).active_rollouts.into_iter().filter_map(|rollout| rollout.ledger);
+    assert!(ledgers.into_iter().all(|ledger| ledger.row.is_empty() && ledger.used() == 0), "it brakes nothing");
+    // Each time that they stay again it is twice as long, up to a day.
+    for (times, until) in [(2, 2), (3, 4), (5, 16), (6, 24), (60, 24)] {
+        let mut view = view.clone();
+        view.operator.as_mut().unwrap().status.budget_back_offs = vec![back_off(times - 1, 0, 10)];
+        let hours = (plan(&view, &policy, t(600)).status.unwrap().budget_back_offs[0].until - t(600)).get_seconds();
+        assert_eq!(hours, until * 3600, "{times} times");
+    }
+    // Without the node it is known all the same.
+    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.record = None;
+    assert_eq!(plan(&view, &policy, t(601)).status.unwrap().budget_back_offs, [back_off(1, 600, 4200)]);
+    view.budgets[0].revision = "db/2".into();
+    assert_eq!(plan(&view, &policy, t(601)).status.unwrap().budget_back_offs, [], "the budget has changed");
+}
+
+#[test]
+fn node_waits_before_its_cordon_while_a_budget_is_in_back_off() {
+    let wait = |until| Wait::BudgetNeverAllows { pod: "shop/db-0".into(), budget: "shop/db".into(), until };
+    let ask = json!({});
+    let groups = json!({"nodeGroups": [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "drain": {"guardedPods": "Wait"}}]});
+    for (sentence, spec, back_off, now, expected) in [
+        ("it was never asked", ask.clone(), None, 0, None),
+        ("it refused", ask.clone(), Some(("db/1", 100)), 99, Some(wait(Some(t(100))))),
+        ("the time is over", ask.clone(), Some(("db/1", 100)), 100, None),
+        ("the budget has changed since", ask.clone(), Some(("db/0", 100)), 0, None),
+        ("policy waits", json!({"drain": {"guardedPods": "Wait"}}), None, 0, Some(wait(None))),
+        ("policy of its group waits", groups, None, 0, Some(wait(None))),
+        ("policy deletes what stays", json!({"drain": {"atDeadline": "Force"}}), Some(("db/1", 100)), 0, None),
+    ] {
+        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        staged.facts.labels = Arc::new([("tier".to_owned(), "db".to_owned())].into());
+        staged.pods = Some(vec![pod_of("db", "db-0")]);
+        let (mut view, _) = cluster(vec![staged], &[]);
+        view.budgets = vec![guard("db", 1)];
+        let policy = with_policy(&mut view, spec);
+        let back_off = back_off.map(|(revision, until)| BudgetBackOff {
+            budget: "shop/db".into(),
+            revision: revision.into(),
+            times: 1,
+            last: t(0),
+            until: t(until),
+        });
+        view.operator.as_mut().unwrap().status.budget_back_offs.extend(back_off);
+        let made = plan(&view, &policy, t(now));
+        assert_eq!(made.refused.get("a"), expected.as_ref(), "{sentence}: {:?}", made.waits);
+        assert_eq!(made.slots.is_some(), expected.is_none(), "{sentence}");
+    }
+}
+
+/// Eight virtual machines that move one after the other.
+#[test]
+fn time_of_guarded_pods_counts_from_the_last_one_that_goes() {
+    let on_node = (0..8).map(|number| pod_of("vm", &format!("vm-{number}"))).chain([pod_of("web", "web-0")]).collect();
+    let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("vm", 8)]);
+    for number in 0..8 {
+        let now = 1 + 90 * number;
+        assert_eq!(asked(&settle(&mut view, &policy, now)).len(), 1, "one request at a time for a budget");
+        leaves(&mut view, &format!("vm-{number}"));
+    }
+    let made = settle(&mut view, &policy, 8 * 90);
+    assert_eq!(asked(&made), ["web-0"]);
+    // The last of them stays: ten minutes from the last but one.
+    let on_node = vec![pod_of("vm", "vm-0"), pod_of("vm", "vm-1")];
+    let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("vm", 2)]);
+    settle(&mut view, &policy, 1);
+    leaves(&mut view, "vm-0");
+    settle(&mut view, &policy, 500);
+    assert_eq!(outcome(&plan(&view, &policy, t(1099))), "Draining");
+    assert_eq!(outcome(&plan(&view, &policy, t(1100))), "GuardedPodsStayed");
+}
+
+#[test]
+fn of_two_budgets_the_one_that_opens_does_not_back_off_and_no_other_pod_moves() {
+    let on_node = vec![pod_of("db", "db-0"), pod_of("mq", "mq-0"), pod_of("web", "web-0")];
+    let (mut view, policy) = drain_of(json!({}), on_node, vec![guard("db", 1), guard("mq", 1)]);
+    assert_eq!(asked(&settle(&mut view, &policy, 1)), ["db-0", "mq-0"]);
+    leaves(&mut view, "db-0");
+    assert_eq!(asked(&settle(&mut view, &policy, 100)), ["mq-0"]);
+    settle(&mut view, &policy, 700);
+    assert_eq!(record(&view).last.as_ref().unwrap().reason, "GuardedPodsStayed");
+    let budgets: Vec<_> = record(&view).refusing_budgets.iter().map(|refusing| refusing.budget.as_str()).collect();
+    assert_eq!(budgets, ["shop/mq"]);
+}
+
+#[test]
+fn pods_are_guarded_only_by_budgets_of_healthy_pods_when_the_drain_begins() {
+    for (sentence, change, expected) in [
+        ("it guards", (|_| {}) as fn(&mut BudgetFacts), vec!["db-0"]),
+        ("it lets one go", |budget| budget.allowed = 1, vec!["db-0", "web-0"]),
+        ("its numbers are of an earlier spec", |budget| budget.stale = true, vec!["db-0", "web-0"]),
+    ] {
+        let mut at_first = guard("db", 1);
+        change(&mut at_first);
+        let on_node = vec![pod_of("db", "db-0"), pod_of("web", "web-0")];
+        let (mut view, policy) = drain_of(json!({}), on_node, vec![at_first]);
+        // What happens later changes nothing about it.
+        *budget(&mut view, "db") = guard("db", 1);
+        assert_eq!(asked(&settle(&mut view, &policy, 1)), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn other_pods_follow_after_the_guarded_timeout_where_policy_forces() {
+    let on_node = vec![pod_of("db", "db-0"), pod_of("web", "web-0")];
+    let (mut view, policy) = drain_of(json!({"drain": {"atDeadline": "Force"}}), on_node, vec![guard("db", 1)]);
+    assert_eq!(asked(&settle(&mut view, &policy, 599)), ["db-0"]);
+    assert_eq!(asked(&settle(&mut view, &policy, 600)), ["db-0", "web-0"]);
+}
+
+#[test]
+fn nodes_without_guarded_pods_go_first() {
+    for (sentence, second, expected) in [
+        ("another is staged", Some(Step::Staged), "GuardedPods"),
+        ("another is being staged", Some(Step::Staging), "GuardedPods"),
+        ("another is idle", None, "Queued"),
+    ] {
+        let mut nodes = vec![at("a", Step::Staged, 0, HostState::StagedUpdate)];
+        nodes[0].pods = Some(vec![pod_of("db", "db-0")]);
+        nodes.push(second.map_or_else(|| node("b"), |step| at("b", step, 0, HostState::StagedUpdate)));
+        if second == Some(Step::Staging) {
+            nodes[1].shadow.as_mut().unwrap().status.agent.state = Some(HostState::Idle);
+        }
+        let (mut view, policy) = cluster(nodes, &[]);
+        view.budgets = vec![guard("db", 1)];
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.waits.get("a").map(Wait::as_str), Some(expected), "{sentence}: {:?}", made.actions);
+        let given: Vec<_> = made.slots.iter().flatten().map(|slot| slot.node.as_str()).collect();
+        let first = match second {
+            Some(Step::Staged) => vec!["b"],
+            Some(_) => vec![],
+            None => vec!["a"],
+        };
+        assert_eq!(given, first, "{sentence}");
+    }
+}

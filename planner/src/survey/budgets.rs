@@ -1,0 +1,73 @@
+//! The back-off of PodDisruptionBudgets whose pods stayed when they were asked first and alone.
+//!
+//! The end of an attempt names them on the node's shadow; the operator's status counts them, and keeps them when the node goes.
+
+use jiff::{SignedDuration, Timestamp};
+use models::operator::BudgetBackOff;
+use models::reason::FailureReason;
+use models::shadow::RefusingBudget;
+use models::time::after;
+
+use crate::policy::BACK_OFF_LIMIT;
+use crate::view::{BudgetFacts, ClusterView};
+
+/// The back-off after the first time.
+const FIRST: SignedDuration = SignedDuration::from_hours(1);
+
+/// The number of back-offs that the status keeps.
+const KEPT: usize = 256;
+
+/// Returns the time from which a budget is asked again whose pods have stayed so often, the last time at `last`.
+fn until(last: Timestamp, times: i64) -> Timestamp {
+    let doublings = u32::try_from(times.clamp(1, 8) - 1).unwrap_or(0);
+    let limit = SignedDuration::try_from(BACK_OFF_LIMIT).unwrap_or(FIRST);
+    last.checked_add(FIRST.saturating_mul(1 << doublings).min(limit)).unwrap_or(Timestamp::MAX)
+}
+
+/// Returns the back-offs as the ends of attempts leave them: those of budgets that have changed since, and those that ended a day ago,
+/// are over.
+pub(crate) fn back_offs(view: &ClusterView, now: Timestamp) -> Vec<BudgetBackOff> {
+    let recorded = view.operator.iter().flat_map(|operator| &operator.status.budget_back_offs);
+    let mut known: Vec<BudgetBackOff> = recorded.cloned().collect();
+    let ends = view.nodes.values().filter_map(|node| {
+        let record = node.record()?;
+        let last = record.last.as_ref().filter(|last| last.reason == FailureReason::GuardedPodsStayed.as_str())?;
+        Some((last.ended, &record.refusing_budgets))
+    });
+    let mut ends: Vec<(Timestamp, &RefusingBudget)> =
+        ends.flat_map(|(ended, budgets)| budgets.iter().map(move |budget| (ended, budget))).collect();
+    ends.sort_by_key(|(ended, _)| *ended);
+    for (ended, RefusingBudget { budget, revision }) in ends {
+        let found = known.iter().position(|back_off| back_off.budget == *budget);
+        let times = match found.map(|index| &known[index]) {
+            Some(back_off) if back_off.last >= ended => continue,
+            Some(back_off) if back_off.revision == *revision => back_off.times.saturating_add(1),
+            _ => 1,
+        };
+        let back_off = BudgetBackOff {
+            budget: budget.clone(),
+            revision: revision.clone(),
+            times,
+            last: ended,
+            until: until(ended, times),
+        };
+        match found {
+            Some(index) => known[index] = back_off,
+            None => known.push(back_off),
+        }
+    }
+    let changed = |back_off: &BudgetBackOff| {
+        view.budgets.iter().any(|budget| budget.title() == back_off.budget && budget.revision != back_off.revision)
+    };
+    known.retain(|back_off| after(back_off.until, BACK_OFF_LIMIT) > now && !changed(back_off));
+    known.sort_by(|a, b| b.last.cmp(&a.last).then_with(|| a.budget.cmp(&b.budget)));
+    known.truncate(KEPT);
+    known
+}
+
+/// Returns the time from which a budget is asked again, if it is in back-off.
+pub(crate) fn asked_from(back_offs: &[BudgetBackOff], budget: &BudgetFacts, now: Timestamp) -> Option<Timestamp> {
+    let title = budget.title();
+    let of_it = |back_off: &&BudgetBackOff| back_off.budget == title && back_off.revision == budget.revision;
+    back_offs.iter().find(of_it).map(|back_off| back_off.until).filter(|until| *until > now)
+}
