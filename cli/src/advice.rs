@@ -86,6 +86,7 @@ impl Cluster {
             }
             Wait::BudgetNeverAllows { budget, .. }
             | Wait::GuardedPods { budget, .. }
+            | Wait::BudgetBusy { budget, .. }
             | Wait::BudgetUnhealthy { budget, .. }
             | Wait::BudgetSyncFailed { budget, .. } => vec![describe("pdb", budget)],
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),

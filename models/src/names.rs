@@ -90,7 +90,7 @@ pub const DRILL_ANNOTATION: &str = "brupop.bottlerocket.aws/drill";
 pub const BALANCER_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 /// Annotation on a Node: the cluster autoscaler leaves it alone while it is `true` (the autoscaler's own).
 pub const SCALE_DOWN_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
-/// Annotation on a Node: Karpenter leaves it alone while it is `true` (Karpenter's own).
+/// Annotation on a Node, or on a pod: Karpenter leaves it alone while it is `true` (Karpenter's own).
 pub const DO_NOT_DISRUPT_ANNOTATION: &str = "karpenter.sh/do-not-disrupt";
 
 /// Label on a Node, a whole number: nodes with a higher one come first. Default 0.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::names;
-use planner::plan::drain_refusals;
+use planner::plan::{drain_refusals, long_grace_periods};
 use planner::view::NodeFacts;
 use planner::wait::Wait;
 
@@ -23,6 +23,7 @@ pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>)
     agents(cluster, &report, found);
     hosts(cluster, found);
     drains(cluster, now, found);
+    long_graces(cluster, now, found);
 }
 
 fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
@@ -133,6 +134,19 @@ fn hosts(cluster: &Cluster, found: &mut Vec<Finding>) {
         let finding = Finding::warning("RefreshFails", format!("the host cannot check for updates: {message}"));
         found.push(finding.of_nodes(failing.iter().map(|(name, _)| *name)).next(cluster.agent_commands(first)));
     }
+}
+
+/// Pods that may take longer to end than the drain of their node may take.
+fn long_graces(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
+    let nodes = long_grace_periods(&cluster.view(now), &cluster.policy(), now);
+    let Some((_, pods)) = nodes.first() else { return };
+    let named: Vec<&str> = pods.iter().take(NAMED).map(String::as_str).collect();
+    let message = format!(
+        "pods on it may take longer to end than drain.timeout, so that they are evicted first and alone: {}",
+        named.join(", ")
+    );
+    let finding = Finding::new(Severity::Note, "LongGracePeriod", message);
+    found.push(finding.of_nodes(nodes.iter().map(|(node, _)| node.as_str())));
 }
 
 /// Pods and budgets that rule the drain of nodes out, whenever it comes, or come first in it.

@@ -76,6 +76,7 @@ impl NodeMemory {
                 let asked_again = until.is_some_and(|until| until <= now);
                 asked_again || budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.lacks() > 0)
             }
+            Wait::BudgetBusy { budget, .. } => budgets.get(budget).is_none_or(|budget| budget.allowed > 0),
             Wait::BudgetUnhealthy { budget, .. } => {
                 budgets.get(budget).is_none_or(|budget| budget.allowed > 0 || budget.lacks() == 0)
             }

@@ -11,7 +11,10 @@ use serde_json::json;
 
 use crate::bed::{NEW, SHOP, ScriptedCluster, other};
 
-crate::cases![blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other_node_updates];
+crate::cases![
+    blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other_node_updates,
+    at_most_one_node_waits_for_disruptions_beyond_those_that_a_pdb_allows,
+];
 
 async fn blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other_node_updates(
     cluster: &mut ScriptedCluster,
@@ -69,5 +72,28 @@ async fn blocked_drain_is_reported_in_shadow_event_status_and_metric_while_other
         .await?;
     let attempts = cluster.recorder.so_far()?.attempts();
     assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "one for each: {attempts:#?}");
+    Ok(())
+}
+
+async fn at_most_one_node_waits_for_disruptions_beyond_those_that_a_pdb_allows(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    const NODES: usize = 5;
+    cluster.expectations.max_unavailable = Some(NODES);
+    cluster.start_beside_proven(NODES, json!({"maxUnavailable": NODES, "strategy": {"preStage": {}}})).await?;
+    cluster.shop(NODES, json!({"maxUnavailable": 1})).await?;
+    cluster.fleet.release(NEW);
+    cluster.updated().await?;
+    let mut most = 0;
+    cluster.recorder.so_far()?.replay(|_, _, world| {
+        let leaves = |node: &&String| {
+            let evictable = |pod: &integ::oracle::Pod| {
+                pod.namespace == SHOP && pod.node.as_ref() == Some(*node) && !pod.terminating
+            };
+            world.step(node) == Some(Step::Draining) && world.pods.values().any(|pod| evictable(pod))
+        };
+        most = most.max(world.nodes.keys().filter(leaves).count());
+    });
+    assert!((1..=2).contains(&most), "{most} nodes were in their drain with pods of the budget");
     Ok(())
 }

@@ -23,7 +23,7 @@ crate::cases![
     unready_pods_are_evicted_under_always_allow,
     unready_pods_are_evicted_under_if_healthy_budget_when_pdb_is_satisfied,
     unready_pods_remain_under_if_healthy_budget_when_pdb_is_not_satisfied,
-    two_concurrent_drains_share_one_pdb,
+    second_drain_waits_for_disruptions_that_first_one_waits_for,
     replacement_pod_that_becomes_ready_unblocks_pdb,
 ];
 
@@ -291,7 +291,7 @@ async fn unready_pods_remain_under_if_healthy_budget_when_pdb_is_not_satisfied(c
     Ok(())
 }
 
-async fn two_concurrent_drains_share_one_pdb(case: Case) -> anyhow::Result<()> {
+async fn second_drain_waits_for_disruptions_that_first_one_waits_for(case: Case) -> anyhow::Result<()> {
     let second = case.second_node().await?;
     let spread = json!({"spec": {"topologySpreadConstraints": [{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
@@ -308,16 +308,10 @@ async fn two_concurrent_drains_share_one_pdb(case: Case) -> anyhow::Result<()> {
     case.block_with_pdb("web", 4).await?;
     case.let_drain_begin(&second).await?;
     case.start_update().await?;
+    case.until_drain_blocked().await?;
     case.label_node(&second).await?;
-    case.until("both drains are held up", |state| {
-        let drain_is_blocked = |name: &str| {
-            let shadow = state.world.nodes.get(name).and_then(|node| state.world.shadow_of(node));
-            let drain = shadow.and_then(|shadow| shadow.status.controller.drain.as_ref());
-            drain.is_some_and(|drain| !drain.blockers.is_empty())
-        };
-        drain_is_blocked(&case.node) && drain_is_blocked(&second)
-    })
-    .await?;
+    let state = case.until("the second one waits", |state| state.world.waiting("BudgetBusy") > 0).await?;
+    assert!(state.world.nodes.get(&second).is_some_and(|node| !node.claimed()));
     case.set_budget("web", json!({"minAvailable": 3})).await?;
     case.updated().await?;
     case.until("the second node is updated", |state| {

@@ -24,6 +24,7 @@ crate::cases![
     system_critical_pods_are_evicted_last,
     eviction_keeps_grace_period_of_pod,
     policy_overrides_grace_period_of_pods,
+    pod_with_grace_period_beyond_timeout_is_evicted_first_and_alone,
     blocked_pod_does_not_delay_pods_of_other_namespace,
 ];
 
@@ -374,6 +375,25 @@ async fn eviction_keeps_grace_period_of_pod(case: Case) -> anyhow::Result<()> {
 async fn policy_overrides_grace_period_of_pods(case: Case) -> anyhow::Result<()> {
     case.set_drain_policy("grace").await?;
     assert_eq!(grace_period_at_eviction(&case).await?, "1");
+    Ok(())
+}
+
+async fn pod_with_grace_period_beyond_timeout_is_evicted_first_and_alone(case: Case) -> anyhow::Result<()> {
+    let week = json!({
+        "metadata": {"annotations": {"sim/stop-after": "2s"}},
+        "spec": {"terminationGracePeriodSeconds": 604_800},
+    });
+    case.deployment_on_node("api", 2, json!({})).await?;
+    case.deployment("db", 1, week).await?;
+    case.start_update().await?;
+    let state = case
+        .until("the pod terminates", |state| {
+            state.step() == Some(Step::Draining) && state.pods_on_node("db").iter().all(|pod| pod.terminating)
+        })
+        .await?;
+    let api = state.pods_on_node("api");
+    assert!(state.pods_on_node("db").is_empty() || (api.len() == 2 && api.iter().all(|pod| !pod.terminating)));
+    case.updated().await?;
     Ok(())
 }
 

@@ -63,6 +63,40 @@ pub(crate) fn guarded(ctx: &NodeContext<'_>) -> Option<Wait> {
     Some(Wait::GuardedPods { pod, budget })
 }
 
+/// Returns the pods of the node that a drain would evict and that may take longer to end than the drain may take, each with its grace
+/// period. Most of them end sooner.
+pub(crate) fn long_graces(ctx: &NodeContext<'_>) -> Vec<String> {
+    let drain = &ctx.group().drain;
+    let text = |pod: &PodFacts| {
+        let grace = u64::try_from(drain.long_grace(pod)?).ok()?;
+        Some(format!("{} (a grace period of {:?})", pod.title(), Duration::from_secs(grace)))
+    };
+    let mut pods: Vec<String> = with_fate(ctx, |fate| fate == Fate::Goes).filter_map(text).collect();
+    pods.sort_unstable();
+    pods
+}
+
+/// Returns how many of these pods a budget has to let go one by one.
+fn counted_by<'a>(budget: &BudgetFacts, pods: impl Iterator<Item = &'a PodFacts>) -> usize {
+    let counts = |pod: &&PodFacts| !pod.pending && (pod.ready || !budget.lets_unhealthy_go) && budget.selects(pod);
+    pods.filter(counts).count()
+}
+
+/// Returns a budget of the node that allows less than nodes on their way need: at most one of them waits for it, and no further one.
+pub(crate) fn busy_budget(ctx: &NodeContext<'_>, on_their_way: &[NodeContext<'_>]) -> Option<Wait> {
+    let goes = |ctx| with_fate(ctx, |fate| fate == Fate::Goes);
+    let known = ctx.view.budgets.iter().filter(|budget| !budget.stale);
+    let mut busy = known.filter_map(|budget| {
+        let pod = goes(ctx).find(|pod| counted_by(budget, std::iter::once(*pod)) > 0)?;
+        let needs = on_their_way.iter().map(|other| (other, counted_by(budget, goes(other))));
+        let needs: Vec<_> = needs.filter(|(_, needed)| *needed > 0).collect();
+        let needed: usize = needs.iter().map(|(_, needed)| needed).sum();
+        let (first, _) = needs.first().filter(|_| i32::try_from(needed).unwrap_or(i32::MAX) > budget.allowed.max(0))?;
+        Some(Wait::BudgetBusy { pod: pod.title(), budget: budget.title(), node: first.facts().name.clone() })
+    });
+    busy.next()
+}
+
 /// Returns pods that were deleted and do not end: the drain would wait for them until its deadline, unless policy leaves them to
 /// the reboot.
 pub(crate) fn none_terminates(ctx: &NodeContext<'_>) -> Option<Obstacle> {

@@ -9,6 +9,7 @@ use models::shadow::{
     DrainedPod, FirstPod, PodMove, Progress, RECORDED_BUDGETS, RECORDED_SERVICES, RefusingBudget, ReturnedOwner,
     RolloutPlace,
 };
+use models::time::after;
 
 use super::result::bounded;
 use super::row::{Attempt, Turn, fail};
@@ -19,6 +20,9 @@ use crate::view::{BudgetFacts, PodFacts};
 
 /// The number of pods of a drain that a shadow lists.
 pub const LISTED_PODS: usize = 1024;
+
+/// The number of pods that a message names.
+const NAMED_PODS: usize = 3;
 
 /// The number of budgets that a shadow lists.
 const REFUSING_BUDGETS: usize = 16;
@@ -32,6 +36,15 @@ const RETURNED_OWNERS: usize = 256;
 /// The number of times that new pods of one owner that do not tolerate the cordon are evicted. The scheduler may have
 /// placed some before it observed the cordon; those that come after that bypass it.
 const RETURNS: i64 = 2;
+
+/// Returns the first few of these names of pods, and the number of the others.
+pub(super) fn first_few(names: &[String]) -> String {
+    let more = match names.len().saturating_sub(NAMED_PODS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", names.iter().take(NAMED_PODS).map(String::as_str).collect::<Vec<_>>().join(", "))
+}
 
 /// Returns a pod as a shadow lists it, with what is known of it only before its eviction.
 pub(super) fn drained_pod(ctx: &NodeContext<'_>, pod: &PodFacts) -> DrainedPod {
@@ -70,10 +83,13 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
     ctx.deadline(ctx.progress.since, ctx.group().drain.timeout)
 }
 
-/// Returns the pods to ask first and alone: those that a budget guards.
+/// Returns the pods to ask first and alone: those that a budget guards, and those that may take longer to end than the drain may take.
 pub(super) fn to_ask_first(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Vec<FirstPod> {
-    let guarded = |pod: &&&PodFacts| ctx.view.budgets.iter().any(|budget| budget.guards(pod));
-    let first = sorted.evictable.iter().filter(guarded).take(LISTED_PODS);
+    let drain = &ctx.group().drain;
+    let guarded = |pod: &PodFacts| ctx.view.budgets.iter().any(|budget| budget.guards(pod));
+    let asked = sorted.evictable.iter().filter(|pod| drain.long_grace(pod).is_some() || guarded(pod));
+    let outlasts = |pod: &&&PodFacts| pod.ends_by.is_some_and(|by| by > after(ctx.now, drain.timeout));
+    let first = asked.chain(sorted.leaving.iter().filter(outlasts)).take(LISTED_PODS);
     first.map(|pod| FirstPod { uid: pod.uid.clone(), accepted: None }).collect()
 }
 

@@ -12,7 +12,7 @@ use models::time::after;
 use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed, denied_since};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
-    asked_until, deadline, fail_for_returning_pod, pods_gone, record_accepted, record_new, refusing_budgets,
+    asked_until, deadline, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new, refusing_budgets,
     remaining_listed, returning_pod, still_asked, with_drain_ended,
 };
 use super::dry_run;
@@ -27,17 +27,9 @@ use crate::survey::NodeContext;
 use crate::view::PodFacts;
 use crate::wait::Wait;
 
-/// The number of pods that a message names.
-const NAMED_PODS: usize = 3;
-
 /// Names the first pods, and counts the others.
 fn named(pods: &[&PodFacts]) -> String {
-    let names: Vec<_> = pods.iter().take(NAMED_PODS).map(|pod| pod.title()).collect();
-    let more = match pods.len().saturating_sub(NAMED_PODS) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{}{more}", names.join(", "))
+    first_few(&pods.iter().map(|pod| pod.title()).collect::<Vec<_>>())
 }
 
 /// Continues the drain of a node that is out of service.

@@ -3,7 +3,7 @@
 use models::shadow::{CORDONED, DRAINED, DrainStatus, Mode, Progress, RolloutPlace, Step};
 use models::time::after;
 
-use super::drained::{LISTED_PODS, drained_pod, owners, to_ask_first};
+use super::drained::{LISTED_PODS, drained_pod, first_few, owners, to_ask_first};
 use super::hooks::{self, BEFORE_DRAIN};
 use super::result::bounded;
 use super::row::{Attempt, Outcome, Turn, stay};
@@ -45,6 +45,19 @@ fn purpose(progress: &Progress) -> String {
         Mode::Drill { .. } => "a drill, without an eviction or a reboot".to_owned(),
         Mode::Update | Mode::Verification => format!("the update to {}", progress.version),
     }
+}
+
+/// Names the pods that may take longer to end than the drain may take: they are asked first.
+fn named_first(ctx: &Attempt<'_>) -> String {
+    let long = gates::long_graces(ctx);
+    if long.is_empty() || ctx.mode().is_dry() {
+        return String::new();
+    }
+    let timeout = ctx.group().drain.timeout;
+    format!(
+        "; evicted first and alone, since they may outlast the drain's timeout of {timeout:?}: {}",
+        first_few(&long)
+    )
 }
 
 /// Begins the drain of a node with a slot: records the pods to evict before anything is changed.
@@ -98,6 +111,6 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     next.watching_pods().noting(Some(Note {
         warning: false,
         reason: if drill { "DrillStarted" } else { "UpdateStarted" },
-        message: format!("draining for {purpose} (attempt {})", progress.attempt),
+        message: format!("draining for {purpose} (attempt {}){}", progress.attempt, named_first(ctx)),
     }))
 }

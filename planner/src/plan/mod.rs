@@ -47,4 +47,4 @@ pub use order::order_key;
 pub use report::{NOT_SERVED, news};
 pub use shadows::ShadowChange;
 pub use slots::{not_begun, retracted};
-pub use states::{RolloutState, deadlines, drain_refusals, rollouts};
+pub use states::{RolloutState, deadlines, drain_refusals, long_grace_periods, rollouts};

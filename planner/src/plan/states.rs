@@ -57,6 +57,14 @@ pub fn deadlines<'a>(
     deadlines.collect::<Vec<_>>().into_iter()
 }
 
+/// Returns the pods of each node, where they are known, that may take longer to end than its drain may take.
+pub fn long_grace_periods(view: &ClusterView, policy: &Policy, now: Timestamp) -> Vec<(String, Vec<String>)> {
+    let survey = Survey::of(view, policy, now);
+    let contexts = survey.nodes.iter().filter_map(|node| NodeContext::of(view, &survey, node, now));
+    let long = contexts.map(|ctx| (ctx.facts().name.clone(), gates::long_graces(&ctx)));
+    long.filter(|(_, pods)| !pods.is_empty()).collect()
+}
+
 /// Returns what rules the drain of each node out whose pods are known, as far as its pods and their budgets go. Other
 /// reasons for which the node waits do not matter, nor do expressions. Pods that a budget guards are named too.
 pub fn drain_refusals(view: &ClusterView, policy: &Policy, now: Timestamp) -> Vec<(String, Wait)> {

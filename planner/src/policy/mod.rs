@@ -19,7 +19,7 @@ use models::permit::SHUTDOWN_LIMIT;
 use models::time::after;
 
 use crate::rules::Rules;
-use crate::view::{NodeFacts, OperatorFacts};
+use crate::view::{NodeFacts, OperatorFacts, PodFacts};
 
 pub use error::PolicyError;
 pub use schedule::{Schedule, WindowState};
@@ -105,6 +105,13 @@ pub struct Drain {
 impl Drain {
     /// Returns the rules at `now`, in which the pods to wait for no longer depend on the time.
     pub fn rules_at(&self, now: Timestamp) -> Rules {
+    /// Returns the grace period of a pod, in seconds, if it is longer than the drain may take.
+    pub fn long_grace(&self, pod: &PodFacts) -> Option<i64> {
+        let grace = self.grace.or(pod.grace)?;
+        let longer = u64::try_from(grace).is_ok_and(|grace| Duration::from_secs(grace) > self.timeout);
+        longer.then_some(grace)
+    }
+
         let skip = self.skip_terminating_after.and_then(|skip| SignedDuration::try_from(skip).ok());
         Rules { now: Some(now), overdue_since: skip.and_then(|skip| now.checked_sub(skip).ok()), ..self.rules }
     }

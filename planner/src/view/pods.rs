@@ -28,7 +28,7 @@ pub struct PodFacts {
     pub terminating: bool,
     /// Time by which it has to have ended: the end of the grace period of its deletion.
     pub ends_by: Option<Timestamp>,
-    /// Grace period of its deletion, in seconds.
+    /// Grace period that its deletion has without another one, in seconds.
     pub grace: Option<i64>,
     /// True if it waits for a node, an image or its first start (phase Pending). Budgets do not guard it.
     pub pending: bool,

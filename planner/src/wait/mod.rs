@@ -260,6 +260,9 @@ pub enum Wait {
              are healthy; in its turn, this node is cordoned, and such pods are evicted first and alone"
     )]
     GuardedPods { pod: String, budget: String },
+    /// Other nodes use up what a budget allows, and wait for more.
+    #[error("pods of {node} wait for the disruptions that the PodDisruptionBudget {budget} allows, as {pod} would")]
+    BudgetBusy { pod: String, budget: String, node: String },
     /// Pods of a budget are broken, so that it allows nothing.
     #[error(
         "the PodDisruptionBudget {budget} allows no disruption of {pod} before {count} more of its pods are healthy, here or on other \

@@ -146,6 +146,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "A PodDisruptionBudget that allows one disruption, or the end of its back-off; with `spec.drain.guardedPods: Wait`, also one more pod.",
     ),
     (GuardedPods, Turn, "The nodes without pods that a PodDisruptionBudget guards."),
+    (BudgetBusy, Turn, "The pods of the nodes before it that the same PodDisruptionBudget counts."),
     (BudgetUnhealthy, Pods, "The pods of the PodDisruptionBudget: as many of them healthy as it counts."),
     (
         BudgetSyncFailed,

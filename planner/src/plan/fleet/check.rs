@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use models::shadow::Step;
+use models::shadow::{Place, Step};
 
 use super::assign::Assignment;
 use super::checked::Checked;
@@ -37,6 +37,14 @@ impl<'a> Planner<'a> {
         let Some(refused) = node.refused.as_ref().filter(|refused| refused.again_at > self.now) else { return false };
         !matches!(refused.wait, Wait::ExpressionFires { .. } | Wait::ExpressionFails { .. })
             || self.context(node).and_then(|ctx| gates::expression(&ctx)).is_some()
+    }
+
+    /// Returns the other nodes with a slot whose pods have not left yet.
+    fn on_their_way(&self, node: &SurveyedNode<'a>, assignment: &Assignment<'a>) -> Vec<NodeContext<'a>> {
+        let others = assignment.slots.iter().filter(|slot| slot.uid != node.facts.uid);
+        let others = others.filter_map(|slot| self.survey.find(&slot.node));
+        let leaves = |node: &&SurveyedNode<'a>| node.step.is_some_and(|step| step.place() <= Place::Leaving);
+        others.filter(leaves).filter_map(|node| self.context(node)).collect()
     }
 
     /// Returns the places for these nodes.
@@ -94,9 +102,11 @@ impl<'a> Planner<'a> {
         let others = places.fresh.saturating_sub(usize::from(!left_alone));
         let after_others = others > 0 && others >= room && node.update().is_some();
         let gives_way = |ctx: &NodeContext<'_>| gates::guarded(ctx).filter(|_| after_others);
-        let obstacle = self
-            .context(node)
-            .and_then(|ctx| gates::before_drain(&ctx).or_else(|| gives_way(&ctx).map(Obstacle::Refused)));
+        let obstacle = self.context(node).and_then(|ctx| {
+            let busy = || gates::busy_budget(&ctx, &self.on_their_way(node, assignment));
+            let in_turn = || gives_way(&ctx).or_else(busy).map(Obstacle::Refused);
+            gates::before_drain(&ctx).or_else(in_turn)
+        });
         let checked = match obstacle {
             Some(Obstacle::Unknown(wait)) => Checked::UnderWay(wait),
             // Its place is for the next one.

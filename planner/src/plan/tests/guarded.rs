@@ -259,3 +259,112 @@ fn nodes_without_guarded_pods_go_first() {
         assert_eq!(given, first, "{sentence}");
     }
 }
+
+#[test]
+fn one_plan_hands_out_what_a_budget_allows_and_one_node_waits_for_more() {
+    let web = |node: &str| PodFacts {
+        node: node.into(),
+        uid: format!("web-{node}"),
+        ..pod_of("web", &format!("web-{node}"))
+    };
+    let budget = |allowed| BudgetFacts { allowed, desired: 5 - allowed, ..guard("web", 5) };
+    for (sentence, allowed, draining, expected) in [
+        ("one disruption: one node, and one that waits", 1, 0, vec!["a", "b"]),
+        ("two disruptions", 2, 0, vec!["a", "b", "c"]),
+        ("one of them is taken by a drain under way", 2, 1, vec!["a", "b", "c"]),
+        ("more than that are", 1, 2, vec!["a", "b"]),
+        ("all may go", 5, 0, vec!["a", "b", "c", "d", "e"]),
+    ] {
+        let nodes = ["a", "b", "c", "d", "e"].into_iter().enumerate().map(|(index, name)| {
+            let step = if index < draining { Step::Draining } else { Step::Staged };
+            let mut node = at(name, step, 0, HostState::StagedUpdate);
+            node.pods = Some(vec![web(name)]);
+            node
+        });
+        let held = ["a", "b"];
+        let (mut view, _) = cluster(nodes.collect(), &held[..draining]);
+        one_proven(&mut view);
+        view.budgets = vec![budget(allowed)];
+        let policy = with_policy(&mut view, json!({"maxUnavailable": 5}));
+        let made = plan(&view, &policy, t(1));
+        let slots = made.slots.as_ref().unwrap_or(&view.operator.as_ref().unwrap().status.slots);
+        let given: Vec<_> = slots.iter().map(|slot| slot.node.as_str()).collect();
+        assert_eq!(given, expected, "{sentence}");
+        let waits: Vec<_> = made.waits.values().filter(|wait| matches!(wait, Wait::BudgetBusy { .. })).collect();
+        assert_eq!(waits.len(), 5 - expected.len(), "{sentence}: {:?}", made.waits);
+    }
+}
+
+#[test]
+fn nodes_without_pods_of_a_busy_budget_go_beside_it() {
+    let nodes = ["a", "b", "c", "d"].into_iter().map(|name| {
+        let mut node = at(name, Step::Staged, 0, HostState::StagedUpdate);
+        let app = if name == "d" { "api" } else { "web" };
+        node.pods = Some(vec![PodFacts { node: name.into(), uid: name.into(), ..pod_of(app, name) }]);
+        node
+    });
+    let (mut view, _) = cluster(nodes.collect(), &[]);
+    one_proven(&mut view);
+    view.budgets = vec![BudgetFacts { allowed: 1, desired: 2, ..guard("web", 3) }];
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 4}));
+    let made = plan(&view, &policy, t(1));
+    let given: Vec<_> = made.slots.iter().flatten().map(|slot| slot.node.as_str()).collect();
+    assert_eq!(given, ["a", "b", "d"]);
+}
+
+#[test]
+fn pod_whose_grace_period_outlasts_the_drain_is_named_and_asked_first_and_alone() {
+    let week = |own: i64, leaving: bool| PodFacts {
+        grace: Some(own),
+        terminating: leaving,
+        ends_by: leaving.then(|| t(own)),
+        ..pod_of("db", "db-0")
+    };
+    for (sentence, spec, db, first) in [
+        ("a week", json!({}), week(604_800, false), vec!["db-0"]),
+        (
+            "a week, of which policy leaves a minute",
+            json!({"drain": {"gracePeriod": "1m"}}),
+            week(604_800, false),
+            vec!["db-0", "web-0"],
+        ),
+        ("as long as the drain", json!({}), week(1800, false), vec!["db-0", "web-0"]),
+        ("it was deleted before", json!({}), week(604_800, true), vec![]),
+    ] {
+        let (mut view, policy) = drain_of(spec, vec![db, pod_of("web", "web-0")], vec![]);
+        assert_eq!(asked(&settle(&mut view, &policy, 1)), first, "{sentence}");
+        leaves(&mut view, "db-0");
+        assert_eq!(asked(&settle(&mut view, &policy, 2)), ["web-0"], "{sentence}: most end in a minute");
+    }
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![week(604_800, false)]);
+    let (view, policy) = cluster(vec![staged], &["a"]);
+    let started = plan(&view, &policy, t(0)).actions.remove("a");
+    let Some(Action::Status { note: Some(note), .. }) = started else { panic!("{started:?}") };
+    assert!(
+        note.reason == "UpdateStarted" && note.message.contains("shop/db-0 (a grace period of 604800s)"),
+        "{note:?}"
+    );
+}
+
+/// Another node is drained meanwhile, and the replacement of a pod is not Ready yet.
+#[test]
+fn budget_whose_pods_are_replaced_while_hooks_answer_ends_no_attempt() {
+    let mut node = at("a", Step::BeforeDrain, 0, HostState::StagedUpdate);
+    node.pods = Some(vec![pod_of("web", "web-0")]);
+    let (mut view, _) = cluster(vec![node], &["a"]);
+    view.budgets = vec![BudgetFacts { healthy: 2, desired: 2, expected: 3, ..guard("web", 3) }];
+    let policy = with_policy(&mut view, json!({}));
+    let waits = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    let Action::Status { status, .. } = &waits else { panic!("{waits:?}") };
+    let blocked = models::condition::find_condition(&status.conditions, models::shadow::BLOCKED).unwrap();
+    assert_eq!(
+        (blocked.reason.as_str(), status.report.progress.as_ref().unwrap().step),
+        ("BudgetUnhealthy", Step::BeforeDrain)
+    );
+    let mut over = view.clone();
+    over.budgets[0].healthy = 3;
+    over.budgets[0].allowed = 1;
+    assert_eq!(outcome(&plan(&over, &policy, t(2))), "step Draining");
+    assert_eq!(outcome(&plan(&view, &policy, t(1800))), "GateRefused", "for as long as a drain may take");
+}
