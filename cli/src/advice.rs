@@ -89,6 +89,7 @@ impl Cluster {
             | Wait::BudgetBusy { budget, .. }
             | Wait::BudgetUnhealthy { budget, .. }
             | Wait::BudgetSyncFailed { budget, .. } => vec![describe("pdb", budget)],
+            Wait::MarkedPods { pod, .. } => vec![describe("pod", pod)],
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
             Wait::CanaryStep { approval: Some(_), .. } => plugin("approve"),
             Wait::StepUnproven { .. } => plugin("approve --unproven"),

@@ -93,6 +93,9 @@ pub const SCALE_DOWN_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/scale-
 /// Annotation on a Node, or on a pod: Karpenter leaves it alone while it is `true` (Karpenter's own).
 pub const DO_NOT_DISRUPT_ANNOTATION: &str = "karpenter.sh/do-not-disrupt";
 
+/// Annotation on a pod: the cluster autoscaler does not evict it while it is `false` (the autoscaler's own).
+pub const SAFE_TO_EVICT_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
+
 /// Label on a Node, a whole number: nodes with a higher one come first. Default 0.
 pub const PRIORITY_LABEL: &str = "brupop.bottlerocket.aws/priority";
 /// Label on a Node of the control plane (Kubernetes' own).

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use models::names::INTERFACE_LABEL;
-use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, LedgerNode, Slot};
+use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, LedgerNode, MarkedPods, Slot};
 use models::reason::Proof;
 use models::shadow::{HostPolicy, HostState, Place, Step};
 use models::time::after;
@@ -409,6 +409,11 @@ fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: 
         return None;
     }
     let goes = drain::sort(node.pods.as_deref().unwrap_or_default(), drain.rules, None).evictable;
+    if drain.marked_pods == MarkedPods::Wait
+        && let Some(pod) = goes.iter().find(|pod| pod.marked)
+    {
+        return broken("S13", format!("its drain begins although {} is marked as not to be moved", pod.title()));
+    }
     goes.into_iter().find_map(|pod| {
         let keeps = |budget: &&BudgetFacts| {
             let broken = budget.sync_error.is_some() || budget.lacks() > 0;

@@ -173,7 +173,7 @@ fn drains(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>) {
         let reason = wait.as_str();
         // These pass; the others last.
         let asked = matches!(wait, Wait::GuardedPods { .. });
-        let passes = asked || matches!(reason, "PodsNotReady" | "PodsTerminating" | "BudgetUnhealthy");
+        let passes = asked || matches!(reason, "PodsNotReady" | "PodsTerminating" | "BudgetUnhealthy" | "MarkedPods");
         let severity = if passes { Severity::Note } else { Severity::Warning };
         let message = if asked { format!("{wait}{more}") } else { format!("its drain is ruled out{more}: {wait}") };
         let finding = Finding::new(severity, reason, message);

@@ -214,6 +214,17 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             let operator = f.cluster.as_mut().unwrap().operator.as_mut().unwrap();
             operator.spec.drain = serde_json::from_value(json!({"guardedPods": "Wait"})).unwrap();
         }),
+        ("LongGracePeriod", Note, "node/a", &|f| {
+            pod(&[], 0, f);
+            f.cluster.as_mut().unwrap().pods.get_mut("a").unwrap()[0].grace = Some(7 * 24 * 3600);
+        }),
+        ("MarkedPods", Note, "node/a", &|f| {
+            pod(&[], 0, f);
+            let cluster = f.cluster.as_mut().unwrap();
+            cluster.pods.get_mut("a").unwrap()[0].marked = true;
+            cluster.operator.as_mut().unwrap().spec.drain =
+                serde_json::from_value(json!({"markedPods": "Wait"})).unwrap();
+        }),
         ("BudgetUnhealthy", Note, "node/a", &|f| pod(&["web"], 1, f)),
         ("BudgetSyncFailed", Warning, "node/a", &|f| {
             pod(&["web"], 1, f);

@@ -186,6 +186,17 @@ pub enum GuardedPods {
     Wait,
 }
 
+/// Handling of pods that autoscalers are not to move.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+pub enum MarkedPods {
+    /// Evicts them like others.
+    #[default]
+    Evict,
+    /// Does not begin the drain while there are any.
+    Wait,
+}
+
 /// Action at the deadline of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 // In a schema an optional enumeration's own description would hide that of the field.
@@ -268,6 +279,11 @@ pub struct DrainPolicy {
     /// PodDisruptionBudgets are not asked for an hour then, up to a day where they stay again and again. Default 10m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarded_timeout: Option<Duration>,
+    /// Handling of pods that autoscalers are not to move: those with the annotation `karpenter.sh/do-not-disrupt: "true"` or
+    /// `cluster-autoscaler.kubernetes.io/safe-to-evict: "false"`, such as running Jobs. `Evict` evicts them like others, as `kubectl drain`
+    /// does; `Wait` does not begin the drain before they have ended. Default Evict.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub marked_pods: Option<MarkedPods>,
     /// Treatment of pods without a controller, or whose DaemonSet no longer exists: nothing creates them again. Default
     /// Refuse.
     #[serde(default, skip_serializing_if = "Option::is_none")]

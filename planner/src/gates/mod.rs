@@ -112,6 +112,7 @@ const GATES: &[Gate] = &[
     drain_gate("PodsMayBeEvicted", "every pod on the node may be evicted", pods::may_be_evicted),
     drain_gate("BudgetsAllow", "no PodDisruptionBudget rules the drain out", pods::budgets_allow),
     drain_gate("NoneTerminating", "no pod has been terminating for longer than it may", pods::none_terminates),
+    drain_gate("NoneMarked", "no pod is marked as not to be moved, where policy waits for that", pods::none_is_marked),
     drain_gate("PodsReady", "the pods on the node are Ready, where policy requires it", pods::are_ready),
     drain_gate("ExpressionsQuiet", "the expressions of policy return nothing", expressions::gate),
 ];

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use models::operator::{AtDeadline, GuardedPods};
+use models::operator::{AtDeadline, GuardedPods, MarkedPods};
 use models::time::after;
 
 use super::Obstacle;
@@ -110,6 +110,16 @@ pub(crate) fn none_terminates(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     let stuck: Vec<&PodFacts> = pods(ctx).iter().filter(leaves).filter(stuck).collect();
     let first = stuck.iter().min_by_key(|pod| (&pod.namespace, &pod.name))?;
     Some(Obstacle::Refused(Wait::PodsTerminating { pod: first.title(), count: stuck.len() }))
+}
+
+/// Returns pods that autoscalers are not to move, where policy waits for them.
+pub(crate) fn none_is_marked(ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    if ctx.group().drain.marked_pods == MarkedPods::Evict {
+        return None;
+    }
+    let marked: Vec<&PodFacts> = with_fate(ctx, |fate| fate == Fate::Goes).filter(|pod| pod.marked).collect();
+    let first = marked.iter().min_by_key(|pod| (&pod.namespace, &pod.name))?;
+    Some(Obstacle::Refused(Wait::MarkedPods { pod: first.title(), count: marked.len() }))
 }
 
 pub(crate) fn are_ready(ctx: &NodeContext<'_>) -> Option<Obstacle> {
@@ -306,6 +316,46 @@ mod tests {
         let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into(), until: None });
         for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
             assert_eq!(refusal_by(web.clone(), vec![budget(3, 3)], at_deadline), expected, "{at_deadline:?}");
+        }
+    }
+
+    #[test]
+    fn marked_pods_are_waited_for_where_policy_says_so_for_all_or_for_a_group() {
+        let refused = || Some(Obstacle::Refused(Wait::MarkedPods { pod: "shop/p-a".into(), count: 1 }));
+        let marked = || PodFacts { marked: true, ..pod("a", false) };
+        let of_a_set = || PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::There, ..marked() };
+        for (sentence, pod, spec, expected) in [
+            ("by default they are evicted", marked(), serde_json::json!({}), None),
+            ("policy waits", marked(), serde_json::json!({"drain": {"markedPods": "Wait"}}), refused()),
+            ("no mark", pod("a", false), serde_json::json!({"drain": {"markedPods": "Wait"}}), None),
+            (
+                "it has ended",
+                PodFacts { finished: true, ..marked() },
+                serde_json::json!({"drain": {"markedPods": "Wait"}}),
+                None,
+            ),
+            ("of a DaemonSet", of_a_set(), serde_json::json!({"drain": {"markedPods": "Wait"}}), None),
+            (
+                "the group waits",
+                marked(),
+                serde_json::json!({"nodeGroups": [{"name": "ci", "selector": {}, "drain": {"markedPods": "Wait"}}]}),
+                refused(),
+            ),
+            (
+                "the group evicts",
+                marked(),
+                serde_json::json!({
+                    "drain": {"markedPods": "Wait"},
+                    "nodeGroups": [{"name": "web", "selector": {}, "drain": {"markedPods": "Evict"}}],
+                }),
+                None,
+            ),
+        ] {
+            let wait = refusal_of(before_drain, |view, policy| {
+                view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);
+                *policy = crate::fixtures::with_policy(view, spec);
+            });
+            assert_eq!(wait, expected, "{sentence}");
         }
     }
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{
-    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, GuardedPods, NodeSelector, NoticeReceiver,
-    OutOfBounds,
+    AtDeadline, CordonedNodes, CountOrPercent, Deadlines, Expression, GuardedPods, MarkedPods, NodeSelector,
+    NoticeReceiver, OutOfBounds,
 };
 use models::permit::SHUTDOWN_LIMIT;
 use models::time::after;
@@ -91,6 +91,8 @@ pub struct Drain {
     pub guarded_pods: GuardedPods,
     /// Time for which they are asked, since the last one whose eviction was accepted.
     pub guarded_timeout: Duration,
+    /// Handling of pods that autoscalers are not to move.
+    pub marked_pods: MarkedPods,
     /// Rules for pods that would lose something.
     pub rules: Rules,
     pub cordoned_nodes: CordonedNodes,
@@ -103,8 +105,6 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Returns the rules at `now`, in which the pods to wait for no longer depend on the time.
-    pub fn rules_at(&self, now: Timestamp) -> Rules {
     /// Returns the grace period of a pod, in seconds, if it is longer than the drain may take.
     pub fn long_grace(&self, pod: &PodFacts) -> Option<i64> {
         let grace = self.grace.or(pod.grace)?;
@@ -112,6 +112,8 @@ impl Drain {
         longer.then_some(grace)
     }
 
+    /// Returns the rules at `now`, in which the pods to wait for no longer depend on the time.
+    pub fn rules_at(&self, now: Timestamp) -> Rules {
         let skip = self.skip_terminating_after.and_then(|skip| SignedDuration::try_from(skip).ok());
         Rules { now: Some(now), overdue_since: skip.and_then(|skip| now.checked_sub(skip).ok()), ..self.rules }
     }
@@ -124,6 +126,7 @@ impl Default for Drain {
             at_deadline: AtDeadline::Release,
             guarded_pods: GuardedPods::Ask,
             guarded_timeout: Duration::from_secs(10 * 60),
+            marked_pods: MarkedPods::Evict,
             rules: Rules::default(),
             cordoned_nodes: CordonedNodes::Skip,
             skip_terminating_after: None,

@@ -220,6 +220,7 @@ fn group_policy(
         at_deadline: asked.at_deadline.unwrap_or(default.drain.at_deadline),
         guarded_pods: asked.guarded_pods.unwrap_or(default.drain.guarded_pods),
         guarded_timeout: asked.guarded_timeout.map_or(default.drain.guarded_timeout, |d| d.0),
+        marked_pods: asked.marked_pods.unwrap_or(default.drain.marked_pods),
         rules: Rules {
             bare_pods: asked.bare_pods.unwrap_or(default.drain.rules.bare_pods),
             empty_dir: asked.empty_dir.unwrap_or(default.drain.rules.empty_dir),

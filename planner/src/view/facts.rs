@@ -321,6 +321,8 @@ impl PodFacts {
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
             grace: spec.and_then(|s| s.termination_grace_period_seconds),
             pending: phase == Some("Pending"),
+            marked: annotation(meta, names::DO_NOT_DISRUPT_ANNOTATION).is_some_and(|value| value == "true")
+                || annotation(meta, names::SAFE_TO_EVICT_ANNOTATION).is_some_and(|value| value == "false"),
             empty_dir: volumes().any(|volume| volume.empty_dir.is_some()),
             volume_claims: volumes().filter_map(|volume| claim(meta, volume)).collect(),
             tolerates_cordon: spec.iter().flat_map(|s| s.tolerations.iter().flatten()).any(tolerates_cordon),
@@ -494,6 +496,21 @@ mod tests {
             ("it cannot be counted any more", 2, 2, "SyncFailed", (1, error)),
         ] {
             assert_eq!(facts(generation, observed, reason), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn pod_that_autoscalers_are_not_to_move_is_marked() {
+        for (annotation, value, expected) in [
+            ("karpenter.sh/do-not-disrupt", "true", true),
+            ("karpenter.sh/do-not-disrupt", "false", false),
+            ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false", true),
+            ("cluster-autoscaler.kubernetes.io/safe-to-evict", "true", false),
+            ("example.com/other", "true", false),
+        ] {
+            let pod = json!({"metadata": {"annotations": {annotation: value}}, "spec": {"containers": []}});
+            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+            assert_eq!(facts.marked, expected, "{annotation}: {value}");
         }
     }
 

@@ -32,6 +32,8 @@ pub struct PodFacts {
     pub grace: Option<i64>,
     /// True if it waits for a node, an image or its first start (phase Pending). Budgets do not guard it.
     pub pending: bool,
+    /// True if autoscalers are not to move it.
+    pub marked: bool,
     /// True if it mirrors a static pod of the kubelet.
     pub mirror: bool,
     pub empty_dir: bool,

@@ -285,6 +285,12 @@ pub enum Wait {
              finalizers and volumes"
     )]
     PodsTerminating { pod: String, count: usize },
+    /// Pods that autoscalers are not to move run on the node.
+    #[error(
+        "{count} pod(s) on the node are marked as not to be moved (karpenter.sh/do-not-disrupt or \
+             cluster-autoscaler.kubernetes.io/safe-to-evict), {pod} first, and spec.drain.markedPods is Wait"
+    )]
+    MarkedPods { pod: String, count: usize },
     #[error("{pod} is selected by more than one PodDisruptionBudget ({}), so that the eviction API refuses it; \
              let only one of them select it", .budgets.join(", "))]
     MultipleBudgets { pod: String, budgets: Vec<String> },

@@ -154,6 +154,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "A PodDisruptionBudget whose pods can be counted: see its condition `DisruptionAllowed`, which the message repeats.",
     ),
     (PodsTerminating, Pods, "The end of the pods, or `spec.drain.skipTerminatingAfter`."),
+    (MarkedPods, Pods, "The end of these pods, or `spec.drain.markedPods: Evict`."),
     (MultipleBudgets, Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
     (ExpressionsPending, Prometheus, "The first answer."),
     (ExpressionFires, Prometheus, "An empty result of the expression."),
@@ -198,6 +199,7 @@ impl WaitReason {
                 | Self::BudgetNeverAllows
                 | Self::BudgetUnhealthy
                 | Self::BudgetSyncFailed
+                | Self::MarkedPods
                 | Self::MultipleBudgets
                 | Self::PodsTerminating
                 | Self::PodsNotReady
@@ -228,6 +230,7 @@ impl WaitReason {
                 | Self::BudgetNeverAllows
                 | Self::BudgetUnhealthy
                 | Self::BudgetSyncFailed
+                | Self::MarkedPods
                 | Self::MultipleBudgets
                 | Self::PodsTerminating
                 | Self::ExpressionFires
