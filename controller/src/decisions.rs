@@ -160,6 +160,10 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
             if is_at == Step::Verifying && was.map(|p| p.since) != is.map(|p| p.since) {
                 return about(Line::new("soak restarted"));
             }
+            let interrupted = |progress: Option<&Progress>| progress.is_some_and(|p| p.interrupted.is_some());
+            if is_at == Step::Verifying && interrupted(is) && !interrupted(was) {
+                return about(Line::new("soak interrupted"));
+            }
             return requests(node, before, after);
         }
         (Some(Step::Verifying), Some(Step::Returning)) => "verification interrupted: waiting for the node",

@@ -89,6 +89,7 @@ mod tests {
                 started: jiff::Timestamp::UNIX_EPOCH,
                 permit_issued: false,
                 soak_restarted: false,
+                interrupted: None,
                 verifying_since: None,
                 drill: None,
                 verification: false,

@@ -351,6 +351,11 @@ ends! {
         advice: "See the [reason to wait](waiting.md) in the message: the node is tried again when it is over, after its back-off. \
             A hook must not cause what keeps its node from the drain.",
     }
+    /// Many nodes fell ill at once, nodes included that were not being updated, before the reboot was permitted.
+    ClusterUnwell {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "Find out what the nodes that the message names have in common. The node is updated once they are well.",
+    }
     /// The window closed before the node was drained, while its hooks were awaited.
     WindowEnded {
         event: UpdateWithdrawn, class: Nothing,
@@ -378,10 +383,12 @@ ends! {
         advice: "See the pods and conditions that the message names. Once the cause is known, \
             [quarantine the version or try it again](runbook/BrupopRolloutFrozen.md).",
     }
-    /// The health of the node after its update could not be determined in time.
+    /// The health of the node after its update could not be determined in time, or was not good, and nothing shows that the version is to
+    /// blame.
     HealthUnknown {
         event: UpdateFailed, class: Node,
-        advice: "See what the message could not find out: Prometheus, or the API server.",
+        advice: "See what the message names: other nodes that are ill too, a pod, Prometheus, or the API server. The node is verified again \
+            every hour.",
     }
     /// Updates were disabled, or the operator's resource is gone.
     Disabled {

@@ -89,6 +89,7 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         started: t(0),
         permit_issued: false,
         soak_restarted: false,
+        interrupted: None,
         verifying_since: None,
         drill: None,
         verification: false,

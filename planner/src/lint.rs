@@ -10,6 +10,7 @@ use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, Le
 use models::reason::Proof;
 use models::shadow::{HostPolicy, HostState, Place, Step};
 use models::time::after;
+use semver::Version;
 
 use crate::claims::ClaimField;
 use crate::decision::{Action, Evictions};
@@ -20,6 +21,8 @@ use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
 use crate::survey::key::{is_member, key_of};
 use crate::survey::quarantine::Quarantine;
+use crate::survey::unwell::Unwell;
+use crate::survey::urgency::Urgency;
 use crate::survey::{brake, ended, ledger, rollout};
 use crate::view::{BudgetFacts, ClusterView, NodeFacts, NodeView, PodFacts};
 
@@ -73,6 +76,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     for broken in check_alone(view, policy, plan, &new_slots) {
         add(None, Some(broken));
     }
+    add(None, check_unwell(view, policy, plan, &new_slots));
     let frozen = Quarantine::of(view, policy.max_failures).frozen_by().is_some();
     if frozen && !new_slots.is_empty() {
         add(None, broken("S8", "a slot is given while the rollout is frozen"));
@@ -311,6 +315,18 @@ fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVie
         }
     });
     alone.collect()
+}
+
+/// S13: in an unwell cluster no slot is given, but for a rollout that takes nodes off the version that the ill ones run.
+fn check_unwell(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Broken> {
+    let uid = &new.first()?.facts.uid;
+    let now = plan.slots.iter().flatten().find(|slot| slot.uid == *uid)?.since;
+    let unwell = Unwell::of(view, now);
+    let ill = unwell.open()?.ill;
+    let urgency = Urgency::of(view, policy, now);
+    let cures = |to: &Version, node: &NodeView| unwell.is_cured_by(view, to, urgency.applies(node, to));
+    let held = new.iter().find(|node| node.progress().is_none_or(|progress| !cures(&progress.version, node)))?;
+    broken("S13", format!("{} is given a slot while {ill} nodes have fallen ill at once", held.facts.name))
 }
 
 /// S12 again: no reboot is permitted before the slot records that it may be. Without the Node object, nothing else would say so.

@@ -212,6 +212,7 @@ fn stage(shadow: &mut ShadowFacts, version: &Version, boot: &str, now: Timestamp
         started: now,
         permit_issued: false,
         soak_restarted: false,
+        interrupted: None,
         drill: None,
         verification: false,
         disruptive: false,

@@ -19,6 +19,7 @@ fn at(step: Step) -> ControllerReport {
         started: Timestamp::UNIX_EPOCH,
         permit_issued: false,
         soak_restarted: false,
+        interrupted: None,
         verifying_since: None,
         drill: None,
         verification: false,

@@ -29,6 +29,7 @@ fn at(step: Step, since: i64) -> ControllerReport {
         started: t(0),
         permit_issued: false,
         soak_restarted: false,
+        interrupted: None,
         drill: None,
         verification: false,
         disruptive: false,

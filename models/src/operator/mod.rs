@@ -56,7 +56,7 @@ pub const HISTORY_RECORDED: &str = "HistoryRecorded";
 /// `NoticesSent`: notices reach their receivers.
 pub const NOTICES_SENT: &str = "NoticesSent";
 
-/// `Blocked`: an expression that is the same for all nodes keeps them waiting.
+/// `Blocked`: an expression that is the same for all nodes, or trouble of most nodes at once, keeps them waiting.
 pub const BLOCKED: &str = "Blocked";
 
 /// Switch and policy of the Bottlerocket update operator. Without this resource no update starts.
@@ -487,6 +487,31 @@ pub struct CompletedMigration {
     pub time: Timestamp,
 }
 
+/// A time in which many nodes had fallen ill at once, nodes included that were not being updated: not Ready, or under pressure. It
+/// counts against no version, and deadlines of attempts do not run in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnwellSpan {
+    /// Time at which it was observed.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub since: Timestamp,
+    /// Time at which it was over; absent until then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    pub until: Option<Timestamp>,
+    /// Time at which the drain of the updated node began: other nodes are compared since then.
+    #[schemars(with = "String", extend("format" = "date-time"))]
+    pub compared_since: Timestamp,
+    /// Number of nodes that had fallen ill when it was observed.
+    pub ill: i64,
+    /// Number of nodes that were compared.
+    pub compared: i64,
+    /// Nodes that had fallen ill, the first few.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub nodes: Vec<String>,
+}
+
 /// Observed state of the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -518,6 +543,10 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic"))]
     pub budget_back_offs: Vec<BudgetBackOff>,
+    /// Last times in which many nodes had fallen ill at once, the last one at the end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
+    pub unwell: Vec<UnwellSpan>,
     /// `spec.version.urgent` as it is in force, or was until it expired; absent without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub urgent: Option<UrgencyRecord>,
@@ -561,7 +590,8 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[schemars(length(max = 65_536))]
     pub policy_in_force: Option<String>,
     /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, `StorageMigrated`, `HistoryRecorded`, `NoticesSent` where there are receivers of
-    /// notices, and `Blocked` once an expression that is the same for all nodes, or the earlier operator, has kept them waiting.
+    /// notices, and `Blocked` once an expression that is the same for all nodes, trouble of many nodes at once, or the earlier operator, has
+    /// kept them waiting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -47,7 +47,7 @@ pub struct NoticeReceiver {
     pub token_key: Option<String>,
     /// Events that it is notified of. Default: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 6), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
     pub events: Vec<NoticeEvent>,
 }
 
@@ -75,6 +75,8 @@ pub enum NoticeEvent {
     Frozen,
     /// Updates that ended one after the other without a proof have braked a rollout.
     Braked,
+    /// Many nodes have fallen ill at once, nodes included that were not being updated: no update starts.
+    ClusterUnwell,
     /// Nodes have been blocked for `blockedAfter`.
     NodesBlocked,
     /// A rollout ended.
@@ -90,6 +92,7 @@ impl NoticeEvent {
             Self::AwaitingApproval => "AwaitingApproval",
             Self::Frozen => "Frozen",
             Self::Braked => "Braked",
+            Self::ClusterUnwell => "ClusterUnwell",
             Self::NodesBlocked => "NodesBlocked",
             Self::RolloutEnded => "RolloutEnded",
         }

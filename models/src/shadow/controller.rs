@@ -123,9 +123,13 @@ pub struct Progress {
     /// While `Releasing`: true if a permit was issued in this attempt, so that the host may still act on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub permit_issued: bool,
-    /// True once the soak was restarted, after another boot or a time in which the node was not Ready.
+    /// True once the soak was restarted after another boot.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub soak_restarted: bool,
+    /// Time since which something has kept the node from its soak, which begins again when that is over; absent while nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub interrupted: Option<Timestamp>,
     /// True while the attempt holds a slot and may have claims on the node.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disruptive: bool,

@@ -1,5 +1,6 @@
 //! Gates that keep all nodes, or many, from an update: the switch, failures, canary steps, the schedule.
 
+use models::operator::UnwellSpan;
 use semver::Version;
 
 use crate::policy::WindowState;
@@ -53,6 +54,15 @@ pub(crate) fn is_not_braked(ctx: &NodeContext<'_>) -> Option<Wait> {
     // The first node goes alone, but others may have their images.
     let braked = matches!(brake.wait, Wait::Braked { .. }) && brake.room == 0 && !brake.is_of(&ctx.facts().name);
     braked.then(|| brake.wait.clone())
+}
+
+/// Nodes have not fallen ill at once, or the rollout takes nodes off the version that the ill ones run.
+pub(crate) fn cluster_is_well(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let UnwellSpan { ill, compared, nodes, .. } = ctx.survey.unwell.open()?;
+    let cures = ctx.version().is_ok_and(|version| {
+        ctx.survey.unwell.is_cured_by(ctx.view, version, ctx.survey.urgency.applies(ctx.node, version))
+    });
+    (!cures).then(|| Wait::ClusterUnwell { ill: *ill, compared: *compared, nodes: nodes.clone() })
 }
 
 pub(crate) fn has_canary_place(ctx: &NodeContext<'_>) -> Option<Wait> {

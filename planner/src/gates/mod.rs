@@ -94,6 +94,7 @@ const GATES: &[Gate] = &[
         .only(Mode::downloads),
     gate(New, "NotFrozen", "no failures have stopped the rollout", fleet::is_not_frozen),
     gate(New, "NotBraked", "the rollout is not braked by ends without a proof", fleet::is_not_braked).only(UPDATES),
+    gate(New, "ClusterWell", "nodes have not fallen ill at once", fleet::cluster_is_well),
     gate(New, "NotBeingRemoved", "no autoscaler or user is removing the node", node::is_not_being_removed),
     gate(New, "NotHeld", "no user holds the node", node::is_not_held),
     gate(New, "NotCordoned", "no other user or controller has cordoned the node", node::is_not_cordoned),
@@ -182,6 +183,11 @@ pub(crate) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
 /// Returns the wait of a node that is not Ready.
 pub(crate) fn not_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
     node::is_ready(ctx)
+}
+
+/// Returns the wait for trouble of the cluster, which also stops what has begun.
+pub(crate) fn cluster_unwell(ctx: &NodeContext<'_>) -> Option<Wait> {
+    fleet::cluster_is_well(ctx)
 }
 
 /// Returns the wait of a held node.

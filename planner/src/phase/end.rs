@@ -74,6 +74,7 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
     let reason = match wait {
         Wait::Blackout { .. } => FailureReason::BlackoutBegan,
         Wait::WindowClosed { .. } => FailureReason::WindowEnded,
+        Wait::ClusterUnwell { .. } => FailureReason::ClusterUnwell,
         _ => FailureReason::GateRefused,
     };
     failed(ctx, reason, &wait.to_string())
@@ -178,10 +179,10 @@ pub(super) fn ended_before_permit(ctx: &Attempt<'_>) -> Option<Turn> {
 }
 
 /// Returns the end of an attempt whose node is out of service without an issued permit, and that policy stops: a blackout has
-/// begun, or a user has ruled its version out.
+/// begun, or a user has ruled its version out; or while trouble of the cluster says nothing about any version.
 fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
-    if let Some(blackout) = gates::blackout(ctx) {
-        return Some(Turn::of(Outcome::Refuse(blackout)));
+    if let Some(refused) = gates::blackout(ctx).or_else(|| gates::cluster_unwell(ctx)) {
+        return Some(Turn::of(Outcome::Refuse(refused)));
     }
     let message = ctx.host().ruled_out(&ctx.progress.version).filter(|_| ctx.mode().downloads())?;
     Some(fail(FailureReason::PolicyChanged, message))

@@ -2,10 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::time::after;
+use models::shadow::{Progress, Step};
+use models::time::{after, between};
 
+use super::comparison::blame;
 use super::row::{Attempt, Turn, act, fail, stay};
 use crate::decision::Action;
 use crate::gates;
@@ -25,24 +29,27 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
     ctx.deadline(ctx.progress.verifying_since.unwrap_or(ctx.progress.since), ctx.group().after.timeout)
 }
 
+/// Time after which an interruption of the soak has lasted, and is no mere instant; half of a shorter `timeout`.
+const LASTING: Duration = Duration::from_secs(60);
+
 /// Continues the verification; `None` once it is over: when the soak has passed, the pods are Ready, none of their containers was
 /// restarted meanwhile, and the expressions return nothing.
-pub(super) fn check_health(ctx: &Attempt<'_>, until: Timestamp) -> Option<Turn> {
+pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let after_policy = &ctx.group().after;
     let deadline = deadline(ctx);
     let queries = gates::queries(&after_policy.expressions, &ctx.facts().name);
     let looking = |turn: Turn| Some(turn.querying(queries));
+    if let Some(interruption) = interruption(ctx) {
+        return looking(interrupted(ctx, interruption, deadline));
+    }
+    if ctx.progress.interrupted.is_some() {
+        // From now on the node has the whole soak to stay well, also past the deadline.
+        return looking(ctx.next_with(Step::Verifying, Progress { interrupted: None, ..ctx.progress.clone() }, |_| {}));
+    }
     let Some(pods) = pods_to_verify(ctx) else {
         return looking(unknown_until(ctx, deadline, Wait::ReadingPods));
     };
-    // None was there before: a node under pressure is not taken out of service.
-    if let Some(condition) = ctx.facts().pressure.clone() {
-        if ctx.now >= deadline {
-            let message = format!("the node has had {condition} since its update to {}", ctx.progress.version);
-            return Some(fail(FailureReason::SoakFailed, message));
-        }
-        return looking(stay(Wait::NodePressure { condition }).waking_at(deadline));
-    }
+    let until = after(ctx.progress.since, after_policy.soak);
     if ctx.now < until {
         return looking(stay(Wait::Soaking { until }).waking_at(until));
     }
@@ -77,6 +84,43 @@ pub(super) fn check_health(ctx: &Attempt<'_>, until: Timestamp) -> Option<Turn> 
         }
         Ok(_) => None,
     }
+}
+
+/// Returns what keeps the node from its soak now. A node under pressure is not taken out of service: it had none before.
+fn interruption(ctx: &Attempt<'_>) -> Option<Wait> {
+    if !ctx.facts().ready {
+        return Some(Wait::AwaitingReady);
+    }
+    ctx.facts().pressure.clone().map(|condition| Wait::NodePressure { condition })
+}
+
+/// Waits for the end of what interrupts the soak. At the deadline it counts against the version if it has lasted, and if other nodes do
+/// not show that it is no evidence.
+fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Turn {
+    if ctx.now < deadline {
+        if ctx.progress.interrupted.is_some() {
+            return stay(interruption).waking_at(deadline);
+        }
+        let mut status = ctx.controller_status();
+        let verifying_since = ctx.progress.verifying_since.or(Some(ctx.progress.since));
+        let interrupted = Some(ctx.now);
+        status.report.progress = Some(Progress { interrupted, verifying_since, ..ctx.progress.clone() });
+        return act(Action::Status { status: Box::new(status), note: None });
+    }
+    let message = match &interruption {
+        Wait::AwaitingReady => "the node did not stay Ready".to_owned(),
+        Wait::NodePressure { condition } => {
+            format!("the node has had {condition} since its update to {}", ctx.progress.version)
+        }
+        other => other.to_string(),
+    };
+    let lasting = LASTING.min(ctx.group().after.timeout / 2);
+    let lasts = ctx.progress.interrupted.is_some_and(|since| between(since, ctx.now) >= lasting);
+    if !lasts && !ctx.mode().is_drill() {
+        let message = format!("{message}, for an instant only, and the time of its verification is over");
+        return fail(FailureReason::HealthUnknown, message);
+    }
+    blame(ctx, FailureReason::SoakFailed, &message)
 }
 
 /// Reads how the other pods of the owners are if pods are still unhealthy at the deadline, and fails the attempt

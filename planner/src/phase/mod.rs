@@ -10,6 +10,7 @@ mod before_drain;
 mod blockers;
 mod boot;
 mod claim;
+mod comparison;
 mod desired;
 mod down;
 mod drained;

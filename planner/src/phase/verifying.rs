@@ -2,9 +2,9 @@
 
 use models::reason::FailureReason;
 use models::shadow::{HostState, Mode, Progress, Step};
-use models::time::after;
 
 use super::claim::return_to_service;
+use super::comparison;
 use super::desired::withdraw;
 use super::end::ended_from_outside;
 use super::health::check_health;
@@ -15,14 +15,13 @@ use crate::decision::Action;
 
 /// Verifies a node that is back in service.
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
-    let until = after(ctx.progress.since, ctx.group().after.soak);
     let ended = match ctx.mode() {
         Mode::Update => None,
         Mode::Drill { .. } => Some(after_drill(ctx)),
         Mode::Verification => Some(interrupted(ctx)),
     };
     if let Some(ended) = ended {
-        return ended.or_else(|| check_health(ctx, until)).unwrap_or_else(|| finish(ctx));
+        return ended.or_else(|| check_health(ctx)).unwrap_or_else(|| finish(ctx));
     }
     if ctx.shadow.spec.state == HostState::Idle {
         return if ctx.needs_release() { act(Action::Release) } else { finish(ctx) };
@@ -34,15 +33,16 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if another_boot && !ctx.runs_target(ctx.progress) {
         return fail(FailureReason::BootedOtherVersion, "the node was rebooted into another version");
     }
-    if another_boot || !ctx.facts().ready {
-        // Once is nothing: the soak begins again when the node is Ready. A second time is a failure.
-        if ctx.progress.soak_restarted {
-            return fail(FailureReason::SoakFailed, "the node did not stay Ready in one boot");
+    if another_boot {
+        // Once is nothing: the soak begins again when the node is Ready. A second time is a failure, but of the cluster where others
+        // are ill too.
+        if ctx.progress.soak_restarted && ctx.survey.unwell.open().is_none() {
+            return comparison::blame(ctx, FailureReason::SoakFailed, "the node did not stay Ready in one boot");
         }
         let again = Progress { soak_restarted: true, ..ctx.progress.clone() };
         return ctx.next_with(Step::Returning, again, |_| {});
     }
-    check_health(ctx, until).unwrap_or_else(|| act(withdraw(ctx)))
+    check_health(ctx).unwrap_or_else(|| act(withdraw(ctx)))
 }
 
 /// Withdraws the desired state of a drill, and ends it where its node did not stay as it was.

@@ -10,7 +10,7 @@ use models::history::RolloutPhase;
 use models::names;
 use models::operator::{
     ActiveRollout, BottlerocketUpdateOperatorStatus, CAUSE_LENGTH, ENABLED, KnownVersion, MOST_NODES, MOST_PENDING,
-    Notice, NoticeEvent, NoticesStatus,
+    Notice, NoticeEvent, NoticesStatus, UnwellSpan,
 };
 use models::plain::cut;
 use models::shadow;
@@ -40,6 +40,7 @@ enum Fact<'a> {
     Passed(&'a ActiveRollout, i64),
     Frozen(&'a KnownVersion),
     Ended(&'a ActiveRollout),
+    Unwell(&'a UnwellSpan),
     Tested,
 }
 
@@ -83,6 +84,9 @@ fn facts<'a>(uid: &str, status: &'a BottlerocketUpdateOperatorStatus) -> BTreeMa
             let since = quarantined.since.as_millisecond();
             facts.insert(format!("{uid}/{variant}/{arch}/{version}/frozen/{since}"), Fact::Frozen(known));
         }
+    }
+    for span in &status.unwell {
+        facts.insert(format!("{uid}/unwell/{}", span.since.as_millisecond()), Fact::Unwell(span));
     }
     if let Some(value) = status.requests.as_ref().and_then(|requests| requests.test_notices.as_ref()) {
         facts.insert(test_notice_id(uid, value), Fact::Tested);
@@ -170,6 +174,14 @@ impl Source<'_> {
                 }
             }
             Fact::Frozen(known) => self.of_freeze(id, known),
+            Fact::Unwell(UnwellSpan { since, ill, compared, nodes, .. }) => {
+                let wait = Wait::ClusterUnwell { ill: *ill, compared: *compared, nodes: nodes.clone() };
+                let cause = format!("no update starts: {wait}");
+                Notice {
+                    nodes: nodes.clone(),
+                    ..notice(id, NoticeEvent::ClusterUnwell.as_str(), *since, "nodes", &cause, "kubectl get nodes")
+                }
+            }
             Fact::Tested => {
                 let cause = "a user has requested this notice, to try its way: there is nothing to do";
                 let subject = format!("bottlerocketupdateoperator/{}", names::OPERATOR_NAME);

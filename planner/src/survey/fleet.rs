@@ -12,6 +12,7 @@ use super::agents::is_missing;
 use super::budgets;
 use super::rollout::{self, Rollouts};
 use super::unavailable::{self, Unavailable};
+use super::unwell::Unwell;
 use super::urgency::Urgency;
 use super::versions::{self, Kinds};
 use super::want::{Host, Want};
@@ -70,6 +71,8 @@ pub(crate) struct Survey<'a> {
     pub(crate) budget_back_offs: Vec<BudgetBackOff>,
     /// The urgency of a version.
     pub(crate) urgency: Urgency,
+    /// The times in which many nodes had fallen ill at once.
+    pub(crate) unwell: Unwell,
     /// The windows of nodes in no group, then those of the groups.
     pub(crate) windows: Vec<WindowState>,
     /// The number of nodes under the operator.
@@ -136,6 +139,7 @@ impl<'a> Survey<'a> {
             rollouts,
             budget_back_offs: budgets::back_offs(view, now),
             urgency,
+            unwell: Unwell::of(view, now),
             windows,
             total,
             unhealthy,

@@ -15,6 +15,7 @@ pub(crate) mod requests;
 pub(crate) mod rollout;
 pub(crate) mod settled;
 pub(crate) mod unavailable;
+pub(crate) mod unwell;
 pub(crate) mod urgency;
 pub(crate) mod versions;
 pub(crate) mod want;

@@ -84,9 +84,10 @@ impl<'a> NodeContext<'a> {
         set_condition(&mut status.conditions, condition(self.now, type_, holds, reason, message));
     }
 
-    /// Returns when a step that began at `since` and may take `limit` is given up.
+    /// Returns when a step that began at `since` and may take `limit` is given up. Trouble of the cluster stops its clock.
     pub(crate) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
-        let at = after(self.survey.pause.resumed.map_or(since, |resumed| resumed.max(since)), limit);
+        let begun = self.survey.pause.resumed.map_or(since, |resumed| resumed.max(since));
+        let at = self.survey.unwell.deadline(begun, limit);
         if since < self.view.leader_since { at.max(after(self.view.leader_since, NEW_LEADER_GRACE)) } else { at }
     }
 
@@ -174,6 +175,7 @@ impl<'a> NodeContext<'a> {
             started: self.now,
             permit_issued: false,
             soak_restarted: false,
+            interrupted: None,
             verifying_since: None,
             rollout: Some(self.place(version)),
             disruptive: false,

@@ -112,7 +112,8 @@ impl Projection for NodeFacts {
         let status = node.status.as_ref();
         let info = status.and_then(|s| s.node_info.as_ref());
         let conditions = || status.iter().flat_map(|s| s.conditions.iter().flatten());
-        let holding = || conditions().filter(|c| c.status == "True").map(|c| &c.type_);
+        let mut holding = conditions().filter(|c| c.status == "True");
+        let pressure = holding.find(|c| PRESSURE.contains(&c.type_.as_str()));
         let label = node.metadata.labels.as_ref().and_then(|l| l.get(names::INTERFACE_LABEL));
         let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
         let not_ready = not_ready(node);
@@ -126,7 +127,8 @@ impl Projection for NodeFacts {
             resource_version: text(node.metadata.resource_version.as_ref()),
             labelled: label.is_some_and(|value| value == names::INTERFACE_VERSION),
             labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
-            pressure: holding().find(|type_| PRESSURE.contains(&type_.as_str())).cloned(),
+            pressure: pressure.map(|c| c.type_.clone()),
+            pressure_since: pressure.and_then(|c| Some(c.last_transition_time.as_ref()?.0)),
             ready: not_ready.is_none(),
             not_ready_since: not_ready.flatten(),
             joining: not_ready.is_some_and(|since| joining(node, since)),

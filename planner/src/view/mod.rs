@@ -51,6 +51,8 @@ pub struct NodeFacts {
     pub labels: Arc<BTreeMap<String, String>>,
     /// A shortage on its kubelet: the type of a condition such as `DiskPressure`, where one is true.
     pub pressure: Option<String>,
+    /// Time since which it has had it, while it has.
+    pub pressure_since: Option<Timestamp>,
     /// True if its kubelet reports it Ready.
     pub ready: bool,
     /// Time since which it has not been Ready, while it is not.
@@ -104,6 +106,17 @@ impl NodeFacts {
     #[must_use]
     pub fn at(self, now: Timestamp) -> Self {
         Self { hold: self.hold.filter(|hold| !hold.is_over(now)), ..self }
+    }
+
+    /// Returns whether it is Ready and under no pressure.
+    pub fn is_well(&self) -> bool {
+        self.ready && self.pressure.is_none()
+    }
+
+    /// Returns the time since which it has not been well, while it is not; `None` also where the API server does not show it.
+    pub fn ill_since(&self) -> Option<Timestamp> {
+        let not_ready = self.not_ready_since.filter(|_| !self.ready);
+        [not_ready, self.pressure_since].into_iter().flatten().min()
     }
 
     /// Returns whether it is cordoned, and not by the operator.

@@ -353,6 +353,17 @@ pub enum Wait {
         /// The node that is tried.
         trial: Option<String>,
     },
+    /// Many nodes have fallen ill at once, nodes included that were not being updated.
+    #[error(
+        "{ill} of {compared} nodes that were not being updated have fallen ill at once, {} first: that is trouble of the cluster and no \
+             evidence against a version", .nodes.join(", ")
+    )]
+    ClusterUnwell {
+        ill: i64,
+        compared: i64,
+        /// The first few of them.
+        nodes: Vec<String>,
+    },
     /// No node has proven the version yet.
     #[error("{}", text::first_node(.node.as_deref()))]
     FirstNode {

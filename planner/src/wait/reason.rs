@@ -173,6 +173,12 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "The cause of the ends that the message names; then [resume](policy.md#requests). A node that proves the version ends it, too: \
          one is tried after each pause, of 10 minutes first and 6 hours at most.",
     ),
+    (
+        ClusterUnwell,
+        Nodes,
+        "The nodes that the message names, Ready and without pressure. It ends after 24 hours at the latest: nodes that have been ill for \
+         longer say nothing about a version.",
+    ),
     (FirstNode, Turn, "The first node of the rollout, until it has proven the version."),
     (
         HandingOver,

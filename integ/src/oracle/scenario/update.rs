@@ -72,6 +72,7 @@ impl Scenario {
                 from: Some(version(OLD)),
                 started: old.map_or(since, |old| old.started),
                 soak_restarted: false,
+                interrupted: None,
                 verifying_since: None,
                 drill: None,
                 verification: false,

@@ -4,8 +4,8 @@ use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{BLOCKED, BRAKED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
-    APPROVAL, CERTIFICATES, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED,
-    OUT_OF_BOUNDS, WEB_API,
+    APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET,
+    MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, WEB_API,
 };
 use crate::decision::Note;
 use crate::survey::records::UNRECORDED;
@@ -52,8 +52,10 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
     }
     let blocked = |conditions| find_condition(conditions, BLOCKED).filter(|c| c.status != ConditionStatus::False);
     let earlier = |condition: &Condition| matches!(condition.reason.as_str(), EARLIER_RUNNING | EARLIER_GONE);
+    let unwell = |condition: &Condition| condition.reason == CLUSTER_UNWELL;
+    let kind = |condition: &Condition| (earlier(condition), unwell(condition));
     match (blocked(old), blocked(new)) {
-        (before, Some(now)) if before.is_none_or(|before| earlier(before) != earlier(now)) => {
+        (before, Some(now)) if before.is_none_or(|before| kind(before) != kind(now)) => {
             let reason = now.reason.parse().unwrap_or(WaitReason::ExpressionFails).as_str();
             notes.push(Note { warning: true, reason, message: now.message.clone() });
         }
@@ -62,6 +64,10 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
                 "the earlier operator is gone, and its hosts have had their time to go down: updates continue"
                     .to_owned();
             notes.push(Note { warning: false, reason: EARLIER_GONE, message });
+        }
+        (Some(before), None) if unwell(before) => {
+            let message = "nodes have not fallen ill at once any more: updates continue".to_owned();
+            notes.push(Note { warning: false, reason: CLUSTER_WELL, message });
         }
         (Some(_), None) => {
             let message = "no node waits for an expression that concerns all nodes any more".to_owned();

@@ -9,7 +9,7 @@ use models::condition::{Condition, ConditionStatus, find_condition, set_conditio
 use models::history::RolloutPhase;
 use models::operator::{
     BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
-    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
+    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, UnwellSpan, WINDOW_OPEN, WaitingCount,
 };
 use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
@@ -37,6 +37,12 @@ const REASONS: usize = 32;
 
 /// The maximum length of the policy in force, as JSON.
 const POLICY_LENGTH: usize = 65_536;
+
+/// Many nodes have fallen ill at once.
+const CLUSTER_UNWELL: &str = WaitReason::ClusterUnwell.as_str();
+
+/// Nodes that had fallen ill at once are well again, or have been ill for too long to say anything.
+const CLUSTER_WELL: &str = "ClusterWell";
 
 /// No expression keeps all nodes waiting.
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
@@ -248,7 +254,7 @@ fn unrecorded(history: &RevisionPlan) -> Option<ConditionParts> {
     Some((true, UNRECORDED, models::plain::cut(history.problem.as_ref()?, 2000)))
 }
 
-/// Returns what keeps all nodes waiting: the earlier operator, or an expression that is the same for all of them.
+/// Returns what keeps all nodes waiting: the earlier operator, trouble of the cluster, or an expression that is the same for all of them.
 /// Recorded here once, and on no node.
 fn blocked(
     view: &ClusterView,
@@ -269,7 +275,16 @@ fn blocked(
     let wait = asked.find_map(|expression| {
         gates::objection(view.expressions.get(&expression.query)?, expression.name.clone(), true)
     });
-    let Some(wait) = wait else {
+    // Of the cluster's trouble the first message is kept: nodes come and go meanwhile.
+    let unwell = survey.unwell.open().map(|UnwellSpan { ill, compared, nodes, .. }| Wait::ClusterUnwell {
+        ill: *ill,
+        compared: *compared,
+        nodes: nodes.clone(),
+    });
+    let Some(wait) = unwell.or(wait) else {
+        if stored.is_some_and(|c| matches!(c.reason.as_str(), CLUSTER_UNWELL | CLUSTER_WELL)) {
+            return Some((ConditionStatus::False, CLUSTER_WELL, String::new()));
+        }
         let earlier = stored.is_some_and(|c| matches!(c.reason.as_str(), EARLIER_RUNNING | EARLIER_GONE));
         let reason = if earlier { EARLIER_GONE } else { EXPRESSIONS_QUIET };
         return stored.map(|_| (ConditionStatus::False, reason, String::new()));
@@ -363,6 +378,7 @@ pub(super) fn status(
         versions,
         active_rollouts,
         budget_back_offs: survey.budget_back_offs.clone(),
+        unwell: survey.unwell.spans.clone(),
         urgent: survey.urgency.record.clone(),
         freshness: None,
         rollout_count: survey.rollouts.count.filter(|count| *count > 0).or(recorded.rollout_count),

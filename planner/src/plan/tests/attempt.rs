@@ -408,12 +408,17 @@ fn soak_counts_only_ready_time() {
         let progress = shadow.status.controller.progress.clone().unwrap();
         (progress.step, made.waits.get("a").cloned())
     };
-    assert_eq!(step(false, 10).0, Step::Returning);
-    assert_eq!(step(false, 600), (Step::Returning, Some(Wait::AwaitingReady)));
-    assert_eq!(step(true, 601).0, Step::Verifying);
-    assert_eq!(step(true, 602), (Step::Verifying, Some(Wait::Soaking { until: t(661) })));
-    // Once is nothing; a second time is a failure.
-    assert_eq!(step(false, 610).0, Step::Releasing);
+    // As often as that happens: at the deadline it counts.
+    for second in [0, 200, 400] {
+        step(false, second + 10);
+        assert_eq!(step(false, second + 100), (Step::Verifying, Some(Wait::AwaitingReady)));
+        step(true, second + 101);
+        let until = t(second + 161);
+        assert_eq!(step(true, second + 102), (Step::Verifying, Some(Wait::Soaking { until })));
+    }
+    step(false, 610);
+    assert_eq!(step(false, 899), (Step::Verifying, Some(Wait::AwaitingReady)));
+    assert_eq!(step(false, 900).0, Step::Releasing);
 }
 
 /// A node whose soak failed is in another boot than the one that its permit was for.
@@ -422,7 +427,7 @@ fn failed_soak_releases_slot_without_waiting_for_permit() {
     let mut failed = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
     (failed.facts.claims, failed.facts.unschedulable, failed.facts.ready) = (ClaimFields::default(), false, false);
     failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    failed.facts.boot_id = "b2".into();
+    failed.facts.boot_id = "b3".into();
     let shadow = failed.shadow.as_mut().unwrap();
     shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
     let progress = shadow.status.controller.progress.as_mut().unwrap();

@@ -14,15 +14,15 @@ use crate::view::{Answer, ClusterView, Compared, NodeView, OwnerHealth, PodFacts
 use crate::wait::Wait;
 
 /// The end of the soak and the deadline of the default policy, for a node whose verification began at second 0.
-const SOAKED: i64 = 60;
-const DEADLINE: i64 = 15 * 60;
+pub(super) const SOAKED: i64 = 60;
+pub(super) const DEADLINE: i64 = 15 * 60;
 
 /// Health of an owner that makes the failure of a pod evidence against the version.
 const EVIDENCE: OwnerHealth =
     OwnerHealth { updated_ready: 0, updated_failing: 1, others_healthy: 1, others_unhealthy: 0 };
 
 /// A node that runs the new version and is verified since second 0.
-fn verifying(pods: Vec<PodFacts>) -> NodeView {
+pub(super) fn verifying(pods: Vec<PodFacts>) -> NodeView {
     let mut node = at("a", Step::Verifying, 0, HostState::RebootedIntoUpdate);
     node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     (node.facts.claims, node.facts.unschedulable) = (ClaimFields::default(), false);
@@ -31,36 +31,37 @@ fn verifying(pods: Vec<PodFacts>) -> NodeView {
     node
 }
 
-fn healthy() -> PodFacts {
+pub(super) fn healthy() -> PodFacts {
     PodFacts { ready: true, ..pod("a", false) }
 }
 
-fn failing() -> PodFacts {
+pub(super) fn failing() -> PodFacts {
     let labels = [("app", "web"), ("statefulset.kubernetes.io/pod-name", "web-0")];
     let labels = std::sync::Arc::new(labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
     PodFacts { trouble: Some("container app: CrashLoopBackOff".into()), labels, ..pod("a", false) }
 }
 
 /// A controller that carries out the decisions about node `a`, and reads `found` of every owner.
-struct Watch {
-    view: ClusterView,
-    policy: Policy,
-    found: OwnerHealth,
+pub(super) struct Watch {
+    pub(super) view: ClusterView,
+    pub(super) policy: Policy,
+    pub(super) found: OwnerHealth,
     notes: Vec<Note>,
     read: usize,
 }
 
 impl Watch {
-    fn of(node: NodeView) -> Self {
+    pub(super) fn of(node: NodeView) -> Self {
         let (view, policy) = cluster(vec![node], &["a"]);
         Self { view, policy, found: OwnerHealth::default(), notes: Vec::new(), read: 0 }
     }
 
     /// Carries out everything that is due at this second, and returns why the node waits.
-    fn at(&mut self, second: i64) -> Option<Wait> {
+    pub(super) fn at(&mut self, second: i64) -> Option<Wait> {
         for _ in 0..20 {
             let mut made = plan(&self.view, &self.policy, t(second));
             assert_eq!(crate::lint::lint(&self.view, &self.policy, &mut made), []);
+            self.view.operator.as_mut().unwrap().status.unwell = made.status.take().unwrap().unwell;
             let node = self.view.nodes.get_mut("a").unwrap();
             let shadow = node.shadow.as_mut().unwrap();
             match made.actions.remove("a") {
@@ -80,30 +81,30 @@ impl Watch {
         panic!("it does not end");
     }
 
-    fn record(&self) -> Record {
+    pub(super) fn record(&self) -> Record {
         self.view.nodes["a"].record().cloned().unwrap_or_default()
     }
 
     /// Returns the result of the attempt, and true if it counts against the version.
-    fn result(&self) -> (Option<String>, bool) {
+    pub(super) fn result(&self) -> (Option<String>, bool) {
         let record = self.record();
         (record.last.map(|last| last.reason), !record.version_failures.is_empty())
     }
 
-    fn message(&self) -> String {
+    pub(super) fn message(&self) -> String {
         self.record().last.map(|last| last.message).unwrap_or_default()
     }
 
-    fn pods(&mut self) -> &mut Vec<PodFacts> {
+    pub(super) fn pods(&mut self) -> &mut Vec<PodFacts> {
         self.view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()
     }
 }
 
-fn is_updated() -> (Option<String>, bool) {
+pub(super) fn is_updated() -> (Option<String>, bool) {
     (Some(UPDATED.to_owned()), false)
 }
 
-fn is_blamed() -> (Option<String>, bool) {
+pub(super) fn is_blamed() -> (Option<String>, bool) {
     (Some("SoakFailed".to_owned()), true)
 }
 
@@ -469,9 +470,11 @@ fn node_pressure_until_deadline_counts_as_version_failure() {
     let mut watch = Watch::of(node.clone());
     assert_eq!(watch.at(SOAKED), Some(Wait::NodePressure { condition: "DiskPressure".into() }));
     watch.view.nodes.get_mut("a").unwrap().facts.pressure = None;
-    watch.at(SOAKED);
+    assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(2 * SOAKED) }), "the soak begins again");
+    watch.at(2 * SOAKED);
     assert_eq!(watch.result(), is_updated());
     let mut watch = Watch::of(node);
+    watch.at(SOAKED);
     watch.at(DEADLINE - 1);
     assert_eq!(watch.result().0, None);
     watch.at(DEADLINE);

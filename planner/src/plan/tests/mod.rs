@@ -6,6 +6,7 @@ mod brake;
 mod brake_ends;
 mod canary;
 mod claim;
+mod comparison;
 mod drain;
 mod drill;
 mod earlier;

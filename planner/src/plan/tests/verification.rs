@@ -302,6 +302,7 @@ fn version_at_fault_in_a_verification_counts_as_in_an_update() {
     let (mut view, policy) = rollout_of(&["a"], canary());
     turn(&mut view, &policy, DUE);
     a(&mut view).facts.pressure = Some("DiskPressure".into());
+    turn(&mut view, &policy, DUE + 1);
     turn(&mut view, &policy, DUE + TIMEOUT);
     assert_eq!((proof(&view), record(&view).failures), ((Proof::Failed, 7), 2));
     assert_eq!(record(&view).version_failures.len(), 1);

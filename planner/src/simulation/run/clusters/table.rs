@@ -194,3 +194,17 @@ fn no_rule_stalls_without_a_reason_or_lets_more_through_in_eight_clusters() {
         cluster.assert_rests();
     }
 }
+
+#[test]
+fn outage_of_every_kubelet_at_any_time_of_a_rollout_counts_against_no_version() {
+    for minute in 0..40 {
+        let name = format!("an outage from minute {minute} on");
+        let scenario = cluster(4, &json!({}), &[]);
+        let at = |minutes| SignedDuration::from_mins(minutes);
+        let changes = [(at(minute), Change::Disconnected), (at(minute + 50), Change::Connected)];
+        let cluster = Cluster::of(&name, &scenario, 1, &[], &changes);
+        assert_eq!(cluster.waits(), [], "{name}");
+        assert_eq!(cluster.run.watch.as_ref().unwrap().booted(&NEW), 4, "{name}");
+        cluster.assert_rests();
+    }
+}

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, CountOrPercent, Slot};
-use models::reason::{End, Proof};
-use models::shadow::UPDATED;
+use models::reason::{End, FailureReason, Proof};
+use models::shadow::{UPDATED, VersionFailure};
 use models::time::after;
 use semver::Version;
 
@@ -163,6 +163,7 @@ impl Watch {
             *totals.entry(kind(node)).or_default() += usize::from(node.facts.labelled);
         }
         for node in view.nodes.values() {
+            self.check_blame(view, node, now);
             self.follow(node, policy, totals[&kind(node)], now);
         }
         let recorded = view.operator.as_ref().map(|operator| &operator.status.slots);
@@ -202,6 +203,38 @@ impl Watch {
                 || plan.evictions.contains_key(name)
                 || plan.pods.contains(name);
             assert!(shown, "{}, {now}: {name} has neither an action nor a reason", self.name);
+        }
+    }
+
+    /// Asserts that trouble of the cluster counts against no version: two and half of the nodes beside, which do not run it, that are
+    /// not Ready since the drain began.
+    fn check_blame(&mut self, view: &ClusterView, node: &NodeView, now: Timestamp) {
+        let Some(record) = node.record() else { return };
+        let by_health = |failure: &&VersionFailure| {
+            matches!(failure.reason, FailureReason::NotReadyAfterBoot | FailureReason::SoakFailed)
+                && failure.resolved_by.is_none()
+        };
+        for failure in record.version_failures.iter().filter(by_health) {
+            let version = &failure.version;
+            let place = node.progress().and_then(|progress| progress.rollout.as_ref());
+            let Some(drained) = place.and_then(|place| place.drain_started) else { continue };
+            if self.of(node, version).failed.contains(&node.facts.uid) {
+                continue;
+            }
+            let beside = |other: &&NodeView| {
+                other.facts.os_version().as_ref() != Some(version) && other.step().is_none() && !other.facts.joining
+            };
+            let beside = || view.nodes.values().filter(beside).filter(|other| other.facts.removed_by.is_none());
+            let well = beside().filter(|other| other.facts.ready).count();
+            let ill = beside().filter(|other| other.facts.not_ready_since.is_some_and(|since| since > drained)).count();
+            assert!(
+                ill < 2 || ill < well,
+                "{}, {now}: {} counts against {version} ({}), and {ill} of {} nodes beside it have fallen ill",
+                self.name,
+                node.facts.name,
+                failure.reason,
+                ill + well
+            );
         }
     }
 

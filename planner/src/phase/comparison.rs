@@ -1,0 +1,34 @@
+//! The comparison of a node that is not well after its update with nodes that were not updated.
+
+use std::collections::BTreeSet;
+
+use models::reason::FailureReason;
+
+use super::row::{Attempt, Turn, fail};
+use crate::survey::unwell::{Comparison, LONGEST, compared_since};
+
+/// Ends the attempt of a node that is not well at the end of its time: for `reason`, which counts against the version, unless other nodes
+/// show that it is no evidence.
+pub(super) fn blame(ctx: &Attempt<'_>, reason: FailureReason, message: &str) -> Turn {
+    match excuse(ctx) {
+        Some(excuse) => {
+            fail(FailureReason::HealthUnknown, format!("{message}, which is no evidence against it: {excuse}"))
+        }
+        None => fail(reason, message),
+    }
+}
+
+/// Returns why it is no evidence against the version that the node is not well.
+fn excuse(ctx: &Attempt<'_>) -> Option<String> {
+    let since = compared_since(ctx.progress);
+    if ctx.survey.unwell.stopped(since) >= LONGEST {
+        return Some("many other nodes have been ill for 24 hours since its drain began".to_owned());
+    }
+    let found = Comparison::of(ctx.view, &BTreeSet::from([&ctx.progress.version]), since, ctx.now);
+    let (compared, ill) = (found.len(), found.ill.len());
+    let first = found.ill.first().map(|facts| &facts.name)?;
+    // With one other node there is no more to go by than that it is ill, too.
+    (found.is_trouble() || ill == compared).then(|| {
+        format!("{ill} of {compared} nodes that were not updated have fallen ill since its drain began, {first} first")
+    })
+}

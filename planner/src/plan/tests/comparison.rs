@@ -1,0 +1,281 @@
+//! Evidence is a difference: a node is compared with nodes that were not updated.
+
+use models::operator::BottlerocketUpdateOperatorStatus;
+use models::shadow::{HostState, RolloutPlace, Step};
+
+use super::health::{DEADLINE, SOAKED, Watch, healthy, is_blamed, is_updated, verifying};
+use crate::decision::Action;
+use crate::fixtures::*;
+use crate::plan::plan;
+use crate::view::{ClusterView, NodeView};
+use crate::wait::Wait;
+
+const DAY: i64 = 24 * 60 * 60;
+
+/// Node `a`, which is verified since second 0, beside nodes that are not updated.
+fn beside(others: &[&str]) -> Watch {
+    let mut watch = Watch::of(verifying(vec![healthy()]));
+    watch.view.nodes.extend(others.iter().map(|name| ((*name).to_owned(), node(name))));
+    watch
+}
+
+fn facts<'a>(view: &'a mut ClusterView, name: &str) -> &'a mut crate::view::NodeFacts {
+    &mut view.nodes.get_mut(name).unwrap().facts
+}
+
+fn not_ready(view: &mut ClusterView, names: &[&str], since: i64) {
+    for name in names {
+        let facts = facts(view, name);
+        (facts.ready, facts.not_ready_since) = (false, Some(t(since)));
+    }
+}
+
+fn under_pressure(view: &mut ClusterView, names: &[&str], since: i64) {
+    for name in names {
+        let facts = facts(view, name);
+        (facts.pressure, facts.pressure_since) = (Some("MemoryPressure".into()), Some(t(since)));
+    }
+}
+
+fn well(view: &mut ClusterView) {
+    for node in view.nodes.values_mut() {
+        let facts = &mut node.facts;
+        (facts.ready, facts.not_ready_since, facts.pressure, facts.pressure_since) = (true, None, None, None);
+    }
+}
+
+fn is_unproven() -> (Option<String>, bool) {
+    (Some("HealthUnknown".to_owned()), false)
+}
+
+const ALL: [&str; 4] = ["a", "b", "c", "d"];
+
+#[test]
+fn nodes_that_are_all_not_ready_twice_blame_no_version() {
+    let mut watch = beside(&ALL[1..]);
+    for second in [20, 45] {
+        // The node that is judged is seen first.
+        not_ready(&mut watch.view, &["a"], second);
+        assert_eq!(watch.at(second), Some(Wait::AwaitingReady));
+        not_ready(&mut watch.view, &ALL[1..], second + 3);
+        watch.at(second + 3);
+        well(&mut watch.view);
+        assert_eq!(watch.at(second + 10), Some(Wait::Soaking { until: t(second + 10 + SOAKED) }));
+    }
+    watch.at(55 + SOAKED);
+    assert_eq!(watch.result(), is_updated());
+}
+
+#[test]
+fn clocks_stop_while_most_nodes_are_ill() {
+    for ill in [not_ready, under_pressure] {
+        let mut watch = beside(&ALL[1..]);
+        ill(&mut watch.view, &["a", "b", "c"], 20);
+        let shown = watch.at(20).unwrap();
+        for second in [DEADLINE - 1, DEADLINE, 2 * DEADLINE, DAY] {
+            assert_eq!(watch.at(second).as_ref(), Some(&shown), "{second}");
+        }
+        well(&mut watch.view);
+        watch.at(DAY);
+        watch.at(DAY + SOAKED);
+        assert_eq!(watch.result(), is_updated());
+        assert!(watch.view.operator.unwrap().status.unwell[0].until.is_some());
+    }
+}
+
+#[test]
+fn node_that_returns_into_trouble_of_the_cluster_is_waited_for() {
+    let mut watch = beside(&ALL[1..]);
+    let progress = watch.view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+    let progress = progress.status.controller.progress.as_mut().unwrap();
+    (progress.step, progress.verifying_since) = (Step::Returning, None);
+    facts(&mut watch.view, "a").boot_id = "b2".into();
+    not_ready(&mut watch.view, &ALL, 20);
+    let deadline = watch.policy.returning.as_secs().cast_signed();
+    for second in [20, deadline, 2 * deadline] {
+        assert_eq!(watch.at(second), Some(Wait::AwaitingReady), "{second}");
+    }
+    well(&mut watch.view);
+    watch.at(2 * deadline);
+    watch.at(2 * deadline + SOAKED);
+    assert_eq!(watch.result(), is_updated());
+}
+
+#[test]
+fn trouble_of_the_cluster_proves_nothing_after_a_day() {
+    for half in [2, 3] {
+        let mut watch = beside(&ALL[1..]);
+        not_ready(&mut watch.view, &ALL[..=half], 20);
+        watch.at(20);
+        watch.at(DAY + DEADLINE - 1);
+        assert_eq!(watch.result().0, None);
+        watch.at(DAY + DEADLINE);
+        assert_eq!(watch.result(), is_unproven());
+        let span = watch.view.operator.unwrap().status.unwell.pop().unwrap();
+        assert!(span.until.is_some(), "nodes that have been ill for longer say nothing: {span:?}");
+    }
+}
+
+#[test]
+fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
+    type Change = fn(&mut ClusterView);
+    let cases: [(&str, &[&str], Change, bool); 9] = [
+        ("others are well", &ALL[1..], |_| {}, true),
+        ("one of three is ill too", &ALL[1..], |view| not_ready(view, &["b"], 20), true),
+        ("others were ill before", &ALL[1..], |view| not_ready(view, &["b", "c", "d"], -1_000_000), true),
+        (
+            "for a time that is not known",
+            &ALL[1..],
+            |view| {
+                not_ready(view, &["b", "c", "d"], 20);
+                view.nodes.values_mut().for_each(|node| node.facts.not_ready_since = None);
+            },
+            true,
+        ),
+        (
+            "others join",
+            &ALL[1..],
+            |view| {
+                not_ready(view, &["b", "c", "d"], 20);
+                for node in view.nodes.values_mut().filter(|node| node.facts.name != "a") {
+                    node.facts.joining = true;
+                    node.shadow = None;
+                }
+            },
+            true,
+        ),
+        (
+            "others run the version, too",
+            &ALL[1..],
+            |view| {
+                not_ready(view, &["b", "c", "d"], 20);
+                view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
+            },
+            true,
+        ),
+        ("it is the only node", &[], |_| {}, true),
+        ("the only other node is well", &["b"], |_| {}, true),
+        ("the only other node is ill too", &["b"], |view| not_ready(view, &["b"], 20), false),
+    ];
+    for (sentence, others, change, blamed) in cases {
+        let mut watch = beside(others);
+        under_pressure(&mut watch.view, &["a"], 20);
+        change(&mut watch.view);
+        watch.at(20);
+        watch.at(DEADLINE - 1);
+        assert_eq!(watch.result().0, None, "{sentence}");
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
+    }
+}
+
+#[test]
+fn one_instant_of_pressure_after_the_deadline_freezes_nothing() {
+    let mut watch = beside(&ALL[1..]);
+    // Its pods take until the deadline.
+    watch.pods()[0].ready = false;
+    watch.at(DEADLINE - 1);
+    under_pressure(&mut watch.view, &["a"], DEADLINE);
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_unproven());
+}
+
+/// A cluster in which `b` to `d` have fallen ill since the drain of `a` began, and `e` waits with its image.
+fn unwell(a: NodeView) -> (ClusterView, crate::policy::Policy) {
+    let staged = at("e", Step::Staged, 0, HostState::StagedUpdate);
+    let (mut view, policy) = cluster(vec![a, node("b"), node("c"), node("d"), staged, node("f")], &["a"]);
+    one_proven(&mut view);
+    not_ready(&mut view, &["b", "c", "d"], 20);
+    let policy = crate::policy::Policy {
+        max_unavailable: models::operator::CountOrPercent::Count(5),
+        ignore_unavailable_after: std::time::Duration::from_secs(10),
+        ..policy
+    };
+    (view, policy)
+}
+
+fn draining() -> NodeView {
+    let mut a = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    let drain_started = Some(t(0));
+    let place = RolloutPlace { rollout: 1, step: 0, boot_id: "b1".into(), drain_started, drain_ended: None };
+    a.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().rollout = Some(place);
+    a.pods = Some(vec![pod("a", false)]);
+    a
+}
+
+fn unwell_wait() -> Wait {
+    Wait::ClusterUnwell { ill: 3, compared: 5, nodes: ["b", "c", "d"].map(str::to_owned).to_vec() }
+}
+
+#[test]
+fn nothing_starts_in_an_unwell_cluster_and_slots_without_a_permit_are_released() {
+    let (view, policy) = unwell(draining());
+    let mut made = plan(&view, &policy, t(60));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    for name in ["e", "f"] {
+        assert_eq!(made.waits.get(name), Some(&unwell_wait()), "{name}");
+    }
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    let record = status.report.record.as_ref().unwrap();
+    assert_eq!((record.last.as_ref().unwrap().reason.as_str(), record.failures), ("ClusterUnwell", 0));
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+    let condition = |status: &BottlerocketUpdateOperatorStatus| {
+        models::condition::find_condition(&status.conditions, "Blocked").cloned().unwrap()
+    };
+    let recorded = made.status.unwrap();
+    assert_eq!(condition(&recorded).reason, "ClusterUnwell");
+
+    // Without the attempt, nodes are compared as before, until they are well again.
+    let (mut view, _) = unwell(node("a"));
+    view.operator.as_mut().unwrap().status = recorded;
+    let made = plan(&view, &policy, t(600));
+    assert_eq!(made.waits.get("e"), Some(&unwell_wait()));
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    well(&mut view);
+    let made = plan(&view, &policy, t(660));
+    assert_ne!(made.waits.get("e").map(Wait::as_str), Some("ClusterUnwell"));
+    assert_eq!(condition(&made.status.unwrap()).reason, "ClusterWell");
+}
+
+#[test]
+fn ill_nodes_of_before_hold_nothing() {
+    let (mut view, policy) = unwell(draining());
+    not_ready(&mut view, &["b", "c", "d"], -60);
+    let made = plan(&view, &policy, t(60));
+    assert_ne!(made.waits.get("e").map(Wait::as_str), Some("ClusterUnwell"));
+    assert_eq!(made.status.unwrap().unwell, []);
+}
+
+#[test]
+fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
+    type Change = fn(&mut ClusterView);
+    let newer = |view: &mut ClusterView| {
+        for name in ["b", "c", "d"] {
+            facts(view, name).os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+        }
+    };
+    let cases: [(&str, Change, bool); 3] = [
+        ("it goes back", newer, false),
+        (
+            "some of them run another version",
+            |view| facts(view, "b").os_image = format!("Bottlerocket OS {NEW} (x)"),
+            true,
+        ),
+        (
+            "the nodes that run its version are well",
+            |view| {
+                facts(view, "f").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+            },
+            false,
+        ),
+    ];
+    for (sentence, change, held) in cases {
+        let (mut view, policy) = unwell(draining());
+        facts(&mut view, "d").labelled = true;
+        change(&mut view);
+        let made = plan(&view, &policy, t(60));
+        let waits = made.waits.get("e").map(Wait::as_str) == Some("ClusterUnwell");
+        let ends = matches!(made.actions.get("a"), Some(Action::Status { .. }));
+        assert_eq!((waits, ends), (held, held), "{sentence}: {:?}", made.waits.get("e"));
+    }
+}

@@ -1,0 +1,166 @@
+//! Trouble of the cluster: many nodes that fall ill at once, those included that are not being updated. That is no evidence against a
+//! version: clocks of attempts stop, and nothing new starts.
+//!
+//! Nodes are compared since the drain of the judged node began. The comparison nodes are those that are not being updated, joining or
+//! being removed, and that were well then. Nodes that run the judged version excuse nothing, and those that were ill before say
+//! nothing.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::operator::UnwellSpan;
+use models::shadow::{Mode, Place, Progress};
+use models::time::{after, between};
+use semver::Version;
+
+use super::unavailable::comes_or_goes;
+use crate::view::{ClusterView, NodeFacts, NodeView};
+
+/// The longest time for which clocks stop for an attempt, and after which a node that is ill says nothing any more.
+pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The number of times that the operator's status keeps.
+const KEPT: usize = 8;
+
+/// The number of ill nodes that are named.
+const NAMED: usize = 4;
+
+/// The interval of deciding again while clocks stop.
+const STOPPED: Duration = Duration::from_secs(60);
+
+/// The times in which the trouble was of the cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unwell {
+    /// These times, for the operator's status.
+    pub(crate) spans: Vec<UnwellSpan>,
+    /// The versions that the ill nodes run, while it goes on; `None` for a node that names none.
+    runs: BTreeSet<Option<Version>>,
+    /// The time at which it may end without another event.
+    pub(crate) wake: Option<Timestamp>,
+    now: Timestamp,
+}
+
+/// The comparison nodes of a judged node.
+#[derive(Debug, Default)]
+pub(crate) struct Comparison<'a> {
+    pub(crate) well: usize,
+    /// Those that have fallen ill since its drain began.
+    pub(crate) ill: Vec<&'a NodeFacts>,
+}
+
+impl<'a> Comparison<'a> {
+    /// Compares the nodes since this time. `judged` are the versions that are judged.
+    pub(crate) fn of(view: &'a ClusterView, judged: &BTreeSet<&Version>, since: Timestamp, now: Timestamp) -> Self {
+        let in_service = |node: &&NodeView| !node.disrupted() && !node.past_staging() && !comes_or_goes(node);
+        let stays = |facts: &&NodeFacts| !facts.deleting && facts.removed_by.is_none() && !facts.joining;
+        let managed = view.nodes.values().filter(in_service).map(|node| &node.facts);
+        let compared = managed.chain(view.unmanaged.values().filter(stays));
+        let mut found = Self::default();
+        for facts in compared.filter(|facts| !runs_any(facts, judged)) {
+            let fell_ill = |at: Timestamp| at > since && after(at, LONGEST) > now;
+            if facts.is_well() {
+                found.well += 1;
+            } else if facts.ill_since().is_some_and(fell_ill) {
+                found.ill.push(facts);
+            }
+        }
+        found
+    }
+
+    /// Returns whether it is the cluster's trouble: at least two, and at least half of them, have fallen ill.
+    pub(crate) fn is_trouble(&self) -> bool {
+        self.ill.len() >= 2 && self.ill.len() >= self.well
+    }
+
+    /// Returns the number of comparison nodes.
+    pub(crate) fn len(&self) -> usize {
+        self.well + self.ill.len()
+    }
+}
+
+fn runs_any(facts: &NodeFacts, versions: &BTreeSet<&Version>) -> bool {
+    !versions.is_empty() && facts.bottlerocket() && facts.os_version().is_some_and(|runs| versions.contains(&runs))
+}
+
+/// Returns the time since which other nodes are compared with the node of an attempt: the beginning of its drain.
+pub(crate) fn compared_since(progress: &Progress) -> Timestamp {
+    let drain = progress.rollout.as_ref().and_then(|place| place.drain_started);
+    drain.or(progress.verifying_since).unwrap_or(progress.started)
+}
+
+impl Unwell {
+    /// Continues the recorded times. While one goes on, nodes are compared as at its beginning, also once no attempt is under way.
+    pub(crate) fn of(view: &ClusterView, now: Timestamp) -> Self {
+        let recorded = view.operator.iter().flat_map(|operator| &operator.status.unwell);
+        let is_recent = |span: &&UnwellSpan| span.until.is_none_or(|until| after(until, LONGEST) > now);
+        let mut spans: Vec<UnwellSpan> = recorded.filter(is_recent).cloned().collect();
+        let is_judged = |progress: &&Progress| {
+            let on_its_way = (Place::Leaving..=Place::Back).contains(&progress.step.place());
+            on_its_way && !matches!(progress.mode(), Mode::Drill { .. })
+        };
+        let judged = || view.nodes.values().filter_map(NodeView::progress).filter(is_judged);
+        let open = spans.last().filter(|span| span.until.is_none()).map(|span| span.compared_since);
+        let since = judged().map(compared_since).chain(open).min();
+        let versions: BTreeSet<&Version> = judged().map(|progress| &progress.version).collect();
+        let compared = since.map(|since| (since, Comparison::of(view, &versions, since, now)));
+        let trouble = compared.filter(|(_, compared)| compared.is_trouble());
+        match (&trouble, spans.last_mut().filter(|span| span.until.is_none())) {
+            (None, Some(open)) => open.until = Some(now),
+            (Some((since, compared)), None) => spans.push(UnwellSpan {
+                since: now,
+                until: None,
+                compared_since: *since,
+                ill: i64::try_from(compared.ill.len()).unwrap_or(i64::MAX),
+                compared: i64::try_from(compared.len()).unwrap_or(i64::MAX),
+                nodes: compared.ill.iter().take(NAMED).map(|facts| facts.name.clone()).collect(),
+            }),
+            (None, None) | (Some(_), Some(_)) => {}
+        }
+        spans.drain(..spans.len().saturating_sub(KEPT));
+        let ill = || trouble.iter().flat_map(|(_, compared)| &compared.ill);
+        let wake = ill().filter_map(|facts| facts.ill_since()).min().map(|since| after(since, LONGEST));
+        Self { spans, runs: ill().map(|facts| facts.os_version()).collect(), wake, now }
+    }
+
+    /// Returns the time that goes on, if one does.
+    pub(crate) fn open(&self) -> Option<&UnwellSpan> {
+        self.spans.last().filter(|span| span.until.is_none())
+    }
+
+    /// Returns how long clocks have stopped since this time.
+    pub(crate) fn stopped(&self, since: Timestamp) -> Duration {
+        let spans = self.spans.iter().map(|span| between(span.since.max(since), span.until.unwrap_or(self.now)));
+        spans.sum::<Duration>().min(LONGEST)
+    }
+
+    /// Returns the end of what began at `since` and may take `limit`, without the times in which clocks stop.
+    pub(crate) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
+        let mut end = after(since, limit);
+        let mut left = LONGEST;
+        for span in &self.spans {
+            let from = span.since.max(since);
+            let stopped = between(from, span.until.unwrap_or(self.now)).min(left);
+            if from < end && !stopped.is_zero() {
+                end = after(end, stopped);
+                left = left.saturating_sub(stopped);
+            }
+        }
+        // It moves with the clock, and is looked at once a minute.
+        let moves = self.open().is_some_and(|open| open.since < end) && !left.is_zero();
+        if moves { end.max(after(self.now, STOPPED)) } else { end }
+    }
+
+    /// Returns whether a rollout of this version takes nodes off the version that the ill ones run: it goes back to an earlier one, it
+    /// is urgent, or the nodes that run it already are well.
+    pub(crate) fn is_cured_by(&self, view: &ClusterView, version: &Version, urgent: bool) -> bool {
+        let leaves = |runs: &Option<Version>| runs.as_ref().is_some_and(|runs| runs != version);
+        if self.runs.is_empty() || !self.runs.iter().all(leaves) {
+            return false;
+        }
+        let judged = BTreeSet::from([version]);
+        let mut on_it = view.nodes.values().filter(|node| runs_any(&node.facts, &judged)).peekable();
+        let proves = on_it.peek().is_some() && on_it.all(|node| node.facts.is_well());
+        urgent || proves || self.runs.iter().flatten().all(|runs| runs > version)
+    }
+}
