@@ -137,8 +137,8 @@ impl Applier {
         let api: Api<DeserializeGuard<Pod>> = Api::namespaced(self.client.clone(), namespace);
         let selector: Vec<_> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut params = ListParams::default().labels(&selector.join(",")).limit(PAGE);
-        let mut health = OwnerHealth::default();
         let now = self.leadership.now();
+        let mut health = OwnerHealth { read_at: now, ..OwnerHealth::default() };
         loop {
             let page = match api.list(&params).await {
                 Ok(page) => page,
@@ -149,16 +149,15 @@ impl Applier {
                         error = &error as &dyn std::error::Error,
                         "the pods of an owner cannot be read; its pods on updated nodes count against no version"
                     );
-                    return OwnerHealth::default();
+                    return OwnerHealth { read_at: now, ..OwnerHealth::default() };
                 }
             };
             for pod in page.items.iter().filter_map(|pod| pod.0.as_ref().ok()).map(PodFacts::of) {
                 if pod.controller_uid.as_deref() != Some(owner) || pod.finished || pod.terminating {
                     continue;
                 }
-                let on = nodes.get(&pod.node).copied();
-                if on.is_some() || pod.node.is_empty() {
-                    health.count(&pod, on, now);
+                if let Some(on) = nodes.get(&pod.node) {
+                    health.count(&pod, *on, now);
                 }
             }
             match page.metadata.continue_ {

@@ -429,7 +429,8 @@ async fn pods_of_owner_are_counted_across_all_pages() {
     let labels = [("app".to_owned(), "web".to_owned()), ("hash".to_owned(), "1".to_owned())].into();
     let nodes = [("old".to_owned(), Compared::NotUpdated), ("updated".to_owned(), Compared::Updated)].into();
     let health = applier.read_owner("owner", "shop", &labels, &nodes).await;
-    assert_eq!(health, OwnerHealth { updated_failing: 1, others_healthy: 1, ..OwnerHealth::default() });
+    let read_at = health.read_at;
+    assert_eq!(health, OwnerHealth { read_at, updated_failing: 1, others_healthy: 1, ..OwnerHealth::default() });
     let calls = calls.lock().unwrap();
     assert!(calls.len() == 2 && calls.iter().all(|call| call.path == "/api/v1/namespaces/shop/pods"), "{calls:?}");
     assert!(calls[0].query.contains("labelSelector=app%3Dweb%2Chash%3D1"), "{}", calls[0].query);
@@ -440,5 +441,5 @@ async fn pods_of_owner_are_counted_across_all_pages() {
 async fn owner_with_unreadable_pods_is_no_evidence() {
     let (applier, _) = applier_answering(|_| json!({"items": "none"}));
     let health = applier.read_owner("owner", "shop", &BTreeMap::new(), &BTreeMap::new()).await;
-    assert_eq!(health, OwnerHealth::default());
+    assert_eq!(health, OwnerHealth { read_at: health.read_at, ..OwnerHealth::default() });
 }

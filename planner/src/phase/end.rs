@@ -112,7 +112,7 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
         let names: Vec<_> = unhealthy
             .iter()
             .take(NAMED)
-            .map(|unhealthy| format!("{} ({})", unhealthy.pod.title(), unhealthy.why))
+            .map(|unhealthy| format!("{} ({})", unhealthy.pod.title(), unhealthy.why()))
             .collect();
         let message = format!(
             "Ready on {}, but {} pod(s) are not healthy, which does not count against the version: {}",

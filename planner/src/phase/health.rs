@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::reason::FailureReason;
-use models::shadow::{Progress, Step};
+use models::shadow::{AttemptResult, Progress, Step};
 use models::time::{after, between};
 
 use super::comparison::blame;
@@ -14,8 +14,12 @@ use super::row::{Attempt, Turn, act, fail, stay};
 use crate::decision::Action;
 use crate::gates;
 use crate::survey::NodeContext;
-use crate::view::{Compared, NodeView, PodFacts};
+use crate::survey::unavailable::comes_or_goes;
+use crate::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, STARTING};
 use crate::wait::Wait;
+
+/// The number of pods that a message names.
+const NAMED: usize = 4;
 
 /// The number of owners of unhealthy pods that are compared with their pods on other nodes.
 const JUDGED_OWNERS: usize = 8;
@@ -32,52 +36,51 @@ pub(super) fn deadline(ctx: &Attempt<'_>) -> Timestamp {
 /// Time after which an interruption of the soak has lasted, and is no mere instant; half of a shorter `timeout`.
 const LASTING: Duration = Duration::from_secs(60);
 
-/// Continues the verification; `None` once it is over: when the soak has passed, the pods are Ready, none of their containers was
-/// restarted meanwhile, and the expressions return nothing.
+/// Time after which the pods of an owner are read again; at the deadline sooner.
+const READ_AGAIN: Duration = Duration::from_secs(5 * 60);
+
+/// Continues the verification; `None` once it is over: when the soak has passed without an interruption, the pods are Ready, none of their
+/// containers was restarted meanwhile, and the expressions return nothing.
 pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let after_policy = &ctx.group().after;
     let deadline = deadline(ctx);
     let queries = gates::queries(&after_policy.expressions, &ctx.facts().name);
     let looking = |turn: Turn| Some(turn.querying(queries));
-    if let Some(interruption) = interruption(ctx) {
-        return looking(interrupted(ctx, interruption, deadline));
+    let pods = pods_to_verify(ctx);
+    let unhealthy = pods.as_ref().map(|pods| unhealthy_pods(ctx, pods));
+    match interruption(ctx, unhealthy.as_deref().unwrap_or_default(), deadline) {
+        Ok(Some(interruption)) => return looking(interrupted(ctx, interruption, deadline)),
+        Ok(None) => {}
+        Err(read) => return looking(act(read)),
     }
     if ctx.progress.interrupted.is_some() {
         // From now on the node has the whole soak to stay well, also past the deadline.
         return looking(ctx.next_with(Step::Verifying, Progress { interrupted: None, ..ctx.progress.clone() }, |_| {}));
     }
-    let Some(pods) = pods_to_verify(ctx) else {
+    let Some(unhealthy) = unhealthy else {
         return looking(unknown_until(ctx, deadline, Wait::ReadingPods));
     };
     let until = after(ctx.progress.since, after_policy.soak);
     if ctx.now < until {
         return looking(stay(Wait::Soaking { until }).waking_at(until));
     }
-    let unhealthy = unhealthy_pods(ctx, &pods);
-    if let Some(first) = unhealthy.first() {
-        if ctx.now < deadline {
-            let settled =
-                unhealthy.iter().filter_map(|unhealthy| unhealthy.until).min().unwrap_or(deadline).min(deadline);
-            let (pod, why) = (first.pod.title(), first.why.clone());
-            return looking(stay(Wait::Settling { pod, why, count: unhealthy.len() }).waking_at(settled));
-        }
-        if ctx.mode().is_drill() {
-            let message =
-                format!("{} pod(s) are not healthy, {} first ({})", unhealthy.len(), first.pod.title(), first.why);
-            return Some(fail(FailureReason::SoakFailed, message));
-        }
-        if let Some(decision) = evidence(ctx, &unhealthy) {
-            return looking(decision);
-        }
+    let counted = match counted(ctx, &unhealthy, deadline) {
+        Ok(counted) => counted,
+        Err(read) => return looking(act(read)),
+    };
+    if !counted.is_empty() && ctx.now < deadline {
+        let settled = counted.iter().filter_map(|unhealthy| unhealthy.until).min().unwrap_or(deadline).min(deadline);
+        // Later its owner's pods on other nodes are read.
+        let again = after(ctx.now, STARTING);
+        return looking(stay(settling(&counted)?).waking_at(settled).waking_at(again));
+    }
+    let lasting = counted.iter().filter(|unhealthy| !unhealthy.pod.is_starting(ctx.now)).copied().collect::<Vec<_>>();
+    if !lasting.is_empty() {
+        return looking(judged(ctx, &lasting));
     }
     match gates::quiet_since(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions) {
-        // One that is the same for all nodes is no evidence against this node's version.
-        Err(Wait::ExpressionFires { name, series, shared: false }) if ctx.now >= deadline => {
-            let message = format!("the expression {name} returned {series} on {}", ctx.progress.version);
-            Some(fail(FailureReason::SoakFailed, message))
-        }
         Err(wait) => looking(unknown_until(ctx, deadline, wait)),
-        // Empty at last: also past the deadline it has the soak to stay so, and fails at once if it does not.
+        // Empty at last: also past the deadline it has the soak to stay so.
         Ok(Some(since)) if ctx.now < after(since, after_policy.soak) => {
             let until = after(since, after_policy.soak);
             looking(stay(Wait::Soaking { until }).waking_at(until))
@@ -86,12 +89,32 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     }
 }
 
-/// Returns what keeps the node from its soak now. A node under pressure is not taken out of service: it had none before.
-fn interruption(ctx: &Attempt<'_>) -> Option<Wait> {
+/// Returns what keeps the node from its soak now, or the read that this needs first: the node is not Ready, or is under pressure, which it was
+/// not when it was taken out of service; a pod that was Ready is not any more; or an expression returns something. A pod interrupts
+/// nothing by starting.
+fn interruption(
+    ctx: &Attempt<'_>,
+    unhealthy: &[UnhealthyPod<'_>],
+    deadline: Timestamp,
+) -> Result<Option<Wait>, Action> {
     if !ctx.facts().ready {
-        return Some(Wait::AwaitingReady);
+        return Ok(Some(Wait::AwaitingReady));
     }
-    ctx.facts().pressure.clone().map(|condition| Wait::NodePressure { condition })
+    if let Some(condition) = ctx.facts().pressure.clone() {
+        return Ok(Some(Wait::NodePressure { condition }));
+    }
+    let is_lost = |pod: &PodFacts| pod.lost_ready_at.is_some_and(|lost| lost > ctx.progress.since);
+    let lost: Vec<_> = unhealthy.iter().filter(|unhealthy| is_lost(unhealthy.pod)).copied().collect();
+    if let Some(wait) = settling(&counted(ctx, &lost, deadline)?) {
+        return Ok(Some(wait));
+    }
+    let quiet = gates::quiet_since(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions);
+    Ok(quiet.err().filter(|wait| matches!(wait, Wait::ExpressionFires { .. })))
+}
+
+fn settling(unhealthy: &[UnhealthyPod<'_>]) -> Option<Wait> {
+    let first = unhealthy.first()?;
+    Some(Wait::Settling { pod: first.pod.title(), why: first.why(), count: unhealthy.len() })
 }
 
 /// Waits for the end of what interrupts the soak. At the deadline it counts against the version if it has lasted, and if other nodes do
@@ -107,11 +130,21 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
         status.report.progress = Some(Progress { interrupted, verifying_since, ..ctx.progress.clone() });
         return act(Action::Status { status: Box::new(status), note: None });
     }
+    let version = &ctx.progress.version;
     let message = match &interruption {
         Wait::AwaitingReady => "the node did not stay Ready".to_owned(),
-        Wait::NodePressure { condition } => {
-            format!("the node has had {condition} since its update to {}", ctx.progress.version)
+        Wait::NodePressure { condition } => format!("the node has had {condition} since its update to {version}"),
+        Wait::Settling { .. } => {
+            let pods = pods_to_verify(ctx).unwrap_or_default();
+            let unhealthy = unhealthy_pods(ctx, &pods);
+            return match counted(ctx, &unhealthy, deadline) {
+                Ok(counted) => judged(ctx, &counted),
+                Err(read) => act(read),
+            };
         }
+        // One that is the same for all nodes is no evidence against this node's version.
+        Wait::ExpressionFires { shared: true, .. } => return unknown_until(ctx, deadline, interruption),
+        Wait::ExpressionFires { name, series, .. } => format!("the expression {name} returned {series} on {version}"),
         other => other.to_string(),
     };
     let lasting = LASTING.min(ctx.group().after.timeout / 2);
@@ -123,35 +156,85 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
     blame(ctx, FailureReason::SoakFailed, &message)
 }
 
-/// Reads how the other pods of the owners are if pods are still unhealthy at the deadline, and fails the attempt
-/// where that is evidence against the version. `None` if nothing is.
-fn evidence(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Option<Turn> {
-    let mut seen = BTreeSet::new();
-    let owned = unhealthy.iter().filter_map(|unhealthy| Some((unhealthy, unhealthy.pod.controller_uid.as_ref()?)));
-    let candidates =
-        owned.filter(|(unhealthy, owner)| !unhealthy.pod.mirror && seen.insert(*owner) && !was_unhealthy(ctx, owner));
-    for (UnhealthyPod { pod, why, .. }, owner) in candidates.take(JUDGED_OWNERS) {
-        let Some(health) = ctx.node.owners.get(owner) else {
-            let labels = pod.labels.iter().filter(|(name, _)| !OF_ONE_POD.contains(&name.as_str()));
-            return Some(act(Action::ReadOwner {
-                owner: owner.clone(),
-                namespace: pod.namespace.clone(),
-                labels: labels.map(|(name, value)| (name.clone(), value.clone())).collect(),
-                nodes: nodes_to_compare(ctx),
-            }));
+/// Returns the uid of the owner whose other pods a pod is compared with.
+fn owner_of(pod: &PodFacts) -> Option<&String> {
+    pod.controller_uid.as_ref().filter(|_| !pod.mirror)
+}
+
+/// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out whose owner's pods are ill on
+/// nodes that were not updated, too, or were ill on another node before its update to the same version.
+fn counted<'b>(
+    ctx: &Attempt<'_>,
+    unhealthy: &[UnhealthyPod<'b>],
+    deadline: Timestamp,
+) -> Result<Vec<UnhealthyPod<'b>>, Action> {
+    let mut asked = BTreeSet::new();
+    let mut counted = Vec::new();
+    for unhealthy in unhealthy {
+        let pod = unhealthy.pod;
+        let Some(owner) = owner_of(pod) else {
+            counted.push(*unhealthy);
+            continue;
         };
-        if health.is_evidence() {
+        if was_unhealthy(ctx, owner) {
+            continue;
+        }
+        // A drill judges no version, and reads nothing.
+        let waits = ctx.mode().is_drill() || (pod.is_starting(ctx.now) && ctx.now < deadline);
+        asked.insert(owner);
+        match read(ctx, owner, deadline) {
+            Some(health) if health.others_unhealthy > 0 => {}
+            None if !waits && asked.len() <= JUDGED_OWNERS => return Err(read_owner(ctx, owner, pod)),
+            Some(_) | None => counted.push(*unhealthy),
+        }
+    }
+    Ok(counted)
+}
+
+/// Returns what was read lately of the pods of an owner.
+fn read<'a>(ctx: &Attempt<'a>, owner: &String, deadline: Timestamp) -> Option<&'a OwnerHealth> {
+    let fresh = if ctx.now < deadline { READ_AGAIN } else { LASTING };
+    ctx.node.node.owners.get(owner).filter(|health| after(health.read_at, fresh) > ctx.now)
+}
+
+fn read_owner(ctx: &Attempt<'_>, owner: &str, pod: &PodFacts) -> Action {
+    let labels = pod.labels.iter().filter(|(name, _)| !OF_ONE_POD.contains(&name.as_str()));
+    Action::ReadOwner {
+        owner: owner.to_owned(),
+        namespace: pod.namespace.clone(),
+        labels: labels.map(|(name, value)| (name.clone(), value.clone())).collect(),
+        nodes: nodes_to_compare(ctx),
+    }
+}
+
+/// Ends the attempt of a node with unhealthy pods at its deadline: against the version where the pods of an owner fail on updated nodes
+/// alone, and otherwise without a proof.
+fn judged(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Turn {
+    for unhealthy in unhealthy {
+        let health =
+            owner_of(unhealthy.pod).and_then(|owner| ctx.node.owners.get(owner)).filter(|health| health.is_evidence());
+        if let Some(health) = health.filter(|_| !ctx.mode().is_drill()) {
             let message = format!(
-                "{} is not healthy ({why}): pods of its owner fail on {} other node(s) with {}, and are healthy on {} without it",
-                pod.title(),
+                "{} is not healthy ({}): pods of its owner fail on {} other node(s) with {}, and are healthy on {} without it",
+                unhealthy.pod.title(),
+                unhealthy.why(),
                 health.updated_failing,
                 ctx.progress.version,
                 health.others_healthy
             );
-            return Some(fail(FailureReason::SoakFailed, message));
+            return fail(FailureReason::SoakFailed, message);
         }
     }
-    None
+    let names: Vec<_> = unhealthy
+        .iter()
+        .take(NAMED)
+        .map(|unhealthy| format!("{} ({})", unhealthy.pod.title(), unhealthy.why()))
+        .collect();
+    let message = format!("{} pod(s) are not healthy: {}", unhealthy.len(), names.join(", "));
+    if ctx.mode().is_drill() {
+        return fail(FailureReason::SoakFailed, message);
+    }
+    fail(FailureReason::HealthUnknown, format!("{message}; nothing shows that the version is to blame"))
 }
 
 /// Returns whether this owner's pods were unhealthy before a node was drained for the same version.
@@ -164,22 +247,30 @@ fn was_unhealthy(ctx: &Attempt<'_>, owner: &String) -> bool {
     })
 }
 
-/// The nodes on which an owner's other pods are evidence about the version: those in service. A pod on an updated
+/// The nodes on which an owner's other pods are evidence about the version: those in service, of any kind. A pod on an updated
 /// one has had enough time when it has had as much again as an update waits for pods.
 fn nodes_to_compare(ctx: &Attempt<'_>) -> BTreeMap<String, Compared> {
     let others = ctx.view.nodes.values().filter(|node| node.facts.name != ctx.facts().name);
-    let in_service = others.filter(|node| node.facts.ready && !node.disrupted());
+    let in_service = others.filter(|node| node.facts.ready && !node.disrupted() && !comes_or_goes(node));
+    let runs = |facts: &NodeFacts| facts.os_version().as_ref() == Some(&ctx.progress.version);
     let class = |node: &NodeView| {
-        if node.facts.os_version().as_ref() != Some(&ctx.progress.version) {
+        if !runs(&node.facts) {
             return Compared::NotUpdated;
         }
         let last = node.record().and_then(|record| record.last.as_ref());
+        // A node that is verified again was updated before that.
+        let since = |last: &AttemptResult| if last.from.is_none() { last.started } else { last.ended };
         let by = last
             .filter(|last| last.version == ctx.progress.version)
-            .map(|last| after(last.ended, ctx.group().after.timeout));
+            .map(|last| after(since(last), ctx.group().after.timeout));
         if by.is_some_and(|by| by <= ctx.now) { Compared::Updated } else { Compared::JustUpdated }
     };
-    in_service.map(|node| (node.facts.name.clone(), class(node))).collect()
+    let unmanaged =
+        ctx.view.unmanaged.values().filter(|facts| facts.ready && !facts.deleting && facts.removed_by.is_none());
+    let unmanaged =
+        unmanaged.map(|facts| (facts, if runs(facts) { Compared::JustUpdated } else { Compared::NotUpdated }));
+    let all = in_service.map(|node| (&node.facts, class(node))).chain(unmanaged);
+    all.map(|(facts, class)| (facts.name.clone(), class)).collect()
 }
 
 /// Waits for what is not known, and ends the wait after the deadline: it is no evidence against the version.
@@ -191,8 +282,8 @@ fn unknown_until(ctx: &Attempt<'_>, deadline: Timestamp, wait: Wait) -> Turn {
     stay(wait).waking_at(deadline)
 }
 
-/// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of owners
-/// that were not healthy before the drain are left out.
+/// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of Jobs are left out, and pods of
+/// owners that were not healthy before the drain.
 pub(super) fn pods_to_verify<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFacts>> {
     if !ctx.group().after.pods_ready {
         return Some(Vec::new());
@@ -201,9 +292,9 @@ pub(super) fn pods_to_verify<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFac
     let excused = record.map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
     let counted = |pod: &&PodFacts| {
         let unhealthy_before = pod.controller_uid.as_ref().is_some_and(|owner| excused.contains(owner));
-        !pod.finished && !pod.terminating && !unhealthy_before
+        !pod.finished && !pod.terminating && !pod.is_of_job() && !unhealthy_before
     };
-    Some(ctx.node.pods.as_ref()?.iter().filter(counted).collect())
+    Some(ctx.node.node.pods.as_ref()?.iter().filter(counted).collect())
 }
 
 /// The pods that are not Ready, or had a container restarted less than the soak ago.
@@ -212,12 +303,8 @@ pub(super) fn unhealthy_pods<'b>(ctx: &NodeContext<'_>, pods: &[&'b PodFacts]) -
     let unhealthy = |pod: &&'b PodFacts| {
         let restarted = pod.restarted_at.filter(|at| after(*at, soak) > ctx.now);
         match (pod.ready, restarted) {
-            (false, _) => Some(UnhealthyPod { pod, why: pod.trouble.clone().unwrap_or_default(), until: None }),
-            (true, Some(at)) => Some(UnhealthyPod {
-                pod,
-                why: format!("a container was restarted at {at}"),
-                until: Some(after(at, soak)),
-            }),
+            (false, _) => Some(UnhealthyPod { pod, until: None }),
+            (true, Some(at)) => Some(UnhealthyPod { pod, until: Some(after(at, soak)) }),
             (true, None) => None,
         }
     };
@@ -225,9 +312,19 @@ pub(super) fn unhealthy_pods<'b>(ctx: &NodeContext<'_>, pods: &[&'b PodFacts]) -
 }
 
 /// A pod that is not healthy on an updated node.
+#[derive(Clone, Copy)]
 pub(super) struct UnhealthyPod<'a> {
     pub(super) pod: &'a PodFacts,
-    pub(super) why: String,
     /// The time at which it counts as healthy again if nothing happens to it.
     until: Option<Timestamp>,
+}
+
+impl UnhealthyPod<'_> {
+    /// Returns the reason why it is not healthy.
+    pub(super) fn why(&self) -> String {
+        match self.pod.restarted_at.filter(|_| self.until.is_some()) {
+            Some(at) => format!("a container was restarted at {at}"),
+            None => self.pod.trouble.clone().unwrap_or_default(),
+        }
+    }
 }

@@ -385,11 +385,12 @@ impl World {
             let value = |name: &str| format!("{name}@{}", self.now.as_second());
             let operator = self.view.operator.as_mut().unwrap();
             let braked = |rollout: &ActiveRollout| rollout.is_braked();
-            if operator.status.active_rollouts.iter().any(braked) {
+            // What has failed stays so where the version is to be found out.
+            if operator.status.active_rollouts.iter().any(braked) && !self.breaks_driver {
                 operator.resume = Some(value("resume"));
             }
             match &made.approval {
-                Some(Wait::StepFailed { .. }) => operator.resume = Some(value("resume")),
+                Some(Wait::StepFailed { .. }) if !self.breaks_driver => operator.resume = Some(value("resume")),
                 Some(Wait::CanaryStep { approval: Some(name), .. } | Wait::StepUnproven { approval: name, .. }) => {
                     operator.approve_step = Some(value(name));
                 }

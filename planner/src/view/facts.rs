@@ -272,6 +272,16 @@ fn is_true(pod: &Pod, type_: &str) -> bool {
     conditions.into_iter().any(|c| c.type_ == type_ && c.status == "True")
 }
 
+/// Returns the time at which a pod that was Ready ceased to be. The condition of one that never was has been False since its kubelet first
+/// saw it.
+fn lost_ready_at(pod: &Pod) -> Option<Timestamp> {
+    let status = pod.status.as_ref()?;
+    let ready = status.conditions.iter().flatten().find(|c| c.type_ == "Ready" && c.status != "True")?;
+    let since = ready.last_transition_time.as_ref()?.0;
+    let second = SignedDuration::from_secs(1);
+    (since > after(after(status.start_time.as_ref()?.0, second), second)).then(|| after(since, second))
+}
+
 /// Returns the reason why a pod is not Ready: the state of the first container that is neither ready nor done, else the
 /// condition that is not true.
 fn trouble(pod: &Pod) -> Option<String> {
@@ -336,6 +346,8 @@ impl PodFacts {
             controller_uid: owner.map(|o| o.uid.clone()),
             labels: Arc::new(meta.labels.clone().unwrap_or_default()),
             ready: is_true(pod, "Ready"),
+            started: pod.status.as_ref().and_then(|status| Some(status.start_time.as_ref()?.0)),
+            lost_ready_at: lost_ready_at(pod),
             restarts: containers(pod).map(|container| container.restart_count).max().unwrap_or_default(),
             restarted_at: containers(pod).filter_map(restarted_at).max(),
             trouble: trouble(pod),
@@ -609,6 +621,21 @@ mod tests {
         let node = |image: &str| NodeFacts { os_image: image.into(), ..NodeFacts::default() };
         assert_eq!(node("Bottlerocket OS 1.20.5 (aws-k8s-1.37)").os_version(), Some(semver::Version::new(1, 20, 5)));
         assert_eq!(node("Debian GNU/Linux 12 (bookworm)").os_version(), None);
+    }
+
+    #[test]
+    fn pod_that_was_ready_and_no_longer_is_shows_since_when() {
+        for (sentence, status, since, expected) in [
+            ("it has never been Ready", "False", "2027-01-15T08:00:01Z", None),
+            ("it was", "False", "2027-01-15T08:05:00Z", Some("2027-01-15T08:05:01Z")),
+            ("its node is silent", "Unknown", "2027-01-15T08:05:00Z", Some("2027-01-15T08:05:01Z")),
+            ("it is", "True", "2027-01-15T08:05:00Z", None),
+        ] {
+            let pod = serde_json::json!({"metadata": {}, "status": {"startTime": "2027-01-15T08:00:00Z",
+                "conditions": [{"type": "Ready", "status": status, "lastTransitionTime": since}]}});
+            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+            assert_eq!(facts.lost_ready_at.map(|at| at.to_string()).as_deref(), expected, "{sentence}");
+        }
     }
 
     #[test]

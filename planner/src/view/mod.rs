@@ -32,7 +32,7 @@ use crate::wait::{Wait, WaitReason};
 pub use earlier::EarlierPod;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
-pub use pods::{BudgetFacts, Compared, DaemonSetIs, OWNER_WAIT, OwnerHealth, PodFacts, ServiceFacts};
+pub use pods::{BudgetFacts, Compared, DaemonSetIs, OWNER_WAIT, OwnerHealth, PodFacts, STARTING, ServiceFacts};
 pub use projection::Projection;
 pub use revision::RevisionFacts;
 pub use standing::Standings;

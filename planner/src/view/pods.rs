@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use models::time::after;
 
 /// Time for which a drain waits for the reads of its pods' top owners, which the history names.
 pub const OWNER_WAIT: std::time::Duration = std::time::Duration::from_secs(3);
@@ -55,6 +56,10 @@ pub struct PodFacts {
     pub labels: Arc<BTreeMap<String, String>>,
     /// True if its kubelet reports it Ready.
     pub ready: bool,
+    /// Time at which its kubelet first saw it.
+    pub started: Option<Timestamp>,
+    /// Time at which it ceased to be Ready, to the end of that second; `None` while it is Ready, and for one that never was.
+    pub lost_ready_at: Option<Timestamp>,
     /// Highest number of restarts among its containers.
     pub restarts: i32,
     /// Time at which a container of it last ended before it was restarted, by the node's clock, to the end of that
@@ -121,6 +126,9 @@ impl ServiceFacts {
     }
 }
 
+/// Time that a pod may need to start.
+pub const STARTING: std::time::Duration = std::time::Duration::from_secs(2 * 60);
+
 /// Number of restarts of a container from which on its pod counts as crash-looping. Each reboot of a node restarts once
 /// what stays on it.
 const CRASH_LOOP: i32 = 3;
@@ -133,6 +141,17 @@ impl PodFacts {
     pub fn is_unhealthy(&self, now: Timestamp) -> bool {
         let recent = self.restarted_at.is_some_and(|at| now.duration_since(at) < CRASH_LOOP_PAUSE);
         !self.ready || (recent && self.restarts >= CRASH_LOOP)
+    }
+
+    /// Returns whether it may still need time: it has never been Ready, none of its containers was restarted, and it was started lately.
+    pub fn is_starting(&self, now: Timestamp) -> bool {
+        let is_new = !self.ready && self.lost_ready_at.is_none() && self.restarts == 0;
+        is_new && self.started.is_some_and(|started| after(started, STARTING) > now)
+    }
+
+    /// Returns whether it is a pod of a Job, which comes and goes.
+    pub fn is_of_job(&self) -> bool {
+        self.controller.as_ref().is_some_and(|controller| controller.starts_with("Job "))
     }
 
     /// Returns the name for users: namespace and name.
@@ -190,26 +209,28 @@ pub enum Compared {
 /// Health of the pods of one owner on other nodes than the one that is judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnerHealth {
+    /// Time at which it was read.
+    pub read_at: Timestamp,
     /// Number of Ready pods on nodes that run the version.
     pub updated_ready: usize,
     /// Number of pods that have had enough time and are not Ready on nodes that run the version.
     pub updated_failing: usize,
     /// Number of healthy pods on nodes that do not run it.
     pub others_healthy: usize,
-    /// Number of unhealthy pods on nodes that do not run it, or on none.
+    /// Number of unhealthy pods on nodes that do not run it.
     pub others_unhealthy: usize,
 }
 
 impl OwnerHealth {
-    /// Counts one more pod; `on` is `None` for one without a node.
-    pub fn count(&mut self, pod: &PodFacts, on: Option<Compared>, now: Timestamp) {
+    /// Counts one more pod. One without a node shows nothing, nor does one that may still need time.
+    pub fn count(&mut self, pod: &PodFacts, on: Compared, now: Timestamp) {
         let counter = match on {
-            None => &mut self.others_unhealthy,
-            Some(Compared::NotUpdated) if pod.is_unhealthy(now) => &mut self.others_unhealthy,
-            Some(Compared::NotUpdated) => &mut self.others_healthy,
-            Some(Compared::Updated | Compared::JustUpdated) if pod.ready => &mut self.updated_ready,
-            Some(Compared::Updated) => &mut self.updated_failing,
-            Some(Compared::JustUpdated) => return,
+            _ if pod.is_starting(now) => return,
+            Compared::NotUpdated if pod.is_unhealthy(now) => &mut self.others_unhealthy,
+            Compared::NotUpdated => &mut self.others_healthy,
+            Compared::Updated | Compared::JustUpdated if pod.ready => &mut self.updated_ready,
+            Compared::Updated => &mut self.updated_failing,
+            Compared::JustUpdated => return,
         };
         *counter += 1;
     }

@@ -3,7 +3,7 @@
 use models::operator::BottlerocketUpdateOperatorStatus;
 use models::shadow::{HostState, RolloutPlace, Step};
 
-use super::health::{DEADLINE, SOAKED, Watch, healthy, is_blamed, is_updated, verifying};
+use super::health::{DEADLINE, SOAKED, Watch, healthy, is_blamed, is_unproven, is_updated, verifying};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
@@ -42,10 +42,6 @@ fn well(view: &mut ClusterView) {
         let facts = &mut node.facts;
         (facts.ready, facts.not_ready_since, facts.pressure, facts.pressure_since) = (true, None, None, None);
     }
-}
-
-fn is_unproven() -> (Option<String>, bool) {
-    (Some("HealthUnknown".to_owned()), false)
 }
 
 const ALL: [&str; 4] = ["a", "b", "c", "d"];

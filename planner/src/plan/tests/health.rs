@@ -1,5 +1,6 @@
 //! The verdict on a node after its update.
 
+use jiff::Timestamp;
 use models::condition::find_condition;
 use models::reason::FailureReason;
 use models::shadow::{BLOCKED, HEALTHY, HostState, Record, Step, UPDATED};
@@ -18,8 +19,13 @@ pub(super) const SOAKED: i64 = 60;
 pub(super) const DEADLINE: i64 = 15 * 60;
 
 /// Health of an owner that makes the failure of a pod evidence against the version.
-const EVIDENCE: OwnerHealth =
-    OwnerHealth { updated_ready: 0, updated_failing: 1, others_healthy: 1, others_unhealthy: 0 };
+pub(super) const EVIDENCE: OwnerHealth = OwnerHealth {
+    read_at: Timestamp::UNIX_EPOCH,
+    updated_ready: 0,
+    updated_failing: 1,
+    others_healthy: 1,
+    others_unhealthy: 0,
+};
 
 /// A node that runs the new version and is verified since second 0.
 pub(super) fn verifying(pods: Vec<PodFacts>) -> NodeView {
@@ -47,7 +53,7 @@ pub(super) struct Watch {
     pub(super) policy: Policy,
     pub(super) found: OwnerHealth,
     notes: Vec<Note>,
-    read: usize,
+    pub(super) read: usize,
 }
 
 impl Watch {
@@ -73,7 +79,7 @@ impl Watch {
                 Some(Action::Spec { spec }) => shadow.spec = *spec,
                 Some(Action::ReadOwner { owner, .. }) => {
                     self.read += 1;
-                    node.owners.insert(owner, self.found);
+                    node.owners.insert(owner, OwnerHealth { read_at: t(second), ..self.found });
                 }
                 Some(other) => panic!("{other:?}"),
             }
@@ -102,6 +108,10 @@ impl Watch {
 
 pub(super) fn is_updated() -> (Option<String>, bool) {
     (Some(UPDATED.to_owned()), false)
+}
+
+pub(super) fn is_unproven() -> (Option<String>, bool) {
+    (Some("HealthUnknown".to_owned()), false)
 }
 
 pub(super) fn is_blamed() -> (Option<String>, bool) {
@@ -146,14 +156,13 @@ fn blocked_condition_names_the_pod_that_is_unhealthy_now() {
 }
 
 #[test]
-fn unhealthy_pod_without_evidence_delays_update_until_deadline_with_warning() {
+fn unhealthy_pod_without_evidence_delays_update_until_deadline_and_proves_nothing() {
     let ok = EVIDENCE;
     for (sentence, found) in [
         ("nothing is known of other pods", OwnerHealth::default()),
         ("it fails on no other updated node", OwnerHealth { updated_failing: 0, ..ok }),
         ("another pod is Ready on an updated node", OwnerHealth { updated_ready: 1, ..ok }),
         ("no pod is healthy on a node that is not updated", OwnerHealth { others_healthy: 0, ..ok }),
-        ("a pod is unhealthy on a node that is not updated", OwnerHealth { others_unhealthy: 1, ..ok }),
     ] {
         let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
         watch.found = found;
@@ -161,16 +170,90 @@ fn unhealthy_pod_without_evidence_delays_update_until_deadline_with_warning() {
         assert!(wait.blocks() && wait.as_str() == "Settling", "{sentence}: {wait:?}");
         assert!(wait.to_string().contains("shop/p-a first (container app: CrashLoopBackOff)"), "{wait}");
         assert_eq!(watch.at(DEADLINE - 1).unwrap().as_str(), "Settling", "{sentence}");
-        assert_eq!((watch.result().0, watch.read), (None, 0), "{sentence}");
+        assert_eq!(
+            (watch.result().0, watch.read),
+            (None, 2),
+            "{sentence}: read at the end of the soak, and later again"
+        );
         watch.at(DEADLINE);
-        assert_eq!((watch.result(), watch.read), (is_updated(), 1), "{sentence}");
+        assert_eq!((watch.result(), watch.read), (is_unproven(), 2), "{sentence}");
         assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
-        let record = watch.record();
-        assert_eq!((record.failures, record.not_before), (0, None), "{sentence}");
-        assert!(watch.notes.last().unwrap().warning, "{:?}", watch.notes);
-        let status = &watch.view.nodes["a"].shadow.as_ref().unwrap().status;
-        assert_eq!(find_condition(&status.conditions, HEALTHY).unwrap().reason, "PodsUnhealthy");
+        assert!(watch.notes.iter().any(|note| note.warning && note.reason == "UpdateFailed"), "{:?}", watch.notes);
         assert_eq!(plan(&watch.view, &watch.policy, t(DEADLINE)).slots, Some(vec![]), "{sentence}: its slot is free");
+    }
+}
+
+#[test]
+fn pod_that_is_ill_elsewhere_too_is_not_waited_for() {
+    let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
+    watch.found = OwnerHealth { others_unhealthy: 1, ..EVIDENCE };
+    watch.at(SOAKED);
+    assert_eq!((watch.result(), watch.read), (is_updated(), 1));
+    assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
+    let record = watch.record();
+    assert_eq!((record.failures, record.not_before), (0, None));
+    assert!(watch.notes.last().unwrap().warning, "{:?}", watch.notes);
+    let status = &watch.view.nodes["a"].shadow.as_ref().unwrap().status;
+    assert_eq!(find_condition(&status.conditions, HEALTHY).unwrap().reason, "PodsUnhealthy");
+}
+
+#[test]
+fn pod_that_is_starting_is_waited_for_and_nothing_is_read_of_its_owner() {
+    let starting = |since: i64| PodFacts { started: Some(t(since)), ..failing() };
+    let mut watch = Watch::of(verifying(vec![starting(SOAKED - 1)]));
+    watch.found = OwnerHealth { others_unhealthy: 1, ..EVIDENCE };
+    assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
+    assert_eq!(watch.at(SOAKED + 118).unwrap().as_str(), "Settling");
+    assert_eq!(watch.read, 0);
+    watch.at(SOAKED + 119);
+    assert_eq!((watch.result(), watch.read), (is_updated(), 1));
+    // At the deadline it has not had its time.
+    let mut watch = Watch::of(verifying(vec![starting(DEADLINE - 30)]));
+    watch.at(DEADLINE - 1);
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_updated());
+}
+
+#[test]
+fn soak_restarts_when_a_ready_pod_no_longer_is() {
+    let lost = |second: i64| PodFacts { lost_ready_at: Some(t(second)), ..failing() };
+    let mut watch = Watch::of(verifying(vec![healthy()]));
+    watch.at(10);
+    *watch.pods() = vec![lost(20)];
+    assert_eq!(watch.at(20).unwrap().as_str(), "Settling");
+    *watch.pods() = vec![healthy()];
+    assert_eq!(watch.at(59), Some(Wait::Soaking { until: t(59 + SOAKED) }), "not only what is left of it");
+    watch.at(59 + SOAKED);
+    assert_eq!(watch.result(), is_updated());
+
+    for (sentence, pod, found) in [
+        ("it was not Ready when the soak began", lost(0), EVIDENCE),
+        ("it has never been Ready", PodFacts { started: Some(t(20)), ..failing() }, EVIDENCE),
+        ("it is being deleted", PodFacts { terminating: true, ..lost(20) }, EVIDENCE),
+        ("it is of a Job", PodFacts { controller: Some("Job backup".into()), ..lost(20) }, EVIDENCE),
+        ("its owner's pods are ill elsewhere", lost(20), OwnerHealth { others_unhealthy: 1, ..EVIDENCE }),
+    ] {
+        let mut watch = Watch::of(verifying(vec![pod]));
+        watch.found = found;
+        assert_eq!(watch.at(20), Some(Wait::Soaking { until: t(SOAKED) }), "{sentence}");
+        *watch.pods() = vec![healthy()];
+        watch.at(SOAKED);
+        assert_eq!(watch.result(), is_updated(), "{sentence}");
+    }
+}
+
+#[test]
+fn pod_that_is_lost_at_the_deadline_counts_only_by_comparison() {
+    for (found, expected) in [(OwnerHealth::default(), is_unproven()), (EVIDENCE, is_blamed())] {
+        let mut watch = Watch::of(verifying(vec![healthy()]));
+        watch.found = found;
+        watch.at(20);
+        *watch.pods() = vec![PodFacts { lost_ready_at: Some(t(30)), ..failing() }];
+        watch.at(30);
+        watch.at(DEADLINE - 1);
+        assert_eq!(watch.result().0, None);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected);
     }
 }
 
@@ -179,7 +262,7 @@ fn pods_failing_only_on_updated_nodes_count_as_version_failure() {
     let mut watch = Watch::of(verifying(vec![healthy(), failing()]));
     watch.found = EVIDENCE;
     watch.at(DEADLINE - 1);
-    assert_eq!((watch.result().0, watch.read), (None, 0), "a pod has until the deadline");
+    assert_eq!(watch.result().0, None, "a pod has until the deadline");
     watch.at(DEADLINE);
     assert_eq!(watch.result(), is_blamed());
     assert!(
@@ -197,7 +280,7 @@ fn update_succeeds_when_pods_become_healthy_before_deadline() {
     watch.at(DEADLINE - 1);
     *watch.pods() = vec![healthy()];
     watch.at(DEADLINE - 1);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 0));
+    assert_eq!(watch.result(), is_updated());
 }
 
 /// The owner, as the record of a node's last drain names it.
@@ -220,15 +303,20 @@ fn pods_of_owners_unhealthy_before_drain_are_ignored() {
 
 #[test]
 fn owner_unhealthy_elsewhere_before_same_update_is_no_evidence() {
-    for (version, expected) in [(NEW, is_updated()), (Version::new(1, 19, 0), is_blamed())] {
+    for version in [NEW, Version::new(1, 19, 0)] {
         let mut watch = Watch::of(verifying(vec![failing()]));
         let mut other = node("b");
         unhealthy_before(&mut other, version.clone());
         watch.view.nodes.insert("b".into(), other);
         watch.found = EVIDENCE;
-        assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
+        let wait = watch.at(SOAKED);
+        if version == NEW {
+            assert_eq!((watch.result(), watch.read), (is_updated(), 0), "it is not waited for either");
+            continue;
+        }
+        assert_eq!(wait.unwrap().as_str(), "Settling");
         watch.at(DEADLINE);
-        assert_eq!(watch.result(), expected, "unhealthy before the update to {version}");
+        assert_eq!(watch.result(), is_blamed(), "unhealthy before the update to {version}");
     }
 }
 
@@ -240,13 +328,13 @@ fn up_to_eight_owners_are_read_for_evidence() {
     assert_eq!(watch.read, 3);
     let mut watch = Watch::of(verifying((0..20).map(owned).collect()));
     watch.at(DEADLINE);
-    assert_eq!((watch.read, watch.result()), (8, is_updated()), "no more than eight");
+    assert_eq!((watch.read, watch.result()), (8, is_unproven()), "no more than eight");
     assert!(watch.message().contains("20 pod(s)"), "{}", watch.message());
     let (mirror, bare) = (PodFacts { mirror: true, ..failing() }, PodFacts { controller_uid: None, ..failing() });
     let mut watch = Watch::of(verifying(vec![mirror, bare]));
     watch.found = EVIDENCE;
     watch.at(DEADLINE);
-    assert_eq!((watch.read, watch.result()), (0, is_updated()));
+    assert_eq!((watch.read, watch.result()), (0, is_unproven()));
 }
 
 #[test]
@@ -307,7 +395,7 @@ fn restarted_container_prolongs_soak() {
 
     let mut watch = Watch::of(verifying(vec![restarted(DEADLINE - 1)]));
     watch.at(DEADLINE);
-    assert_eq!(watch.result(), is_updated());
+    assert_eq!(watch.result(), is_unproven());
     assert!(watch.message().contains("restarted"), "{}", watch.message());
     let mut watch = Watch::of(verifying(vec![restarted(DEADLINE - 1)]));
     watch.found = EVIDENCE;
@@ -432,6 +520,12 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
     firing.at(DEADLINE);
     assert_eq!(firing.result(), is_blamed());
 
+    let mut instant = watch(Answer::Quiet { since: t(DEADLINE - 1) });
+    instant.at(DEADLINE);
+    *instant.view.expressions.values_mut().next().unwrap() = Answer::Firing { series: "{} 7".into() };
+    instant.at(DEADLINE + 1);
+    assert_eq!(instant.result(), is_unproven(), "once after the deadline is no evidence");
+
     let mut quiet = watch(Answer::Quiet { since: t(DEADLINE - 1) });
     let until = DEADLINE - 1 + SOAKED;
     for second in [SOAKED, DEADLINE, until - 1] {
@@ -508,14 +602,14 @@ fn drain_start_records_owners_of_unhealthy_pods() {
 fn pods_of_owner_are_counted_by_node_and_health() {
     let crash_loops = PodFacts { restarts: 3, restarted_at: Some(t(0)), ..healthy() };
     for (sentence, pod, on, expected) in [
-        ("Ready, not updated", healthy(), Some(Compared::NotUpdated), (0, 0, 1, 0)),
-        ("not Ready, not updated", failing(), Some(Compared::NotUpdated), (0, 0, 0, 1)),
-        ("Ready between crashes, not updated", crash_loops, Some(Compared::NotUpdated), (0, 0, 0, 1)),
-        ("without a node", failing(), None, (0, 0, 0, 1)),
-        ("Ready, updated", healthy(), Some(Compared::Updated), (1, 0, 0, 0)),
-        ("Ready, just updated", healthy(), Some(Compared::JustUpdated), (1, 0, 0, 0)),
-        ("not Ready, updated", failing(), Some(Compared::Updated), (0, 1, 0, 0)),
-        ("not Ready, just updated", failing(), Some(Compared::JustUpdated), (0, 0, 0, 0)),
+        ("Ready, not updated", healthy(), Compared::NotUpdated, (0, 0, 1, 0)),
+        ("not Ready, not updated", failing(), Compared::NotUpdated, (0, 0, 0, 1)),
+        ("Ready between crashes, not updated", crash_loops, Compared::NotUpdated, (0, 0, 0, 1)),
+        ("Ready, updated", healthy(), Compared::Updated, (1, 0, 0, 0)),
+        ("Ready, just updated", healthy(), Compared::JustUpdated, (1, 0, 0, 0)),
+        ("not Ready, updated", failing(), Compared::Updated, (0, 1, 0, 0)),
+        ("not Ready, just updated", failing(), Compared::JustUpdated, (0, 0, 0, 0)),
+        ("starting", PodFacts { started: Some(t(0)), ..failing() }, Compared::NotUpdated, (0, 0, 0, 0)),
     ] {
         let mut health = OwnerHealth::default();
         health.count(&pod, on, t(1));

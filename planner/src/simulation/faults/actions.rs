@@ -151,11 +151,11 @@ impl World {
         match action {
             Action::Permit { nonce, rules, pods_stay } => return write::permit(node, nonce, rules, pods_stay),
             Action::ReadOwner { owner, nodes, .. } => {
-                let mut health = OwnerHealth::default();
+                let mut health = OwnerHealth { read_at: now, ..OwnerHealth::default() };
                 for (other, compared) in &nodes {
                     let pods = self.view.nodes[other].pods.iter().flatten();
                     for pod in pods.filter(|pod| pod.controller_uid.as_ref() == Some(&owner)) {
-                        health.count(pod, Some(*compared), now);
+                        health.count(pod, *compared, now);
                     }
                 }
                 self.view.nodes.get_mut(name).unwrap().owners.insert(owner, health);

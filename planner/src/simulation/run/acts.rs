@@ -258,11 +258,11 @@ impl Run<'_> {
 
     /// Returns the health of the pods of an owner on these nodes.
     fn read_owner(&self, owner: &String, nodes: &BTreeMap<String, Compared>) -> OwnerHealth {
-        let mut health = OwnerHealth::default();
+        let mut health = OwnerHealth { read_at: self.now, ..OwnerHealth::default() };
         for (other, compared) in nodes {
             let pods = self.index.get(other.as_str()).map_or_else(Vec::new, |index| self.pods.watch(*index, other));
             for pod in pods.iter().filter(|pod| pod.controller_uid.as_ref() == Some(owner)) {
-                health.count(pod, Some(*compared), self.now);
+                health.count(pod, *compared, self.now);
             }
         }
         health
