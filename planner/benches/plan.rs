@@ -117,6 +117,7 @@ fn node(number: usize) -> NodeView {
             started: at(-120),
             permit_issued: false,
             soak_restarted: false,
+            interrupted: None,
             verifying_since: None,
             drill: None,
             verification: false,

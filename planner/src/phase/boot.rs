@@ -60,7 +60,7 @@ fn not_ready_yet(ctx: &Attempt<'_>) -> Turn {
     }
     let limit = limit_of(ctx.policy.returning, "return");
     if ctx.runs_target(ctx.progress) {
-        let message = format!("the node is not Ready on the new version {limit}");
+        let message = format!("the node was not Ready on the new version {limit}");
         return comparison::blame(ctx, FailureReason::NotReadyAfterBoot, &message);
     }
     let (reason, what) = if is_activated(ctx) {
