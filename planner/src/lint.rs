@@ -343,7 +343,8 @@ fn check_release(node: &NodeView, action: &Action) -> Option<Broken> {
     let (Action::Release, Some(progress), Some(shadow)) = (action, node.progress(), &node.shadow) else { return None };
     let spec = &shadow.spec;
     let permitted = progress.permit_issued || (spec.permit.is_some() && spec.state != HostState::RehearsedUpdate);
-    let same_boot = node.facts.boot_id == progress.boot_id;
+    let spent = spec.boot_id.as_ref().is_some_and(|boot| *boot != node.facts.boot_id);
+    let same_boot = node.facts.boot_id == progress.boot_id && !spent;
     if permitted && same_boot && !node.facts.ready {
         return broken("S9", "it is released while it is not Ready in the boot in which its reboot was permitted");
     }

@@ -60,6 +60,7 @@ pub(crate) fn refusal(ctx: &NodeContext<'_>, proof: &NodeProof) -> Option<Wait> 
         node::is_not_held,
         node::is_not_being_removed,
         node::is_ready,
+        node::has_no_pressure,
         host::has_reported,
         host::has_attempts_left,
         fleet::has_valid_policy,

@@ -39,6 +39,10 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
         record.failures = record.failures.saturating_add(1);
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures)));
     }
+    if reason == FailureReason::ClusterUnwell {
+        // The trouble may be that of a cluster without room for the pods: it is no failure, but the next drain would bring it back.
+        record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures.max(1))));
+    }
     if end.class == FailureClass::Version {
         record_version_failure(ctx, &mut record, reason);
         ctx.set_condition(&mut status, HEALTHY, false, reason.as_str(), message);

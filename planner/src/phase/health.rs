@@ -161,8 +161,8 @@ fn owner_of(pod: &PodFacts) -> Option<&String> {
     pod.controller_uid.as_ref().filter(|_| !pod.mirror)
 }
 
-/// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out whose owner's pods are ill on
-/// nodes that were not updated, too, or were ill on another node before its update to the same version.
+/// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out where at least half of their
+/// owner's pods on nodes that were not updated are ill, too, or one was ill on another node before its update to the same version.
 fn counted<'b>(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'b>],
@@ -176,14 +176,15 @@ fn counted<'b>(
             counted.push(*unhealthy);
             continue;
         };
-        if was_unhealthy(ctx, owner) {
+        // A DaemonSet has a pod on each node: that of another one excuses none, and where most are ill, they are read below.
+        if pod.daemon_set.is_none() && was_unhealthy(ctx, owner) {
             continue;
         }
         // A drill judges no version, and reads nothing.
         let waits = ctx.mode().is_drill() || (pod.is_starting(ctx.now) && ctx.now < deadline);
         asked.insert(owner);
         match read(ctx, owner, deadline) {
-            Some(health) if health.others_unhealthy > 0 => {}
+            Some(health) if health.is_ill_elsewhere() => {}
             None if !waits && asked.len() <= JUDGED_OWNERS => return Err(read_owner(ctx, owner, pod)),
             Some(_) | None => counted.push(*unhealthy),
         }
@@ -194,7 +195,9 @@ fn counted<'b>(
 /// Returns what was read lately of the pods of an owner.
 fn read<'a>(ctx: &Attempt<'a>, owner: &String, deadline: Timestamp) -> Option<&'a OwnerHealth> {
     let fresh = if ctx.now < deadline { READ_AGAIN } else { LASTING };
-    ctx.node.node.owners.get(owner).filter(|health| after(health.read_at, fresh) > ctx.now)
+    // Several owners are read one after the other: what was read since the deadline is not read again.
+    let is_fresh = |health: &&OwnerHealth| after(health.read_at, fresh) > ctx.now || health.read_at >= deadline;
+    ctx.node.node.owners.get(owner).filter(is_fresh)
 }
 
 fn read_owner(ctx: &Attempt<'_>, owner: &str, pod: &PodFacts) -> Action {

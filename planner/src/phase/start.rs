@@ -10,7 +10,7 @@ use super::row::{Attempt, Outcome, Turn, stay};
 use crate::claims::ClaimField;
 use crate::decision::Note;
 use crate::gates::{self, Obstacle};
-use crate::view::OWNER_WAIT;
+use crate::view::{OWNER_WAIT, PodFacts};
 use crate::wait::Wait;
 
 /// The number of owners of unhealthy pods that a shadow lists.
@@ -83,7 +83,9 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     let pods: Vec<_> =
         sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(ctx, pod)).collect();
     let pods = bounded(pods).into();
-    let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(ctx.now) && !pod.finished && !pod.terminating);
+    // One that is just starting, as on the node to which the drain of another has moved it, says nothing about its owner.
+    let is_ill = |pod: &&PodFacts| pod.is_unhealthy(ctx.now) && !pod.is_starting(ctx.now);
+    let unhealthy = on_node.iter().filter(is_ill).filter(|pod| !pod.finished && !pod.terminating);
     let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
     let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();
     let progress = ctx.progress;

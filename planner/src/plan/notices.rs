@@ -176,7 +176,7 @@ impl Source<'_> {
             Fact::Frozen(known) => self.of_freeze(id, known),
             Fact::Unwell(UnwellSpan { since, ill, compared, nodes, .. }) => {
                 let wait = Wait::ClusterUnwell { ill: *ill, compared: *compared, nodes: nodes.clone() };
-                let cause = format!("no update starts: {wait}");
+                let cause = format!("no update starts, except to take nodes off the version that these run: {wait}");
                 Notice {
                     nodes: nodes.clone(),
                     ..notice(id, NoticeEvent::ClusterUnwell.as_str(), *since, "nodes", &cause, "kubectl get nodes")

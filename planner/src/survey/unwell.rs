@@ -152,15 +152,17 @@ impl Unwell {
     }
 
     /// Returns whether a rollout of this version takes nodes off the version that the ill ones run: it goes back to an earlier one, it
-    /// is urgent, or the nodes that run it already are well.
+    /// is urgent, or most of the nodes that run it already are well.
     pub(crate) fn is_cured_by(&self, view: &ClusterView, version: &Version, urgent: bool) -> bool {
         let leaves = |runs: &Option<Version>| runs.as_ref().is_some_and(|runs| runs != version);
-        if self.runs.is_empty() || !self.runs.iter().all(leaves) {
+        if !self.runs.iter().any(leaves) {
             return false;
         }
         let judged = BTreeSet::from([version]);
-        let mut on_it = view.nodes.values().filter(|node| runs_any(&node.facts, &judged)).peekable();
-        let proves = on_it.peek().is_some() && on_it.all(|node| node.facts.is_well());
-        urgent || proves || self.runs.iter().flatten().all(|runs| runs > version)
+        let in_service = |node: &&NodeView| !node.disrupted() && !node.past_staging() && !comes_or_goes(node);
+        let on_it = view.nodes.values().filter(in_service).filter(|node| runs_any(&node.facts, &judged));
+        let well = on_it.map(|node| node.facts.is_well());
+        let (good, bad) = well.fold((0, 0), |(good, bad), well| if well { (good + 1, bad) } else { (good, bad + 1) });
+        urgent || good > bad || self.runs.iter().flatten().any(|runs| runs > version)
     }
 }

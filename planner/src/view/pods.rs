@@ -235,6 +235,12 @@ impl OwnerHealth {
         *counter += 1;
     }
 
+    /// Returns whether the owner's pods are ill without the version, too: at least half of those on nodes that were not updated. One
+    /// ill pod among many excuses none.
+    pub fn is_ill_elsewhere(&self) -> bool {
+        self.others_unhealthy > 0 && self.others_unhealthy >= self.others_healthy
+    }
+
     /// Returns whether a further pod that fails on an updated node is evidence against the version: the owner's pods
     /// fail on updated nodes alone, and on more than one.
     pub fn is_evidence(&self) -> bool {

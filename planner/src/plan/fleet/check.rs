@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use models::shadow::{Place, Step};
+use models::shadow::Place;
 
 use super::assign::Assignment;
 use super::checked::Checked;
@@ -23,7 +23,7 @@ pub(super) struct Places {
     taken: usize,
     /// The nodes that were refused recently, by their indices.
     left_alone: BTreeSet<usize>,
-    /// The number of nodes that wait or download their image, and were not refused: nodes with guarded pods come after them.
+    /// The number of nodes that could go next, and were not refused: nodes with guarded pods come after them.
     fresh: usize,
     /// The places that no other node needs: the pods of refused nodes are still watched there, so that these continue as
     /// soon as they can.
@@ -47,6 +47,14 @@ impl<'a> Planner<'a> {
         others.filter(leaves).filter_map(|node| self.context(node)).collect()
     }
 
+    /// Returns whether the rollout of a node has no room for it: its canary step is full, or it is braked.
+    fn is_stopped(&self, node: &SurveyedNode<'a>) -> bool {
+        let Some(version) = node.update().map(|progress| &progress.version) else { return false };
+        let limiting = self.survey.rollouts.limiting(node, version);
+        limiting.and_then(Rollout::room_for_slots) == Some(0)
+            || self.survey.rollouts.of(node, version).is_some_and(|of| of.braked_for(&node.facts.name, 0).is_some())
+    }
+
     /// Returns the places for these nodes.
     pub(super) fn places(&self, wanting: &[&'a SurveyedNode<'a>], budget: &Budget<'a>) -> Places {
         let free = wanting.iter().map(|node| budget.free_for(node)).max().unwrap_or(0);
@@ -55,10 +63,12 @@ impl<'a> Planner<'a> {
             wanting.iter().filter(|node| self.is_left_alone(node)).map(|node| node.index).collect();
         let goes = |node: &&&SurveyedNode<'a>| {
             let has_slot = self.held.contains_key(node.facts.uid.as_str());
-            !has_slot && !left_alone.contains(&node.index) && budget.refusal(self.policy, node).is_none()
+            !has_slot
+                && !left_alone.contains(&node.index)
+                && budget.refusal(self.policy, node).is_none()
+                && !self.is_stopped(node)
         };
-        let downloads = self.survey.nodes.iter().filter(|node| node.step == Some(Step::Staging)).count();
-        let fresh = wanting.iter().filter(goes).count() + downloads;
+        let fresh = wanting.iter().filter(goes).count();
         Places { total, taken: 0, fresh, spare: total.saturating_sub(wanting.len() - left_alone.len()), left_alone }
     }
 

@@ -275,11 +275,10 @@ fn blocked(
     let wait = asked.find_map(|expression| {
         gates::objection(view.expressions.get(&expression.query)?, expression.name.clone(), true)
     });
-    // Of the cluster's trouble the first message is kept: nodes come and go meanwhile.
-    let unwell = survey.unwell.open().map(|UnwellSpan { ill, compared, nodes, .. }| Wait::ClusterUnwell {
-        ill: *ill,
-        compared: *compared,
-        nodes: nodes.clone(),
+    // Of the cluster's trouble the first message is kept: nodes come and go meanwhile. It blocks nothing where a rollout goes on.
+    let is_waited = |_: &&UnwellSpan| plan.waits.values().any(|wait| matches!(wait, Wait::ClusterUnwell { .. }));
+    let unwell = survey.unwell.open().filter(is_waited).map(|UnwellSpan { ill, compared, nodes, .. }| {
+        Wait::ClusterUnwell { ill: *ill, compared: *compared, nodes: nodes.clone() }
     });
     let Some(wait) = unwell.or(wait) else {
         if stored.is_some_and(|c| matches!(c.reason.as_str(), CLUSTER_UNWELL | CLUSTER_WELL)) {

@@ -214,6 +214,7 @@ fn nothing_starts_in_an_unwell_cluster_and_slots_without_a_permit_are_released()
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     let record = status.report.record.as_ref().unwrap();
     assert_eq!((record.last.as_ref().unwrap().reason.as_str(), record.failures), ("ClusterUnwell", 0));
+    assert!(record.not_before.is_some_and(|until| until > t(60)), "its next drain could bring the trouble back");
     assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
     let condition = |status: &BottlerocketUpdateOperatorStatus| {
         models::condition::find_condition(&status.conditions, "Blocked").cloned().unwrap()
@@ -250,8 +251,16 @@ fn rollout_that_takes_nodes_off_the_version_of_the_ill_ones_is_not_held() {
             facts(view, name).os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
         }
     };
-    let cases: [(&str, Change, bool); 3] = [
+    let cases: [(&str, Change, bool); 4] = [
         ("it goes back", newer, false),
+        (
+            "it goes back, and one of them names no version",
+            |view| {
+                facts(view, "b").os_image = "Bottlerocket OS 1.21.0 (aws-k8s-1.37)".into();
+                facts(view, "c").os_image = "Debian GNU/Linux 12".into();
+            },
+            false,
+        ),
         (
             "some of them run another version",
             |view| facts(view, "b").os_image = format!("Bottlerocket OS {NEW} (x)"),

@@ -198,6 +198,24 @@ fn pod_that_is_ill_elsewhere_too_is_not_waited_for() {
 }
 
 #[test]
+fn one_ill_pod_among_many_elsewhere_excuses_none() {
+    let mut watch = Watch::of(verifying(vec![failing()]));
+    watch.found = OwnerHealth { others_healthy: 3, others_unhealthy: 1, ..EVIDENCE };
+    assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_unproven(), "nor does it blame the version");
+}
+
+#[test]
+fn pod_of_a_daemon_set_that_was_ill_on_another_node_excuses_none() {
+    let mut watch = Watch::of(verifying(vec![PodFacts { daemon_set: Some("shop/p".into()), ..failing() }]));
+    let mut other = node("b");
+    unhealthy_before(&mut other, NEW);
+    watch.view.nodes.insert("b".into(), other);
+    assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
+}
+
+#[test]
 fn pod_that_is_starting_is_waited_for_and_nothing_is_read_of_its_owner() {
     let starting = |since: i64| PodFacts { started: Some(t(since)), ..failing() };
     let mut watch = Watch::of(verifying(vec![starting(SOAKED - 1)]));
@@ -590,6 +608,7 @@ fn drain_start_records_owners_of_unhealthy_pods() {
         of("restarted-by-a-reboot", crash_loops(2, 1)),
         of("finished", PodFacts { finished: true, ..failing() }),
         of("leaves", PodFacts { terminating: true, ..failing() }),
+        of("starts", PodFacts { started: Some(t(-20)), ..failing() }),
     ]);
     let (view, policy) = cluster(vec![staged], &["a"]);
     let made = plan(&view, &policy, t(0));
