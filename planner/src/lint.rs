@@ -438,7 +438,7 @@ fn check_blockers(view: &ClusterView, policy: &Policy, node: &NodeView, action: 
             keeps && budget.selects(pod) && !budget.lets_go(pod)
         };
         let budget = view.budgets.iter().find(keeps)?;
-        broken("S13", format!("its drain begins although {}/{} keeps {}", budget.namespace, budget.name, pod.title()))
+        broken("S13", format!("its drain begins although {} keeps {}", budget.title(), pod.title()))
     })
 }
 

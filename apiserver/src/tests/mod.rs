@@ -348,10 +348,15 @@ impl Server {
     }
 
     async fn until_readyz_says(&self, status: StatusCode, text: &str) {
+        self.until_plain("/readyz", |answer| (answer.0, answer.1.as_str()) == (status, text)).await;
+    }
+
+    /// Waits until the plain port has such an answer.
+    async fn until_plain(&self, path: &str, holds: impl Fn(&(StatusCode, String)) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let answer = self.plain("/readyz").await;
-            if (answer.0, answer.1.as_str()) == (status, text) {
+            let answer = self.plain(path).await;
+            if holds(&answer) {
                 break;
             }
             assert!(Instant::now() < deadline, "{answer:?}");

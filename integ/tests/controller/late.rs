@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::Lease;
-use kube::Api;
-use kube::api::{Patch, PatchParams};
 use models::condition::ConditionStatus;
 use models::operator::FROZEN;
 use models::reason::Proof;
@@ -17,15 +14,6 @@ crate::cases![
     node_that_shuts_down_for_long_keeps_its_cordon_and_is_verified_when_it_is_back,
     node_that_gets_ready_after_its_deadline_resolves_its_own_failure,
 ];
-
-/// Renews the Lease of a node whose kubelet still runs, at a later time than before.
-async fn renew_lease(cluster: &ScriptedCluster, node: &str) -> anyhow::Result<()> {
-    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-node-lease");
-    let renewed = cluster.time.now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
-    let patch = Patch::Merge(json!({"spec": {"renewTime": renewed}}));
-    leases.patch(node, &PatchParams::default(), &patch).await?;
-    Ok(())
-}
 
 async fn node_that_shuts_down_for_long_keeps_its_cordon_and_is_verified_when_it_is_back(
     cluster: &mut ScriptedCluster,
@@ -48,7 +36,7 @@ async fn node_that_shuts_down_for_long_keeps_its_cordon_and_is_verified_when_it_
     cluster.until_event("UpdateFailed", &["RebootTimedOut", "within 30m (spec.deadlines.reboot)"]).await?;
     for _ in 0..3 {
         cluster.pass(Duration::from_mins(10)).await?;
-        renew_lease(cluster, "node-1").await?;
+        cluster.renew_lease("node-1").await?;
         let world = cluster.planned().await?;
         assert!(world.nodes["node-1"].claimed(), "a host that shuts down is not released");
         assert_eq!(world.status().slots, []);

@@ -1,6 +1,5 @@
 //! Gates that keep all nodes, or many, from an update: the switch, failures, canary steps, the schedule.
 
-use models::operator::UnwellSpan;
 use semver::Version;
 
 use crate::policy::WindowState;
@@ -58,11 +57,11 @@ pub(crate) fn is_not_braked(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 /// Nodes have not fallen ill at once, or the rollout takes nodes off the version that the ill ones run.
 pub(crate) fn cluster_is_well(ctx: &NodeContext<'_>) -> Option<Wait> {
-    let UnwellSpan { ill, compared, nodes, .. } = ctx.survey.unwell.open()?;
+    let span = ctx.survey.unwell.open()?;
     let cures = ctx.version().is_ok_and(|version| {
         ctx.survey.unwell.is_cured_by(ctx.view, version, ctx.survey.urgency.applies(ctx.node, version))
     });
-    (!cures).then(|| Wait::ClusterUnwell { ill: *ill, compared: *compared, nodes: nodes.clone() })
+    (!cures).then(|| Wait::of_unwell(span))
 }
 
 pub(crate) fn has_canary_place(ctx: &NodeContext<'_>) -> Option<Wait> {

@@ -35,12 +35,12 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     let mut record = status.report.record.take().unwrap_or_default();
     let end = reason.end();
     // A verification that shows nothing is no further failure of the node.
-    if end.backs_off() && !(ctx.mode().is_verification() && end.class != FailureClass::Version) {
+    let fails = end.backs_off() && !(ctx.mode().is_verification() && end.class != FailureClass::Version);
+    if fails {
         record.failures = record.failures.saturating_add(1);
-        record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures)));
     }
-    if reason == FailureReason::ClusterUnwell {
-        // The trouble may be that of a cluster without room for the pods: it is no failure, but the next drain would bring it back.
+    // Trouble of the cluster may be that it has no room for the pods: no failure, but the next drain would bring it back.
+    if fails || reason == FailureReason::ClusterUnwell {
         record.not_before = Some(after(ctx.now, ctx.policy.back_off_after(record.failures.max(1))));
     }
     if end.class == FailureClass::Version {

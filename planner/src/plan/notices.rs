@@ -174,8 +174,8 @@ impl Source<'_> {
                 }
             }
             Fact::Frozen(known) => self.of_freeze(id, known),
-            Fact::Unwell(UnwellSpan { since, ill, compared, nodes, .. }) => {
-                let wait = Wait::ClusterUnwell { ill: *ill, compared: *compared, nodes: nodes.clone() };
+            Fact::Unwell(span) => {
+                let (UnwellSpan { since, nodes, .. }, wait) = (span, Wait::of_unwell(span));
                 let cause = format!("no update starts, except to take nodes off the version that these run: {wait}");
                 Notice {
                     nodes: nodes.clone(),

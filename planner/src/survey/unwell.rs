@@ -52,9 +52,8 @@ pub(crate) struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     /// Compares the nodes since this time. `judged` are the versions that are judged.
     pub(crate) fn of(view: &'a ClusterView, judged: &BTreeSet<&Version>, since: Timestamp, now: Timestamp) -> Self {
-        let in_service = |node: &&NodeView| !node.disrupted() && !node.past_staging() && !comes_or_goes(node);
         let stays = |facts: &&NodeFacts| !facts.deleting && facts.removed_by.is_none() && !facts.joining;
-        let managed = view.nodes.values().filter(in_service).map(|node| &node.facts);
+        let managed = view.nodes.values().filter(|node| is_in_service(node)).map(|node| &node.facts);
         let compared = managed.chain(view.unmanaged.values().filter(stays));
         let mut found = Self::default();
         for facts in compared.filter(|facts| !runs_any(facts, judged)) {
@@ -77,6 +76,11 @@ impl<'a> Comparison<'a> {
     pub(crate) fn len(&self) -> usize {
         self.well + self.ill.len()
     }
+}
+
+/// Returns whether a node is neither being updated, nor joins or is removed.
+fn is_in_service(node: &NodeView) -> bool {
+    !node.disrupted() && !node.past_staging() && !comes_or_goes(node)
 }
 
 fn runs_any(facts: &NodeFacts, versions: &BTreeSet<&Version>) -> bool {
@@ -159,8 +163,7 @@ impl Unwell {
             return false;
         }
         let judged = BTreeSet::from([version]);
-        let in_service = |node: &&NodeView| !node.disrupted() && !node.past_staging() && !comes_or_goes(node);
-        let on_it = view.nodes.values().filter(in_service).filter(|node| runs_any(&node.facts, &judged));
+        let on_it = view.nodes.values().filter(|node| is_in_service(node) && runs_any(&node.facts, &judged));
         let well = on_it.map(|node| node.facts.is_well());
         let (good, bad) = well.fold((0, 0), |(good, bad), well| if well { (good + 1, bad) } else { (good, bad + 1) });
         urgent || good > bad || self.runs.iter().flatten().any(|runs| runs > version)

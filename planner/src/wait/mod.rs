@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::names;
+use models::operator::UnwellSpan;
 use models::reason::FailureReason;
 use semver::Version;
 use strum::EnumDiscriminants;
@@ -407,6 +408,11 @@ impl StepRequest {
 const NAMED_PODS: usize = 3;
 
 impl Wait {
+    /// Returns the wait for trouble of the cluster.
+    pub(crate) fn of_unwell(span: &UnwellSpan) -> Self {
+        Self::ClusterUnwell { ill: span.ill, compared: span.compared, nodes: span.nodes.clone() }
+    }
+
     /// Returns the reason why every node waits while these pods of the earlier operator exist; `None` without any.
     pub fn for_earlier_operator(pods: &[String]) -> Option<Self> {
         let named = pods.iter().take(NAMED_PODS).cloned().collect();

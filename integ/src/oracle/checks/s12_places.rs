@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::operator::{BottlerocketUpdateOperatorSpec, StepApproval};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, StepApproval};
 use models::shadow::{HostState, UPDATED};
 use semver::Version;
 
@@ -15,6 +15,10 @@ use crate::oracle::facts::{Operator, Shadow};
 
 /// Variant, architecture and version.
 type Key = (String, String, Version);
+
+fn key_of(active: &ActiveRollout) -> Key {
+    (active.variant.clone(), active.arch.clone(), active.version.clone())
+}
 
 /// A node whose reboot into the version was permitted.
 #[derive(Default)]
@@ -90,8 +94,7 @@ impl Check {
                 let (Some(number), Some(places)) = (number, places) else { continue };
                 let unproven = parts.next() == Some("unproven");
                 for active in operator.status.active_rollouts.iter().filter(|active| active.number() == number) {
-                    let key = (active.variant.clone(), active.arch.clone(), active.version.clone());
-                    self.rollouts.entry(key).or_default().approved.insert((places, unproven));
+                    self.rollouts.entry(key_of(active)).or_default().approved.insert((places, unproven));
                 }
             }
         }
@@ -101,8 +104,15 @@ impl Check {
     fn read_ledgers(&mut self, operator: &Operator) {
         for active in &operator.status.active_rollouts {
             let Some(ledger) = &active.ledger else { continue };
-            let key = (active.variant.clone(), active.arch.clone(), active.version.clone());
-            self.rollouts.entry(key).or_default().given = usize::try_from(ledger.good()).unwrap_or(0);
+            self.rollouts.entry(key_of(active)).or_default().given = usize::try_from(ledger.good()).unwrap_or(0);
+        }
+    }
+
+    fn read_nodes(&mut self, world: &ClusterState) {
+        for shadow in world.shadows.values() {
+            if let Some((_, uid)) = &shadow.owner {
+                self.read_node(uid, shadow);
+            }
         }
     }
 
@@ -159,7 +169,7 @@ impl super::Check for Check {
             let key = (text(&agent.variant), text(&agent.arch), version.clone());
             if !self.rollouts.contains_key(&key) {
                 self.rollouts.insert(key.clone(), Rollout::default());
-                self.note_all(moment.world);
+                self.read_nodes(moment.world);
             }
             let rollout = self.rollouts.entry(key).or_default();
             if rollout.taken.is_empty() {
@@ -187,16 +197,6 @@ impl super::Check for Check {
             }
         }
         self.read_node(uid, new);
-    }
-}
-
-impl Check {
-    fn note_all(&mut self, world: &ClusterState) {
-        for shadow in world.shadows.values() {
-            if let Some((_, uid)) = &shadow.owner {
-                self.read_node(uid, shadow);
-            }
-        }
     }
 }
 
@@ -236,6 +236,18 @@ mod tests {
             operator.status.active_rollouts = vec![ActiveRollout { record: Some(record), ..begun }];
             operator.approve_step = value.to_owned();
         });
+    }
+
+    /// Asserts whether `b` may be taken to the version after this approval.
+    #[track_caller]
+    fn assert_next_passes(scenario: &mut Scenario, approval: &str, passes: bool) {
+        approve(scenario, approval);
+        scenario.until_permit("b");
+        if passes {
+            assert_eq!(scenario.judge().violations, [], "{approval}");
+        } else {
+            scenario.assert_only(Property::S12);
+        }
     }
 
     const ONE: CountOrPercent = CountOrPercent::Count(1);
@@ -297,13 +309,7 @@ mod tests {
         for (value, passes) in [("7/1@x", true), ("7/2@x", false), ("6/1@x", false), ("", false)] {
             let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Manual);
             scenario.update("a");
-            approve(&mut scenario, value);
-            scenario.until_permit("b");
-            if passes {
-                assert_eq!(scenario.judge().violations, [], "{value}");
-            } else {
-                scenario.assert_only(Property::S12);
-            }
+            assert_next_passes(&mut scenario, value, passes);
         }
     }
 
@@ -312,13 +318,7 @@ mod tests {
         for (value, passes) in [("7/1/unproven@x", true), ("7/1@x", false)] {
             let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Automatic);
             scenario.update_ending("a", "HealthUnknown");
-            approve(&mut scenario, value);
-            scenario.until_permit("b");
-            if passes {
-                assert_eq!(scenario.judge().violations, [], "{value}");
-            } else {
-                scenario.assert_only(Property::S12);
-            }
+            assert_next_passes(&mut scenario, value, passes);
         }
     }
 

@@ -221,13 +221,19 @@ impl ScriptedCluster {
     /// Lets time pass; kubelets that are up have renewed their Leases at its end.
     pub(crate) async fn pass(&self, span: Duration) -> anyhow::Result<()> {
         self.time.pass(span);
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         let world = self.now()?;
-        let renewed = self.time.now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
-        for name in world.nodes.values().filter(|node| node.ready).map(|node| node.name.clone()) {
-            let patch = Patch::Merge(json!({"spec": {"renewTime": renewed}}));
-            leases.patch(&name, &PatchParams::default(), &patch).await?;
+        for node in world.nodes.values().filter(|node| node.ready) {
+            self.renew_lease(&node.name).await?;
         }
+        Ok(())
+    }
+
+    /// Renews the Lease of a node whose kubelet still runs.
+    pub(crate) async fn renew_lease(&self, node: &str) -> anyhow::Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
+        let renewed = self.time.now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
+        let patch = Patch::Merge(json!({"spec": {"renewTime": renewed}}));
+        leases.patch(node, &PatchParams::default(), &patch).await?;
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use models::condition::{Condition, ConditionStatus, find_condition, set_conditio
 use models::history::RolloutPhase;
 use models::operator::{
     BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
-    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, UnwellSpan, WINDOW_OPEN, WaitingCount,
+    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
 };
 use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
@@ -276,10 +276,8 @@ fn blocked(
         gates::objection(view.expressions.get(&expression.query)?, expression.name.clone(), true)
     });
     // Of the cluster's trouble the first message is kept: nodes come and go meanwhile. It blocks nothing where a rollout goes on.
-    let is_waited = |_: &&UnwellSpan| plan.waits.values().any(|wait| matches!(wait, Wait::ClusterUnwell { .. }));
-    let unwell = survey.unwell.open().filter(is_waited).map(|UnwellSpan { ill, compared, nodes, .. }| {
-        Wait::ClusterUnwell { ill: *ill, compared: *compared, nodes: nodes.clone() }
-    });
+    let is_waited = || plan.waits.values().any(|wait| matches!(wait, Wait::ClusterUnwell { .. }));
+    let unwell = survey.unwell.open().filter(|_| is_waited()).map(Wait::of_unwell);
     let Some(wait) = unwell.or(wait) else {
         if stored.is_some_and(|c| matches!(c.reason.as_str(), CLUSTER_UNWELL | CLUSTER_WELL)) {
             return Some((ConditionStatus::False, CLUSTER_WELL, String::new()));
