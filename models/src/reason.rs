@@ -356,6 +356,11 @@ ends! {
         event: UpdateWithdrawn, class: Nothing,
         advice: "Find out what the nodes that the message names have in common. The node is updated once they are well.",
     }
+    /// The rollout was braked before the node was drained, while its hooks were awaited.
+    RolloutBraked {
+        event: UpdateWithdrawn, class: Nothing,
+        advice: "See why the nodes that the message names have ended: they have [braked](runbook/BrupopRolloutBraked.md) the rollout.",
+    }
     /// The window closed before the node was drained, while its hooks were awaited.
     WindowEnded {
         event: UpdateWithdrawn, class: Nothing,

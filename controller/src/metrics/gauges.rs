@@ -13,7 +13,7 @@ use super::values::{ALONE, float, seconds};
 type Entry = (&'static str, Labels, &'static str);
 
 /// Gauges about the fleet.
-pub(super) const FLEET: [Entry; 27] = [
+pub(super) const FLEET: [Entry; 29] = [
     ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
     ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
     ("nodes_waiting", &["reason"], "Nodes by the reason why they wait"),
@@ -26,6 +26,12 @@ pub(super) const FLEET: [Entry; 27] = [
     ("slots_limit", &[], "Maximum number of nodes out of service at a time by maxUnavailable"),
     ("frozen", &[], "1 while failures have stopped the rollout"),
     ("braked", &[], "1 while updates that ended without a proof have braked a rollout"),
+    ("cluster_unwell", &[], "1 while no update starts because many nodes have fallen ill at once"),
+    (
+        "budget_stays",
+        &[],
+        "Greatest number of times in a row that guarded pods of one PodDisruptionBudget stayed when they were asked",
+    ),
     (
         "quarantined_versions",
         &[],

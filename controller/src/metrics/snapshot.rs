@@ -65,6 +65,10 @@ pub struct Snapshot<'a> {
     pub frozen: bool,
     /// True while a rollout is braked.
     pub braked: bool,
+    /// True while many nodes have fallen ill at once, and no update starts.
+    pub cluster_unwell: bool,
+    /// Greatest number of times in a row that guarded pods of one PodDisruptionBudget stayed when they were asked.
+    pub budget_stays: usize,
     /// Number of quarantined versions, per variant and architecture.
     pub quarantined_versions: usize,
     /// True if the policy cannot be applied as written.
@@ -87,6 +91,8 @@ impl<'a> Snapshot<'a> {
     pub fn of(view: &'a ClusterView, plan: &Plan, policy: &Policy, policy_degraded: bool, now: Timestamp) -> Self {
         let conditions = || plan.status.as_ref().map(|status| &status.conditions);
         let rollouts = plan.status.iter().flat_map(|status| &status.active_rollouts);
+        let back_offs = plan.status.iter().flat_map(|status| &status.budget_back_offs);
+        let budget_stays = back_offs.filter_map(|back_off| usize::try_from(back_off.times).ok());
         let labelled = view.nodes.values().filter(|node| node.facts.labelled).count();
         Self {
             now,
@@ -95,6 +101,8 @@ impl<'a> Snapshot<'a> {
             slots_in_use: view.operator.as_ref().map_or(0, |operator| operator.status.slots.len()),
             slots_limit: policy.max_unavailable.of(labelled).filter(|_| policy.present),
             braked: conditions().is_some_and(|conditions| true_condition(conditions, BRAKED).is_some()),
+            cluster_unwell: plan.status.iter().flat_map(|status| &status.unwell).any(|span| span.until.is_none()),
+            budget_stays: budget_stays.max().unwrap_or(0),
             frozen: plan.quarantine.frozen_by().is_some(),
             quarantined_versions: plan.quarantine.len(),
             policy_degraded,

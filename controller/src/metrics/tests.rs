@@ -73,6 +73,8 @@ pub(super) fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'
         slots_limit: Some(2),
         frozen: false,
         braked: false,
+        cluster_unwell: false,
+        budget_stays: 0,
         quarantined_versions: 0,
         policy_degraded: false,
         window_open: true,

@@ -4,6 +4,7 @@ use semver::Version;
 
 use crate::policy::WindowState;
 use crate::survey::NodeContext;
+use crate::survey::brake::Brake;
 use crate::wait::Wait;
 
 pub(crate) fn is_enabled(ctx: &NodeContext<'_>) -> Option<Wait> {
@@ -42,17 +43,22 @@ pub(crate) fn is_not_frozen(ctx: &NodeContext<'_>) -> Option<Wait> {
     ctx.survey.quarantine.frozen_by().map(|version| Wait::Frozen { version: version.clone() })
 }
 
+/// Returns the brake of a node's rollout, unless the node is the one that is tried. The first node of a rollout goes alone, but others may
+/// have their images.
+pub(crate) fn brake_of<'a>(ctx: &NodeContext<'a>) -> Option<&'a Brake> {
+    let brake = ctx.survey.rollouts.of(ctx.node, ctx.version().ok()?)?.brake.as_ref()?;
+    (matches!(brake.wait, Wait::Braked { .. }) && !brake.is_of(&ctx.facts().name)).then_some(brake)
+}
+
 /// The rollout is not braked, or a node is tried all the same.
 pub(crate) fn is_not_braked(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let brake = brake_of(ctx)?;
     let rollout = ctx.survey.rollouts.of(ctx.node, ctx.version().ok()?)?;
-    let brake = rollout.brake.as_ref()?;
     if rollout.wait.as_ref().is_some_and(|wait| matches!(wait, Wait::StepUnproven { .. } | Wait::StepFailed { .. })) {
         // The step waits for the same nodes, and what ends that ends the brake, too.
         return None;
     }
-    // The first node goes alone, but others may have their images.
-    let braked = matches!(brake.wait, Wait::Braked { .. }) && brake.room == 0 && !brake.is_of(&ctx.facts().name);
-    braked.then(|| brake.wait.clone())
+    (brake.room == 0).then(|| brake.wait.clone())
 }
 
 /// Nodes have not fallen ill at once, or the rollout takes nodes off the version that the ill ones run.

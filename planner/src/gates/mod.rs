@@ -190,6 +190,11 @@ pub(crate) fn cluster_unwell(ctx: &NodeContext<'_>) -> Option<Wait> {
     fleet::cluster_is_well(ctx)
 }
 
+/// Returns the brake of a node's rollout, unless the node is the one that is tried: it also stops what has not evicted a pod.
+pub(crate) fn braked(ctx: &NodeContext<'_>) -> Option<Wait> {
+    fleet::brake_of(ctx).map(|brake| brake.wait.clone())
+}
+
 /// Returns the wait of a held node.
 pub(crate) fn held(ctx: &NodeContext<'_>) -> Option<Wait> {
     node::is_not_held(ctx)

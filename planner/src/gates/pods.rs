@@ -51,8 +51,10 @@ pub(crate) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Obstacle> {
     if ctx.group().drain.at_deadline == AtDeadline::Force {
         return None;
     }
-    budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes))?;
-    budget_refusal(ctx, sorted(ctx).evictable.into_iter()).map(Obstacle::Refused)
+    // Static pods are not evicted, but end with the reboot all the same.
+    let ends = || pods(ctx).iter().filter(|pod| pod.mirror && !pod.finished);
+    budget_refusal(ctx, with_fate(ctx, |fate| fate == Fate::Goes).chain(ends()))?;
+    budget_refusal(ctx, sorted(ctx).evictable.into_iter().chain(ends())).map(Obstacle::Refused)
 }
 
 /// Returns the first pod of the node that a budget guards: nodes without one come first.
@@ -145,7 +147,7 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Obstacle> {
 }
 
 /// Returns a budget that would keep a pod on the node: one that cannot be counted, or whose pods are broken; one that guards it, where
-/// policy waits for that or it was asked in vain; or several over one pod, which the eviction API refuses. A broken pod that may go is
+/// policy waits for that, it was asked in vain or the pod is static; or several over one pod, which the eviction API refuses. A broken pod that may go is
 /// no reason to wait.
 fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
     let back_offs = &ctx.survey.budget_back_offs;
@@ -165,8 +167,10 @@ fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a
             return Some(Wait::BudgetUnhealthy { pod: title, budget, count: guard.lacks() });
         }
         let until = budgets::asked_from(back_offs, guard, ctx.now);
-        let refused = guard.guards(pod) && (waits || until.is_some());
-        refused.then_some(Wait::BudgetNeverAllows { pod: title, budget, until: until.filter(|_| !waits) })
+        let is_static = pod.mirror;
+        let refused = guard.guards(pod) && (waits || is_static || until.is_some());
+        let until = until.filter(|_| !waits && !is_static);
+        refused.then_some(Wait::BudgetNeverAllows { pod: title, budget, until, is_static })
     })
 }
 
@@ -218,7 +222,12 @@ mod tests {
             ready: true,
             ..pod("a", false)
         };
-        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into(), until: None });
+        let refused = Some(Wait::BudgetNeverAllows {
+            pod: "shop/p-a".into(),
+            budget: "shop/web".into(),
+            until: None,
+            is_static: false,
+        });
         let sick = PodFacts { ready: false, ..web() };
         let broken = |healthy: i32, desired: i32| BudgetFacts {
             healthy,
@@ -233,7 +242,7 @@ mod tests {
         let failed = Wait::BudgetSyncFailed { pod: "shop/p-a".into(), budget: "shop/web".into(), message: message() };
         for (sentence, pod, budget, expected) in [
             ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
-            ("more pods are wanted than there are", web(), budget(4, 3), unhealthy(1)),
+            ("more pods are wanted than there can be", web(), budget(4, 3), refused.clone()),
             ("one is broken, and one may be", web(), broken(2, 2), unhealthy(1)),
             ("two are broken", web(), broken(1, 2), unhealthy(2)),
             ("one is broken, and two may be", web(), broken(2, 1), None),
@@ -313,9 +322,53 @@ mod tests {
             ready: true,
             ..pod("a", false)
         };
-        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into(), until: None });
+        let refused = Some(Wait::BudgetNeverAllows {
+            pod: "shop/p-a".into(),
+            budget: "shop/web".into(),
+            until: None,
+            is_static: false,
+        });
         for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
             assert_eq!(refusal_by(web.clone(), vec![budget(3, 3)], at_deadline), expected, "{at_deadline:?}");
+        }
+    }
+
+    #[test]
+    fn budget_over_a_static_pod_keeps_its_node_from_the_reboot_that_ends_it() {
+        let member = || PodFacts {
+            labels: Arc::new([("app".to_owned(), "web".to_owned())].into()),
+            ready: true,
+            mirror: true,
+            ..pod("a", false)
+        };
+        let wait = |make: fn(String, String) -> Wait| Some(make("shop/p-a".to_owned(), "shop/web".to_owned()));
+        for (sentence, pod, budget, expected) in [
+            ("one of three members may be away", member(), budget(2, 3), None),
+            (
+                "another member is broken",
+                member(),
+                BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) },
+                wait(|pod, budget| Wait::BudgetUnhealthy { pod, budget, count: 1 }),
+            ),
+            (
+                "the broken member is this one",
+                PodFacts { ready: false, ..member() },
+                BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) },
+                None,
+            ),
+            (
+                "none may ever be away",
+                member(),
+                budget(3, 3),
+                wait(|pod, budget| Wait::BudgetNeverAllows { pod, budget, until: None, is_static: true }),
+            ),
+        ] {
+            // Policy asks pods that can move.
+            let refusal = refusal_of(before_drain, |view, _| {
+                view.budgets = vec![budget];
+                view.nodes.get_mut("a").unwrap().pods = Some(vec![pod]);
+            });
+            assert_eq!(refusal.map(Obstacle::into_wait), expected, "{sentence}");
         }
     }
 

@@ -3,7 +3,7 @@
 
 use models::time::after;
 
-use super::claim::{claim_due, ended_during_drain};
+use super::claim::{claim_due, ended_before_eviction};
 use super::hooks::{deadline, still_awaited, unanswered};
 use super::row::{Attempt, Outcome, Turn, stay};
 use super::start::begin_drain;
@@ -11,7 +11,7 @@ use crate::gates::{self, Obstacle};
 use crate::wait::Wait;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
-    if let Some(turn) = ended_during_drain(ctx) {
+    if let Some(turn) = ended_before_eviction(ctx) {
         return turn;
     }
     if let Some(deadline) = deadline(ctx).filter(|deadline| ctx.now < *deadline)

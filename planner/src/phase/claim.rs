@@ -1,11 +1,13 @@
 //! The claim on a node that is out of service.
 
 use models::reason::FailureReason;
+use models::shadow::Mode;
 
 use super::end::{ended_before_permit, ended_by_host};
-use super::row::{Attempt, Claims, Turn, act, fail, stay};
+use super::row::{Attempt, Claims, Outcome, Turn, act, fail, stay};
 use crate::claims::{ClaimField, ClaimFields, recorded};
 use crate::decision::{Action, Note};
+use crate::gates;
 use crate::policy::Policy;
 use crate::wait::Wait;
 
@@ -82,6 +84,13 @@ pub(super) fn ended_during_drain(ctx: &Attempt<'_>) -> Option<Turn> {
     }
     // The resource is new and its slots are being rebuilt; nothing is disrupted without one.
     Some(stay(Wait::Queued { position: 0, behind: None }))
+}
+
+/// Returns the end of an attempt whose node is out of service and from which no pod has been evicted: also the brake of its rollout
+/// ends it.
+pub(super) fn ended_before_eviction(ctx: &Attempt<'_>) -> Option<Turn> {
+    let braked = || gates::braked(ctx).filter(|_| ctx.mode() == Mode::Update);
+    ended_during_drain(ctx).or_else(|| Some(Turn::of(Outcome::Refuse(braked()?))))
 }
 
 #[cfg(test)]

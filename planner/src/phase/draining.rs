@@ -209,6 +209,9 @@ fn end_drain(ctx: &Attempt<'_>, sorted: &Sorted<'_>) -> Turn {
         ctx.set_condition(status, DRAINED, true, reason, &message);
         if let Some(drain) = &mut status.report.drain {
             (drain.removed, drain.blockers) = (pods_gone(ctx), Vec::new());
+            for first in &mut drain.asked_first {
+                first.accepted.get_or_insert(ctx.now);
+            }
             mark_moved(ctx, Arc::make_mut(&mut drain.pods), |_| Some(PodMove::LeftToReboot));
         }
     });

@@ -79,6 +79,7 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
         Wait::Blackout { .. } => FailureReason::BlackoutBegan,
         Wait::WindowClosed { .. } => FailureReason::WindowEnded,
         Wait::ClusterUnwell { .. } => FailureReason::ClusterUnwell,
+        Wait::Braked { .. } => FailureReason::RolloutBraked,
         _ => FailureReason::GateRefused,
     };
     failed(ctx, reason, &wait.to_string())

@@ -4,13 +4,13 @@ use models::reason::FailureReason;
 use models::shadow::Step;
 use models::time::after;
 
-use super::claim::{claim_due, ended_during_drain};
+use super::claim::{claim_due, ended_before_eviction};
 use super::drained;
 use super::row::{Attempt, Turn, fail, stay};
 use crate::wait::Wait;
 
 pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
-    if let Some(turn) = ended_during_drain(ctx) {
+    if let Some(turn) = ended_before_eviction(ctx) {
         return turn;
     }
     let deadline = drained::deadline(ctx);

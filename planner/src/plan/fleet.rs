@@ -58,8 +58,8 @@ impl<'a> Planner<'a> {
         let held_back_until = evictions::hold_back(self.view, &mut self.plan.evictions, self.now);
         self.wake(held_back_until);
         let freezes = self.freeze(&requests);
-        order::rank(self.view, &mut requests.wanting, |node| node);
-        order::rank(self.view, &mut requests.candidates, |(node, _)| node);
+        order::rank(self.view, self.survey, &mut requests.wanting, |node| node);
+        order::rank(self.view, self.survey, &mut requests.candidates, |(node, _)| node);
 
         let slots = slots::kept(self.view, self.survey, &self.held, &requests.wants_slot, self.now);
         let mut budget = Budget::of(self.survey, &slots);

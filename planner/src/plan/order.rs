@@ -2,7 +2,7 @@
 
 use models::reason::End;
 
-use crate::survey::SurveyedNode;
+use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, NodeView};
 
 /// Returns the key that nodes are ordered by: the leader's own node last; then a higher priority label; then the groups
@@ -32,11 +32,30 @@ pub(super) fn was_released(node: &NodeView) -> bool {
     last.and_then(|last| End::of(&last.reason)).is_some_and(End::is_release)
 }
 
+/// Returns how late a node is tried while its rollout is braked: first those of groups in which no node has ended without a proof, then
+/// the other nodes of such groups, then these nodes, the last one at the end.
+fn trial(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> usize {
+    let version = node.update().map(|progress| &progress.version).or(node.wanted().ok());
+    let rollout = version.and_then(|version| survey.rollouts.of(node, version));
+    let Some(brake) = rollout.and_then(|rollout| rollout.brake.as_ref()) else { return 0 };
+    let shares_group = |name: &String| survey.find(name).is_some_and(|failed| failed.group == node.group);
+    match brake.row.iter().position(|name| *name == node.facts.name) {
+        Some(position) => 2 + position,
+        None => usize::from(brake.row.iter().any(shares_group)),
+    }
+}
+
 /// Sorts nodes in the order in which they are updated.
-pub(super) fn rank<'a, T>(view: &ClusterView, all: &mut [T], node: impl Fn(&T) -> &'a SurveyedNode<'a>) {
+pub(super) fn rank<'a, T>(
+    view: &ClusterView,
+    survey: &Survey<'_>,
+    all: &mut [T],
+    node: impl Fn(&T) -> &'a SurveyedNode<'a>,
+) {
     all.sort_by_cached_key(|one| {
         let node = node(one);
-        order_key(view.own_node.as_deref(), node.group, &node.node.facts.name, node.node)
+        let usual = order_key(view.own_node.as_deref(), node.group, &node.node.facts.name, node.node);
+        (trial(survey, node), usual)
     });
 }
 
@@ -50,7 +69,6 @@ mod tests {
     use super::*;
     use crate::fixtures::{cluster, node, t};
     use crate::policy::{Group, GroupPolicy, Policy};
-    use crate::survey::Survey;
 
     fn labels(labels: &[(&str, &str)]) -> Arc<BTreeMap<String, String>> {
         Arc::new(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
@@ -93,7 +111,7 @@ mod tests {
         view.own_node = Some("a-leader".into());
         let survey = Survey::of(&view, &policy, t(0));
         let mut names: Vec<_> = survey.nodes.iter().collect();
-        rank(&view, &mut names, |node| node);
+        rank(&view, &survey, &mut names, |node| node);
         let names: Vec<_> = names.iter().map(|n| n.facts.name.as_str()).collect();
         assert_eq!(
             names,

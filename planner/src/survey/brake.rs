@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use models::operator::RolloutLedger;
 use models::reason::Proof;
 
-use crate::policy::Policy;
-use crate::view::NodeView;
+use crate::policy::{Policy, WindowState};
+use crate::view::{ClusterView, NodeView};
 use crate::wait::Wait;
 
 /// The number of nodes that the reason names.
@@ -23,6 +23,8 @@ pub(crate) struct Brake {
     pub(crate) room: usize,
     /// The time at which that changes, where it is known.
     pub(crate) wake: Option<Timestamp>,
+    /// The nodes that have ended without a proof, the last one at the end. Others are tried before them.
+    pub(crate) row: Vec<String>,
 }
 
 /// The number of ends in a row that brake a rollout of many nodes, unless policy has another one.
@@ -37,10 +39,21 @@ pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
     }
 }
 
-/// Ends the pause of a brake where a user requests to try one of the nodes again.
-pub(crate) fn end_pause<'a>(ledger: &mut RolloutLedger, mut nodes: impl Iterator<Item = &'a NodeView>, now: Timestamp) {
+/// Returns whether a window has opened since the operator's status was last written.
+pub(crate) fn window_opens(view: &ClusterView, policy: &Policy, now: Timestamp) -> bool {
+    let next = view.operator.as_ref().and_then(|operator| operator.status.next_window);
+    next.is_some_and(|next| next <= now) && matches!(policy.all.schedule.at(now), WindowState::Open { .. })
+}
+
+/// Ends the pause of a brake where a window opens, or a user requests to try one of the nodes again.
+pub(crate) fn end_pause<'a>(
+    ledger: &mut RolloutLedger,
+    window_opens: bool,
+    mut nodes: impl Iterator<Item = &'a NodeView>,
+    now: Timestamp,
+) {
     let Some(until) = ledger.braked_until.as_mut().filter(|until| **until > now) else { return };
-    if nodes.any(|node| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some())) {
+    if window_opens || nodes.any(|node| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some())) {
         *until = now;
     }
 }
@@ -67,7 +80,7 @@ pub(crate) struct Busy {
 pub(crate) fn first(ledger: &RolloutLedger, under_way: &[Busy]) -> Option<Brake> {
     let node = under_way.first().map(|busy| busy.node.clone());
     let room = usize::from(node.is_none());
-    (ledger.good() == 0).then_some(Brake { wait: Wait::FirstNode { node }, room, wake: None })
+    (ledger.good() == 0).then_some(Brake { wait: Wait::FirstNode { node }, room, wake: None, row: Vec::new() })
 }
 
 /// Returns the brake of a rollout, if it is braked. `runs` says of a node whether it runs the version.
@@ -81,7 +94,8 @@ pub(crate) fn of(
     let nodes: Vec<String> = ledger.row.iter().rev().take(NAMED).map(ToString::to_string).collect();
     let count = ledger.row.len();
     let braked = |until, trial| Wait::Braked { count, nodes: nodes.clone(), until, trial };
-    let none = |wait| Some(Brake { wait, room: 0, wake: None });
+    let row = || ledger.row.iter().map(|end| end.node.clone()).collect();
+    let none = |wait| Some(Brake { wait, room: 0, wake: None, row: row() });
     // No further node goes to a version that others run without a proof: one of them has to show that it is good.
     if ledger.row.iter().any(|end| end.proof != Proof::Free && runs(&end.node)) {
         return none(braked(None, None));
@@ -91,5 +105,5 @@ pub(crate) fn of(
     }
     // Those that were under way before are finished first.
     let room = usize::from(now >= until && under_way.is_empty());
-    Some(Brake { wait: braked(Some(until), None), room, wake: Some(until).filter(|until| *until > now) })
+    Some(Brake { wait: braked(Some(until), None), room, wake: Some(until).filter(|until| *until > now), row: row() })
 }

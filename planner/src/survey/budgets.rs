@@ -2,10 +2,12 @@
 //!
 //! The end of an attempt names them on the node's shadow; the operator's status counts them, and keeps them when the node goes.
 
+use std::collections::BTreeSet;
+
 use jiff::{SignedDuration, Timestamp};
 use models::operator::BudgetBackOff;
 use models::reason::FailureReason;
-use models::shadow::RefusingBudget;
+use models::shadow::{DrainedPod, FirstPod, RefusingBudget};
 use models::time::after;
 
 use crate::policy::BACK_OFF_LIMIT;
@@ -24,8 +26,23 @@ fn until(last: Timestamp, times: i64) -> Timestamp {
     last.checked_add(FIRST.saturating_mul(1 << doublings).min(limit)).unwrap_or(Timestamp::MAX)
 }
 
-/// Returns the back-offs as the ends of attempts leave them: those of budgets that have changed since, and those that ended a day ago,
-/// are over.
+/// Returns whether a pod of a budget that was asked first has left its node since the pods of the budget had stayed.
+fn has_moved(view: &ClusterView, back_off: &BudgetBackOff) -> bool {
+    let drains = view.nodes.values().filter_map(|node| node.shadow.as_ref()?.status.controller.drain.as_ref());
+    let mut drains = drains.filter(|drain| !drain.asked_first.is_empty());
+    drains.any(|drain| {
+        let left = |first: &&FirstPod| first.accepted.is_some_and(|accepted| accepted > back_off.last);
+        let left: BTreeSet<&str> = drain.asked_first.iter().filter(left).map(|first| first.uid.as_str()).collect();
+        let of_it = |pod: &&DrainedPod| {
+            let title = |name: &String| back_off.budget == format!("{}/{name}", pod.namespace);
+            left.contains(pod.uid.as_str()) && pod.budgets.iter().any(title)
+        };
+        !left.is_empty() && drain.pods.iter().any(|pod| of_it(&pod))
+    })
+}
+
+/// Returns the back-offs as the ends of attempts leave them: those of budgets that have changed since, or that have let a pod go, and
+/// those that ended a day ago, are over.
 pub(crate) fn back_offs(view: &ClusterView, now: Timestamp) -> Vec<BudgetBackOff> {
     let recorded = view.operator.iter().flat_map(|operator| &operator.status.budget_back_offs);
     let mut known: Vec<BudgetBackOff> = recorded.cloned().collect();
@@ -59,7 +76,9 @@ pub(crate) fn back_offs(view: &ClusterView, now: Timestamp) -> Vec<BudgetBackOff
     let changed = |back_off: &BudgetBackOff| {
         view.budgets.iter().any(|budget| budget.title() == back_off.budget && budget.revision != back_off.revision)
     };
-    known.retain(|back_off| after(back_off.until, BACK_OFF_LIMIT) > now && !changed(back_off));
+    known.retain(|back_off| {
+        after(back_off.until, BACK_OFF_LIMIT) > now && !changed(back_off) && !has_moved(view, back_off)
+    });
     known.sort_by(|a, b| b.last.cmp(&a.last).then_with(|| a.budget.cmp(&b.budget)));
     known.truncate(KEPT);
     known

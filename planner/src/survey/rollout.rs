@@ -295,7 +295,8 @@ fn brake_of(
     rollout: &Rollout,
     now: Timestamp,
 ) -> Option<Brake> {
-    brake::end_pause(ledger, view.nodes.values().filter(|node| is_member(node, active)), now);
+    let members = view.nodes.values().filter(|node| is_member(node, active));
+    brake::end_pause(ledger, brake::window_opens(view, policy, now), members, now);
     let limit = brake::limit(policy, rollout.total);
     ledger.brake(limit, now);
     let settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), limit, now);
@@ -343,8 +344,11 @@ fn counted(
         rollout.finished += usize::from(node.facts.labelled && done(node, active));
         let progress = node.update().filter(|progress| progress.version == active.version);
         let lacks = !ledger::runs(node, active) && (is_behind(node, &active.version) || is_wanted(node));
-        seen += usize::from(place.is_some());
-        rollout.base += usize::from(place.is_some() || progress.is_some() || (node.facts.labelled && lacks));
+        // A failure that an earlier version of the operator recorded has no place on its node.
+        let named = || ledger.nodes.iter().any(|named| named.node == node.facts.name && named.proof != Proof::Free);
+        let counted = place.is_some() || named();
+        seen += usize::from(counted);
+        rollout.base += usize::from(counted || progress.is_some() || (node.facts.labelled && lacks));
         let Some(progress) = progress else { continue };
         let disrupted = node.disrupted() || slot.is_some();
         let moves = progress.step != Step::Staged || disrupted;

@@ -191,7 +191,7 @@ impl BudgetFacts {
 
     /// Returns the number of healthy pods that it lacks.
     pub fn lacks(&self) -> i32 {
-        if self.stale { 0 } else { (self.expected.max(self.desired) - self.healthy).max(0) }
+        if self.stale { 0 } else { (self.expected - self.healthy).max(0) }
     }
 }
 

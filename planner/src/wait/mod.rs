@@ -248,12 +248,14 @@ pub enum Wait {
     #[error("{count} pod(s) on the node are not Ready, {pod} first")]
     PodsNotReady { pod: String, count: usize },
     /// A budget allows nothing although all its pods are healthy.
-    #[error("the PodDisruptionBudget {budget} allows no disruption of {pod} although all its pods are healthy{}", text::never(*.until))]
+    #[error("the PodDisruptionBudget {budget} allows no disruption of {pod} although all its pods are healthy{}", text::never(*.until, *.is_static))]
     BudgetNeverAllows {
         pod: String,
         budget: String,
-        /// The time from which it is asked again, if its pods stayed when it was asked; `None`: policy waits for it.
+        /// The time from which it is asked again, if its pods stayed when it was asked; `None`: policy waits for it, or it is static.
         until: Option<Timestamp>,
+        /// True for a static pod, which no eviction moves.
+        is_static: bool,
     },
     /// A node with guarded pods comes after those without.
     #[error(

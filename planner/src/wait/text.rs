@@ -65,8 +65,12 @@ pub(super) fn drain_blocked(pod: &str, budget: Option<&str>, message: &str) -> S
     }
 }
 
-pub(super) fn never(until: Option<Timestamp>) -> String {
+pub(super) fn never(until: Option<Timestamp>, is_static: bool) -> String {
     match until {
+        None if is_static => {
+            "; no eviction moves this static pod, which ends with the reboot: let the budget allow one disruption"
+                .to_owned()
+        }
         Some(until) => format!(
             "; its pods stayed when they were asked, and are asked again from {until:.0}: have the workload move them, or let the budget allow \
              one disruption"

@@ -60,8 +60,8 @@ const ABOUT_THE_OPERATOR: [&str; 9] = [
     "BrupopTargetDown",
     "BrupopNoLeader",
 ];
-/// Only an operator with a defect has a safety finding: the metric comes from a stand-in.
-const OF_A_STAND_IN: &str = "BrupopSafetyFinding";
+/// Only an operator with a defect has a safety finding, and the others take hours, or many nodes: their metrics come from a stand-in.
+const OF_A_STAND_IN: [&str; 3] = ["BrupopSafetyFinding", "BrupopClusterUnwell", "BrupopGuardedPodsStay"];
 
 fn names(alerts: &[&[&str]]) -> BTreeSet<String> {
     alerts.iter().copied().flatten().map(|name| (*name).to_owned()).collect()
@@ -72,7 +72,7 @@ fn scenarios_fire_every_alert() -> anyhow::Result<()> {
     let rule = deploy::monitoring::prometheus_rule()?;
     let rules = rule["spec"]["groups"][0]["rules"].as_array().context("rules")?;
     let all: BTreeSet<String> = rules.iter().filter_map(|rule| Some(rule["alert"].as_str()?.to_owned())).collect();
-    assert_eq!(all, names(&[&ABOUT_ROLLOUTS, &ABOUT_NODES, &ABOUT_THE_OPERATOR, &[OF_A_STAND_IN]]));
+    assert_eq!(all, names(&[&ABOUT_ROLLOUTS, &ABOUT_NODES, &ABOUT_THE_OPERATOR, &OF_A_STAND_IN]));
     Ok(())
 }
 
@@ -252,7 +252,9 @@ async fn alerts_about_the_operator_fire() -> anyhow::Result<()> {
             "{annotations}"
         );
 
-        prometheus.fires(OF_A_STAND_IN).await?;
+        for alert in OF_A_STAND_IN {
+            prometheus.fires(alert).await?;
+        }
         proxy.drop_responses(true);
         let annotations = prometheus.fires("BrupopCallsWithoutAnswer").await?;
         let text = annotations["description"].as_str().unwrap_or_default();
@@ -282,7 +284,7 @@ fn no_status() -> anyhow::Result<String> {
     Ok(json!([{"op": "remove", "path": format!("/rules/{index}")}]).to_string())
 }
 
-/// Metrics of an operator with a defect. The counter grows with each scrape.
+/// Metrics of an operator with a defect, in an unwell cluster, with a budget that never opens. The counter grows with each scrape.
 struct StandIn {
     address: String,
 }
@@ -295,7 +297,10 @@ impl StandIn {
             for (count, stream) in listener.incoming().enumerate() {
                 let Ok(mut stream) = stream else { continue };
                 let _ = stream.read(&mut [0; 4096]);
-                let body = format!("brupop_controller_lint_findings_total{{property=\"S1\"}} {count}\n");
+                let body = format!(
+                    "brupop_controller_lint_findings_total{{property=\"S1\"}} {count}\n\
+                     brupop_controller_cluster_unwell 1\nbrupop_controller_budget_stays 3\n"
+                );
                 let _ = write!(
                     stream,
                     "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",

@@ -223,3 +223,72 @@ fn plan_validator_drops_slots_of_a_braked_rollout_and_beside_its_first_node() {
         assert_eq!(slots_of(&made).is_empty(), expected.is_some(), "{sentence}");
     }
 }
+
+#[test]
+fn window_that_opens_ends_the_pause() {
+    let free = row(&[("x1", Proof::Free), ("x2", Proof::Free), ("x3", Proof::Free)]);
+    let ledger = RolloutLedger { row: free, braked_until: Some(t(20_000)), ..RolloutLedger::default() };
+    let (mut view, _) = fleet(&["b", "c"], ledger);
+    let windows = json!([{"cron": "0 7 * * *", "duration": "4h"}]);
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 5, "schedule": {"windows": windows}}));
+    for (sentence, next_window, tried) in [
+        ("it was open before", None, 0),
+        ("it has just opened", Some(t(-3600)), 1),
+        ("an expected one that has not come", Some(t(3600)), 0),
+    ] {
+        view.operator.as_mut().unwrap().status.next_window = next_window;
+        assert_eq!(slots_of(&plan(&view, &policy, t(60))).len(), tried, "{sentence}");
+    }
+}
+
+#[test]
+fn braked_rollout_tries_nodes_of_other_groups_first_and_those_that_have_failed_last() {
+    let group = |name: &str| json!({"name": name, "selector": {"matchLabels": {"tier": name}}});
+    let spec = || json!({"maxUnavailable": 5, "nodeGroups": [group("db"), group("web")]});
+    for (sentence, staged, row_of, expected) in [
+        ("nothing is in the row", vec!["db1", "web1"], vec!["db9", "web8", "web9"], "db1"),
+        ("nodes of its group are", vec!["db1", "web1"], vec!["db7", "db8", "db9"], "web1"),
+        ("no other is left: the one that failed longest ago", vec!["db1", "db2"], vec!["db2", "db1", "db9"], "db2"),
+    ] {
+        let ends: Vec<_> = row_of.iter().map(|name| (*name, Proof::Free)).collect();
+        let ledger = RolloutLedger { row: row(&ends), braked_until: Some(t(0)), ..RolloutLedger::default() };
+        let (mut view, _) = fleet(&staged, ledger);
+        for name in ["db7", "db8", "db9", "web8", "web9"] {
+            view.nodes.insert(name.into(), node(name));
+        }
+        for (name, node) in &mut view.nodes {
+            let tier = name.trim_end_matches(|digit: char| digit.is_ascii_digit()).to_owned();
+            std::sync::Arc::make_mut(&mut node.facts.labels).insert("tier".into(), tier);
+        }
+        let policy = with_policy(&mut view, spec());
+        assert_eq!(slots_of(&plan(&view, &policy, t(60))), [expected], "{sentence}");
+    }
+}
+
+#[test]
+fn brake_returns_nodes_to_service_that_wait_for_their_hooks_but_finishes_drains() {
+    for (sentence, step, proven, expected) in [
+        ("before the drain", Step::BeforeDrain, false, Some("RolloutBraked")),
+        ("while connections end", Step::LeavingLoadBalancer, false, Some("RolloutBraked")),
+        ("in the drain", Step::Draining, false, None),
+        ("the rollout is not braked", Step::BeforeDrain, true, None),
+    ] {
+        let three = if proven { vec![] } else { row(&[("x1", Proof::Free), ("x2", Proof::Free), ("x3", Proof::Free)]) };
+        let until = (!proven).then(|| t(600));
+        let ledger = RolloutLedger { row: three, braked_until: until, ..RolloutLedger::default() };
+        let (mut view, mut policy) = fleet(&[], ledger);
+        let (other, _) = cluster(vec![at("a", step, 0, HostState::StagedUpdate)], &["a"]);
+        view.operator.as_mut().unwrap().status.slots = other.operator.unwrap().status.slots;
+        let mut node = other.nodes["a"].clone();
+        node.facts.claims = crate::claims::ClaimFields::USUAL;
+        view.nodes.insert("a".into(), node);
+        policy.leave_load_balancer = Some(std::time::Duration::from_secs(3600));
+        let made = plan(&view, &policy, t(60));
+        let end = made.actions.get("a").and_then(|action| match action {
+            crate::decision::Action::Status { status, .. } => status.report.record.as_ref()?.last.clone(),
+            _ => None,
+        });
+        let reason = end.map(|last| last.reason).filter(|reason| reason != "Updated");
+        assert_eq!(reason.as_deref(), expected, "{sentence}: {:?}", made.waits.get("a"));
+    }
+}

@@ -140,8 +140,23 @@ fn node_is_released_when_guarded_pods_stay_and_only_their_budget_backs_off() {
 }
 
 #[test]
+fn back_off_of_a_budget_is_over_once_a_pod_that_was_asked_has_left() {
+    let (mut view, policy) = drain_of(json!({}), vec![pod_of("db", "db-0")], vec![guard("db", 1)]);
+    let (budget, revision) = ("shop/db".to_owned(), "db/1".to_owned());
+    let back_off = BudgetBackOff { budget, revision, times: 3, last: t(-4000), until: t(-1) };
+    view.operator.as_mut().unwrap().status.budget_back_offs = vec![back_off.clone()];
+    settle(&mut view, &policy, 1);
+    let recorded = |view: &ClusterView| view.operator.as_ref().unwrap().status.budget_back_offs.clone();
+    assert_eq!(recorded(&view), [back_off], "it is asked again");
+    leaves(&mut view, "db-0");
+    settle(&mut view, &policy, 2);
+    assert_eq!(recorded(&view), [], "the next stay is the first one in a row");
+}
+
+#[test]
 fn node_waits_before_its_cordon_while_a_budget_is_in_back_off() {
-    let wait = |until| Wait::BudgetNeverAllows { pod: "shop/db-0".into(), budget: "shop/db".into(), until };
+    let wait =
+        |until| Wait::BudgetNeverAllows { pod: "shop/db-0".into(), budget: "shop/db".into(), until, is_static: false };
     let ask = json!({});
     let groups = json!({"nodeGroups": [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "drain": {"guardedPods": "Wait"}}]});
     for (sentence, spec, back_off, now, expected) in [
