@@ -13,8 +13,8 @@ use crate::reason::Proof;
 use crate::schema::{StatusWord, VersionText};
 use crate::time::after;
 
-/// The most nodes that a ledger names.
-pub const LEDGER_NODES: usize = 8;
+/// The most nodes that a ledger names. Only those can prove the version later: with more at a time, others wait for a name.
+pub const LEDGER_NODES: usize = 64;
 
 /// Places of a rollout. It changes only in writes that carry the resourceVersion that was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -46,7 +46,7 @@ pub struct RolloutLedger {
     /// Number of nodes that have failed on the version since the last `resume`.
     #[serde(default)]
     pub failed: i64,
-    /// Nodes that have not proven the version or have failed on it, the first few.
+    /// Nodes that have not proven the version or have failed on it. Beyond the most that are named, others follow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = LEDGER_NODES), extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<LedgerNode>,
@@ -166,6 +166,19 @@ impl RolloutLedger {
             let (node, reason) = (node.to_owned(), reason.to_owned());
             self.nodes.push(LedgerNode { node, proof: to, reason, accepted: false });
         }
+    }
+
+    /// Names a node that is counted without a proof, where a name is free, and one of those that are counted has none.
+    pub fn name_unproven(&mut self, node: &str, reason: &str) {
+        let named = || self.nodes.iter().filter(|named| named.proof != Proof::Failed);
+        let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        if self.nodes.len() >= LEDGER_NODES || count(named().count()) >= self.unproven {
+            return;
+        }
+        // A user accepts all that there are.
+        let accepted = self.accepted > count(named().filter(|named| named.accepted).count());
+        let (node, reason) = (node.to_owned(), reason.to_owned());
+        self.nodes.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted });
     }
 
     fn count(&mut self, proof: Proof) -> Option<&mut i64> {

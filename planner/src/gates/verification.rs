@@ -2,11 +2,14 @@
 //! freeze, canary steps and the budgets are no obstacle.
 
 use jiff::{SignedDuration, Timestamp};
+use models::operator::{ActiveRollout, LedgerNode};
 use models::reason::{End, FailureReason, Proof};
-use models::shadow::{AttemptResult, NodeProof, VersionFailure};
+use models::shadow::{AttemptResult, VersionFailure};
+use semver::Version;
 
 use super::{fleet, host, node};
-use crate::survey::{NodeContext, ledger};
+use crate::survey::NodeContext;
+use crate::survey::key::is_member;
 use crate::wait::Wait;
 
 /// The time from the end of an attempt to the next verification, and between two of them.
@@ -25,20 +28,34 @@ pub(crate) fn came_back_late(ctx: &NodeContext<'_>) -> bool {
     }
 }
 
-/// Returns the place of an idle node that runs its version without a proof, in a rollout that goes on.
-pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<&'a NodeProof> {
-    let proof = ctx.shadow.status.controller.record.as_ref()?.proof.as_ref()?;
-    let open = match proof.proof {
-        Proof::Unproven | Proof::Unknown => true,
-        Proof::Failed => came_back_late(ctx),
-        Proof::Proven | Proof::Free => false,
-    };
-    if ctx.node.progress().is_some() || !open {
+/// A node that runs a version without a proof, as the ledger of its rollout names it.
+#[derive(Clone, Copy)]
+pub(crate) struct Unproven<'a> {
+    pub(crate) version: &'a Version,
+    /// The end of its attempt.
+    pub(crate) reason: &'a str,
+}
+
+/// Returns the version that an idle node runs without a proof, in a rollout that goes on. The ledger says so, and not the node's own
+/// record: that may be of an earlier version of the operator, or be gone with its Node object.
+pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<Unproven<'a>> {
+    if ctx.node.progress().is_some() {
         return None;
     }
-    let rollout = ctx.survey.rollouts.active(ctx.node, &proof.version)?;
-    let has_place = ledger::place(ctx.node, rollout).is_some();
-    (has_place && ctx.runs(&proof.version)).then_some(proof)
+    let is_open = |named: &&LedgerNode| {
+        let open = match named.proof {
+            Proof::Unproven | Proof::Unknown => true,
+            Proof::Failed => came_back_late(ctx),
+            Proof::Proven | Proof::Free => false,
+        };
+        open && named.node == ctx.facts().name
+    };
+    let running = |rollout: &&ActiveRollout| {
+        rollout.ended.is_none() && is_member(ctx.node, rollout) && ctx.runs(&rollout.version)
+    };
+    let rollout = ctx.survey.rollouts.active.iter().find(running)?;
+    let named = rollout.ledger.as_ref()?.nodes.iter().find(is_open)?;
+    Some(Unproven { version: &rollout.version, reason: &named.reason })
 }
 
 /// Returns the time from which such a node is verified again by itself: at once if it came back after its attempt.
@@ -53,7 +70,7 @@ pub(crate) fn due(ctx: &NodeContext<'_>) -> Timestamp {
 }
 
 /// Checks that such a node may be verified now.
-pub(crate) fn refusal(ctx: &NodeContext<'_>, proof: &NodeProof) -> Option<Wait> {
+pub(crate) fn refusal(ctx: &NodeContext<'_>, unproven: Unproven<'_>) -> Option<Wait> {
     let checks = [
         node::is_labelled,
         node::is_not_deleted,
@@ -66,5 +83,5 @@ pub(crate) fn refusal(ctx: &NodeContext<'_>, proof: &NodeProof) -> Option<Wait> 
         fleet::has_valid_policy,
     ];
     let refused = checks.iter().find_map(|check| check(ctx));
-    refused.or_else(|| fleet::quarantine(ctx, &proof.version).filter(|_| !came_back_late(ctx)))
+    refused.or_else(|| fleet::quarantine(ctx, unproven.version).filter(|_| !came_back_late(ctx)))
 }

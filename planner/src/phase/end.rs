@@ -232,10 +232,17 @@ fn record_proof(ctx: &Attempt<'_>, record: &mut Record, end: &End) {
     }
     let progress = ctx.progress;
     let before = record.proof.as_ref().filter(|proof| verification && proof.version == progress.version);
-    let begun = before.map(|proof| proof.rollout).or(progress.rollout.as_ref().map(|place| place.rollout)).unwrap_or(0);
+    if proof == Proof::Unproven && before.is_some_and(|before| before.proof == Proof::Failed) {
+        // A verification that shows nothing does not make a failed place one that a user may accept.
+        return;
+    }
+    let begun = progress.rollout.as_ref().map_or(0, |place| place.rollout);
+    // A verification is for the rollout that goes on, whichever the attempt was of.
+    let before = before.map_or(0, |proof| proof.rollout);
+    let current = || ctx.place(&progress.version).rollout.max(before);
     record.proof = Some(NodeProof {
         version: progress.version.clone(),
-        rollout: if begun == 0 { ctx.place(&progress.version).rollout } else { begun },
+        rollout: if begun == 0 { current() } else { begun },
         attempt: progress.attempt,
         proof,
         reason: end.reason.to_owned(),

@@ -15,11 +15,11 @@ use crate::survey::NodeContext;
 /// Begins the verification of an idle node on which nothing is left of an earlier attempt: if a user requests it, or by itself
 /// once it is due. Between these a requested drill goes first.
 pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
-    let proof = unproven(ctx)?;
+    let unproven = unproven(ctx)?;
     let retry = ctx.shadow.pending_retry().is_some();
     let by_itself = ctx.shadow.pending_drill().is_none() && due(ctx) <= ctx.now;
     // The slot of the attempt that has ended is about to be removed.
-    if !(retry || by_itself) || ctx.slot || refusal(ctx, proof).is_some() {
+    if !(retry || by_itself) || ctx.slot || refusal(ctx, unproven).is_some() {
         return None;
     }
     let attempt = ctx.last_attempt().saturating_add(1);
@@ -30,11 +30,11 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
         from: None,
         // Its place is the one that the node has.
         rollout: None,
-        ..ctx.new_progress(Step::Verifying, attempt, &proof.version)
+        ..ctx.new_progress(Step::Verifying, attempt, unproven.version)
     });
     acknowledge_retry(ctx, &mut status);
     unblock(&mut status);
-    let message = format!("{} is verified again; it was not proven ({})", proof.version, proof.reason);
+    let message = format!("{} is verified again; it was not proven ({})", unproven.version, unproven.reason);
     let note = Note { warning: false, reason: "VerificationStarted", message };
     Some(Decision::act(Action::Status { status: Box::new(status), note: Some(note) }))
 }

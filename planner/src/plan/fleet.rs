@@ -69,7 +69,7 @@ impl<'a> Planner<'a> {
         let mut assignment = Assignment::of(slots, budget.clone());
         let ready = self.give_slots(&requests.wanting, &mut assignment);
         self.begin_drills(std::mem::take(&mut requests.drills), &assignment, freezes);
-        self.begin(&requests, &ready, budget);
+        self.begin(&requests, &ready, &assignment.held_back, budget);
         let (view, now) = (self.view, self.now);
         let mut plan = self.report(Some(assignment.slots));
         plan.silent = silence::silent(view, &plan, now);

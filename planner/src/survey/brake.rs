@@ -4,7 +4,7 @@
 //! opens. Nothing but proof shows that it is not.
 
 use jiff::Timestamp;
-use models::operator::RolloutLedger;
+use models::operator::{MAX_FAILURES, RolloutLedger};
 use models::reason::Proof;
 
 use crate::policy::{Policy, WindowState};
@@ -30,12 +30,14 @@ pub(crate) struct Brake {
 /// The number of ends in a row that brake a rollout of many nodes, unless policy has another one.
 const DEFAULT_LIMIT: usize = 3;
 
-/// Returns the number of ends in a row that brake a rollout among so many nodes. One alone has its back-off.
+/// Returns the number of ends in a row that brake a rollout among so many nodes: fewer than all of them, so that not each has to end
+/// so. One alone has its back-off, and the greatest number of policy switches the brake off.
 pub(crate) fn limit(policy: &Policy, total: usize) -> usize {
     match (policy.max_consecutive_failures, total) {
-        (Some(limit), _) => limit,
+        (Some(limit), _) if limit >= MAX_FAILURES as usize => usize::MAX,
+        (Some(limit), 0 | 1) => limit,
         (None, 0 | 1) => usize::MAX,
-        (None, total) => DEFAULT_LIMIT.min(total - 1),
+        (limit, total) => limit.unwrap_or(DEFAULT_LIMIT).min(total - 1),
     }
 }
 

@@ -96,7 +96,7 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
         (Some(stored), _) => {
             let seen = count(&|node| place(node, rollout));
             if seen.used() <= stored.used() {
-                return followed(view, rollout, stored, &seen, &held);
+                return followed(view, rollout, stored, &held);
             }
             // More are proven than it knew: its row is over.
             let row = if seen.proven > stored.proven { RolloutLedger::default() } else { stored.clone() };
@@ -117,7 +117,10 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
                 let proof = place(node, &ActiveRollout { record: None, ..rollout.clone() })?;
                 (proof == Proof::Failed || runs(node, rollout)).then_some(proof)
             };
-            with_row(count(&read), view.nodes.values().filter(counts), rollout, read, None)
+            let counted = view.nodes.values().filter(counts).filter(|node| read(node).is_some());
+            let first = counted.filter_map(|node| Some(node.record()?.proof.as_ref()?.rollout)).min().unwrap_or(0);
+            let ledger = with_row(count(&read), view.nodes.values().filter(counts), rollout, read, None);
+            RolloutLedger { first, ..ledger }
         }
     }
 }
@@ -147,12 +150,11 @@ fn with_row<'a>(
 }
 
 /// Returns a recorded ledger with what its nodes have shown since without a slot, as by a verification: a node that is named is moved
-/// once, since its name says where it is counted. `seen` are the places that nodes without a slot have.
+/// once, since its name says where it is counted.
 fn followed(
     view: &ClusterView,
     rollout: &ActiveRollout,
     stored: &RolloutLedger,
-    seen: &RolloutLedger,
     held: &HashSet<&str>,
 ) -> RolloutLedger {
     let mut ledger = stored.clone();
@@ -165,11 +167,15 @@ fn followed(
             ledger.move_node(Some(named.proof), (&named.node, proof, &reason_of(node)));
         }
     }
-    // Of those that have no name, more may have been proven than are counted.
-    let named = ledger.nodes.iter().filter(|node| node.proof != Proof::Failed).count();
-    let unnamed = ledger.unproven.saturating_sub(i64::try_from(named).unwrap_or(i64::MAX));
-    for _ in 0..seen.proven.saturating_sub(ledger.proven).clamp(0, unnamed.max(0)) {
-        ledger.move_node(Some(Proof::Unproven), ("", Proof::Proven, ""));
+    // A node that gets a proof is found by its name: those that have none get the names that are free.
+    let is_unnamed = |node: &&NodeView| {
+        let unproven = matches!(place(node, rollout), Some(Proof::Unproven | Proof::Unknown));
+        unproven && !held.contains(node.facts.uid.as_str()) && !ledger.nodes.iter().any(|n| n.node == node.facts.name)
+    };
+    let mut unnamed: Vec<&NodeView> = view.nodes.values().filter(is_unnamed).collect();
+    unnamed.sort_by_key(|node| node.shadow.as_ref().is_none_or(|shadow| shadow.pending_retry().is_none()));
+    for node in unnamed {
+        ledger.name_unproven(&node.facts.name, &reason_of(node));
     }
     ledger
 }

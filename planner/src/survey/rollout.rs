@@ -14,6 +14,7 @@ use super::key::{KeyRef, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
 use super::quarantine::Quarantine;
 use super::urgency::Urgency;
+use super::want;
 use crate::policy::Policy;
 use crate::survey::key::Key;
 use crate::survey::records;
@@ -245,11 +246,16 @@ pub(crate) fn follow<'a>(
     rollouts.approval_taken = approval.pending;
     // Rollouts without a node stay for users to read. While no other version follows, a late node continues with the
     // steps that are passed; once one does, the earlier result no longer counts.
-    let followed = |stored: &ActiveRollout| keys.iter().any(|(v, a, _)| (v, a) == (&stored.variant, &stored.arch));
+    let followed = |stored: &ActiveRollout| {
+        let other = keys.iter().any(|(v, a, _)| (v, a) == (&stored.variant, &stored.arch));
+        other && !view.nodes.values().any(|node| may_want(node, policy, stored, now))
+    };
     let over = operator.status.active_rollouts.iter().filter(|stored| !keys.contains(&key_of(stored))).map(|stored| {
         let ended = stored.ended.or_else(|| followed(stored).then_some(now));
         let urgent_until = stored.urgent_until.filter(|until| urgency.until() == Some(*until));
-        let mut ledger = stored.ledger.clone();
+        // A node may prove the version after the last one was updated.
+        let follows = ended.is_none() && stored.ledger.is_some();
+        let mut ledger = if follows { Some(ledger::of(view, stored, Memory::Entry)) } else { stored.ledger.clone() };
         if let Some(ledger) = &mut ledger {
             // No node waits. If some are to take the version again, the row brakes the rollout again.
             ledger.brake(usize::MAX, now);
@@ -274,10 +280,9 @@ pub(crate) fn follow<'a>(
     rollouts.active.truncate(MOST);
     for active in rollouts.active.iter_mut().filter(|active| active.ended.is_none()) {
         let first = active.record.as_ref().map(RolloutRecord::first_number);
-        if let (Some(ledger), Some(first)) = (&mut active.ledger, first)
-            && matches!(ledger.first, 0 | i64::MAX)
-        {
-            ledger.first = first;
+        if let (Some(ledger), Some(first)) = (&mut active.ledger, first) {
+            // Numbers may begin again with a new resource, and one that is made again knows those of its nodes.
+            ledger.first = if matches!(ledger.first, 0 | i64::MAX) { first } else { ledger.first.min(first) };
         }
         if let Some(rollout) = rollouts.by_key.get_mut(&key_of(active)) {
             rollout.number = active.number();
@@ -286,6 +291,17 @@ pub(crate) fn follow<'a>(
         }
     }
     rollouts
+}
+
+/// Returns whether a node may still be updated to the version of a rollout, although it wants none now: it is not known what its host
+/// may have, and policy does not rule the version out.
+fn may_want(node: &NodeView, policy: &Policy, rollout: &ActiveRollout, now: Timestamp) -> bool {
+    let Some(shadow) = node.shadow.as_ref().filter(|_| node.facts.labelled && is_member(node, rollout)) else {
+        return false;
+    };
+    let host = want::Host { policy, known: &[], agent: &shadow.status.agent, now };
+    let idle = node.progress().is_none() && is_behind(node, &rollout.version);
+    idle && host.is_unknown() && host.ruled_out(&rollout.version).is_none()
 }
 
 /// Follows the brake of a rollout in its ledger, and returns it, or what lets the first node go alone.
@@ -412,6 +428,14 @@ fn step_on(
         // Of an earlier version of the operator, which counted steps.
         let passed = usize::try_from(active.steps_passed).ok().and_then(|passed| passed.checked_sub(1));
         ledger.passed = passed.and_then(|last| steps.get(last).or(steps.last())).copied().unwrap_or(0);
+    }
+    if active.ledger.is_none() {
+        // No node was taken beyond a step before it was passed.
+        let passed = steps.iter().filter(|places| **places < ledger.good()).max();
+        ledger.passed = ledger.passed.max(passed.copied().unwrap_or(0));
+    } else if ledger.due == 0 && ledger.passed > 0 {
+        // After the last step, what is proven opens none again, however many nodes join.
+        ledger.passed = ledger.passed.max(ledger.good());
     }
     ledger.keep_passed();
     let number = active.number();

@@ -119,6 +119,11 @@ impl<'a> Host<'a> {
         }
     }
 
+    /// Returns whether it is not known what the host may have, as after a reboot, or while its repository is away.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.agent.current_version.is_none() || self.agent.updates.is_none() || self.failing().is_some()
+    }
+
     fn failing(&self) -> Option<Wait> {
         let message = self.agent.updates.as_ref()?.refresh_failure.clone()?;
         Some(Wait::RefreshFails { message })

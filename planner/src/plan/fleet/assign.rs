@@ -29,6 +29,8 @@ pub(super) struct Assignment<'a> {
     given: BTreeMap<KeyRef<'a>, usize>,
     /// True if a node is being checked.
     checking: bool,
+    /// The number of staged nodes of each rollout that wait because one goes alone, or none.
+    pub(super) held_back: BTreeMap<KeyRef<'a>, usize>,
 }
 
 fn rollout_of<'a>(node: &SurveyedNode<'a>) -> Option<KeyRef<'a>> {
@@ -37,7 +39,8 @@ fn rollout_of<'a>(node: &SurveyedNode<'a>) -> Option<KeyRef<'a>> {
 
 impl<'a> Assignment<'a> {
     pub(super) fn of(slots: Vec<Slot>, budget: Budget<'a>) -> Self {
-        Self { slots, any_free: budget.free() > 0, budget, given: BTreeMap::new(), checking: false }
+        let (given, held_back) = (BTreeMap::new(), BTreeMap::new());
+        Self { slots, any_free: budget.free() > 0, budget, given, checking: false, held_back }
     }
 
     /// Returns the number of slots given in the rollout of this node.
@@ -71,6 +74,9 @@ impl<'a> Planner<'a> {
             let checked = self.check(node, assignment, &mut places);
             if checked.is_ready() {
                 ready.push(node);
+            }
+            if let (Checked::Braked(_), Some(key)) = (&checked, rollout_of(node)) {
+                *assignment.held_back.entry(key).or_default() += 1;
             }
             let before = position.checked_sub(1).and_then(|before| wanting.get(before));
             let behind = before.map(|node| node.facts.name.clone()).or_else(|| busy.clone());

@@ -62,6 +62,7 @@ impl<'a> Planner<'a> {
         &mut self,
         requests: &NodeRequests<'a>,
         ready: &[&'a SurveyedNode<'a>],
+        held_back: &BTreeMap<KeyRef<'a>, usize>,
         mut budget: Budget<'a>,
     ) {
         let free = budget.free();
@@ -112,7 +113,9 @@ impl<'a> Planner<'a> {
             // A released node has its image already: it would have a slot before those that still download theirs.
             let overtakes = order::was_released(node) && before_it >= free;
             let needs_no_room = ahead.is_none() && node.unavailable.is_some() && budget.free_for(node) > 0;
-            let begins = (room > 0 || needs_no_room) && !overtakes;
+            // Nodes that wait behind one that goes alone take room from those of their own rollout only.
+            let waiting = held_back.get(&key).copied().filter(|_| ahead.is_none()).unwrap_or(0);
+            let begins = (room > waiting || needs_no_room) && !overtakes;
             let begin = self.context(node).filter(|_| begins).map(|ctx| phase::begin(&ctx, version));
             match begin {
                 Some(action) => {

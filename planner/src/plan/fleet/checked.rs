@@ -23,9 +23,10 @@ pub(super) enum Checked {
 }
 
 impl Checked {
-    /// Returns whether the node waits only for a slot. The others give way, and nodes may be staged in their place.
+    /// Returns whether the node waits only for a slot. The others give way, and nodes may be staged in their place: behind a brake
+    /// those of other rollouts.
     pub(super) fn is_ready(&self) -> bool {
-        !matches!(self, Self::NoRoom(_) | Self::StepFull(_) | Self::LeftAlone(_) | Self::Refused(_))
+        !matches!(self, Self::NoRoom(_) | Self::StepFull(_) | Self::Braked(_) | Self::LeftAlone(_) | Self::Refused(_))
     }
 
     pub(super) fn is_under_way(&self) -> bool {

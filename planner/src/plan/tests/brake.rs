@@ -161,8 +161,10 @@ fn kinds_of_few_nodes_brake_before_each_node_has_failed() {
     for (total, expected) in [(1, usize::MAX), (2, 1), (3, 2), (4, 3), (500, 3)] {
         assert_eq!(crate::survey::brake::limit(&Policy::default(), total), expected, "{total}");
     }
-    let own = Policy { max_consecutive_failures: Some(5), ..Policy::default() };
-    assert_eq!(crate::survey::brake::limit(&own, 2), 5, "what a user sets is obeyed");
+    for (own, total, expected) in [(5, 3, 2), (5, 40, 5), (1, 1, 1), (64, 3, usize::MAX)] {
+        let policy = Policy { max_consecutive_failures: Some(own), ..Policy::default() };
+        assert_eq!(crate::survey::brake::limit(&policy, total), expected, "{own} of {total}");
+    }
 }
 
 #[test]
@@ -291,4 +293,24 @@ fn brake_returns_nodes_to_service_that_wait_for_their_hooks_but_finishes_drains(
         let reason = end.map(|last| last.reason).filter(|reason| reason != "Updated");
         assert_eq!(reason.as_deref(), expected, "{sentence}: {:?}", made.waits.get("a"));
     }
+}
+
+#[test]
+fn nodes_behind_the_first_one_take_no_room_from_other_kinds() {
+    let mut nodes: Vec<NodeView> = ["x1", "x2", "x3", "x4", "x5", "x6"].map(staged).into();
+    nodes.push(node("x7"));
+    nodes.extend((1..4).map(|number| {
+        let mut other = node(&format!("y{number}"));
+        other.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+        other
+    }));
+    let (mut view, _) = cluster(nodes, &[]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 7, ..RolloutLedger::default() }));
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 3}));
+    let mut made = plan(&view, &policy, t(60));
+    assert_eq!(slots_of(&made), ["x1"]);
+    assert_eq!(made.waits["x2"].as_str(), "FirstNode");
+    let began: Vec<_> = made.actions.iter().filter(|(_, action)| Plan::starts(action)).map(|(name, _)| name).collect();
+    assert_eq!(began, ["y1", "y2", "y3"], "no more of the first kind: {:?}", made.waits);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
 }

@@ -527,3 +527,63 @@ fn node_that_is_released_without_its_reboot_has_no_place() {
         assert_eq!(record.proof.as_ref().map(|proof| proof.proof), expected, "{sentence}");
     }
 }
+
+#[test]
+fn rollout_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
+    const NEWER: semver::Version = semver::Version::new(1, 20, 6);
+    let unknown = |node: &mut NodeView| node.shadow.as_mut().unwrap().status.agent.updates = None;
+    let fails = |node: &mut NodeView| {
+        let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+        updates.refresh_failure = Some("no route".into());
+    };
+    let newer = |node: &mut NodeView| {
+        let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+        (updates.chosen_version, updates.available_versions) = (Some(NEWER), vec![NEWER]);
+    };
+    type Change<'a> = &'a dyn Fn(&mut NodeView);
+    for (sentence, change, exclude, ends) in [
+        ("its offers are those of another boot", &unknown as Change<'_>, json!([]), false),
+        ("the repository is away", &fails, json!([]), false),
+        ("it is offered the newer version", &newer, json!([]), true),
+        ("policy rules the version out", &unknown, json!([NEW.to_string()]), true),
+    ] {
+        let (mut early, mut other) = (node("b"), node("c"));
+        newer(&mut early);
+        change(&mut other);
+        let (mut view, _) = cluster(vec![with_place("a", Proof::Unproven, 7), early, other], &[]);
+        recorded_with(&mut view, Some(RolloutLedger { base: 3, due: 1, unproven: 1, ..RolloutLedger::default() }));
+        let spec = json!({"version": {"exclude": exclude}, "strategy": {"canary": [{"nodes": 1}]}});
+        let policy = with_policy(&mut view, spec);
+        let status = plan(&view, &policy, t(60)).status.unwrap();
+        let of_version = status.active_rollouts.iter().find(|rollout| rollout.version == NEW).unwrap();
+        assert_eq!(of_version.ended.is_some(), ends, "{sentence}");
+        assert_eq!(of_version.ledger.as_ref().unwrap().unproven, 1, "{sentence}");
+    }
+}
+
+#[test]
+fn steps_that_are_passed_are_not_due_again_however_many_nodes_join() {
+    let joiners = (0..41).map(|number| node(&format!("j{number}")));
+    let (mut view, _) = cluster([staged("b")].into_iter().chain(joiners).collect(), &[]);
+    // Twenty nodes had to be updated. Forty were, and were replaced by others with the old image.
+    let stored = RolloutLedger { base: 20, passed: 2, due: 0, proven: 40, ..RolloutLedger::default() };
+    recorded_with(&mut view, Some(stored));
+    let policy = canary(&mut view, &json!([{"nodes": 1, "soak": "24h"}, {"nodes": "10%", "approval": "Manual"}]));
+    let mut made = plan(&view, &policy, t(60));
+    assert_eq!(slots_of(&made), ["b"], "{:?}", made.waits);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+}
+
+#[test]
+fn resource_that_is_made_again_knows_the_steps_that_its_nodes_have_passed() {
+    for (proven, passed) in [(1, 0), (2, 1), (5, 3)] {
+        let nodes = (0..proven).map(|number| with_place(&format!("a{number}"), Proof::Proven, 7));
+        let (mut view, _) = cluster(nodes.chain([staged("b"), node("c"), node("d")]).collect(), &[]);
+        let manual = |nodes: u32| json!({"nodes": nodes, "approval": "Manual"});
+        let policy = canary(&mut view, &json!([manual(1), manual(3)]));
+        let mut made = plan(&view, &policy, t(60));
+        assert_eq!(ledger(&made).passed, passed, "{proven}: no node was taken beyond a step before it was passed");
+        assert_eq!(slots_of(&made).len(), usize::from(proven != 1), "{proven}: {:?}", made.waits);
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{proven}");
+    }
+}

@@ -448,3 +448,85 @@ fn verification_beside_a_desired_state_ends() {
     shadow(&mut view).status.controller.progress.as_mut().unwrap().step = Step::Draining;
     assert_eq!(outcome(&plan(&view, &policy, t(DUE + 1))), "ProgressLost");
 }
+
+#[test]
+fn place_without_a_proof_that_nodes_do_not_record_is_verified_too() {
+    type Change = fn(&mut ClusterView);
+    let cases: [(&str, Change); 4] = [
+        ("the operator's resource was deleted and made again", |view| {
+            view.history.highest = Some(40);
+            let status = &mut view.operator.as_mut().unwrap().status;
+            (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
+        }),
+        ("the same, and numbers begin again", |view| {
+            view.history.highest = Some(0);
+            let status = &mut view.operator.as_mut().unwrap().status;
+            (status.active_rollouts, status.rollout_count) = (Vec::new(), None);
+        }),
+        ("an earlier version of the operator recorded its end, and no place", |view| {
+            shadow(view).status.controller.record.as_mut().unwrap().proof = None;
+            view.operator.as_mut().unwrap().status.active_rollouts[0].ledger = None;
+        }),
+        ("its Node was deleted and registered again without a record", |view| {
+            shadow(view).status.controller.record = None;
+        }),
+    ];
+    for (sentence, change) in cases {
+        let (mut view, policy) = rollout_of(&["a"], canary());
+        change(&mut view);
+        for second in [ENDED + 1, ENDED + 2, DUE, DUE + SOAK, DUE + SOAK + 1] {
+            turn(&mut view, &policy, second);
+            let made = planned(&view, &policy, second);
+            if second < DUE {
+                assert_eq!(counts(&made), (0, 1, 0), "{sentence}, at {second}");
+                assert_ne!(slots_of(&made), ["z"], "{sentence}, at {second}");
+            }
+            view.operator.as_mut().unwrap().status = made.status.unwrap();
+        }
+        let made = planned(&view, &policy, DUE + SOAK + 2);
+        assert_eq!((counts(&made), made.waits.get("z")), ((1, 0, 0), None), "{sentence}");
+    }
+}
+
+#[test]
+fn each_of_many_places_is_proven_although_the_ledger_names_only_some() {
+    let names: Vec<String> = (10..80).map(|number| format!("n{number}")).collect();
+    let (mut view, policy) = rollout_of(&names.iter().map(String::as_str).collect::<Vec<_>>(), canary());
+    // One was proven before, and an autoscaler has removed it.
+    let rollout = &mut view.operator.as_mut().unwrap().status.active_rollouts[0];
+    rollout.ledger.as_mut().unwrap().proven = 1;
+    for (verified, expected) in [(0, (1, 70, 0)), (64, (65, 6, 0)), (70, (71, 0, 0))] {
+        for name in &names[..verified] {
+            let record = view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap().status.controller.record.as_mut();
+            let record = record.unwrap();
+            record.last.as_mut().unwrap().reason = UPDATED.into();
+            record.proof.as_mut().unwrap().proof = Proof::Proven;
+        }
+        let made = planned(&view, &policy, 60);
+        assert_eq!(counts(&made), expected, "{verified}");
+        view.operator.as_mut().unwrap().status = made.status.unwrap();
+    }
+    // Only what has a name begins, so that its proof is counted.
+    let (view, policy) = rollout_of(&names.iter().map(String::as_str).collect::<Vec<_>>(), canary());
+    let made = planned(&view, &policy, DUE);
+    let began = made.actions.keys().filter(|name| name.starts_with('n')).count();
+    assert_eq!(began, models::operator::LEDGER_NODES);
+    assert!(!made.actions.contains_key("n79"));
+    let mut asked = view.clone();
+    asked.nodes.get_mut("n79").unwrap().shadow.as_mut().unwrap().retry = Some("now".into());
+    let ledger = asked.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap();
+    ledger.nodes.pop();
+    assert!(planned(&asked, &policy, DUE).actions.contains_key("n79"), "one that a user asks for is named first");
+}
+
+#[test]
+fn verification_that_shows_nothing_leaves_a_failed_place_failed() {
+    let (mut view, policy) = late();
+    turn(&mut view, &policy, 60);
+    a(&mut view).facts.ready = false;
+    turn(&mut view, &policy, 61);
+    assert!(!is_verified(&view), "it has ended");
+    assert_eq!(proof(&view).0, Proof::Failed);
+    let made = planned(&view, &policy, 62);
+    assert_eq!(counts(&made), (0, 0, 1), "no approval accepts it");
+}

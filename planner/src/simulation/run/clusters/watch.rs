@@ -343,5 +343,5 @@ impl Watch {
 
 /// Returns the number of ends in a row that brake a rollout among so many nodes.
 fn row_limit(policy: &Policy, total: usize) -> usize {
-    policy.max_consecutive_failures.unwrap_or_else(|| total.saturating_sub(1).clamp(1, 3))
+    policy.max_consecutive_failures.unwrap_or(3).min(total.saturating_sub(1)).max(1)
 }
