@@ -117,10 +117,7 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
                 let proof = place(node, &ActiveRollout { record: None, ..rollout.clone() })?;
                 (proof == Proof::Failed || runs(node, rollout)).then_some(proof)
             };
-            let counted = view.nodes.values().filter(counts).filter(|node| read(node).is_some());
-            let first = counted.filter_map(|node| Some(node.record()?.proof.as_ref()?.rollout)).min().unwrap_or(0);
-            let ledger = with_row(count(&read), view.nodes.values().filter(counts), rollout, read, None);
-            RolloutLedger { first, ..ledger }
+            with_row(count(&read), view.nodes.values().filter(counts), rollout, read, None)
         }
     }
 }

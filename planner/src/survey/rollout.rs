@@ -280,9 +280,10 @@ pub(crate) fn follow<'a>(
     rollouts.active.truncate(MOST);
     for active in rollouts.active.iter_mut().filter(|active| active.ended.is_none()) {
         let first = active.record.as_ref().map(RolloutRecord::first_number);
-        if let (Some(ledger), Some(first)) = (&mut active.ledger, first) {
-            // Numbers may begin again with a new resource, and one that is made again knows those of its nodes.
-            ledger.first = if matches!(ledger.first, 0 | i64::MAX) { first } else { ledger.first.min(first) };
+        if let (Some(ledger), Some(first)) = (&mut active.ledger, first)
+            && matches!(ledger.first, 0 | i64::MAX)
+        {
+            ledger.first = first;
         }
         if let Some(rollout) = rollouts.by_key.get_mut(&key_of(active)) {
             rollout.number = active.number();
