@@ -17,6 +17,9 @@ use super::operator::{carry_out, policy, status};
 use super::texts::short_nonce;
 use crate::write::{Decision, State, WriteOptions};
 
+/// The number of nodes that a text names.
+const NAMED: usize = 8;
+
 /// Options of `approve`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -77,10 +80,10 @@ impl NextStep<'_> {
         self.nodes(self.ledger.open(), |node| node.proof != Proof::Failed && !node.accepted)
     }
 
-    /// Returns so many nodes, by name as far as the ledger names them.
+    /// Returns so many nodes, the first few by name, as far as the ledger names them.
     fn nodes(&self, count: i64, is_meant: impl Fn(&LedgerNode) -> bool) -> String {
         let named: Vec<String> =
-            self.ledger.nodes.iter().filter(|node| is_meant(node)).map(ToString::to_string).collect();
+            self.ledger.nodes.iter().filter(|node| is_meant(node)).take(NAMED).map(ToString::to_string).collect();
         match usize::try_from(count).unwrap_or(0).saturating_sub(named.len()) {
             _ if named.is_empty() => format!("{count} node(s)"),
             0 => named.join(", "),

@@ -75,7 +75,7 @@ impl<'a> Planner<'a> {
         let ahead = self.policy.pre_stage.as_ref();
         // A node that is staged, or about to be, will take room in its group and zone, and in its canary step if that
         // does not count it by itself: it counts those that it observes at work.
-        let mut begun: BTreeMap<KeyRef<'_>, usize> = BTreeMap::new();
+        let mut begun: BTreeMap<KeyRef<'_>, usize> = held_back.clone();
         let unseen = requests.beginning.iter().map(|(node, version)| key::key(node.node, version));
         let staged = ready.iter().filter_map(|node| {
             let progress = node.node.update().filter(|progress| progress.step == Step::Staged)?;

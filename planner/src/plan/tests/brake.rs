@@ -314,3 +314,14 @@ fn nodes_behind_the_first_one_take_no_room_from_other_kinds() {
     assert_eq!(began, ["y1", "y2", "y3"], "no more of the first kind: {:?}", made.waits);
     assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
 }
+
+#[test]
+fn nodes_behind_the_first_one_take_places_of_their_canary_step() {
+    let (mut view, _) = fleet(&["a", "b"], RolloutLedger::default());
+    view.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap().proven = 0;
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 7, "strategy": {"canary": [{"nodes": 2}]}}));
+    let made = plan(&view, &policy, t(60));
+    assert_eq!((slots_of(&made), made.waits["b"].as_str()), (vec!["a"], "FirstNode"));
+    let began: Vec<_> = made.actions.iter().filter(|(_, action)| Plan::starts(action)).map(|(name, _)| name).collect();
+    assert!(began.is_empty(), "the two have the places: {began:?}");
+}

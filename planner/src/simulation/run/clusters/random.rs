@@ -81,6 +81,11 @@ fn some_cluster(rng: &mut StdRng) -> (Scenario, Vec<usize>, Vec<(SignedDuration,
         scenario.budgets[0].expected += 3;
         scenario.budgets[0].desired += 3;
     }
+    if rng.random_bool(0.2) {
+        // Some take longer than their deadlines.
+        scenario.times.boot = Span::seconds(60, 50 * 60);
+        scenario.times.shutdown = Span::seconds(3, 25 * 60);
+    }
     for member in &mut scenario.members {
         member.pods.push(1);
         if kinds && rng.random_bool(0.5) {

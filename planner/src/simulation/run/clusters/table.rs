@@ -12,7 +12,7 @@ use super::{Change, Cluster};
 use crate::fixtures::{NEW, OLD};
 use crate::simulation::faults::merge;
 use crate::simulation::tests::fleet;
-use crate::simulation::{Fault, FaultEffect, Scenario};
+use crate::simulation::{Fault, FaultEffect, Scenario, Span};
 use crate::view::{BudgetFacts, NodeView};
 use crate::wait::Wait;
 
@@ -131,12 +131,42 @@ fn merged(spec: &Value, part: Value) -> Value {
     merged
 }
 
+/// A fleet whose hosts take so many minutes to shut down, and to boot.
+fn slow(nodes: usize, spec: &Value, shutdown: u64, boot: u64) -> Scenario {
+    let mut scenario = cluster(nodes, spec, &[]);
+    let minutes = |minutes: u64| Span::seconds(minutes * 60, minutes * 60 + 30);
+    (scenario.times.shutdown, scenario.times.boot) = (minutes(shutdown), minutes(boot));
+    scenario
+}
+
+/// Waits of nodes with these numbers for one reason, whose text has this part.
+fn waiting(
+    names: &'static [&'static str],
+    reason: &'static str,
+    text: &'static str,
+) -> Vec<(&'static str, &'static str, &'static str)> {
+    names.iter().map(|name| (*name, reason, text)).collect()
+}
+
+/// The names of eight nodes.
+const EIGHT: [&str; 8] = [
+    "node-000000",
+    "node-000001",
+    "node-000002",
+    "node-000003",
+    "node-000004",
+    "node-000005",
+    "node-000006",
+    "node-000007",
+];
+
 fn rows() -> Vec<Row> {
     let default = json!({});
     let two = json!({"maxUnavailable": 2});
     let steps = json!({"maxUnavailable": 3, "strategy": {"canary": [{"nodes": 1}, {"nodes": 3, "soak": "2h"}]}});
     let hooked = json!({"maxUnavailable": 2, "hooks": [{"name": "storage", "after": {}}]});
-    let silent = FaultEffect::NoPermitRequested;
+    let one = json!({"maxUnavailable": 2, "hooks": [{"name": "storage", "after": {}}], "strategy": {"canary": [{"nodes": 1}]}});
+    let (silent, refuses) = (FaultEffect::NoPermitRequested, FaultEffect::HooksRefuse);
     let mut enabled_later = cluster(6, &json!({"maxUnavailable": 3, "enabled": false}), &[]);
     enabled_later.base.operator.as_mut().unwrap().status.observed_generation = None;
     let breaks = FaultEffect::DoesNotBoot;
@@ -160,6 +190,28 @@ fn rows() -> Vec<Row> {
             .waits(&[("node-000000", "BackOff", "AgentSilent"), ("node-000002", "BackOff", "AgentSilent")]),
         Row::of("two nodes of three that are broken for ever", cluster(3, &default, &[(silent, &[0, 1])]), 1)
             .waits(&[("node-000000", "BackOff", "AgentSilent"), ("node-000001", "BackOff", "AgentSilent")]),
+        Row::of("hosts that are slow to shut down and to boot", slow(3, &default, 20, 25), 3),
+        Row::of("hosts that come back after their deadlines", slow(3, &default, 2, 70), 3),
+        Row::of("an operator updated while a node has proven nothing", cluster(8, &one, &[(refuses, &[0])]), 8)
+            .after(60, Change::OperatorUpdated)
+            .after(600, Change::Repaired),
+        Row::of("a resource created again while a node has proven nothing", cluster(8, &one, &[(refuses, &[0])]), 8)
+            .after(60, Change::CreatedAgain)
+            .after(600, Change::Repaired),
+        Row::of("a node that has proven nothing, for ever", cluster(8, &one, &[(refuses, &[0])]), 1).waits(&waiting(
+            &EIGHT[1..],
+            "StepUnproven",
+            "node-000000 (HookRefused)",
+        )),
+        Row::of(
+            "a control-plane node that is never Ready",
+            with_control_plane(&two, &[(FaultEffect::NeverReady, &[0])]),
+            6,
+        )
+        .waits(&[waiting(&EIGHT[..1], "NoReport", ""), waiting(&EIGHT[1..3], "Quarantined", "")].concat()),
+        Row::of("a version that a user excludes while its first node is verified", cluster(8, &two, &[]), 1)
+            .after(3, Change::Policy(merged(&two, json!({"version": {"exclude": [NEW.to_string()]}}))))
+            .waits(&[waiting(&EIGHT[..4], "Excluded", ""), waiting(&EIGHT[5..], "Excluded", "")].concat()),
         Row::of("the first rollout after installation", enabled_later, 6)
             .after(60, Change::Policy(json!({"maxUnavailable": 3}))),
         Row::of("an operator updated in mid-rollout", cluster(8, &steps, &[]), 8).after(30, Change::OperatorUpdated),
