@@ -142,6 +142,9 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         }
         (None, None) => return requests(node, before, after),
         (_, Some(Step::Releasing)) if step(was) != Some(Step::Releasing) => return ended(),
+        (None, Some(is_at)) if mode == Mode::Update && is_at.place() > Place::Waiting => {
+            "attempt continued: the Node was deleted and registered again"
+        }
         (None, Some(_)) => match mode {
             Mode::Update => "attempt started",
             Mode::Drill { evict: true, .. } => {

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use models::names::INTERFACE_LABEL;
 use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, LedgerNode, MarkedPods, Slot};
 use models::reason::Proof;
-use models::shadow::{HostPolicy, HostState, Place, Step};
+use models::shadow::{HostPolicy, HostState, Mode, Place, Step};
 use models::time::after;
 use semver::Version;
 
@@ -97,6 +97,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             add(Some(name), check_reboot(node, action));
             add(Some(name), check_disruption(view, plan, node, action));
             add(Some(name), check_permit(view, node, action));
+            add(Some(name), check_continued(view, node, action));
             let early = check_release(node, action);
             if early.is_some() {
                 early_releases.insert(name.clone());
@@ -169,10 +170,20 @@ fn check_earlier_operator(view: &ClusterView, plan: &Plan) -> Option<Broken> {
 fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
     let Some(slots) = plan.slots.as_ref().filter(|_| view.operator.is_some()) else { return Vec::new() };
     let held: HashSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
-    let new = slots.iter().map(|slot| slot.uid.as_str()).filter(|uid| !held.contains(uid));
-    let new: HashSet<&str> = new.collect();
+    let new = slots.iter().filter(|slot| !held.contains(slot.uid.as_str()) && !goes_on(view, slots, slot));
+    let new: HashSet<&str> = new.map(|slot| slot.uid.as_str()).collect();
     let given = |node: &&NodeView| new.contains(node.facts.uid.as_str()) && !node.disrupted();
     if new.is_empty() { Vec::new() } else { view.nodes.values().filter(given).collect() }
+}
+
+/// Returns whether a slot is no new one: its node had it under another Node object, which was deleted and registered again while the
+/// machine rebooted by its permit.
+fn goes_on(view: &ClusterView, slots: &[Slot], slot: &Slot) -> bool {
+    let is_same = |before: &Slot| {
+        let again = ended::registered_again(view, before).is_some_and(|node| node.facts.uid == slot.uid);
+        again && ended::goes_on_as(before, slot) && !slots.iter().any(|kept| kept.uid == before.uid)
+    };
+    view.slots().any(is_same)
 }
 
 /// S1: slots are given only up to the budget.
@@ -336,6 +347,24 @@ fn check_permit(view: &ClusterView, node: &NodeView, action: &Action) -> Option<
     let recorded = |slot: &Slot| slot.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
     let own = view.slots().any(|slot| slot.uid == node.facts.uid && recorded(slot));
     if own { None } else { broken("S12", "its reboot is permitted before its slot records it") }
+}
+
+/// S12 again: an update goes on after its reboot, without a record of it, only where the node's slot records that the reboot may have
+/// been permitted, for this attempt and in another boot.
+fn check_continued(view: &ClusterView, node: &NodeView, action: &Action) -> Option<Broken> {
+    let Action::Status { status, .. } = action else { return None };
+    let next = status.report.progress.as_ref().filter(|next| next.mode() == Mode::Update)?;
+    if node.progress().is_some() || !matches!(next.step.place(), Place::Away | Place::Booted | Place::Back) {
+        return None;
+    }
+    let continued = |slot: &Slot| {
+        let update = ended::to_continue(node, slot).filter(|_| slot.uid == node.facts.uid);
+        update.is_some_and(|update| (update.attempt, &update.version) == (next.attempt, &next.version))
+    };
+    if view.slots().any(continued) {
+        return None;
+    }
+    broken("S12", format!("attempt {} goes on in {:?}, which no slot of the node records", next.attempt, next.step))
 }
 
 /// S9: no node is released in the boot in which its reboot was permitted while it is not Ready: its host may be shutting down.

@@ -132,6 +132,8 @@ pub struct Node {
     pub name: String,
     /// Uid.
     pub uid: String,
+    /// The machine, as its cloud names it; empty where nothing names it.
+    pub provider_id: String,
     /// The boot that its kubelet reports.
     pub boot_id: String,
     /// True if its kubelet reports it as Ready.
@@ -178,6 +180,7 @@ impl Node {
         Self {
             name: text(meta.name.as_ref()),
             uid: text(meta.uid.as_ref()),
+            provider_id: node.spec.as_ref().and_then(|spec| spec.provider_id.clone()).unwrap_or_default(),
             boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
             ready: ready.is_some_and(|condition| condition.status == "True"),
             shutting_down: message == "node is shutting down",

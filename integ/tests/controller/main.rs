@@ -33,6 +33,7 @@ mod other_clients;
 mod percentages;
 mod prometheus;
 mod recorded;
+mod registered_again;
 mod revisions;
 mod rollout;
 mod silence;
@@ -147,6 +148,7 @@ fn main() -> ExitCode {
         other_clients,
         percentages,
         recorded,
+        registered_again,
         revisions,
         rollout,
         silence,

@@ -16,6 +16,9 @@ use crate::time::after;
 /// The most nodes that a ledger names. Only those can prove the version later: with more at a time, others wait for a name.
 pub const LEDGER_NODES: usize = 64;
 
+/// The length to which the name of a machine is cut.
+pub const PROVIDER_ID_LENGTH: usize = 512;
+
 /// Places of a rollout. It changes only in writes that carry the resourceVersion that was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -233,6 +236,10 @@ pub struct SlotUpdate {
     /// Boot of the node when the slot was given.
     #[schemars(length(max = 64))]
     pub boot_id: String,
+    /// Machine of the node, as its cloud names it (`spec.providerID` of the Node); absent where nothing names it.
+    #[serde(rename = "providerID", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = PROVIDER_ID_LENGTH))]
+    pub provider_id: Option<String>,
     /// Place that the node had in the rollout before: `Proven`, `Unproven` or `Failed`; absent if it had none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<StatusWord>")]

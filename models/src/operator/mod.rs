@@ -25,7 +25,7 @@ use crate::schema::VersionText;
 pub use bounds::{BOUNDS, Bound, OutOfBounds};
 pub use count::CountOrPercent;
 pub use hook::{Hook, HookWait, OnTimeout};
-pub use ledger::{LEDGER_NODES, LedgerNode, RolloutLedger, SlotUpdate};
+pub use ledger::{LEDGER_NODES, LedgerNode, PROVIDER_ID_LENGTH, RolloutLedger, SlotUpdate};
 pub use notices::{
     CAUSE_LENGTH, MOST_NODES, MOST_PENDING, Notice, NoticeEvent, NoticeFormat, NoticeReceiver, NoticesPolicy,
     NoticesStatus,

@@ -185,6 +185,11 @@ pub(crate) fn not_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
     node::is_ready(ctx)
 }
 
+/// Returns the wait for the first report of a node's agent in its boot.
+pub(crate) fn no_report(ctx: &NodeContext<'_>) -> Option<Wait> {
+    host::has_reported(ctx)
+}
+
 /// Returns the wait for trouble of the cluster, which also stops what has begun.
 pub(crate) fn cluster_unwell(ctx: &NodeContext<'_>) -> Option<Wait> {
     fleet::cluster_is_well(ctx)

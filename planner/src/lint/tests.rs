@@ -252,6 +252,7 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
             arch: "x86_64".into(),
             attempt: 1,
             boot_id: "b1".into(),
+            provider_id: None,
             had: None,
             permitting_since: None,
         };

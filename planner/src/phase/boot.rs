@@ -33,6 +33,11 @@ pub(super) fn after_reboot(ctx: &Attempt<'_>) -> Turn {
             ctx.set_condition(status, DRAINED, false, "Updated", &message);
         });
     }
+    if !is_desired(ctx) {
+        let message =
+            "the node came back on another version, and how far its update had come went with its Node object";
+        return fail(FailureReason::RebootedByOther, message);
+    }
     // Not the target version: the agent knows how far it had come.
     if let Some((reason, message)) = ctx.agent_failure(ctx.progress.attempt) {
         return fail(reason, message);
@@ -74,6 +79,12 @@ fn not_ready_yet(ctx: &Attempt<'_>) -> Turn {
 /// Names a time limit with its field, for users.
 pub(super) fn limit_of(limit: Duration, field: &str) -> String {
     format!("within {} (spec.deadlines.{field})", models::duration::Duration(limit))
+}
+
+/// Returns whether the shadow had a desired state for this attempt. One that was created with another Node object while its machine
+/// rebooted had none.
+pub(super) fn is_desired(ctx: &Attempt<'_>) -> bool {
+    ctx.shadow.spec.attempt == ctx.progress.attempt
 }
 
 /// Returns whether the agent has reported the image of this attempt as armed.

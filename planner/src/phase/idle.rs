@@ -1,7 +1,7 @@
 //! A node without an attempt: whatever an interrupted one has left is cleaned up before another one may begin. Its
 //! beginning disrupts nothing.
 
-use models::shadow::{Drill, HostState, Progress, Step};
+use models::shadow::{Drill, HostState, Progress, RolloutPlace, Step};
 use semver::Version;
 
 use super::desired::{has_host_settings, withdraw};
@@ -10,9 +10,9 @@ use super::drill_request;
 use super::requests::acknowledged;
 use super::status::{forget_claim, unblock, with_blocked_condition};
 use super::verification;
-use crate::decision::{Action, Decision, Verdict};
+use crate::decision::{Action, Decision, Note, Verdict};
 use crate::gates;
-use crate::survey::NodeContext;
+use crate::survey::{NodeContext, ended, key};
 use crate::wait::Wait;
 
 /// Returns the attempt of a desired state without a record of it, to be withdrawn like a failed one.
@@ -30,6 +30,42 @@ pub(super) fn lost(ctx: &NodeContext<'_>) -> Option<Progress> {
         disruptive: ctx.slot || ctx.facts().claimed(),
         ..ctx.new_progress(Step::Releasing, spec.attempt, version)
     })
+}
+
+/// Goes on with the attempt that the node's slot records, and its shadow does not: its Node object was deleted after the permit, and
+/// its shadow with it, and its machine is registered again in another boot. The agent confirms that it is a host of this kind.
+pub(super) fn continued(ctx: &NodeContext<'_>) -> Option<Decision> {
+    let slot = ctx.permitted?;
+    let until = ended::kept_until(ctx.view, ctx.policy, slot).filter(|until| *until > ctx.now)?;
+    let wait = |wait| with_blocked_condition(ctx, Decision::wait(wait).waking_at(until));
+    let Some(update) = ended::to_continue(ctx.node, slot) else {
+        // Its machine may be on its way down.
+        return gates::not_ready(ctx).filter(|_| !ctx.facts().claimed()).map(wait);
+    };
+    if let Some(silent) = gates::no_report(ctx) {
+        return Some(wait(silent));
+    }
+    if key::kind(ctx.node) != (update.variant.as_str(), update.arch.as_str()) {
+        return None;
+    }
+    let mut status = ctx.controller_status();
+    let place = ctx.place(&update.version);
+    status.report.progress = Some(Progress {
+        // That in which its reboot was permitted shows that it is in another one.
+        boot_id: update.boot_id.clone(),
+        from: None,
+        started: slot.since,
+        disruptive: true,
+        rollout: Some(RolloutPlace { boot_id: update.boot_id.clone(), drain_started: Some(slot.since), ..place }),
+        ..ctx.new_progress(Step::Returning, update.attempt, &update.version)
+    });
+    unblock(&mut status);
+    let message = format!(
+        "the Node was deleted and registered again while its machine rebooted: attempt {} to {} goes on",
+        update.attempt, update.version
+    );
+    let note = Note { warning: false, reason: "UpdateContinued", message };
+    Some(Decision::act(Action::Status { status: Box::new(status), note: Some(note) }))
 }
 
 /// Cleans up after an interrupted attempt if nothing is under way, else checks if a new one may begin.

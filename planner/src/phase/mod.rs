@@ -335,7 +335,7 @@ fn without_attempt(ctx: &NodeContext<'_>) -> Decision {
             let attempt = Attempt { of: ctx, progress: &progress, phase: Phase::ENDING };
             Decision::act(end::failed(&attempt, FailureReason::ProgressLost, "the record of this attempt is gone"))
         }
-        None => idle::decide(ctx),
+        None => idle::continued(ctx).unwrap_or_else(|| idle::decide(ctx)),
     }
 }
 

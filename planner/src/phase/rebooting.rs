@@ -112,7 +112,7 @@ fn back_in_service(ctx: &Attempt<'_>) -> Turn {
 fn answer(ctx: &Attempt<'_>, nonce: &str) -> Turn {
     let Some(sorted) = ctx.sorted_pods() else { return stay(Wait::ReadingPods) };
     let mode = ctx.mode();
-    if mode == Mode::Update && !ctx.permit_recorded {
+    if mode == Mode::Update && ctx.permitted.is_none() && ctx.view.operator.is_some() {
         // Without the Node object, its slot alone says that the host may reboot into the version.
         return stay(Wait::Acting);
     }

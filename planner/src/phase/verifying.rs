@@ -3,6 +3,7 @@
 use models::reason::FailureReason;
 use models::shadow::{HostState, Mode, Progress, Step};
 
+use super::boot::is_desired;
 use super::claim::return_to_service;
 use super::comparison;
 use super::desired::withdraw;
@@ -23,7 +24,9 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(ended) = ended {
         return ended.or_else(|| check_health(ctx)).unwrap_or_else(|| finish(ctx));
     }
-    if ctx.shadow.spec.state == HostState::Idle {
+    // It is withdrawn once the node is verified.
+    let desired = is_desired(ctx);
+    if ctx.shadow.spec.state == HostState::Idle && desired {
         return if ctx.needs_release() { act(Action::Release) } else { finish(ctx) };
     }
     if let Some(action) = return_to_service(ctx) {
@@ -42,7 +45,11 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         let again = Progress { soak_restarted: true, ..ctx.progress.clone() };
         return ctx.next_with(Step::Returning, again, |_| {});
     }
-    check_health(ctx).unwrap_or_else(|| act(withdraw(ctx)))
+    check_health(ctx).unwrap_or_else(|| match ctx.needs_release() {
+        _ if desired => act(withdraw(ctx)),
+        true => act(Action::Release),
+        false => finish(ctx),
+    })
 }
 
 /// Withdraws the desired state of a drill, and ends it where its node did not stay as it was.

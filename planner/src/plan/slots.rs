@@ -198,16 +198,20 @@ pub(super) fn makes_use(decision: &Decision) -> bool {
 
 /// The nodes (uid) whose slot a write of the slots removes or replaces.
 pub fn retracted(before: &[Slot], after: &[Slot]) -> BTreeSet<String> {
-    let kept = |slot: &Slot| after.iter().any(|kept| (&kept.uid, kept.since) == (&slot.uid, slot.since));
+    let same = |slot: &Slot, kept: &Slot| (&kept.uid, kept.since) == (&slot.uid, slot.since);
+    let kept = |slot: &Slot| after.iter().any(|kept| same(slot, kept) || ended::goes_on_as(slot, kept));
     before.iter().filter(|slot| !kept(slot)).map(|slot| slot.uid.clone()).collect()
 }
 
-/// The nodes (uid) that have a slot and have not begun. An earlier leader may have a write under way that removes the
+/// The nodes (uid) that have a slot and have not begun. One whose slot records that its reboot may be permitted has, also where it
+/// is gone. An earlier leader may have a write under way that removes the
 /// slot, so a new leader records it again.
 pub fn not_begun(view: &ClusterView) -> BTreeSet<String> {
     let begun = |node: &&NodeView| node.facts.claimed() || node.past_staging();
     let begun: BTreeSet<&str> = view.nodes.values().filter(begun).map(|node| node.facts.uid.as_str()).collect();
-    view.recorded_slots().filter(|slot| !begun.contains(slot.uid.as_str())).map(|slot| slot.uid.clone()).collect()
+    let permitted = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
+    let idle = view.recorded_slots().filter(|slot| !permitted(slot) && !begun.contains(slot.uid.as_str()));
+    idle.map(|slot| slot.uid.clone()).collect()
 }
 
 /// The slots that stay: recorded ones of nodes that are under way or disrupted, and those of nodes that have lost
@@ -222,12 +226,14 @@ pub(super) fn kept(
     wants_slot: &[bool],
     now: Timestamp,
 ) -> Vec<Slot> {
+    let waits = |slot: &Slot| ended::kept_until(view, survey.policy, slot).is_some_and(|until| until > now);
     let mut slots: Vec<Slot> = Vec::new();
     for (node, wants_slot) in survey.nodes.iter().zip(wants_slot) {
         let NodeFacts { uid, name, .. } = &node.facts;
         // While a write about the node is under way, it may be the one that begins its drain.
         let under_way = node.step.is_some() && node.past_staging() && !node.may_still_reboot();
-        let keeps = node.disrupted || under_way || *wants_slot || view.busy.contains(name);
+        let continues = held.get(uid.as_str()).is_some_and(|slot| waits(slot));
+        let keeps = node.disrupted || under_way || *wants_slot || continues || view.busy.contains(name);
         if !keeps {
             continue;
         }
@@ -239,11 +245,13 @@ pub(super) fn kept(
             None => {}
         }
     }
-    // The machine of a Node object that was deleted may still reboot.
+    // The machine of a Node object that was deleted may still reboot. Once it is registered again, it goes on with its slot.
     let there: HashSet<&str> = survey.nodes.iter().map(|node| node.facts.uid.as_str()).collect();
-    let gone = held.values().filter(|slot| !there.contains(slot.uid.as_str()));
-    let waits = |slot: &Slot| ended::kept_until(view, survey.policy, slot).is_some_and(|until| until > now);
-    slots.extend(gone.filter(|slot| waits(slot)).map(|slot| (*slot).clone()));
+    for slot in held.values().filter(|slot| !there.contains(slot.uid.as_str()) && waits(slot)) {
+        let again = ended::registered_again(view, slot).map(|node| &node.facts.uid);
+        let uid = again.filter(|uid| !held.contains_key(uid.as_str())).unwrap_or(&slot.uid);
+        slots.push(Slot { uid: uid.clone(), ..(*slot).clone() });
+    }
     slots
 }
 

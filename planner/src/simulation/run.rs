@@ -76,6 +76,8 @@ impl<'a> Run<'a> {
             budgets_changed: false,
             course,
             #[cfg(test)]
+            away: None,
+            #[cfg(test)]
             watch: None,
         };
         run.first_events();

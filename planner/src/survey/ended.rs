@@ -10,12 +10,42 @@ use super::ledger::{inferred, is_of, runs};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
-/// Returns until when the slot of a node that is gone is kept, if it is: its machine may reboot by its permit and come back. One
-/// that has come back as another Node object shows by itself what it runs.
+/// Returns until when a slot is kept although nothing shows what its attempt has become, if it is: its Node is gone, or was registered
+/// again without a record of the attempt, and the machine may reboot by its permit and come back.
 pub(crate) fn kept_until(view: &ClusterView, policy: &Policy, slot: &Slot) -> Option<Timestamp> {
-    let permitting = slot.update.as_ref()?.permitting_since?;
-    let back = view.nodes.contains_key(&slot.node) || view.unmanaged.contains_key(&slot.node);
-    (!back).then(|| after(after(permitting, policy.reboot), policy.returning))
+    let update = slot.update.as_ref()?;
+    let permitting = update.permitting_since?;
+    let lost = own(view, slot).is_none_or(|node| is_lost(node, update));
+    lost.then(|| after(after(permitting, policy.reboot), policy.returning))
+}
+
+/// Returns whether a node with the slot of an attempt has no record of it, and is in another boot or may be on its way to one.
+fn is_lost(node: &NodeView, update: &SlotUpdate) -> bool {
+    let recorded = node.progress().is_some() || recorded_end(node, update).is_some();
+    !recorded && (node.facts.boot_id != update.boot_id || !node.facts.ready)
+}
+
+/// Returns the node that goes on with a slot after its Node object was deleted and registered again: the machine is the same one, as
+/// far as its cloud names it. Its reboot may have been permitted, and nothing else has begun there.
+pub(crate) fn registered_again<'a>(view: &'a ClusterView, slot: &Slot) -> Option<&'a NodeView> {
+    let update = slot.update.as_ref().filter(|update| update.permitting_since.is_some())?;
+    let node = view.nodes.get(&slot.node).filter(|node| node.facts.uid != slot.uid)?;
+    let same = update.provider_id.is_none() || node.facts.provider_id == update.provider_id;
+    (same && node.progress().is_none()).then_some(node)
+}
+
+/// Returns whether a slot is an earlier one that goes on under another Node object of its name.
+pub(crate) fn goes_on_as(before: &Slot, after: &Slot) -> bool {
+    let permitted = before.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
+    permitted && (&before.node, before.since, &before.update) == (&after.node, after.since, &after.update)
+}
+
+/// Returns the update of a slot whose node is in another boot than the one in which its reboot was permitted, and has no record of
+/// the attempt: the attempt goes on.
+pub(crate) fn to_continue<'a>(node: &NodeView, slot: &'a Slot) -> Option<&'a SlotUpdate> {
+    let update = slot.update.as_ref().filter(|update| update.permitting_since.is_some())?;
+    let rebooted = !node.facts.boot_id.is_empty() && node.facts.boot_id != update.boot_id;
+    (rebooted && is_lost(node, update)).then_some(update)
 }
 
 /// Returns the node that a slot was given to; `None` if it is gone, also where another one has its name.
@@ -42,7 +72,8 @@ fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveR
         return (proof.unwrap_or(Proof::Free), last.reason.clone());
     }
     // Without a record of the end, as of a node that is gone, what may have happened counts as if it had.
-    let may_run = view.nodes.get(&slot.node).is_none_or(|there| runs(there, rollout));
+    let may_reboot = |node: &NodeView| node.facts.boot_id == update.boot_id && !node.facts.ready;
+    let may_run = own.is_none_or(|node| runs(node, rollout) || may_reboot(node));
     let proof = if update.permitting_since.is_some() && may_run { Proof::Unproven } else { Proof::Free };
     (proof, "NodeDeleted".to_owned())
 }
@@ -65,16 +96,17 @@ pub(super) fn count(
     }
 }
 
-/// Returns whether the attempt of a slot is over: its end is recorded, or its node is gone and is not waited for.
+/// Returns whether the attempt of a slot is over: its end is recorded, or its machine is not waited for.
 pub(crate) fn has_ended(
     (view, policy): (&ClusterView, &Policy),
     slot: &Slot,
     update: &SlotUpdate,
     now: Timestamp,
 ) -> bool {
-    match own(view, slot) {
-        Some(node) => recorded_end(node, update).is_some(),
-        None => kept_until(view, policy, slot).is_none_or(|until| until <= now),
+    match (own(view, slot), kept_until(view, policy, slot)) {
+        (_, Some(until)) => until <= now,
+        (Some(node), None) => recorded_end(node, update).is_some(),
+        (None, None) => true,
     }
 }
 

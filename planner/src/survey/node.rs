@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, set_condition};
+use models::operator::Slot;
 use models::reason::FailureReason;
 use models::shadow::{
     ControllerStatus, DrainStatus, Drill, HOST_REACHABLE, HostState, Mode, Progress, RolloutPlace, Step,
@@ -43,8 +44,8 @@ pub(crate) struct NodeContext<'a> {
     pub(crate) now: Timestamp,
     /// True if the node has a slot.
     pub(crate) slot: bool,
-    /// True if its slot records that the reboot may be permitted, or there is no resource that holds slots.
-    pub(crate) permit_recorded: bool,
+    /// The slot of the node, where it records that the reboot may be permitted.
+    pub(crate) permitted: Option<&'a Slot>,
 }
 
 impl<'a> NodeContext<'a> {
@@ -56,7 +57,7 @@ impl<'a> NodeContext<'a> {
         now: Timestamp,
     ) -> Option<Self> {
         let shadow = node.node.shadow.as_ref()?;
-        Some(Self { view, node, shadow, policy: survey.policy, survey, now, slot: false, permit_recorded: false })
+        Some(Self { view, node, shadow, policy: survey.policy, survey, now, slot: false, permitted: None })
     }
 
     pub(crate) fn facts(&self) -> &'a NodeFacts {

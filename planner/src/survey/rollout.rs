@@ -211,7 +211,15 @@ pub(crate) fn follow<'a>(
         }
     }
     let own = |(variant, arch, version): KeyRef<'_>| (variant.to_owned(), arch.to_owned(), version.clone());
-    let keys: BTreeSet<Key> = keys.into_iter().map(own).collect();
+    let mut keys: BTreeSet<Key> = keys.into_iter().map(own).collect();
+    // A machine whose Node is gone, and which is waited for, is under way too.
+    for slot in view.recorded_slots() {
+        if let Some(update) = &slot.update
+            && ended::kept_until(view, policy, slot).is_some_and(|until| until > now)
+        {
+            keys.insert((update.variant.clone(), update.arch.clone(), update.version.clone()));
+        }
+    }
     let pending = operator.approve_step.is_some()
         && !super::requests::is_new(operator)
         && operator.approve_step != operator.status.requests.as_ref().and_then(|r| r.approve_step.clone());
@@ -346,14 +354,19 @@ fn counted(
         .collect();
     // One that is gone still has its place.
     let held = view.recorded_slots().filter_map(|slot| Some((slot, slot.update.as_ref()?)));
+    let (mut on_their_way, mut seen) = (Vec::new(), 0);
     for (slot, update) in held.filter(|(_, update)| ledger::is_of(update, active)) {
         rollout.disrupted += usize::from(update.had.is_none());
-        if !ended::has_ended((view, policy), slot, update, now) {
-            rollout.busy.push(Busy { node: ended::holder(view, policy, slot), since: Some(slot.since) });
+        if ended::has_ended((view, policy), slot, update, now) {
+            continue;
         }
+        let node = ended::holder(view, policy, slot);
+        if ended::kept_until(view, policy, slot).is_some() && on_their_way.len() < NAMED {
+            on_their_way.push(node.clone());
+        }
+        rollout.busy.push(Busy { node, since: Some(slot.since) });
     }
     rollout.under_way = rollout.disrupted;
-    let (mut on_their_way, mut seen) = (Vec::new(), 0);
     for node in view.nodes.values().filter(|node| is_member(node, active)) {
         let place = ledger::place(node, active);
         let slot = slots.get(node.facts.uid.as_str()).copied();

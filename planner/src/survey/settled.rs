@@ -7,7 +7,7 @@ use models::operator::{ActiveRollout, Slot, SlotUpdate};
 use models::reason::Proof;
 
 use super::brake;
-use super::ended::count;
+use super::ended::{count, goes_on_as};
 use super::key::{key_of, kind};
 use super::ledger::{is_of, place};
 use super::rollout::Rollouts;
@@ -25,6 +25,7 @@ pub(crate) fn update_of(rollouts: &Rollouts, node: &NodeView) -> Option<SlotUpda
         arch: arch.to_owned(),
         attempt: progress.attempt,
         boot_id: progress.boot_id.clone(),
+        provider_id: node.facts.provider_id.clone(),
         had: rollout.and_then(|rollout| place(node, rollout)),
         permitting_since: None,
     })
@@ -47,11 +48,13 @@ pub(crate) fn settle(
     now: Timestamp,
 ) {
     let remaining: HashSet<&str> = after.iter().map(|slot| slot.uid.as_str()).collect();
+    let remains =
+        |slot: &Slot| remaining.contains(slot.uid.as_str()) || after.iter().any(|after| goes_on_as(slot, after));
     for rollout in active.iter_mut().filter(|rollout| rollout.ended.is_none()) {
         let Some(mut ledger) = rollout.ledger.take() else { continue };
         let followed = rollouts.by_key(&key_of(rollout));
         let limit = brake::limit(policy, followed.map_or(0, |followed| followed.total));
-        for slot in before.iter().filter(|slot| !remaining.contains(slot.uid.as_str())) {
+        for slot in before.iter().filter(|slot| !remains(slot)) {
             if let Some(update) = slot.update.as_ref().filter(|update| is_of(update, rollout)) {
                 count(view, &mut ledger, (slot, update, rollout), limit, now);
             }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, Service
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference};
 use models::names;
-use models::operator::BottlerocketUpdateOperator;
+use models::operator::{BottlerocketUpdateOperator, PROVIDER_ID_LENGTH};
 use models::plain::{cut, plain};
 use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus};
 use models::time::after;
@@ -74,6 +74,12 @@ fn joining(node: &Node, not_ready_since: Option<Timestamp>) -> bool {
     }
 }
 
+/// Returns the name of a node's machine, as a slot can record it.
+fn provider_id(node: &Node) -> Option<String> {
+    let id = node.spec.as_ref()?.provider_id.as_deref().filter(|id| !id.is_empty())?;
+    Some(cut(id, PROVIDER_ID_LENGTH))
+}
+
 fn text(value: Option<&String>) -> String {
     value.cloned().unwrap_or_default()
 }
@@ -137,6 +143,7 @@ impl Projection for NodeFacts {
                 .filter(|_| unschedulable),
             removed_by: removed_by.cloned(),
             boot_id: info.map(|i| i.boot_id.clone()).unwrap_or_default(),
+            provider_id: provider_id(node),
             os_image: info.map(|i| i.os_image.clone()).unwrap_or_default(),
             unschedulable,
             hold: annotation(&node.metadata, names::HOLD_ANNOTATION).and_then(|value| Hold::parse(value).ok()),

@@ -65,6 +65,8 @@ pub struct NodeFacts {
     pub removed_by: Option<String>,
     /// The boot id that its kubelet reports.
     pub boot_id: String,
+    /// The machine, as its cloud names it; `None` where nothing names it.
+    pub provider_id: Option<String>,
     /// The kubelet's name of the operating system, with the version in it.
     pub os_image: String,
     pub unschedulable: bool,

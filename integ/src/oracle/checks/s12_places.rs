@@ -11,7 +11,7 @@ use models::shadow::{HostState, UPDATED};
 use semver::Version;
 
 use super::{ClusterState, Object, Observations, Property, RevisionContext, Verdict};
-use crate::oracle::facts::{Operator, Shadow};
+use crate::oracle::facts::{Node, Operator, Shadow};
 
 /// Variant, architecture and version.
 type Key = (String, String, Version);
@@ -32,7 +32,7 @@ struct Taken {
 
 #[derive(Default)]
 struct Rollout {
-    /// By the uid of the Node. A node that was deleted keeps its place.
+    /// By the uid of the Node. A node that was deleted keeps its place, also where its machine is registered as another Node.
     taken: BTreeMap<String, Taken>,
     /// Uids of the nodes that were seen on another version. A share of them is at least that of the operator, and a share of those
     /// that there were at the first permit is at most that.
@@ -80,6 +80,8 @@ impl Rollout {
 pub(super) struct Check {
     rollouts: BTreeMap<Key, Rollout>,
     approvals: String,
+    /// The last uid of each machine, by the name of its Node and that of its cloud.
+    machines: BTreeMap<(String, String), String>,
 }
 
 impl Check {
@@ -105,6 +107,21 @@ impl Check {
         for active in &operator.status.active_rollouts {
             let Some(ledger) = &active.ledger else { continue };
             self.rollouts.entry(key_of(active)).or_default().given = usize::try_from(ledger.good()).unwrap_or(0);
+        }
+    }
+
+    /// Follows a machine that is registered as another Node.
+    fn read_machine(&mut self, node: &Node) {
+        let machine = (node.name.clone(), node.provider_id.clone());
+        let before = self.machines.insert(machine, node.uid.clone()).filter(|before| *before != node.uid);
+        let Some(before) = before.filter(|_| !node.provider_id.is_empty()) else { return };
+        for rollout in self.rollouts.values_mut() {
+            if let Some(taken) = rollout.taken.remove(&before) {
+                rollout.taken.insert(node.uid.clone(), taken);
+            }
+            if rollout.to_update.remove(&before) {
+                rollout.to_update.insert(node.uid.clone());
+            }
         }
     }
 
@@ -156,6 +173,9 @@ impl super::Check for Check {
             if moment.writer.is_some() && moment.part().is_none() && self.rollouts.is_empty() {
                 self.read_ledgers(operator);
             }
+        }
+        if let (Object::Node(node), false) = (&moment.change.object, moment.change.gone) {
+            self.read_machine(node);
         }
         let Some((new, old)) = moment.shadow() else { return };
         let Some((name, uid)) = &new.owner else { return };
@@ -279,6 +299,21 @@ mod tests {
         scenario.delete_node("a");
         scenario.until_permit("b");
         scenario.assert_only(Property::S12);
+    }
+
+    #[test]
+    fn machine_that_is_registered_again_proves_its_own_place_alone() {
+        for (machine, passes) in [("cloud:///a", true), ("cloud:///other", false)] {
+            let mut scenario = canary(&["a", "b"], &[ONE], StepApproval::Automatic);
+            scenario.update_ending("a", "HealthUnknown");
+            scenario.register_again("a", machine);
+            scenario.until_permit("b");
+            if passes {
+                assert_eq!(scenario.judge().violations, [], "{machine}");
+            } else {
+                scenario.assert_only(Property::S12);
+            }
+        }
     }
 
     #[test]

@@ -81,6 +81,7 @@ impl Scenario {
             let node = Node {
                 name: (*name).into(),
                 uid: uid.clone(),
+                provider_id: format!("cloud:///{name}"),
                 boot_id: boot_id.clone(),
                 ready: true,
                 fields: BTreeMap::from([(label, names::INTERFACE_VERSION.into())]),
@@ -256,6 +257,20 @@ impl Scenario {
         let node = Arc::clone(&self.world.nodes[name]);
         self.write("admin", Object::Node(node), true);
         self.write("admin", Object::Shadow(shadow), true);
+    }
+
+    /// Deletes a Node, and registers another one of its name for a machine, on which its last attempt goes through.
+    pub(super) fn register_again(&mut self, name: &str, machine: &str) {
+        let node = Node::clone(&self.world.nodes[name]);
+        let mut shadow = Shadow::clone(&self.world.shadows[&names::shadow_name(name)]);
+        self.delete_node(name);
+        let uid = self.fresh("node");
+        let again = Node { uid: uid.clone(), provider_id: machine.into(), owners: BTreeMap::new(), ..node };
+        self.write(KUBELET, Object::Node(Arc::new(again)), false);
+        (shadow.uid, shadow.owner) = (self.fresh("shadow"), Some((name.into(), uid)));
+        let last = shadow.status.controller.record.as_mut().and_then(|record| record.last.as_mut());
+        last.unwrap().reason = UPDATED.into();
+        self.write(CONTROLLER, Object::Shadow(Arc::new(shadow)), false);
     }
 
     fn new_pod(&mut self, title: &str, node: Option<&str>, app: &str, kind: &str) {

@@ -23,7 +23,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use models::names::{
     self, AGENT_NAMESPACE, APISERVER, INTERFACE_LABEL, INTERFACE_VERSION, OPERATOR_NAME, SYSTEM_NAMESPACE,
@@ -140,6 +140,11 @@ impl ScriptedCluster {
         labels: &[(&str, &str)],
     ) -> anyhow::Result<()> {
         self.fleet.add(name, version);
+        self.register_node(name, labels).await
+    }
+
+    /// Registers the Node of a host that is up, and starts its agent.
+    async fn register_node(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<()> {
         let mut all: BTreeMap<String, String> =
             labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         all.entry(INTERFACE_LABEL.to_owned()).or_insert(INTERFACE_VERSION.to_owned());
@@ -147,6 +152,28 @@ impl ScriptedCluster {
         register(&self.client, &kubelet, &self.fleet, name, all, self.time.now()).await?;
         self.kubelets.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(name.to_owned(), kubelet);
         self.create_agent(name).await
+    }
+
+    /// Deletes the Node of a machine that is down, as the controllers of some clouds do, with all that depends on it.
+    pub(crate) async fn deregister(&self, node: &str) -> anyhow::Result<()> {
+        Api::<Node>::all(self.client.clone()).delete(node, &DeleteParams::default()).await?;
+        self.end_agent(node).await?;
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
+        let shadows: Api<BottlerocketShadow> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        poll("the Lease and the shadow of the Node are gone", async || {
+            let shadow = shadows.get_opt(&names::shadow_name(node)).await?;
+            Ok((leases.get_opt(node).await?.is_none() && shadow.is_none()).then_some(()))
+        })
+        .await
+    }
+
+    /// Boots a machine that is down and whose Node was deleted. Its kubelet registers another one.
+    pub(crate) async fn boot_and_register(&self, node: &str) -> anyhow::Result<()> {
+        let before = self.fleet.boot_id(node);
+        self.fleet.power_on(node);
+        poll("its machine boots", async || Ok((self.fleet.boot_id(node) != before).then_some(()))).await?;
+        self.fleet.script(node, |behaviour| behaviour.agent = true);
+        self.register_node(node, &[]).await
     }
 
     /// Creates the pod of a node's agent, as the DaemonSet would.

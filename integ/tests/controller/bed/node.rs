@@ -222,6 +222,11 @@ impl Fleet {
         });
     }
 
+    /// The boot of a host.
+    pub(super) fn boot_id(&self, node: &str) -> Option<String> {
+        self.lock().nodes.get(node).map(|scripted| scripted.boot_id.clone())
+    }
+
     /// The writes that have failed so far.
     pub(super) fn errors(&self) -> Vec<String> {
         self.lock().errors.clone()
@@ -279,7 +284,8 @@ pub(super) async fn register(
     let mut status = node_status::facts(node, ADDRESS, &boot_id, &os_image);
     status["conditions"] = json!(node_status::conditions(false, &[], now));
     let object: Node = serde_json::from_value(json!({
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": all}, "spec": {}, "status": status,
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "labels": all},
+        "spec": {"providerID": format!("cloud:///zone/{node}")}, "status": status,
     }))?;
     let created = Api::<Node>::all(kubelet.clone()).create(&PostParams::default(), &object).await?;
     let owner = created.owner_ref(&()).context("a Node without a name")?;

@@ -48,10 +48,13 @@ pub(super) struct NodeRequests<'a> {
 
 impl<'a> Planner<'a> {
     pub(super) fn context(&self, node: &'a SurveyedNode<'a>) -> Option<NodeContext<'a>> {
-        let held = self.held.get(node.facts.uid.as_str());
-        let recorded = held.and_then(|slot| slot.update.as_ref()?.permitting_since).is_some();
-        let (slot, permit_recorded) = (held.is_some(), recorded || self.view.operator.is_none());
-        Some(NodeContext { slot, permit_recorded, ..NodeContext::of(self.view, self.survey, node, self.now)? })
+        let held = self.held.get(node.facts.uid.as_str()).copied();
+        let permitted = held.filter(|slot| slot.update.as_ref().is_some_and(|u| u.permitting_since.is_some()));
+        Some(NodeContext {
+            slot: held.is_some(),
+            permitted,
+            ..NodeContext::of(self.view, self.survey, node, self.now)?
+        })
     }
 
     pub(super) fn wake(&mut self, at: Option<Timestamp>) {

@@ -21,6 +21,7 @@ mod key;
 mod ledger;
 mod overdue;
 mod permit;
+mod registered_again;
 mod release;
 mod request;
 mod result;

@@ -188,6 +188,7 @@ fn with_slot(node: &str) -> models::operator::Slot {
         arch: "x86_64".into(),
         attempt: 1,
         boot_id: "b1".into(),
+        provider_id: None,
         had: None,
         permitting_since: Some(t(999_999)),
     };

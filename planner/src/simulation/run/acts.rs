@@ -49,6 +49,7 @@ impl Run<'_> {
             let before = std::mem::replace(&mut self.slots, slots);
             self.touched.extend(&self.slots - &before);
             operator.status = status;
+            self.view.retracted.clear();
             changed = true;
         }
         for (name, wait) in made.refused {

@@ -5,19 +5,21 @@ mod random;
 mod table;
 mod watch;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use models::backoff::Backoff;
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus};
-use models::shadow::Step;
+use models::shadow::{AgentReport, BottlerocketShadowSpec, BottlerocketShadowStatus, Step};
 use serde_json::Value;
 
 pub(super) use self::watch::Watch;
 use super::event::Event;
 use super::{Run, Scenario};
+use crate::plan::not_begun;
 use crate::policy::Policy;
 use crate::simulation::PodTemplate;
+use crate::view::{NodeFacts, NodeView, ShadowFacts};
 use crate::wait::{StepRequest, Wait};
 
 /// The highest number of plans of a course.
@@ -49,8 +51,49 @@ pub(super) enum Change {
     Resolve,
     /// One more pod of this template is started, so that their budget opens.
     Opens(u32),
+    /// From now on the cloud deletes the Node object of a machine that is down, and its kubelet registers another one.
+    RegistersAgain,
     /// All faults end.
     Repaired,
+}
+
+impl Run<'_> {
+    /// Deletes the Node object of a machine that is down, and its shadow, where the cloud does so.
+    pub(super) fn delete_node(&mut self, index: usize) {
+        let name = self.scenario.members[index].name();
+        let Some(away) = &mut self.away else { return };
+        away.extend(self.view.nodes.remove(name).map(|node| (index, node)));
+        self.course.waits.remove(name);
+    }
+
+    /// Returns whether the Node object of a machine that boots was deleted, and puts the node as it was into the view.
+    pub(super) fn return_node(&mut self, index: usize) -> bool {
+        let node = self.away.as_mut().and_then(|away| away.remove(&index));
+        let name = self.scenario.members[index].name();
+        node.map(|node| self.view.nodes.insert(name.to_owned(), node)).is_some()
+    }
+}
+
+/// Makes a node that has booted one that its kubelet has registered as another Node object. Its agent has not reported.
+pub(super) fn register_again(node: &mut NodeView) {
+    let NodeFacts { name, labelled, labels, boot_id, os_image, provider_id, .. } = std::mem::take(&mut node.facts);
+    let uid = format!("uid-{name}-{boot_id}");
+    let shadow = node.shadow.take().unwrap();
+    let spec = BottlerocketShadowSpec { host: shadow.spec.host, ..BottlerocketShadowSpec::default() };
+    let AgentReport { variant, arch, .. } = shadow.status.agent;
+    let agent = AgentReport { variant, arch, ..AgentReport::default() };
+    let shadow = ShadowFacts {
+        node: name.clone(),
+        uid: format!("shadow-{uid}"),
+        generation: 1,
+        owner_uid: Some(uid.clone()),
+        spec,
+        status: BottlerocketShadowStatus { agent, ..BottlerocketShadowStatus::default() },
+        ..ShadowFacts::default()
+    };
+    let facts = NodeFacts { name, uid, labelled, labels, boot_id, os_image, provider_id, ..NodeFacts::default() };
+    let observed_for = node.observed_for;
+    *node = NodeView { facts, shadow: Some(Box::new(shadow)), observed_for, ..NodeView::default() };
 }
 
 /// A simulated cluster whose plans are watched.
@@ -148,6 +191,7 @@ impl<'a> Cluster<'a> {
             }
             Change::Approve => self.user(false),
             Change::Resolve => self.user(true),
+            Change::RegistersAgain => self.run.away = Some(BTreeMap::new()),
             Change::Repaired => self.repair(),
         }
         let all = self.names_of();
@@ -215,6 +259,7 @@ impl<'a> Cluster<'a> {
             (node.refused, node.lease) = (None, None);
         }
         self.run.states.iter_mut().for_each(|state| state.refused = Backoff::default());
+        self.run.view.retracted = not_begun(&self.run.view);
     }
 
     /// Does what a user is asked for: approves, and if `all`, also accepts and resumes.

@@ -107,11 +107,15 @@ impl Run<'_> {
             (node.facts.ready, node.facts.not_ready_since) = (false, Some(now));
         }
         self.touched.insert(index);
+        #[cfg(test)]
+        self.delete_node(index);
         let boot = self.scenario.times.boot.draw(&mut self.rng(index, Draw::Host));
         self.at(boot, Event::Up(index));
     }
 
     fn boots(&mut self, index: usize) {
+        #[cfg(test)]
+        let registered_again = self.return_node(index);
         let boots = !self.fails(index, FaultEffect::DoesNotBoot);
         let ready = !self.fails(index, FaultEffect::NeverReady);
         let sick = self.fails(index, FaultEffect::PodsNotReady);
@@ -119,6 +123,11 @@ impl Run<'_> {
         let recovers = std::mem::replace(&mut state.sick, sick) && !sick;
         let Some(node) = self.view.nodes.get_mut(self.scenario.members[index].name()) else { return };
         state.host.boot(node, boots);
+        #[cfg(test)]
+        if registered_again {
+            super::clusters::register_again(node);
+            state.watched = false;
+        }
         node.facts.ready = ready;
         node.facts.not_ready_since = node.facts.not_ready_since.filter(|_| !ready);
         (state.up, state.schedulable) = (ready, ready && !node.facts.unschedulable);

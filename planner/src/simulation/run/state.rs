@@ -1,6 +1,8 @@
 //! The state of a course.
 
 use std::cmp::Reverse;
+#[cfg(test)]
+use std::collections::BTreeMap;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::time::Duration;
 
@@ -103,6 +105,9 @@ pub(crate) struct Run<'a> {
     pub(super) planned: Option<Timestamp>,
     pub(super) budgets_changed: bool,
     pub(super) course: Course,
+    /// The nodes whose Node object is deleted until their machine is back; `None` in a cluster where it stays.
+    #[cfg(test)]
+    pub(super) away: Option<BTreeMap<usize, crate::view::NodeView>>,
     /// The checks of each plan in a test.
     #[cfg(test)]
     pub(super) watch: Option<Box<super::clusters::Watch>>,

@@ -145,6 +145,9 @@ fn some_cluster(rng: &mut StdRng) -> (Scenario, Vec<usize>, Vec<(SignedDuration,
         agent.updates.as_mut().unwrap().chosen_version = None;
         (member.node, member.host) = (Arc::new(node), Host::new(NEW));
     }
+    if rng.random_bool(0.3) {
+        changes.push((at(rng, 10), Change::RegistersAgain));
+    }
     changes.push((REPAIRED, Change::Repaired));
     // Afterwards a user does what is asked for, every two hours.
     let after = |hours: i64| (REPAIRED + SignedDuration::from_hours(2 * hours), Change::Resolve);

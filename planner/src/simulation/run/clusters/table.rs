@@ -167,6 +167,8 @@ fn rows() -> Vec<Row> {
     let hooked = json!({"maxUnavailable": 2, "hooks": [{"name": "storage", "after": {}}]});
     let one = json!({"maxUnavailable": 2, "hooks": [{"name": "storage", "after": {}}], "strategy": {"canary": [{"nodes": 1}]}});
     let (silent, refuses) = (FaultEffect::NoPermitRequested, FaultEffect::HooksRefuse);
+    // One end without a proof would brake it.
+    let one_by_one = merged(&steps, json!({"failurePolicy": {"maxConsecutiveFailures": 1}}));
     let mut enabled_later = cluster(6, &json!({"maxUnavailable": 3, "enabled": false}), &[]);
     enabled_later.base.operator.as_mut().unwrap().status.observed_generation = None;
     let breaks = FaultEffect::DoesNotBoot;
@@ -217,6 +219,19 @@ fn rows() -> Vec<Row> {
         Row::of("an operator updated in mid-rollout", cluster(8, &steps, &[]), 8).after(30, Change::OperatorUpdated),
         Row::of("an operator's resource created again in mid-rollout", cluster(8, &steps, &[]), 8)
             .after(30, Change::CreatedAgain),
+        Row::of("a cloud that deletes the Nodes of machines that are down", cluster(8, &one_by_one, &[]), 8)
+            .after(0, Change::RegistersAgain),
+        Row::of("such a cloud, and hooks after the update", cluster(8, &hooked, &[]), 8)
+            .after(0, Change::RegistersAgain),
+        Row::of("such a cloud, and a version that does not boot", cluster(3, &default, &[(breaks, &[])]), 0)
+            .after(0, Change::RegistersAgain)
+            .waits(&[
+                ("node-000000", "Braked", "RebootedByOther"),
+                ("node-000001", "Braked", "RebootedByOther"),
+                ("node-000002", "Braked", "RebootedByOther"),
+            ]),
+        Row::of("three control-plane nodes and five workers of such a cloud", with_control_plane(&two, &[]), 8)
+            .after(0, Change::RegistersAgain),
         Row::of("a roll-back in an emergency", cluster(8, &two, &[(breaks, &[6])]), 4)
             .after(600, Change::Policy(json!({"maxUnavailable": 2, "version": {"target": OLD.to_string()}})))
             .after(660, Change::Resolve),
@@ -243,6 +258,22 @@ fn no_rule_stalls_without_a_reason_or_lets_more_through_in_eight_clusters() {
         }
         assert_eq!(cluster.run.classes.waiting(), 0, "{name}");
         assert_eq!(row.booted.unwrap_or(watch.booted(&NEW)), watch.booted(&NEW), "{name}");
+        cluster.assert_rests();
+    }
+}
+
+#[test]
+fn new_leader_at_any_time_leaves_nodes_that_are_registered_again_their_slots() {
+    let steps = json!({"strategy": {"canary": [{"nodes": 1}, {"nodes": 2}]},
+        "failurePolicy": {"maxConsecutiveFailures": 1}});
+    for second in (0..20 * 60).step_by(20) {
+        let name = format!("a new leader after {second} s");
+        let scenario = cluster(3, &steps, &[]);
+        let changes =
+            [(SignedDuration::ZERO, Change::RegistersAgain), (SignedDuration::from_secs(second), Change::NewLeader)];
+        let cluster = Cluster::of(&name, &scenario, 1, &[], &changes);
+        assert_eq!(cluster.waits(), [], "{name}");
+        assert_eq!(cluster.run.watch.as_ref().unwrap().booted(&NEW), 3, "{name}");
         cluster.assert_rests();
     }
 }

@@ -15,7 +15,7 @@ use crate::survey::key::{Key, key, key_of, kind};
 use crate::view::{ClusterView, NodeView};
 use crate::wait::Wait;
 
-/// The nodes of one version for one kind, by their uids.
+/// The nodes of one version for one kind, by their names: a machine that is registered again is the same node.
 #[derive(Debug, Default)]
 struct Followed {
     /// The highest number of nodes that it has had to update.
@@ -90,7 +90,7 @@ pub(in crate::simulation::run) struct Watch {
     /// The name of the cluster, for the messages of assertions.
     name: String,
     followed: BTreeMap<Key, Followed>,
-    /// The version that each node runs, by its uid.
+    /// The version that each node runs, by its name.
     runs: BTreeMap<String, Version>,
     /// The last attempt of each node that has ended.
     ended: BTreeMap<String, i64>,
@@ -118,14 +118,14 @@ impl Watch {
 
     /// Notes that no ledger is left: what nodes that are gone have shown cannot be known.
     pub(super) fn forget(&mut self, view: &ClusterView) {
-        let uids: BTreeSet<&str> = view.nodes.values().map(|node| node.facts.uid.as_str()).collect();
+        let names: BTreeSet<&str> = view.nodes.values().map(|node| node.facts.name.as_str()).collect();
         for followed in self.followed.values_mut() {
             followed.end_row();
             // Where an earlier version has recorded no places, nodes that have failed are counted twice.
             followed.nodes += followed.failed.len();
             let Followed { booted, permitted, proven, unproven, accepted, failed, .. } = followed;
             for nodes in [booted, permitted, proven, unproven, accepted, failed] {
-                nodes.retain(|uid| uids.contains(uid.as_str()));
+                nodes.retain(|name| names.contains(name.as_str()));
             }
         }
     }
@@ -144,7 +144,7 @@ impl Watch {
         followed.approved.insert(places);
         if unproven {
             let open = followed.booted.iter().chain(&followed.permitted).chain(&followed.unproven);
-            followed.accepted.extend(open.filter(|uid| !followed.failed.contains(*uid)).cloned());
+            followed.accepted.extend(open.filter(|name| !followed.failed.contains(*name)).cloned());
             followed.end_row();
         }
     }
@@ -168,7 +168,7 @@ impl Watch {
         }
         let recorded = view.operator.as_ref().map(|operator| &operator.status.slots);
         let slots: &[Slot] = plan.slots.as_ref().or(recorded).map_or(&[], Vec::as_slice);
-        let had: BTreeSet<&str> = recorded.into_iter().flatten().map(|slot| slot.uid.as_str()).collect();
+        let had: BTreeSet<&str> = recorded.into_iter().flatten().map(|slot| slot.node.as_str()).collect();
         let mut by_key: BTreeMap<Key, Vec<&Slot>> = self.followed.keys().map(|own| (own.clone(), Vec::new())).collect();
         for slot in slots {
             let own = match &slot.update {
@@ -187,10 +187,10 @@ impl Watch {
             // Its machine may still reboot, or may have.
             if update.permitting_since.is_some() {
                 let own = (update.variant.clone(), update.arch.clone(), update.version.clone());
-                self.followed.entry(own).or_default().permitted.insert(slot.uid.clone());
+                self.followed.entry(own).or_default().permitted.insert(slot.node.clone());
             }
         }
-        self.slots = slots.iter().map(|slot| slot.uid.clone()).collect();
+        self.slots = slots.iter().map(|slot| slot.node.clone()).collect();
         let control_plane = |slot: &&Slot| view.nodes.get(&slot.node).is_some_and(|node| node.facts.control_plane());
         let of_control_plane = slots.iter().filter(control_plane).count();
         assert!(of_control_plane <= 1, "{}, {now}: {of_control_plane} slots for the control plane", self.name);
@@ -218,7 +218,7 @@ impl Watch {
             let version = &failure.version;
             let place = node.progress().and_then(|progress| progress.rollout.as_ref());
             let Some(drained) = place.and_then(|place| place.drain_started) else { continue };
-            if self.of(node, version).failed.contains(&node.facts.uid) {
+            if self.of(node, version).failed.contains(&node.facts.name) {
                 continue;
             }
             let beside = |other: &&NodeView| {
@@ -240,49 +240,49 @@ impl Watch {
 
     /// Follows the boots of a node, and the ends of its attempts.
     fn follow(&mut self, node: &NodeView, policy: &Policy, total: usize, now: Timestamp) {
-        let uid = &node.facts.uid;
-        let joined = !self.runs.contains_key(uid);
+        let name = &node.facts.name;
+        let joined = !self.runs.contains_key(name);
         if let Some(runs) = node.facts.os_version()
-            && let Some(before) = self.runs.insert(uid.clone(), runs.clone())
+            && let Some(before) = self.runs.insert(name.clone(), runs.clone())
             && before != runs
         {
-            self.of(node, &runs).booted.insert(uid.clone());
+            self.of(node, &runs).booted.insert(name.clone());
         }
         for followed in self.followed.values_mut() {
-            followed.permitted.remove(uid);
+            followed.permitted.remove(name);
         }
         let permit = node.shadow.as_ref().is_some_and(|shadow| shadow.spec.permit.is_some());
         if let Some(progress) = node.update().filter(|_| permit) {
-            self.of(node, &progress.version).permitted.insert(uid.clone());
+            self.of(node, &progress.version).permitted.insert(name.clone());
         }
         let Some(record) = node.record() else { return };
         for failure in record.version_failures.iter().filter(|failure| failure.resolved_by.is_none()) {
-            self.of(node, &failure.version).failed.insert(uid.clone());
+            self.of(node, &failure.version).failed.insert(name.clone());
         }
         if let Some(proof) = &record.proof {
             let followed = self.of(node, &proof.version);
             if proof.proof == Proof::Unproven {
-                followed.unproven.insert(uid.clone());
+                followed.unproven.insert(name.clone());
             } else {
-                followed.unproven.remove(uid);
+                followed.unproven.remove(name);
             }
-            if proof.proof == Proof::Proven && followed.proven.insert(uid.clone()) {
+            if proof.proof == Proof::Proven && followed.proven.insert(name.clone()) {
                 followed.end_row();
             }
         }
         let Some(last) = &record.last else { return };
-        if self.ended.insert(uid.clone(), last.attempt) == Some(last.attempt) || joined {
+        if self.ended.insert(name.clone(), last.attempt) == Some(last.attempt) || joined {
             return;
         }
-        let had_slot = self.slots.contains(uid);
+        let had_slot = self.slots.contains(name);
         let own = record.proof.as_ref().filter(|proof| proof.attempt == last.attempt).map(|proof| proof.proof);
         let proof = own.unwrap_or(Proof::Free);
         let followed = self.of(node, &last.version);
         if last.reason == UPDATED {
-            followed.proven.insert(uid.clone());
+            followed.proven.insert(name.clone());
             followed.end_row();
         } else if had_slot && End::of(&last.reason).is_some_and(|end| end.brakes(proof)) && last.ended <= now {
-            followed.row.insert(node.facts.name.clone(), proof != Proof::Free);
+            followed.row.insert(name.clone(), proof != Proof::Free);
             followed.is_braked |= total > 1 && followed.row.len() >= row_limit(policy, total);
         }
     }
@@ -313,14 +313,14 @@ impl Watch {
         let (base, nodes) = (followed.base, followed.nodes);
         assert!(base <= nodes, "{}: shares of {base} nodes, and it has had {nodes}", context());
         let mut taken: BTreeSet<&str> = followed.booted.union(&followed.permitted).map(String::as_str).collect();
-        taken.extend(slots.iter().map(|slot| slot.uid.as_str()));
+        taken.extend(slots.iter().map(|slot| slot.node.as_str()));
         if let Some(limit) = allowed {
             let limit = limit + followed.resolved.len();
             assert!(taken.len() <= limit, "{}: {taken:?} are taken to it, and its steps allow {limit}", context());
         }
         // An attempt that has ended holds no other back, although its slot is kept until its node is released.
         let goes = |slot: &&&Slot| {
-            let ended = ended.get(&slot.uid).copied();
+            let ended = ended.get(&slot.node).copied();
             slot.update.as_ref().is_none_or(|update| ended != Some(update.attempt))
         };
         let slots: Vec<&&Slot> = slots.iter().filter(goes).collect();
@@ -331,7 +331,7 @@ impl Watch {
         let total = members().count();
         if followed.is_braked && total > 1 && followed.row.len() >= row_limit(policy, total) {
             let row = &followed.row;
-            let new = slots.iter().filter(|slot| !had.contains(slot.uid.as_str())).count();
+            let new = slots.iter().filter(|slot| !had.contains(slot.node.as_str())).count();
             let runs =
                 |name: &str| view.nodes.get(name).is_some_and(|n| n.facts.os_version().as_ref() == Some(version));
             let stuck = row.iter().any(|(name, without_proof)| *without_proof && runs(name));
