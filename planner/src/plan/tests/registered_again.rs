@@ -138,11 +138,61 @@ fn node_that_is_registered_again_goes_on_and_proves_its_version() {
     assert_eq!(slots(&view), ["uid-b"], "the next one goes");
 }
 
-/// The last node of its kind: no other one keeps the rollout going.
+/// Longer away than the machine is waited for.
+#[test]
+fn node_that_is_registered_again_late_is_verified_by_itself() {
+    let (mut view, policy) = gone(json!({"strategy": {"canary": [{"nodes": 1}]}}));
+    turn(&mut view, &policy, OVER);
+    assert_eq!((counts(&view), slots(&view)), ((0, 1, 0, 1), vec![]));
+    let made = turn(&mut view, &policy, OVER + 1);
+    assert_eq!(made.waits["b"].as_str(), "StepUnproven");
+    returns(&mut view, reported);
+    let (notes, wait) = act(&mut view, &policy, OVER + 600);
+    assert_eq!(notes.iter().map(|note| note.reason).collect::<Vec<_>>(), ["VerificationStarted"]);
+    assert_eq!(wait, Some(Wait::Soaking { until: t(OVER + 660) }));
+    act(&mut view, &policy, OVER + 660);
+    assert_eq!(counts(&view), (1, 0, 0, 0));
+    turn(&mut view, &policy, OVER + 661);
+    assert_eq!(slots(&view), ["uid-b"], "its step is passed");
+    // One of its name on another version shows nothing.
+    let (mut view, policy) = gone(json!({}));
+    turn(&mut view, &policy, OVER);
+    returns(&mut view, |node| {
+        node.facts.os_image = format!("Bottlerocket OS {OLD} (aws-k8s-1.37)");
+        reported(node);
+    });
+    act(&mut view, &policy, OVER + 600);
+    assert!(!a(&mut view).progress().is_some_and(|progress| progress.verification));
+}
+
+/// A slot goes on with no host of another kind, and with no node on which an attempt of its own has begun.
+#[test]
+fn slot_goes_on_with_an_idle_host_of_its_kind_alone() {
+    let (mut view, policy) = gone(json!({}));
+    returns(&mut view, |node| {
+        reported(node);
+        node.shadow.as_mut().unwrap().status.agent.variant = Some("metal-k8s-1.37".into());
+    });
+    turn(&mut view, &policy, 70);
+    act(&mut view, &policy, 80);
+    assert_eq!(view.nodes["a"].step(), None);
+    let (mut view, policy) = gone(json!({}));
+    returns(&mut view, |node| {
+        reported(node);
+        node.shadow.as_mut().unwrap().status.controller.progress = Some(progress(Step::Staging, 60));
+    });
+    turn(&mut view, &policy, 70);
+    assert_eq!(slots(&view), ["uid-a"]);
+}
+
+/// The last node of its rollout: no other one keeps that going.
 #[test]
 fn rollout_goes_on_while_the_machine_of_its_last_node_is_waited_for() {
     let (mut view, policy) = gone(json!({}));
-    view.nodes.remove("b");
+    let mut b = again();
+    (b.facts.name, b.facts.uid) = ("b".into(), "uid-b".into());
+    reported(&mut b);
+    view.nodes.insert("b".into(), b);
     let rollout = |view: &ClusterView| {
         let rollout = &view.operator.as_ref().unwrap().status.active_rollouts[0];
         (rollout.record.as_ref().unwrap().phase, rollout.number())
