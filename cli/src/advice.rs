@@ -58,9 +58,11 @@ impl Cluster {
                 format!("kubectl get node {node} -o yaml"),
                 format!("kubectl get brs {} -n {namespace} -o yaml", names::shadow_name(node)),
             ],
-            Wait::NodeNotReady | Wait::NodePressure { .. } | Wait::AwaitingReady | Wait::BeingRemoved { .. } => {
-                vec![describe("node", node)]
-            }
+            Wait::NodeNotReady
+            | Wait::NodePressure { .. }
+            | Wait::NodeNotUsable { .. }
+            | Wait::AwaitingReady
+            | Wait::BeingRemoved { .. } => vec![describe("node", node)],
             Wait::UnhealthyNodes { .. } => vec!["kubectl get nodes".to_owned()],
             Wait::BudgetUsedUp { node, .. } | Wait::ControlPlaneBusy { node } => vec![describe("node", node)],
             Wait::NodeNotReturned { .. } => {

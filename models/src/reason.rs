@@ -395,6 +395,13 @@ ends! {
         advice: "See what the message names: other nodes that are ill too, a pod, Prometheus, or the API server. The node is verified again \
             every hour.",
     }
+    /// The node was Ready on the version, and was not as before its drain in time: devices were missing, or a taint was new.
+    NodeNotUsable {
+        event: UpdateFailed, class: Node,
+        advice: "Find out why what the message names is not back, such as a device plugin, or a start-up taint that nothing removes. The node is \
+            verified again every hour, and proves the version once it is. If it is meant to be so, \
+            [approve](policy.md#requests) the step with `--unproven`.",
+    }
     /// Updates were disabled, or the operator's resource is gone.
     Disabled {
         event: UpdateWithdrawn, class: Nothing,

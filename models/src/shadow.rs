@@ -2,6 +2,7 @@
 
 mod agent;
 mod attempt;
+mod before;
 mod controller;
 mod drill;
 mod result;
@@ -24,6 +25,7 @@ use crate::schema::VersionText;
 
 pub use agent::*;
 pub use attempt::*;
+pub use before::*;
 pub use controller::*;
 pub use drill::*;
 pub use result::*;

@@ -38,6 +38,7 @@ mod revisions;
 mod rollout;
 mod silence;
 mod slots;
+mod usable;
 mod windows;
 
 use std::any::Any;
@@ -153,6 +154,7 @@ fn main() -> ExitCode {
         rollout,
         silence,
         slots,
+        usable,
         windows,
     ]
     .into_iter()

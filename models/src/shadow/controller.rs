@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use super::attempt::Blocker;
 #[cfg(feature = "crd")]
 use super::attempt::MOST_ATTEMPTS;
+use super::before::NodeBefore;
 use super::drill::{Drill, DrillResult, Mode};
 use super::result::{DrainedPod, RolloutPlace, RolloutResult};
 use crate::reason::{FailureReason, Proof};
@@ -376,6 +377,10 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub unhealthy_before: Vec<String>,
+    /// Facts of the node before it was last drained, until it has proven its version; absent in what an earlier version of the operator
+    /// wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<NodeBefore>,
     /// One-shot requests that were carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<ShadowRequests>,

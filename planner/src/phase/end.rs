@@ -103,6 +103,7 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
     let mut record = status.report.record.take().unwrap_or_default();
     record.failures = 0;
     record.not_before = None;
+    record.before = None;
     let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
     let mut text = if ctx.mode().is_verification() {
         format!("verified again: {} is proven", progress.version)

@@ -11,6 +11,7 @@ use models::time::{after, between};
 
 use super::comparison::blame;
 use super::row::{Attempt, Turn, act, fail, stay};
+use super::usable;
 use crate::decision::Action;
 use crate::gates;
 use crate::survey::NodeContext;
@@ -40,7 +41,7 @@ const LASTING: Duration = Duration::from_secs(60);
 const READ_AGAIN: Duration = Duration::from_secs(5 * 60);
 
 /// Continues the verification; `None` once it is over: when the soak has passed without an interruption, the pods are Ready, none of their
-/// containers was restarted meanwhile, and the expressions return nothing.
+/// containers was restarted meanwhile, what the node had before its drain is back, and the expressions return nothing.
 pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let after_policy = &ctx.group().after;
     let deadline = deadline(ctx);
@@ -77,6 +78,15 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let lasting = counted.iter().filter(|unhealthy| !unhealthy.pod.is_starting(ctx.now)).copied().collect::<Vec<_>>();
     if !lasting.is_empty() {
         return looking(judged(ctx, &lasting));
+    }
+    let missing = usable::missing(ctx);
+    if !missing.is_empty() {
+        let wait = Wait::NodeNotUsable { missing };
+        return looking(if ctx.now < deadline {
+            stay(wait).waking_at(deadline)
+        } else {
+            fail(FailureReason::NodeNotUsable, wait.to_string())
+        });
     }
     match gates::quiet_since(&after_policy.expressions, &ctx.facts().name, &ctx.view.expressions) {
         Err(wait) => looking(unknown_until(ctx, deadline, wait)),

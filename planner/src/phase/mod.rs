@@ -37,6 +37,7 @@ mod start;
 mod status;
 #[cfg(test)]
 mod tests;
+mod usable;
 mod verification;
 mod verifying;
 mod waiting;

@@ -7,6 +7,7 @@ use super::drained::{LISTED_PODS, drained_pod, first_few, owners, to_ask_first};
 use super::hooks::{self, BEFORE_DRAIN};
 use super::result::bounded;
 use super::row::{Attempt, Outcome, Turn, stay};
+use super::usable;
 use crate::claims::ClaimField;
 use crate::decision::Note;
 use crate::gates::{self, Obstacle};
@@ -107,6 +108,9 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
         status.report.drain = Some(DrainStatus { pods, asked_first, preexisting, ..DrainStatus::default() });
         let record = status.report.record.get_or_insert_default();
         // A drill forgets no owner that was unhealthy before the last update: that is evidence about its version.
+        if !drill {
+            record.before = Some(usable::facts(ctx));
+        }
         let before = if drill { std::mem::take(&mut record.unhealthy_before) } else { Vec::new() };
         record.unhealthy_before = owners(before.into_iter().chain(unhealthy_before), UNHEALTHY_OWNERS);
     });

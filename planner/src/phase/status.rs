@@ -14,9 +14,13 @@ pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) 
     let stored = true_condition(&ctx.shadow.status.conditions, BLOCKED);
     let wanted = wait.blocks().then(|| wait.as_str());
     let now = stored.map(|c| c.reason.as_str());
-    // The finding of a check names a pod or a series, and another one may be the first by now; of the hooks, one may have answered.
+    // The finding of a check names a pod or a series, and another one may be the first by now; of the hooks, one may have answered, and of
+    // what was missing, some may be back.
     let reason = wait.reason();
-    let named = matches!(reason, WaitReason::AwaitingHook | WaitReason::Settling | WaitReason::NodePressure);
+    let named = matches!(
+        reason,
+        WaitReason::AwaitingHook | WaitReason::Settling | WaitReason::NodeNotUsable | WaitReason::NodePressure
+    );
     let finding = wanted.is_some() && (reason.is_check_finding() || named);
     let same_text = !finding || stored.is_some_and(|c| wait.is_recorded(&c.message));
     if wanted == now && same_text {

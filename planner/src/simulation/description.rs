@@ -61,6 +61,9 @@ pub struct NodeDescription {
     /// The zones that they are in, in turns.
     #[serde(default)]
     pub zones: Vec<String>,
+    /// The number of devices on each, by the name of their resource, such as `nvidia.com/gpu`.
+    #[serde(default)]
+    pub devices: BTreeMap<String, u32>,
     /// Default: `aws-k8s-1.33`.
     pub variant: Option<String>,
     /// Default: `x86_64`.
@@ -207,6 +210,7 @@ impl NodeDescription {
             boot_id: "boot-0".to_owned(),
             os_image: format!("Bottlerocket OS {} ({variant})", self.version),
             labels: Arc::new(labels),
+            allocatable: Arc::new(self.devices.iter().map(|(name, count)| (name.clone(), count.to_string())).collect()),
             ..NodeFacts::default()
         };
         let mut shadow = ShadowFacts { generation: 1, ..ShadowFacts::default() };

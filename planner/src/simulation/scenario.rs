@@ -84,6 +84,8 @@ pub enum FaultEffect {
     NeverReady,
     /// The pods on the node do not become Ready.
     PodsNotReady,
+    /// The node comes back without its devices.
+    DevicesMissing,
     /// The hooks refuse.
     HooksRefuse,
     /// The hooks do not answer.

@@ -52,11 +52,8 @@ pub(crate) struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     /// Compares the nodes since this time. `judged` are the versions that are judged.
     pub(crate) fn of(view: &'a ClusterView, judged: &BTreeSet<&Version>, since: Timestamp, now: Timestamp) -> Self {
-        let stays = |facts: &&NodeFacts| !facts.deleting && facts.removed_by.is_none() && !facts.joining;
-        let managed = view.nodes.values().filter(|node| is_in_service(node)).map(|node| &node.facts);
-        let compared = managed.chain(view.unmanaged.values().filter(stays));
         let mut found = Self::default();
-        for facts in compared.filter(|facts| !runs_any(facts, judged)) {
+        for facts in comparison_nodes(view).filter(|facts| !runs_any(facts, judged)) {
             let fell_ill = |at: Timestamp| at > since && after(at, LONGEST) > now;
             if facts.is_well() {
                 found.well += 1;
@@ -76,6 +73,13 @@ impl<'a> Comparison<'a> {
     pub(crate) fn len(&self) -> usize {
         self.well + self.ill.len()
     }
+}
+
+/// Returns the nodes of any kind that are not being updated, joining or being removed.
+pub(crate) fn comparison_nodes(view: &ClusterView) -> impl Iterator<Item = &NodeFacts> {
+    let stays = |facts: &&NodeFacts| !facts.deleting && facts.removed_by.is_none() && !facts.joining;
+    let managed = view.nodes.values().filter(|node| is_in_service(node)).map(|node| &node.facts);
+    managed.chain(view.unmanaged.values().filter(stays))
 }
 
 /// Returns whether a node is neither being updated, nor joins or is removed.

@@ -1,6 +1,6 @@
 //! Conversion of each kind of object into the facts for decisions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -25,6 +25,9 @@ use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, Reques
 /// Conditions of a Node that are bad when they are true, the most important first.
 const PRESSURE: &[&str] = &["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
 
+/// Beginning of the taints that Kubernetes itself adds and removes.
+const KUBERNETES_TAINTS: &str = "node.kubernetes.io/";
+
 /// The condition of a PodDisruptionBudget, and its reason where its pods cannot be counted.
 const DISRUPTION_ALLOWED: &str = "DisruptionAllowed";
 const SYNC_FAILED: &str = "SyncFailed";
@@ -37,6 +40,27 @@ fn attached_volumes(status: &NodeStatus) -> usize {
     let attached = status.volumes_attached.iter().flatten().map(|volume| volume.name.as_str());
     let in_use = status.volumes_in_use.iter().flatten().map(String::as_str);
     attached.chain(in_use).collect::<BTreeSet<_>>().len()
+}
+
+/// Returns whether a node has to have a resource again after its update: a device (an extended resource), and what pods request.
+fn is_of_node(resource: &str) -> bool {
+    let device = resource.contains('/') && !resource.contains("kubernetes.io/");
+    device || matches!(resource, "cpu" | "memory" | "ephemeral-storage") || resource.starts_with("hugepages-")
+}
+
+fn allocatable(status: &NodeStatus) -> BTreeMap<String, String> {
+    let resources = status.allocatable.iter().flatten().map(|(name, quantity)| (name, &quantity.0));
+    let there = resources.filter(|(name, quantity)| is_of_node(name) && *quantity != "0");
+    there.map(|(name, quantity)| (name.clone(), quantity.clone())).collect()
+}
+
+/// Returns the taints that keep pods from a node, without those that Kubernetes itself adds and removes.
+fn lasting_taints(node: &Node) -> Vec<String> {
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+    let lasting = taints
+        .filter(|taint| taint.effect != "PreferNoSchedule" && !taint.key.starts_with(KUBERNETES_TAINTS))
+        .map(|taint| format!("{}:{}", taint.key, taint.effect));
+    lasting.collect()
 }
 
 /// Returns whether a toleration lets a pod onto a cordoned node, by the rules of the scheduler.
@@ -155,6 +179,8 @@ impl Projection for NodeFacts {
             unowned: claims::unowned(&node.metadata, unschedulable),
             hook_request: hooks::requested(&node.metadata),
             hook_answers: hooks::answers(&node.metadata),
+            allocatable: Arc::new(status.map(allocatable).unwrap_or_default()),
+            taints: lasting_taints(node),
             volumes: status.map_or(0, attached_volumes),
             deleting: node.metadata.deletion_timestamp.is_some(),
         })
@@ -621,6 +647,29 @@ mod tests {
             let found = facts(ready("True", created), spec, json!([])).removed_by;
             assert_eq!(found, removed.then(|| taint.to_owned()), "a mere candidate may stay for ever: {taint}");
         }
+    }
+
+    #[test]
+    fn node_shows_its_devices_and_the_taints_that_kubernetes_does_not_remove_by_itself() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "a"},
+            "spec": {"taints": [
+                {"key": "dedicated", "value": "gpu", "effect": "NoSchedule"},
+                {"key": "ebs.csi.aws.com/agent-not-ready", "effect": "NoExecute"},
+                {"key": "DeletionCandidateOfClusterAutoscaler", "effect": "PreferNoSchedule"},
+                {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},
+            ]},
+            "status": {"allocatable": {
+                "nvidia.com/gpu": "8", "example.com/fpga": "0", "cpu": "7910m", "memory": "31Gi", "hugepages-2Mi": "64Mi",
+                "ephemeral-storage": "95551679124", "pods": "110", "kubernetes.io/batch-cpu": "4k", "attachable-volumes-x": "9",
+            }},
+        }))
+        .unwrap();
+        let facts = NodeFacts::project(&node).unwrap();
+        assert_eq!(facts.taints, ["dedicated:NoSchedule", "ebs.csi.aws.com/agent-not-ready:NoExecute"]);
+        let resources: Vec<_> = facts.allocatable.keys().map(String::as_str).collect();
+        assert_eq!(resources, ["cpu", "ephemeral-storage", "hugepages-2Mi", "memory", "nvidia.com/gpu"]);
+        assert_eq!(facts.allocatable["nvidia.com/gpu"], "8");
     }
 
     #[test]

@@ -88,6 +88,10 @@ pub struct NodeFacts {
     pub hook_request: Option<String>,
     /// The answers of hooks, by their name. Other controllers write them.
     pub hook_answers: BTreeMap<String, String>,
+    /// Allocatable quantities of its devices (extended resources), CPU, memory, ephemeral storage and huge pages, without those that are 0.
+    pub allocatable: Arc<BTreeMap<String, String>>,
+    /// Taints with the effect `NoSchedule` or `NoExecute`, but those of `node.kubernetes.io`, each as `key:effect`.
+    pub taints: Vec<String>,
     /// Number of volumes attached to it, as known to its kubelet and the attach controller.
     pub volumes: usize,
     pub deleting: bool,

@@ -377,6 +377,12 @@ pub enum Wait {
     HandingOver,
     #[error("{count} pod(s) on the updated node are not healthy yet, {pod} first ({why})")]
     Settling { pod: String, why: String, count: usize },
+    /// The updated node is Ready, and something that it had before its drain is not back.
+    #[error("{}", text::not_usable(.missing))]
+    NodeNotUsable {
+        /// The things that are missing or new, each as a clause.
+        missing: Vec<String>,
+    },
     #[error(
         "spec.attempt or the last recorded attempt is the highest number there is; delete the BottlerocketShadow, \
              and it is created again with attempt 0"

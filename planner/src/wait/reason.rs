@@ -186,6 +186,11 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "The nodes under way, each for ten minutes at most; then another replica leads, if one is Ready.",
     ),
     (Settling, Update, "The pods on the updated node, until `spec.health.after.timeout`."),
+    (
+        NodeNotUsable,
+        Update,
+        "The devices that the message names, or the end of the taint, until `spec.health.after.timeout`.",
+    ),
     (AttemptsExhausted, User, "Delete the shadow; it is created again with attempt 0."),
     (Acting, Update, "A write that is under way."),
 ];
@@ -242,6 +247,7 @@ impl WaitReason {
                 | Self::ExpressionFires
                 | Self::ExpressionFails
                 | Self::Settling
+                | Self::NodeNotUsable
                 | Self::AttemptsExhausted
         )
     }

@@ -113,6 +113,18 @@ pub(super) fn step_failed(nodes: &[String]) -> String {
     )
 }
 
+/// The number of things that a message names.
+const NAMED: usize = 4;
+
+pub(super) fn not_usable(missing: &[String]) -> String {
+    let more = match missing.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    let first: Vec<&str> = missing.iter().take(NAMED).map(String::as_str).collect();
+    format!("the node is Ready, and not as it was before its drain: {}{more}", first.join(", "))
+}
+
 /// The words between the reason of a brake and the command that releases it.
 pub const BEFORE_RESUME: &str = ". Once the cause is removed: ";
 

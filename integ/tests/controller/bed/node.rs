@@ -74,12 +74,14 @@ pub(crate) struct Behaviour {
     pub(crate) ready: bool,
     /// Condition of the Node that says of which resource it is short, such as `DiskPressure`.
     pub(crate) pressure: Option<&'static str>,
+    /// The number of its GPUs, as its device plugin has registered them; `None` without such a plugin.
+    pub(crate) gpus: Option<u32>,
 }
 
 impl Default for Behaviour {
     fn default() -> Self {
-        let (held, pressure) = (None, None);
-        Self { agent: true, agent_ready: true, downloads: true, held, boot: Boot::Runs, ready: true, pressure }
+        let (held, pressure, gpus) = (None, None, None);
+        Self { agent: true, agent_ready: true, downloads: true, held, boot: Boot::Runs, ready: true, pressure, gpus }
     }
 }
 
@@ -448,6 +450,10 @@ impl Actors {
                 status["shuttingDown"] = (scripted.going_down || !scripted.up).into();
                 status["ready"] = scripted.behaviour.ready.into();
                 status["pressure"] = scripted.behaviour.pressure.into();
+                if let Some(gpus) = scripted.behaviour.gpus {
+                    status["capacity"]["nvidia.com/gpu"] = gpus.to_string().into();
+                    status["allocatable"]["nvidia.com/gpu"] = gpus.to_string().into();
+                }
                 (status, scripted.going_down)
             };
             let registered = self.nodes.contains_key(name);

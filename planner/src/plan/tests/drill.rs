@@ -6,7 +6,9 @@ use std::sync::Arc;
 use models::condition::Condition;
 use models::operator::CountOrPercent;
 use models::reason::ENDS;
-use models::shadow::{DrillResult, Failure, HOST_REACHABLE, HostState, Permit, Record, Step, UNSUPPORTED_STATE};
+use models::shadow::{
+    DrillResult, Failure, HOST_REACHABLE, HostState, NodeBefore, Permit, Record, Step, UNSUPPORTED_STATE,
+};
 use serde_json::json;
 
 use crate::claims::ClaimFields;
@@ -594,6 +596,16 @@ fn permit_of_a_drill_is_requested_answered_and_verified_and_waits_for_the_agent(
         bench.step(true);
     }
     assert_eq!(bench.view.nodes["a"].step(), None);
+}
+
+#[test]
+fn drill_asks_for_no_devices_and_keeps_the_facts_that_the_last_update_has_to_show() {
+    let mut bench = Bench::new(&["a"], "1");
+    let devices: BTreeMap<String, String> = [("nvidia.com/gpu".to_owned(), "8".to_owned())].into();
+    let before = NodeBefore { allocatable: devices, ..NodeBefore::default() };
+    shadow(&mut bench.view).status.controller.record = Some(Record { before: Some(before.clone()), ..updated() });
+    assert_eq!(bench.end().result, "Passed");
+    assert_eq!(bench.record().before, Some(before));
 }
 
 #[test]

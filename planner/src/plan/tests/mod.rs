@@ -28,6 +28,7 @@ mod result;
 mod slot;
 mod stage;
 mod unavailable;
+mod usable;
 mod verification;
 mod whole;
 

@@ -1,8 +1,11 @@
 //! The repeated verification of a node that runs its version without a proof.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use models::operator::{ActiveRollout, LedgerNode, RolloutLedger};
 use models::reason::{FailureClass, FailureReason, Proof};
-use models::shadow::{HostState, NodeProof, Record, Step, UPDATED};
+use models::shadow::{HostState, NodeBefore, NodeProof, Record, Step, UPDATED};
 use serde_json::json;
 
 use crate::claims::ClaimFields;
@@ -236,6 +239,28 @@ fn node_that_proves_its_version_moves_in_the_ledger_and_the_step_passes() {
     view.operator.as_mut().unwrap().status = made.status.unwrap();
     let made = planned(&view, &policy, DUE + SOAK + 1);
     assert_eq!((counts(&made), ledger(&made).nodes.len()), ((1, 0, 0), 0));
+}
+
+#[test]
+fn node_whose_devices_are_back_proves_its_version_when_it_is_verified_again() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    let devices: BTreeMap<String, String> = [("nvidia.com/gpu".to_owned(), "8".to_owned())].into();
+    let before = NodeBefore { allocatable: devices.clone(), ..NodeBefore::default() };
+    shadow(&mut view).status.controller.record.as_mut().unwrap().before = Some(before);
+    turn(&mut view, &policy, DUE);
+    let (notes, wait) = turn(&mut view, &policy, DUE + SOAK);
+    assert_eq!(wait.as_ref().map(Wait::as_str), Some("NodeNotUsable"), "{notes:?}");
+    assert_eq!(planned(&view, &policy, DUE + SOAK).waits["z"].as_str(), "StepUnproven");
+    turn(&mut view, &policy, DUE + TIMEOUT);
+    assert_eq!(
+        (record(&view).last.as_ref().unwrap().reason.as_str(), proof(&view).0),
+        ("NodeNotUsable", Proof::Unproven)
+    );
+    a(&mut view).facts.allocatable = Arc::new(devices);
+    turn(&mut view, &policy, DUE + TIMEOUT + DUE);
+    turn(&mut view, &policy, DUE + TIMEOUT + DUE + SOAK);
+    assert_eq!(proof(&view), (Proof::Proven, 7));
+    assert_eq!(slots_of(&planned(&view, &policy, DUE + TIMEOUT + DUE + SOAK)), ["z"]);
 }
 
 #[test]

@@ -311,6 +311,10 @@ impl<'a> Cluster<'a> {
         for index in self.names_of() {
             let run = &mut self.run;
             run.states[index].sick = false;
+            let devices = run.scenario.members[index].node.facts.allocatable.clone();
+            if let Some(node) = run.node_mut(index) {
+                node.facts.allocatable = devices;
+            }
             run.pods.set_ready(index, true);
             let pods = run.pods.watch(index, run.scenario.members[index].name());
             if let Some(node) = run.node_mut(index).filter(|node| node.pods.is_some()) {

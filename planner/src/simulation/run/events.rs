@@ -1,5 +1,7 @@
 //! Events: agents react, hosts go down and boot, pods end and are replaced.
 
+use std::sync::Arc;
+
 use jiff::SignedDuration;
 use models::shadow::{ArmedPhase, HostState};
 use rand::Rng as _;
@@ -119,15 +121,18 @@ impl Run<'_> {
         let boots = !self.fails(index, FaultEffect::DoesNotBoot);
         let ready = !self.fails(index, FaultEffect::NeverReady);
         let sick = self.fails(index, FaultEffect::PodsNotReady);
+        let has_devices = !self.fails(index, FaultEffect::DevicesMissing);
         let state = &mut self.states[index];
         let recovers = std::mem::replace(&mut state.sick, sick) && !sick;
-        let Some(node) = self.view.nodes.get_mut(self.scenario.members[index].name()) else { return };
+        let member = &self.scenario.members[index];
+        let Some(node) = self.view.nodes.get_mut(member.name()) else { return };
         state.host.boot(node, boots);
         #[cfg(test)]
         if registered_again {
             super::clusters::register_again(node);
             state.watched = false;
         }
+        node.facts.allocatable = if has_devices { member.node.facts.allocatable.clone() } else { Arc::default() };
         node.facts.ready = ready;
         node.facts.not_ready_since = node.facts.not_ready_since.filter(|_| !ready);
         (state.up, state.schedulable) = (ready, ready && !node.facts.unschedulable);

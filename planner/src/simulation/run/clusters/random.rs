@@ -86,8 +86,12 @@ fn some_cluster(rng: &mut StdRng) -> (Scenario, Vec<usize>, Vec<(SignedDuration,
         scenario.times.boot = Span::seconds(60, 50 * 60);
         scenario.times.shutdown = Span::seconds(3, 25 * 60);
     }
+    let devices = Arc::new([("nvidia.com/gpu".to_owned(), "8".to_owned())].into());
     for member in &mut scenario.members {
         member.pods.push(1);
+        let mut node = NodeView::clone(&member.node);
+        node.facts.allocatable = Arc::clone(&devices);
+        member.node = Arc::new(node);
         if kinds && rng.random_bool(0.5) {
             let mut node = NodeView::clone(&member.node);
             node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
@@ -99,6 +103,7 @@ fn some_cluster(rng: &mut StdRng) -> (Scenario, Vec<usize>, Vec<(SignedDuration,
         FaultEffect::DoesNotBoot,
         FaultEffect::NeverReady,
         FaultEffect::PodsNotReady,
+        FaultEffect::DevicesMissing,
         FaultEffect::HooksRefuse,
         FaultEffect::HooksSilent,
         FaultEffect::NoPermitRequested,

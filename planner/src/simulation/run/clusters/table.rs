@@ -87,6 +87,17 @@ fn guarded(spec: &Value) -> Scenario {
     scenario
 }
 
+/// Nodes with GPUs, of which these come back from their updates without them.
+fn with_devices(nodes: usize, spec: &Value, without: &[usize]) -> Scenario {
+    let mut scenario = cluster(nodes, spec, &[(FaultEffect::DevicesMissing, without)]);
+    for index in 0..nodes {
+        change_node(&mut scenario, index, |node| {
+            node.facts.allocatable = Arc::new([("nvidia.com/gpu".to_owned(), "8".to_owned())].into());
+        });
+    }
+    scenario
+}
+
 /// Three nodes of the control plane and five workers.
 fn with_control_plane(spec: &Value, faults: &[(FaultEffect, &[usize])]) -> Scenario {
     let mut scenario = cluster(8, spec, faults);
@@ -160,6 +171,16 @@ const EIGHT: [&str; 8] = [
     "node-000007",
 ];
 
+/// The nodes that wait in the end where no updated one has its devices.
+const BRAKED_BY_DEVICES: [(&str, &str, &str); 6] = [
+    ("node-000000", "NodeNotUsable", "nvidia.com/gpu is 0 and was 8"),
+    ("node-000001", "Braked", "NodeNotUsable"),
+    ("node-000003", "Braked", "NodeNotUsable"),
+    ("node-000005", "Braked", "NodeNotUsable"),
+    ("node-000006", "Braked", "NodeNotUsable"),
+    ("node-000007", "Braked", "NodeNotUsable"),
+];
+
 fn rows() -> Vec<Row> {
     let default = json!({});
     let two = json!({"maxUnavailable": 2});
@@ -172,6 +193,7 @@ fn rows() -> Vec<Row> {
     let mut enabled_later = cluster(6, &json!({"maxUnavailable": 3, "enabled": false}), &[]);
     enabled_later.base.operator.as_mut().unwrap().status.observed_generation = None;
     let breaks = FaultEffect::DoesNotBoot;
+    let canary = json!({"strategy": {"canary": [{"nodes": 1}]}});
     vec![
         Row::of("one node", cluster(1, &default, &[]), 1),
         Row::of("one node whose agent requests no permit", cluster(1, &default, &[(silent, &[])]), 0).waits(&[(
@@ -214,6 +236,13 @@ fn rows() -> Vec<Row> {
         Row::of("a version that a user excludes while its first node is verified", cluster(8, &two, &[]), 1)
             .after(3, Change::Policy(merged(&two, json!({"version": {"exclude": [NEW.to_string()]}}))))
             .waits(&[waiting(&EIGHT[..4], "Excluded", ""), waiting(&EIGHT[5..], "Excluded", "")].concat()),
+        Row::of("a canary that comes back without its devices", with_devices(3, &canary, &[0]), 1)
+            .waits(&[("node-000001", "StepUnproven", "node-000000"), ("node-000002", "StepUnproven", "node-000000")]),
+        Row::of("a canary whose devices come back after a day", with_devices(3, &canary, &[0]), 3)
+            .after(24 * 60, Change::Repaired),
+        Row::of("a node that comes back without its devices", with_devices(3, &default, &[0]), 3),
+        Row::of("nodes that all come back without their devices", with_devices(8, &two, &[]), 3)
+            .waits(&BRAKED_BY_DEVICES),
         Row::of("the first rollout after installation", enabled_later, 6)
             .after(60, Change::Policy(json!({"maxUnavailable": 3}))),
         Row::of("an operator updated in mid-rollout", cluster(8, &steps, &[]), 8).after(30, Change::OperatorUpdated),

@@ -1,11 +1,12 @@
 //! Properties of each plan, counted from what happens to the nodes and not from the ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use models::operator::{ActiveRollout, CountOrPercent, Slot};
 use models::reason::{End, FailureReason, Proof};
-use models::shadow::{UPDATED, VersionFailure};
+use models::shadow::{Place, Step, UPDATED, VersionFailure};
 use models::time::after;
 use semver::Version;
 
@@ -92,6 +93,8 @@ pub(in crate::simulation::run) struct Watch {
     followed: BTreeMap<Key, Followed>,
     /// The version that each node runs, by its name.
     runs: BTreeMap<String, Version>,
+    /// The devices that each node had before its last drain, by its uid.
+    devices: BTreeMap<String, Arc<BTreeMap<String, String>>>,
     /// The last attempt of each node that has ended.
     ended: BTreeMap<String, i64>,
     /// The nodes with a slot in the last plan.
@@ -255,11 +258,15 @@ impl Watch {
         if let Some(progress) = node.update().filter(|_| permit) {
             self.of(node, &progress.version).permitted.insert(name.clone());
         }
+        if joined || node.step().map(Step::place) == Some(Place::Leaving) {
+            self.devices.insert(uid.clone(), node.facts.allocatable.clone());
+        }
         let Some(record) = node.record() else { return };
         for failure in record.version_failures.iter().filter(|failure| failure.resolved_by.is_none()) {
             self.of(node, &failure.version).failed.insert(name.clone());
         }
         if let Some(proof) = &record.proof {
+            let has_devices = self.devices.get(uid) == Some(&node.facts.allocatable);
             let followed = self.of(node, &proof.version);
             if proof.proof == Proof::Unproven {
                 followed.unproven.insert(name.clone());
@@ -268,6 +275,11 @@ impl Watch {
             }
             if proof.proof == Proof::Proven && followed.proven.insert(name.clone()) {
                 followed.end_row();
+                assert!(
+                    has_devices,
+                    "{}, {now}: {} proves {} without its devices",
+                    self.name, node.facts.name, proof.version
+                );
             }
         }
         let Some(last) = &record.last else { return };

@@ -1,0 +1,45 @@
+//! The facts of a node before its drain.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "crd")]
+use schemars::JsonSchema;
+
+/// The most entries of each kind that the facts of a node before its drain have.
+pub const MOST_FACTS: usize = 64;
+
+/// The longest quantity of a resource, in characters.
+pub const MOST_DIGITS: usize = 32;
+
+/// The most nodes that the facts of a node before its drain name.
+pub const MOST_COMPARED: usize = 8;
+
+/// Facts of a node before its drain. They have to be back after its update.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct NodeBefore {
+    /// Allocatable quantities of its devices (extended resources), CPU, memory, ephemeral storage and huge pages.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(extend("maxProperties" = MOST_FACTS, "additionalProperties" = {"type": "string", "maxLength": MOST_DIGITS}))
+    )]
+    pub allocatable: BTreeMap<String, String>,
+    /// Taints with the effect `NoSchedule` or `NoExecute`, but those of `node.kubernetes.io`, each as `key:effect`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(length(max = MOST_FACTS), inner(length(max = 330)), extend("x-kubernetes-list-type" = "atomic"))
+    )]
+    pub taints: Vec<String>,
+    /// First few nodes that were not being updated, had the same devices, and no other taints. What they have lost as well is not missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(length(max = MOST_COMPARED), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))
+    )]
+    pub compared_with: Vec<String>,
+}

@@ -1,0 +1,125 @@
+//! Ready is not usable: what a node had before its drain has to be back after its update, within the time of its verification. What nodes
+//! that were not updated have lost as well is no fault of it.
+
+use models::shadow::{MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
+
+use super::row::Attempt;
+use crate::survey::NodeContext;
+use crate::survey::unwell::comparison_nodes;
+use crate::view::NodeFacts;
+
+/// The share of CPU, memory, disk and huge pages that has to be back. Their sizes differ a little from boot to boot and from version to
+/// version.
+const SHARE: f64 = 0.9;
+
+/// Suffixes of quantities.
+const SUFFIXES: [(&str, f64); 15] = [
+    ("Ki", 1024.0),
+    ("Mi", 1_048_576.0),
+    ("Gi", 1_073_741_824.0),
+    ("Ti", 1_099_511_627_776.0),
+    ("Pi", 1_125_899_906_842_624.0),
+    ("Ei", 1_152_921_504_606_846_976.0),
+    ("n", 1e-9),
+    ("u", 1e-6),
+    ("m", 1e-3),
+    ("k", 1e3),
+    ("M", 1e6),
+    ("G", 1e9),
+    ("T", 1e12),
+    ("P", 1e15),
+    ("E", 1e18),
+];
+
+/// Returns the facts of a node that is about to be drained.
+pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
+    let own = ctx.facts();
+    let is_alike = |facts: &&NodeFacts| {
+        facts.name != own.name
+            && facts.is_well()
+            && facts.taints.iter().all(|taint| own.taints.contains(taint))
+            && devices(own).all(|device| facts.allocatable.contains_key(device))
+    };
+    let alike = comparison_nodes(ctx.view).filter(is_alike).map(|facts| facts.name.clone());
+    let resources = own.allocatable.iter().filter(|(_, size)| size.len() <= MOST_DIGITS);
+    NodeBefore {
+        allocatable: resources.take(MOST_FACTS).map(|(name, size)| (name.clone(), size.clone())).collect(),
+        taints: own.taints.iter().take(MOST_FACTS).cloned().collect(),
+        compared_with: alike.take(MOST_COMPARED).collect(),
+    }
+}
+
+/// Returns what a node lacks of what it had before its drain, each as a clause; nothing where that is not known, and in a drill, which
+/// changes nothing on the host.
+pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
+    let before = ctx.node.record().and_then(|record| record.before.as_ref());
+    let Some(before) = before.filter(|_| !ctx.mode().is_drill()) else { return Vec::new() };
+    let alike: Vec<&NodeFacts> = comparison_nodes(ctx.view)
+        .filter(|facts| before.compared_with.contains(&facts.name))
+        .filter(|facts| facts.os_version().as_ref() != Some(&ctx.progress.version))
+        .collect();
+    let facts = ctx.facts();
+    let resources = before.allocatable.iter().filter_map(|(name, had)| {
+        let lost = || is_lost_elsewhere(&alike, |other| is_device(name) && !other.allocatable.contains_key(name));
+        let has = facts.allocatable.get(name).map_or("0", String::as_str);
+        (is_less(name, has, had) && !lost()).then(|| format!("{name} is {has} and was {had}"))
+    });
+    let is_new = |taint: &&String| {
+        !before.taints.contains(taint) && !is_lost_elsewhere(&alike, |other| other.taints.contains(taint))
+    };
+    let taints = facts.taints.iter().filter(is_new).map(|taint| format!("the taint {taint} is new"));
+    resources.chain(taints).collect()
+}
+
+/// Returns whether it is the cluster's doing: of the nodes that were like this one, at least two and at least half have changed in the same
+/// way, or all that there are.
+fn is_lost_elsewhere(alike: &[&NodeFacts], lost: impl Fn(&NodeFacts) -> bool) -> bool {
+    let count = alike.iter().filter(|facts| lost(facts)).count();
+    count > 0 && (count == alike.len() || (count >= 2 && count * 2 >= alike.len()))
+}
+
+fn is_device(resource: &str) -> bool {
+    resource.contains('/')
+}
+
+fn devices(facts: &NodeFacts) -> impl Iterator<Item = &String> {
+    facts.allocatable.keys().filter(|name| is_device(name))
+}
+
+/// Returns whether a node has less of a resource than it had. Quantities that cannot be read say nothing.
+fn is_less(resource: &str, has: &str, had: &str) -> bool {
+    let share = if is_device(resource) { 1.0 } else { SHARE };
+    quantity(has).zip(quantity(had)).is_some_and(|(has, had)| has < had * share)
+}
+
+/// Reads a quantity as Kubernetes writes it, such as `8`, `7910m` or `31Gi`.
+fn quantity(text: &str) -> Option<f64> {
+    let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite());
+    let with_suffix = || SUFFIXES.iter().find_map(|(suffix, size)| Some(number(text.strip_suffix(suffix)?)? * size));
+    number(text).or_else(with_suffix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_compared_as_kubernetes_writes_them() {
+        for (resource, has, had, less) in [
+            ("nvidia.com/gpu", "8", "8", false),
+            ("nvidia.com/gpu", "7", "8", true),
+            ("nvidia.com/gpu", "0", "1", true),
+            ("example.com/kvm", "1k", "1000", false),
+            ("cpu", "7910m", "8", false),
+            ("cpu", "4", "7910m", true),
+            ("memory", "29Gi", "32Gi", false),
+            ("memory", "28Gi", "32Gi", true),
+            ("memory", "33000000Ki", "33Gi", false),
+            ("ephemeral-storage", "95551679124", "1e11", false),
+            ("hugepages-2Mi", "0", "64Mi", true),
+            ("memory", "unreadable", "32Gi", false),
+        ] {
+            assert_eq!(is_less(resource, has, had), less, "{resource}: {has} after {had}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Ready is not usable: what a node had before its drain has to be back after its update.
+
+use std::sync::Arc;
+
+use models::condition::{ConditionStatus, find_condition};
+use models::shadow::{BLOCKED, HEALTHY, HostState, NodeBefore, Record, Step};
+
+use super::health::{DEADLINE, SOAKED, Watch, healthy, is_updated, verifying};
+use crate::decision::Action;
+use crate::fixtures::*;
+use crate::plan::plan;
+use crate::view::{ClusterView, NodeFacts};
+
+/// Node `a` with these resources before its drain, after its update beside `others`, which had the same.
+fn back(resources: &[(&str, &str)], others: &[&str]) -> Watch {
+    let mut node = verifying(vec![healthy()]);
+    let before = NodeBefore {
+        allocatable: resources.iter().map(|(name, size)| ((*name).to_owned(), (*size).to_owned())).collect(),
+        taints: vec!["dedicated:NoSchedule".into()],
+        compared_with: others.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    node.shadow.as_mut().unwrap().status.controller.record = Some(Record { before: Some(before), ..Record::default() });
+    let mut watch = Watch::of(node);
+    watch.view.nodes.extend(others.iter().map(|name| ((*name).to_owned(), crate::fixtures::node(name))));
+    for name in others.iter().chain(&["a"]) {
+        has(&mut watch.view, name, resources);
+    }
+    watch
+}
+
+fn facts<'a>(view: &'a mut ClusterView, name: &str) -> &'a mut NodeFacts {
+    &mut view.nodes.get_mut(name).unwrap().facts
+}
+
+fn has(view: &mut ClusterView, name: &str, resources: &[(&str, &str)]) {
+    let resources = resources.iter().map(|(name, size)| ((*name).to_owned(), (*size).to_owned()));
+    facts(view, name).allocatable = Arc::new(resources.collect());
+}
+
+fn is_not_usable() -> (Option<String>, bool) {
+    (Some("NodeNotUsable".to_owned()), false)
+}
+
+/// Returns why a node waits at this second, in words.
+fn waits(watch: &mut Watch, second: i64) -> String {
+    watch.at(second).map(|wait| wait.to_string()).unwrap_or_default()
+}
+
+const GPUS: &[(&str, &str)] = &[("nvidia.com/gpu", "8"), ("cpu", "7910m"), ("memory", "31Gi")];
+
+#[test]
+fn device_that_is_not_back_is_named_and_proves_nothing_at_the_timeout() {
+    let mut watch = back(GPUS, &["b"]);
+    has(&mut watch.view, "a", &GPUS[1..]);
+    let text = "the node is Ready, and not as it was before its drain: nvidia.com/gpu is 0 and was 8";
+    assert_eq!(waits(&mut watch, SOAKED), text);
+    let condition = |watch: &Watch, type_| {
+        let conditions = &watch.view.nodes["a"].shadow.as_ref().unwrap().status.conditions;
+        find_condition(conditions, type_).cloned().unwrap()
+    };
+    assert_eq!(condition(&watch, BLOCKED).message, text);
+    has(&mut watch.view, "a", &[("nvidia.com/gpu", "7"), GPUS[1], GPUS[2]]);
+    waits(&mut watch, DEADLINE - 1);
+    assert!(condition(&watch, BLOCKED).message.ends_with("nvidia.com/gpu is 7 and was 8"), "of what is missing now");
+    assert_eq!(watch.result().0, None, "within the time");
+    watch.at(DEADLINE);
+    assert_eq!((watch.result(), watch.message()), (is_not_usable(), text.replace(" 0 ", " 7 ")));
+    assert_eq!(condition(&watch, HEALTHY).status, ConditionStatus::Unknown);
+    assert!(watch.record().before.is_some(), "its next verification asks for the same");
+}
+
+#[test]
+fn device_that_comes_minutes_after_ready_is_waited_for() {
+    let mut watch = back(GPUS, &["b"]);
+    has(&mut watch.view, "a", &GPUS[1..]);
+    watch.at(SOAKED);
+    watch.at(10 * SOAKED);
+    assert_eq!(watch.result().0, None);
+    has(&mut watch.view, "a", GPUS);
+    watch.at(10 * SOAKED + 1);
+    assert_eq!((watch.result(), watch.record().before), (is_updated(), None), "a proven node needs its facts no more");
+}
+
+#[test]
+fn what_other_nodes_have_lost_as_well_is_not_missing() {
+    type Change = fn(&mut ClusterView);
+    let others = ["b", "c", "d", "e"];
+    let cases: [(&str, &[&str], Change, bool); 8] = [
+        ("all have it", &others, |_| {}, false),
+        ("half of them lost it", &others, |view| ["b", "c"].iter().for_each(|name| has(view, name, &[])), true),
+        ("one of four lost it", &others, |view| has(view, "b", &[]), false),
+        ("the only one lost it", &["b"], |view| has(view, "b", &[]), true),
+        ("it is alone", &[], |_| {}, false),
+        (
+            "those that lost it run the version",
+            &others,
+            |view| {
+                for name in ["b", "c"] {
+                    has(view, name, &[]);
+                    facts(view, name).os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+                }
+            },
+            false,
+        ),
+        (
+            "those that lost it are being updated",
+            &others,
+            |view| {
+                for name in ["b", "c"] {
+                    let updating = at(name, Step::Draining, 0, HostState::StagedUpdate);
+                    view.nodes.insert(name.into(), updating);
+                }
+            },
+            false,
+        ),
+        (
+            "those that lost it had not been like it",
+            &others,
+            |view| {
+                let record = shadow(view).status.controller.record.as_mut().unwrap();
+                record.before.as_mut().unwrap().compared_with = vec!["d".into(), "e".into()];
+                ["b", "c"].iter().for_each(|name| has(view, name, &[]));
+            },
+            false,
+        ),
+    ];
+    for (sentence, others, change, excused) in cases {
+        let mut watch = back(GPUS, others);
+        has(&mut watch.view, "a", &GPUS[1..]);
+        change(&mut watch.view);
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if excused { is_updated() } else { is_not_usable() }, "{sentence}");
+    }
+}
+
+#[test]
+fn new_taint_is_waited_for_and_one_that_was_there_before_is_no_fault() {
+    let (old, start_up) = ("dedicated:NoSchedule", "node.cilium.io/agent-not-ready:NoExecute");
+    for (sentence, on_node, on_others, expected) in [
+        ("none", &[][..], &[][..], is_updated()),
+        ("as before", &[old], &[], is_updated()),
+        ("a start-up taint that nothing removes", &[old, start_up], &[], is_not_usable()),
+        ("the other nodes have it now, too", &[old, start_up], &[start_up], is_updated()),
+    ] {
+        let mut watch = back(GPUS, &["b", "c"]);
+        let owned = |taints: &[&str]| taints.iter().map(|taint| (*taint).to_owned()).collect::<Vec<_>>();
+        facts(&mut watch.view, "a").taints = owned(on_node);
+        facts(&mut watch.view, "b").taints = owned(on_others);
+        facts(&mut watch.view, "c").taints = owned(on_others);
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected, "{sentence}");
+        if expected == is_not_usable() {
+            let text = "the taint node.cilium.io/agent-not-ready:NoExecute is new";
+            assert!(watch.message().contains(text), "{}", watch.message());
+        }
+    }
+    // A start-up taint that is removed in time.
+    let mut watch = back(GPUS, &["b"]);
+    facts(&mut watch.view, "a").taints = vec![start_up.into()];
+    assert!(waits(&mut watch, SOAKED).contains(start_up));
+    facts(&mut watch.view, "a").taints.clear();
+    watch.at(SOAKED + 1);
+    assert_eq!(watch.result(), is_updated());
+}
+
+#[test]
+fn cpu_memory_and_disk_may_differ_by_a_tenth() {
+    for (memory, expected) in [("31Gi", is_updated()), ("28Gi", is_updated()), ("27Gi", is_not_usable())] {
+        let mut watch = back(GPUS, &["b", "c"]);
+        has(&mut watch.view, "a", &[GPUS[0], ("cpu", "7200m"), ("memory", memory)]);
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected, "{memory}");
+    }
+}
+
+#[test]
+fn nothing_is_missing_where_the_facts_are_lost_or_were_never_recorded() {
+    for record in [None, Some(Record::default())] {
+        let mut watch = back(GPUS, &["b"]);
+        shadow(&mut watch.view).status.controller.record = record;
+        has(&mut watch.view, "a", &[]);
+        facts(&mut watch.view, "a").taints = vec!["new:NoSchedule".into()];
+        watch.at(SOAKED);
+        assert_eq!(watch.result(), is_updated());
+    }
+}
+
+#[test]
+fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
+    let staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    let others = ["b", "c", "d", "e", "f"].map(node);
+    let (mut view, policy) = cluster([vec![staged], others.into()].concat(), &["a"]);
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        has(&mut view, name, GPUS);
+    }
+    for name in ["a", "b"] {
+        facts(&mut view, name).taints = vec!["dedicated:NoSchedule".into()];
+    }
+    // A node with fewer devices is alike; one without them, with other taints or that is ill is not.
+    has(&mut view, "c", &[("nvidia.com/gpu", "4")]);
+    has(&mut view, "d", &GPUS[1..]);
+    facts(&mut view, "e").taints = vec!["other:NoSchedule".into()];
+    facts(&mut view, "f").pressure = Some("DiskPressure".into());
+    let made = plan(&view, &policy, t(0));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Draining);
+    let before = status.report.record.as_ref().unwrap().before.clone().unwrap();
+    assert_eq!(before.allocatable.keys().collect::<Vec<_>>(), ["cpu", "memory", "nvidia.com/gpu"]);
+    assert_eq!(before.allocatable["cpu"], "7910m");
+    assert_eq!(
+        (before.taints, before.compared_with),
+        (vec!["dedicated:NoSchedule".into()], vec!["b".into(), "c".into()])
+    );
+}
