@@ -153,7 +153,7 @@ impl Applier {
                 }
             };
             for pod in page.items.iter().filter_map(|pod| pod.0.as_ref().ok()).map(PodFacts::of) {
-                if pod.controller_uid.as_deref() != Some(owner) || pod.finished || pod.terminating {
+                if pod.controller_uid.as_deref() != Some(owner) || pod.is_done() || pod.terminating {
                     continue;
                 }
                 if let Some(on) = nodes.get(&pod.node) {

@@ -296,18 +296,19 @@ fn unknown_until(ctx: &Attempt<'_>, deadline: Timestamp, wait: Wait) -> Turn {
 }
 
 /// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of Jobs are left out, and pods of
-/// owners that were not healthy before the drain.
+/// owners that were not healthy before the drain. The kubelet may reject the pod of a DaemonSet, which is created again and again.
 pub(super) fn pods_to_verify<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFacts>> {
     if !ctx.group().after.pods_ready {
         return Some(Vec::new());
     }
     let record = ctx.node.record();
     let excused = record.map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
+    let pods = ctx.node.node.pods.as_ref()?;
     let counted = |pod: &&PodFacts| {
         let unhealthy_before = pod.controller_uid.as_ref().is_some_and(|owner| excused.contains(owner));
-        !pod.finished && !pod.terminating && !pod.is_of_job() && !unhealthy_before
+        !pod.is_done() && !pod.is_replaced(pods) && !pod.terminating && !pod.is_of_job() && !unhealthy_before
     };
-    Some(ctx.node.node.pods.as_ref()?.iter().filter(counted).collect())
+    Some(pods.iter().filter(counted).collect())
 }
 
 /// The pods that are not Ready, or had a container restarted less than the soak ago.

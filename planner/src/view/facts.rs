@@ -315,7 +315,7 @@ fn lost_ready_at(pod: &Pod) -> Option<Timestamp> {
     (since > after(after(status.start_time.as_ref()?.0, second), second)).then(|| after(since, second))
 }
 
-/// Returns the reason why a pod is not Ready: the state of the first container that is neither ready nor done, else the
+/// Returns the reason why a pod is not Ready: that of its failure, the state of the first container that is neither ready nor done, else the
 /// condition that is not true.
 fn trouble(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
@@ -335,7 +335,9 @@ fn trouble(pod: &Pod) -> Option<String> {
         let condition = status.conditions.iter().flatten().find(|c| c.status != "True" && c.reason.is_some())?;
         condition.reason.clone()
     };
-    let text = containers(pod).find_map(state).or_else(not_true).unwrap_or_else(|| "not Ready".to_owned());
+    let failed = || status.reason.clone().filter(|_| status.phase.as_deref() == Some("Failed"));
+    let text = failed().or_else(|| containers(pod).find_map(state)).or_else(not_true);
+    let text = text.unwrap_or_else(|| "not Ready".to_owned());
     Some(cut(&plain(&text), 128))
 }
 
@@ -362,6 +364,7 @@ impl PodFacts {
             top_owner: owner.filter(|owner| !may_have_owner(owner)).map(|o| format!("{}/{}", o.kind, o.name)),
             owner_pending: false,
             finished: matches!(phase, Some("Succeeded" | "Failed")),
+            failed: phase == Some("Failed"),
             terminating: meta.deletion_timestamp.is_some(),
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
             grace: spec.and_then(|s| s.termination_grace_period_seconds),
@@ -736,6 +739,11 @@ mod tests {
                     "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}],
                 }),
                 Some("ContainersNotReady"),
+            ),
+            (
+                "its kubelet rejected it",
+                serde_json::json!({"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no device"}),
+                Some("UnexpectedAdmissionError"),
             ),
             ("it is Ready", serde_json::json!({"conditions": [{"type": "Ready", "status": "True"}]}), None),
         ] {

@@ -26,6 +26,8 @@ pub struct PodFacts {
     pub owner_pending: bool,
     /// True if it has ended (phase Succeeded or Failed).
     pub finished: bool,
+    /// True if it has failed (phase Failed), as one that its kubelet has rejected.
+    pub failed: bool,
     pub terminating: bool,
     /// Time by which it has to have ended: the end of the grace period of its deletion.
     pub ends_by: Option<Timestamp>,
@@ -145,8 +147,20 @@ impl PodFacts {
 
     /// Returns whether it may still need time: it has never been Ready, none of its containers was restarted, and it was started lately.
     pub fn is_starting(&self, now: Timestamp) -> bool {
-        let is_new = !self.ready && self.lost_ready_at.is_none() && self.restarts == 0;
+        let is_new = !self.ready && !self.failed && self.lost_ready_at.is_none() && self.restarts == 0;
         is_new && self.started.is_some_and(|started| after(started, STARTING) > now)
+    }
+
+    /// Returns whether it has ended for good. A pod of a DaemonSet has to run for as long as its node does: one that failed is none
+    /// that is done, such as one that its kubelet rejects (`UnexpectedAdmissionError`, `OutOfcpu`, `NodeAffinity`).
+    pub fn is_done(&self) -> bool {
+        let is_of_daemon_set = self.daemon_set.is_some() && self.daemon_set_is != DaemonSetIs::Gone;
+        self.finished && !(self.failed && is_of_daemon_set)
+    }
+
+    /// Returns whether it has failed, and another pod of its owner on the same node is Ready.
+    pub fn is_replaced(&self, on_node: &[Self]) -> bool {
+        self.failed && on_node.iter().any(|other| other.ready && other.controller_uid == self.controller_uid)
     }
 
     /// Returns whether it is a pod of a Job, which comes and goes.

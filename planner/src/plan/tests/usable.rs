@@ -5,11 +5,11 @@ use std::sync::Arc;
 use models::condition::{ConditionStatus, find_condition};
 use models::shadow::{BLOCKED, HEALTHY, HostState, NodeBefore, Record, Step};
 
-use super::health::{DEADLINE, SOAKED, Watch, healthy, is_updated, verifying};
+use super::health::{DEADLINE, SOAKED, Watch, healthy, is_unproven, is_updated, verifying};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
-use crate::view::{ClusterView, NodeFacts};
+use crate::view::{ClusterView, DaemonSetIs, NodeFacts, PodFacts};
 
 /// Node `a` with these resources before its drain, after its update beside `others`, which had the same.
 fn back(resources: &[(&str, &str)], others: &[&str]) -> Watch {
@@ -214,4 +214,75 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
         (before.taints, before.compared_with),
         (vec!["dedicated:NoSchedule".into()], vec!["b".into(), "c".into()])
     );
+}
+
+/// A pod of a DaemonSet.
+fn driver(name: &str) -> PodFacts {
+    PodFacts {
+        name: name.into(),
+        uid: name.into(),
+        controller: Some("DaemonSet driver".into()),
+        controller_uid: Some("driver".into()),
+        daemon_set: Some("driver".into()),
+        daemon_set_is: DaemonSetIs::There,
+        ..healthy()
+    }
+}
+
+/// A pod of a DaemonSet that its kubelet has rejected just now.
+fn rejected(name: &str, now: i64) -> PodFacts {
+    let trouble = Some("UnexpectedAdmissionError".into());
+    PodFacts { ready: false, finished: true, failed: true, started: Some(t(now)), trouble, ..driver(name) }
+}
+
+#[test]
+fn pod_of_daemon_set_that_the_kubelet_rejects_is_waited_for_and_proves_nothing_at_the_timeout() {
+    let mut watch = Watch::of(verifying(vec![healthy(), rejected("driver-1", 1)]));
+    assert!(waits(&mut watch, SOAKED).contains("shop/driver-1 first (UnexpectedAdmissionError)"));
+    // Its DaemonSet creates it again and again.
+    *watch.pods() = vec![healthy(), rejected("driver-2", DEADLINE - 1)];
+    watch.at(DEADLINE - 1);
+    assert_eq!(watch.result().0, None);
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_unproven());
+    assert!(watch.message().contains("shop/driver-2 (UnexpectedAdmissionError)"), "{}", watch.message());
+}
+
+#[test]
+fn failed_pod_counts_as_ended_where_nothing_has_to_run_in_its_place() {
+    let failed = |pod: PodFacts| PodFacts { ready: false, finished: true, failed: true, ..pod };
+    for (sentence, pods, podsready, expected) in [
+        (
+            "a DaemonSet has a Ready pod beside it",
+            vec![rejected("driver-1", 1), driver("driver-2")],
+            true,
+            is_updated(),
+        ),
+        ("no pods are asked for", vec![rejected("driver-1", 1)], false, is_updated()),
+        ("a replica: its owner has another one elsewhere", vec![failed(healthy())], true, is_updated()),
+        ("a bare pod", vec![failed(pod("a", true))], true, is_updated()),
+        (
+            "its DaemonSet is gone",
+            vec![PodFacts { daemon_set_is: DaemonSetIs::Gone, ..rejected("driver-1", 1) }],
+            true,
+            is_updated(),
+        ),
+        ("the DaemonSet has no other", vec![rejected("driver-1", 1)], true, is_unproven()),
+    ] {
+        let mut watch = Watch::of(verifying(pods));
+        watch.policy.all.after.pods_ready = podsready;
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn daemon_set_whose_pod_failed_before_the_drain_is_excused() {
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![rejected("driver-1", -1)]);
+    let (view, policy) = cluster(vec![staged], &["a"]);
+    let made = plan(&view, &policy, t(0));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+    assert_eq!(status.report.record.as_ref().unwrap().unhealthy_before, ["driver"]);
 }
