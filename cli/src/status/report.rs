@@ -11,7 +11,7 @@ use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
 use planner::policy::{Policy, WindowState};
 use planner::view::ShadowFacts;
-use planner::wait::{BEFORE_RESUME, Wait, WaitReason};
+use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
 
 use super::freshness;
 use super::shape::*;
@@ -126,7 +126,7 @@ fn rollout(cluster: &Cluster, policy: &Policy, state: &RolloutState) -> Option<R
 /// Returns why no more nodes start in a canary step.
 fn canary(wait: &Wait) -> String {
     match wait {
-        Wait::CanaryStep { approval: Some(_), .. } => "waits for approval".to_owned(),
+        Wait::CanaryStep { approval: Some(_), nodes, .. } => format!("waits for approval{}", alone(nodes)),
         Wait::StepUnproven { nodes, .. } if nodes.is_empty() => "is not proven".to_owned(),
         Wait::StepUnproven { nodes, .. } => format!("is not proven by {}", nodes.join(", ")),
         Wait::StepFailed { nodes, .. } if nodes.is_empty() => "has failed".to_owned(),

@@ -381,6 +381,9 @@ pub struct Record {
     /// wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<NodeBefore>,
+    /// True if no pods of workloads were on the node when it was last verified: all that ran there was its own, and DaemonSets'.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_workloads: bool,
     /// One-shot requests that were carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<ShadowRequests>,

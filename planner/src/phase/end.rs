@@ -95,8 +95,7 @@ pub(super) fn passed(ctx: &Attempt<'_>, unanswered: Option<Note>) -> Action {
 fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
     let progress = ctx.progress;
     let pods = pods_to_verify(ctx);
-    let without_workloads =
-        pods.as_ref().is_some_and(|pods| !pods.iter().any(|pod| !pod.mirror && pod.daemon_set.is_none()));
+    let without_workloads = ctx.node.pods.is_some() && running(ctx).is_empty();
     let no_workloads = if without_workloads { ", and no pods of workloads were scheduled to it" } else { "" };
     let unhealthy = unhealthy_pods(ctx, &pods.unwrap_or_default());
     let mut status = ctx.controller_status();
@@ -104,6 +103,7 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
     record.failures = 0;
     record.not_before = None;
     record.before = None;
+    record.without_workloads = without_workloads;
     let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
     let mut text = if ctx.mode().is_verification() {
         format!("verified again: {} is proven", progress.version)

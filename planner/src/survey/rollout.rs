@@ -243,7 +243,9 @@ pub(crate) fn follow<'a>(
         let mut ledger = ledger::of(view, &active, memory);
         let is_wanted = |node: &NodeView| targets.contains(&(node.facts.uid.as_str(), version));
         let (rollout, on_their_way) = counted((view, policy), &active, &ledger, is_wanted, now);
-        let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, on_their_way), now);
+        let without_workloads = without_workloads(view, &active);
+        let named = (on_their_way, without_workloads);
+        let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, named), now);
         rollout.brake = brake_of((view, policy), (&active, &mut ledger), &rollout, now);
         active.ledger = Some(ledger);
         let lifted = rollout.brake.as_ref().and_then(|brake| brake.wake);
@@ -428,13 +430,21 @@ fn without_proof(ledger: &RolloutLedger, failed: bool) -> Vec<String> {
     named.take(NAMED).map(ToString::to_string).collect()
 }
 
+/// Returns the first few nodes that have proven the version of a rollout without any pods of workloads.
+fn without_workloads(view: &ClusterView, active: &ActiveRollout) -> Vec<String> {
+    let proven = |node: &&NodeView| ledger::place(node, active) == Some(Proof::Proven);
+    let alone = |node: &&NodeView| node.record().is_some_and(|record| record.without_workloads);
+    let nodes = view.nodes.values().filter(proven).filter(alone);
+    nodes.take(NAMED).map(|node| node.facts.name.clone()).collect()
+}
+
 /// Advances a rollout by as many canary steps as are passed.
 fn step_on(
     policy: &Policy,
     active: &mut ActiveRollout,
     ledger: &mut RolloutLedger,
     approval: &Approval,
-    (mut rollout, on_their_way): (Rollout, Vec<String>),
+    (mut rollout, (on_their_way, without_workloads)): (Rollout, (Vec<String>, Vec<String>)),
     now: Timestamp,
 ) -> (Rollout, Option<Timestamp>) {
     let steps = places(policy, rollout.base);
@@ -503,7 +513,7 @@ fn step_on(
             return (rollout, Some(until));
         }
         if step.manual && !active.approved {
-            (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), Vec::new()));
+            (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), without_workloads));
             return (rollout, None);
         }
         ledger.passed = places;

@@ -145,9 +145,17 @@ pub(super) fn first_node(node: Option<&str>) -> String {
     format!("the first node of a rollout goes alone: it comes after {node} has proven the version")
 }
 
+/// Names the nodes that have proven a version without pods of workloads, for the user who is to approve it; nothing without any.
+pub fn alone(nodes: &[String]) -> String {
+    if nodes.is_empty() {
+        return String::new();
+    }
+    format!(" (no pods of workloads were scheduled to {} while they were verified)", nodes.join(", "))
+}
+
 pub(super) fn canary(until: Option<Timestamp>, approval: Option<&str>, nodes: &[String]) -> String {
     if let Some(name) = approval {
-        return format!("waits for approval: {}", approve(name));
+        return format!("waits for approval{}: {}", alone(nodes), approve(name));
     }
     if !nodes.is_empty() {
         return format!("is not passed; it waits for {}", nodes.join(", "));

@@ -1,6 +1,6 @@
 //! Canary steps: the places of nodes in them.
 
-use models::shadow::{HostState, Step};
+use models::shadow::{HostState, Record, Step};
 use semver::Version;
 
 use crate::fixtures::*;
@@ -98,4 +98,24 @@ fn node_with_pending_first_write_keeps_its_canary_place() {
     view.paused.insert("a".into());
     let made = plan(&view, &policy, t(1));
     assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
+}
+
+#[test]
+fn request_for_approval_names_canaries_without_workloads() {
+    for (without_workloads, named) in [(false, false), (true, true)] {
+        let (mut view, _) = cluster(vec![node("a"), at("b", Step::Staged, 0, HostState::StagedUpdate)], &[]);
+        let canary = serde_json::json!([{"nodes": 1, "approval": "Manual"}]);
+        let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": canary}}));
+        view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout(NEW)];
+        let proven = Record { without_workloads, ..updated() };
+        view.nodes.get_mut("a").unwrap().facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        shadow(&mut view).status.agent.current_version = Some(NEW);
+        shadow(&mut view).status.controller.record = Some(proven);
+        let made = plan(&view, &policy, t(60));
+        let text = made.approval.unwrap().to_string();
+        let words =
+            "waits for approval (no pods of workloads were scheduled to a while they were verified): kubectl annotate";
+        assert_eq!(text.contains(words), named, "{text}");
+        assert!(text.contains("waits for approval"), "{text}");
+    }
 }

@@ -433,7 +433,13 @@ fn update_message_notes_absence_of_workload_pods() {
         let mut watch = Watch::of(verifying(pods));
         watch.at(SOAKED);
         assert_eq!(watch.message().contains("no pods of workloads"), lonely, "{sentence}: {}", watch.message());
+        assert_eq!(watch.record().without_workloads, lonely, "{sentence}");
     }
+    // Its pods do not have to be Ready, and they are there.
+    let mut watch = Watch::of(verifying(vec![failing()]));
+    watch.policy.all.after.pods_ready = false;
+    watch.at(SOAKED);
+    assert!(!watch.record().without_workloads && !watch.message().contains("no pods of workloads"));
 }
 
 #[test]
