@@ -248,4 +248,9 @@ pub struct SlotUpdate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub permitting_since: Option<Timestamp>,
+    /// Boot in which the node was last seen while an autoscaler or a user was removing it, after its reboot may have been permitted;
+    /// absent where none was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub removed_in: Option<String>,
 }

@@ -255,6 +255,7 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
             provider_id: None,
             had: None,
             permitting_since: None,
+            removed_in: None,
         };
         Slot { update: Some(update), ..crate::fixtures::slot(name) }
     };

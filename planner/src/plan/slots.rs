@@ -270,6 +270,9 @@ fn followed(survey: &Survey<'_>, slot: &Slot, node: &SurveyedNode<'_>, now: Time
     if let Some(update) = update.as_mut().filter(|_| away) {
         update.permitting_since.get_or_insert(now);
     }
+    if let Some(update) = update.as_mut().filter(|update| update.permitting_since.is_some()) {
+        update.removed_in = node.facts.removed_by.as_ref().map(|_| node.facts.boot_id.clone());
+    }
     Slot { uid, node: name, since, update }
 }
 

@@ -15,7 +15,8 @@ use crate::view::{ClusterView, NodeView};
 pub(crate) fn kept_until(view: &ClusterView, policy: &Policy, slot: &Slot) -> Option<Timestamp> {
     let update = slot.update.as_ref()?;
     let permitting = update.permitting_since?;
-    let lost = own(view, slot).is_none_or(|node| is_lost(node, update));
+    // What an autoscaler was removing does not come back.
+    let lost = own(view, slot).map_or(update.removed_in.is_none(), |node| is_lost(node, update));
     lost.then(|| after(after(permitting, policy.reboot), policy.returning))
 }
 
@@ -73,7 +74,8 @@ fn ended(view: &ClusterView, slot: &Slot, update: &SlotUpdate, rollout: &ActiveR
     }
     // Without a record of the end, as of a node that is gone, what may have happened counts as if it had.
     let may_reboot = |node: &NodeView| node.facts.boot_id == update.boot_id && !node.facts.ready;
-    let may_run = own.is_none_or(|node| runs(node, rollout) || may_reboot(node));
+    let was_removed_before = || update.removed_in.as_ref() == Some(&update.boot_id);
+    let may_run = own.map_or_else(|| !was_removed_before(), |node| runs(node, rollout) || may_reboot(node));
     let proof = if update.permitting_since.is_some() && may_run { Proof::Unproven } else { Proof::Free };
     (proof, "NodeDeleted".to_owned())
 }

@@ -28,6 +28,7 @@ pub(crate) fn update_of(rollouts: &Rollouts, node: &NodeView) -> Option<SlotUpda
         provider_id: node.facts.provider_id.clone(),
         had: rollout.and_then(|rollout| place(node, rollout)),
         permitting_since: None,
+        removed_in: None,
     })
 }
 

@@ -227,6 +227,30 @@ fn node_that_is_gone_after_its_permit_keeps_its_slot_until_its_machine_had_its_t
 }
 
 #[test]
+fn place_of_a_node_that_an_autoscaler_removes_after_its_permit_is_judged_as_it_was_last_seen() {
+    for (sentence, boot, expected) in
+        [("it had not gone down", "b1", (0, 0, 0)), ("it was in another boot", "b2", (0, 1, 0))]
+    {
+        let rebooting = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        let (mut view, _) = cluster(vec![rebooting, staged("b")], &["a"]);
+        recorded_with(&mut view, Some(RolloutLedger { base: 2, due: 1, ..RolloutLedger::default() }));
+        let policy = canary(&mut view, &json!([{"nodes": 1}]));
+        let update = view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap();
+        (update.boot_id, update.permitting_since) = ("b1".into(), Some(t(0)));
+        let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+        (facts.removed_by, facts.boot_id) = (Some("karpenter.sh/disrupted".into()), boot.into());
+        let made = plan(&view, &policy, t(60));
+        let slots = &made.status.as_ref().unwrap().slots;
+        assert_eq!(slots[0].update.as_ref().unwrap().removed_in.as_deref(), Some(boot), "{sentence}");
+        view.operator.as_mut().unwrap().status = made.status.unwrap();
+        view.nodes.remove("a");
+        let made = plan(&view, &policy, t(61));
+        assert_eq!(counts(&made), expected, "{sentence}");
+        assert!(!slots_of(&made).contains(&"a"), "{sentence}: its machine is not waited for");
+    }
+}
+
+#[test]
 fn shares_are_of_the_nodes_that_the_rollout_began_with() {
     // Six nodes came with the version.
     let mut nodes: Vec<NodeView> = (0..6).map(|number| runs(node(&format!("old-{number}")), true)).collect();

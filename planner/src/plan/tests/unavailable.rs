@@ -191,6 +191,7 @@ fn with_slot(node: &str) -> models::operator::Slot {
         provider_id: None,
         had: None,
         permitting_since: Some(t(999_999)),
+        removed_in: None,
     };
     models::operator::Slot { update: Some(update), ..slot(node) }
 }
