@@ -6,7 +6,9 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use models::names::INTERFACE_LABEL;
-use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, LedgerNode, MarkedPods, Slot};
+use models::operator::{
+    ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, LedgerNode, MarkedPods, Slot, SlotUpdate,
+};
 use models::reason::Proof;
 use models::shadow::{HostPolicy, HostState, Mode, Place, Step};
 use models::time::after;
@@ -202,15 +204,20 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
     }
     let slots: HashSet<&str> = plan.slots.iter().flatten().map(|slot| slot.uid.as_str()).collect();
     let with_slot = |node: &&NodeView| slots.contains(node.facts.uid.as_str());
-    let out: Vec<&NodeView> = view.nodes.values().filter(with_slot).collect();
+    let there: HashSet<&str> = view.nodes.values().map(|node| node.facts.uid.as_str()).collect();
+    // The slot of a node that is gone says what it was.
+    let is_gone = |slot: &&Slot| !there.contains(slot.uid.as_str());
+    let gone: Vec<&SlotUpdate> =
+        plan.slots.iter().flatten().filter(is_gone).filter_map(|slot| slot.update.as_ref()).collect();
+    let out = view.nodes.values().filter(with_slot).map(|node| node.facts.zone());
+    let out: Vec<&str> = out.chain(gone.iter().map(|update| update.zone.as_str())).collect();
     for node in new.iter().filter(|_| policy.one_zone_at_a_time) {
-        if out.iter().any(|other| other.facts.zone() != node.facts.zone()) {
+        if out.iter().any(|zone| *zone != node.facts.zone()) {
             return broken("S1", format!("{} is given a slot beside one in another zone", node.facts.name));
         }
     }
     let reboots = view.nodes.values().filter(|node| node.may_still_reboot()).map(|node| node.facts.uid.as_str());
     let busy: HashSet<&str> = slots.iter().copied().chain(reboots).collect();
-    let there: HashSet<&str> = view.nodes.values().map(|node| node.facts.uid.as_str()).collect();
     for node in new.iter().filter(|node| node.facts.control_plane()) {
         if slots.iter().any(|uid| !there.contains(uid)) {
             return broken("S1", format!("{} is given a slot beside one of a node that is gone", node.facts.name));
@@ -233,6 +240,10 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
             counts[index].0 += usize::from(node.facts.labelled);
             counts[index].1 += usize::from(with_slot(&node));
         }
+    }
+    for update in gone {
+        let own = policy.groups.iter().position(|group| Some(&group.name) == update.group.as_ref());
+        own.into_iter().for_each(|index| counts[index].1 += 1);
     }
     for index in new.iter().filter_map(|node| policy.group_of(&node.facts)) {
         let (group, (total, taken)) = (&policy.groups[index], counts[index]);

@@ -248,6 +248,14 @@ pub struct SlotUpdate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
     pub permitting_since: Option<Timestamp>,
+    /// Zone of the node: its slot counts there also while its Node object is gone; absent without one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63))]
+    pub zone: String,
+    /// Node group of the node, whose budget its slot counts against; absent if it is in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub group: Option<String>,
     /// Boot in which the node was last seen while an autoscaler or a user was removing it, after its reboot may have been permitted;
     /// absent where none was.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -256,6 +256,8 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
             had: None,
             permitting_since: None,
             removed_in: None,
+            zone: String::new(),
+            group: None,
         };
         Slot { update: Some(update), ..crate::fixtures::slot(name) }
     };

@@ -62,7 +62,7 @@ impl<'a> Planner<'a> {
         order::rank(self.view, self.survey, &mut requests.candidates, |(node, _)| node);
 
         let slots = slots::kept(self.view, self.survey, &self.held, &requests.wants_slot, self.now);
-        let mut budget = Budget::of(self.survey, &slots);
+        let mut budget = Budget::of(self.view, self.survey, &slots);
         if freezes {
             budget.close();
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
-use models::operator::Slot;
+use models::operator::{Slot, SlotUpdate};
 use models::shadow::Place;
 
 use crate::decision::{Decision, Verdict};
@@ -75,7 +75,7 @@ impl Room {
 
 impl<'a> Budget<'a> {
     /// The budget less disrupted nodes, nodes with a slot, and nodes that are out of service without the operator.
-    pub(super) fn of(survey: &Survey<'a>, slots: &[Slot]) -> Self {
+    pub(super) fn of(view: &'a ClusterView, survey: &Survey<'a>, slots: &[Slot]) -> Self {
         let policy = survey.policy;
         let held: HashSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
         let limit = policy.max_unavailable.of(survey.total).unwrap_or(1);
@@ -83,9 +83,21 @@ impl<'a> Budget<'a> {
         let mut groups = vec![Counted::default(); policy.groups.len()];
         let mut zones = policy.one_zone_at_a_time.then(BTreeMap::new);
         let there: HashSet<&str> = survey.nodes.iter().map(|node| node.node.facts.uid.as_str()).collect();
-        let gone = slots.iter().filter(|slot| !there.contains(slot.uid.as_str())).map(|slot| slot.node.as_str());
+        let is_gone = |slot: &&Slot| held.contains(slot.uid.as_str()) && !there.contains(slot.uid.as_str());
+        let gone: Vec<&Slot> = view.recorded_slots().filter(is_gone).collect();
+        let names = gone.iter().map(|slot| slot.node.as_str());
         let mut control_plane: BTreeSet<String> =
-            survey.control_plane_down.iter().copied().chain(gone).map(str::to_owned).collect();
+            survey.control_plane_down.iter().copied().chain(names).map(str::to_owned).collect();
+        for (slot, update) in gone.iter().filter_map(|slot| Some((slot, slot.update.as_ref()?))) {
+            let index = policy.groups.iter().position(|group| Some(&group.name) == update.group.as_ref());
+            if let Some(group) = index.and_then(|index| groups.get_mut(index)) {
+                group.own += 1;
+            }
+            if let Some(zones) = &mut zones {
+                let zone = zones.entry(update.zone.as_str()).or_insert(Zone { out: 0, own: 0, node: &slot.node });
+                (zone.out, zone.own) = (zone.out + 1, zone.own + 1);
+            }
+        }
         let mut here = 0;
         let mut unavailable = Vec::new();
         for node in &survey.nodes {
@@ -247,7 +259,9 @@ pub(super) fn kept(
     }
     // The machine of a Node object that was deleted may still reboot. Once it is registered again, it goes on with its slot.
     let there: HashSet<&str> = survey.nodes.iter().map(|node| node.facts.uid.as_str()).collect();
-    for slot in held.values().filter(|slot| !there.contains(slot.uid.as_str()) && waits(slot)) {
+    let mut gone: Vec<_> = held.values().filter(|slot| !there.contains(slot.uid.as_str()) && waits(slot)).collect();
+    gone.sort_by_key(|slot| (slot.since, &slot.uid));
+    for slot in gone {
         let again = ended::registered_again(view, slot).map(|node| &node.facts.uid);
         let uid = again.filter(|uid| !held.contains_key(uid.as_str())).unwrap_or(&slot.uid);
         slots.push(Slot { uid: uid.clone(), ..(*slot).clone() });
@@ -258,14 +272,20 @@ pub(super) fn kept(
 /// A slot of a node.
 pub(super) fn new(survey: &Survey<'_>, node: &SurveyedNode<'_>, now: Timestamp) -> Slot {
     let NodeFacts { uid, name, .. } = &node.facts;
-    Slot { uid: uid.clone(), node: name.clone(), since: now, update: settled::update_of(&survey.rollouts, node.node) }
+    Slot { uid: uid.clone(), node: name.clone(), since: now, update: update_of(survey, node) }
+}
+
+/// What a slot records of the update of a node.
+fn update_of(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> Option<SlotUpdate> {
+    let group = node.group.map(|index| survey.policy.groups[index].name.clone());
+    Some(SlotUpdate { group, ..settled::update_of(&survey.rollouts, node.node)? })
 }
 
 /// The slot of a node that is under way, with what it records of the update. That the reboot may be permitted is in it before the
 /// permit is.
 fn followed(survey: &Survey<'_>, slot: &Slot, node: &SurveyedNode<'_>, now: Timestamp) -> Slot {
     let Slot { uid, node: name, since, update } = slot.clone();
-    let mut update = update.or_else(|| settled::update_of(&survey.rollouts, node.node));
+    let mut update = update.or_else(|| update_of(survey, node));
     let away = node.update().is_some_and(|progress| progress.step.place() >= Place::Away);
     if let Some(update) = update.as_mut().filter(|_| away) {
         update.permitting_since.get_or_insert(now);

@@ -15,9 +15,16 @@ use crate::view::{ClusterView, NodeView};
 pub(crate) fn kept_until(view: &ClusterView, policy: &Policy, slot: &Slot) -> Option<Timestamp> {
     let update = slot.update.as_ref()?;
     let permitting = update.permitting_since?;
-    // What an autoscaler was removing does not come back.
-    let lost = own(view, slot).map_or(update.removed_in.is_none(), |node| is_lost(node, update));
+    // What an autoscaler was removing does not come back, and what came back without the operator's label is not under it any more.
+    let is_over = || update.removed_in.is_some() || is_back_unmanaged(view, slot, update);
+    let lost = own(view, slot).map_or_else(|| !is_over(), |node| is_lost(node, update));
     lost.then(|| after(after(permitting, policy.reboot), policy.returning))
+}
+
+/// Returns whether the machine of a slot is registered again without the operator's label, in another boot.
+fn is_back_unmanaged(view: &ClusterView, slot: &Slot, update: &SlotUpdate) -> bool {
+    let back = view.unmanaged.get(&slot.node).filter(|facts| facts.boot_id != update.boot_id);
+    back.is_some_and(|facts| update.provider_id.is_none() || facts.provider_id == update.provider_id)
 }
 
 /// Returns whether a node with the slot of an attempt has no record of it, and is in another boot or may be on its way to one.

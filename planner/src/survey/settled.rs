@@ -28,6 +28,8 @@ pub(crate) fn update_of(rollouts: &Rollouts, node: &NodeView) -> Option<SlotUpda
         provider_id: node.facts.provider_id.clone(),
         had: rollout.and_then(|rollout| place(node, rollout)),
         permitting_since: None,
+        zone: node.facts.zone().to_owned(),
+        group: None,
         removed_in: None,
     })
 }

@@ -5,7 +5,7 @@ use models::operator::CountOrPercent;
 use models::shadow::Step;
 
 use super::*;
-use crate::fixtures::{cluster, node, progress, slot, t};
+use crate::fixtures::{at, cluster, node, progress, slot, t};
 use crate::policy::{Group, GroupPolicy};
 
 #[test]
@@ -27,7 +27,7 @@ fn used_up_budget_names_an_unavailable_node() {
         });
         let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(limit), ..Policy::default() };
         let survey = Survey::of(&view, &policy, t(0));
-        assert_eq!(Budget::of(&survey, &[]).used_up.as_ref(), used_up.as_ref(), "{limit}");
+        assert_eq!(Budget::of(&view, &survey, &[]).used_up.as_ref(), used_up.as_ref(), "{limit}");
     }
 }
 
@@ -35,7 +35,7 @@ fn used_up_budget_names_an_unavailable_node() {
 fn world(policy: &Policy, down: &[&str], ours: &[&str], slots: &[&str]) -> (usize, Vec<Option<Wait>>) {
     let view = view_of(down, ours, slots);
     let survey = Survey::of(&view, policy, t(0));
-    let budget = Budget::of(&survey, &view.operator.as_ref().unwrap().status.slots);
+    let budget = Budget::of(&view, &survey, &view.operator.as_ref().unwrap().status.slots);
     let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(policy, survey.find(name).unwrap()));
     (budget.free(), refusals.into())
 }
@@ -93,6 +93,37 @@ fn unavailable_nodes_count_once_against_budget() {
         ("more than the budget is none left", "1", vec!["n7", "n8"], vec!["n5"], vec![], 0),
     ] {
         assert_eq!(world(&policy(limit, None, false), &down, &ours, &slots).0, free, "{sentence}");
+    }
+}
+
+#[test]
+fn slot_of_a_node_that_is_gone_counts_in_its_group_and_zone() {
+    let (mut view, _) = cluster(vec![node("n1"), node("n2")], &[]);
+    let policy = policy("5", Some("1"), true);
+    let labels =
+        |zone: &str| [("tier", "db"), (models::names::ZONE_LABEL, zone)].map(|(k, v)| (k.to_owned(), v.to_owned()));
+    for (name, zone) in [("n1", "a"), ("n2", "b")] {
+        view.nodes.get_mut(name).unwrap().facts.labels = std::sync::Arc::new(labels(zone).into());
+    }
+    let update = |group: Option<&str>| {
+        let node = at("gone", models::shadow::Step::Rebooting, 0, models::shadow::HostState::RebootedIntoUpdate);
+        let update = settled::update_of(&crate::survey::rollout::Rollouts::default(), &node)?;
+        Some(SlotUpdate { zone: "a".into(), group: group.map(str::to_owned), ..update })
+    };
+    for (sentence, group, refused) in [
+        ("of the group", Some("db"), ["GroupFull", "GroupFull"]),
+        ("of another one, in zone a", Some("web"), ["", "ZoneBusy"]),
+        ("of none, in zone a", None, ["", "ZoneBusy"]),
+    ] {
+        view.operator.as_mut().unwrap().status.slots = vec![Slot { update: update(group), ..slot("gone") }];
+        let survey = Survey::of(&view, &policy, t(0));
+        let budget = Budget::of(&view, &survey, &view.operator.as_ref().unwrap().status.slots);
+        let refusals = ["n1", "n2"].map(|name| {
+            budget
+                .refusal(&policy, survey.find(name).unwrap())
+                .map_or_else(String::new, |wait| wait.as_str().to_owned())
+        });
+        assert_eq!(refusals, refused, "{sentence}");
     }
 }
 
@@ -180,7 +211,7 @@ fn control_plane_nodes_are_taken_one_at_a_time_while_all_others_are_ready() {
         change(&mut view);
         let policy = policy("5", None, false);
         let survey = Survey::of(&view, &policy, t(0));
-        let budget = Budget::of(&survey, &view.operator.as_ref().unwrap().status.slots);
+        let budget = Budget::of(&view, &survey, &view.operator.as_ref().unwrap().status.slots);
         let refusals = ["c0", "worker"].map(|name| budget.refusal(&policy, survey.find(name).unwrap()));
         assert_eq!(refusals, expected, "{sentence}");
         // Two are never taken by one plan.
@@ -199,7 +230,7 @@ fn node_that_counts_already_needs_no_further_room() {
     {
         let policy = policy(limit, Some(group), false);
         let survey = Survey::of(&view, &policy, t(0));
-        let budget = Budget::of(&survey, &[slot("n5")]);
+        let budget = Budget::of(&view, &survey, &[slot("n5")]);
         let [n0, n1] = ["n0", "n1"].map(|name| survey.find(name).unwrap());
         assert_eq!([budget.free_for(n0), budget.free_for(n1)], [others, own], "{limit}");
         assert_eq!([n0, n1].map(|node| budget.refusal(&policy, node).is_some()), refused, "{limit}");

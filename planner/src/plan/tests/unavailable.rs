@@ -192,6 +192,8 @@ fn with_slot(node: &str) -> models::operator::Slot {
         had: None,
         permitting_since: Some(t(999_999)),
         removed_in: None,
+        zone: String::new(),
+        group: None,
     };
     models::operator::Slot { update: Some(update), ..slot(node) }
 }

@@ -258,7 +258,9 @@ impl Watch {
         if let Some(progress) = node.update().filter(|_| permit) {
             self.of(node, &progress.version).permitted.insert(name.clone());
         }
-        if joined || node.step().map(Step::place) == Some(Place::Leaving) {
+        // What a Node had before it was registered again went with its shadow.
+        let uid = &node.facts.uid;
+        if !self.devices.contains_key(uid) || node.step().map(Step::place) == Some(Place::Leaving) {
             self.devices.insert(uid.clone(), node.facts.allocatable.clone());
         }
         let Some(record) = node.record() else { return };
