@@ -275,7 +275,7 @@ pub(super) fn new(survey: &Survey<'_>, node: &SurveyedNode<'_>, now: Timestamp) 
     Slot { uid: uid.clone(), node: name.clone(), since: now, update: update_of(survey, node) }
 }
 
-/// What a slot records of the update of a node.
+/// Returns what a slot records of the update of a node.
 fn update_of(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> Option<SlotUpdate> {
     let group = node.group.map(|index| survey.policy.groups[index].name.clone());
     Some(SlotUpdate { group, ..settled::update_of(&survey.rollouts, node.node)? })
