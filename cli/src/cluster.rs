@@ -22,7 +22,8 @@ use planner::plan::{Action, Plan, plan};
 use planner::policy::Policy;
 use planner::standby::standby;
 use planner::view::{
-    BudgetFacts, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts, Standby,
+    BudgetFacts, ClusterView, CsiNodeFacts, DaemonSetFacts, NodeFacts, NodeView, OperatorFacts, PodFacts,
+    Projection as _, ShadowFacts, Standby,
 };
 
 pub(crate) use read::PodsOf;
@@ -49,6 +50,8 @@ pub(crate) enum Part {
     /// The pods on the nodes.
     Pods,
     Budgets,
+    CsiNodes,
+    DaemonSets,
 }
 
 /// A part that could not be read.
@@ -71,6 +74,8 @@ impl Unread {
             Part::AgentPods => "so that missing agents are not seen",
             Part::Pods => "so that it is not seen which pods prevent a drain",
             Part::Budgets => "so that it is not seen which PodDisruptionBudgets prevent a drain",
+            Part::CsiNodes => "so that it is not seen which CSI drivers updated nodes lack",
+            Part::DaemonSets => "so that it is not seen which DaemonSets lack a pod on updated nodes",
         };
         format!("{}, {unseen}", self.reason)
     }
@@ -117,6 +122,9 @@ pub(crate) struct Cluster {
     /// The pods of those nodes whose pods were read.
     pub(crate) pods: BTreeMap<String, Vec<PodFacts>>,
     pub(crate) budgets: Vec<BudgetFacts>,
+    /// Read only where a node is verified; `None` otherwise, and where they could not be read.
+    pub(crate) csi_nodes: Option<BTreeMap<String, CsiNodeFacts>>,
+    pub(crate) daemon_sets: Option<BTreeMap<String, DaemonSetFacts>>,
     /// Annotations that are meant as requests and have no effect, each as a sentence, by object.
     pub(crate) misplaced: BTreeMap<String, Vec<String>>,
     /// The parts that could not be read.
@@ -183,6 +191,8 @@ impl Cluster {
             operator: self.operator.clone(),
             earlier_pods: self.earlier_pods.clone(),
             budgets: self.budgets.clone(),
+            csi_nodes: self.csi_nodes.clone(),
+            daemon_sets: self.daemon_sets.clone(),
             leader_since: before,
             standby: self.standby(own_node.as_deref()),
             own_node,

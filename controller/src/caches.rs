@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use planner::view::{BudgetFacts, HistoryObject, NodeFacts, OperatorFacts, RevisionFacts, ServiceFacts, ShadowFacts};
+use planner::view::{
+    BudgetFacts, CsiNodeFacts, DaemonSetFacts, HistoryObject, NodeFacts, OperatorFacts, RevisionFacts, ServiceFacts,
+    ShadowFacts,
+};
 use tokio::sync::watch;
 
 use crate::cache::{Cache, Reading};
@@ -20,6 +23,10 @@ pub struct Caches {
     pub history: Cache<HistoryObject>,
     /// Nothing but the history of rollouts depends on it: no readiness and no turn waits for it.
     pub services: Cache<ServiceFacts>,
+    /// Not compared after an update where it is unknown: no readiness and no turn waits for it, and a ClusterRole of an earlier version
+    /// does not permit the watch.
+    pub csi_nodes: Cache<CsiNodeFacts>,
+    pub daemon_sets: Cache<DaemonSetFacts>,
     /// Notified of each change.
     pub changed: Arc<watch::Sender<u64>>,
 }
@@ -35,6 +42,8 @@ impl Default for Caches {
             revisions: Cache::new(changed.clone()),
             history: Cache::new(changed.clone()),
             services: Cache::new(changed.clone()),
+            csi_nodes: Cache::new(changed.clone()),
+            daemon_sets: Cache::new(changed.clone()),
             changed,
         }
     }
@@ -66,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_waits_for_neither_revisions_nor_services() {
+    fn readiness_waits_for_nothing_that_a_role_of_an_earlier_version_does_not_permit() {
         let caches = Caches::default();
         list(&caches.nodes);
         list(&caches.shadows);
@@ -74,6 +83,7 @@ mod tests {
         assert!(!caches.synced(), "decisions depend on budgets");
         list(&caches.budgets);
         assert!(caches.synced() && !caches.services.synced() && !caches.revisions.synced());
+        assert!(!caches.csi_nodes.synced() && !caches.daemon_sets.synced());
     }
 
     #[test]

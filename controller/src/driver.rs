@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use planner::plan::plan_reporting;
 use planner::policy::Policy;
 use planner::simulation::estimate_due;
-use planner::view::{BudgetFacts, ServiceFacts, Standings, WebApiOutage};
+use planner::view::{BudgetFacts, CsiNodeFacts, DaemonSetFacts, ServiceFacts, Standings, WebApiOutage};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -95,6 +95,8 @@ pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
     services: Cache<ServiceFacts>,
+    csi_nodes: Cache<CsiNodeFacts>,
+    daemon_sets: Cache<DaemonSetFacts>,
     peers: Peers,
     earlier: EarlierPods,
     earlier_seen: Option<Timestamp>,
@@ -147,7 +149,7 @@ impl Driver {
             leader_since,
         } = options;
         let pages = Pages::new(&applier, &caches);
-        let Caches { budgets, revisions, services, changed, .. } = caches;
+        let Caches { budgets, revisions, services, csi_nodes, daemon_sets, changed, .. } = caches;
         Self {
             owners: Owners::new(applier.client.clone(), changed.clone()),
             estimates: Estimates::new(pages, changed.clone()),
@@ -155,6 +157,8 @@ impl Driver {
             applier,
             budgets,
             services,
+            csi_nodes,
+            daemon_sets,
             peers,
             earlier,
             earlier_seen: None,

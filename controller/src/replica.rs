@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::FutureExt as _;
-use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::Api;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::watcher;
@@ -107,6 +108,8 @@ impl Replica {
         let history = Api::<PartialObjectMeta<BottlerocketRolloutHistory>>::namespaced(client.clone(), namespace);
         tokio::spawn(caches.history.run_metadata(history, everything()));
         tokio::spawn(caches.services.run(Api::<DeserializeGuard<Service>>::all(client.clone()), everything()));
+        tokio::spawn(caches.csi_nodes.run(Api::<DeserializeGuard<CSINode>>::all(client.clone()), everything()));
+        tokio::spawn(caches.daemon_sets.run(Api::<DeserializeGuard<DaemonSet>>::all(client.clone()), everything()));
         earlier.watch(client);
         let components = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
         let agents = format!("{}={}", names::COMPONENT_LABEL, names::AGENT);

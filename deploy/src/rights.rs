@@ -225,8 +225,12 @@ fn controller_in_cluster() -> Vec<Rule> {
             "Pods on a node that is to be drained; standby replicas of the controller; readiness of the web API and the agents; \
              pods of the earlier operator, beside which nothing is done.",
         ),
-        rule("apps", "daemonsets", "get")
-            .why("The DaemonSet that a pod names: an orphaned pod of one would not be created again."),
+        rule("apps", "daemonsets", "get list watch").why(
+            "The DaemonSet that a pod names: an orphaned pod of one would not be created again. Those that want a node have a pod on it \
+             again after its update.",
+        ),
+        rule("storage.k8s.io", "csinodes", "list watch")
+            .why("The CSI drivers of each node: they are there again after its update."),
         rule("apps", "replicasets", "get")
             .why("The Deployment that owns a pod's ReplicaSet, for the history of rollouts."),
         rule("batch", "jobs", "get").why("The CronJob that owns a pod's Job, for the history of rollouts."),

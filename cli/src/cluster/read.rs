@@ -10,8 +10,8 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
-use models::shadow::BottlerocketShadow;
-use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection};
+use models::shadow::{BottlerocketShadow, Step};
+use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
 use super::{AgentPod, Cluster, OwnPods, Part, Unread, serves};
@@ -103,7 +103,20 @@ impl Cluster {
         if !nodes.is_empty() {
             cluster.read_pods(client, PodsOf::Nodes(nodes)).await?;
         }
+        if cluster.shadows.values().any(is_compared) {
+            cluster.read_on_nodes(client).await?;
+        }
         Ok(cluster)
+    }
+
+    /// Reads what a node that is verified has to have again, and that neither its Node nor its pods show.
+    async fn read_on_nodes(&mut self, client: &Client) -> anyhow::Result<()> {
+        let listed = facts(Api::all(client.clone()), ListParams::default(), "list csinodes").await;
+        self.csi_nodes = self.optional(Part::CsiNodes, listed)?.map(by_key);
+        let right = "list daemonsets in all namespaces";
+        let listed = facts(Api::all(client.clone()), ListParams::default(), right).await;
+        self.daemon_sets = self.optional(Part::DaemonSets, listed)?.map(by_key);
+        Ok(())
     }
 
     async fn read_nodes(&mut self, client: &Client) -> anyhow::Result<()> {
@@ -153,6 +166,18 @@ impl Cluster {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Returns whether a node is verified that has to have CSI drivers and pods of DaemonSets again.
+fn is_compared(shadow: &ShadowFacts) -> bool {
+    let report = &shadow.status.controller;
+    let verified = report.progress.as_ref().is_some_and(|progress| progress.step == Step::Verifying);
+    let before = report.record.as_ref().and_then(|record| record.before.as_ref());
+    verified && before.is_some_and(|before| !(before.csi_drivers.is_empty() && before.daemon_sets.is_empty()))
+}
+
+fn by_key<P: Projection>(all: Vec<P>) -> BTreeMap<String, P> {
+    all.into_iter().map(|facts| (facts.key(), facts)).collect()
 }
 
 /// Lists objects, and keeps the facts about each.

@@ -128,6 +128,8 @@ impl Driver {
         view.revisions_in_use = shadows.into_values().filter_map(|shadow| shadow.revision).collect();
         let known = self.revisions_read.done().then(|| self.applier.revisions.items());
         view.revisions = known.map(|revisions| revisions.into_values().collect());
+        view.csi_nodes = self.csi_nodes.synced().then(|| self.csi_nodes.items());
+        view.daemon_sets = self.daemon_sets.synced().then(|| self.daemon_sets.items());
         let mut nodes = std::mem::take(&mut view.nodes);
         for (name, node) in &mut nodes {
             if let Some(watch) = self.pods.get(name).filter(|w| w.cache.synced()) {

@@ -15,7 +15,7 @@ use crate::bed::{NEW, OLD, PodRule, PodState, SHOP, ScriptedCluster};
 crate::cases![daemon_set_failing_on_updated_nodes_freezes_rollout];
 
 /// Creates a DaemonSet `driver` with a pod on each node, as its controller would.
-async fn driver(cluster: &ScriptedCluster, nodes: &[&str]) -> anyhow::Result<()> {
+pub(crate) async fn driver(cluster: &ScriptedCluster, nodes: &[&str]) -> anyhow::Result<()> {
     let template = json!({
         "metadata": {"labels": {"app": "driver"}},
         "spec": {"containers": [{"name": "app", "image": "example.invalid/app:1"}]},

@@ -3,14 +3,23 @@
 use std::time::Duration;
 
 use integ::oracle::ClusterState;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::CSINode;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use models::condition::{ConditionStatus, find_condition};
 use models::reason::Proof;
 use models::shadow::{BLOCKED, HEALTHY, Step};
 use serde_json::json;
 
-use crate::bed::{NEW, ScriptedCluster};
+use crate::bed::{NEW, SHOP, ScriptedCluster};
+use crate::health::driver;
 
-crate::cases![canary_without_its_devices_proves_nothing_until_they_are_back];
+crate::cases![
+    canary_without_its_devices_proves_nothing_until_they_are_back,
+    node_without_its_csi_driver_and_its_pod_of_a_daemon_set_waits_for_them_while_they_exist,
+];
 
 async fn canary_without_its_devices_proves_nothing_until_they_are_back(
     cluster: &mut ScriptedCluster,
@@ -50,5 +59,48 @@ async fn canary_without_its_devices_proves_nothing_until_they_are_back(
         world.record(&canary).proof.is_some_and(|place| place.proof == Proof::Proven)
     });
     assert_eq!(world.await?.record(&canary).before, None);
+    cluster.updated().await.map(drop)
+}
+
+async fn node_without_its_csi_driver_and_its_pod_of_a_daemon_set_waits_for_them_while_they_exist(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.start(2, json!({})).await?;
+    let csi_nodes: Api<CSINode> = Api::all(cluster.client.clone());
+    for node in ["node-1", "node-2"] {
+        let drivers = json!([{"name": "ebs.csi.aws.com", "nodeID": node}]);
+        let object = json!({"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "metadata": {"name": node},
+            "spec": {"drivers": drivers}});
+        cluster.create(csi_nodes.clone(), object).await?;
+    }
+    driver(cluster, &["node-1", "node-2"]).await?;
+    cluster.planned().await?;
+    cluster.fleet.release(NEW);
+    let at = |world: &ClusterState, step| world.nodes.keys().find(|node| world.step(node) == Some(step)).cloned();
+    let world = cluster.until("a node is drained", |world| at(world, Step::Rebooting).is_some()).await?;
+    let first = at(&world, Step::Rebooting).unwrap_or_default();
+    let before = world.record(&first).before.unwrap_or_default();
+    assert_eq!(before.csi_drivers, ["ebs.csi.aws.com"]);
+    assert!(before.daemon_sets.iter().any(|set| set.name == "shop/driver"), "{:?}", before.daemon_sets);
+    let patch = |drivers| Patch::Merge(json!({"spec": {"drivers": drivers}}));
+    csi_nodes.patch(&first, &PatchParams::default(), &patch(json!([]))).await?;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SHOP);
+    pods.delete(&format!("driver-{first}"), &DeleteParams::default().grace_period(0)).await?;
+    cluster.until_step(&first, Step::Verifying).await?;
+    cluster.pass(Duration::from_mins(1)).await?;
+    let named = |world: &ClusterState, words: &[&str]| {
+        let message = world.condition(&first, BLOCKED).map(|condition| condition.message.clone()).unwrap_or_default();
+        words.iter().all(|word| message.contains(word))
+    };
+    let both = ["the CSI driver ebs.csi.aws.com is missing", "the DaemonSet shop/driver has no Ready pod"];
+    cluster.until("what is missing is named", |world| named(world, &both)).await?;
+    let drivers = json!([{"name": "ebs.csi.aws.com", "nodeID": first}]);
+    csi_nodes.patch(&first, &PatchParams::default(), &patch(drivers)).await?;
+    let rest = |world: &ClusterState| named(world, &both[1..]) && !named(world, &both[..1]);
+    cluster.until("the driver is back", rest).await?;
+    // The DaemonSet is uninstalled.
+    let sets: Api<DaemonSet> = Api::namespaced(cluster.client.clone(), SHOP);
+    sets.delete("driver", &DeleteParams::background()).await?;
+    cluster.until("the node is proven", |world| world.is_updated(&first, &NEW)).await?;
     cluster.updated().await.map(drop)
 }

@@ -16,6 +16,19 @@ pub const MOST_DIGITS: usize = 32;
 /// The most nodes that the facts of a node before its drain name.
 pub const MOST_COMPARED: usize = 8;
 
+/// A DaemonSet that had a Ready pod on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DaemonSetBefore {
+    /// Namespace and name.
+    #[cfg_attr(feature = "crd", schemars(length(max = 317)))]
+    pub name: String,
+    /// UID.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub uid: String,
+}
+
 /// Facts of a node before its drain. They have to be back after its update.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
@@ -35,7 +48,18 @@ pub struct NodeBefore {
         schemars(length(max = MOST_FACTS), inner(length(max = 330)), extend("x-kubernetes-list-type" = "atomic"))
     )]
     pub taints: Vec<String>,
-    /// First few nodes that were not being updated, had the same devices, and no other taints. What they have lost as well is not missing.
+    /// CSI drivers that its kubelet had registered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(length(max = MOST_FACTS), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))
+    )]
+    pub csi_drivers: Vec<String>,
+    /// DaemonSets with a Ready pod on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = MOST_FACTS), extend("x-kubernetes-list-type" = "atomic")))]
+    pub daemon_sets: Vec<DaemonSetBefore>,
+    /// First few nodes that were not being updated, had the same devices and CSI drivers, and no other taints. What they have lost as well is not missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",

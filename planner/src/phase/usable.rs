@@ -1,12 +1,14 @@
 //! Ready is not usable: what a node had before its drain has to be back after its update, within the time of its verification. What nodes
 //! that were not updated have lost as well is no fault of it.
 
-use models::shadow::{MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
+use std::collections::BTreeMap;
+
+use models::shadow::{DaemonSetBefore, MOST_COMPARED, MOST_DIGITS, MOST_FACTS, NodeBefore};
 
 use super::row::Attempt;
 use crate::survey::NodeContext;
 use crate::survey::unwell::comparison_nodes;
-use crate::view::NodeFacts;
+use crate::view::{ClusterView, NodeFacts, PodFacts};
 
 /// The share of CPU, memory, disk and huge pages that has to be back. Their sizes differ a little from boot to boot and from version to
 /// version.
@@ -39,12 +41,15 @@ pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
             && facts.is_well()
             && facts.taints.iter().all(|taint| own.taints.contains(taint))
             && devices(own).all(|device| facts.allocatable.contains_key(device))
+            && csi_drivers(ctx.view, own).iter().all(|driver| csi_drivers(ctx.view, facts).contains(driver))
     };
     let alike = comparison_nodes(ctx.view).filter(is_alike).map(|facts| facts.name.clone());
     let resources = own.allocatable.iter().filter(|(_, size)| size.len() <= MOST_DIGITS);
     NodeBefore {
         allocatable: resources.take(MOST_FACTS).map(|(name, size)| (name.clone(), size.clone())).collect(),
         taints: own.taints.iter().take(MOST_FACTS).cloned().collect(),
+        csi_drivers: csi_drivers(ctx.view, own).iter().take(MOST_FACTS).cloned().collect(),
+        daemon_sets: daemon_sets(ctx.node.pods.as_deref().unwrap_or_default()),
         compared_with: alike.take(MOST_COMPARED).collect(),
     }
 }
@@ -68,7 +73,41 @@ pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
         !before.taints.contains(taint) && !is_lost_elsewhere(&alike, |other| other.taints.contains(taint))
     };
     let taints = facts.taints.iter().filter(is_new).map(|taint| format!("the taint {taint} is new"));
-    resources.chain(taints).collect()
+    let lacks = |facts: &NodeFacts, driver: &String| {
+        ctx.view.csi_nodes.is_some() && !csi_drivers(ctx.view, facts).contains(driver)
+    };
+    let is_gone = |driver: &&String| lacks(facts, driver) && !is_lost_elsewhere(&alike, |other| lacks(other, driver));
+    let drivers = before.csi_drivers.iter().filter(is_gone).map(|driver| format!("the CSI driver {driver} is missing"));
+    let has_no_pod = |set: &&DaemonSetBefore| ctx.group().after.pods_ready && is_without_pod(ctx, set);
+    let sets = before.daemon_sets.iter().filter(has_no_pod);
+    let sets = sets.map(|set| format!("the DaemonSet {} has no Ready pod", set.name));
+    resources.chain(taints).chain(drivers).chain(sets).collect()
+}
+
+fn csi_drivers<'a>(view: &'a ClusterView, node: &NodeFacts) -> &'a [String] {
+    let known = view.csi_nodes.as_ref().and_then(|known| known.get(&node.name));
+    known.map(|known| &*known.drivers).unwrap_or_default()
+}
+
+/// Returns the DaemonSets with a Ready pod among these, each once.
+fn daemon_sets(pods: &[PodFacts]) -> Vec<DaemonSetBefore> {
+    let ready = pods.iter().filter(|pod| pod.ready && !pod.terminating);
+    let sets = ready.filter_map(|pod| {
+        let name = format!("{}/{}", pod.namespace, pod.daemon_set.as_ref()?);
+        Some((name, pod.controller_uid.clone()?))
+    });
+    let sets: BTreeMap<String, String> = sets.collect();
+    sets.into_iter().take(MOST_FACTS).map(|(name, uid)| DaemonSetBefore { name, uid }).collect()
+}
+
+/// Returns whether a DaemonSet that still wants the node has no pod there that is more than about to start. Pods that are not healthy are
+/// judged as such. Without the pods, or the DaemonSets, nothing is known.
+fn is_without_pod(ctx: &NodeContext<'_>, set: &DaemonSetBefore) -> bool {
+    let (Some(pods), Some(known)) = (&ctx.node.pods, &ctx.view.daemon_sets) else { return false };
+    let of_set = |pod: &&PodFacts| pod.controller_uid.as_ref() == Some(&set.uid) && !pod.terminating;
+    let runs = pods.iter().filter(of_set).any(|pod| !pod.is_starting(ctx.now));
+    let known = known.get(&set.name).filter(|known| known.uid == set.uid);
+    !runs && known.is_some_and(|known| known.wants(&ctx.facts().name, &ctx.facts().labels))
 }
 
 /// Returns whether it is the cluster's doing: of the nodes that were like this one, at least two and at least half have changed in the same

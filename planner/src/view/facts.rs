@@ -493,6 +493,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::view::{CsiNodeFacts, DaemonSetFacts};
 
     #[test]
     fn volume_claims_of_pod_include_named_and_ephemeral_claims() {
@@ -517,6 +518,8 @@ mod tests {
         check::<PodFacts>(&namespaced("a"), &json!({"containers": []}));
         check::<BudgetFacts>(&namespaced("a"), &json!({}));
         check::<ServiceFacts>(&namespaced("a"), &json!({"selector": {"app": "web"}}));
+        check::<CsiNodeFacts>(&json!({"name": "a"}), &json!({"drivers": []}));
+        check::<DaemonSetFacts>(&namespaced("a"), &json!({"selector": {}, "template": {}}));
         check::<ShadowFacts>(&namespaced(&names::shadow_name("a")), &json!({"state": "Idle", "attempt": 0}));
         check::<OperatorFacts>(&namespaced(names::OPERATOR_NAME), &json!({}));
     }

@@ -6,6 +6,7 @@ mod earlier;
 mod facts;
 mod history;
 mod managers;
+mod on_node;
 mod pods;
 mod projection;
 mod revision;
@@ -32,6 +33,7 @@ use crate::wait::{Wait, WaitReason};
 pub use earlier::EarlierPod;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
 pub use managers::{RequestManagers, SharedField};
+pub use on_node::{CsiNodeFacts, DaemonSetFacts};
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OWNER_WAIT, OwnerHealth, PodFacts, STARTING, ServiceFacts};
 pub use projection::Projection;
 pub use revision::RevisionFacts;
@@ -448,6 +450,10 @@ pub struct ClusterView {
     pub retracted: BTreeSet<String>,
     /// The budgets in the namespaces of the watched pods.
     pub budgets: Vec<BudgetFacts>,
+    /// The CSI drivers of all nodes, by node; `None` until they are known, or where they may not be read.
+    pub csi_nodes: Option<BTreeMap<String, CsiNodeFacts>>,
+    /// The DaemonSets, by namespace and name; `None` as above.
+    pub daemon_sets: Option<BTreeMap<String, DaemonSetFacts>>,
     /// The Services in these namespaces, as far as they are known. Only the history depends on them.
     pub services: Vec<ServiceFacts>,
     /// The answers to the expressions that nodes wait for.

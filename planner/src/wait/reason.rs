@@ -189,7 +189,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         NodeNotUsable,
         Update,
-        "The devices that the message names, or the end of the taint, until `spec.health.after.timeout`.",
+        "What the message names: devices, CSI drivers, pods of DaemonSets, or the end of a taint, until `spec.health.after.timeout`.",
     ),
     (AttemptsExhausted, User, "Delete the shadow; it is created again with attempt 0."),
     (Acting, Update, "A write that is under way."),

@@ -27,6 +27,7 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("batch/v1", "Job", "jobs"),
     ("v1", "Pod", "pods"),
     ("v1", "Service", "services"),
+    ("storage.k8s.io/v1", "CSINode", "csinodes"),
     ("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     ("v1", "Node", "nodes"),
     ("brupop.bottlerocket.aws/v3", "BottlerocketShadow", "bottlerocketshadows"),
@@ -113,7 +114,7 @@ impl Stage {
                 kind: (*kind).to_owned(),
                 plural: (*plural).to_owned(),
             };
-            let cluster_wide = *kind == "Node" || group == "admissionregistration.k8s.io";
+            let cluster_wide = matches!(*kind, "Node" | "CSINode") || group == "admissionregistration.k8s.io";
             let namespaces: &[&'static str] = if cluster_wide { &[""] } else { &NAMESPACES };
             let client = self.client.clone();
             namespaces.iter().map(move |namespace| {

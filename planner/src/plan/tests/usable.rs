@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use models::condition::{ConditionStatus, find_condition};
-use models::shadow::{BLOCKED, HEALTHY, HostState, NodeBefore, Record, Step};
+use models::shadow::{BLOCKED, DaemonSetBefore, HEALTHY, HostState, NodeBefore, Record, Step};
 
 use super::health::{DEADLINE, SOAKED, Watch, healthy, is_unproven, is_updated, verifying};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
-use crate::view::{ClusterView, DaemonSetIs, NodeFacts, PodFacts};
+use crate::view::{ClusterView, CsiNodeFacts, DaemonSetFacts, DaemonSetIs, NodeFacts, PodFacts};
 
 /// Node `a` with these resources before its drain, after its update beside `others`, which had the same.
 fn back(resources: &[(&str, &str)], others: &[&str]) -> Watch {
@@ -17,6 +17,8 @@ fn back(resources: &[(&str, &str)], others: &[&str]) -> Watch {
     let before = NodeBefore {
         allocatable: resources.iter().map(|(name, size)| ((*name).to_owned(), (*size).to_owned())).collect(),
         taints: vec!["dedicated:NoSchedule".into()],
+        csi_drivers: vec!["ebs.csi.aws.com".into()],
+        daemon_sets: vec![DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() }],
         compared_with: others.iter().map(|name| (*name).to_owned()).collect(),
     };
     node.shadow.as_mut().unwrap().status.controller.record = Some(Record { before: Some(before), ..Record::default() });
@@ -35,6 +37,22 @@ fn facts<'a>(view: &'a mut ClusterView, name: &str) -> &'a mut NodeFacts {
 fn has(view: &mut ClusterView, name: &str, resources: &[(&str, &str)]) {
     let resources = resources.iter().map(|(name, size)| ((*name).to_owned(), (*size).to_owned()));
     facts(view, name).allocatable = Arc::new(resources.collect());
+}
+
+fn has_drivers(view: &mut ClusterView, name: &str, drivers: &[&str]) {
+    let drivers = drivers.iter().map(|driver| (*driver).to_owned()).collect();
+    let facts = CsiNodeFacts { node: name.into(), drivers, ..CsiNodeFacts::default() };
+    view.csi_nodes.get_or_insert_default().insert(name.into(), facts);
+}
+
+/// The DaemonSet `driver`, for nodes with these labels.
+fn has_daemon_set(view: &mut ClusterView, uid: &str, labels: &[(&str, &str)]) {
+    let facts = DaemonSetFacts {
+        uid: uid.into(),
+        node_selector: labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        ..DaemonSetFacts::default()
+    };
+    view.daemon_sets.get_or_insert_default().insert("shop/driver".into(), facts);
 }
 
 fn is_not_usable() -> (Option<String>, bool) {
@@ -190,16 +208,21 @@ fn nothing_is_missing_where_the_facts_are_lost_or_were_never_recorded() {
 
 #[test]
 fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
-    let staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
-    let others = ["b", "c", "d", "e", "f"].map(node);
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    let starts = PodFacts { ready: false, daemon_set: Some("new".into()), ..driver("new") };
+    staged.pods = Some(vec![healthy(), driver("driver-1"), starts]);
+    let others = ["b", "c", "d", "e", "f", "g"].map(node);
     let (mut view, policy) = cluster([vec![staged], others.into()].concat(), &["a"]);
-    for name in ["a", "b", "c", "d", "e", "f"] {
+    for name in ["a", "b", "c", "d", "e", "f", "g"] {
         has(&mut view, name, GPUS);
+        has_drivers(&mut view, name, &["ebs.csi.aws.com"]);
     }
+    has_drivers(&mut view, "c", &["ebs.csi.aws.com", "efs.csi.aws.com"]);
+    has_drivers(&mut view, "g", &[]);
     for name in ["a", "b"] {
         facts(&mut view, name).taints = vec!["dedicated:NoSchedule".into()];
     }
-    // A node with fewer devices is alike; one without them, with other taints or that is ill is not.
+    // A node with fewer devices is alike; one without them, with other taints, without a driver or that is ill is not.
     has(&mut view, "c", &[("nvidia.com/gpu", "4")]);
     has(&mut view, "d", &GPUS[1..]);
     facts(&mut view, "e").taints = vec!["other:NoSchedule".into()];
@@ -214,6 +237,8 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
         (before.taints, before.compared_with),
         (vec!["dedicated:NoSchedule".into()], vec!["b".into(), "c".into()])
     );
+    let driver = DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() };
+    assert_eq!((before.csi_drivers, before.daemon_sets), (vec!["ebs.csi.aws.com".into()], vec![driver]));
 }
 
 /// A pod of a DaemonSet.
@@ -285,4 +310,92 @@ fn daemon_set_whose_pod_failed_before_the_drain_is_excused() {
     let made = plan(&view, &policy, t(0));
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
     assert_eq!(status.report.record.as_ref().unwrap().unhealthy_before, ["driver"]);
+}
+
+#[test]
+fn csi_driver_that_is_not_back_proves_nothing() {
+    type Change = fn(&mut ClusterView);
+    const DRIVER: &[&str] = &["ebs.csi.aws.com"];
+    let cases: [(&str, Change, bool); 6] = [
+        ("it is back, with another one", |view| has_drivers(view, "a", &["new.csi", "ebs.csi.aws.com"]), false),
+        ("it is not", |view| has_drivers(view, "a", &[]), true),
+        ("its node has registered nothing", |view| has_drivers(view, "b", DRIVER), true),
+        (
+            "half of the others lost it as well: it was uninstalled",
+            |view| {
+                has_drivers(view, "a", &[]);
+                ["b", "c"].iter().for_each(|name| has_drivers(view, name, &[]));
+                ["d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
+            },
+            false,
+        ),
+        (
+            "one of the others lost it",
+            |view| {
+                has_drivers(view, "a", &[]);
+                has_drivers(view, "b", &[]);
+                ["c", "d", "e"].iter().for_each(|name| has_drivers(view, name, DRIVER));
+            },
+            true,
+        ),
+        ("drivers may not be read", |_| {}, false),
+    ];
+    for (sentence, change, missing) in cases {
+        let mut watch = back(GPUS, &["b", "c", "d", "e"]);
+        change(&mut watch.view);
+        if watch.view.csi_nodes.as_ref().is_some_and(|known| known.len() < 3) {
+            ["b", "c", "d", "e"].iter().for_each(|name| has_drivers(&mut watch.view, name, DRIVER));
+        }
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
+        if missing {
+            assert!(watch.message().contains("the CSI driver ebs.csi.aws.com is missing"), "{}", watch.message());
+        }
+    }
+}
+
+#[test]
+fn daemon_set_has_a_ready_pod_again_while_it_wants_the_node() {
+    type Change = fn(&mut Watch);
+    let cases: [(&str, Change, bool); 9] = [
+        ("its pod is Ready", |watch| watch.pods().push(driver("driver-2")), false),
+        ("it has no pod", |_| {}, true),
+        (
+            "its pod is being deleted",
+            |watch| {
+                watch.pods().push(PodFacts { terminating: true, ..driver("driver-1") });
+            },
+            true,
+        ),
+        (
+            "its pod was created again a moment ago",
+            |watch| {
+                watch.pods().push(PodFacts { ready: false, started: Some(t(DEADLINE - 1)), ..driver("driver-3") });
+            },
+            true,
+        ),
+        ("it was uninstalled meanwhile", |watch| watch.view.daemon_sets.as_mut().unwrap().clear(), false),
+        ("it was deleted and created again", |watch| has_daemon_set(&mut watch.view, "another", &[]), false),
+        (
+            "it does not want the node any more",
+            |watch| {
+                has_daemon_set(&mut watch.view, "driver", &[("gpu", "true")]);
+            },
+            false,
+        ),
+        ("DaemonSets may not be read", |watch| watch.view.daemon_sets = None, false),
+        ("no pods are asked for", |watch| watch.policy.all.after.pods_ready = false, false),
+    ];
+    for (sentence, change, missing) in cases {
+        let mut watch = back(GPUS, &["b", "c"]);
+        has_daemon_set(&mut watch.view, "driver", &[]);
+        change(&mut watch);
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if missing { is_not_usable() } else { is_updated() }, "{sentence}");
+        if missing {
+            assert!(watch.message().contains("the DaemonSet shop/driver has no Ready pod"), "{}", watch.message());
+        }
+    }
 }
