@@ -36,21 +36,26 @@ const SUFFIXES: [(&str, f64); 15] = [
 /// Returns the facts of a node that is about to be drained.
 pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
     let own = ctx.facts();
+    let version = ctx.version().ok();
     let is_alike = |facts: &&NodeFacts| {
         facts.name != own.name
+            && facts.os_version().as_ref() != version
             && facts.is_well()
             && facts.taints.iter().all(|taint| own.taints.contains(taint))
             && devices(own).all(|device| facts.allocatable.contains_key(device))
             && csi_drivers(ctx.view, own).iter().all(|driver| csi_drivers(ctx.view, facts).contains(driver))
     };
-    let alike = comparison_nodes(ctx.view).filter(is_alike).map(|facts| facts.name.clone());
+    // Nodes are updated in the order of their names, mostly: the last ones stay as they are for the longest time.
+    let mut alike: Vec<String> = comparison_nodes(ctx.view).filter(is_alike).map(|facts| facts.name.clone()).collect();
+    alike.reverse();
+    alike.truncate(MOST_COMPARED);
     let resources = own.allocatable.iter().filter(|(_, size)| size.len() <= MOST_DIGITS);
     NodeBefore {
         allocatable: resources.take(MOST_FACTS).map(|(name, size)| (name.clone(), size.clone())).collect(),
         taints: own.taints.iter().take(MOST_FACTS).cloned().collect(),
         csi_drivers: csi_drivers(ctx.view, own).iter().take(MOST_FACTS).cloned().collect(),
         daemon_sets: daemon_sets(ctx.node.pods.as_deref().unwrap_or_default()),
-        compared_with: alike.take(MOST_COMPARED).collect(),
+        compared_with: alike,
     }
 }
 

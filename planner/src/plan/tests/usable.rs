@@ -211,9 +211,9 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     let starts = PodFacts { ready: false, daemon_set: Some("new".into()), ..driver("new") };
     staged.pods = Some(vec![healthy(), driver("driver-1"), starts]);
-    let others = ["b", "c", "d", "e", "f", "g"].map(node);
+    let others = ["b", "c", "d", "e", "f", "g", "h"].map(node);
     let (mut view, policy) = cluster([vec![staged], others.into()].concat(), &["a"]);
-    for name in ["a", "b", "c", "d", "e", "f", "g"] {
+    for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
         has(&mut view, name, GPUS);
         has_drivers(&mut view, name, &["ebs.csi.aws.com"]);
     }
@@ -222,7 +222,8 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
     for name in ["a", "b"] {
         facts(&mut view, name).taints = vec!["dedicated:NoSchedule".into()];
     }
-    // A node with fewer devices is alike; one without them, with other taints, without a driver or that is ill is not.
+    // A node with fewer devices is alike; one without them, with other taints, without a driver, that is ill or runs the version is not.
+    facts(&mut view, "h").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     has(&mut view, "c", &[("nvidia.com/gpu", "4")]);
     has(&mut view, "d", &GPUS[1..]);
     facts(&mut view, "e").taints = vec!["other:NoSchedule".into()];
@@ -235,7 +236,7 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
     assert_eq!(before.allocatable["cpu"], "7910m");
     assert_eq!(
         (before.taints, before.compared_with),
-        (vec!["dedicated:NoSchedule".into()], vec!["b".into(), "c".into()])
+        (vec!["dedicated:NoSchedule".into()], vec!["c".into(), "b".into()])
     );
     let driver = DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() };
     assert_eq!((before.csi_drivers, before.daemon_sets), (vec!["ebs.csi.aws.com".into()], vec![driver]));
