@@ -40,6 +40,18 @@ pub(super) fn return_to_service(ctx: &Attempt<'_>) -> Option<Action> {
     (kept != claims).then_some(Action::Claim { fields: kept, note: None })
 }
 
+/// Returns the write that protects a node from autoscalers whose update goes on under another Node object: what was claimed went with the
+/// first one. It is not cordoned again.
+pub(super) fn protect(ctx: &Attempt<'_>) -> Option<Action> {
+    if !ctx.policy.protect_from_autoscalers || ctx.node.claims_made > RECLAIMS {
+        return None;
+    }
+    let facts = ctx.facts();
+    let fields: ClaimFields = [ClaimField::ScaleDown, ClaimField::DoNotDisrupt].into_iter().collect();
+    let fields = fields.without(facts.set_otherwise).without(facts.set_by_others);
+    (!fields.without(facts.claims).is_empty()).then_some(Action::Claim { fields, note: None })
+}
+
 /// Returns the claim that is due, if the node does not have it.
 pub(super) fn claim_due(ctx: &Attempt<'_>) -> Option<Turn> {
     let facts = ctx.facts();

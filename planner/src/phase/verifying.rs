@@ -4,7 +4,7 @@ use models::reason::FailureReason;
 use models::shadow::{HostState, Mode, Progress, Step};
 
 use super::boot::is_desired;
-use super::claim::return_to_service;
+use super::claim::{protect, return_to_service};
 use super::comparison;
 use super::desired::withdraw;
 use super::end::ended_from_outside;
@@ -45,11 +45,12 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         let again = Progress { soak_restarted: true, ..ctx.progress.clone() };
         return ctx.next_with(Step::Returning, again, |_| {});
     }
-    check_health(ctx).unwrap_or_else(|| match ctx.needs_release() {
-        _ if desired => act(withdraw(ctx)),
-        true => act(Action::Release),
-        false => finish(ctx),
-    })
+    match check_health(ctx) {
+        Some(soaks) => protect(ctx).filter(|_| !desired).map_or(soaks, act),
+        None if desired => act(withdraw(ctx)),
+        None if ctx.needs_release() => act(Action::Release),
+        None => finish(ctx),
+    }
 }
 
 /// Withdraws the desired state of a drill, and ends it where its node did not stay as it was.

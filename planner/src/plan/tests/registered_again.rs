@@ -5,6 +5,7 @@ use models::reason::Proof;
 use models::shadow::{HostState, Step};
 use serde_json::json;
 
+use crate::claims::{ClaimField, ClaimFields};
 use crate::decision::{Action, Note};
 use crate::fixtures::*;
 use crate::lint::lint;
@@ -85,6 +86,9 @@ fn act(view: &mut ClusterView, policy: &Policy, second: i64) -> (Vec<Note>, Opti
                 let Action::Status { note, .. } = action else { continue };
                 notes.extend(note);
             }
+            // It is protected from autoscalers until it has proven the version, and not cordoned again.
+            Some(Action::Claim { fields, .. }) if !fields.has(ClaimField::Cordon) => a(view).facts.claims = fields,
+            Some(Action::Release) => a(view).facts.claims = ClaimFields::default(),
             Some(other) => panic!("nothing is done to the node or its host: {other:?}"),
         }
     }
@@ -131,10 +135,11 @@ fn node_that_is_registered_again_goes_on_and_proves_its_version() {
     let progress = view.nodes["a"].progress().unwrap();
     assert_eq!((progress.step, progress.attempt, &progress.version), (Step::Verifying, 1, &NEW));
     assert_eq!((slots(&view), counts(&view)), (vec!["uid-again"], (0, 0, 0, 0)), "it is not proven before its soak");
+    assert!(a(&mut view).facts.claims.has(ClaimField::ScaleDown), "no autoscaler removes it meanwhile");
     let (notes, _) = act(&mut view, &policy, 140);
     assert_eq!(notes.iter().map(|note| (note.reason, note.warning)).collect::<Vec<_>>(), [("Updated", false)]);
     assert_eq!(last(&view), Some(("Updated", 1)));
-    assert_eq!(counts(&view), (1, 0, 0, 0));
+    assert_eq!((counts(&view), a(&mut view).facts.claims), ((1, 0, 0, 0), ClaimFields::default()));
     assert_eq!(slots(&view), ["uid-b"], "the next one goes");
 }
 
