@@ -50,12 +50,13 @@ pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<Unproven<'a>> {
         };
         open && named.node == ctx.facts().name
     };
-    let running = |rollout: &&ActiveRollout| {
-        rollout.ended.is_none() && is_member(ctx.node, rollout) && ctx.runs(&rollout.version)
+    // Few nodes have a name there, and what a node runs is read from a text.
+    let of = |rollout: &'a ActiveRollout| {
+        let named = rollout.ledger.as_ref().filter(|_| rollout.ended.is_none())?.nodes.iter().find(is_open)?;
+        let runs = is_member(ctx.node, rollout) && ctx.runs(&rollout.version);
+        runs.then_some(Unproven { version: &rollout.version, reason: &named.reason })
     };
-    let rollout = ctx.survey.rollouts.active.iter().find(running)?;
-    let named = rollout.ledger.as_ref()?.nodes.iter().find(is_open)?;
-    Some(Unproven { version: &rollout.version, reason: &named.reason })
+    ctx.survey.rollouts.active.iter().find_map(of)
 }
 
 /// Returns the time from which such a node is verified again by itself: at once if it came back after its attempt.
