@@ -5,7 +5,7 @@ use planner::wait::{Wait, WaitReason};
 use models::names;
 
 use crate::cluster::Cluster;
-use crate::failures::{list, unsettled};
+use crate::failures::{list, unresolved};
 
 /// Returns a command of this plugin for the operator of a namespace.
 pub(crate) fn command(namespace: &str, arguments: &str) -> String {
@@ -25,7 +25,7 @@ impl Cluster {
     /// Returns the versions whose failures a user has to name to resolve them, separated by commas.
     fn to_resume(&self) -> String {
         let status = self.operator.as_ref().map(|operator| &operator.status);
-        status.map_or_else(|| "VERSION".to_owned(), |status| list(unsettled(status).keys()))
+        status.map_or_else(|| "VERSION".to_owned(), |status| list(unresolved(status).keys()))
     }
 
     /// Returns what a user can do about the wait of a node, as commands; none where there is nothing to do but to wait.

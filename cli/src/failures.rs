@@ -6,9 +6,9 @@ use models::operator::BottlerocketUpdateOperatorStatus;
 use models::reason::FailureReason;
 use semver::Version;
 
-/// Failures of a version that no user has settled.
+/// Failures of a version that no user has resolved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Unsettled {
+pub(crate) struct Unresolved {
     /// True if they have frozen the rollout.
     pub(crate) frozen: bool,
     /// True if the rollout of the version is braked.
@@ -17,9 +17,9 @@ pub(crate) struct Unsettled {
     pub(crate) nodes: BTreeSet<String>,
 }
 
-/// Returns the versions with failures that no user has settled.
-pub(crate) fn unsettled(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unsettled> {
-    let mut all: BTreeMap<Version, Unsettled> = BTreeMap::new();
+/// Returns the versions with failures that no user has resolved.
+pub(crate) fn unresolved(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<Version, Unresolved> {
+    let mut all: BTreeMap<Version, Unresolved> = BTreeMap::new();
     for known in status.versions.iter().filter(|known| known.quarantined.is_some() || !known.failed.is_empty()) {
         let failed = all.entry(known.version.clone()).or_default();
         failed.nodes.extend(known.failed.iter().cloned());

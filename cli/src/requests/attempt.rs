@@ -90,7 +90,7 @@ fn retried(shadow: &BottlerocketShadow, nonce: &str) -> State {
     State::Done(match failed.next() {
         None => "its back-off is over; it is updated when its turn comes".to_owned(),
         Some(failure) => format!(
-            "its back-off is over, but its failure on {0} counts against that version until it is settled: kubectl brupop \
+            "its back-off is over, but its failure on {0} counts against that version until it is resolved: kubectl brupop \
              resume --failures {0}",
             failure.version
         ),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_waits_for_its_acknowledgement_and_names_a_failure_that_is_not_settled() {
+    fn retry_waits_for_its_acknowledgement_and_names_a_failure_that_is_not_resolved() {
         let with = |acknowledged: &str, failures: Value| {
             shadow(&json!({"record": {
                 "failures": 1, "requests": {"retry": acknowledged}, "versionFailures": failures,

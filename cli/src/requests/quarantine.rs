@@ -12,7 +12,7 @@ use serde_json::json;
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
 use super::texts::some;
 use crate::call::list;
-use crate::failures::unsettled;
+use crate::failures::unresolved;
 use crate::write::{Decision, State, WriteOptions};
 
 /// Options of `quarantine`.
@@ -109,7 +109,7 @@ fn decide_lift(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::
 /// Returns the sentence about failures of the versions of an entry, which the entry has nothing to do with.
 fn failures(operator: &BottlerocketUpdateOperator, wanted: Option<&Target>) -> String {
     let status = status(operator);
-    let failed = unsettled(&status);
+    let failed = unresolved(&status);
     let concerned: Vec<String> =
         failed.keys().filter(|version| wanted.is_some_and(|of| of.covers(version))).map(ToString::to_string).collect();
     if concerned.is_empty() {
@@ -117,7 +117,7 @@ fn failures(operator: &BottlerocketUpdateOperator, wanted: Option<&Target>) -> S
     }
     let all: Vec<String> = failed.keys().map(ToString::to_string).collect();
     format!(
-        ". Its failures are another matter: {} failed on nodes and is not tried again until that is settled: kubectl brupop \
+        ". Its failures are another matter: {} failed on nodes and is not tried again until that is resolved: kubectl brupop \
          resume --failures {}",
         concerned.join(", "),
         all.join(",")
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn lift_says_how_failures_of_the_version_are_settled() {
+    fn lift_says_how_failures_of_the_version_are_resolved() {
         let failed = json!({"versions": [{
             "version": "1.20.5", "variant": "v", "arch": "a", "firstSeen": "2026-01-01T00:00:00Z", "failed": ["node-1"],
         }]});

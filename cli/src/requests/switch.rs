@@ -1,6 +1,6 @@
 //! `kubectl brupop pause` and `resume`: the switch `spec.enabled`, and the failures that have frozen the rollout.
 //!
-//! The two are apart: to let updates start again does not settle failures, and to settle failures does not let updates start.
+//! The two are apart: to let updates start again does not resolve failures, and to resolve failures does not let updates start.
 //! A version that has failed is tried again only if its name is given.
 
 use anyhow::bail;
@@ -15,13 +15,13 @@ use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::{nonce, some};
-use crate::failures::{Unsettled, list, unsettled};
+use crate::failures::{Unresolved, list, unresolved};
 use crate::write::{Decision, State, WriteOptions};
 
 /// Options of `resume`.
 #[derive(Debug, Args)]
 pub(crate) struct ResumeOptions {
-    /// Settle the failures of this version instead, so that it is tried again; to be repeated, or separated by commas, for
+    /// Resolve the failures of this version instead, so that it is tried again; to be repeated, or separated by commas, for
     /// each version that has failed. To skip a version, quarantine it first.
     #[arg(long, value_name = "VERSION", value_delimiter = ',')]
     failures: Vec<Version>,
@@ -30,7 +30,7 @@ pub(crate) struct ResumeOptions {
 }
 
 /// Returns a version with its failures in words.
-fn describe(version: &Version, failed: &Unsettled) -> String {
+fn describe(version: &Version, failed: &Unresolved) -> String {
     let nodes = some(&failed.nodes.iter().cloned().collect::<Vec<_>>());
     let reason = failed.reason.map_or_else(String::new, |reason| format!("{reason} "));
     let frozen = match (failed.frozen, failed.braked) {
@@ -43,9 +43,9 @@ fn describe(version: &Version, failed: &Unsettled) -> String {
 
 /// Returns the versions that have frozen the rollout with what a user can do, as sentences; `None` if none has.
 fn frozen(status: &BottlerocketUpdateOperatorStatus) -> Option<String> {
-    let unsettled = unsettled(status);
-    let stops = |(_, failed): &(&Version, &Unsettled)| failed.frozen || failed.braked;
-    let of: Vec<(&Version, &Unsettled)> = unsettled.iter().filter(stops).collect();
+    let unresolved = unresolved(status);
+    let stops = |(_, failed): &(&Version, &Unresolved)| failed.frozen || failed.braked;
+    let of: Vec<(&Version, &Unresolved)> = unresolved.iter().filter(stops).collect();
     let first = of.first()?.0;
     let frozen: Vec<String> = of.iter().map(|(version, failed)| describe(version, failed)).collect();
     Some(format!(
@@ -53,7 +53,7 @@ fn frozen(status: &BottlerocketUpdateOperatorStatus) -> Option<String> {
          kubectl brupop quarantine {first}",
         if of.iter().any(|(_, failed)| failed.frozen) { "frozen" } else { "braked" },
         frozen.join(", "),
-        list(unsettled.keys()),
+        list(unresolved.keys()),
     ))
 }
 
@@ -76,31 +76,31 @@ fn decide_resume(operator: &BottlerocketUpdateOperator) -> anyhow::Result<Decisi
     Ok(Decision::Nothing("updates are not paused, and no failure has frozen or braked the rollout".to_owned()))
 }
 
-/// Decides about `resume` with versions: the operator settles all failures at once, so that each has to be named.
+/// Decides about `resume` with versions: the operator resolves all failures at once, so that each has to be named.
 fn decide_failures(operator: &BottlerocketUpdateOperator, named: &[Version], nonce: &str) -> anyhow::Result<Decision> {
-    let unsettled = unsettled(&status(operator));
-    let describe_all = |of: Vec<(&Version, &Unsettled)>| {
+    let unresolved = unresolved(&status(operator));
+    let describe_all = |of: Vec<(&Version, &Unresolved)>| {
         of.into_iter().map(|(version, failed)| describe(version, failed)).collect::<Vec<_>>().join(", ")
     };
-    if let Some(unknown) = named.iter().find(|version| !unsettled.contains_key(version)) {
-        let others = if unsettled.is_empty() {
+    if let Some(unknown) = named.iter().find(|version| !unresolved.contains_key(version)) {
+        let others = if unresolved.is_empty() {
             "no version has any".to_owned()
         } else {
-            format!("there are failures of {}", describe_all(unsettled.iter().collect()))
+            format!("there are failures of {}", describe_all(unresolved.iter().collect()))
         };
-        bail!("{unknown} has no failures to settle; {others}. Nothing was written");
+        bail!("{unknown} has no failures to resolve; {others}. Nothing was written");
     }
-    let left: Vec<_> = unsettled.iter().filter(|(version, _)| !named.contains(version)).collect();
+    let left: Vec<_> = unresolved.iter().filter(|(version, _)| !named.contains(version)).collect();
     if !left.is_empty() {
         bail!(
-            "the failures of all versions are settled at once, and there are some of {} too. Nothing was written; if those are \
-             to be settled as well: kubectl brupop resume --failures {}",
+            "the failures of all versions are resolved at once, and there are some of {} too. Nothing was written; if those are \
+             to be resolved as well: kubectl brupop resume --failures {}",
             describe_all(left),
-            list(unsettled.keys()),
+            list(unresolved.keys()),
         );
     }
     let patch = json!({"metadata": {"annotations": {RESUME_ANNOTATION: nonce}}});
-    Ok(Decision::write(patch, format!("failures of {} settled", list(unsettled.keys()))))
+    Ok(Decision::write(patch, format!("failures of {} resolved", list(unresolved.keys()))))
 }
 
 /// Returns what came of `pause`.
@@ -134,7 +134,7 @@ fn resumed(status: &BottlerocketUpdateOperatorStatus) -> String {
 }
 
 /// Returns what came of `resume` with versions.
-fn settled(operator: &BottlerocketUpdateOperator, named: &[Version]) -> String {
+fn resolved(operator: &BottlerocketUpdateOperator, named: &[Version]) -> String {
     let policy = policy(operator);
     let (skipped, tried): (Vec<_>, Vec<_>) =
         named.iter().partition(|version| policy.exclude.iter().any(|exclusion| exclusion.covers(version)));
@@ -148,7 +148,7 @@ fn settled(operator: &BottlerocketUpdateOperator, named: &[Version]) -> String {
         ),
     };
     let paused = if policy.enabled { "" } else { ". Updates are paused, however: kubectl brupop resume" };
-    format!("the failures of {} are settled: {tries}{paused}", list(named.iter()))
+    format!("the failures of {} are resolved: {tries}{paused}", list(named.iter()))
 }
 
 /// Stops new updates.
@@ -157,7 +157,7 @@ pub(super) async fn pause(client: &Client, namespace: &str, options: &WriteOptio
     carry_out(client, namespace, options, decide, async |_, now| Ok(State::Done(paused(&status(now))))).await
 }
 
-/// Lets updates start again, or settles failures.
+/// Lets updates start again, or resolves failures.
 pub(super) async fn resume(client: &Client, namespace: &str, options: &ResumeOptions) -> anyhow::Result<()> {
     let named = &options.failures;
     if named.is_empty() {
@@ -169,9 +169,9 @@ pub(super) async fn resume(client: &Client, namespace: &str, options: &ResumeOpt
     let acknowledged = async |_: &_, now: &BottlerocketUpdateOperator| {
         let done = status(now).requests.and_then(|requests| requests.resume);
         Ok(if done.as_ref() == Some(&nonce) {
-            State::Done(settled(now, named))
+            State::Done(resolved(now, named))
         } else {
-            State::Pending("for the controller to settle the failures".to_owned())
+            State::Pending("for the controller to resolve the failures".to_owned())
         })
     };
     carry_out(client, namespace, &options.write, decide, acknowledged).await
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_settled_only_if_each_version_that_failed_is_named() {
+    fn failures_are_resolved_only_if_each_version_that_failed_is_named() {
         let versions = [known("1.20.5", &["node-1"], true), known("1.20.6", &["node-2"], false)];
         let decide = |named: &[&str]| {
             let named: Vec<Version> = named.iter().map(|text| v(text)).collect();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn outcome_of_settled_failures_says_which_versions_are_skipped() {
+    fn outcome_of_resolved_failures_says_which_versions_are_skipped() {
         let all = [v("1.20.5"), v("1.20.6")];
         for (exclude, enabled, text) in [
             (json!([]), true, "nodes try 1.20.5,1.20.6 again"),
@@ -291,7 +291,7 @@ mod tests {
             (json!([]), false, "nodes try 1.20.5,1.20.6 again. Updates are paused, however: kubectl brupop resume"),
         ] {
             let operator = operator(&json!({"enabled": enabled, "version": {"exclude": exclude}}), &json!({}));
-            assert_eq!(settled(&operator, &all), format!("the failures of 1.20.5,1.20.6 are settled: {text}"));
+            assert_eq!(resolved(&operator, &all), format!("the failures of 1.20.5,1.20.6 are resolved: {text}"));
         }
     }
 }

@@ -20,7 +20,7 @@ fn acknowledged_in(status: &mut ControllerStatus) -> &mut ShadowRequests {
     status.report.record.get_or_insert_default().requests.get_or_insert_default()
 }
 
-/// Returns the write that settles a node's failures of versions, if a `resume` requests it.
+/// Returns the write that resolves a node's failures of versions, if a `resume` requests it.
 pub(super) fn resume(ctx: &NodeContext<'_>) -> Option<Action> {
     let asked = pending_resume(ctx.view.operator.as_ref()?)?;
     if !has_unresolved_failures(ctx.shadow) {

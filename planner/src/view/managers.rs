@@ -31,7 +31,7 @@ pub struct RequestManagers {
     pub urgent: Option<String>,
     /// Of the annotation that approves a canary step.
     pub approve_step: Option<String>,
-    /// Of the annotation that requests to settle failures.
+    /// Of the annotation that requests to resolve failures.
     pub resume: Option<String>,
 }
 

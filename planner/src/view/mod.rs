@@ -228,7 +228,7 @@ pub struct OperatorFacts {
     pub status: BottlerocketUpdateOperatorStatus,
     /// The value of the annotation that gives the cause of the last change, as kubectl users write it.
     pub change_cause: Option<String>,
-    /// The value of the annotation that requests to settle failures.
+    /// The value of the annotation that requests to resolve failures.
     pub resume: Option<String>,
     /// The value of the annotation that approves a canary step.
     pub approve_step: Option<String>,

@@ -91,7 +91,7 @@ async fn writing_commands_do_what_they_say_until_the_operator_is_uninstalled() -
         drill::drill_by_annotation_ends_with_a_release_or_a_hold,
         rollout::pause_and_resume_beside_another_field_manager,
         rollout::blocked_node_is_released_and_canary_step_approved,
-        rollout::failures_are_settled_by_name,
+        rollout::failures_are_resolved_by_name,
         rollout::failed_version_is_quarantined,
         rollout::earlier_version_is_pinned,
         rollout::released_node_is_drained_after_the_other_one,

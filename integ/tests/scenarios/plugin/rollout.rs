@@ -72,7 +72,7 @@ async fn until_frozen(w: &Walk<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) async fn failures_are_settled_by_name(w: &mut Walk<'_>) -> Result<()> {
+pub(super) async fn failures_are_resolved_by_name(w: &mut Walk<'_>) -> Result<()> {
     until_frozen(w).await?;
     let lines = ["resume", "resume --failures 1.20.4", "resume --failures 1.20.5", "resume --failures 1.20.5"];
     w.rehearse("resume-failures", &lines).await?;
@@ -85,7 +85,7 @@ pub(super) async fn failed_version_is_quarantined(w: &mut Walk<'_>) -> Result<()
     until_frozen(w).await?;
     w.ok("quarantine 1.20.5", &["1.20.5 is excluded: no node takes it"]).await?;
     w.ok("quarantine v1.20.5", &["1.20.5 is excluded already"]).await?;
-    let skipped = "the failures of 1.20.5 are settled: no node takes 1.20.5, since the policy excludes it";
+    let skipped = "the failures of 1.20.5 are resolved: no node takes 1.20.5, since the policy excludes it";
     w.ok("resume --failures 1.20.5", &[skipped]).await?;
     w.until_operator(FROZEN_CONDITION, ConditionStatus::False).await?;
     w.until("the node waits for another version", |world| world.waiting("Excluded") == 1).await?;
