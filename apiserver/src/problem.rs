@@ -64,8 +64,8 @@ impl Kind {
             Self::Forbidden => ("The token does not permit this", StatusCode::FORBIDDEN),
             Self::AgentTokenForOldNode => ("The token and the shadow name different Nodes", StatusCode::FORBIDDEN),
             Self::NoShadow => ("The node has no shadow", StatusCode::NOT_FOUND),
-            Self::NotFound => ("There is nothing here", StatusCode::NOT_FOUND),
-            Self::MethodNotAllowed => ("This cannot be done here", StatusCode::METHOD_NOT_ALLOWED),
+            Self::NotFound => ("Not Found", StatusCode::NOT_FOUND),
+            Self::MethodNotAllowed => ("Method Not Allowed", StatusCode::METHOD_NOT_ALLOWED),
             Self::MalformedRequest => ("The request is malformed", StatusCode::BAD_REQUEST),
             Self::SlowRequest => ("The request did not arrive in time", StatusCode::REQUEST_TIMEOUT),
             Self::PreconditionRequired => {
@@ -78,7 +78,7 @@ impl Kind {
             Self::HeadersTooLarge => ("The headers are too large", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE),
             Self::Unavailable => ("The cluster does not answer now", StatusCode::SERVICE_UNAVAILABLE),
             Self::OutcomeUnknown => ("The report may or may not have been written", StatusCode::SERVICE_UNAVAILABLE),
-            Self::Internal => ("Something is wrong here", StatusCode::INTERNAL_SERVER_ERROR),
+            Self::Internal => ("Internal Server Error", StatusCode::INTERNAL_SERVER_ERROR),
         }
     }
 }

@@ -149,6 +149,18 @@ impl Write {
             Self::Publish(_) => Subject::Trust,
         }
     }
+
+    /// Returns the line of the log.
+    pub(super) const fn text(&self) -> &'static str {
+        match self {
+            Self::MakeAuthority { .. } => "a new authority for certificates is made",
+            Self::Arrange(_) => "the authorities for certificates are replaced or removed",
+            Self::Issue(_) => "a serving certificate is issued",
+            Self::MakeKey { .. } => "a new key for permits is made",
+            Self::DropKey => "the previous key for permits is removed",
+            Self::Publish(_) => "the authorities and keys that agents trust are published",
+        }
+    }
 }
 
 /// The phase of a rotation.

@@ -260,7 +260,7 @@ impl Keeper {
             let result = if self.written_often(subject, LONGEST_SPAN, Instant::now()) {
                 Err(TlsError::Contended)
             } else {
-                tracing::info!(?write, "keys and certificates");
+                tracing::info!("{}", write.text());
                 self.write(&found, write, now).await
             };
             match result {
