@@ -59,7 +59,7 @@ pub struct NodeBefore {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = MOST_FACTS), extend("x-kubernetes-list-type" = "atomic")))]
     pub daemon_sets: Vec<DaemonSetBefore>,
-    /// First few nodes that were not being updated, had the same devices and CSI drivers, and no other taints. What they have lost as well is not missing.
+    /// First few nodes that were not being updated, had no less of these resources, the same CSI drivers, and no other taints. What they have lost as well is not missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",

@@ -42,7 +42,7 @@ pub(super) fn facts(ctx: &NodeContext<'_>) -> NodeBefore {
             && facts.os_version().as_ref() != version
             && facts.is_well()
             && facts.taints.iter().all(|taint| own.taints.contains(taint))
-            && devices(own).all(|device| facts.allocatable.contains_key(device))
+            && own.allocatable.iter().all(|(name, size)| !has_less(facts, name, size))
             && csi_drivers(ctx.view, own).iter().all(|driver| csi_drivers(ctx.view, facts).contains(driver))
     };
     // Nodes are updated in the order of their names, mostly: the last ones stay as they are for the longest time.
@@ -70,9 +70,12 @@ pub(super) fn missing(ctx: &Attempt<'_>) -> Vec<String> {
         .collect();
     let facts = ctx.facts();
     let resources = before.allocatable.iter().filter_map(|(name, had)| {
-        let lost = || is_lost_elsewhere(&alike, |other| is_device(name) && !other.allocatable.contains_key(name));
-        let has = facts.allocatable.get(name).map_or("0", String::as_str);
-        (is_less(name, has, had) && !lost()).then(|| format!("{name} is {has} and was {had}"))
+        // This node has lost no more of it than they have.
+        let as_well =
+            |other: &NodeFacts| has_less(other, name, had) && !has_less(facts, name, allocatable(other, name));
+        let lost = || is_lost_elsewhere(&alike, as_well);
+        let has = allocatable(facts, name);
+        (has_less(facts, name, had) && !lost()).then(|| format!("{name} is {has} and was {had}"))
     });
     let is_new = |taint: &&String| {
         !before.taints.contains(taint) && !is_lost_elsewhere(&alike, |other| other.taints.contains(taint))
@@ -126,8 +129,13 @@ fn is_device(resource: &str) -> bool {
     resource.contains('/')
 }
 
-fn devices(facts: &NodeFacts) -> impl Iterator<Item = &String> {
-    facts.allocatable.keys().filter(|name| is_device(name))
+/// Returns whether a node has less of a resource than this.
+fn has_less(facts: &NodeFacts, name: &str, than: &str) -> bool {
+    is_less(name, allocatable(facts, name), than)
+}
+
+fn allocatable<'a>(facts: &'a NodeFacts, name: &str) -> &'a str {
+    facts.allocatable.get(name).map_or("0", String::as_str)
 }
 
 /// Returns whether a node has less of a resource than it had. Quantities that cannot be read say nothing.

@@ -99,12 +99,27 @@ fn device_that_comes_minutes_after_ready_is_waited_for() {
     assert_eq!((watch.result(), watch.record().before), (is_updated(), None), "a proven node needs its facts no more");
 }
 
+/// Leaves so many devices on two nodes of four.
+fn half_of(view: &mut ClusterView, gpus: &str) {
+    ["b", "c"].iter().for_each(|name| has(view, name, &[&[("nvidia.com/gpu", gpus)], &GPUS[1..]].concat()));
+}
+
 #[test]
 fn what_other_nodes_have_lost_as_well_is_not_missing() {
     type Change = fn(&mut ClusterView);
     let others = ["b", "c", "d", "e"];
-    let cases: [(&str, &[&str], Change, bool); 8] = [
+    let cases: [(&str, &[&str], Change, bool); 10] = [
         ("all have it", &others, |_| {}, false),
+        (
+            "half of them have a part of it, as it has",
+            &others,
+            |view| {
+                half_of(view, "4");
+                has(view, "a", &[&[("nvidia.com/gpu", "4")], &GPUS[1..]].concat());
+            },
+            true,
+        ),
+        ("half of them have a part of it, and it has none", &others, |view| half_of(view, "4"), false),
         ("half of them lost it", &others, |view| ["b", "c"].iter().for_each(|name| has(view, name, &[])), true),
         ("one of four lost it", &others, |view| has(view, "b", &[]), false),
         ("the only one lost it", &["b"], |view| has(view, "b", &[]), true),
@@ -222,9 +237,9 @@ fn drain_begins_with_the_facts_of_its_node_in_the_same_write() {
     for name in ["a", "b"] {
         facts(&mut view, name).taints = vec!["dedicated:NoSchedule".into()];
     }
-    // A node with fewer devices is alike; one without them, with other taints, without a driver, that is ill or runs the version is not.
+    // A node with less of anything, with other taints, without a driver, that is ill or runs the version is not alike.
     facts(&mut view, "h").os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    has(&mut view, "c", &[("nvidia.com/gpu", "4")]);
+    has(&mut view, "c", &[("nvidia.com/gpu", "8"), ("cpu", "16"), ("memory", "30Gi")]);
     has(&mut view, "d", &GPUS[1..]);
     facts(&mut view, "e").taints = vec!["other:NoSchedule".into()];
     facts(&mut view, "f").pressure = Some("DiskPressure".into());
