@@ -256,8 +256,8 @@ pub struct SlotUpdate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub group: Option<String>,
-    /// Boot in which the node was last seen while an autoscaler or a user was removing it, after its reboot may have been permitted;
-    /// absent where none was.
+    /// Boot in which the node was last seen Ready while an autoscaler or a user was removing it, after its reboot may have been permitted;
+    /// empty where it was not Ready, absent where none was removing it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub removed_in: Option<String>,

@@ -1,6 +1,7 @@
 //! The end of an attempt: its result is recorded, the desired state is withdrawn, and the node is released.
 
 use models::condition::{ConditionStatus, find_condition};
+use models::operator::ActiveRollout;
 use models::plain::cut;
 use models::reason::{End, FailureClass, FailureReason, Permitted, Proof};
 use models::shadow::{
@@ -240,7 +241,8 @@ fn record_proof(ctx: &Attempt<'_>, record: &mut Record, end: &End) {
     let begun = progress.rollout.as_ref().map_or(0, |place| place.rollout);
     // A verification is for the rollout that goes on, whichever the attempt was of.
     let before = before.map_or(0, |proof| proof.rollout);
-    let current = || ctx.place(&progress.version).rollout.max(before);
+    let active = || ctx.survey.rollouts.active(ctx.node, &progress.version);
+    let current = || active().map_or(0, ActiveRollout::number).max(ctx.place(&progress.version).rollout).max(before);
     record.proof = Some(NodeProof {
         version: progress.version.clone(),
         rollout: if begun == 0 { current() } else { begun },

@@ -291,7 +291,8 @@ fn followed(survey: &Survey<'_>, slot: &Slot, node: &SurveyedNode<'_>, now: Time
         update.permitting_since.get_or_insert(now);
     }
     if let Some(update) = update.as_mut().filter(|update| update.permitting_since.is_some()) {
-        update.removed_in = node.facts.removed_by.as_ref().map(|_| node.facts.boot_id.clone());
+        let seen = if node.facts.ready { node.facts.boot_id.as_str() } else { "" };
+        update.removed_in = node.facts.removed_by.as_ref().map(|_| seen.to_owned());
     }
     Slot { uid, node: name, since, update }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, RolloutLedger, RolloutRecord};
+use models::operator::{ActiveRollout, CountOrPercent, RolloutLedger, RolloutRecord};
 use models::reason::Proof;
 use models::shadow::{Place, Step, UPDATED};
 use semver::Version;
@@ -15,7 +15,7 @@ use super::ledger::{self, Memory};
 use super::quarantine::Quarantine;
 use super::urgency::Urgency;
 use super::want;
-use crate::policy::Policy;
+use crate::policy::{CanaryStep, Policy};
 use crate::survey::key::Key;
 use crate::survey::records;
 use crate::view::{ClusterView, NodeView};
@@ -257,8 +257,17 @@ pub(crate) fn follow<'a>(
     // Rollouts without a node stay for users to read. While no other version follows, a late node continues with the
     // steps that are passed; once one does, the earlier result no longer counts.
     let followed = |stored: &ActiveRollout| {
-        let other = keys.iter().any(|(v, a, _)| (v, a) == (&stored.variant, &stored.arch));
-        other && !view.nodes.values().any(|node| may_want(node, policy, stored, now))
+        let of_kind = |active: &&ActiveRollout| (&active.variant, &active.arch) == (&stored.variant, &stored.arch);
+        let mut others = rollouts.active.iter().filter(of_kind).peekable();
+        if others.peek().is_none() {
+            return false;
+        }
+        // Once a node is taken to another version, the kind has gone on.
+        let is_taken = |active: &ActiveRollout| {
+            let has_slots = rollouts.by_key.get(&key_of(active)).is_some_and(|rollout| !rollout.busy.is_empty());
+            has_slots || active.ledger.as_ref().is_some_and(|ledger| ledger.used() > 0)
+        };
+        others.any(is_taken) || !view.nodes.values().any(|node| may_want(node, policy, stored, now))
     };
     let over = operator.status.active_rollouts.iter().filter(|stored| !keys.contains(&key_of(stored))).map(|stored| {
         let ended = stored.ended.or_else(|| followed(stored).then_some(now));
@@ -272,6 +281,7 @@ pub(crate) fn follow<'a>(
         }
         ActiveRollout { ended, urgent_until, ledger, ..stored.clone() }
     });
+    let over: Vec<ActiveRollout> = over.collect();
     rollouts.active.extend(over);
     rollouts.count = records::keep(view, policy, &mut rollouts.active, &keys, now);
     // One whose record runs is kept until the record has its end.
@@ -454,9 +464,11 @@ fn step_on(
         ledger.passed = passed.and_then(|last| steps.get(last).or(steps.last())).copied().unwrap_or(0);
     }
     if active.ledger.is_none() {
-        // No node was taken beyond a step before it was passed.
-        let passed = steps.iter().filter(|places| **places < ledger.good()).max();
-        ledger.passed = ledger.passed.max(passed.copied().unwrap_or(0));
+        // No node was taken beyond a step before it was passed. A share may have been one of more nodes than there are now.
+        let margin = |step: &CanaryStep| if matches!(step.nodes, CountOrPercent::Count(_)) { 1 } else { 2 };
+        let beyond = |(step, places): &(&CanaryStep, &i64)| places.saturating_mul(margin(step)) < ledger.good();
+        let passed = policy.canary.iter().zip(&steps).filter(beyond).map(|(_, places)| *places).max();
+        ledger.passed = ledger.passed.max(passed.unwrap_or(0));
     } else if ledger.due == 0 && ledger.passed > 0 {
         // After the last step, what is proven opens none again, however many nodes join.
         ledger.passed = ledger.passed.max(ledger.good());

@@ -29,8 +29,8 @@ pub(super) struct Assignment<'a> {
     given: BTreeMap<KeyRef<'a>, usize>,
     /// True if a node is being checked.
     checking: bool,
-    /// The number of staged nodes of each rollout that wait because one goes alone, or none.
-    pub(super) held_back: BTreeMap<KeyRef<'a>, usize>,
+    /// The staged nodes that wait because one of their rollout goes alone, or none.
+    pub(super) held_back: Vec<(KeyRef<'a>, &'a SurveyedNode<'a>)>,
 }
 
 fn rollout_of<'a>(node: &SurveyedNode<'a>) -> Option<KeyRef<'a>> {
@@ -39,7 +39,7 @@ fn rollout_of<'a>(node: &SurveyedNode<'a>) -> Option<KeyRef<'a>> {
 
 impl<'a> Assignment<'a> {
     pub(super) fn of(slots: Vec<Slot>, budget: Budget<'a>) -> Self {
-        let (given, held_back) = (BTreeMap::new(), BTreeMap::new());
+        let (given, held_back) = (BTreeMap::new(), Vec::new());
         Self { slots, any_free: budget.free() > 0, budget, given, checking: false, held_back }
     }
 
@@ -76,7 +76,7 @@ impl<'a> Planner<'a> {
                 ready.push(node);
             }
             if let (Checked::Braked(_), Some(key)) = (&checked, rollout_of(node)) {
-                *assignment.held_back.entry(key).or_default() += 1;
+                assignment.held_back.push((key, node));
             }
             let before = position.checked_sub(1).and_then(|before| wanting.get(before));
             let behind = before.map(|node| node.facts.name.clone()).or_else(|| busy.clone());

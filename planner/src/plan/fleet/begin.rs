@@ -62,7 +62,7 @@ impl<'a> Planner<'a> {
         &mut self,
         requests: &NodeRequests<'a>,
         ready: &[&'a SurveyedNode<'a>],
-        held_back: &BTreeMap<KeyRef<'a>, usize>,
+        held_back: &[(KeyRef<'a>, &'a SurveyedNode<'a>)],
         mut budget: Budget<'a>,
     ) {
         let free = budget.free();
@@ -75,7 +75,11 @@ impl<'a> Planner<'a> {
         let ahead = self.policy.pre_stage.as_ref();
         // A node that is staged, or about to be, will take room in its group and zone, and in its canary step if that
         // does not count it by itself: it counts those that it observes at work.
-        let mut begun: BTreeMap<KeyRef<'_>, usize> = held_back.clone();
+        let mut waiting: BTreeMap<KeyRef<'_>, usize> = BTreeMap::new();
+        for (key, _) in held_back {
+            *waiting.entry(*key).or_default() += 1;
+        }
+        let mut begun = waiting.clone();
         let unseen = requests.beginning.iter().map(|(node, version)| key::key(node.node, version));
         let staged = ready.iter().filter_map(|node| {
             let progress = node.node.update().filter(|progress| progress.step == Step::Staged)?;
@@ -87,6 +91,11 @@ impl<'a> Planner<'a> {
         let beginning = requests.beginning.iter().map(|(node, _)| node);
         for node in ready.iter().chain(&staging).chain(beginning) {
             budget.take(node);
+        }
+        // What is left beside nodes that wait behind one that goes alone: they take room from those of their own rollout only.
+        let mut beside = budget.clone();
+        for (_, node) in held_back {
+            beside.take(node);
         }
         let room = match ahead {
             Some(limit) => limit.of(self.survey.total).unwrap_or(1).saturating_sub(staging.len()),
@@ -105,7 +114,8 @@ impl<'a> Planner<'a> {
                 continue;
             }
             if ahead.is_none()
-                && let Some(refused) = budget.refusal(self.policy, node)
+                && let Some(refused) =
+                    if waiting.contains_key(&key) { &beside } else { &budget }.refusal(self.policy, node)
             {
                 self.wait_in_turn(node, refused);
                 continue;
@@ -113,15 +123,15 @@ impl<'a> Planner<'a> {
             // A released node has its image already: it would have a slot before those that still download theirs.
             let overtakes = order::was_released(node) && before_it >= free;
             let needs_no_room = ahead.is_none() && node.unavailable.is_some() && budget.free_for(node) > 0;
-            // Nodes that wait behind one that goes alone take room from those of their own rollout only.
-            let waiting = held_back.get(&key).copied().filter(|_| ahead.is_none()).unwrap_or(0);
-            let begins = (room > waiting || needs_no_room) && !overtakes;
+            let before = waiting.get(&key).copied().filter(|_| ahead.is_none()).unwrap_or(0);
+            let begins = (room > before || needs_no_room) && !overtakes;
             let begin = self.context(node).filter(|_| begins).map(|ctx| phase::begin(&ctx, version));
             match begin {
                 Some(action) => {
                     room = room.saturating_sub(1);
                     before_it += 1;
                     budget.take(node);
+                    beside.take(node);
                     begun.insert(key, taken + 1);
                     self.plan.actions.insert(node.facts.name.clone(), action);
                 }

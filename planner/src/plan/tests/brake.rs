@@ -316,6 +316,28 @@ fn nodes_behind_the_first_one_take_no_room_from_other_kinds() {
 }
 
 #[test]
+fn nodes_behind_the_first_one_take_the_room_of_their_group_from_their_own_rollout() {
+    let tier = |mut node: NodeView, tier: &str| {
+        std::sync::Arc::make_mut(&mut node.facts.labels).insert("tier".into(), tier.into());
+        node
+    };
+    let arm = |mut node: NodeView| {
+        node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+        node
+    };
+    let nodes =
+        vec![tier(staged("a"), "web"), tier(staged("b"), "db"), tier(node("c"), "db"), tier(arm(node("d")), "db")];
+    let (mut view, _) = cluster(nodes, &[]);
+    recorded_with(&mut view, Some(RolloutLedger { base: 3, ..RolloutLedger::default() }));
+    let group = |name: &str| json!({"name": name, "selector": {"matchLabels": {"tier": name}}, "maxUnavailable": 1});
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 5, "nodeGroups": [group("web"), group("db")]}));
+    let made = plan(&view, &policy, t(60));
+    assert_eq!((slots_of(&made), made.waits["b"].as_str()), (vec!["a"], "FirstNode"));
+    assert_eq!(made.waits["c"].as_str(), "GroupFull", "b comes first");
+    assert!(made.actions.get("d").is_some_and(Plan::starts), "none of the group is out of service: {:?}", made.waits);
+}
+
+#[test]
 fn nodes_behind_the_first_one_take_places_of_their_canary_step() {
     let (mut view, _) = fleet(&["a", "b"], RolloutLedger::default());
     view.operator.as_mut().unwrap().status.active_rollouts[0].ledger.as_mut().unwrap().proven = 0;

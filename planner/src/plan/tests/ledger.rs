@@ -228,9 +228,11 @@ fn node_that_is_gone_after_its_permit_keeps_its_slot_until_its_machine_had_its_t
 
 #[test]
 fn place_of_a_node_that_an_autoscaler_removes_after_its_permit_is_judged_as_it_was_last_seen() {
-    for (sentence, boot, expected) in
-        [("it had not gone down", "b1", (0, 0, 0)), ("it was in another boot", "b2", (0, 1, 0))]
-    {
+    for (sentence, boot, ready, expected) in [
+        ("it had not gone down", "b1", true, (0, 0, 0)),
+        ("it was about to", "b1", false, (0, 1, 0)),
+        ("it was in another boot", "b2", true, (0, 1, 0)),
+    ] {
         let rebooting = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         let (mut view, _) = cluster(vec![rebooting, staged("b")], &["a"]);
         recorded_with(&mut view, Some(RolloutLedger { base: 2, due: 1, ..RolloutLedger::default() }));
@@ -239,9 +241,11 @@ fn place_of_a_node_that_an_autoscaler_removes_after_its_permit_is_judged_as_it_w
         (update.boot_id, update.permitting_since) = ("b1".into(), Some(t(0)));
         let facts = &mut view.nodes.get_mut("a").unwrap().facts;
         (facts.removed_by, facts.boot_id) = (Some("karpenter.sh/disrupted".into()), boot.into());
+        facts.ready = ready;
         let made = plan(&view, &policy, t(60));
         let slots = &made.status.as_ref().unwrap().slots;
-        assert_eq!(slots[0].update.as_ref().unwrap().removed_in.as_deref(), Some(boot), "{sentence}");
+        let seen = if ready { boot } else { "" };
+        assert_eq!(slots[0].update.as_ref().unwrap().removed_in.as_deref(), Some(seen), "{sentence}");
         view.operator.as_mut().unwrap().status = made.status.unwrap();
         view.nodes.remove("a");
         let made = plan(&view, &policy, t(61));
@@ -575,6 +579,17 @@ fn rollout_goes_on_while_it_is_not_known_what_its_hosts_may_have() {
         let of_version = status.active_rollouts.iter().find(|rollout| rollout.version == NEW).unwrap();
         assert_eq!(of_version.ended.is_some(), ends, "{sentence}");
         assert_eq!(of_version.ledger.as_ref().unwrap().unproven, 1, "{sentence}");
+        // Once a node is taken to the newer version, the kind has gone on, and a roll-back begins with nothing proven.
+        view.nodes.insert("b".into(), {
+            let mut taken = at("b", Step::Draining, 0, HostState::StagedUpdate);
+            newer(&mut taken);
+            taken.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().version = NEWER;
+            taken
+        });
+        view.operator.as_mut().unwrap().status.slots = vec![slot("b")];
+        let status = plan(&view, &policy, t(61)).status.unwrap();
+        let of_version = status.active_rollouts.iter().find(|rollout| rollout.version == NEW).unwrap();
+        assert!(of_version.ended.is_some(), "{sentence}");
     }
 }
 
@@ -603,4 +618,10 @@ fn resource_that_is_made_again_knows_the_steps_that_its_nodes_have_passed() {
         assert_eq!(slots_of(&made).len(), usize::from(proven != 1), "{proven}: {:?}", made.waits);
         assert_eq!(crate::lint::lint(&view, &policy, &mut made), [], "{proven}");
     }
+    // Half of twenty nodes were ten, of which the two that were not updated are left beside one that joined.
+    let nodes = (0..10).map(|number| with_place(&format!("a{number}"), Proof::Proven, 7));
+    let (mut view, _) = cluster(nodes.chain([staged("b"), node("c"), node("d")]).collect(), &[]);
+    let policy = canary(&mut view, &json!([{"nodes": "50%", "approval": "Manual"}]));
+    let made = plan(&view, &policy, t(60));
+    assert_eq!((ledger(&made).passed, slots_of(&made)), (0, vec![]), "its user has to approve: {:?}", made.waits);
 }

@@ -514,6 +514,20 @@ fn place_without_a_proof_that_nodes_do_not_record_is_verified_too() {
 }
 
 #[test]
+fn last_node_of_a_rollout_that_lost_its_record_proves_the_version_once() {
+    let (mut view, policy) = rollout_of(&["a"], canary());
+    view.nodes.remove("z");
+    shadow(&mut view).status.controller.record = None;
+    turn(&mut view, &policy, DUE);
+    turn(&mut view, &policy, DUE + SOAK);
+    let made = planned(&view, &policy, DUE + SOAK + 1);
+    assert_eq!((counts(&made), proof(&view)), ((1, 0, 0), (Proof::Proven, 7)));
+    view.operator.as_mut().unwrap().status = made.status.unwrap();
+    turn(&mut view, &policy, 3 * DUE);
+    assert!(!is_verified(&view), "it is not verified again");
+}
+
+#[test]
 fn each_of_many_places_is_proven_although_the_ledger_names_only_some() {
     let names: Vec<String> = (10..80).map(|number| format!("n{number}")).collect();
     let (mut view, policy) = rollout_of(&names.iter().map(String::as_str).collect::<Vec<_>>(), canary());
