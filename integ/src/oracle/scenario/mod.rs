@@ -270,7 +270,9 @@ impl Scenario {
         (shadow.uid, shadow.owner) = (self.fresh("shadow"), Some((name.into(), uid)));
         let last = shadow.status.controller.record.as_mut().and_then(|record| record.last.as_mut());
         last.unwrap().reason = UPDATED.into();
+        let reported = std::mem::take(&mut shadow.status.agent);
         self.write(CONTROLLER, Object::Shadow(Arc::new(shadow)), false);
+        self.agent(name, |agent| *agent = reported);
     }
 
     fn new_pod(&mut self, title: &str, node: Option<&str>, app: &str, kind: &str) {
