@@ -83,6 +83,8 @@ pub fn estimate(mut view: ClusterView, policy: &Policy, updates: &[UpdateDuratio
     let mut estimates = no_estimate(&view, now);
     let Some(operator) = view.operator.clone() else { return estimates };
     view.nodes.values_mut().for_each(|node| node.pods = None);
+    // Without pods, none of a DaemonSet can be missing.
+    view.daemon_sets = None;
     let mut scenario = live(view, policy.clone(), updates, now);
     scenario.times.shutdown = if are_enough(updates) { observed(updates, |update| update.drain) } else { DRAIN };
     let courses: Vec<_> = (0..COURSES).map(|seed| simulate(&scenario, seed)).collect();

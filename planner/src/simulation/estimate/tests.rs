@@ -1,12 +1,12 @@
 use models::history::RolloutPhase;
 use models::operator::OperatorRequests;
-use models::shadow::{HostState, Step};
+use models::shadow::{DaemonSetBefore, HostState, NodeBefore, Record, Step};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{NEW, OLD, at, cluster, node, recorded, rollout, t};
 use crate::plan::plan_reporting;
-use crate::view::{NodeView, ReportedFacts};
+use crate::view::{DaemonSetFacts, NodeView, ReportedFacts};
 
 /// A cluster with a running rollout to NEW, which these nodes have on offer.
 fn running_rollout(nodes: Vec<NodeView>, spec: &Value) -> (ClusterView, Policy) {
@@ -62,6 +62,21 @@ fn nodes_of_another_kind_and_nodes_without_the_version_do_not_count() {
     assert_eq!(of(8, up_to_date), None, "no update is left");
     let other = |node: &mut NodeView| node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
     assert_eq!(of(8, other), None);
+}
+
+#[test]
+fn daemon_sets_of_a_node_that_is_being_updated_are_not_missing_in_an_estimate_without_pods() {
+    let mut all = nodes(3);
+    let mut out = at("node-0", Step::Draining, 0, HostState::StagedUpdate);
+    let set = DaemonSetBefore { name: "shop/driver".into(), uid: "driver".into() };
+    let before = NodeBefore { daemon_sets: vec![set], ..NodeBefore::default() };
+    let record = Record { before: Some(before), ..Record::default() };
+    out.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    all[0] = out;
+    let (mut view, policy) = running_rollout(all, &json!({}));
+    let facts = DaemonSetFacts { uid: "driver".into(), ..DaemonSetFacts::default() };
+    view.daemon_sets = Some([("shop/driver".to_owned(), facts)].into());
+    assert!(estimated(&view, &policy, &[]).is_some());
 }
 
 #[test]
