@@ -147,8 +147,8 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Obstacle> {
 }
 
 /// Returns a budget that would keep a pod on the node: one that cannot be counted, or whose pods are broken; one that guards it, where
-/// policy waits for that, it was asked in vain or the pod is static; or several over one pod, which the eviction API refuses. A broken pod that may go is
-/// no reason to wait.
+/// policy waits for that, it was asked in vain or the pod is static; or several over one pod, which the eviction API refuses. A broken
+/// pod that may go is no reason to wait.
 fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
     let back_offs = &ctx.survey.budget_back_offs;
     let waits = ctx.group().drain.guarded_pods == GuardedPods::Wait;

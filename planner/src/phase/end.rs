@@ -242,7 +242,7 @@ fn record_proof(ctx: &Attempt<'_>, record: &mut Record, end: &End) {
     // A verification is for the rollout that goes on, whichever the attempt was of.
     let before = before.map_or(0, |proof| proof.rollout);
     let active = || ctx.survey.rollouts.active(ctx.node, &progress.version);
-    let current = || active().map_or(0, ActiveRollout::number).max(ctx.place(&progress.version).rollout).max(before);
+    let current = || active().map_or(0, ActiveRollout::number).max(before);
     record.proof = Some(NodeProof {
         version: progress.version.clone(),
         rollout: if begun == 0 { current() } else { begun },
