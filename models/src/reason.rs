@@ -314,7 +314,7 @@ ends! {
         event: UpdateFailed, class: Node,
         advice: "See the pods that the message names, and the [budgets that block](how-to/blocking-budgets.md) them.",
     }
-    /// Pods that were asked first and alone stayed, as their PodDisruptionBudget guards them. No other pod was evicted.
+    /// Pods that were asked first and alone stayed, as their PodDisruptionBudget guards them. No pod was evicted but those asked first.
     GuardedPodsStayed {
         event: UpdateWithdrawn, class: Nothing,
         advice: "The budget is asked again after a back-off, and other nodes go first. See the pods and the \
@@ -364,7 +364,7 @@ ends! {
     /// The window closed before the node was drained, while its hooks were awaited.
     WindowEnded {
         event: UpdateWithdrawn, class: Nothing,
-        advice: "The node is updated in the next [window](policy.md#when), with the image that it has.",
+        advice: "The node is updated in the next [window](policy.md#when), with the image that it has. Ended so a second time, it is `GateRefused`.",
     }
     /// The agent did not answer in time.
     AgentSilent {

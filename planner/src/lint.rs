@@ -219,8 +219,12 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
     let reboots = view.nodes.values().filter(|node| node.may_still_reboot()).map(|node| node.facts.uid.as_str());
     let busy: HashSet<&str> = slots.iter().copied().chain(reboots).collect();
     for node in new.iter().filter(|node| node.facts.control_plane()) {
-        if slots.iter().any(|uid| !there.contains(uid)) {
-            return broken("S1", format!("{} is given a slot beside one of a node that is gone", node.facts.name));
+        let of_control_plane = |slot: &&Slot| {
+            slot.uid != node.facts.uid && slot.update.as_ref().is_some_and(|update| update.control_plane)
+        };
+        if let Some(slot) = plan.slots.iter().flatten().find(of_control_plane) {
+            let text = format!("{} is given a slot beside {} of the control plane", node.facts.name, slot.node);
+            return broken("S1", text);
         }
         let other = |other: &&NodeFacts| other.control_plane() && other.uid != node.facts.uid;
         let busy = |other: &&NodeFacts| !other.ready || busy.contains(other.uid.as_str());
@@ -322,7 +326,7 @@ fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVie
         let braked = ledger.braked_until;
         let goes = |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));
         let others = slots.iter().filter(goes).count().saturating_sub(1);
-        let runs = |end: &LedgerNode| view.nodes.get(&end.node).is_some_and(|node| ledger::may_run(node, rollout));
+        let runs = |end: &LedgerNode| view.nodes.get(&end.node).is_none_or(|node| ledger::may_run(node, rollout));
         let text = |why: &str| format!("{} is given a slot for {}, {why}", given.node, rollout.version);
         match braked {
             Some(until) if given.since < until => broken("S13", text("which is braked")),

@@ -6,8 +6,7 @@ use jiff::Timestamp;
 use kube::Client;
 use models::condition::{find_condition, true_condition};
 use models::names::{RELEASE_ANNOTATION, RETRY_ANNOTATION};
-use models::operator::BRAKED;
-use models::reason::Proof;
+use models::operator::{ActiveRollout, BottlerocketUpdateOperator, RolloutLedger};
 use models::shadow::{
     BLOCKED, BottlerocketShadow, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, Mode, Progress, Record, Step,
 };
@@ -39,31 +38,53 @@ pub(super) fn is_permitted(shadow: &BottlerocketShadow) -> bool {
     issued || progress(shadow).is_some_and(|progress| progress.permit_issued)
 }
 
-/// Returns true if the node runs its version without a proof, so that it can be verified again.
-fn is_unproven(shadow: &BottlerocketShadow) -> bool {
+/// Returns true if the node runs its version without a proof, so that it can be verified again. The ledger of its rollout says so:
+/// what the node's own record has may be of an earlier rollout.
+fn is_unproven(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> bool {
     let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
-    let proof = record(shadow).and_then(|record| record.proof.as_ref());
-    proof.is_some_and(|proof| matches!(proof.proof, Proof::Unproven | Proof::Unknown) && runs == Some(&proof.version))
+    let node = node_of(shadow);
+    let is_named = |ledger: &RolloutLedger| ledger.nodes.iter().any(|named| named.is_unproven() && named.node == node);
+    let rollouts = operator.and_then(|o| o.status.as_ref()).into_iter().flat_map(|status| &status.active_rollouts);
+    rollouts
+        .filter(|rollout| rollout.ended.is_none() && runs == Some(&rollout.version))
+        .any(|rollout| rollout.ledger.as_ref().is_some_and(is_named))
+}
+
+/// Returns true if a rollout of the node's kind is braked that it has not gone through.
+fn is_braked(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> bool {
+    let Some(agent) = shadow.status.as_ref().map(|status| &status.agent) else { return false };
+    let waits = |rollout: &ActiveRollout| {
+        let kind = (Some(&rollout.variant), Some(&rollout.arch));
+        kind == (agent.variant.as_ref(), agent.arch.as_ref())
+            && agent.current_version.as_ref() != Some(&rollout.version)
+    };
+    let rollouts = operator.and_then(|o| o.status.as_ref()).into_iter().flat_map(|status| &status.active_rollouts);
+    rollouts.filter(|rollout| rollout.is_braked()).any(waits)
 }
 
 /// Decides about `retry`.
-fn decide_retry(shadow: &BottlerocketShadow, nonce: &str, now: Timestamp) -> Decision {
+fn decide_retry(
+    operator: Option<&BottlerocketUpdateOperator>,
+    shadow: &BottlerocketShadow,
+    nonce: &str,
+    now: Timestamp,
+) -> Decision {
     let write = |what| Decision::write(json!({"metadata": {"annotations": {RETRY_ANNOTATION: nonce}}}), what);
     let conditions = shadow.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     if find_condition(conditions, HOST_REACHABLE).is_some_and(|c| c.reason == HOST_ARMED_BY_OTHER) {
         return write("asked to disarm what another client armed on its host");
     }
-    if progress(shadow).is_none() && is_unproven(shadow) {
+    if progress(shadow).is_none() && is_unproven(operator, shadow) {
         return write("asked to be verified again");
     }
     if record(shadow).and_then(|record| record.not_before).is_some_and(|until| until > now) {
         return write("asked to end its back-off");
     }
-    let why = true_condition(conditions, BLOCKED);
-    if why.is_some_and(|blocked| blocked.reason == BRAKED) {
+    if is_braked(operator, shadow) {
         return write("asked to end the pause of its braked rollout");
     }
-    let why = why.map_or_else(String::new, |blocked| format!("; it waits for another reason: {}", blocked.message));
+    let why = true_condition(conditions, BLOCKED)
+        .map_or_else(String::new, |blocked| format!("; it waits for another reason: {}", blocked.message));
     if progress(shadow).is_some_and(|progress| progress.mode().is_verification()) {
         return Decision::Nothing("it is being verified again already".to_owned());
     }
@@ -71,17 +92,17 @@ fn decide_retry(shadow: &BottlerocketShadow, nonce: &str, now: Timestamp) -> Dec
 }
 
 /// Returns what came of `retry`.
-fn retried(shadow: &BottlerocketShadow, nonce: &str) -> State {
+fn retried(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow, nonce: &str) -> State {
     let Some(record) = record(shadow)
         .filter(|record| record.requests.as_ref().and_then(|requests| requests.retry.as_deref()) == Some(nonce))
     else {
-        let what = if is_unproven(shadow) { "to verify it again" } else { "to end its back-off" };
+        let what = if is_unproven(operator, shadow) { "to verify it again" } else { "to end its back-off" };
         return State::Pending(format!("for the controller {what}"));
     };
     if progress(shadow).is_some_and(|progress| progress.mode().is_verification()) {
         return State::Done("it is being verified again; kubectl brupop status shows the result".to_owned());
     }
-    if progress(shadow).is_none() && is_unproven(shadow) {
+    if progress(shadow).is_none() && is_unproven(operator, shadow) {
         let text = "its back-off is over; it could not be verified again now: its Event Retry has the reason. It is verified \
                     again every hour, once that is over";
         return State::Done(text.to_owned());
@@ -184,8 +205,11 @@ async fn request(
 pub(super) async fn retry(client: &Client, namespace: &str, options: &NodesOptions) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let nonce = nonce(now);
-    let decide = |shadow: &BottlerocketShadow| decide_retry(shadow, &nonce, now);
-    request(client, namespace, options, decide, async |_, shadow| Ok(retried(shadow, &nonce))).await
+    let object = Object::operator(client, namespace);
+    let operator = object.read().await?;
+    let decide = |shadow: &BottlerocketShadow| decide_retry(operator.as_ref(), shadow, &nonce, now);
+    let check = async |_: &_, shadow: &BottlerocketShadow| Ok(retried(object.read().await?.as_ref(), shadow, &nonce));
+    request(client, namespace, options, decide, check).await
 }
 
 /// Ends the attempts of nodes.
@@ -231,7 +255,7 @@ mod tests {
     use models::names::DRILL_ANNOTATION;
     use serde_json::Value;
 
-    use super::super::operator::testing::{condition, nothing, patch};
+    use super::super::operator::testing::{condition, nothing, operator, patch};
     use super::testing::{at, shadow};
     use super::*;
 
@@ -251,44 +275,75 @@ mod tests {
             shadow(&json!({"record": {"failures": 1, "notBefore": until.to_string()}}))
         };
         let expected = json!({"metadata": {"annotations": {RETRY_ANNOTATION: "nonce"}}});
-        assert_eq!(patch(decide_retry(&not_before(60), "nonce", now)), expected);
-        assert!(nothing(decide_retry(&not_before(-60), "nonce", now)).contains("not in back-off"));
+        assert_eq!(patch(decide_retry(None, &not_before(60), "nonce", now)), expected);
+        assert!(nothing(decide_retry(None, &not_before(-60), "nonce", now)).contains("not in back-off"));
         let armed = shadow(&json!({"conditions": [condition(HOST_REACHABLE, HOST_ARMED_BY_OTHER, "")]}));
-        assert_eq!(patch(decide_retry(&armed, "nonce", now)), expected);
-        let braked = shadow(&json!({"conditions": [condition(BLOCKED, BRAKED, "its rollout is braked")]}));
-        assert_eq!(patch(decide_retry(&braked, "nonce", now)), expected, "it ends the pause of its rollout");
+        assert_eq!(patch(decide_retry(None, &armed, "nonce", now)), expected);
         let held = shadow(&json!({"conditions": [condition(BLOCKED, "Held", "the node is held")]}));
-        assert!(nothing(decide_retry(&held, "nonce", now)).contains("another reason: the node is held"));
+        assert!(nothing(decide_retry(None, &held, "nonce", now)).contains("another reason: the node is held"));
     }
 
     #[test]
-    fn retry_verifies_a_node_that_has_not_proven_its_version() {
+    fn retry_ends_the_pause_of_a_braked_rollout_for_a_node_that_waits_for_it() {
         let now = Timestamp::now();
-        let with = |word: &str, runs: &str, progress: Value, acknowledged: &str| {
-            let proof =
-                json!({"version": "1.20.5", "rollout": 7, "attempt": 1, "proof": word, "reason": "HookTimedOut"});
-            let requests = json!({"retry": acknowledged});
-            shadow(&json!({
-                "currentVersion": runs, "progress": progress,
-                "record": {"failures": 1, "proof": proof, "requests": requests},
-            }))
+        let braked = |until: Option<&str>| {
+            operator(
+                &json!({}),
+                &json!({"activeRollouts": [{
+                    "version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "started": "2026-01-01T00:00:00Z",
+                    "stepsPassed": 0, "ledger": {"brakedUntil": until},
+                }]}),
+            )
         };
-        let idle = |word, runs| with(word, runs, Value::Null, "earlier");
+        let node =
+            |runs: &str, arch: &str| shadow(&json!({"currentVersion": runs, "variant": "aws-k8s-1.37", "arch": arch}));
+        let until = Some("2026-01-01T06:00:00Z");
+        let decide = |until, runs, arch| decide_retry(Some(&braked(until)), &node(runs, arch), "nonce", now);
         let expected = json!({"metadata": {"annotations": {RETRY_ANNOTATION: "nonce"}}});
-        assert_eq!(patch(decide_retry(&idle("Unproven", "1.20.5"), "nonce", now)), expected);
-        for nothing_left in [idle("Proven", "1.20.5"), idle("Unproven", "1.20.4")] {
-            assert!(nothing(decide_retry(&nothing_left, "nonce", now)).contains("nothing to retry"));
+        assert_eq!(patch(decide(until, "1.20.4", "x86_64")), expected);
+        for (until, runs, arch) in
+            [(None, "1.20.4", "x86_64"), (until, "1.20.5", "x86_64"), (until, "1.20.4", "aarch64")]
+        {
+            assert!(nothing(decide(until, runs, arch)).contains("nothing to retry"), "{until:?} {runs} {arch}");
         }
+    }
+
+    #[test]
+    fn retry_verifies_a_node_whose_rollout_has_it_without_a_proof() {
+        let now = Timestamp::now();
+        let rollout = |named: &str, word: &str| {
+            let place = json!({"node": named, "proof": word, "reason": "HookTimedOut"});
+            operator(
+                &json!({}),
+                &json!({"activeRollouts": [{
+                    "version": "1.20.5", "started": "2026-01-01T00:00:00Z", "stepsPassed": 0, "ledger": {"nodes": [place]},
+                }]}),
+            )
+        };
+        // Its own record may be of an earlier version of the operator, and say nothing.
+        let with = |runs: &str, progress: Value, acknowledged: &str| {
+            let record = json!({"failures": 1, "requests": {"retry": acknowledged}});
+            shadow(&json!({"currentVersion": runs, "progress": progress, "record": record}))
+        };
+        let idle = |runs| with(runs, Value::Null, "earlier");
+        let unproven = rollout("a", "Unproven");
+        let decide = |operator: &_, shadow: &_| decide_retry(Some(operator), shadow, "nonce", now);
+        let expected = json!({"metadata": {"annotations": {RETRY_ANNOTATION: "nonce"}}});
+        assert_eq!(patch(decide(&unproven, &idle("1.20.5"))), expected);
+        for (operator, runs) in
+            [(&rollout("b", "Unproven"), "1.20.5"), (&rollout("a", "Failed"), "1.20.5"), (&unproven, "1.20.4")]
+        {
+            assert!(nothing(decide(operator, &idle(runs))).contains("nothing to retry"));
+        }
+        assert!(nothing(decide_retry(None, &idle("1.20.5"), "nonce", now)).contains("nothing to retry"));
         let mut verified = at("Verifying");
         verified["verification"] = json!(true);
-        let verified = with("Unproven", "1.20.5", verified, "nonce");
-        assert!(nothing(decide_retry(&verified, "nonce", now)).contains("being verified again already"));
-        assert!(
-            text(retried(&idle("Unproven", "1.20.5"), "nonce")).starts_with("pending: for the controller to verify it")
-        );
-        assert!(text(retried(&verified, "nonce")).starts_with("it is being verified again"));
-        let refused = with("Unproven", "1.20.5", Value::Null, "nonce");
-        assert!(text(retried(&refused, "nonce")).contains("could not be verified again now"));
+        let verified = with("1.20.5", verified, "nonce");
+        assert!(nothing(decide(&unproven, &verified)).contains("being verified again already"));
+        let result = |shadow: &_| text(retried(Some(&unproven), shadow, "nonce"));
+        assert!(result(&idle("1.20.5")).starts_with("pending: for the controller to verify it"));
+        assert!(result(&verified).starts_with("it is being verified again"));
+        assert!(result(&with("1.20.5", Value::Null, "nonce")).contains("could not be verified again now"));
     }
 
     #[test]
@@ -298,13 +353,13 @@ mod tests {
                 "failures": 1, "requests": {"retry": acknowledged}, "versionFailures": failures,
             }}))
         };
-        assert!(text(retried(&shadow(&json!({})), "nonce")).starts_with("pending"));
-        assert!(text(retried(&with("earlier", json!([])), "nonce")).starts_with("pending"));
-        assert!(text(retried(&with("nonce", json!([])), "nonce")).contains("when its turn comes"));
+        assert!(text(retried(None, &shadow(&json!({})), "nonce")).starts_with("pending"));
+        assert!(text(retried(None, &with("earlier", json!([])), "nonce")).starts_with("pending"));
+        assert!(text(retried(None, &with("nonce", json!([])), "nonce")).contains("when its turn comes"));
         let failure = json!([{
             "version": "1.20.5", "variant": "v", "arch": "a", "reason": "BootFellBack", "time": "2026-01-01T00:00:00Z",
         }]);
-        assert!(text(retried(&with("nonce", failure), "nonce")).contains("resume --failures 1.20.5"));
+        assert!(text(retried(None, &with("nonce", failure), "nonce")).contains("resume --failures 1.20.5"));
     }
 
     #[test]

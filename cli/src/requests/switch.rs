@@ -73,7 +73,16 @@ fn decide_resume(operator: &BottlerocketUpdateOperator) -> anyhow::Result<Decisi
     if let Some(frozen) = frozen(&status(operator)) {
         bail!("updates are not paused, but {frozen}");
     }
-    Ok(Decision::Nothing("updates are not paused, and no failure has frozen or braked the rollout".to_owned()))
+    let unresolved = unresolved(&status(operator));
+    let left = if unresolved.is_empty() {
+        String::new()
+    } else {
+        let versions = list(unresolved.keys());
+        format!(
+            ". To resolve the failures of {versions} all the same, so that their places are free: kubectl brupop resume --failures {versions}"
+        )
+    };
+    Ok(Decision::Nothing(format!("updates are not paused, and no failure has frozen or braked the rollout{left}")))
 }
 
 /// Decides about `resume` with versions: the operator resolves all failures at once, so that each has to be named.
@@ -210,6 +219,8 @@ mod tests {
         assert!(nothing(decide_pause(&with(false, &[]))).contains("paused already"));
         assert_eq!(patch(decide_resume(&with(false, &[])).unwrap()), json!({"spec": {"enabled": true}}));
         assert!(nothing(decide_resume(&with(true, &[])).unwrap()).contains("not paused"));
+        let failed = [known("1.20.6", &["node-2"], false)];
+        assert!(nothing(decide_resume(&with(true, &failed)).unwrap()).ends_with("resume --failures 1.20.6"));
     }
 
     #[test]

@@ -69,7 +69,11 @@ pub(super) const FLEET: [Entry; 29] = [
     ),
     ("enabled", &[], "1 if spec.enabled lets new updates start"),
     ("next_window_timestamp_seconds", &[], "Time at which the schedule of all nodes opens next, in seconds since 1970"),
-    ("awaiting_approval", &[], "1 while a canary step waits for the approval of a user"),
+    (
+        "awaiting_approval",
+        &[],
+        "1 while a canary step waits for a user: for an approval, or since its places have no proof",
+    ),
     ("versions_behind", &[], "Largest number of offered versions that are later than the one that a node runs"),
     ("earlier_operator_pods", &[], "Pods of the earlier operator; while there is one, nothing is done"),
 ];

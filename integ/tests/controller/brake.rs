@@ -6,14 +6,98 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::oracle::{ClusterState, Object};
 use models::condition::ConditionStatus;
-use models::names::RESUME_ANNOTATION;
+use models::names::{RESUME_ANNOTATION, RETRY_ANNOTATION};
 use models::operator::BRAKED;
 use models::shadow::Step;
 use serde_json::json;
 
 use crate::bed::{NEW, ScriptedCluster};
 
-crate::cases![rollout_whose_hook_is_silent_on_every_node_is_braked_until_a_user_resumes_it];
+crate::cases![
+    rollout_whose_hook_is_silent_on_every_node_is_braked_until_a_user_resumes_it,
+    braked_rollout_tries_one_node_after_a_pause_or_at_the_request_of_a_user,
+    rollout_that_is_braked_by_nodes_on_the_version_tries_none_until_one_of_them_proves_it,
+];
+
+/// Waits until another node than these awaits its hook, and returns it.
+async fn next_asked(cluster: &ScriptedCluster, before: &BTreeSet<String>) -> anyhow::Result<String> {
+    let asked = |world: &ClusterState| {
+        let mut nodes = world.nodes.keys().filter(|node| !before.contains(*node));
+        nodes.find(|node| world.step(node) == Some(Step::BeforeDrain)).cloned()
+    };
+    let world = cluster.until("another node awaits its hook", |world| asked(world).is_some()).await?;
+    asked(&world).context("just seen")
+}
+
+/// Lets the hook of a node be silent for too long.
+async fn times_out(cluster: &ScriptedCluster, node: &str) -> anyhow::Result<()> {
+    cluster.pass(Duration::from_mins(11)).await?;
+    cluster
+        .until("its update has ended", |world| {
+            world.last_reason(node).as_deref() == Some("HookTimedOut") && world.is_released(node)
+        })
+        .await
+        .map(drop)
+}
+
+async fn braked_rollout_tries_one_node_after_a_pause_or_at_the_request_of_a_user(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    let hooks = json!([{"name": "storage", "before": {"timeout": "10m", "onTimeout": "Fail"}}]);
+    cluster.start(5, json!({"hooks": hooks})).await?;
+    cluster.fleet.release(NEW);
+    let mut ended: BTreeSet<String> = BTreeSet::new();
+    for _ in 0..3 {
+        let node = next_asked(cluster, &ended).await?;
+        times_out(cluster, &node).await?;
+        ended.insert(node);
+    }
+    cluster.until_operator(BRAKED, ConditionStatus::True).await?;
+    cluster.until("the others wait for it", |world| world.waiting("Braked") == 2).await?;
+    // The first pause is of ten minutes.
+    cluster.pass(Duration::from_mins(11)).await?;
+    let tried = next_asked(cluster, &ended).await?;
+    times_out(cluster, &tried).await?;
+    ended.insert(tried);
+    let world = cluster.until("the last one waits for it", |world| world.waiting("Braked") == 1).await?;
+    let last = world.nodes.keys().find(|node| !ended.contains(*node)).context("one is left")?.clone();
+    cluster.request_of_node(&last, RETRY_ANNOTATION, "now").await?;
+    assert_eq!(next_asked(cluster, &ended).await?, last, "the request ends the pause");
+    cluster.policy(&json!({"hooks": null})).await?;
+    // It proves the version, which lifts the brake.
+    cluster.until("it is updated", |world| world.is_updated(&last, &NEW)).await?;
+    cluster.until_operator(BRAKED, ConditionStatus::False).await?;
+    cluster.pass(Duration::from_hours(2)).await?;
+    cluster.updated().await.map(drop)
+}
+
+async fn rollout_that_is_braked_by_nodes_on_the_version_tries_none_until_one_of_them_proves_it(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.expectations.max_unavailable = Some(3);
+    let hooks = json!([{"name": "storage", "after": {"timeout": "10m", "onTimeout": "Fail"}}]);
+    cluster.start_beside_proven(4, json!({"maxUnavailable": 3, "hooks": hooks})).await?;
+    cluster.fleet.release(NEW);
+    let on_the_version = |world: &ClusterState| -> Vec<String> {
+        world.nodes.keys().filter(|node| world.step(node) == Some(Step::AfterUpdate)).cloned().collect()
+    };
+    let world = cluster.until("three await their hooks", |world| on_the_version(world).len() == 3).await?;
+    let unproven = on_the_version(&world);
+    cluster.pass(Duration::from_mins(11)).await?;
+    cluster.until_operator(BRAKED, ConditionStatus::True).await?;
+    cluster.until("all have ended", |world| world.status().slots.is_empty()).await?;
+    for _ in 0..3 {
+        cluster.pass(Duration::from_hours(7)).await?;
+        let world = cluster.planned().await?;
+        let spared = world.nodes.keys().find(|node| !unproven.contains(node)).context("one is left")?;
+        assert!(world.is_released(spared) && !world.is_updated(spared, &NEW), "{spared} is not tried");
+        assert_eq!(world.waiting("Braked"), 1);
+    }
+    cluster.policy(&json!({"hooks": null})).await?;
+    cluster.pass(Duration::from_mins(61)).await?;
+    cluster.until_operator(BRAKED, ConditionStatus::False).await?;
+    cluster.updated().await.map(drop)
+}
 
 async fn rollout_whose_hook_is_silent_on_every_node_is_braked_until_a_user_resumes_it(
     cluster: &mut ScriptedCluster,

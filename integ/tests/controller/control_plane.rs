@@ -5,9 +5,53 @@ use integ::oracle::{ClusterState, Field, Node};
 use models::names::CONTROL_PLANE_LABEL;
 use serde_json::json;
 
-use crate::bed::{ControllerOptions, NEW, ScriptedCluster};
+use crate::bed::{Boot, ControllerOptions, NEW, ScriptedCluster};
 
-crate::cases![control_plane_nodes_go_one_at_a_time_while_all_others_are_ready_under_any_percentage];
+crate::cases![
+    control_plane_nodes_go_one_at_a_time_while_all_others_are_ready_under_any_percentage,
+    control_plane_node_that_is_registered_again_without_its_label_holds_the_others,
+];
+
+/// Starts so many nodes of the control plane, none of which is the first one on the version.
+async fn add_control_plane(cluster: &mut ScriptedCluster, names: &[&str]) -> anyhow::Result<()> {
+    for name in names {
+        cluster.add_node(name, &[]).await?;
+        // A kubelet may not set this label itself.
+        cluster.patch_node(name, json!({"metadata": {"labels": {CONTROL_PLANE_LABEL: ""}}})).await?;
+    }
+    cluster.create_policy(json!({"maxUnavailable": "100%", "ignoreUnavailableAfter": "1m"})).await?;
+    prove(&cluster.client, &NEW).await
+}
+
+async fn control_plane_node_that_is_registered_again_without_its_label_holds_the_others(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.expectations.max_unavailable = Some(3);
+    let names = ["cp-1", "cp-2", "cp-3"];
+    add_control_plane(cluster, &names).await?;
+    cluster.start_controller(&ControllerOptions::default())?;
+    cluster.reported().await?;
+    for name in names {
+        cluster.fleet.script(name, |node| node.boot = Boot::Never);
+    }
+    cluster.fleet.release(NEW);
+    let down =
+        |world: &ClusterState| names.into_iter().find(|name| world.nodes.get(*name).is_some_and(|n| n.shutting_down));
+    let world = cluster.until("a host is down by its permit", |world| down(world).is_some()).await?;
+    let node = down(&world).unwrap_or_default();
+    for name in names {
+        cluster.fleet.script(name, |node| node.boot = Boot::default());
+    }
+    cluster.deregister(node).await?;
+    cluster.boot_and_register(node).await?;
+    cluster.updated().await?;
+    assert!(!is_of_control_plane(&cluster.now()?.nodes[node]), "nothing has set its label again");
+    cluster.recorder.so_far()?.replay(|change, _, world| {
+        let slots = world.status().slots;
+        assert!(slots.len() <= 1, "slots of two at {}: {slots:?}", change.revision);
+    });
+    Ok(())
+}
 
 fn is_of_control_plane(node: &Node) -> bool {
     node.fields.contains_key(&Field::Label(CONTROL_PLANE_LABEL.to_owned()))
@@ -17,15 +61,8 @@ async fn control_plane_nodes_go_one_at_a_time_while_all_others_are_ready_under_a
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
     cluster.expectations.max_unavailable = Some(4);
-    for name in ["cp-1", "cp-2", "cp-3", "worker-1"] {
-        cluster.add_node(name, &[]).await?;
-    }
-    // A kubelet may not set this label itself.
-    for name in ["cp-1", "cp-2", "cp-3"] {
-        cluster.patch_node(name, json!({"metadata": {"labels": {CONTROL_PLANE_LABEL: ""}}})).await?;
-    }
-    cluster.create_policy(json!({"maxUnavailable": "100%", "ignoreUnavailableAfter": "1m"})).await?;
-    prove(&cluster.client, &NEW).await?;
+    cluster.add_node("worker-1", &[]).await?;
+    add_control_plane(cluster, &["cp-1", "cp-2", "cp-3"]).await?;
     cluster.fleet.script("cp-3", |node| node.ready = false);
     cluster.until("one of them is not Ready", |world| world.nodes.get("cp-3").is_some_and(|node| !node.ready)).await?;
     cluster.pass(std::time::Duration::from_hours(2)).await?;

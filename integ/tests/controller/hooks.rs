@@ -22,6 +22,7 @@ crate::cases![
     hook_is_awaited_before_drain_and_after_update,
     request_survives_controller_and_ends_with_hold_and_policy,
     deletion_of_node_that_awaits_hook_frees_its_slot,
+    exclusion_and_pin_end_an_update_that_awaits_its_hook,
     examples_set_noout_and_silence_alerts_around_each_update,
 ];
 
@@ -124,6 +125,36 @@ async fn deletion_of_node_that_awaits_hook_frees_its_slot(cluster: &mut Scripted
     answer(cluster, next, &request).await?;
     cluster.updated().await?;
     Ok(())
+}
+
+async fn exclusion_and_pin_end_an_update_that_awaits_its_hook(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    cluster.start(1, before()).await?;
+    cluster.fleet.release(NEW);
+    let mut asked = String::new();
+    for (stop, go) in [
+        (json!({"version": {"exclude": ["1.20.5"]}}), json!({"version": {"exclude": null}})),
+        (json!({"version": {"target": "1.20.0"}}), json!({"version": {"target": null}})),
+    ] {
+        asked = requested(cluster, "node-1", &asked).await?;
+        cluster.policy(&stop).await?;
+        cluster
+            .until("the node is back in service, and its hook is not asked any more", |world| {
+                world.is_released("node-1")
+                    && request(world, "node-1").is_none()
+                    && world.last_reason("node-1").as_deref() == Some("PolicyChanged")
+            })
+            .await?;
+        let record = cluster.planned().await?.record("node-1");
+        assert_eq!((record.failures, record.not_before), (0, None), "{stop}: it counts against nothing");
+        // The hook answers late.
+        answer(cluster, "node-1", &asked).await?;
+        let world = cluster.planned().await?;
+        assert!(world.is_released("node-1") && world.step("node-1").is_none(), "{stop}: {:?}", world.step("node-1"));
+        cluster.policy(&go).await?;
+    }
+    let last = requested(cluster, "node-1", &asked).await?;
+    answer(cluster, "node-1", &last).await?;
+    cluster.updated().await.map(drop)
 }
 
 /// Writes a program into a folder.

@@ -104,9 +104,10 @@ impl RolloutLedger {
         self.end_row();
     }
 
-    /// Frees the places of failures, as a `resume` requests.
+    /// Frees the places of failures, as a `resume` requests: a step that was passed with one of them is due again.
     pub fn forgive(&mut self) {
         self.failed = 0;
+        self.passed = self.passed.min(self.good());
         self.nodes.retain(|node| node.proof != Proof::Failed);
         self.end_row();
     }
@@ -212,6 +213,13 @@ pub struct LedgerNode {
     pub accepted: bool,
 }
 
+impl LedgerNode {
+    /// Returns whether the node runs the version, or may run it, without a proof, and has not failed on it.
+    pub fn is_unproven(&self) -> bool {
+        matches!(self.proof, Proof::Unproven | Proof::Unknown)
+    }
+}
+
 impl fmt::Display for LedgerNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.node, self.reason)
@@ -256,6 +264,10 @@ pub struct SlotUpdate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub group: Option<String>,
+    /// True for a node of the control plane: its slot holds the others also once its Node is registered again, since a kubelet cannot set
+    /// the label that says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub control_plane: bool,
     /// Boot in which the node was last seen Ready while an autoscaler or a user was removing it, after its reboot may have been permitted;
     /// empty where it was not Ready, absent where none was removing it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -184,6 +184,9 @@ pub struct FirstPod {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub accepted: Option<Timestamp>,
+    /// True if it is asked first for its grace period alone, which may be longer than the drain: no budget guarded it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_grace: bool,
 }
 
 /// A PodDisruptionBudget whose pods stayed although they were asked first and alone.

@@ -54,11 +54,6 @@ impl Mode {
         matches!(self, Self::Update | Self::Drill { download: true, .. })
     }
 
-    /// Returns whether it is about a version: one that is downloaded, or one that has to be proven.
-    pub const fn concerns_version(self) -> bool {
-        self.downloads() || self.is_verification()
-    }
-
     /// Returns whether it is a drill that evicts no pod.
     pub const fn is_dry(self) -> bool {
         matches!(self, Self::Drill { evict: false, .. })

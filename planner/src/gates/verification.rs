@@ -43,11 +43,7 @@ pub(crate) fn unproven<'a>(ctx: &NodeContext<'a>) -> Option<Unproven<'a>> {
         return None;
     }
     let is_open = |named: &&LedgerNode| {
-        let open = match named.proof {
-            Proof::Unproven | Proof::Unknown => true,
-            Proof::Failed => came_back_late(ctx),
-            Proof::Proven | Proof::Free => false,
-        };
+        let open = named.is_unproven() || named.proof == Proof::Failed && came_back_late(ctx);
         open && named.node == ctx.facts().name
     };
     // Few nodes have a name there, and what a node runs is read from a text.
@@ -71,7 +67,7 @@ pub(crate) fn due(ctx: &NodeContext<'_>) -> Timestamp {
 }
 
 /// Checks that such a node may be verified now.
-pub(crate) fn refusal(ctx: &NodeContext<'_>, unproven: Unproven<'_>) -> Option<Wait> {
+pub(crate) fn refusal(ctx: &NodeContext<'_>) -> Option<Wait> {
     let checks = [
         node::is_labelled,
         node::is_not_deleted,
@@ -83,6 +79,5 @@ pub(crate) fn refusal(ctx: &NodeContext<'_>, unproven: Unproven<'_>) -> Option<W
         host::has_attempts_left,
         fleet::has_valid_policy,
     ];
-    let refused = checks.iter().find_map(|check| check(ctx));
-    refused.or_else(|| fleet::quarantine(ctx, unproven.version).filter(|_| !came_back_late(ctx)))
+    checks.iter().find_map(|check| check(ctx))
 }

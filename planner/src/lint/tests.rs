@@ -258,6 +258,7 @@ fn validator_gives_no_slot_beyond_the_places_of_a_step() {
             removed_in: None,
             zone: String::new(),
             group: None,
+            control_plane: false,
         };
         Slot { update: Some(update), ..crate::fixtures::slot(name) }
     };

@@ -24,11 +24,16 @@ fn excuse(ctx: &Attempt<'_>) -> Option<String> {
     if ctx.survey.unwell.stopped(since) >= LONGEST {
         return Some("many other nodes have been ill for 24 hours since its drain began".to_owned());
     }
-    let found = Comparison::of(ctx.view, &BTreeSet::from([&ctx.progress.version]), since, ctx.now);
+    let mut found = Comparison::of(ctx.view, &BTreeSet::from([&ctx.progress.version]), since, ctx.now);
+    // Nodes that run the version excuse nothing, unless all do and each of them has fallen ill: then nothing shows what it is.
+    let all_run_it = found.len() == 0;
+    if all_run_it {
+        found = Comparison::of(ctx.view, &BTreeSet::new(), since, ctx.now);
+    }
+    let which = if all_run_it { "other nodes" } else { "nodes that were not updated" };
     let (compared, ill) = (found.len(), found.ill.len());
     let first = found.ill.first().map(|facts| &facts.name)?;
     // With one other node there is no more to go by than that it is ill, too.
-    (found.is_trouble() || ill == compared).then(|| {
-        format!("{ill} of {compared} nodes that were not updated have fallen ill since its drain began, {first} first")
-    })
+    (ill == compared || !all_run_it && found.is_trouble())
+        .then(|| format!("{ill} of {compared} {which} have fallen ill since its drain began, {first} first"))
 }

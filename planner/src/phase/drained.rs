@@ -90,21 +90,30 @@ pub(super) fn to_ask_first(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Vec<Fi
     let asked = sorted.evictable.iter().filter(|pod| drain.long_grace(pod).is_some() || guarded(pod));
     let outlasts = |pod: &&&PodFacts| pod.ends_by.is_some_and(|by| by > after(ctx.now, drain.timeout));
     let first = asked.chain(sorted.leaving.iter().filter(outlasts)).take(LISTED_PODS);
-    first.map(|pod| FirstPod { uid: pod.uid.clone(), accepted: None }).collect()
+    first.map(|pod| FirstPod { uid: pod.uid.clone(), accepted: None, for_grace: !guarded(pod) }).collect()
 }
 
-/// Returns the pods that are asked first and whose eviction was not accepted so far.
-pub(super) fn still_asked<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> impl Iterator<Item = &'b PodFacts> {
+/// Returns the pods that are asked first for such a reason and whose eviction was not accepted so far.
+fn still_asked<'b>(
+    ctx: &NodeContext<'_>,
+    sorted: &Sorted<'b>,
+    is_asked: impl Fn(&FirstPod) -> bool,
+) -> impl Iterator<Item = &'b PodFacts> {
     let first = ctx.drain_status().map(|drain| drain.asked_first.as_slice()).unwrap_or_default();
-    let first: HashSet<&str> = first.iter().map(|first| first.uid.as_str()).collect();
+    let first: HashSet<&str> = first.iter().filter(|pod| is_asked(pod)).map(|first| first.uid.as_str()).collect();
     sorted.evictable.iter().copied().filter(move |pod| first.contains(pod.uid.as_str())).collect::<Vec<_>>().into_iter()
 }
 
-/// Returns the budgets that keep the pods that are asked first, each once.
+/// Returns the guarded pods that are asked first and whose eviction was not accepted so far.
+pub(super) fn still_guarded<'b>(ctx: &NodeContext<'_>, sorted: &Sorted<'b>) -> impl Iterator<Item = &'b PodFacts> {
+    still_asked(ctx, sorted, |first| !first.for_grace)
+}
+
+/// Returns the budgets that keep the guarded pods that are asked first, each once.
 pub(super) fn refusing_budgets(ctx: &NodeContext<'_>) -> Vec<RefusingBudget> {
     let Some(sorted) = ctx.sorted_pods() else { return Vec::new() };
     let mut refusing = BTreeMap::new();
-    for pod in still_asked(ctx, &sorted) {
+    for pod in still_guarded(ctx, &sorted) {
         let keeps = |budget: &&BudgetFacts| !budget.lets_go(pod) && budget.selects(pod);
         refusing.extend(ctx.view.budgets.iter().filter(keeps).map(|budget| (budget.title(), &budget.revision)));
     }
@@ -112,7 +121,7 @@ pub(super) fn refusing_budgets(ctx: &NodeContext<'_>) -> Vec<RefusingBudget> {
     refusing.map(|(budget, revision)| RefusingBudget { budget, revision: revision.clone() }).collect()
 }
 
-/// Returns when the pods that are asked first, and that a budget keeps, are given up: `guardedTimeout` after the last one whose eviction
+/// Returns when the guarded pods that are asked first, and that a budget keeps, are given up: `guardedTimeout` after the last one whose eviction
 /// was accepted.
 pub(super) fn asked_until(ctx: &Attempt<'_>) -> Option<Timestamp> {
     let drain = ctx.drain_status().filter(|drain| !drain.asked_first.is_empty())?;
@@ -133,7 +142,7 @@ pub(super) fn ends_by(ctx: &Attempt<'_>) -> Timestamp {
 /// Records which of the pods that are asked first have gone, or are about to.
 pub(super) fn record_accepted(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Option<Action> {
     let drain = ctx.drain_status()?;
-    let asked: HashSet<&str> = still_asked(ctx, sorted).map(|pod| pod.uid.as_str()).collect();
+    let asked: HashSet<&str> = still_asked(ctx, sorted, |_| true).map(|pod| pod.uid.as_str()).collect();
     let goes = |first: &FirstPod| first.accepted.is_none() && !asked.contains(first.uid.as_str());
     if !drain.asked_first.iter().any(goes) {
         return None;

@@ -13,7 +13,7 @@ use super::blockers::{BLOCKED_AFTER, blockers, blockers_changed, denied_since};
 use super::claim::{claim_due, ended_during_drain};
 use super::drained::{
     asked_until, deadline, fail_for_returning_pod, first_few, pods_gone, record_accepted, record_new, refusing_budgets,
-    remaining_listed, returning_pod, still_asked, with_drain_ended,
+    remaining_listed, returning_pod, still_guarded, with_drain_ended,
 };
 use super::dry_run;
 use super::overdue::{delete_remaining, drain_timed_out};
@@ -97,12 +97,12 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     }
 }
 
-/// Ends the attempt of a node whose guarded pods have stayed: no other one was evicted.
+/// Ends the attempt of a node whose guarded pods have stayed: no pod was evicted but those asked first.
 fn guarded_pods_stayed(ctx: &Attempt<'_>, sorted: Option<&Sorted<'_>>) -> Turn {
-    let pods: Vec<_> = sorted.into_iter().flat_map(|sorted| still_asked(ctx, sorted)).collect();
+    let pods: Vec<_> = sorted.into_iter().flat_map(|sorted| still_guarded(ctx, sorted)).collect();
     let budgets: Vec<_> = refusing_budgets(ctx).into_iter().map(|refusing| refusing.budget).collect();
     let message = format!(
-        "still on the node: {}; the PodDisruptionBudget(s) {} allow no disruption although they were asked, and no other pod was evicted",
+        "still on the node: {}; the PodDisruptionBudget(s) {} allow no disruption although they were asked, and no pod but those asked first was evicted",
         named(&pods),
         budgets.join(", ")
     );

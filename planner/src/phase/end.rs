@@ -71,6 +71,12 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     Action::Status { status: Box::new(status), note: Some(note) }
 }
 
+/// Returns whether the last attempt ended with its window, too, while its hooks were awaited.
+fn has_missed_window(ctx: &Attempt<'_>) -> bool {
+    let last = ctx.node.record().and_then(|record| record.last.as_ref());
+    last.is_some_and(|last| last.reason == FailureReason::WindowEnded.as_str())
+}
+
 /// Ends an attempt whose node a check refuses. What an update would wait for is the result of a drill.
 pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
     if ctx.mode().is_drill() {
@@ -78,7 +84,8 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
     }
     let reason = match wait {
         Wait::Blackout { .. } => FailureReason::BlackoutBegan,
-        Wait::WindowClosed { .. } => FailureReason::WindowEnded,
+        // In a second one its hooks are longer than the windows: others go first, and as many as brake a rollout stop it.
+        Wait::WindowClosed { .. } if !has_missed_window(ctx) => FailureReason::WindowEnded,
         Wait::ClusterUnwell { .. } => FailureReason::ClusterUnwell,
         Wait::Braked { .. } => FailureReason::RolloutBraked,
         _ => FailureReason::GateRefused,
@@ -152,12 +159,8 @@ fn updated(ctx: &Attempt<'_>) -> (Box<ControllerStatus>, Note) {
 pub(super) fn ended_from_outside(ctx: &Attempt<'_>) -> Option<Turn> {
     let agent = &ctx.shadow.status.agent;
     let version = &ctx.progress.version;
-    // A node that came back late is the one that can show that the version is good.
-    let late = ctx.mode().is_verification() && gates::verification::came_back_late(ctx);
-    if ctx.mode().concerns_version()
-        && !late
-        && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version)
-    {
+    // A node that is verified again runs the version, and may show that it is good.
+    if ctx.mode().downloads() && ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version) {
         return Some(fail(FailureReason::Quarantined, "the version has failed on other nodes"));
     }
     if !ctx.policy.present {

@@ -62,9 +62,9 @@ pub(super) fn retry(ctx: &NodeContext<'_>) -> Option<Action> {
         return Some(withdraw_and_disarm(ctx));
     }
     let mut message = "retry requested: the back-off is over".to_owned();
-    if let Some(proof) = gates::verification::unproven(ctx) {
+    if gates::verification::unproven(ctx).is_some() {
         // The write that begins the verification acknowledges the request.
-        let wait = gates::verification::refusal(ctx, proof)?;
+        let wait = gates::verification::refusal(ctx)?;
         message = format!("{message}; the node cannot be verified again now: {wait}");
     }
     let mut status = ctx.controller_status();

@@ -19,7 +19,7 @@ pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Decision> {
     let retry = ctx.shadow.pending_retry().is_some();
     let by_itself = ctx.shadow.pending_drill().is_none() && due(ctx) <= ctx.now;
     // The slot of the attempt that has ended is about to be removed.
-    if !(retry || by_itself) || ctx.slot || refusal(ctx, unproven).is_some() {
+    if !(retry || by_itself) || ctx.slot || refusal(ctx).is_some() {
         return None;
     }
     let attempt = ctx.last_attempt().saturating_add(1);

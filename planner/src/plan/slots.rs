@@ -85,7 +85,11 @@ impl<'a> Budget<'a> {
         let there: HashSet<&str> = survey.nodes.iter().map(|node| node.node.facts.uid.as_str()).collect();
         let is_gone = |slot: &&Slot| held.contains(slot.uid.as_str()) && !there.contains(slot.uid.as_str());
         let gone: Vec<&Slot> = view.recorded_slots().filter(is_gone).collect();
-        let names = gone.iter().map(|slot| slot.node.as_str());
+        // A node that is registered again may lack the label.
+        let of_control_plane = |slot: &&Slot| {
+            held.contains(slot.uid.as_str()) && slot.update.as_ref().is_some_and(|update| update.control_plane)
+        };
+        let names = view.recorded_slots().filter(of_control_plane).map(|slot| slot.node.as_str());
         let mut control_plane: BTreeSet<String> =
             survey.control_plane_down.iter().copied().chain(names).map(str::to_owned).collect();
         for (slot, update) in gone.iter().filter_map(|slot| Some((slot, slot.update.as_ref()?))) {

@@ -8,7 +8,7 @@ use models::operator::{MAX_FAILURES, RolloutLedger};
 use models::reason::Proof;
 
 use crate::policy::{Policy, WindowState};
-use crate::view::{ClusterView, NodeView};
+use crate::view::ClusterView;
 use crate::wait::Wait;
 
 /// The number of nodes that the reason names.
@@ -47,15 +47,10 @@ pub(crate) fn window_opens(view: &ClusterView, policy: &Policy, now: Timestamp) 
     next.is_some_and(|next| next <= now) && matches!(policy.all.schedule.at(now), WindowState::Open { .. })
 }
 
-/// Ends the pause of a brake where a window opens, or a user requests to try one of the nodes again.
-pub(crate) fn end_pause<'a>(
-    ledger: &mut RolloutLedger,
-    window_opens: bool,
-    mut nodes: impl Iterator<Item = &'a NodeView>,
-    now: Timestamp,
-) {
+/// Ends the pause of a brake where a window opens, or a user requests to try one of the nodes that wait for it.
+pub(crate) fn end_pause(ledger: &mut RolloutLedger, window_opens: bool, is_retried: bool, now: Timestamp) {
     let Some(until) = ledger.braked_until.as_mut().filter(|until| **until > now) else { return };
-    if window_opens || nodes.any(|node| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some())) {
+    if window_opens || is_retried {
         *until = now;
     }
 }
@@ -85,7 +80,7 @@ pub(crate) fn first(ledger: &RolloutLedger, under_way: &[Busy]) -> Option<Brake>
     (ledger.good() == 0).then_some(Brake { wait: Wait::FirstNode { node }, room, wake: None, row: Vec::new() })
 }
 
-/// Returns the brake of a rollout, if it is braked. `runs` says of a node whether it runs the version.
+/// Returns the brake of a rollout, if it is braked. `runs` says of a node whether it may run the version.
 pub(crate) fn of(
     ledger: &RolloutLedger,
     under_way: &[Busy],
@@ -98,7 +93,7 @@ pub(crate) fn of(
     let braked = |until, trial| Wait::Braked { count, nodes: nodes.clone(), until, trial };
     let row = || ledger.row.iter().map(|end| end.node.clone()).collect();
     let none = |wait| Some(Brake { wait, room: 0, wake: None, row: row() });
-    // No further node goes to a version that others run without a proof: one of them has to show that it is good.
+    // No further node goes to a version that others may run without a proof: one of them has to show that it is good.
     if ledger.row.iter().any(|end| end.proof != Proof::Free && runs(&end.node)) {
         return none(braked(None, None));
     }

@@ -246,7 +246,9 @@ pub(crate) fn follow<'a>(
         let without_workloads = without_workloads(view, &active);
         let named = (on_their_way, without_workloads);
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, named), now);
-        rollout.brake = brake_of((view, policy), (&active, &mut ledger), &rollout, now);
+        let is_asked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some());
+        let is_retried = view.nodes.values().any(|node| is_asked(node) && is_member(node, &active) && is_wanted(node));
+        rollout.brake = brake_of((view, policy), (&active, &mut ledger), (&rollout, is_retried), now);
         active.ledger = Some(ledger);
         let lifted = rollout.brake.as_ref().and_then(|brake| brake.wake);
         rollouts.wake = [rollouts.wake, wake, lifted].into_iter().flatten().min();
@@ -325,19 +327,20 @@ fn may_want(node: &NodeView, policy: &Policy, rollout: &ActiveRollout, now: Time
     idle && host.is_unknown() && host.ruled_out(&rollout.version).is_none()
 }
 
-/// Follows the brake of a rollout in its ledger, and returns it, or what lets the first node go alone.
+/// Follows the brake of a rollout in its ledger, and returns it, or what lets the first node go alone. `is_retried` says that a user
+/// requests to try one of its nodes.
 fn brake_of(
     (view, policy): (&ClusterView, &Policy),
     (active, ledger): (&ActiveRollout, &mut RolloutLedger),
-    rollout: &Rollout,
+    (rollout, is_retried): (&Rollout, bool),
     now: Timestamp,
 ) -> Option<Brake> {
-    let members = view.nodes.values().filter(|node| is_member(node, active));
-    brake::end_pause(ledger, brake::window_opens(view, policy, now), members, now);
+    brake::end_pause(ledger, brake::window_opens(view, policy, now), is_retried, now);
     let limit = brake::limit(policy, rollout.total);
     ledger.brake(limit, now);
     let settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), limit, now);
-    let runs = |name: &str| view.nodes.get(name).is_some_and(|node| ledger::may_run(node, active));
+    // One that is gone may run it somewhere, and cannot show any more that it is good.
+    let runs = |name: &str| view.nodes.get(name).is_none_or(|node| ledger::may_run(node, active));
     brake::of(&settled, &rollout.busy, runs, now).or_else(|| brake::first(&settled, &rollout.busy))
 }
 
@@ -469,11 +472,11 @@ fn step_on(
         let beyond = |(step, places): &(&CanaryStep, &i64)| places.saturating_mul(margin(step)) < ledger.good();
         let passed = policy.canary.iter().zip(&steps).filter(beyond).map(|(_, places)| *places).max();
         ledger.passed = ledger.passed.max(passed.unwrap_or(0));
+        ledger.keep_passed();
     } else if ledger.due == 0 && ledger.passed > 0 {
         // After the last step, what is proven opens none again, however many nodes join.
         ledger.passed = ledger.passed.max(ledger.good());
     }
-    ledger.keep_passed();
     let number = active.number();
     let used = ledger.used();
     loop {

@@ -30,6 +30,7 @@ pub(crate) fn update_of(rollouts: &Rollouts, node: &NodeView) -> Option<SlotUpda
         permitting_since: None,
         zone: node.facts.zone().to_owned(),
         group: None,
+        control_plane: node.facts.control_plane(),
         removed_in: None,
     })
 }

@@ -87,8 +87,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
     (
         BudgetUsedUp,
         Turn,
-        "Nodes that users have cordoned or that are not Ready, to be in service, `spec.ignoreUnavailableAfter`, or a higher \
-         `spec.maxUnavailable`.",
+        "Nodes that users have cordoned or that are not Ready, to be in service, `spec.ignoreUnavailableAfter` (for nodes that are not back \
+         from their update: to be held or deleted), or a higher `spec.maxUnavailable`.",
     ),
     (Staging, Update, "The download of the image."),
     (ReadingPods, Pods, "The list of the node's pods."),

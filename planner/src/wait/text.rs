@@ -132,7 +132,11 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
     let next = match (trial, until) {
         (Some(node), _) => format!("{node} is tried alone"),
         (None, Some(until)) => format!("one node is tried from {until:.0} on, once those under way are finished"),
-        (None, None) => "no node is tried while nodes run the version without a proof".to_owned(),
+        (None, None) => {
+            "no node is tried while one of them runs the version without a proof, or is gone after its permit; where \
+             all of those are gone, only a resume lifts the brake"
+                .to_owned()
+        }
     };
     format!(
         "the rollout is braked: {count} update(s) have ended one after the other without a proven one{}; {next}{BEFORE_RESUME}kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",

@@ -152,12 +152,13 @@ fn no_more_images_are_downloaded_beside_the_first_node_than_without_it() {
     assert_eq!(begun(0), 0, "twenty have their images and wait for the first node");
 }
 
-/// The only end on the version is of a Node that is gone.
+/// What has happened to it is not known: no further node goes after it into the version.
 #[test]
-fn node_that_is_gone_is_not_waited_for_to_prove_the_version() {
-    for (sentence, end) in [
-        ("its Node was deleted after its permit", ("gone", Proof::Unproven, "NodeDeleted")),
-        ("it fell back, and runs the old version", ("z5", Proof::Failed, "BootFellBack")),
+fn no_node_is_tried_after_one_that_is_gone_without_a_proof() {
+    for (sentence, end, is_tried) in [
+        ("its Node was deleted after its permit", ("gone", Proof::Unproven, "NodeDeleted"), false),
+        ("its Node was deleted before its permit", ("gone", Proof::Free, "HookTimedOut"), true),
+        ("it fell back, and runs the old version", ("z5", Proof::Failed, "BootFellBack"), true),
     ] {
         let ends = [end, FREE[1], FREE[2]];
         let recorded = RolloutLedger {
@@ -170,7 +171,12 @@ fn node_that_is_gone_is_not_waited_for_to_prove_the_version() {
         };
         let (view, policy) = fleet(&["b"], recorded);
         let made = plan(&view, &policy, t(1_000_000));
-        assert_eq!(slots_of(&made), ["b"], "{sentence}: {}", made.waits["b"]);
+        let tried: &[&str] = if is_tried { &["b"] } else { &[] };
+        assert_eq!(slots_of(&made), tried, "{sentence}: {}", made.waits["b"]);
+        if !is_tried {
+            let wait = made.waits["b"].to_string();
+            assert!(wait.contains("is gone after its permit") && wait.contains("only a resume"), "{wait}");
+        }
     }
 }
 

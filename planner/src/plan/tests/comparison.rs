@@ -115,7 +115,7 @@ fn trouble_of_the_cluster_proves_nothing_after_a_day() {
 #[test]
 fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
     type Change = fn(&mut ClusterView);
-    let cases: [(&str, &[&str], Change, bool); 9] = [
+    let cases: [(&str, &[&str], Change, bool); 10] = [
         ("others are well", &ALL[1..], |_| {}, true),
         ("one of three is ill too", &ALL[1..], |view| not_ready(view, &["b"], 20), true),
         ("others were ill before", &ALL[1..], |view| not_ready(view, &["b", "c", "d"], -1_000_000), true),
@@ -141,13 +141,22 @@ fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
             true,
         ),
         (
-            "others run the version, too",
+            "most of the others are ill, and run the version, too",
+            &ALL[1..],
+            |view| {
+                not_ready(view, &["b", "c"], 20);
+                view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
+            },
+            true,
+        ),
+        (
+            "all others are ill, and run the version, too",
             &ALL[1..],
             |view| {
                 not_ready(view, &["b", "c", "d"], 20);
                 view.nodes.values_mut().for_each(|node| node.facts.os_image = format!("Bottlerocket OS {NEW} (x)"));
             },
-            true,
+            false,
         ),
         ("it is the only node", &[], |_| {}, true),
         ("the only other node is well", &["b"], |_| {}, true),

@@ -221,6 +221,27 @@ fn of_two_budgets_the_one_that_opens_does_not_back_off_and_no_other_pod_moves() 
     assert_eq!(record(&view).last.as_ref().unwrap().reason, "GuardedPodsStayed");
     let budgets: Vec<_> = record(&view).refusing_budgets.iter().map(|refusing| refusing.budget.as_str()).collect();
     assert_eq!(budgets, ["shop/mq"]);
+    let message = &record(&view).last.as_ref().unwrap().message;
+    assert!(message.ends_with("and no pod but those asked first was evicted"), "{message}");
+}
+
+/// Databases set a grace period of days, and end in a minute: the budget lets one go after the other.
+#[test]
+fn pods_that_are_asked_first_for_their_grace_period_alone_are_no_guarded_ones() {
+    let with_grace = |name| PodFacts { grace: Some(604_800), ..pod_of("db", name) };
+    let on_node = vec![with_grace("db-0"), with_grace("db-1"), pod_of("web", "web-0")];
+    let healthy = BudgetFacts { allowed: 1, desired: 1, ..guard("db", 2) };
+    let (mut view, policy) = drain_of(json!({}), on_node, vec![healthy]);
+    assert_eq!(asked(&settle(&mut view, &policy, 1)).len(), 1);
+    leaves(&mut view, "db-0");
+    // Its volume is on the node, so that it starts nowhere else.
+    *budget(&mut view, "db") = BudgetFacts { healthy: 1, ..guard("db", 2) };
+    settle(&mut view, &policy, 2);
+    assert_eq!(outcome(&plan(&view, &policy, t(1799))), "Draining");
+    settle(&mut view, &policy, 1800);
+    let record = record(&view);
+    assert_eq!(record.last.as_ref().unwrap().reason, "DrainTimedOut");
+    assert!(record.not_before.is_some() && record.refusing_budgets.is_empty(), "{record:?}");
 }
 
 #[test]

@@ -213,6 +213,30 @@ fn change_of_policy_begins_the_time_of_hooks_again() {
     }
 }
 
+/// A hook that takes longer than each window lets no node come to its drain.
+#[test]
+fn second_window_in_a_row_that_closes_while_hooks_are_awaited_is_a_failure() {
+    for (before, expected, failures) in
+        [(None, "WindowEnded", 0), (Some("BlackoutBegan"), "WindowEnded", 0), (Some("WindowEnded"), "GateRefused", 1)]
+    {
+        let (mut view, _) = in_step(Step::BeforeDrain, both());
+        let last =
+            before.map(|reason| models::shadow::AttemptResult { reason: reason.into(), ..updated().last.unwrap() });
+        shadow(&mut view).status.controller.record.get_or_insert_default().last = last;
+        let mut spec = both();
+        spec["schedule"] = json!({"windows": [{"cron": "0 12 * * *", "duration": "1h"}]});
+        let policy = with_policy(&mut view, spec);
+        let made = plan(&view, &policy, t(1));
+        let request = ask(&mut view, &made);
+        answers(&mut view, "ceph", &request);
+        answers(&mut view, "mute", &request);
+        let made = plan(&view, &policy, t(3));
+        assert_eq!(outcome(&made), expected, "after {before:?}");
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        assert_eq!(status.report.record.as_ref().unwrap().failures, failures, "after {before:?}");
+    }
+}
+
 /// The window has closed, an expression fires, a budget has become impossible.
 #[test]
 fn gates_are_checked_again_after_the_wait_for_hooks() {

@@ -468,6 +468,34 @@ fn resume_frees_the_places_of_failures_also_of_nodes_that_are_tried_again() {
     assert_eq!(made.waits["b"].as_str(), "CanaryStep", "the node that is tried again has the place");
 }
 
+/// A user had accepted it without a proof, so that its step was passed.
+#[test]
+fn resume_makes_no_proof_of_the_place_of_a_failure() {
+    let steps = json!([{"nodes": 1}, {"nodes": 3}]);
+    let failed = LedgerNode { node: "a".into(), proof: Proof::Failed, reason: "SoakFailed".into(), accepted: false };
+    for (sentence, proven, passed) in [("nothing is proven", 0, 0), ("another node has proven it", 1, 1)] {
+        let (mut view, _) = cluster(vec![staged("b"), staged("c"), staged("d")], &[]);
+        let stored = RolloutLedger {
+            base: 4,
+            passed: 1,
+            due: 3,
+            proven,
+            failed: 1,
+            nodes: vec![failed.clone()],
+            ..RolloutLedger::default()
+        };
+        recorded_with(&mut view, Some(stored));
+        view.operator.as_mut().unwrap().resume = Some("now".into());
+        let policy = canary(&mut view, &steps);
+        for now in [60, 61] {
+            let made = plan(&view, &policy, t(now));
+            let written = ledger(&made);
+            assert_eq!((counts(&made), written.passed), ((proven, 0, 0), passed), "{sentence}");
+            view.operator.as_mut().unwrap().status = made.status.unwrap();
+        }
+    }
+}
+
 #[test]
 fn proof_of_one_node_does_not_pass_on_what_a_user_accepted_of_another() {
     let accepted = |node: &str, accepted| LedgerNode {

@@ -124,7 +124,7 @@ fn control_plane_nodes_go_one_at_a_time_whatever_else_is_out_of_service() {
     fn other(view: &mut ClusterView) -> &mut NodeView {
         view.nodes.get_mut("z").unwrap()
     }
-    let cases: [(&str, Change, bool); 9] = [
+    let cases: [(&str, Change, bool); 11] = [
         ("all are Ready", |_| {}, true),
         ("one has not been Ready for a month", |view| other(view).facts.ready = false, false),
         ("one joins", |view| (other(view).facts.ready, other(view).facts.joining) = (false, true), false),
@@ -151,14 +151,27 @@ fn control_plane_nodes_go_one_at_a_time_whatever_else_is_out_of_service() {
                 let labels = other(view).facts.labels.clone();
                 *other(view) = at("z", Step::Draining, 999_999, HostState::StagedUpdate);
                 other(view).facts.labels = labels;
-                view.operator.as_mut().unwrap().status.slots = vec![with_slot("z")];
+                view.operator.as_mut().unwrap().status.slots = vec![with_slot("z", true)];
             },
             false,
         ),
         (
-            "a node is gone whose machine may still reboot",
-            |view| view.operator.as_mut().unwrap().status.slots = vec![with_slot("gone")],
+            "one is updated, and was registered again without the label",
+            |view| {
+                *other(view) = at("z", Step::Draining, 999_999, HostState::StagedUpdate);
+                view.operator.as_mut().unwrap().status.slots = vec![with_slot("z", true)];
+            },
             false,
+        ),
+        (
+            "one is gone whose machine may still reboot",
+            |view| view.operator.as_mut().unwrap().status.slots = vec![with_slot("gone", true)],
+            false,
+        ),
+        (
+            "a worker is gone whose machine may still reboot",
+            |view| view.operator.as_mut().unwrap().status.slots = vec![with_slot("gone", false)],
+            true,
         ),
         ("one is cordoned by a user", |view| other(view).facts.unschedulable = true, true),
         ("a worker is not Ready", |view| view.nodes.get_mut("w").unwrap().facts.ready = false, true),
@@ -181,7 +194,7 @@ fn control_plane_nodes_go_one_at_a_time_whatever_else_is_out_of_service() {
 }
 
 /// A slot of a node whose reboot may be permitted.
-fn with_slot(node: &str) -> models::operator::Slot {
+fn with_slot(node: &str, control_plane: bool) -> models::operator::Slot {
     let update = models::operator::SlotUpdate {
         version: NEW,
         variant: "aws-k8s-1.37".into(),
@@ -194,6 +207,7 @@ fn with_slot(node: &str) -> models::operator::Slot {
         removed_in: None,
         zone: String::new(),
         group: None,
+        control_plane,
     };
     models::operator::Slot { update: Some(update), ..slot(node) }
 }

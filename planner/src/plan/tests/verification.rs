@@ -185,7 +185,7 @@ fn node_is_verified_again_only_where_that_can_show_something() {
         ("its agent has not reported in this boot", |view, _| a(view).facts.boot_id = "b2".into(), false),
         ("it runs another version", |view, _| a(view).facts.os_image = format!("Bottlerocket OS {OLD} (x)"), false),
         ("the policy is invalid", |_, policy| policy.errors = invalid_policy(), false),
-        ("the version is quarantined", |view, _| fails(view, NEW), false),
+        ("the version is quarantined", |view, _| fails(view, NEW), true),
         (
             "its rollout is over",
             |view, _| {
@@ -283,11 +283,10 @@ fn nodes_beyond_those_that_a_ledger_names_are_counted_too() {
 #[test]
 fn verification_that_ends_without_a_proof_leaves_the_place_and_is_repeated() {
     type Change = fn(&mut ClusterView, &mut Policy);
-    let cases: [(&str, Change, FailureReason); 8] = [
+    let cases: [(&str, Change, FailureReason); 7] = [
         ("held", |view, _| a(view).facts.hold = Some(Hold::default()), FailureReason::Held),
         ("released", |view, _| shadow(view).release = Some("now".into()), FailureReason::ReleaseRequested),
         ("without the label", |view, _| a(view).facts.labelled = false, FailureReason::LabelRemoved),
-        ("its version is quarantined", |view, _| fails(view, NEW), FailureReason::Quarantined),
         ("without a policy", |_, policy| policy.present = false, FailureReason::Disabled),
         ("not Ready", |view, _| a(view).facts.ready = false, FailureReason::HealthUnknown),
         ("rebooted", |view, _| a(view).facts.boot_id = "b2".into(), FailureReason::RebootedByOther),

@@ -6,9 +6,11 @@ mod table;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use models::backoff::Backoff;
+use models::names::CONTROL_PLANE_LABEL;
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus};
 use models::shadow::{AgentReport, BottlerocketShadowSpec, BottlerocketShadowStatus, Step};
 use serde_json::Value;
@@ -76,7 +78,9 @@ impl Run<'_> {
 
 /// Makes a node that has booted one that its kubelet has registered as another Node object. Its agent has not reported.
 pub(super) fn register_again(node: &mut NodeView) {
-    let NodeFacts { name, labelled, labels, boot_id, os_image, provider_id, .. } = std::mem::take(&mut node.facts);
+    let NodeFacts { name, labelled, mut labels, boot_id, os_image, provider_id, .. } = std::mem::take(&mut node.facts);
+    // A kubelet cannot set it.
+    Arc::make_mut(&mut labels).remove(CONTROL_PLANE_LABEL);
     let uid = format!("uid-{name}-{boot_id}");
     let shadow = node.shadow.take().unwrap();
     let spec = BottlerocketShadowSpec { host: shadow.spec.host, ..BottlerocketShadowSpec::default() };

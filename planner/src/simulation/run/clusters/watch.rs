@@ -95,6 +95,8 @@ pub(in crate::simulation::run) struct Watch {
     runs: BTreeMap<String, Version>,
     /// The devices that each node had before its last drain, by its uid.
     devices: BTreeMap<String, Arc<BTreeMap<String, String>>>,
+    /// The nodes that were of the control plane when they were first seen: one that is registered again lacks the label.
+    control_plane: BTreeSet<String>,
     /// The last attempt of each node that has ended.
     ended: BTreeMap<String, i64>,
     /// The nodes with a slot in the last plan.
@@ -194,7 +196,7 @@ impl Watch {
             }
         }
         self.slots = slots.iter().map(|slot| slot.node.clone()).collect();
-        let control_plane = |slot: &&Slot| view.nodes.get(&slot.node).is_some_and(|node| node.facts.control_plane());
+        let control_plane = |slot: &&Slot| self.control_plane.contains(&slot.node);
         let of_control_plane = slots.iter().filter(control_plane).count();
         assert!(of_control_plane <= 1, "{}, {now}: {of_control_plane} slots for the control plane", self.name);
         for (own, slots) in &by_key {
@@ -245,6 +247,9 @@ impl Watch {
     fn follow(&mut self, node: &NodeView, policy: &Policy, total: usize, now: Timestamp) {
         let name = &node.facts.name;
         let joined = !self.runs.contains_key(name);
+        if node.facts.control_plane() {
+            self.control_plane.insert(name.clone());
+        }
         if let Some(runs) = node.facts.os_version()
             && let Some(before) = self.runs.insert(name.clone(), runs.clone())
             && before != runs
@@ -265,7 +270,9 @@ impl Watch {
         }
         let Some(record) = node.record() else { return };
         for failure in record.version_failures.iter().filter(|failure| failure.resolved_by.is_none()) {
-            self.of(node, &failure.version).failed.insert(name.clone());
+            let followed = self.of(node, &failure.version);
+            followed.failed.insert(name.clone());
+            followed.accepted.remove(name);
         }
         if let Some(proof) = &record.proof {
             let has_devices = self.devices.get(uid) == Some(&node.facts.allocatable);
@@ -346,8 +353,7 @@ impl Watch {
         if followed.is_braked && total > 1 && followed.row.len() >= row_limit(policy, total) {
             let row = &followed.row;
             let new = slots.iter().filter(|slot| !had.contains(slot.node.as_str())).count();
-            let runs =
-                |name: &str| view.nodes.get(name).is_some_and(|n| n.facts.os_version().as_ref() == Some(version));
+            let runs = |name: &str| view.nodes.get(name).is_none_or(|n| n.facts.os_version().as_ref() == Some(version));
             let stuck = row.iter().any(|(name, without_proof)| *without_proof && runs(name));
             let fits = new == 0 || (slots.len() == 1 && !stuck);
             assert!(fits, "{}: slots of {names:?}, {new} of them new, while {row:?} brake it", context());
