@@ -53,7 +53,7 @@ async fn braked_rollout_tries_one_node_after_a_pause_or_at_the_request_of_a_user
         ended.insert(node);
     }
     cluster.until_operator(BRAKED, ConditionStatus::True).await?;
-    cluster.until("the others wait for it", |world| world.waiting("Braked") == 2).await?;
+    cluster.until("the others wait for it", |world| world.waiting("Braked") > 0).await?;
     // The first pause is of ten minutes.
     cluster.pass(Duration::from_mins(11)).await?;
     let tried = next_asked(cluster, &ended).await?;
@@ -90,7 +90,7 @@ async fn rollout_that_is_braked_by_nodes_on_the_version_tries_none_until_one_of_
         cluster.pass(Duration::from_hours(7)).await?;
         let world = cluster.planned().await?;
         let spared = world.nodes.keys().find(|node| !unproven.contains(node)).context("one is left")?;
-        assert!(world.is_released(spared) && !world.is_updated(spared, &NEW), "{spared} is not tried");
+        assert!(!world.nodes[spared].claimed() && !world.is_updated(spared, &NEW), "{spared} is not tried");
         assert_eq!(world.waiting("Braked"), 1);
     }
     cluster.policy(&json!({"hooks": null})).await?;

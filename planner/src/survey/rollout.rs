@@ -220,6 +220,12 @@ pub(crate) fn follow<'a>(
             keys.insert((update.variant.clone(), update.arch.clone(), update.version.clone()));
         }
     }
+    // A brake goes on while it is not known what the hosts of its nodes may have, as after an outage of the web API.
+    for stored in operator.status.active_rollouts.iter().filter(|stored| stored.is_braked()) {
+        if view.nodes.values().any(|node| may_want(node, policy, stored, now)) {
+            keys.insert(key_of(stored));
+        }
+    }
     let pending = operator.approve_step.is_some()
         && !super::requests::is_new(operator)
         && operator.approve_step != operator.status.requests.as_ref().and_then(|r| r.approve_step.clone());

@@ -431,3 +431,26 @@ fn resume_and_release_let_a_rollout_go_on_whose_first_machine_is_dead() {
     }
     assert!(view.operator.as_ref().unwrap().status.slots.iter().any(|slot| slot.node == "b"), "{seen:?}");
 }
+
+/// After an outage of the web API no agent has reported, and no node is known to want the version.
+#[test]
+fn pause_of_a_brake_goes_on_while_it_is_not_known_what_hosts_may_have() {
+    let until = t(600);
+    let recorded = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(until), ..RolloutLedger::default() };
+    let (mut view, policy) = fleet(&["b"], recorded);
+    let known = view.nodes.clone();
+    for node in view.nodes.values_mut() {
+        let shadow = node.shadow.as_mut().unwrap();
+        shadow.status.agent.updates = None;
+        shadow.status.controller.progress = None;
+    }
+    let made = plan(&view, &policy, t(300));
+    let status = made.status.unwrap();
+    let kept = status.active_rollouts.iter().find(|rollout| rollout.version == NEW).unwrap();
+    assert_eq!(kept.ledger.as_ref().unwrap().braked_until, Some(until));
+    let braked = models::condition::find_condition(&status.conditions, models::operator::BRAKED).unwrap();
+    assert_eq!(braked.status, models::condition::ConditionStatus::True);
+    view.operator.as_mut().unwrap().status = status;
+    view.nodes = known;
+    assert_eq!(slots_of(&plan(&view, &policy, t(601))), ["b"]);
+}
