@@ -5,7 +5,7 @@ use planner::wait::{Wait, WaitReason};
 use models::names;
 
 use crate::cluster::Cluster;
-use crate::failures::{list, unresolved};
+use crate::failures::{has_others, list, unresolved};
 
 /// Returns a command of this plugin for the operator of a namespace.
 pub(crate) fn command(namespace: &str, arguments: &str) -> String {
@@ -43,10 +43,14 @@ impl Cluster {
             Wait::EarlierOperatorRunning { .. } => plugin("takeover preflight"),
             Wait::Disabled => plugin("resume"),
             Wait::Frozen { version } | Wait::Quarantined { version } => {
-                vec![
-                    self.command(&format!("resume --failures {version}")),
-                    self.command(&format!("quarantine {version}")),
-                ]
+                let status = self.operator.as_ref().map(|operator| &operator.status);
+                let failed = status.map(unresolved).unwrap_or_default();
+                let freezing = list(failed.iter().filter(|(_, failed)| failed.frozen).map(|(version, _)| version));
+                let others = (!freezing.is_empty() && status.is_some_and(has_others))
+                    .then(|| format!("resume --others {freezing}"));
+                let again = format!("resume --failures {}", self.to_resume());
+                let arguments = [Some(again), others, Some(format!("quarantine {version}"))];
+                arguments.into_iter().flatten().map(|arguments| self.command(&arguments)).collect()
             }
             wait if wait.reason() == WaitReason::Held => plugin(&format!("unhold {node}")),
             Wait::Cordoned => vec![format!("kubectl uncordon {node}")],

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::operator::BottlerocketUpdateOperatorStatus;
+use models::condition::true_condition;
+use models::names;
+use models::operator::{BottlerocketUpdateOperatorStatus, FROZEN};
 use models::reason::FailureReason;
 use semver::Version;
 
@@ -11,6 +13,8 @@ use semver::Version;
 pub(crate) struct Unresolved {
     /// True if they have frozen the rollout.
     pub(crate) frozen: bool,
+    /// The kinds of nodes that it is held for alone, as `VARIANT/ARCH`: a user has gone on with the others.
+    pub(crate) held_for: BTreeSet<String>,
     /// True if the rollout of the version is braked.
     pub(crate) braked: bool,
     pub(crate) reason: Option<FailureReason>,
@@ -24,7 +28,11 @@ pub(crate) fn unresolved(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<
         let failed = all.entry(known.version.clone()).or_default();
         failed.nodes.extend(known.failed.iter().cloned());
         if let Some(quarantined) = &known.quarantined {
-            failed.frozen = true;
+            if quarantined.contained {
+                failed.held_for.insert(format!("{}/{}", known.variant, known.arch));
+            } else {
+                failed.frozen = true;
+            }
             failed.reason = Some(quarantined.reason);
             failed.nodes.extend(quarantined.nodes.iter().cloned());
         }
@@ -35,6 +43,12 @@ pub(crate) fn unresolved(status: &BottlerocketUpdateOperatorStatus) -> BTreeMap<
         failed.nodes.extend(rollout.ledger.iter().flat_map(|ledger| &ledger.row).map(|end| end.node.clone()));
     }
     all
+}
+
+/// Returns whether the operator offers to go on with the nodes of other kinds than those that have frozen the rollout: there are some.
+pub(crate) fn has_others(status: &BottlerocketUpdateOperatorStatus) -> bool {
+    true_condition(&status.conditions, FROZEN)
+        .is_some_and(|frozen| frozen.message.contains(names::CONTINUE_OTHERS_ANNOTATION))
 }
 
 /// Returns versions as options name them, separated by commas.

@@ -141,7 +141,10 @@ fn ended(report: &Report) -> Option<End> {
         return Some(End::Completed);
     }
     let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));
-    (report.frozen.is_some() && !under_way).then_some(End::Frozen)
+    // Nodes that are held while others go on are all that is left.
+    let held = |node: &NodeReport| node.reason.as_deref() == Some(WaitReason::Quarantined.as_str());
+    let only_held = report.held.is_some() && report.nodes.iter().all(|node| rests(node) || held(node));
+    ((report.frozen.is_some() || only_held) && !under_way).then_some(End::Frozen)
 }
 
 /// The output, and what it shows.
@@ -221,7 +224,9 @@ fn fleet_lines(report: &Report) -> Vec<(String, String)> {
         let about = format!("Rollout of {} for {} {}", rollout.version, rollout.variant, rollout.arch);
         line(&about, format!("{} of {} nodes updated{waits}", rollout.updated, rollout.nodes));
     }
-    for (about, request) in [("Frozen", &report.frozen), ("Braked", &report.braked), ("Approval", &report.approval)] {
+    for (about, request) in
+        [("Frozen", &report.frozen), ("Held", &report.held), ("Braked", &report.braked), ("Approval", &report.approval)]
+    {
         if let Some(request) = request {
             line(about, format!("{}: {}", request.message, request.command));
         }

@@ -3,7 +3,7 @@
 
 use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{
-    ActiveRollout, BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN, KnownVersion,
+    ActiveRollout, BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, DEGRADED, FROZEN, KnownVersion,
 };
 use models::reason::EndEvent;
 use models::shadow::{ControllerReport, Mode, Place, Progress, Step, UPDATED};
@@ -267,6 +267,9 @@ fn conditions(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpd
         (Some(_), None) => lines.push(Line::new("resumed: earlier operator gone")),
         _ => {}
     }
+    let contained = |status: &BottlerocketUpdateOperatorStatus| {
+        find_condition(&status.conditions, FROZEN).is_some_and(|condition| condition.reason == CONTAINED)
+    };
     for (type_, begins, ends) in [
         (FROZEN, "rollout frozen", "rollout resumed"),
         (BRAKED, "rollout braked", "rollout no longer braked"),
@@ -275,7 +278,11 @@ fn conditions(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpd
         match (holds(before, type_), holds(after, type_)) {
             (was, is) if was.iter().chain(is.iter()).any(earlier) => {}
             (None, Some(is)) => lines.push(Line::warning(begins).because(&is.reason, &is.message)),
+            (Some(_), None) if type_ == FROZEN && contained(after) => {
+                lines.push(Line::new("rollout continues without the nodes that failed"));
+            }
             (Some(_), None) => lines.push(Line::new(ends)),
+            (None, None) if type_ == FROZEN && contained(before) && !contained(after) => lines.push(Line::new(ends)),
             _ => {}
         }
     }

@@ -123,7 +123,7 @@ fn counts(data: &[u8]) {
 /// Version targets: an exact version allows that one alone.
 fn version_targets(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let spec = json!({"version": {"target": text, "exclude": [text]}});
+    let spec = json!({"version": {"target": text, "exclude": [text, format!("{text} on aws-k8s-1.37/x86_64")]}});
     let Ok(spec) = serde_json::from_value::<BottlerocketUpdateOperatorSpec>(spec) else { return };
     let Ok(policy) = Policy::from_spec(&spec) else { return };
     let some = semver::Version::new(1, 20, 5);
@@ -131,8 +131,8 @@ fn version_targets(data: &[u8]) {
         assert!(policy.target.allows(&exact), "{text} does not let itself in");
         assert_eq!(policy.target.allows(&some), exact == some, "{text}");
     }
-    assert!(policy.exclude.len() == 1);
-    let _ = policy.exclude.iter().any(|exclusion| exclusion.covers(&some));
+    assert!(policy.exclude.len() == 2);
+    let _ = policy.exclude.iter().any(|exclusion| exclusion.covers("aws-k8s-1.37", "x86_64", &some));
 }
 
 /// Prometheus' answers: only an empty list of series is *nothing*. And the expression with a node's name in it.

@@ -6,7 +6,7 @@ use anyhow::Context;
 use models::duration::Duration;
 use models::operator::BOUNDS;
 use models::reason::{ENDS, FailureClass};
-use models::schema::{Date, StatusWord, TimeOfCron, TimeZone, VersionRange, VersionText};
+use models::schema::{Date, ExcludedVersions, StatusWord, TimeOfCron, TimeZone, VersionText};
 use models::shadow::{AGENT_CONDITIONS, AgentReport, CONTROLLER_CONDITIONS};
 use schemars::{JsonSchema, Schema, schema_for};
 use serde_json::Value;
@@ -152,7 +152,9 @@ fn type_of(schema: &Value) -> String {
         Some("string") if schema["format"] == "date-time" => "time".to_owned(),
         Some("string") if same_pattern::<Duration>(schema) => "duration".to_owned(),
         Some("string") if same_pattern::<VersionText>(schema) => "version".to_owned(),
-        Some("string") if same_pattern::<VersionRange>(schema) => "version or range of versions".to_owned(),
+        Some("string") if same_pattern::<ExcludedVersions>(schema) => {
+            "versions, of all nodes or of one kind".to_owned()
+        }
         Some("string") if same_pattern::<TimeOfCron>(schema) => "five fields of cron".to_owned(),
         Some("string") if same_pattern::<TimeZone>(schema) => "time zone".to_owned(),
         Some("string") if same_pattern::<Date>(schema) => "date".to_owned(),

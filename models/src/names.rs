@@ -62,6 +62,9 @@ pub const HOOK_ANSWER_PREFIX: &str = "hook.brupop.bottlerocket.aws/";
 /// Annotation on the operator's resource: failures of versions are resolved and the rollout continues. Its value names the
 /// request; a value that is acknowledged in `status.requests` is not carried out again.
 pub const RESUME_ANNOTATION: &str = "brupop.bottlerocket.aws/resume";
+/// Annotation on the operator's resource: versions that have frozen the rollout are held for their variant and architecture alone, and the
+/// other nodes go on. Its value names the request.
+pub const CONTINUE_OTHERS_ANNOTATION: &str = "brupop.bottlerocket.aws/continue-others";
 /// Annotation on the operator's resource: the canary step that waits for approval has it. Its value names the request.
 pub const APPROVE_STEP_ANNOTATION: &str = "brupop.bottlerocket.aws/approve-step";
 /// Annotation on the operator's resource: a new certificate authority is made and takes over. Its value names the request; on the

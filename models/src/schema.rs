@@ -12,8 +12,8 @@ use crate::reason::FailureReason;
 pub struct VersionText;
 
 /// A version, or a range of versions: parts separated by commas, each a version or its beginning, with or without an
-/// operator of [`semver::VersionReq`].
-pub struct VersionRange;
+/// operator of [`semver::VersionReq`]; and where it is for one kind of nodes, ` on ` with their variant and architecture.
+pub struct ExcludedVersions;
 
 /// `latest`, a version, or a range of versions.
 pub struct VersionTarget;
@@ -57,11 +57,11 @@ strings! {
     Date: "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", 10;
     DateTime: "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$", 25;
     Duration: "^([0-9]{1,9}(ms|s|m|h))+$", 32;
+    ExcludedVersions: format!("^{COMPARISONS}( +on +[a-z0-9._-]+/[a-z0-9._-]+)?$"), 256;
     FailureReason: WORD, 64;
     StatusWord: WORD, 64;
     TimeOfCron: "^[0-9A-Za-z*/,#-]+( +[0-9A-Za-z*/,#?-]+){4}$", 128;
     TimeZone: "^[A-Za-z][A-Za-z0-9+_-]*(/[A-Za-z0-9+_-]+){0,2}$", 64;
-    VersionRange: format!("^{COMPARISONS}$"), 256;
     VersionTarget: format!("^(latest|{COMPARISONS})$"), 256;
     VersionText: VERSION, 64;
 }

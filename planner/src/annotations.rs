@@ -26,6 +26,7 @@ impl Place {
         match self {
             Self::Operator => &[
                 names::RESUME_ANNOTATION,
+                names::CONTINUE_OTHERS_ANNOTATION,
                 names::APPROVE_STEP_ANNOTATION,
                 names::ROTATE_CERTIFICATES_ANNOTATION,
                 names::ROTATE_SIGNING_KEY_ANNOTATION,

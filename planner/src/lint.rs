@@ -10,7 +10,7 @@ use models::operator::{
     ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, LedgerNode, MarkedPods, Slot, SlotUpdate,
 };
 use models::reason::Proof;
-use models::shadow::{HostPolicy, HostState, Mode, Place, Step};
+use models::shadow::{HostPolicy, HostState, Mode, Place, Progress, Step};
 use models::time::after;
 use semver::Version;
 
@@ -21,7 +21,7 @@ use crate::hooks::{self, HookAnswer};
 use crate::phase::Phase;
 use crate::plan::{LISTED_PODS, Plan, ShadowChange};
 use crate::policy::Policy;
-use crate::survey::key::{is_member, key_of};
+use crate::survey::key::{is_member, key_of, kind};
 use crate::survey::quarantine::Quarantine;
 use crate::survey::unwell::Unwell;
 use crate::survey::urgency::Urgency;
@@ -79,9 +79,13 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
         add(None, Some(broken));
     }
     add(None, check_unwell(view, policy, plan, &new_slots));
-    let frozen = Quarantine::of(view, policy.max_failures).frozen_by().is_some();
-    if frozen && !new_slots.is_empty() {
+    let quarantine = Quarantine::of(view, policy.max_failures);
+    if quarantine.frozen_by().is_some() && !new_slots.is_empty() {
         add(None, broken("S8", "a slot is given while the rollout is frozen"));
+    }
+    let is_held = |node: &&&NodeView| node.update().is_some_and(|update| holds(&quarantine, node, update));
+    if let Some(node) = new_slots.iter().find(is_held) {
+        add(None, broken("S8", format!("{} is given a slot for a version that has failed too often", node.facts.name)));
     }
     if !policy.errors.is_empty() && !new_slots.is_empty() {
         add(None, broken("S13", "a slot is given under an invalid policy"));
@@ -90,7 +94,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     for (name, action) in &plan.actions {
         if let Some(node) = view.nodes.get(name) {
             add(Some(name), check_stopped(policy, node, action));
-            add(Some(name), check_start(frozen, policy, node, action));
+            add(Some(name), check_start(&quarantine, policy, node, action));
             add(Some(name), check_offer(node, action));
             add(Some(name), check_drill(node, action));
             add(Some(name), check_verification(policy, node, action));
@@ -400,14 +404,24 @@ fn check_stopped(policy: &Policy, node: &NodeView, action: &Action) -> Option<Br
     let Action::Permit { .. } = action else { return None };
     let permitted = node.shadow.as_ref().is_some_and(|shadow| shadow.spec.permit.is_some());
     let version = &node.update().filter(|_| !permitted)?.version;
-    let rule = policy.exclude.iter().find(|exclusion| exclusion.covers(version))?;
+    let (variant, arch) = kind(node);
+    let rule = policy.exclude.iter().find(|exclusion| exclusion.covers(variant, arch, version))?;
     broken("S13", format!("its reboot to {version} is permitted, which the policy excludes ({rule})"))
 }
 
+/// Returns whether the version of an update has failed too often on nodes like this one.
+fn holds(quarantine: &Quarantine, node: &NodeView, update: &Progress) -> bool {
+    let (variant, arch) = kind(node);
+    update.mode() == Mode::Update && quarantine.holds(Some(variant), Some(arch), &update.version)
+}
+
 /// S13: nothing begins under an invalid policy. S8: nor with the failure budget spent, when nothing that is staged is drained
-/// either. S4: no node that another user has cordoned is taken out of service, unless policy allows it.
-fn check_start(frozen: bool, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
-    let next = action.next_step()?;
+/// either; where a user has other kinds of nodes go on, the version that has failed is held for its own. S4: no node that another
+/// user has cordoned is taken out of service, unless policy allows it.
+fn check_start(quarantine: &Quarantine, policy: &Policy, node: &NodeView, action: &Action) -> Option<Broken> {
+    let Action::Status { status, .. } = action else { return None };
+    let progress = status.report.progress.as_ref()?;
+    let next = progress.step;
     let starts = match node.step() {
         None => next == Step::Staging,
         Some(step) if step.place() == Place::Waiting => next.place() == Place::Leaving,
@@ -417,8 +431,11 @@ fn check_start(frozen: bool, policy: &Policy, node: &NodeView, action: &Action) 
     if !policy.errors.is_empty() && starts {
         return broken("S13", format!("it goes to {next:?} under an invalid policy"));
     }
-    if frozen && starts {
+    if starts && quarantine.frozen_by().is_some() {
         return broken("S8", format!("it goes to {next:?} while the rollout is frozen"));
+    }
+    if starts && holds(quarantine, node, progress) {
+        return broken("S8", format!("it goes to {next:?} for a version that has failed too often on nodes like it"));
     }
     if starts && skipped && node.facts.cordoned_by_others() {
         return broken("S4", format!("it goes to {next:?} although another user has cordoned it"));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::names;
+use models::operator::CONTAINED;
 use planner::plan::{drain_refusals, long_grace_periods};
 use planner::view::NodeFacts;
 use planner::wait::Wait;
@@ -46,8 +47,11 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     if let Some(paused) = &report.paused {
         found.push(Finding::warning("Paused", paused.clone()).next([cluster.command("takeover preflight")]));
     }
-    if let Some(frozen) = &report.frozen {
-        found.push(Finding::warning("Frozen", frozen.message.clone()).of(object()).next([frozen.command.clone()]));
+    for (reason, request) in [("Frozen", &report.frozen), (CONTAINED, &report.held)] {
+        if let Some(request) = request {
+            let finding = Finding::warning(reason, request.message.clone());
+            found.push(finding.of(object()).next([request.command.clone()]));
+        }
     }
     for problem in &report.problems {
         let message = format!("{}: {}", problem.reason, problem.message);

@@ -29,7 +29,7 @@ pub(crate) enum Command {
     Approve(approve::Options),
     /// Stop new updates from starting; those under way are finished.
     Pause(WriteOptions),
-    /// Let updates start again, or resolve the failures that have frozen the rollout.
+    /// Let updates start again, resolve the failures that have frozen the rollout, or go on with other nodes than those that failed.
     Resume(switch::ResumeOptions),
     /// Keep nodes as they are: no update starts there, and one without a reboot permit ends.
     Hold(hold::Options),

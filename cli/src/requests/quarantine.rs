@@ -1,12 +1,14 @@
 //! `kubectl brupop quarantine`: the versions that no node takes, `spec.version.exclude`.
 
+use std::collections::BTreeSet;
+
 use anyhow::bail;
 use clap::Args;
 use kube::Client;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec};
 use models::shadow::BottlerocketShadow;
-use planner::policy::{Policy, Target};
+use planner::policy::{Exclusion, NodeKind, Policy, Target};
 use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
@@ -20,6 +22,9 @@ use crate::write::{Decision, State, WriteOptions};
 pub(crate) struct Options {
     /// Version such as 1.20.5, all versions that begin alike such as 1.20, or a range such as '>=1.20, <1.23'.
     version: String,
+    /// Exclude it for nodes of this variant and architecture alone, such as aws-k8s-1.37/x86_64.
+    #[arg(long, value_name = "VARIANT/ARCH")]
+    kind: Option<String>,
     /// Remove this entry from the excluded versions.
     #[arg(long)]
     lift: bool,
@@ -40,10 +45,46 @@ fn with_entries(operator: &BottlerocketUpdateOperator, entries: &[String]) -> Bo
 }
 
 /// Returns what one entry excludes, if it is valid.
-fn meaning(entry: &str) -> Option<Target> {
+fn meaning(entry: &str) -> Option<Exclusion> {
     let mut operator = BottlerocketUpdateOperator::new(names::OPERATOR_NAME, BottlerocketUpdateOperatorSpec::default());
     operator.spec.version.get_or_insert_default().exclude = vec![entry.to_owned()];
     Policy::from_spec(&operator.spec).ok()?.exclude.pop()
+}
+
+/// Returns the version of an entry that excludes one alone, and the entry among these that covers it, if there are such ones.
+fn covering<'a>(entries: &'a [String], wanted: Option<&Exclusion>) -> Option<&'a String> {
+    let wanted = wanted?;
+    let Target::Exact(exact) = &wanted.versions else { return None };
+    let covers = |of: Exclusion| (of.kind.is_none() || of.kind == wanted.kind) && of.versions.covers(exact);
+    entries.iter().find(|entry| meaning(entry).is_some_and(covers))
+}
+
+/// Returns the entry that the options name.
+fn entry(options: &Options) -> String {
+    let version = options.version.trim();
+    options.kind.as_ref().map_or_else(|| version.to_owned(), |kind| format!("{version} on {}", kind.trim()))
+}
+
+/// Returns an error if an entry is for a kind of which the cluster has no node.
+fn check_kind(entry: &str, shadows: &[BottlerocketShadow]) -> anyhow::Result<()> {
+    let Some(kind) = meaning(entry).and_then(|entry| entry.kind) else { return Ok(()) };
+    let kinds: BTreeSet<NodeKind> = shadows.iter().filter_map(kind_of).collect();
+    if kinds.contains(&kind) {
+        return Ok(());
+    }
+    let kinds: Vec<String> = kinds.iter().map(ToString::to_string).collect();
+    let there = if kinds.is_empty() {
+        "no node has reported its own".to_owned()
+    } else {
+        format!("there are {}", kinds.join(", "))
+    };
+    bail!("there is no node of {kind}; {there}. Nothing was written")
+}
+
+/// Returns the variant and the architecture that a node's agent has reported.
+fn kind_of(shadow: &BottlerocketShadow) -> Option<NodeKind> {
+    let agent = &shadow.status.as_ref()?.agent;
+    Some(NodeKind { variant: agent.variant.clone()?, arch: agent.arch.clone()? })
 }
 
 fn write(entries: &[String], what: String) -> Decision {
@@ -62,9 +103,7 @@ fn decide_add(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::R
             "{version} is excluded already (entry '{entry}' of spec.version.exclude)"
         )));
     }
-    if let Some(Target::Exact(exact)) = &wanted
-        && let Some(entry) = entries.iter().find(|entry| meaning(entry).is_some_and(|of| of.covers(exact)))
-    {
+    if let Some(entry) = covering(&entries, wanted.as_ref()) {
         return Ok(Decision::Nothing(format!(
             "{version} is excluded already by the entry '{entry}' of spec.version.exclude"
         )));
@@ -84,9 +123,7 @@ fn decide_lift(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::
     let wanted = meaning(version);
     let Some(at) = entries.iter().position(|entry| entry == version || wanted.is_some() && meaning(entry) == wanted)
     else {
-        if let Some(Target::Exact(exact)) = &wanted
-            && let Some(entry) = entries.iter().find(|entry| meaning(entry).is_some_and(|of| of.covers(exact)))
-        {
+        if let Some(entry) = covering(&entries, wanted.as_ref()) {
             bail!(
                 "{version} is excluded by the entry '{entry}' of spec.version.exclude, which excludes others too; nothing was \
                  written. To remove that entry: kubectl brupop quarantine '{entry}' --lift"
@@ -107,11 +144,14 @@ fn decide_lift(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::
 }
 
 /// Returns the sentence about failures of the versions of an entry, which the entry has nothing to do with.
-fn failures(operator: &BottlerocketUpdateOperator, wanted: Option<&Target>) -> String {
+fn failures(operator: &BottlerocketUpdateOperator, wanted: Option<&Exclusion>) -> String {
     let status = status(operator);
     let failed = unresolved(&status);
-    let concerned: Vec<String> =
-        failed.keys().filter(|version| wanted.is_some_and(|of| of.covers(version))).map(ToString::to_string).collect();
+    let concerned: Vec<String> = failed
+        .keys()
+        .filter(|version| wanted.is_some_and(|of| of.versions.covers(version)))
+        .map(ToString::to_string)
+        .collect();
     if concerned.is_empty() {
         return String::new();
     }
@@ -129,8 +169,11 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
     let wanted = meaning(version);
     let excluded = |shadow: &&BottlerocketShadow| {
         let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
-        runs.is_some_and(|runs| wanted.as_ref().is_some_and(|of| of.covers(runs)))
+        let NodeKind { variant, arch } = kind_of(shadow).unwrap_or_default();
+        runs.is_some_and(|runs| wanted.as_ref().is_some_and(|of| of.covers(&variant, &arch, runs)))
     };
+    let of_kind = wanted.as_ref().is_some_and(|of| of.kind.is_some());
+    let no_node = if of_kind { "no node of that variant and architecture" } else { "no node" };
     let running: Vec<String> = shadows.iter().filter(excluded).map(super::nodes::node_of).collect();
     let running = match running.len() {
         0 => String::new(),
@@ -141,12 +184,12 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
     };
     let target = policy(operator).target;
     let pinned = match (&target, &wanted) {
-        (Target::Exact(pinned), Some(of)) if of.covers(pinned) => {
-            format!(". spec.version.target is {pinned}, so that no node is updated until that is changed")
+        (Target::Exact(pinned), Some(of)) if of.versions.covers(pinned) => {
+            format!(". spec.version.target is {pinned}, so that {no_node} is updated until that is changed")
         }
         _ => String::new(),
     };
-    format!("{version} is excluded: no node takes it{running}{pinned}{}", not_in_force(&status(operator)))
+    format!("{version} is excluded: {no_node} takes it{running}{pinned}{}", not_in_force(&status(operator)))
 }
 
 /// Returns what came of `quarantine --lift`.
@@ -157,18 +200,24 @@ fn lifted(operator: &BottlerocketUpdateOperator, version: &str) -> String {
 
 /// Excludes a version, or lifts that.
 pub(super) async fn quarantine(client: &Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
-    let version = options.version.trim();
+    let version = &entry(options);
     if options.lift {
         let decide = |operator: &BottlerocketUpdateOperator| decide_lift(operator, version);
         let done = async |_: &_, now: &_| Ok(State::Done(lifted(now, version)));
         return carry_out(client, namespace, &options.write, decide, done).await;
     }
+    let right = format!("list bottlerocketshadows in {namespace}");
+    let all = async || {
+        let shadows = kube::Api::<BottlerocketShadow>::namespaced(client.clone(), namespace);
+        list(&shadows, kube::api::ListParams::default(), &right).await
+    };
+    if meaning(version).is_some_and(|entry| entry.kind.is_some()) {
+        check_kind(version, &all().await?)?;
+    }
     let decide = |operator: &BottlerocketUpdateOperator| decide_add(operator, version);
     let done = async |_: &_, now: &_| {
-        let shadows = kube::Api::<BottlerocketShadow>::namespaced(client.clone(), namespace);
-        let right = format!("list bottlerocketshadows in {namespace}");
         // Which nodes run it is only added.
-        let shadows = list(&shadows, kube::api::ListParams::default(), &right).await.unwrap_or_default();
+        let shadows = all().await.unwrap_or_default();
         Ok(State::Done(added(now, version, &shadows)))
     };
     carry_out(client, namespace, &options.write, decide, done).await
@@ -209,6 +258,31 @@ mod tests {
             let reason = nothing(decide_add(&with(&["1.1", present]), version).unwrap());
             assert!(reason.contains("excluded already") && reason.contains(part), "{part}: {reason}");
         }
+    }
+
+    #[test]
+    fn version_is_excluded_for_one_kind_of_nodes_that_there_are() {
+        let kind = "aws-k8s-1.37/x86_64";
+        let entry = format!("1.20.5 on {kind}");
+        let add = |present: &[&str]| decide_add(&with(present), &entry).unwrap();
+        assert_eq!(patch(add(&["1.20.5 on aws-k8s-1.37/aarch64"]))["spec"]["version"]["exclude"][1], json!(entry));
+        for present in [entry.as_str(), "1.20.5  on aws-k8s-1.37/x86_64", "1.20", "1.20 on aws-k8s-1.37/x86_64"] {
+            assert!(nothing(add(&[present])).contains("excluded already"), "{present}");
+        }
+        patch(decide_add(&with(&[&entry]), "1.20.5").unwrap());
+        assert_eq!(patch(decide_lift(&with(&[&entry, "1.19"]), &entry).unwrap()), exclude(&json!(["1.19"])));
+        assert!(nothing(decide_lift(&with(&[&entry]), "1.20.5").unwrap()).contains("no entry"), "of all it is none");
+
+        let of = |arch: &str| shadow(&json!({"currentVersion": "1.20.5", "variant": "aws-k8s-1.37", "arch": arch}));
+        let shadows = [of("x86_64"), of("aarch64")];
+        assert!(check_kind(&entry, &shadows).is_ok() && check_kind("1.20.5", &[]).is_ok());
+        let error = check_kind("1.20.5 on aws-k8s-1.36/x86_64", &shadows).unwrap_err().to_string();
+        let there = "there is no node of aws-k8s-1.36/x86_64; there are aws-k8s-1.37/aarch64, aws-k8s-1.37/x86_64. Nothing was written";
+        assert_eq!(error, there);
+        let error = decide_add(&with(&[]), "1.20.5 on x86_64").unwrap_err().to_string();
+        assert!(error.contains("such as aws-k8s-1.37/x86_64") && error.contains("nothing was written"), "{error}");
+        let text = added(&with(&[&entry]), &entry, &shadows);
+        assert!(text.contains("no node of that variant and architecture takes it; 1 node(s) run it"), "{text}");
     }
 
     #[test]

@@ -3,19 +3,23 @@
 //! The two are apart: to let updates start again does not resolve failures, and to resolve failures does not let updates start.
 //! A version that has failed is tried again only if its name is given.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use anyhow::bail;
 use clap::Args;
 use jiff::Timestamp;
 use kube::Client;
 use models::condition::{ConditionStatus, find_condition};
-use models::names::RESUME_ANNOTATION;
-use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, ENABLED, WINDOW_OPEN};
+use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
+use models::operator::{
+    BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, CONTAINED, ENABLED, FROZEN, WINDOW_OPEN,
+};
 use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::{nonce, some};
-use crate::failures::{Unresolved, list, unresolved};
+use crate::failures::{Unresolved, has_others, list, unresolved};
 use crate::write::{Decision, State, WriteOptions};
 
 /// Options of `resume`.
@@ -25,6 +29,10 @@ pub(crate) struct ResumeOptions {
     /// each version that has failed. To skip a version, quarantine it first.
     #[arg(long, value_name = "VERSION", value_delimiter = ',')]
     failures: Vec<Version>,
+    /// Go on with the other nodes instead: this version, which has frozen the rollout, stays held for nodes of the variant and architecture that
+    /// failed; to be repeated, or separated by commas, for each version that has frozen it.
+    #[arg(long, value_name = "VERSION", value_delimiter = ',', conflicts_with = "failures")]
+    others: Vec<Version>,
     #[command(flatten)]
     write: WriteOptions,
 }
@@ -34,11 +42,20 @@ fn describe(version: &Version, failed: &Unresolved) -> String {
     let nodes = some(&failed.nodes.iter().cloned().collect::<Vec<_>>());
     let reason = failed.reason.map_or_else(String::new, |reason| format!("{reason} "));
     let frozen = match (failed.frozen, failed.braked) {
-        (true, _) => "",
-        (false, true) => ", which has braked the rollout",
-        (false, false) => ", which has not frozen the rollout",
+        (true, _) => String::new(),
+        (false, true) => ", which has braked the rollout".to_owned(),
+        (false, false) if !failed.held_for.is_empty() => {
+            let kinds: Vec<&str> = failed.held_for.iter().map(String::as_str).collect();
+            format!(", held for nodes of {} alone", kinds.join(" and "))
+        }
+        (false, false) => ", which has not frozen the rollout".to_owned(),
     };
     format!("{version} ({reason}on {nodes}{frozen})")
+}
+
+/// Returns versions with their failures in words.
+fn describe_all<'a>(of: impl IntoIterator<Item = (&'a Version, &'a Unresolved)>) -> String {
+    of.into_iter().map(|(version, failed)| describe(version, failed)).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the versions that have frozen the rollout with what a user can do, as sentences; `None` if none has.
@@ -48,10 +65,19 @@ fn frozen(status: &BottlerocketUpdateOperatorStatus) -> Option<String> {
     let of: Vec<(&Version, &Unresolved)> = unresolved.iter().filter(stops).collect();
     let first = of.first()?.0;
     let frozen: Vec<String> = of.iter().map(|(version, failed)| describe(version, failed)).collect();
+    let freezing: Vec<&Version> = of.iter().filter(|(_, failed)| failed.frozen).map(|(version, _)| *version).collect();
+    let others = if freezing.is_empty() || !has_others(status) {
+        String::new()
+    } else {
+        format!(
+            "to go on with nodes of another variant or architecture: kubectl brupop resume --others {}; ",
+            list(freezing.iter().copied())
+        )
+    };
     Some(format!(
-        "the rollout is {} by failures of {}. To try again: kubectl brupop resume --failures {}; to skip a version, first: \
+        "the rollout is {} by failures of {}. To try again: kubectl brupop resume --failures {}; {others}to skip a version, first: \
          kubectl brupop quarantine {first}",
-        if of.iter().any(|(_, failed)| failed.frozen) { "frozen" } else { "braked" },
+        if freezing.is_empty() { "braked" } else { "frozen" },
         frozen.join(", "),
         list(unresolved.keys()),
     ))
@@ -88,14 +114,11 @@ fn decide_resume(operator: &BottlerocketUpdateOperator) -> anyhow::Result<Decisi
 /// Decides about `resume` with versions: the operator resolves all failures at once, so that each has to be named.
 fn decide_failures(operator: &BottlerocketUpdateOperator, named: &[Version], nonce: &str) -> anyhow::Result<Decision> {
     let unresolved = unresolved(&status(operator));
-    let describe_all = |of: Vec<(&Version, &Unresolved)>| {
-        of.into_iter().map(|(version, failed)| describe(version, failed)).collect::<Vec<_>>().join(", ")
-    };
     if let Some(unknown) = named.iter().find(|version| !unresolved.contains_key(version)) {
         let others = if unresolved.is_empty() {
             "no version has any".to_owned()
         } else {
-            format!("there are failures of {}", describe_all(unresolved.iter().collect()))
+            format!("there are failures of {}", describe_all(&unresolved))
         };
         bail!("{unknown} has no failures to resolve; {others}. Nothing was written");
     }
@@ -110,6 +133,52 @@ fn decide_failures(operator: &BottlerocketUpdateOperator, named: &[Version], non
     }
     let patch = json!({"metadata": {"annotations": {RESUME_ANNOTATION: nonce}}});
     Ok(Decision::write(patch, format!("failures of {} resolved", list(unresolved.keys()))))
+}
+
+/// Decides about `resume --others`: all versions that have frozen the rollout are held for their own nodes at once, so that each has to be
+/// named.
+fn decide_others(operator: &BottlerocketUpdateOperator, named: &[Version], nonce: &str) -> anyhow::Result<Decision> {
+    let unresolved = unresolved(&status(operator));
+    let freezing: BTreeMap<&Version, &Unresolved> = unresolved.iter().filter(|(_, failed)| failed.frozen).collect();
+    if freezing.is_empty()
+        && named.iter().all(|version| unresolved.get(version).is_some_and(|f| !f.held_for.is_empty()))
+    {
+        return Ok(Decision::Nothing(format!("other nodes go on already: {}", describe_all(&unresolved))));
+    }
+    if let Some(unknown) = named.iter().find(|version| !freezing.contains_key(version)) {
+        let others = if freezing.is_empty() {
+            "no version has".to_owned()
+        } else {
+            format!("it is frozen by failures of {}", describe_all(freezing.iter().map(|(v, f)| (*v, *f))))
+        };
+        bail!("{unknown} has not frozen the rollout; {others}. Nothing was written");
+    }
+    let left: Vec<_> = freezing.iter().filter(|(version, _)| !named.contains(version)).collect();
+    if !left.is_empty() {
+        bail!(
+            "the rollout is frozen by failures of {} too. Nothing was written; to go on without those nodes as well: kubectl brupop \
+             resume --others {}",
+            describe_all(left.into_iter().map(|(v, f)| (*v, *f))),
+            list(freezing.keys().copied()),
+        );
+    }
+    let patch = json!({"metadata": {"annotations": {CONTINUE_OTHERS_ANNOTATION: nonce}}});
+    Ok(Decision::write(patch, format!("{} held for the nodes of its kind alone", list(freezing.keys().copied()))))
+}
+
+/// Returns what came of `resume --others`. The condition says whether there are other nodes.
+fn continued(operator: &BottlerocketUpdateOperator) -> anyhow::Result<State> {
+    let status = status(operator);
+    if let Some(frozen) = frozen(&status) {
+        bail!("acknowledged, but {frozen}");
+    }
+    let condition = find_condition(&status.conditions, FROZEN).filter(|condition| condition.reason == CONTAINED);
+    let message = condition.map_or("", |condition| condition.message.as_str());
+    let message = message.split(": kubectl annotate").next().unwrap_or_default();
+    let message = message.strip_suffix(". To try again").unwrap_or(message);
+    let paused = if policy(operator).enabled { "" } else { ". Updates are paused, however: kubectl brupop resume" };
+    let again = list(unresolved(&status).keys());
+    Ok(State::Done(format!("{message}{paused}. To try again: kubectl brupop resume --failures {again}")))
 }
 
 /// Returns what came of `pause`.
@@ -145,8 +214,17 @@ fn resumed(status: &BottlerocketUpdateOperatorStatus) -> String {
 /// Returns what came of `resume` with versions.
 fn resolved(operator: &BottlerocketUpdateOperator, named: &[Version]) -> String {
     let policy = policy(operator);
+    let excluding =
+        |version: &Version| policy.exclude.iter().filter(|of| of.versions.covers(version)).collect::<Vec<_>>();
     let (skipped, tried): (Vec<_>, Vec<_>) =
-        named.iter().partition(|version| policy.exclude.iter().any(|exclusion| exclusion.covers(version)));
+        named.iter().partition(|version| excluding(version).iter().any(|exclusion| exclusion.kind.is_none()));
+    let of_kinds: BTreeSet<String> =
+        tried.iter().flat_map(|version| excluding(version)).map(|exclusion| format!("'{exclusion}'")).collect();
+    let of_kinds = if of_kinds.is_empty() {
+        String::new()
+    } else {
+        format!(", except as the policy excludes {}", Vec::from_iter(of_kinds).join(", "))
+    };
     let tries = match (tried.is_empty(), skipped.is_empty()) {
         (false, true) => format!("nodes try {} again", list(tried.into_iter())),
         (true, _) => format!("no node takes {}, since the policy excludes it", list(skipped.into_iter())),
@@ -157,7 +235,7 @@ fn resolved(operator: &BottlerocketUpdateOperator, named: &[Version]) -> String 
         ),
     };
     let paused = if policy.enabled { "" } else { ". Updates are paused, however: kubectl brupop resume" };
-    format!("the failures of {} are resolved: {tries}{paused}", list(named.iter()))
+    format!("the failures of {} are resolved: {tries}{of_kinds}{paused}", list(named.iter()))
 }
 
 /// Stops new updates.
@@ -168,12 +246,24 @@ pub(super) async fn pause(client: &Client, namespace: &str, options: &WriteOptio
 
 /// Lets updates start again, or resolves failures.
 pub(super) async fn resume(client: &Client, namespace: &str, options: &ResumeOptions) -> anyhow::Result<()> {
+    let nonce = nonce(Timestamp::now());
+    if !options.others.is_empty() {
+        let decide = |operator: &BottlerocketUpdateOperator| decide_others(operator, &options.others, &nonce);
+        let acknowledged = async |_: &_, now: &BottlerocketUpdateOperator| {
+            let done = status(now).requests.and_then(|requests| requests.continue_others);
+            if done.as_ref() == Some(&nonce) {
+                continued(now)
+            } else {
+                Ok(State::Pending("for the controller to carry the request out".to_owned()))
+            }
+        };
+        return carry_out(client, namespace, &options.write, decide, acknowledged).await;
+    }
     let named = &options.failures;
     if named.is_empty() {
         let done = async |_: &_, now: &_| Ok(State::Done(resumed(&status(now))));
         return carry_out(client, namespace, &options.write, decide_resume, done).await;
     }
-    let nonce = nonce(Timestamp::now());
     let decide = |operator: &BottlerocketUpdateOperator| decide_failures(operator, named, &nonce);
     let acknowledged = async |_: &_, now: &BottlerocketUpdateOperator| {
         let done = status(now).requests.and_then(|requests| requests.resume);
@@ -231,6 +321,11 @@ mod tests {
             assert!(error.contains(part), "{part}: {error}");
         }
         assert!(!error.contains("1.20.6 ("), "it has not frozen anything: {error}");
+        assert!(!error.contains("--others"), "there are no other nodes: {error}");
+        let offered = condition(FROZEN, "VersionFailed", CONTINUE_OTHERS_ANNOTATION);
+        let status_with = json!({"versions": versions, "conditions": [offered]});
+        let error = decide_resume(&operator(&json!({"enabled": true}), &status_with)).unwrap_err().to_string();
+        assert!(error.contains("resume --others 1.20.5;"), "{error}");
         let paused = with(false, &versions);
         assert_eq!(patch(decide_resume(&paused).unwrap()), json!({"spec": {"enabled": true}}), "the switch alone");
         assert!(resumed(&status(&paused)).starts_with("resumed, but the rollout is frozen"), "and it says so");
@@ -257,6 +352,57 @@ mod tests {
         assert_eq!(patch(decide(&["1.20.6", "1.20.5"]).unwrap()), expected);
         let error = decide_failures(&with(true, &[]), &[v("1.20.5")], "nonce").unwrap_err().to_string();
         assert!(error.contains("no version has any"), "{error}");
+    }
+
+    #[test]
+    fn others_go_on_only_if_each_version_that_has_frozen_the_rollout_is_named() {
+        let versions =
+            [known("1.20.5", &["node-1"], true), known("1.20.6", &["node-2"], true), known("1.20.7", &["n"], false)];
+        let decide = |named: &[&str]| {
+            let named: Vec<Version> = named.iter().map(|text| v(text)).collect();
+            decide_others(&with(true, &versions), &named, "nonce")
+        };
+        for (named, parts) in [
+            (vec!["1.20.5"], vec!["1.20.6 (BootFellBack on node-2)", "--others 1.20.5,1.20.6"]),
+            (vec!["1.20.5", "1.20.6", "1.20.7"], vec!["1.20.7 has not frozen the rollout", "1.20.5 ("]),
+        ] {
+            let error = decide(&named).unwrap_err().to_string();
+            for part in parts.into_iter().chain(["othing was written"]) {
+                assert!(error.contains(part), "{named:?}, {part}: {error}");
+            }
+        }
+        let expected = json!({"metadata": {"annotations": {CONTINUE_OTHERS_ANNOTATION: "nonce"}}});
+        assert_eq!(patch(decide(&["1.20.6", "1.20.5"]).unwrap()), expected);
+    }
+
+    #[test]
+    fn version_that_is_held_for_its_kind_freezes_nothing_and_is_resolved_like_others() {
+        let mut held = known("1.20.5", &["node-1"], true);
+        held["quarantined"]["contained"] = json!(true);
+        let operator = with(true, &[held.clone()]);
+        assert!(nothing(decide_resume(&operator).unwrap()).contains("no failure has frozen"));
+        let reason = nothing(decide_others(&operator, &[v("1.20.5")], "nonce").unwrap());
+        assert!(
+            reason.contains("go on already") && reason.contains("held for nodes of aws-k8s-1.37/x86_64 alone"),
+            "{reason}"
+        );
+        patch(decide_failures(&operator, &[v("1.20.5")], "nonce").unwrap());
+        let error = decide_failures(&with(true, &[held, known("1.20.6", &["n"], true)]), &[v("1.20.6")], "nonce");
+        assert!(error.unwrap_err().to_string().contains("--failures 1.20.5,1.20.6"), "each is named");
+    }
+
+    #[test]
+    fn outcome_of_others_says_what_is_held_and_what_still_freezes() {
+        let mut held = known("1.20.5", &["node-1"], true);
+        held["quarantined"]["contained"] = json!(true);
+        let contained = json!({"type": FROZEN, "status": "False", "reason": CONTAINED, "lastTransitionTime": "2026-01-01T00:00:00Z",
+            "message": "failed too often, and held: 1.20.5. Other nodes go on. To try again: kubectl annotate bruo default"});
+        let status = json!({"versions": [held], "conditions": [contained]});
+        let State::Done(text) = continued(&operator(&json!({}), &status)).unwrap() else { panic!("it is done") };
+        let expected = "failed too often, and held: 1.20.5. Other nodes go on. To try again: kubectl brupop resume --failures 1.20.5";
+        assert_eq!(text, expected);
+        let error = continued(&with(true, &[known("1.20.6", &["n"], true)])).unwrap_err().to_string();
+        assert!(error.contains("frozen by failures of 1.20.6"), "{error}");
     }
 
     #[test]
@@ -299,6 +445,11 @@ mod tests {
             (json!([]), true, "nodes try 1.20.5,1.20.6 again"),
             (json!(["1.20.5"]), true, "nodes try 1.20.6 again, and no node takes 1.20.5, since the policy excludes it"),
             (json!(["1.20"]), true, "no node takes 1.20.5,1.20.6, since the policy excludes it"),
+            (
+                json!(["1.20.5 on aws-k8s-1.37/x86_64"]),
+                true,
+                "nodes try 1.20.5,1.20.6 again, except as the policy excludes '1.20.5 on aws-k8s-1.37/x86_64'",
+            ),
             (json!([]), false, "nodes try 1.20.5,1.20.6 again. Updates are paused, however: kubectl brupop resume"),
         ] {
             let operator = operator(&json!({"enabled": enabled, "version": {"exclude": exclude}}), &json!({}));

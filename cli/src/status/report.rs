@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, false_condition, find_condition, true_condition};
 use models::names;
-use models::operator::{BLOCKED as ALL_BLOCKED, BRAKED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
+use models::operator::{BLOCKED as ALL_BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, HISTORY_RECORDED, NOTICES_SENT};
 use models::shadow::{BLOCKED, HOST_REACHABLE, Mode, Place, Step};
 use planner::pause::Pause;
 use planner::plan::{Action, Plan, RolloutState, deadlines, key_of, rollouts};
@@ -42,8 +42,11 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         counts: operator
             .and_then(|operator| operator.status.counts.clone())
             .or_else(|| plan.status.as_ref()?.counts.clone()),
-        frozen: stopped(cluster, &plan, FROZEN),
-        braked: stopped(cluster, &plan, BRAKED),
+        frozen: stopped(cluster, &plan, |conditions| true_condition(conditions, FROZEN)),
+        held: stopped(cluster, &plan, |conditions| {
+            find_condition(conditions, FROZEN).filter(|condition| condition.reason == CONTAINED)
+        }),
+        braked: stopped(cluster, &plan, |conditions| true_condition(conditions, BRAKED)),
         problems: problems(cluster, paused.is_some()),
         silent_agents: silent_agents(cluster, now),
         misplaced_requests: misplaced(cluster),
@@ -153,14 +156,15 @@ fn to_resume(plan: &Plan) -> String {
     plan.quarantine.to_resume(plan.status.as_ref().map_or(&[], |status| &status.active_rollouts))
 }
 
-/// Returns the request of an operator whose condition of this type says that it is stopped until a user resumes it.
-fn stopped(cluster: &Cluster, plan: &Plan, type_: &str) -> Option<Request> {
+/// Returns the request of an operator of which a condition says that it is stopped, or nodes are held, until a user resumes it.
+fn stopped(cluster: &Cluster, plan: &Plan, find: impl Fn(&[Condition]) -> Option<&Condition>) -> Option<Request> {
     let recorded = cluster.operator.as_ref().map(|operator| &operator.status.conditions);
     // Without the nodes, whose shadows have the failures, what is recorded counts.
     let planned = plan.status.as_ref().filter(|_| cluster.nodes.is_some()).map(|status| &status.conditions);
-    let condition = true_condition(planned.or(recorded)?, type_)?;
+    let condition = find(planned.or(recorded)?)?;
     // The command of kubectl alone is replaced by the plugin's.
     let message = condition.message.split(": kubectl annotate").next().unwrap_or_default();
+    let message = message.strip_suffix(". To try again").unwrap_or(message);
     let message = message.split(BEFORE_RESUME.trim_end_matches([':', ' '])).next().unwrap_or_default();
     let command = match to_resume(plan).as_str() {
         "" => "resume".to_owned(),

@@ -40,6 +40,9 @@ pub(crate) struct Report {
     /// The failures that have stopped the rollout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) frozen: Option<Request>,
+    /// The failures for which nodes of their variant and architecture alone are held.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) held: Option<Request>,
     /// The updates without a proof that have braked a rollout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) braked: Option<Request>,

@@ -115,6 +115,7 @@ fn head(page: &mut Page, report: &Report, look: Look) {
     }
     for (label, style, request) in [
         ("Frozen:", Style::Bad, &report.frozen),
+        ("Held:", Style::Warn, &report.held),
         ("Braked:", Style::Bad, &report.braked),
         ("Approval:", Style::Warn, &report.approval),
     ] {

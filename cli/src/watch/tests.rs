@@ -84,6 +84,30 @@ fn frozen_rollout_ends_the_watch_when_nothing_is_under_way() {
 }
 
 #[test]
+fn watch_ends_when_only_nodes_are_left_that_are_held_while_others_go_on() {
+    let mut failed = idle();
+    failed["record"] = json!({"failures": 1, "versionFailures": [{"version": "1.20.5", "variant": "aws-k8s-1.37",
+        "arch": "x86_64", "reason": "BootFellBack", "time": "2026-01-01T00:00:00Z"}]});
+    let mut other = idle();
+    other["arch"] = json!("aarch64");
+    let mut done = other.clone();
+    done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+    let known = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "firstSeen": "2026-01-01T00:00:00Z",
+        "failed": ["a"], "quarantined":
+            {"reason": "BootFellBack", "nodes": ["a"], "since": "2026-01-01T00:00:00Z", "contained": true}});
+    for (other, expected) in [(other, None), (done, Some(End::Frozen))] {
+        let operator = operator(&json!({}), &json!({"observedGeneration": 1, "versions": [known]}));
+        let shadows = vec![shadow("a", failed.clone()), shadow("b", other)];
+        let cluster = cluster(Some(operator), shadows, vec![node("a", &json!({})), node("b", &json!({}))]);
+        let report = report(&cluster, now());
+        let held = report.held.as_ref().unwrap();
+        assert!(report.frozen.is_none() && held.message.contains("1.20.5 for aws-k8s-1.37 x86_64"), "{held:?}");
+        assert_eq!(held.command, "kubectl brupop resume --failures 1.20.5");
+        assert_eq!(ended(&report), expected);
+    }
+}
+
+#[test]
 fn only_changed_lines_are_printed() {
     let mut printed = BTreeMap::new();
     let (before, mut after) = (fleet(), fleet());

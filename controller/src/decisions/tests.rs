@@ -242,8 +242,12 @@ fn freezes_quarantines_and_policy_changes_log_one_line_each() {
             reason: FailureReason::SoakFailed,
             nodes: vec!["a".into()],
             since: Timestamp::UNIX_EPOCH,
+            contained: false,
         }),
     });
+    let mut contained = quarantined.clone();
+    contained.conditions[0].reason = models::operator::CONTAINED.to_owned();
+    contained.conditions[0].status = ConditionStatus::False;
     let running = || with(BLOCKED, "EarlierOperatorRunning", "1");
     let going = || {
         let mut status = with(BLOCKED, "EarlierOperatorGone", "1");
@@ -254,7 +258,10 @@ fn freezes_quarantines_and_policy_changes_log_one_line_each() {
     for (before, after, expected) in [
         (with(FROZEN, "", "1"), quarantined.clone(), vec![(true, "version quarantined"), (true, "rollout frozen")]),
         (quarantined.clone(), quarantined.clone(), vec![]),
-        (quarantined, with(FROZEN, "", "1"), vec![(false, "rollout resumed")]),
+        (quarantined.clone(), with(FROZEN, "", "1"), vec![(false, "rollout resumed")]),
+        (quarantined, contained.clone(), vec![(false, "rollout continues without the nodes that failed")]),
+        (contained.clone(), contained.clone(), vec![]),
+        (contained, with(FROZEN, "", "1"), vec![(false, "rollout resumed")]),
         (with(DEGRADED, "", "1"), bad(), vec![(true, "policy rejected")]),
         (bad(), bad(), vec![]),
         (bad(), with(DEGRADED, "", "2"), vec![(false, "policy accepted")]),

@@ -467,18 +467,20 @@ pub struct Operator {
     pub spec: BottlerocketUpdateOperatorSpec,
     /// A user's approval of canary steps; empty without one.
     pub approve_step: String,
+    /// A user's request to go on without the nodes that failed; empty without one.
+    pub continue_others: String,
     /// Status of the operator.
     pub status: BottlerocketUpdateOperatorStatus,
 }
 
 impl Operator {
     fn read(operator: BottlerocketUpdateOperator) -> Self {
+        let annotation = |name: &str| text(operator.metadata.annotations.as_ref().and_then(|all| all.get(name)));
         Self {
             namespace: text(operator.metadata.namespace.as_ref()),
             name: text(operator.metadata.name.as_ref()),
-            approve_step: text(
-                operator.metadata.annotations.as_ref().and_then(|all| all.get(names::APPROVE_STEP_ANNOTATION)),
-            ),
+            approve_step: annotation(names::APPROVE_STEP_ANNOTATION),
+            continue_others: annotation(names::CONTINUE_OTHERS_ANNOTATION),
             spec: operator.spec,
             status: operator.status.unwrap_or_default(),
         }

@@ -6,11 +6,14 @@ use std::sync::Arc;
 use models::condition::{Condition, find_condition};
 use models::names;
 use models::operator::BottlerocketUpdateOperatorStatus;
-use models::shadow::{HostState, Record, Step};
+use models::shadow::{HostState, Mode, Record, Step};
 use semver::Version;
 
 use super::facts::{Budget, Field, Node, Object, Operator, Pod, Shadow};
 use super::history::Change;
+
+/// A variant, an architecture and a version.
+pub(super) type Key = (String, String, Version);
 
 /// All objects that the oracle watches, after [`World::revision`].
 #[derive(Clone, Debug, Default)]
@@ -182,10 +185,34 @@ impl ClusterState {
         self.pods.values().filter(move |pod| pod.node.as_deref() == Some(node) && pod.evictable())
     }
 
+    /// The versions that have stopped the rollout on every node.
+    pub fn frozen_by(&self) -> Vec<Version> {
+        let contained = self.contained();
+        self.failed_too_often()
+            .into_iter()
+            .filter(|key| !contained.contains(key))
+            .map(|(.., version)| version)
+            .collect()
+    }
+
+    /// The versions that are held for nodes of their own variant and architecture alone, as the operator's status says.
+    pub(super) fn contained(&self) -> BTreeSet<Key> {
+        let known = self.operator.iter().flat_map(|operator| &operator.status.versions);
+        let contained = known.filter(|known| known.quarantined.as_ref().is_some_and(|held| held.contained));
+        contained.map(|known| (known.variant.clone(), known.arch.clone(), known.version.clone())).collect()
+    }
+
+    /// The variant, the architecture and the version of a node's update under way.
+    pub(super) fn update_of(&self, node: &str) -> Option<Key> {
+        let status = &self.shadow(node)?.status;
+        let progress = status.controller.progress.as_ref().filter(|progress| progress.mode() == Mode::Update)?;
+        Some((status.agent.variant.clone()?, status.agent.arch.clone()?, progress.version.clone()))
+    }
+
     /// The versions whose failures, not yet resolved by a user, have spent the failure budget. A node counts once for
     /// each variant, architecture and version.
-    pub fn frozen_by(&self) -> Vec<Version> {
-        let mut failed: BTreeMap<(String, String, Version), BTreeSet<&str>> = BTreeMap::new();
+    pub(super) fn failed_too_often(&self) -> BTreeSet<Key> {
+        let mut failed: BTreeMap<Key, BTreeSet<&str>> = BTreeMap::new();
         for shadow in self.shadows.values() {
             let failures = shadow.status.controller.record.iter().flat_map(|record| &record.version_failures);
             for failure in failures.filter(|failure| failure.resolved_by.is_none()) {
@@ -194,6 +221,6 @@ impl ClusterState {
             }
         }
         let limit = self.operator.as_ref().map_or(1, |operator| operator.max_failures());
-        failed.into_iter().filter(|(_, nodes)| nodes.len() >= limit).map(|((.., version), _)| version).collect()
+        failed.into_iter().filter(|(_, nodes)| nodes.len() >= limit).map(|(key, _)| key).collect()
     }
 }

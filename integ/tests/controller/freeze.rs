@@ -5,15 +5,18 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::oracle::ClusterState;
 use models::condition::ConditionStatus;
-use models::names::RESUME_ANNOTATION;
-use models::operator::{FROZEN, Quarantined};
+use models::names::{CONTINUE_OTHERS_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION};
+use models::operator::{CONTAINED, FROZEN, Quarantined};
 use models::reason::FailureReason;
 use models::shadow::UPDATED;
 use serde_json::json;
 
-use crate::bed::{Boot, NEW, ScriptedCluster, other};
+use crate::bed::{Boot, ControllerOptions, NEW, OLD, ScriptedCluster, other};
 
-crate::cases![freeze_persists_until_resume_request_and_each_request_counts_once];
+crate::cases![
+    freeze_persists_until_resume_request_and_each_request_counts_once,
+    other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume
+];
 
 /// Waits until the rollout is frozen because this node, or any if none is named, failed, and all nodes are released.
 async fn until_frozen_by(cluster: &ScriptedCluster, node: Option<&str>) -> anyhow::Result<Quarantined> {
@@ -98,4 +101,61 @@ async fn freeze_persists_until_resume_request_and_each_request_counts_once(
         assert_eq!(ends, ["BootFellBack", UPDATED], "{node}");
     }
     Ok(())
+}
+
+async fn other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    let hold = async |cluster: &ScriptedCluster, value: serde_json::Value| {
+        for node in ["node-1", "node-2", "node-4"] {
+            cluster.patch_node(node, json!({"metadata": {"annotations": {HOLD_ANNOTATION: value}}})).await?;
+        }
+        anyhow::Ok(())
+    };
+    for node in ["node-1", "node-2", "node-3", "node-4"] {
+        cluster.add_node(node, &[]).await?;
+    }
+    hold(cluster, json!("the others")).await?;
+    for node in ["node-3", "node-4"] {
+        cluster.fleet.script(node, |behaviour| (behaviour.arch, behaviour.boot) = ("aarch64", Boot::FallsBack));
+    }
+    cluster.create_policy(json!({})).await?;
+    cluster.start_controller(&ControllerOptions::default())?;
+    cluster.reported().await?;
+    cluster.fleet.release(NEW);
+    until_frozen_by(cluster, Some("node-3")).await?;
+    hold(cluster, json!(null)).await?;
+    cluster.until("the other kind waits, too", |world| world.waiting("Frozen") == 2).await?;
+    cluster.until_event("Frozen", &["1.20.5", "node-3", CONTINUE_OTHERS_ANNOTATION]).await?;
+
+    cluster.request(CONTINUE_OTHERS_ANNOTATION, "monday").await?;
+    cluster.until_event(CONTAINED, &["1.20.5 for aws-k8s-1.37 aarch64", "node-3", "Other nodes go on"]).await?;
+    cluster.until_metric("frozen", 0.0).await?;
+    cluster.until_metric("quarantined_versions", 1.0).await?;
+    let runs = |world: &ClusterState, node: &str| {
+        world.shadow(node).and_then(|shadow| shadow.status.agent.current_version.clone())
+    };
+    cluster
+        .until("the other kind is updated", |world| {
+            ["node-1", "node-2"].iter().all(|node| world.is_released(node) && runs(world, node) == Some(NEW))
+        })
+        .await?;
+    cluster.replace_controller().await?;
+    let world = cluster.until("the failed kind waits", |world| world.waiting("Quarantined") == 2).await?;
+    let status = world.status();
+    assert_eq!(status.requests.and_then(|requests| requests.continue_others).as_deref(), Some("monday"));
+    assert_eq!(world.operator_condition(FROZEN).context("it is recorded")?.reason, CONTAINED);
+    for node in ["node-3", "node-4"] {
+        assert_eq!(runs(&world, node), Some(OLD), "{node}");
+    }
+    assert!(cluster.recorder.so_far()?.results("node-4").iter().all(|(_, end)| end != UPDATED));
+
+    for node in ["node-3", "node-4"] {
+        cluster.fleet.script(node, |behaviour| behaviour.boot = Boot::Runs);
+    }
+    cluster.request(RESUME_ANNOTATION, "tuesday").await?;
+    cluster.until_event("Resumed", &[]).await?;
+    cluster.pass(Duration::from_hours(2)).await?;
+    cluster.updated().await?;
+    cluster.until_metric("quarantined_versions", 0.0).await
 }

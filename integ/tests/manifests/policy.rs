@@ -209,6 +209,12 @@ fn versions() -> Vec<(Value, Option<&'static str>)> {
     specs.extend([
         (json!({"version": {"target": format!("1.20.5-{}", "a".repeat(300))}}), TOO_LONG),
         (json!({"version": {"exclude": vec!["1.20.5"; 64]}}), ACCEPTED),
+        (json!({"version": {"exclude": ["1.20.5 on aws-k8s-1.37/x86_64", ">=1.20, <1.23  on metal-k8s-1.37/aarch64"]}}), ACCEPTED),
+        (json!({"version": {"exclude": ["1.20.5 on x86_64"]}}), PATTERN),
+        (json!({"version": {"exclude": ["1.20.5 on aws-k8s-1.37/x86_64/b"]}}), PATTERN),
+        (json!({"version": {"exclude": ["1.20.5 on AWS/x86_64"]}}), PATTERN),
+        (json!({"version": {"exclude": ["on aws-k8s-1.37/x86_64"]}}), PATTERN),
+        (json!({"version": {"target": "1.20.5 on aws-k8s-1.37/x86_64"}}), PATTERN),
         (json!({"version": {"exclude": vec!["1.20.5"; 65]}}), TOO_MANY),
         (json!({"version": {"minimumAge": "72h", "ignoreWaves": true, "refreshInterval": "6h"}}), ACCEPTED),
         (json!({"version": {"minimumAge": "3d"}}), PATTERN),

@@ -42,6 +42,8 @@ pub const WINDOW_OPEN: &str = "WindowOpen";
 pub const PROGRESSING: &str = "Progressing";
 /// `Frozen`: failures have stopped the rollout.
 pub const FROZEN: &str = "Frozen";
+/// Reason of the condition `Frozen` while failed versions are held for their own nodes alone, as a user has requested.
+pub const CONTAINED: &str = "Contained";
 /// `Braked`: updates of a rollout have ended one after the other without a proof.
 pub const BRAKED: &str = "Braked";
 /// `Degraded`: the policy is invalid, or the operator cannot work.
@@ -237,6 +239,10 @@ pub struct Quarantined {
     /// Time at which the version was quarantined.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub since: Timestamp,
+    /// True if a user has requested that other variants and architectures go on (`brupop.bottlerocket.aws/continue-others`): the version is
+    /// held for its own nodes, and does not freeze the rollout.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub contained: bool,
 }
 
 /// A PodDisruptionBudget whose pods stayed when they were asked first and alone. While it is not asked again, no drain begins on a node
@@ -444,6 +450,10 @@ pub struct OperatorRequests {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub resume: Option<String>,
+    /// `brupop.bottlerocket.aws/continue-others`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub continue_others: Option<String>,
     /// `brupop.bottlerocket.aws/approve-step`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::selector::null_is_empty;
 use super::{CountOrPercent, NodeSelector};
 use crate::duration::Duration;
-use crate::schema::{Date, DateTime, TimeOfCron, TimeZone, VersionRange, VersionTarget, VersionText};
+use crate::schema::{Date, DateTime, ExcludedVersions, TimeOfCron, TimeZone, VersionTarget, VersionText};
 
 /// Versions that nodes update to, and the interval at which hosts check for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -23,9 +23,10 @@ pub struct VersionPolicy {
     /// Minimum time since a version was first offered to several nodes before any node takes it. Default 0s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_age: Option<Duration>,
-    /// Versions, or ranges of versions, that no node takes, written as in `target`.
+    /// Versions, or ranges of versions, that no node takes, written as in `target`; with ` on VARIANT/ARCH` after them, that no node of this
+    /// variant and architecture takes, such as `1.20.5 on aws-k8s-1.37/x86_64`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(with = "Vec<VersionRange>", length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(with = "Vec<ExcludedVersions>", length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub exclude: Vec<String>,
     /// If true, hosts do not wait for their wave of a release: the host's own setting `updates.ignore-waves` is set.
     /// Default false: the setting is left alone.

@@ -178,7 +178,12 @@ mod tests {
                 arch: "x86_64".into(),
                 first_seen: t(0),
                 failed: vec![],
-                quarantined: Some(Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(0) }),
+                quarantined: Some(Quarantined {
+                    reason: FailureReason::BootFellBack,
+                    nodes: vec![],
+                    since: t(0),
+                    contained: false,
+                }),
             });
         });
         assert_eq!(in_the_operators_status, frozen, "also when the node that failed is deleted");

@@ -6,7 +6,7 @@ use models::condition::{Condition, ConditionStatus, find_condition, set_conditio
 use models::history::{
     BottlerocketRolloutHistoryStatus, EntryKind, FROZEN, HistoryEntry, MOST_ENTRIES, RecordedRollout, RolloutPhase,
 };
-use models::operator::{ActiveRollout, CompletionEstimate, ENABLED, KnownVersion, WINDOW_OPEN};
+use models::operator::{ActiveRollout, CONTAINED, CompletionEstimate, ENABLED, KnownVersion, WINDOW_OPEN};
 use models::plain::cut;
 use models::time::between;
 
@@ -85,13 +85,16 @@ fn states<'a>(
         message: failed.unwrap_or_default(),
     };
     let (frozen, since, message) = of(models::operator::FROZEN, ConditionStatus::True);
+    let contained = find_condition(conditions, models::operator::FROZEN).is_some_and(|found| found.reason == CONTAINED);
+    let thawed_by = if contained { managers.continue_others.as_ref() } else { managers.resume.as_ref() };
     let freeze = State {
         type_: FROZEN,
-        holds: frozen,
+        // A rollout that a user has gone on without is still stopped.
+        holds: frozen || quarantined.is_some_and(|quarantined| quarantined.contained),
         since,
         begins: EntryKind::Frozen,
         ends: Some((EntryKind::Resumed, THAWED)),
-        manager: managers.resume.as_ref().filter(|_| !frozen),
+        manager: thawed_by.filter(|_| !frozen),
         message,
     };
     let (closed, since, message) = of(WINDOW_OPEN, ConditionStatus::False);

@@ -353,8 +353,12 @@ fn entries_tell_each_change_once_under_every_leader() {
     };
     server.operator.managers.enabled = Some("kubectl-edit".into());
     server.operator.managers.approve_step = Some("kubectl-annotate".into());
-    let quarantined =
-        Quarantined { reason: models::reason::FailureReason::BootFellBack, nodes: vec!["n1".into()], since: t(40) };
+    let quarantined = Quarantined {
+        reason: models::reason::FailureReason::BootFellBack,
+        nodes: vec!["n1".into()],
+        since: t(40),
+        contained: false,
+    };
     server.operator.managers.urgent = Some("kubectl-patch".into());
     let urgency =
         models::operator::UrgencyRecord { from: NEW, reason: "CVE-2026-1234".into(), since: t(31), until: t(60) };
@@ -414,6 +418,47 @@ fn entries_tell_each_change_once_under_every_leader() {
     );
     assert_eq!(of(EntryKind::Approved).field_manager.as_deref(), Some("kubectl-annotate"));
     assert!(of(EntryKind::Quarantined).message.contains("n1"));
+}
+
+#[test]
+fn rollout_of_the_failed_kind_stays_frozen_in_its_record_while_others_go_on() {
+    for (own, resumed) in [(true, false), (false, true)] {
+        let (mut server, mut leader) = (Server::new(), Leader::default());
+        server.settle(&mut leader, 0, 1);
+        server.operator.managers.continue_others = Some("kubectl-annotate".into());
+        let condition = |status, reason: &str, at| Condition {
+            type_: models::operator::FROZEN.into(),
+            status,
+            reason: reason.into(),
+            message: "m".into(),
+            last_transition_time: t(at),
+            observed_generation: None,
+        };
+        let quarantined = |contained| Quarantined {
+            reason: models::reason::FailureReason::BootFellBack,
+            nodes: vec!["n1".into()],
+            since: t(40),
+            contained,
+        };
+        let known = |contained| models::operator::KnownVersion {
+            version: NEW,
+            variant: VARIANT.into(),
+            arch: if own { ARCH.into() } else { "another".into() },
+            first_seen: t(0),
+            failed: Vec::new(),
+            quarantined: Some(quarantined(contained)),
+        };
+        server.operator.status.conditions = vec![condition(ConditionStatus::True, "VersionFailed", 40)];
+        server.operator.status.versions = vec![known(false)];
+        server.settle(&mut leader, 41, 0);
+        server.operator.status.conditions = vec![condition(ConditionStatus::False, models::operator::CONTAINED, 50)];
+        server.operator.status.versions = vec![known(true)];
+        server.settle(&mut leader, 51, 0);
+        let entries = server.status().entries;
+        let found = entries.iter().find(|entry| entry.kind == EntryKind::Resumed);
+        let manager = found.map(|entry| entry.field_manager.as_deref());
+        assert_eq!(manager, resumed.then_some(Some("kubectl-annotate")), "own: {own}");
+    }
 }
 
 #[test]

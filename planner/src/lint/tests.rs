@@ -62,6 +62,7 @@ fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
                 since: t(0),
                 reason: FailureReason::BootFellBack,
                 nodes: vec!["x".into()],
+                contained: false,
             }),
         }];
     }
@@ -679,9 +680,9 @@ fn validator_rejects_drain_without_answer_of_hooks() {
 
 #[test]
 fn validator_drops_what_starts_under_an_invalid_policy_and_permits_to_excluded_versions() {
-    let findings = |node, slots: &[&str], invalid: bool, action: Action| {
-        let (mut view, _) = cluster(vec![node], slots);
-        let mut policy = crate::fixtures::with_policy(&mut view, json!({"version": {"exclude": ["1.20.5"]}}));
+    let findings = |node, excluded: &str, invalid: bool, action: Action| {
+        let (mut view, _) = cluster(vec![node], &["a"]);
+        let mut policy = crate::fixtures::with_policy(&mut view, json!({"version": {"exclude": [excluded]}}));
         policy.errors = if invalid { crate::fixtures::invalid_policy() } else { vec![] };
         let mut plan = acts("a", action);
         let found = lint(&view, &policy, &mut plan).into_iter().map(|finding| finding.property).next();
@@ -698,16 +699,21 @@ fn validator_drops_what_starts_under_an_invalid_policy_and_permits_to_excluded_v
         [(Step::Staged, true, Some("S13")), (Step::Staged, false, None), (Step::LeavingLoadBalancer, true, None)]
     {
         let (node, action) = goes_to(step);
-        assert_eq!(findings(node, &["a"], invalid, action), expected, "{step:?}");
+        assert_eq!(findings(node, "1.20.5", invalid, action), expected, "{step:?}");
     }
-    for (permitted, expected) in [(false, Some("S13")), (true, None)] {
+    for (permitted, excluded, expected) in [
+        (false, "1.20.5", Some("S13")),
+        (false, "1.20.5 on aws-k8s-1.37/x86_64", Some("S13")),
+        (false, "1.20.5 on aws-k8s-1.37/aarch64", None),
+        (true, "1.20.5", None),
+    ] {
         let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         node.pods = Some(vec![]);
         node.shadow.as_mut().unwrap().spec.permit =
             permitted.then(|| models::shadow::Permit { nonce: "n".into(), jws: "j".into() });
         let rules = Rules::default();
         let permit = Action::Permit { nonce: "m".into(), rules, pods_stay: false };
-        assert_eq!(findings(node, &["a"], false, permit), expected, "permitted already: {permitted}");
+        assert_eq!(findings(node, excluded, false, permit), expected, "{excluded}, permitted already: {permitted}");
     }
 }
 

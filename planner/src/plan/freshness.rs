@@ -56,7 +56,8 @@ pub(super) fn of<'a>(
     for version in known {
         let key = (version.variant.as_str(), version.arch.as_str());
         let offered = kinds.get(&key).is_some_and(|kind| kind.offers(&version.version));
-        let excluded = policy.exclude.iter().any(|exclusion| exclusion.covers(&version.version));
+        let excluded =
+            policy.exclude.iter().any(|exclusion| exclusion.covers(&version.variant, &version.arch, &version.version));
         if offered && !excluded && version.quarantined.is_none() && policy.target.allows(&version.version) {
             counted.entry(key).or_default().push(version);
         }

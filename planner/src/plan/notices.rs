@@ -193,7 +193,8 @@ impl Source<'_> {
     fn of_freeze(&self, id: &str, known: &KnownVersion) -> Notice {
         let quarantined = known.quarantined.as_ref();
         let nodes = quarantined.map(|quarantined| quarantined.nodes.clone()).unwrap_or_default();
-        let cause = Cause { reason: quarantined.map(|quarantined| quarantined.reason), nodes: nodes.clone() };
+        let cause =
+            Cause { reason: quarantined.map(|quarantined| quarantined.reason), nodes: nodes.clone(), contained: false };
         let failed = report::failed_too_often([(&crate::survey::key::of_known(known), &cause)]);
         let command = format!("kubectl brupop resume --failures {}", self.to_resume());
         let since = quarantined.map_or(self.now, |quarantined| quarantined.since);

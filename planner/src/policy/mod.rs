@@ -23,7 +23,7 @@ use crate::view::{NodeFacts, OperatorFacts, PodFacts};
 
 pub use error::PolicyError;
 pub use schedule::{Schedule, WindowState};
-pub use version::{Range, Target, Urgent};
+pub use version::{Exclusion, NodeKind, Range, Target, Urgent};
 
 /// The longest wait after failed attempts.
 pub const BACK_OFF_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -197,7 +197,7 @@ pub struct Policy {
     pub target: Target,
     /// Time for which a version has to be known.
     pub minimum_age: Duration,
-    pub exclude: Vec<Target>,
+    pub exclude: Vec<Exclusion>,
     /// True if nodes skip their place in a release's waves.
     pub ignore_waves: bool,
     /// The version that windows and soaks do not delay, if there is one.

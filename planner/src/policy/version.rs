@@ -173,12 +173,88 @@ pub(super) fn urgent(field: &str, urgent: UrgentVersion, errors: &mut Vec<Policy
     }
 }
 
+/// A variant and an architecture, as an exclusion names them: `aws-k8s-1.37/x86_64`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeKind {
+    /// The variant.
+    pub variant: String,
+    /// The architecture.
+    pub arch: String,
+}
+
+impl NodeKind {
+    /// Parses `VARIANT/ARCH`; `None` if it is none.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_word = |word: &str| {
+            let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | '-');
+            !word.is_empty() && word.chars().all(is_part)
+        };
+        let (variant, arch) = text.split_once('/').filter(|(variant, arch)| is_word(variant) && is_word(arch))?;
+        Some(Self { variant: variant.to_owned(), arch: arch.to_owned() })
+    }
+
+    /// Returns whether nodes of this variant and architecture are of the kind.
+    fn is(&self, variant: &str, arch: &str) -> bool {
+        (self.variant.as_str(), self.arch.as_str()) == (variant, arch)
+    }
+}
+
+impl fmt::Display for NodeKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.variant, self.arch)
+    }
+}
+
+/// An entry of `spec.version.exclude`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exclusion {
+    /// The excluded versions.
+    pub versions: Target,
+    /// The nodes that do not take them; `None`: no node does.
+    pub kind: Option<NodeKind>,
+}
+
+impl Exclusion {
+    /// The word between the versions and the kind of nodes.
+    pub(crate) const ON: &str = " on ";
+
+    /// Parses an entry: a version or a range, and where it is for one kind of nodes, ` on VARIANT/ARCH` after it.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let Some((versions, kind)) = text.split_once(Self::ON) else {
+            return Ok(Self { versions: Target::parse(text)?, kind: None });
+        };
+        let parsed = NodeKind::parse(kind.trim());
+        let no_kind = || format!("'{}' is no variant and architecture such as aws-k8s-1.37/x86_64", kind.trim());
+        Ok(Self { versions: Target::parse(versions.trim())?, kind: Some(parsed.ok_or_else(no_kind)?) })
+    }
+
+    /// Returns whether nodes of this variant and architecture do not take a version.
+    pub fn covers(&self, variant: &str, arch: &str, version: &Version) -> bool {
+        self.kind.as_ref().is_none_or(|kind| kind.is(variant, arch)) && self.versions.covers(version)
+    }
+
+    /// Returns the text in one spelling.
+    pub(crate) fn normalized(&self) -> String {
+        Self::spelled(&self.versions.normalized(), self.kind.as_ref())
+    }
+
+    fn spelled(versions: &str, kind: Option<&NodeKind>) -> String {
+        kind.map_or_else(|| versions.to_owned(), |kind| format!("{versions}{}{kind}", Self::ON))
+    }
+}
+
+impl fmt::Display for Exclusion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&Self::spelled(&self.versions.to_string(), self.kind.as_ref()))
+    }
+}
+
 /// Parses `spec.version.exclude`.
-pub(super) fn exclusions(field: &str, texts: &[String], errors: &mut Vec<PolicyError>) -> Vec<Target> {
+pub(super) fn exclusions(field: &str, texts: &[String], errors: &mut Vec<PolicyError>) -> Vec<Exclusion> {
     let read = |(index, text): (usize, &String)| {
         let text = text.trim();
         let failed = |why: String| errors.push(error(&format!("{field}[{index}]"), text, "", &why));
-        Target::parse(text).map_err(failed).ok()
+        Exclusion::parse(text).map_err(failed).ok()
     };
     texts.iter().enumerate().filter_map(read).collect()
 }
@@ -239,9 +315,45 @@ mod tests {
             let mut errors = Vec::new();
             let read = exclusions("f", &[text.to_owned()], &mut errors);
             assert_eq!((read.len(), errors), (1, vec![]), "{text}");
-            let covers = |version: &&str| read[0].covers(&v(version));
+            let covers = |version: &&str| read[0].covers("aws-k8s-1.37", "x86_64", &v(version));
             assert!(covered.iter().all(covers), "{text}: {covered:?}");
             assert!(!left.iter().any(covers), "{text}: {left:?}");
+        }
+    }
+
+    #[test]
+    fn exclusion_of_one_kind_covers_no_other() {
+        for text in
+            ["1.20.5 on aws-k8s-1.37/x86_64", "1.20 on aws-k8s-1.37/x86_64", ">=1.20, <1.21  on  aws-k8s-1.37/x86_64"]
+        {
+            let read = Exclusion::parse(text).unwrap();
+            for (variant, arch, version, expected) in [
+                ("aws-k8s-1.37", "x86_64", "1.20.5", true),
+                ("aws-k8s-1.37", "x86_64", "1.21.0", false),
+                ("aws-k8s-1.37", "aarch64", "1.20.5", false),
+                ("aws-k8s-1.37-nvidia", "x86_64", "1.20.5", false),
+            ] {
+                assert_eq!(read.covers(variant, arch, &v(version)), expected, "{text}: {variant} {arch} {version}");
+            }
+            assert_eq!(Exclusion::parse(&read.to_string()), Ok(read.clone()), "{text}");
+            assert_eq!(
+                Exclusion::parse(&read.normalized()).map(|again| again.normalized()),
+                Ok(read.normalized()),
+                "{text}"
+            );
+        }
+        for text in [
+            "1.20.5 on ",
+            "1.20.5 on x86_64",
+            "1.20.5 on a/b/c",
+            "1.20.5 on A/b",
+            "on a/b",
+            "latest on a/b",
+            "1.20.5 on a/",
+        ] {
+            let mut errors = Vec::new();
+            assert_eq!(exclusions("f", &[text.to_owned()], &mut errors), []);
+            assert_eq!(errors.len(), 1, "{text}: {errors:?}");
         }
     }
 

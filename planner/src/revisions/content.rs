@@ -8,7 +8,7 @@ use models::operator::BottlerocketUpdateOperatorStatus;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::policy::{Policy, Target};
+use crate::policy::{Exclusion, Policy, Target};
 
 /// The newest form of `data` that is read, and the one that is written. A field that is added raises it, and the reader of
 /// each earlier form stays.
@@ -45,9 +45,11 @@ fn spelled(text: &str) -> String {
 }
 
 /// Reads a target or an exclusion of `data`.
-fn versions(text: &str) -> Result<Target, String> {
-    let text = SPELLED.iter().fold(text.to_owned(), |text, (sign, word)| text.replace(word, sign));
-    Target::parse(&text).map_err(|error| format!("'{text}' names no versions: {error}"))
+fn versions<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<T, String> {
+    // The versions alone: one may end like the word of a comparator.
+    let (versions, kind) = text.split_at(text.find(Exclusion::ON).unwrap_or(text.len()));
+    let text = SPELLED.iter().fold(versions.to_owned(), |text, (sign, word)| text.replace(word, sign)) + kind;
+    parse(&text).map_err(|error| format!("'{text}' names no versions: {error}"))
 }
 
 impl RevisionContent {
@@ -56,8 +58,8 @@ impl RevisionContent {
         Self::new(&policy.target, &policy.exclude, policy.ignore_waves)
     }
 
-    fn new(target: &Target, exclude: &[Target], ignore_waves: bool) -> Self {
-        let exclude = exclude.iter().map(Target::normalized).collect();
+    fn new(target: &Target, exclude: &[Exclusion], ignore_waves: bool) -> Self {
+        let exclude = exclude.iter().map(Exclusion::normalized).collect();
         Self { target: target.normalized(), exclude, ignore_waves }
     }
 
@@ -72,9 +74,10 @@ impl RevisionContent {
                     Form1::deserialize(data).map_err(|error| error.to_string())?;
                 let target = match target.as_deref() {
                     None | Some("latest") => Target::Latest,
-                    Some(text) => versions(text)?,
+                    Some(text) => versions(text, Target::parse)?,
                 };
-                let exclude = exclude.iter().map(|text| versions(text)).collect::<Result<Vec<_>, _>>()?;
+                let exclude =
+                    exclude.iter().map(|text| versions(text, Exclusion::parse)).collect::<Result<Vec<_>, _>>()?;
                 Ok(Self::new(&target, &exclude, ignore_waves))
             }
             Some(form) => Err(format!("its form {form} is not known to this version of the operator ({FORM})")),

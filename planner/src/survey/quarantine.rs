@@ -9,7 +9,8 @@ use models::shadow::{UPDATED, VersionFailure};
 use semver::Version;
 
 use super::key::{Key, of_known};
-use crate::view::{ClusterView, NodeView};
+use super::requests::pending_continue;
+use crate::view::{ClusterView, NodeView, OperatorFacts};
 
 /// The reason why a version is quarantined, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub(crate) struct Cause {
     pub(crate) reason: Option<FailureReason>,
     /// The nodes that failed.
     pub(crate) nodes: Vec<String>,
+    /// A user has requested that other kinds of nodes go on: it holds its own kind alone.
+    pub(crate) contained: bool,
 }
 
 /// Returns whether a node has resolved its failures of a version by proving it.
@@ -84,8 +87,9 @@ impl Quarantine {
                 if proven && left < max_failures.max(1) {
                     continue;
                 }
-                let cause = || Cause { reason: Some(quarantined.reason), nodes: quarantined.nodes.clone() };
-                spent.entry(of_known(known)).or_insert_with(cause);
+                let nodes = quarantined.nodes.clone();
+                let cause = || Cause { reason: Some(quarantined.reason), nodes, contained: false };
+                spent.entry(of_known(known)).or_insert_with(cause).contained = quarantined.contained;
             }
         }
         Self { spent, failed }
@@ -98,9 +102,28 @@ impl Quarantine {
             .any(|(v, a, spent)| spent == version && Some(v.as_str()) == variant && Some(a.as_str()) == arch)
     }
 
-    /// Returns a version that has stopped the rollout, if one has.
+    /// Returns a version that has stopped the rollout on every kind of node, if one has.
     pub fn frozen_by(&self) -> Option<&Version> {
-        self.spent.keys().next().map(|(_, _, version)| version)
+        self.freezing().next().map(|((_, _, version), _)| version)
+    }
+
+    /// The quarantined versions that stop the rollout on every kind of node.
+    pub(crate) fn freezing(&self) -> impl Iterator<Item = (&Key, &Cause)> {
+        self.spent.iter().filter(|(_, cause)| !cause.contained)
+    }
+
+    /// Returns the same once a pending `continue-others` is acknowledged: it contains what the status has shown to the user, and no
+    /// failure that comes at the same time.
+    pub(crate) fn with_request(&self, operator: &OperatorFacts) -> Self {
+        let mut after = self.clone();
+        if pending_continue(operator).is_some() {
+            for known in operator.status.versions.iter().filter(|known| known.quarantined.is_some()) {
+                if let Some(cause) = after.spent.get_mut(&of_known(known)) {
+                    cause.contained = true;
+                }
+            }
+        }
+        after
     }
 
     /// The versions with failures that no `resume` has resolved, and the quarantined ones.

@@ -21,6 +21,15 @@ pub(crate) fn pending_resume(operator: &OperatorFacts) -> Option<&String> {
     operator.resume.as_ref().filter(|asked| Some(*asked) != done)
 }
 
+/// The value of a `continue-others` that is not acknowledged yet.
+pub(crate) fn pending_continue(operator: &OperatorFacts) -> Option<&String> {
+    if is_new(operator) {
+        return None;
+    }
+    let done = operator.status.requests.as_ref().and_then(|requests| requests.continue_others.as_ref());
+    operator.continue_others.as_ref().filter(|asked| Some(*asked) != done)
+}
+
 /// The values of `rotate-certificates` and `rotate-signing-key` that are not acknowledged yet.
 pub fn pending_rotations(operator: &OperatorFacts) -> (Option<String>, Option<String>) {
     if is_new(operator) {
@@ -109,6 +118,7 @@ pub(crate) fn acknowledged(
     }
     if is_new(operator) {
         requests.resume.clone_from(&operator.resume);
+        requests.continue_others.clone_from(&operator.continue_others);
         requests.approve_step.clone_from(&operator.approve_step);
         requests.rotate_certificates.clone_from(&operator.rotate_certificates);
         requests.rotate_signing_key.clone_from(&operator.rotate_signing_key);
@@ -128,6 +138,9 @@ pub(crate) fn acknowledged(
     }
     if let Some(asked) = resumed(view) {
         requests.resume = Some(asked);
+    }
+    if let Some(asked) = pending_continue(operator) {
+        requests.continue_others = Some(asked.clone());
     }
     if approval_taken {
         requests.approve_step.clone_from(&operator.approve_step);

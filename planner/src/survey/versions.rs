@@ -145,6 +145,7 @@ pub(crate) fn known(
             reason: cause.reason.unwrap_or(FailureReason::Unknown),
             nodes: cause.nodes.iter().take(8).cloned().collect(),
             since: now,
+            contained: false,
         });
     }
     let known: Vec<KnownVersion> = known.into_values().collect();
@@ -157,7 +158,8 @@ pub(crate) fn known(
 fn most_needed(mut known: Vec<KnownVersion>, kinds: &Kinds<'_>, policy: &Policy) -> Vec<KnownVersion> {
     let needed = |known: &KnownVersion| {
         let version = &known.version;
-        let allowed = policy.target.allows(version) && !policy.exclude.iter().any(|excluded| excluded.covers(version));
+        let excluded = policy.exclude.iter().any(|entry| entry.covers(&known.variant, &known.arch, version));
+        let allowed = policy.target.allows(version) && !excluded;
         let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
         let chosen = kind.is_some_and(|kind| kind.chosen.contains(version));
         (allowed, chosen, version.clone())
@@ -183,7 +185,7 @@ fn most_needed(mut known: Vec<KnownVersion>, kinds: &Kinds<'_>, policy: &Policy)
 mod tests {
     use super::*;
     use crate::fixtures::{NEW, OLD, cluster, node, t};
-    use crate::policy::Target;
+    use crate::policy::{Exclusion, Target};
     use crate::view::NodeView;
 
     fn offered(name: &str, versions: Option<&[Version]>) -> NodeView {
@@ -239,7 +241,8 @@ mod tests {
 
     #[test]
     fn known_version_is_kept_while_offered_failed_or_unrefreshed() {
-        let quarantined = Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(0) };
+        let quarantined =
+            Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(0), contained: false };
         for (sentence, offers, failed, quarantined, stays) in [
             ("it is offered", Some(&[NEW][..]), vec![], None, true),
             ("it is offered no more", Some(&[OLD][..]), vec![], None, false),
@@ -290,7 +293,8 @@ mod tests {
             node
         };
         let parse = |text: &str| Target::parse(text).unwrap();
-        let of = |target| Policy { target, exclude: ["1.49", "1.48"].map(parse).to_vec(), ..Policy::default() };
+        let excluded = |text: &str| Exclusion::parse(text).unwrap();
+        let of = |target| Policy { target, exclude: ["1.49", "1.48"].map(excluded).to_vec(), ..Policy::default() };
         for (sentence, policy, chosen, leads_to) in [
             ("the newest", of(Target::Latest), v(47), v(47)),
             ("what hosts choose", of(Target::Latest), v(21), v(21)),

@@ -77,7 +77,9 @@ impl<'a> Host<'a> {
     }
 
     fn excluded(&self, version: &Version) -> Option<Wait> {
-        let rule = self.policy.exclude.iter().find(|exclusion| exclusion.covers(version))?;
+        let kind = |part: &'a Option<String>| part.as_deref().unwrap_or_default();
+        let (variant, arch) = (kind(&self.agent.variant), kind(&self.agent.arch));
+        let rule = self.policy.exclude.iter().find(|exclusion| exclusion.covers(variant, arch, version))?;
         Some(Wait::Excluded { version: version.clone(), rule: rule.to_string() })
     }
 

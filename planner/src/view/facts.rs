@@ -264,6 +264,7 @@ impl Projection for OperatorFacts {
             status: operator.status.clone().unwrap_or_default(),
             change_cause: annotation(meta, names::CHANGE_CAUSE_ANNOTATION).map(|cause| cut(cause, CAUSE_LENGTH)),
             resume: request(meta, names::RESUME_ANNOTATION),
+            continue_others: request(meta, names::CONTINUE_OTHERS_ANNOTATION),
             approve_step: request(meta, names::APPROVE_STEP_ANNOTATION),
             rotate_certificates: request(meta, names::ROTATE_CERTIFICATES_ANNOTATION),
             misunderstood: misread(Place::Operator, meta).into_iter().map(|found| found.message).collect(),

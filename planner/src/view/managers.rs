@@ -33,6 +33,8 @@ pub struct RequestManagers {
     pub approve_step: Option<String>,
     /// Of the annotation that requests to resolve failures.
     pub resume: Option<String>,
+    /// Of the annotation that requests to go on without the kinds of nodes that have failed.
+    pub continue_others: Option<String>,
 }
 
 impl RequestManagers {
@@ -57,6 +59,7 @@ impl RequestManagers {
             urgent: owner("spec", Some("version"), "urgent"),
             approve_step: annotation(names::APPROVE_STEP_ANNOTATION),
             resume: annotation(names::RESUME_ANNOTATION),
+            continue_others: annotation(names::CONTINUE_OTHERS_ANNOTATION),
         }
     }
 }

@@ -230,6 +230,8 @@ pub struct OperatorFacts {
     pub change_cause: Option<String>,
     /// The value of the annotation that requests to resolve failures.
     pub resume: Option<String>,
+    /// The value of the annotation that requests to go on without the kinds of nodes that have failed.
+    pub continue_others: Option<String>,
     /// The value of the annotation that approves a canary step.
     pub approve_step: Option<String>,
     /// The value of the annotation that requests a new certificate authority.

@@ -59,7 +59,12 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "The time that hosts of the earlier operator have to go down (`spec.deadlines.shutdown`).",
     ),
     (Disabled, User, "Set `spec.enabled` to true."),
-    (Frozen, User, "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests)."),
+    (
+        Frozen,
+        User,
+        "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests), or continue with the other kinds \
+         of nodes.",
+    ),
     (Quarantined, User, "As for `Frozen`. To skip the version, exclude it before you resume."),
     (Held, User, "The end of the hold, if it has one, or [unhold](plugin.md#hold-and-unhold): remove the annotation."),
     (Cordoned, User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),

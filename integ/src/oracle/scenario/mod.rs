@@ -33,7 +33,7 @@ pub(super) const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent
 const KUBELET: &str = "";
 
 const OLD: &str = "1.20.0";
-const NEW_VERSION: &str = "1.20.5";
+pub(super) const NEW_VERSION: &str = "1.20.5";
 
 pub(super) struct Scenario {
     pub(super) expectations: Expectations,

@@ -76,12 +76,15 @@ pub(crate) struct Behaviour {
     pub(crate) pressure: Option<&'static str>,
     /// The number of its GPUs, as its device plugin has registered them; `None` without such a plugin.
     pub(crate) gpus: Option<u32>,
+    /// The architecture that the agent reports.
+    pub(crate) arch: &'static str,
 }
 
 impl Default for Behaviour {
     fn default() -> Self {
         let (held, pressure, gpus) = (None, None, None);
-        Self { agent: true, agent_ready: true, downloads: true, held, boot: Boot::Runs, ready: true, pressure, gpus }
+        let (boot, arch) = (Boot::Runs, ARCH);
+        Self { agent: true, agent_ready: true, downloads: true, held, boot, ready: true, pressure, gpus, arch }
     }
 }
 
@@ -578,7 +581,8 @@ impl Actors {
                 scripted.log(HostFact::Shutdown { by_api: true });
                 scripted.going_down = true;
             }
-            let after = view.shadow.as_ref().map(|shadow| shadow.status.agent.clone()).unwrap_or_default();
+            let mut after = view.shadow.as_ref().map(|shadow| shadow.status.agent.clone()).unwrap_or_default();
+            after.arch = Some(scripted.behaviour.arch.to_owned());
             (scripted.going_down, before.status.agent, after)
         };
         if view {
@@ -586,7 +590,6 @@ impl Actors {
         }
         let mut report = after;
         report.variant = Some(VARIANT.to_owned());
-        report.arch = Some(ARCH.to_owned());
         if let Some(updates) = &mut report.updates {
             updates.last_refresh = updates.last_refresh.or(Some(now));
         }

@@ -8,7 +8,7 @@ use models::shadow::OfferedUpdates;
 
 use super::*;
 use crate::fixtures::{NEW, OLD, cluster, node, t};
-use crate::policy::Target;
+use crate::policy::{Exclusion, Target};
 use crate::view::NodeView;
 
 const MIDDLE: Version = Version::new(1, 20, 3);
@@ -44,7 +44,8 @@ fn behind(policy: &Policy, known: &[KnownVersion], offers: &[Version]) -> Option
 #[test]
 fn node_is_behind_since_first_version_that_it_lacks_and_may_take() {
     let both = || vec![seen(MIDDLE, 10), seen(NEW, 20)];
-    let quarantined = Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(30) };
+    let quarantined =
+        Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(30), contained: false };
     let bad = KnownVersion { quarantined: Some(quarantined), ..seen(MIDDLE, 10) };
     let failed = KnownVersion { failed: vec!["c".into()], ..seen(MIDDLE, 10) };
     let with = |change: &dyn Fn(&mut Policy)| {
@@ -53,8 +54,11 @@ fn node_is_behind_since_first_version_that_it_lacks_and_may_take() {
         policy
     };
     let any = Policy::default();
-    let (exact, middle) =
-        (with(&|p| p.target = Target::Exact(MIDDLE)), with(&|p| p.exclude = vec![Target::Exact(MIDDLE)]));
+    let exact = with(&|p| p.target = Target::Exact(MIDDLE));
+    let excluding = |text: &str| with(&|p| p.exclude = vec![Exclusion::parse(text).unwrap()]);
+    let middle = excluding(&MIDDLE.to_string());
+    let middle_here = excluding(&format!("{MIDDLE} on aws-k8s-1.37/x86_64"));
+    let middle_elsewhere = excluding(&format!("{MIDDLE} on aws-k8s-1.37/aarch64"));
     let young = with(&|p| p.minimum_age = Duration::from_secs(1_000_000));
     let arm = KnownVersion { arch: "aarch64".into(), ..seen(MIDDLE, 10) };
     for (sentence, policy, known, offers, expected) in [
@@ -66,6 +70,8 @@ fn node_is_behind_since_first_version_that_it_lacks_and_may_take() {
         ("it was withdrawn after it failed", &any, vec![failed, seen(NEW, 20)], vec![NEW], Some((20, NEW))),
         ("it is quarantined", &any, vec![bad, seen(NEW, 20)], vec![MIDDLE, NEW], Some((20, NEW))),
         ("it is excluded", &middle, both(), vec![MIDDLE, NEW], Some((20, NEW))),
+        ("it is excluded for hosts like this one", &middle_here, both(), vec![MIDDLE, NEW], Some((20, NEW))),
+        ("it is excluded for other hosts", &middle_elsewhere, both(), vec![MIDDLE, NEW], Some((10, NEW))),
         ("the other one is newer than the exact target", &exact, both(), vec![MIDDLE, NEW], Some((10, MIDDLE))),
         ("the wait for minimumAge counts", &young, vec![seen(NEW, 20)], vec![NEW], Some((20, NEW))),
         ("a version for another kind of host", &any, vec![arm], vec![MIDDLE], None),

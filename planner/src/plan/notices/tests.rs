@@ -182,7 +182,12 @@ fn past_events_have_no_notice_when_notices_are_enabled() {
         arch: "x86_64".into(),
         first_seen: t(0),
         failed: vec!["a".into()],
-        quarantined: Some(Quarantined { reason: FailureReason::BootFellBack, nodes: vec!["a".into()], since: t(0) }),
+        quarantined: Some(Quarantined {
+            reason: FailureReason::BootFellBack,
+            nodes: vec!["a".into()],
+            since: t(0),
+            contained: false,
+        }),
     }];
     cluster.block("a", Some(-3600));
     assert_eq!(cluster.turn(t(60)), []);

@@ -1,7 +1,7 @@
 //! The Events about the operator: what users see when its conditions change.
 
 use models::condition::{Condition, ConditionStatus, find_condition};
-use models::operator::{BLOCKED, BRAKED, DEGRADED, FROZEN, PROGRESSING};
+use models::operator::{BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
     APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET,
@@ -38,7 +38,14 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
     for type_ in [FROZEN, BRAKED, DEGRADED] {
         let Some(now) = find_condition(new, type_) else { continue };
         let before = find_condition(old, type_);
-        let held = before.is_some_and(|c| c.status == ConditionStatus::True);
+        let contained = before.is_some_and(|c| c.reason == CONTAINED);
+        if now.reason == CONTAINED {
+            if !contained {
+                notes.push(Note { warning: false, reason: CONTAINED, message: now.message.clone() });
+            }
+            continue;
+        }
+        let held = contained || before.is_some_and(|c| c.status == ConditionStatus::True);
         let holds = now.status == ConditionStatus::True;
         let reason = if holds { &now.reason } else { before.map_or("", |c| &c.reason) };
         let mut rows = CHANGES.iter().filter(|(of, ..)| *of == type_);

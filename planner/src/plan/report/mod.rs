@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
 use models::history::RolloutPhase;
+use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::{
-    BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
+    BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
     NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
 };
 use models::reason::{End, FailureClass};
@@ -20,9 +21,8 @@ use crate::pause::{EARLIER_GONE, EARLIER_RUNNING};
 use crate::policy::{Policy, WindowState};
 use crate::revisions::{RevisionPlan, is_in_force};
 use crate::survey::condition;
-use crate::survey::key::Key;
-use crate::survey::key::key_of;
-use crate::survey::quarantine::Cause;
+use crate::survey::key::{Key, key_of, of_known};
+use crate::survey::quarantine::{Cause, Quarantine};
 use crate::survey::records::{UNRECORDED, finish};
 use crate::survey::requests;
 use crate::survey::{Survey, SurveyedNode};
@@ -156,26 +156,43 @@ fn window(survey: &Survey<'_>) -> ConditionParts {
     }
 }
 
-/// Returns the sentence about versions that have stopped all updates.
-pub(super) fn failed_too_often<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> String {
+/// Returns versions with their kinds and the causes of their quarantine.
+fn versions_of<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> String {
     let version = |((variant, arch, version), cause): (&Key, &Cause)| {
         let nodes = if cause.nodes.is_empty() { String::new() } else { format!(" on {}", cause.nodes.join(", ")) };
         let reason = cause.reason.map_or_else(String::new, |reason| format!(" ({reason}{nodes})"));
         format!("{version} for {variant} {arch}{reason}")
     };
-    let versions: Vec<String> = spent.into_iter().map(version).collect();
-    format!("failed too often: {}. No update starts until the rollout is resumed", versions.join("; "))
+    spent.into_iter().map(version).collect::<Vec<_>>().join("; ")
 }
 
-fn frozen(survey: &Survey<'_>, resumed: bool) -> ConditionParts {
-    if survey.quarantine.spent.is_empty() || resumed {
+/// Returns the sentence about versions that have stopped all updates.
+pub(super) fn failed_too_often<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> String {
+    format!("failed too often: {}. No update starts until the rollout is resumed", versions_of(spent))
+}
+
+/// Returns whether failures have stopped the rollout, as it is once a pending `continue-others` is acknowledged.
+fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, resumed: bool) -> ConditionParts {
+    if quarantine.is_empty() || resumed {
         return (false, "NoFailures", String::new());
     }
-    let message = format!(
-        "{}: kubectl annotate bruo default -n <namespace> --overwrite {}=<any new value>",
-        failed_too_often(&survey.quarantine.spent),
-        models::names::RESUME_ANNOTATION
-    );
+    let request = |name| format!("kubectl annotate bruo default -n <namespace> --overwrite {name}=<any new value>");
+    let resume = request(RESUME_ANNOTATION);
+    let has_failed = |(variant, arch): &(&str, &str)| {
+        quarantine.spent.keys().any(|(v, a, _)| (v.as_str(), a.as_str()) == (*variant, *arch))
+    };
+    let others = !survey.kinds.keys().all(has_failed);
+    if quarantine.frozen_by().is_none() {
+        let others = if others { "Other nodes go on" } else { "There are no nodes of another variant or architecture" };
+        let held = versions_of(&quarantine.spent);
+        let message =
+            format!("failed too often, and held for these nodes alone: {held}. {others}. To try again: {resume}");
+        return (false, CONTAINED, message.chars().take(2000).collect());
+    }
+    let mut message = format!("{}: {resume}", failed_too_often(quarantine.freezing()));
+    if others {
+        message += &format!(". To go on with the other nodes alone: {}", request(CONTINUE_OTHERS_ANNOTATION));
+    }
     (true, "VersionFailed", message.chars().take(2000).collect())
 }
 
@@ -303,6 +320,7 @@ pub(super) fn status(
 ) -> BottlerocketUpdateOperatorStatus {
     let policy = survey.policy;
     let resumed = requests::resumed(view).is_some();
+    let quarantine = survey.quarantine.with_request(operator);
     let progressing = survey.nodes.iter().any(|node| node.step.is_some());
     let switched =
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
@@ -317,7 +335,7 @@ pub(super) fn status(
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, progress(progressing, plan)),
-        (FROZEN, frozen(survey, resumed)),
+        (FROZEN, frozen(survey, &quarantine, resumed)),
         (BRAKED, braked(survey, resumed)),
         (DEGRADED, degraded),
     ];
@@ -335,6 +353,12 @@ pub(super) fn status(
 
     let mut active_rollouts = survey.rollouts.active.clone();
     let mut versions = survey.known.clone();
+    for known in &mut versions {
+        let cause = quarantine.spent.get(&of_known(known));
+        if let (Some(quarantined), Some(cause)) = (&mut known.quarantined, cause) {
+            quarantined.contained = cause.contained;
+        }
+    }
     if resumed {
         for known in &mut versions {
             known.quarantined = None;

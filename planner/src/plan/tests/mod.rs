@@ -7,6 +7,7 @@ mod brake_ends;
 mod canary;
 mod claim;
 mod comparison;
+mod contained;
 mod drain;
 mod drill;
 mod earlier;

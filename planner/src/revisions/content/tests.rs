@@ -41,6 +41,10 @@ fn revision_data_is_canonical() {
             json!({"version": {"target": "<1.23, >=1.20", "exclude": ["1.21", "v1.20.3"], "ignoreWaves": true}}),
             r#"{"exclude":["1.20.3","=1.21"],"form":1,"ignoreWaves":true,"target":"ge 1.20, lt 1.23"}"#,
         ),
+        (
+            json!({"version": {"exclude": ["<1.23, >=1.20  on aws-k8s-1.37/x86_64", "v1.20.3"]}}),
+            r#"{"exclude":["1.20.3","ge 1.20, lt 1.23 on aws-k8s-1.37/x86_64"],"form":1,"ignoreWaves":false,"target":"latest"}"#,
+        ),
     ] {
         assert_eq!(data(spec), expected);
     }
@@ -66,6 +70,11 @@ fn revision_data_reads_as_content_it_was_written_of() {
         let mut undone = spec;
         undone["version"] = written.version_patch();
         assert_eq!(content(undone), written, "{text}: the policy that an undo writes");
+        let of_kind = content(json!({"version": {"exclude": [format!("{text} on aws-k8s-1.37/x86_64")]}}));
+        assert_eq!(RevisionContent::read(&of_kind.data()), Ok(of_kind.clone()), "{text}, of one kind");
+        let undone = json!({"version": of_kind.version_patch()});
+        assert_eq!(content(undone), of_kind, "{text}: an undo keeps the kind");
+        assert_ne!(of_kind, content(json!({"version": {"exclude": [text]}})), "{text}: of one kind is not of all");
     }
 }
 

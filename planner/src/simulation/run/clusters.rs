@@ -51,6 +51,8 @@ pub(super) enum Change {
     Approve,
     /// A user also accepts what is not proven, and resumes what has failed.
     Resolve,
+    /// A user goes on with the nodes of other kinds than those that failed.
+    ContinueOthers,
     /// One more pod of this template is started, so that their budget opens.
     Opens(u32),
     /// From now on the cloud deletes the Node object of a machine that is down, and its kubelet registers another one.
@@ -195,6 +197,9 @@ impl<'a> Cluster<'a> {
             }
             Change::Approve => self.user(false),
             Change::Resolve => self.user(true),
+            Change::ContinueOthers => {
+                self.run.view.operator.as_mut().unwrap().continue_others = Some("others".to_owned());
+            }
             Change::RegistersAgain => self.run.away = Some(BTreeMap::new()),
             Change::Repaired => self.repair(),
         }

@@ -111,6 +111,18 @@ fn with_control_plane(spec: &Value, faults: &[(FaultEffect, &[usize])]) -> Scena
     scenario
 }
 
+/// Eight nodes, of which the second half is of another architecture, where the new version does not boot.
+fn two_kinds(spec: &Value) -> Scenario {
+    let broken: Vec<usize> = (4..8).collect();
+    let mut scenario = cluster(8, spec, &[(FaultEffect::DoesNotBoot, &broken)]);
+    for index in broken {
+        change_node(&mut scenario, index, |node| {
+            node.shadow.as_mut().unwrap().status.agent.arch = Some("aarch64".into());
+        });
+    }
+    scenario
+}
+
 /// 500 nodes in 40 groups, of which an autoscaler replaces every tenth, two of them every ten minutes.
 fn autoscaled() -> Row {
     let group = |number: usize| json!({"name": format!("g{number}"), "selector": {"matchLabels": {"group": number.to_string()}}, "maxUnavailable": 1});
@@ -236,6 +248,20 @@ fn rows() -> Vec<Row> {
         Row::of("a version that a user excludes while its first node is verified", cluster(8, &two, &[]), 1)
             .after(3, Change::Policy(merged(&two, json!({"version": {"exclude": [NEW.to_string()]}}))))
             .waits(&[waiting(&EIGHT[..4], "Excluded", ""), waiting(&EIGHT[5..], "Excluded", "")].concat()),
+        Row::of("two kinds of nodes, and a version that does not boot on one of them", two_kinds(&two), 1).waits(
+            &[waiting(&EIGHT[1..4], "Frozen", "1.20.5"), waiting(&EIGHT[4..], "Quarantined", "1.20.5")].concat(),
+        ),
+        Row::of("such a version, and a user who goes on with the other kind", two_kinds(&two), 4)
+            .after(600, Change::ContinueOthers)
+            .after(700, Change::OperatorUpdated)
+            .waits(&waiting(&EIGHT[4..], "Quarantined", "1.20.5")),
+        Row::of("such a version that is excluded for that kind", two_kinds(&two), 4)
+            .after(
+                600,
+                Change::Policy(merged(&two, json!({"version": {"exclude": ["1.20.5 on aws-k8s-1.37/aarch64"]}}))),
+            )
+            .after(601, Change::Resolve)
+            .waits(&waiting(&EIGHT[4..], "Excluded", "1.20.5 on aws-k8s-1.37/aarch64")),
         Row::of("a canary that comes back without its devices", with_devices(3, &canary, &[0]), 1)
             .waits(&[("node-000001", "StepUnproven", "node-000000"), ("node-000002", "StepUnproven", "node-000000")]),
         Row::of("a canary whose devices come back after a day", with_devices(3, &canary, &[0]), 3)
