@@ -172,7 +172,8 @@ fn owner_of(pod: &PodFacts) -> Option<&String> {
 }
 
 /// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out where at least half of their
-/// owner's pods on nodes that were not updated are ill, too, or one was ill on another node before its update to the same version.
+/// owner's pods on nodes that were not updated are ill, too, or where one was ill before an update to the same version and nothing
+/// shows that most of the others are well.
 fn counted<'b>(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'b>],
@@ -180,26 +181,40 @@ fn counted<'b>(
 ) -> Result<Vec<UnhealthyPod<'b>>, Action> {
     let mut asked = BTreeSet::new();
     let mut counted = Vec::new();
-    for unhealthy in unhealthy {
+    // A DaemonSet has a pod on each node: that of another one excuses none.
+    let was_ill = |pod: &PodFacts| pod.daemon_set.is_none() && owner_of(pod).is_some_and(|uid| was_unhealthy(ctx, uid));
+    // Owners that were well are read first: of the others, those that are not read count for nothing.
+    let mut sorted: Vec<_> = unhealthy.iter().map(|unhealthy| (was_ill(unhealthy.pod), unhealthy)).collect();
+    sorted.sort_by_key(|(was_ill, _)| *was_ill);
+    for (was_ill, unhealthy) in sorted {
         let pod = unhealthy.pod;
+        if stays_ill(ctx, pod) {
+            continue;
+        }
         let Some(owner) = owner_of(pod) else {
             counted.push(*unhealthy);
             continue;
         };
-        // A DaemonSet has a pod on each node: that of another one excuses none, and where most are ill, they are read below.
-        if pod.daemon_set.is_none() && was_unhealthy(ctx, owner) {
-            continue;
-        }
-        // A drill judges no version, and reads nothing.
-        let waits = ctx.mode().is_drill() || (pod.is_starting(ctx.now) && ctx.now < deadline);
+        let waits = pod.is_starting(ctx.now) && ctx.now < deadline;
         asked.insert(owner);
         match read(ctx, owner, deadline) {
-            Some(health) if health.is_ill_elsewhere() => {}
-            None if !waits && asked.len() <= JUDGED_OWNERS => return Err(read_owner(ctx, owner, pod)),
+            Some(health) if health.is_ill_elsewhere() || (was_ill && !health.is_well_elsewhere()) => {}
+            // A drill judges no version, and reads nothing.
+            None if !waits && !ctx.mode().is_drill() && asked.len() <= JUDGED_OWNERS => {
+                return Err(read_owner(ctx, owner, pod));
+            }
+            None if !waits && was_ill => {}
             Some(_) | None => counted.push(*unhealthy),
         }
     }
     Ok(counted)
+}
+
+/// Returns whether a pod that comes back to its node by itself, of a DaemonSet or of the kubelet, was unhealthy there before the drain: that
+/// is no difference.
+fn stays_ill(ctx: &Attempt<'_>, pod: &PodFacts) -> bool {
+    let before = ctx.node.record().map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
+    (pod.mirror || pod.daemon_set.is_some()) && pod.recorded_as().is_some_and(|uid| before.contains(uid))
 }
 
 /// Returns what was read lately of the pods of an owner.
@@ -224,8 +239,8 @@ fn read_owner(ctx: &Attempt<'_>, owner: &str, pod: &PodFacts) -> Action {
 /// alone, and otherwise without a proof.
 fn judged(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Turn {
     for unhealthy in unhealthy {
-        let health =
-            owner_of(unhealthy.pod).and_then(|owner| ctx.node.owners.get(owner)).filter(|health| health.is_evidence());
+        let owner = owner_of(unhealthy.pod).filter(|owner| !was_unhealthy(ctx, owner));
+        let health = owner.and_then(|owner| ctx.node.owners.get(owner)).filter(|health| health.is_evidence());
         if let Some(health) = health.filter(|_| !ctx.mode().is_drill()) {
             let message = format!(
                 "{} is not healthy ({}): pods of its owner fail on {} other node(s) with {}, and are healthy on {} without it",
@@ -295,20 +310,15 @@ fn unknown_until(ctx: &Attempt<'_>, deadline: Timestamp, wait: Wait) -> Turn {
     stay(wait).waking_at(deadline)
 }
 
-/// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of Jobs are left out, and pods of
-/// owners that were not healthy before the drain. The kubelet may reject the pod of a DaemonSet, which is created again and again.
+/// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of Jobs are left out. The kubelet
+/// may reject the pod of a DaemonSet, which is created again and again.
 pub(super) fn pods_to_verify<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFacts>> {
     if !ctx.group().after.pods_ready {
         return Some(Vec::new());
     }
-    let record = ctx.node.record();
-    let excused = record.map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
     let pods = ctx.node.node.pods.as_ref()?;
-    let counted = |pod: &&PodFacts| {
-        let unhealthy_before = pod.controller_uid.as_ref().is_some_and(|owner| excused.contains(owner));
-        !pod.is_done() && !pod.is_replaced(pods) && !pod.terminating && !pod.is_of_job() && !unhealthy_before
-    };
-    Some(pods.iter().filter(counted).collect())
+    let verified = |pod: &&PodFacts| !pod.is_done() && !pod.is_replaced(pods) && !pod.terminating && !pod.is_of_job();
+    Some(pods.iter().filter(verified).collect())
 }
 
 /// The pods that are not Ready, or had a container restarted less than the soak ago.

@@ -163,6 +163,12 @@ impl PodFacts {
         self.failed && on_node.iter().any(|other| other.ready && other.controller_uid == self.controller_uid)
     }
 
+    /// Returns the uid under which a record lists that it was unhealthy: that of its controller. A pod of the kubelet has the Node as its
+    /// controller, and is listed by itself: it outlives a reboot.
+    pub const fn recorded_as(&self) -> Option<&String> {
+        if self.mirror { Some(&self.uid) } else { self.controller_uid.as_ref() }
+    }
+
     /// Returns whether it is a pod of a Job, which comes and goes.
     pub fn is_of_job(&self) -> bool {
         self.controller.as_ref().is_some_and(|controller| controller.starts_with("Job "))
@@ -252,7 +258,12 @@ impl OwnerHealth {
     /// Returns whether the owner's pods are ill without the version, too: at least half of those on nodes that were not updated. One
     /// ill pod among many excuses none.
     pub fn is_ill_elsewhere(&self) -> bool {
-        self.others_unhealthy > 0 && self.others_unhealthy >= self.others_healthy
+        self.others_unhealthy > 0 && !self.is_well_elsewhere()
+    }
+
+    /// Returns whether most of the owner's pods on nodes that were not updated are healthy.
+    pub const fn is_well_elsewhere(&self) -> bool {
+        self.others_healthy > self.others_unhealthy
     }
 
     /// Returns whether a further pod that fails on an updated node is evidence against the version: the owner's pods

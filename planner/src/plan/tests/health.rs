@@ -310,31 +310,102 @@ fn unhealthy_before(node: &mut NodeView, version: Version) {
 }
 
 #[test]
-fn pods_of_owners_unhealthy_before_drain_are_ignored() {
-    let mut node = verifying(vec![failing()]);
-    unhealthy_before(&mut node, OLD);
-    let mut watch = Watch::of(node);
-    watch.found = EVIDENCE;
-    watch.at(SOAKED);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 0));
+fn owner_with_an_ill_pod_before_the_drain_is_excused_unless_most_of_its_other_pods_are_well() {
+    let well = |healthy: usize| OwnerHealth { others_healthy: healthy, ..EVIDENCE };
+    for (sentence, found, excused) in [
+        ("it has no other pods", OwnerHealth::default(), true),
+        ("it has others on updated nodes alone", OwnerHealth { others_healthy: 0, ..EVIDENCE }, true),
+        ("half of the others are ill", OwnerHealth { others_unhealthy: 2, ..well(2) }, true),
+        ("most of the others are well", OwnerHealth { others_unhealthy: 1, ..well(2) }, false),
+        ("all others are well", well(49), false),
+    ] {
+        for elsewhere in [false, true] {
+            let mut node = verifying(vec![healthy(), failing()]);
+            let mut other = crate::fixtures::node("b");
+            unhealthy_before(if elsewhere { &mut other } else { &mut node }, NEW);
+            let mut watch = Watch::of(node);
+            watch.view.nodes.insert("b".into(), other);
+            watch.found = found;
+            let wait = watch.at(SOAKED);
+            assert_eq!(watch.read, 1, "{sentence}");
+            if excused {
+                assert_eq!(watch.result(), is_updated(), "{sentence}");
+                assert!(watch.notes.last().unwrap().warning, "{:?}", watch.notes);
+            } else {
+                assert_eq!(wait.unwrap().as_str(), "Settling", "{sentence}");
+                watch.at(DEADLINE);
+                assert_eq!(watch.result(), is_unproven(), "{sentence}: nor is it evidence against the version");
+            }
+            assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
+        }
+    }
 }
 
 #[test]
-fn owner_unhealthy_elsewhere_before_same_update_is_no_evidence() {
-    for version in [NEW, Version::new(1, 19, 0)] {
-        let mut watch = Watch::of(verifying(vec![failing()]));
-        let mut other = node("b");
-        unhealthy_before(&mut other, version.clone());
-        watch.view.nodes.insert("b".into(), other);
+fn owner_with_an_ill_pod_before_an_update_to_another_version_is_evidence() {
+    let mut watch = Watch::of(verifying(vec![failing()]));
+    let mut other = node("b");
+    unhealthy_before(&mut other, Version::new(1, 19, 0));
+    watch.view.nodes.insert("b".into(), other);
+    watch.found = EVIDENCE;
+    assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_blamed());
+}
+
+#[test]
+fn starting_pod_of_an_owner_with_an_ill_pod_before_the_drain_is_waited_for() {
+    let mut node = verifying(vec![PodFacts { started: Some(t(SOAKED - 1)), ..failing() }]);
+    unhealthy_before(&mut node, NEW);
+    let mut watch = Watch::of(node);
+    assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
+    watch.at(SOAKED + 119);
+    assert_eq!((watch.result(), watch.read), (is_updated(), 1), "it is ill, and has no others");
+}
+
+#[test]
+fn owners_that_were_ill_before_the_drain_take_no_reads_from_others_and_are_excused_beyond_them() {
+    let owned = |number: usize| PodFacts { controller_uid: Some(format!("rs-{number:02}")), ..failing() };
+    let mut node = verifying((0..20).map(owned).collect());
+    let mut record = updated();
+    record.unhealthy_before = (0..19).map(|number| format!("rs-{number:02}")).collect();
+    node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    let mut watch = Watch::of(node.clone());
+    let wait = watch.at(SOAKED).unwrap();
+    assert!(watch.view.nodes["a"].owners.contains_key("rs-19"), "the one that was well is read first");
+    assert_eq!((watch.read, wait.as_str()), (8, "Settling"));
+    node.pods.as_mut().unwrap().pop();
+    let mut watch = Watch::of(node);
+    watch.at(SOAKED);
+    assert_eq!((watch.read, watch.result()), (8, is_updated()), "a cluster with many broken owners");
+    assert!(watch.message().contains("19 pod(s)"), "{}", watch.message());
+}
+
+#[test]
+fn pod_that_comes_back_to_its_node_by_itself_is_excused_if_it_was_ill_there_before() {
+    let of_a_daemon_set = PodFacts { daemon_set: Some("log".into()), ..failing() };
+    let mirror =
+        |uid: &str| PodFacts { mirror: true, uid: uid.into(), controller_uid: Some("uid-a".into()), ..failing() };
+    for (sentence, pod, before, excused) in [
+        ("the pod of a DaemonSet was ill", of_a_daemon_set.clone(), "rs", true),
+        ("that of another one was", of_a_daemon_set, "other", false),
+        ("the static pod was ill", mirror("proxy"), "proxy", true),
+        ("another static pod was", mirror("proxy"), "other", false),
+        ("an earlier version listed the Node for it", mirror("proxy"), "uid-a", false),
+    ] {
+        let mut node = verifying(vec![pod]);
+        unhealthy_before(&mut node, NEW);
+        let record = node.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
+        record.unhealthy_before = vec![before.into()];
+        let mut watch = Watch::of(node);
         watch.found = EVIDENCE;
         let wait = watch.at(SOAKED);
-        if version == NEW {
-            assert_eq!((watch.result(), watch.read), (is_updated(), 0), "it is not waited for either");
-            continue;
+        if excused {
+            assert_eq!((watch.result(), watch.read), (is_updated(), 0), "{sentence}");
+            assert!(watch.message().contains("shop/p-a (container app"), "{sentence}: {}", watch.message());
+        } else {
+            assert_eq!(wait.unwrap().as_str(), "Settling", "{sentence}");
         }
-        assert_eq!(wait.unwrap().as_str(), "Settling");
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), is_blamed(), "unhealthy before the update to {version}");
     }
 }
 
@@ -613,6 +684,7 @@ fn drain_start_records_owners_of_unhealthy_pods() {
         of("crash-looped-long-ago", crash_loops(3, 3600)),
         of("restarted-by-a-reboot", crash_loops(2, 1)),
         of("finished", PodFacts { finished: true, ..failing() }),
+        PodFacts { mirror: true, uid: "static".into(), controller_uid: Some("uid-a".into()), ..failing() },
         of("leaves", PodFacts { terminating: true, ..failing() }),
         of("starts", PodFacts { started: Some(t(-20)), ..failing() }),
     ]);
@@ -620,7 +692,7 @@ fn drain_start_records_owners_of_unhealthy_pods() {
     let made = plan(&view, &policy, t(0));
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Draining);
-    assert_eq!(status.report.record.as_ref().unwrap().unhealthy_before, ["crash-loops", "not-ready"]);
+    assert_eq!(status.report.record.as_ref().unwrap().unhealthy_before, ["crash-loops", "not-ready", "static"]);
 }
 
 #[test]
