@@ -188,7 +188,7 @@ fn counted<'b>(
     sorted.sort_by_key(|(was_ill, _)| *was_ill);
     for (was_ill, unhealthy) in sorted {
         let pod = unhealthy.pod;
-        if stays_ill(ctx, pod) {
+        if stays_ill(ctx, pod) || pod.is_elsewhere_by_now(ctx.now) {
             continue;
         }
         let Some(owner) = owner_of(pod) else {
@@ -311,14 +311,40 @@ fn unknown_until(ctx: &Attempt<'_>, deadline: Timestamp, wait: Wait) -> Turn {
 }
 
 /// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of Jobs are left out. The kubelet
-/// may reject the pod of a DaemonSet, which is created again and again.
+/// may reject pods, which their controllers create again and again: of each owner the last one is among them.
 pub(super) fn pods_to_verify<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFacts>> {
     if !ctx.group().after.pods_ready {
         return Some(Vec::new());
     }
     let pods = ctx.node.node.pods.as_ref()?;
     let verified = |pod: &&PodFacts| !pod.is_done() && !pod.is_replaced(pods) && !pod.terminating && !pod.is_of_job();
-    Some(pods.iter().filter(verified).collect())
+    Some(pods.iter().filter(verified).chain(last_rejected(ctx)).collect())
+}
+
+/// Returns the pods of workloads that the kubelet has rejected since the verification began.
+pub(super) fn rejected<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
+    let since = ctx.node.progress().map(|progress| progress.verifying_since.unwrap_or(progress.since));
+    let pods = ctx.node.node.pods.iter().flatten();
+    let workloads = pods.filter(|pod| pod.rejected && !pod.mirror && pod.daemon_set.is_none());
+    // Kubelets write whole seconds.
+    let is_new = move |at: Timestamp| since.is_some_and(|since| after(at, Duration::from_secs(1)) > since);
+    workloads.filter(move |pod| pod.started.is_some_and(is_new))
+}
+
+/// Returns the pod that was rejected last of each owner that has no Ready pod on the node.
+fn last_rejected<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
+    let mut last: BTreeMap<&str, &PodFacts> = BTreeMap::new();
+    for pod in rejected(ctx).filter(|pod| !pod.is_of_job()) {
+        let Some(owner) = pod.controller_uid.as_deref() else { continue };
+        let found = last.entry(owner).or_insert(pod);
+        if pod.started > found.started {
+            *found = pod;
+        }
+    }
+    for pod in ctx.node.node.pods.iter().flatten().filter(|pod| pod.ready) {
+        pod.controller_uid.as_deref().map(|owner| last.remove(owner));
+    }
+    last.into_values()
 }
 
 /// The pods that are not Ready, or had a container restarted less than the soak ago.
