@@ -310,14 +310,16 @@ fn unknown_until(ctx: &Attempt<'_>, deadline: Timestamp, wait: Wait) -> Turn {
     stay(wait).waking_at(deadline)
 }
 
-/// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of Jobs are left out. The kubelet
-/// may reject pods, which their controllers create again and again: of each owner the last one is among them.
+/// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods that are to end by
+/// themselves, as those of Jobs, are left out. The kubelet may reject pods, which their controllers create again and again: of each owner
+/// the last one is among them.
 pub(super) fn pods_to_verify<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFacts>> {
     if !ctx.group().after.pods_ready {
         return Some(Vec::new());
     }
     let pods = ctx.node.node.pods.as_ref()?;
-    let verified = |pod: &&PodFacts| !pod.is_done() && !pod.is_replaced(pods) && !pod.terminating && !pod.is_of_job();
+    let verified =
+        |pod: &&PodFacts| !pod.is_done() && !pod.is_replaced(pods) && !pod.terminating && !pod.runs_to_completion;
     Some(pods.iter().filter(verified).chain(last_rejected(ctx)).collect())
 }
 
@@ -334,7 +336,7 @@ pub(super) fn rejected<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a Po
 /// Returns the pod that was rejected last of each owner that has no Ready pod on the node.
 fn last_rejected<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
     let mut last: BTreeMap<&str, &PodFacts> = BTreeMap::new();
-    for pod in rejected(ctx).filter(|pod| !pod.is_of_job()) {
+    for pod in rejected(ctx).filter(|pod| !pod.runs_to_completion) {
         let Some(owner) = pod.controller_uid.as_deref() else { continue };
         let found = last.entry(owner).or_insert(pod);
         if pod.started > found.started {

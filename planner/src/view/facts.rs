@@ -375,6 +375,7 @@ impl PodFacts {
             finished: matches!(phase, Some("Succeeded" | "Failed")),
             failed: phase == Some("Failed"),
             rejected: pod.status.as_ref().is_some_and(is_rejected),
+            runs_to_completion: spec.and_then(|s| s.restart_policy.as_deref()).is_some_and(|policy| policy != "Always"),
             terminating: meta.deletion_timestamp.is_some(),
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
             grace: spec.and_then(|s| s.termination_grace_period_seconds),
@@ -782,6 +783,17 @@ mod tests {
             let pod = json!({"metadata": {}, "status": {"phase": phase, "reason": reason}});
             let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
             assert_eq!(facts.rejected, expected, "{phase} {reason:?}");
+        }
+    }
+
+    #[test]
+    fn pod_runs_to_completion_unless_its_containers_are_always_restarted() {
+        for (policy, expected) in
+            [(None, false), (Some("Always"), false), (Some("OnFailure"), true), (Some("Never"), true)]
+        {
+            let pod = json!({"metadata": {}, "spec": {"containers": [], "restartPolicy": policy}});
+            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+            assert_eq!(facts.runs_to_completion, expected, "{policy:?}");
         }
     }
 }

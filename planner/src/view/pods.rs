@@ -30,6 +30,8 @@ pub struct PodFacts {
     pub failed: bool,
     /// True if its kubelet has rejected it, and never started it.
     pub rejected: bool,
+    /// True if it is to end by itself (`restartPolicy` is not `Always`), as pods of Jobs and of workflows are.
+    pub runs_to_completion: bool,
     pub terminating: bool,
     /// Time by which it has to have ended: the end of the grace period of its deletion.
     pub ends_by: Option<Timestamp>,
@@ -176,11 +178,6 @@ impl PodFacts {
     /// controller, and is listed by itself: it outlives a reboot.
     pub const fn recorded_as(&self) -> Option<&String> {
         if self.mirror { Some(&self.uid) } else { self.controller_uid.as_ref() }
-    }
-
-    /// Returns whether it is a pod of a Job, which comes and goes.
-    pub fn is_of_job(&self) -> bool {
-        self.controller.as_ref().is_some_and(|controller| controller.starts_with("Job "))
     }
 
     /// Returns the name for users: namespace and name.

@@ -248,7 +248,7 @@ fn soak_restarts_when_a_ready_pod_no_longer_is() {
         ("it was not Ready when the soak began", lost(0), EVIDENCE),
         ("it has never been Ready", PodFacts { started: Some(t(20)), ..failing() }, EVIDENCE),
         ("it is being deleted", PodFacts { terminating: true, ..lost(20) }, EVIDENCE),
-        ("it is of a Job", PodFacts { controller: Some("Job backup".into()), ..lost(20) }, EVIDENCE),
+        ("it is to end by itself", PodFacts { runs_to_completion: true, ..lost(20) }, EVIDENCE),
         ("its owner's pods are ill elsewhere", lost(20), OwnerHealth { others_unhealthy: 1, ..EVIDENCE }),
     ] {
         let mut watch = Watch::of(verifying(vec![pod]));
@@ -637,7 +637,8 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
 
 #[test]
 fn terminating_finished_and_excluded_pods_do_not_delay_update() {
-    let ending = vec![PodFacts { finished: true, ..failing() }, PodFacts { terminating: true, ..failing() }];
+    let workflow = PodFacts { controller: Some("Workflow build".into()), runs_to_completion: true, ..failing() };
+    let ending = vec![PodFacts { finished: true, ..failing() }, PodFacts { terminating: true, ..failing() }, workflow];
     let mut watch = Watch::of(verifying(ending));
     watch.at(SOAKED);
     assert_eq!(watch.result(), is_updated());

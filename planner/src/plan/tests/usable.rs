@@ -372,11 +372,7 @@ fn rejected_pod_counts_until_its_owner_has_one_that_is_not() {
         ("its owner's next one went to another node", vec![replica(at_the_end - 120)], is_updated()),
         ("a newer one was rejected", vec![replica(2), replica(at_the_end)], is_unproven()),
         ("it was rejected before the update", vec![replica(-2)], is_updated()),
-        (
-            "it is of a Job",
-            vec![PodFacts { controller: Some("Job backup".into()), ..replica(at_the_end) }],
-            is_updated(),
-        ),
+        ("it is of a Job", vec![PodFacts { runs_to_completion: true, ..replica(at_the_end) }], is_updated()),
         ("it has no controller", vec![PodFacts { controller_uid: None, ..replica(at_the_end) }], is_updated()),
         (
             "a static pod, which the kubelet does not try again",
@@ -399,7 +395,7 @@ fn rejected_pod_that_runs_elsewhere_by_now_is_named_and_is_a_pod_of_a_workload()
     assert_eq!(watch.result(), is_updated());
     assert!(watch.message().contains("shop/web-1 (UnexpectedAdmissionError)"), "{}", watch.message());
     assert!(!watch.record().without_workloads);
-    let job = PodFacts { controller: Some("Job backup".into()), ..rejected_replica("job-1", 10) };
+    let job = PodFacts { runs_to_completion: true, ..rejected_replica("job-1", 10) };
     for (sentence, pod, lonely) in [
         ("rejected on this version", job.clone(), false),
         ("rejected before", PodFacts { started: Some(t(-5)), ..job }, true),
