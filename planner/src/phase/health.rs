@@ -63,7 +63,10 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     };
     let until = after(ctx.progress.since, after_policy.soak);
     if ctx.now < until {
-        return looking(stay(Wait::Soaking { until }).waking_at(until));
+        // A pod that is starting interrupts the soak once it takes too long.
+        let starts = unhealthy.iter().filter_map(|unhealthy| Some(after(unhealthy.pod.started?, STARTING)));
+        let wake = starts.filter(|at| *at > ctx.now).fold(until, Timestamp::min);
+        return looking(stay(Wait::Soaking { until }).waking_at(wake));
     }
     let counted = match counted(ctx, &unhealthy, deadline) {
         Ok(counted) => counted,
@@ -100,8 +103,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
 }
 
 /// Returns what keeps the node from its soak now, or the read that this needs first: the node is not Ready, or is under pressure, which it was
-/// not when it was taken out of service; a pod that was Ready is not any more; or an expression returns something. A pod interrupts
-/// nothing by starting.
+/// not when it was taken out of service; a pod is not Ready, and is not just starting; or an expression returns something.
 fn interruption(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'_>],
@@ -113,13 +115,29 @@ fn interruption(
     if let Some(condition) = ctx.facts().pressure.clone() {
         return Ok(Some(Wait::NodePressure { condition }));
     }
-    let is_lost = |pod: &PodFacts| pod.lost_ready_at.is_some_and(|lost| lost > ctx.progress.since);
-    let lost: Vec<_> = unhealthy.iter().filter(|unhealthy| is_lost(unhealthy.pod)).copied().collect();
-    if let Some(wait) = settling(&counted(ctx, &lost, deadline)?) {
-        return Ok(Some(wait));
+    // One that its kubelet has not seen yet is about to start.
+    let is_new = |pod: &PodFacts| pod.is_starting(ctx.now) || (pod.pending && pod.started.is_none());
+    let late = unhealthy.iter().filter(|unhealthy| !unhealthy.pod.ready && !is_new(unhealthy.pod));
+    let counted = counted(ctx, &late.copied().collect::<Vec<_>>(), deadline)?;
+    if let Some(wait) = settling(&counted) {
+        // What the boot has restarted comes up now, which is nothing to report.
+        let comes_up = counted.iter().all(|unhealthy| comes_up(ctx, unhealthy.pod, deadline));
+        return Ok(Some(if comes_up { Wait::Soaking { until: after(ctx.now, ctx.group().after.soak) } } else { wait }));
     }
     let quiet = gates::quiet_since(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions);
     Ok(quiet.err().filter(|wait| matches!(wait, Wait::ExpressionFires { .. })))
+}
+
+/// Time that pods have to become Ready after a boot before anything is read of their owners.
+fn coming_up(ctx: &Attempt<'_>) -> Duration {
+    STARTING.min(ctx.group().after.soak)
+}
+
+/// Returns whether a pod has not been Ready since a verification that has just begun.
+fn comes_up(ctx: &Attempt<'_>, pod: &PodFacts, deadline: Timestamp) -> bool {
+    let begun = ctx.progress.verifying_since.unwrap_or(ctx.progress.since);
+    let is_lost = pod.lost_ready_at.is_some_and(|lost| lost > begun);
+    !pod.ready && !is_lost && ctx.now < after(begun, coming_up(ctx)).min(deadline)
 }
 
 fn settling(unhealthy: &[UnhealthyPod<'_>]) -> Option<Wait> {
@@ -132,7 +150,7 @@ fn settling(unhealthy: &[UnhealthyPod<'_>]) -> Option<Wait> {
 fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Turn {
     if ctx.now < deadline {
         if ctx.progress.interrupted.is_some() {
-            return stay(interruption).waking_at(deadline);
+            return stay(interruption).waking_at(deadline).waking_at(after(ctx.now, coming_up(ctx)));
         }
         let mut status = ctx.controller_status();
         let verifying_since = ctx.progress.verifying_since.or(Some(ctx.progress.since));
@@ -200,7 +218,11 @@ fn counted<'b>(
         match read(ctx, owner, deadline) {
             Some(health) if health.is_ill_elsewhere() || (was_ill && !health.is_well_elsewhere()) => {}
             // A drill judges no version, and reads nothing.
-            None if !waits && !ctx.mode().is_drill() && asked.len() <= JUDGED_OWNERS => {
+            None if !waits
+                && !comes_up(ctx, pod, deadline)
+                && !ctx.mode().is_drill()
+                && asked.len() <= JUDGED_OWNERS =>
+            {
                 return Err(read_owner(ctx, owner, pod));
             }
             None if !waits && was_ill => {}

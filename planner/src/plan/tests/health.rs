@@ -245,8 +245,8 @@ fn soak_restarts_when_a_ready_pod_no_longer_is() {
     assert_eq!(watch.result(), is_updated());
 
     for (sentence, pod, found) in [
-        ("it was not Ready when the soak began", lost(0), EVIDENCE),
-        ("it has never been Ready", PodFacts { started: Some(t(20)), ..failing() }, EVIDENCE),
+        ("it is just starting", PodFacts { started: Some(t(20)), ..failing() }, EVIDENCE),
+        ("its kubelet has not seen it yet", PodFacts { pending: true, ..failing() }, EVIDENCE),
         ("it is being deleted", PodFacts { terminating: true, ..lost(20) }, EVIDENCE),
         ("it is to end by itself", PodFacts { runs_to_completion: true, ..lost(20) }, EVIDENCE),
         ("its owner's pods are ill elsewhere", lost(20), OwnerHealth { others_unhealthy: 1, ..EVIDENCE }),
@@ -258,6 +258,62 @@ fn soak_restarts_when_a_ready_pod_no_longer_is() {
         watch.at(SOAKED);
         assert_eq!(watch.result(), is_updated(), "{sentence}");
     }
+}
+
+#[test]
+fn soak_begins_when_the_last_pod_is_ready_after_the_boot() {
+    // Its containers were restarted by the boot.
+    let booted = |second: i64| PodFacts { lost_ready_at: Some(t(second)), restarts: 1, ..failing() };
+    let old = PodFacts { started: Some(t(-600)), ..failing() };
+    let slow = PodFacts { started: Some(t(-110)), ..failing() };
+    for (sentence, pod, ready) in [
+        ("it was not Ready when the soak began", booted(-30), SOAKED - 1),
+        ("it comes up later than the soak", booted(-30), 5 * SOAKED),
+        ("it has never been Ready", old, 5 * SOAKED),
+        ("its time to start ends in the soak", slow, SOAKED - 1),
+    ] {
+        let mut watch = Watch::of(verifying(vec![healthy(), pod]));
+        watch.found = EVIDENCE;
+        watch.at(1);
+        watch.at(20);
+        assert_eq!((watch.read, watch.notes.len()), (0, 0), "{sentence}: a boot is nothing to report");
+        if ready > SOAKED {
+            assert_eq!(watch.at(ready - 1).unwrap().as_str(), "Settling", "{sentence}");
+        }
+        *watch.pods() = vec![healthy(), healthy()];
+        assert_eq!(watch.at(ready), Some(Wait::Soaking { until: t(ready + SOAKED) }), "{sentence}");
+        watch.at(ready + SOAKED - 1);
+        assert_eq!(watch.result().0, None, "{sentence}");
+        watch.at(ready + SOAKED);
+        assert_eq!(watch.result(), is_updated(), "{sentence}");
+    }
+}
+
+#[test]
+fn starting_pod_wakes_the_verification_when_its_time_is_over() {
+    let watch = Watch::of(verifying(vec![PodFacts { started: Some(t(-90)), ..failing() }]));
+    assert_eq!(plan(&watch.view, &watch.policy, t(10)).wake, Some(t(30)));
+}
+
+#[test]
+fn owners_of_pods_that_come_up_after_a_boot_are_read_when_a_soak_is_over() {
+    let booted = PodFacts { lost_ready_at: Some(t(-30)), restarts: 1, ..failing() };
+    let mut watch = Watch::of(verifying(vec![booted.clone()]));
+    watch.found = OwnerHealth { others_unhealthy: 1, ..EVIDENCE };
+    for second in [1, 20, SOAKED - 1] {
+        assert_eq!(watch.at(second), Some(Wait::Soaking { until: t(second + SOAKED) }), "not before {second}");
+        assert_eq!(watch.read, 0);
+    }
+    assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(2 * SOAKED) }), "it is ill elsewhere, too");
+    watch.at(2 * SOAKED);
+    assert_eq!((watch.result(), watch.read), (is_updated(), 1));
+    // One that was ill before, and has no others, interrupts nothing.
+    let mut node = verifying(vec![booted]);
+    unhealthy_before(&mut node, NEW);
+    let mut watch = Watch::of(node);
+    assert_eq!(watch.at(20), Some(Wait::Soaking { until: t(SOAKED) }));
+    watch.at(SOAKED);
+    assert!(watch.message().contains("shop/p-a"), "{}", watch.message());
 }
 
 #[test]
@@ -297,7 +353,8 @@ fn update_succeeds_when_pods_become_healthy_before_deadline() {
     watch.found = EVIDENCE;
     watch.at(DEADLINE - 1);
     *watch.pods() = vec![healthy()];
-    watch.at(DEADLINE - 1);
+    assert_eq!(watch.at(DEADLINE - 1), Some(Wait::Soaking { until: t(DEADLINE - 1 + SOAKED) }), "the whole soak");
+    watch.at(DEADLINE - 1 + SOAKED);
     assert_eq!(watch.result(), is_updated());
 }
 
