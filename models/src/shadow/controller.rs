@@ -375,8 +375,9 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub not_before: Option<Timestamp>,
-    /// Owners (uid) of pods that were unhealthy before the node was last drained. After that update the
-    /// soak does not wait for their pods, and on no node do they count against the version.
+    /// Owners (uid) of pods that were unhealthy before the node was last drained, and static pods (uid of the mirror pod). On no node do
+    /// their pods count against the version, and an update does not wait for them unless most of the owner's pods on nodes
+    /// that were not updated are healthy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub unhealthy_before: Vec<String>,

@@ -63,7 +63,10 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     };
     let until = after(ctx.progress.since, after_policy.soak);
     if ctx.now < until {
-        return looking(stay(Wait::Soaking { until }).waking_at(until));
+        // A pod that is starting interrupts the soak once it takes too long.
+        let starts = unhealthy.iter().filter_map(|unhealthy| Some(after(unhealthy.pod.started?, STARTING)));
+        let wake = starts.filter(|at| *at > ctx.now).fold(until, Timestamp::min);
+        return looking(stay(Wait::Soaking { until }).waking_at(wake));
     }
     let counted = match counted(ctx, &unhealthy, deadline) {
         Ok(counted) => counted,
@@ -100,8 +103,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
 }
 
 /// Returns what keeps the node from its soak now, or the read that this needs first: the node is not Ready, or is under pressure, which it was
-/// not when it was taken out of service; a pod that was Ready is not any more; or an expression returns something. A pod interrupts
-/// nothing by starting.
+/// not when it was taken out of service; a pod is not Ready, and is not just starting; or an expression returns something.
 fn interruption(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'_>],
@@ -113,13 +115,29 @@ fn interruption(
     if let Some(condition) = ctx.facts().pressure.clone() {
         return Ok(Some(Wait::NodePressure { condition }));
     }
-    let is_lost = |pod: &PodFacts| pod.lost_ready_at.is_some_and(|lost| lost > ctx.progress.since);
-    let lost: Vec<_> = unhealthy.iter().filter(|unhealthy| is_lost(unhealthy.pod)).copied().collect();
-    if let Some(wait) = settling(&counted(ctx, &lost, deadline)?) {
-        return Ok(Some(wait));
+    // One that its kubelet has not seen yet is about to start.
+    let is_new = |pod: &PodFacts| pod.is_starting(ctx.now) || (pod.pending && pod.started.is_none());
+    let late = unhealthy.iter().filter(|unhealthy| !unhealthy.pod.ready && !is_new(unhealthy.pod));
+    let counted = counted(ctx, &late.copied().collect::<Vec<_>>(), deadline)?;
+    if let Some(wait) = settling(&counted) {
+        // What the boot has restarted comes up now, which is nothing to report.
+        let comes_up = counted.iter().all(|unhealthy| comes_up(ctx, unhealthy.pod, deadline));
+        return Ok(Some(if comes_up { Wait::Soaking { until: after(ctx.now, ctx.group().after.soak) } } else { wait }));
     }
     let quiet = gates::quiet_since(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions);
     Ok(quiet.err().filter(|wait| matches!(wait, Wait::ExpressionFires { .. })))
+}
+
+/// Time that pods have to become Ready after a boot before anything is read of their owners.
+fn coming_up(ctx: &Attempt<'_>) -> Duration {
+    STARTING.min(ctx.group().after.soak)
+}
+
+/// Returns whether a pod has not been Ready since a verification that has just begun.
+fn comes_up(ctx: &Attempt<'_>, pod: &PodFacts, deadline: Timestamp) -> bool {
+    let begun = ctx.progress.verifying_since.unwrap_or(ctx.progress.since);
+    let is_lost = pod.lost_ready_at.is_some_and(|lost| lost > begun);
+    !pod.ready && !is_lost && ctx.now < after(begun, coming_up(ctx)).min(deadline)
 }
 
 fn settling(unhealthy: &[UnhealthyPod<'_>]) -> Option<Wait> {
@@ -132,7 +150,7 @@ fn settling(unhealthy: &[UnhealthyPod<'_>]) -> Option<Wait> {
 fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Turn {
     if ctx.now < deadline {
         if ctx.progress.interrupted.is_some() {
-            return stay(interruption).waking_at(deadline);
+            return stay(interruption).waking_at(deadline).waking_at(after(ctx.now, coming_up(ctx)));
         }
         let mut status = ctx.controller_status();
         let verifying_since = ctx.progress.verifying_since.or(Some(ctx.progress.since));
@@ -172,7 +190,8 @@ fn owner_of(pod: &PodFacts) -> Option<&String> {
 }
 
 /// Returns those of the unhealthy pods that count, or the read that this needs first. Pods are left out where at least half of their
-/// owner's pods on nodes that were not updated are ill, too, or one was ill on another node before its update to the same version.
+/// owner's pods on nodes that were not updated are ill, too, or where one was ill before an update to the same version and nothing
+/// shows that most of the others are well.
 fn counted<'b>(
     ctx: &Attempt<'_>,
     unhealthy: &[UnhealthyPod<'b>],
@@ -180,26 +199,44 @@ fn counted<'b>(
 ) -> Result<Vec<UnhealthyPod<'b>>, Action> {
     let mut asked = BTreeSet::new();
     let mut counted = Vec::new();
-    for unhealthy in unhealthy {
+    // A DaemonSet has a pod on each node: that of another one excuses none.
+    let was_ill = |pod: &PodFacts| pod.daemon_set.is_none() && owner_of(pod).is_some_and(|uid| was_unhealthy(ctx, uid));
+    // Owners that were well are read first: of the others, those that are not read count for nothing.
+    let mut sorted: Vec<_> = unhealthy.iter().map(|unhealthy| (was_ill(unhealthy.pod), unhealthy)).collect();
+    sorted.sort_by_key(|(was_ill, _)| *was_ill);
+    for (was_ill, unhealthy) in sorted {
         let pod = unhealthy.pod;
+        if stays_ill(ctx, pod) || pod.is_elsewhere_by_now(ctx.now) {
+            continue;
+        }
         let Some(owner) = owner_of(pod) else {
             counted.push(*unhealthy);
             continue;
         };
-        // A DaemonSet has a pod on each node: that of another one excuses none, and where most are ill, they are read below.
-        if pod.daemon_set.is_none() && was_unhealthy(ctx, owner) {
-            continue;
-        }
-        // A drill judges no version, and reads nothing.
-        let waits = ctx.mode().is_drill() || (pod.is_starting(ctx.now) && ctx.now < deadline);
+        let waits = pod.is_starting(ctx.now) && ctx.now < deadline;
         asked.insert(owner);
         match read(ctx, owner, deadline) {
-            Some(health) if health.is_ill_elsewhere() => {}
-            None if !waits && asked.len() <= JUDGED_OWNERS => return Err(read_owner(ctx, owner, pod)),
+            Some(health) if health.is_ill_elsewhere() || (was_ill && !health.is_well_elsewhere()) => {}
+            // A drill judges no version, and reads nothing.
+            None if !waits
+                && !comes_up(ctx, pod, deadline)
+                && !ctx.mode().is_drill()
+                && asked.len() <= JUDGED_OWNERS =>
+            {
+                return Err(read_owner(ctx, owner, pod));
+            }
+            None if !waits && was_ill => {}
             Some(_) | None => counted.push(*unhealthy),
         }
     }
     Ok(counted)
+}
+
+/// Returns whether a pod that comes back to its node by itself, of a DaemonSet or of the kubelet, was unhealthy there before the drain: that
+/// is no difference.
+fn stays_ill(ctx: &Attempt<'_>, pod: &PodFacts) -> bool {
+    let before = ctx.node.record().map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
+    (pod.mirror || pod.daemon_set.is_some()) && pod.recorded_as().is_some_and(|uid| before.contains(uid))
 }
 
 /// Returns what was read lately of the pods of an owner.
@@ -224,8 +261,8 @@ fn read_owner(ctx: &Attempt<'_>, owner: &str, pod: &PodFacts) -> Action {
 /// alone, and otherwise without a proof.
 fn judged(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Turn {
     for unhealthy in unhealthy {
-        let health =
-            owner_of(unhealthy.pod).and_then(|owner| ctx.node.owners.get(owner)).filter(|health| health.is_evidence());
+        let owner = owner_of(unhealthy.pod).filter(|owner| !was_unhealthy(ctx, owner));
+        let health = owner.and_then(|owner| ctx.node.owners.get(owner)).filter(|health| health.is_evidence());
         if let Some(health) = health.filter(|_| !ctx.mode().is_drill()) {
             let message = format!(
                 "{} is not healthy ({}): pods of its owner fail on {} other node(s) with {}, and are healthy on {} without it",
@@ -295,20 +332,43 @@ fn unknown_until(ctx: &Attempt<'_>, deadline: Timestamp, wait: Wait) -> Turn {
     stay(wait).waking_at(deadline)
 }
 
-/// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of Jobs are left out, and pods of
-/// owners that were not healthy before the drain. The kubelet may reject the pod of a DaemonSet, which is created again and again.
+/// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods that are to end by
+/// themselves, as those of Jobs, are left out. The kubelet may reject pods, which their controllers create again and again: of each owner
+/// the last one is among them.
 pub(super) fn pods_to_verify<'a>(ctx: &NodeContext<'a>) -> Option<Vec<&'a PodFacts>> {
     if !ctx.group().after.pods_ready {
         return Some(Vec::new());
     }
-    let record = ctx.node.record();
-    let excused = record.map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
     let pods = ctx.node.node.pods.as_ref()?;
-    let counted = |pod: &&PodFacts| {
-        let unhealthy_before = pod.controller_uid.as_ref().is_some_and(|owner| excused.contains(owner));
-        !pod.is_done() && !pod.is_replaced(pods) && !pod.terminating && !pod.is_of_job() && !unhealthy_before
-    };
-    Some(pods.iter().filter(counted).collect())
+    let verified =
+        |pod: &&PodFacts| !pod.is_done() && !pod.is_replaced(pods) && !pod.terminating && !pod.runs_to_completion;
+    Some(pods.iter().filter(verified).chain(last_rejected(ctx)).collect())
+}
+
+/// Returns the pods of workloads that the kubelet has rejected since the verification began.
+pub(super) fn rejected<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
+    let since = ctx.node.progress().map(|progress| progress.verifying_since.unwrap_or(progress.since));
+    let pods = ctx.node.node.pods.iter().flatten();
+    let workloads = pods.filter(|pod| pod.rejected && !pod.mirror && pod.daemon_set.is_none());
+    // Kubelets write whole seconds.
+    let is_new = move |at: Timestamp| since.is_some_and(|since| after(at, Duration::from_secs(1)) > since);
+    workloads.filter(move |pod| pod.started.is_some_and(is_new))
+}
+
+/// Returns the pod that was rejected last of each owner that has no Ready pod on the node.
+fn last_rejected<'a>(ctx: &NodeContext<'a>) -> impl Iterator<Item = &'a PodFacts> {
+    let mut last: BTreeMap<&str, &PodFacts> = BTreeMap::new();
+    for pod in rejected(ctx).filter(|pod| !pod.runs_to_completion) {
+        let Some(owner) = pod.controller_uid.as_deref() else { continue };
+        let found = last.entry(owner).or_insert(pod);
+        if pod.started > found.started {
+            *found = pod;
+        }
+    }
+    for pod in ctx.node.node.pods.iter().flatten().filter(|pod| pod.ready) {
+        pod.controller_uid.as_deref().map(|owner| last.remove(owner));
+    }
+    last.into_values()
 }
 
 /// The pods that are not Ready, or had a container restarted less than the soak ago.

@@ -15,6 +15,8 @@ pub(super) struct Pod {
     serial: u32,
     /// The second of the simulation by which it has to have ended; 0 if it is not being deleted.
     ends: u32,
+    /// The second of the simulation in which it was placed; 0 for a pod that existed at the beginning.
+    placed: u32,
     pub(super) ready: bool,
 }
 
@@ -75,7 +77,8 @@ impl<'a> Pods<'a> {
                 let alone = uses[*template as usize] == 1;
                 made += u32::from(!alone);
                 let serial = if alone { 0 } else { made };
-                Pod { template: *template, serial, ends: 0, ready: scenario.pods[*template as usize].facts.ready }
+                let ready = scenario.pods[*template as usize].facts.ready;
+                Pod { template: *template, serial, ends: 0, placed: 0, ready }
             });
             pods.collect()
         });
@@ -94,6 +97,14 @@ impl<'a> Pods<'a> {
         }
     }
 
+    fn second(&self, at: Timestamp) -> u32 {
+        u32::try_from(at.duration_since(self.start).as_secs().max(1)).unwrap_or(u32::MAX)
+    }
+
+    fn time(&self, second: u32) -> Timestamp {
+        self.start + SignedDuration::from_secs(i64::from(second))
+    }
+
     fn to_facts(&self, node: &str, pod: Pod) -> PodFacts {
         let shared = &self.template(pod).facts;
         let serial = if pod.serial > 0 { format!("-{}", pod.serial) } else { String::new() };
@@ -103,8 +114,9 @@ impl<'a> Pods<'a> {
             node: node.to_owned(),
             ready: pod.ready,
             pending: shared.pending && !pod.ready,
+            started: if pod.placed > 0 { Some(self.time(pod.placed)) } else { shared.started },
             terminating: pod.ends > 0,
-            ends_by: (pod.ends > 0).then(|| self.start + SignedDuration::from_secs(i64::from(pod.ends))),
+            ends_by: (pod.ends > 0).then(|| self.time(pod.ends)),
             ..shared.clone()
         }
     }
@@ -160,9 +172,9 @@ impl<'a> Pods<'a> {
         if pod.ready {
             self.count(pod.template, -1);
         }
-        let second = ends.duration_since(self.start).as_secs().max(1);
+        let second = self.second(ends);
         let found = &mut self.on[member][place];
-        (found.ends, found.ready) = (u32::try_from(second).unwrap_or(u32::MAX), false);
+        (found.ends, found.ready) = (second, false);
         Answer::Leaves(ends)
     }
 
@@ -184,7 +196,7 @@ impl<'a> Pods<'a> {
     }
 
     /// Places a pod on the next node that takes pods, not Ready yet. Without one it waits.
-    pub(super) fn place(&mut self, template: u32, takes: impl Fn(usize) -> bool) -> Place {
+    pub(super) fn place(&mut self, template: u32, now: Timestamp, takes: impl Fn(usize) -> bool) -> Place {
         let (own, nodes) = (self.on.len(), self.on.len() + self.elsewhere);
         let mut places = (0..nodes).map(|offset| (self.next_node + offset) % nodes);
         let Some(place) = places.find(|place| *place >= own || takes(*place)) else {
@@ -196,7 +208,8 @@ impl<'a> Pods<'a> {
             return Place::Elsewhere;
         }
         self.made += 1;
-        self.on[place].push(Pod { template, serial: self.made, ends: 0, ready: false });
+        let placed = self.second(now);
+        self.on[place].push(Pod { template, serial: self.made, ends: 0, placed, ready: false });
         Place::Node(place, self.made)
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, Service, Toleration, Volume};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, PodStatus, Service, Toleration, Volume};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference};
 use models::names;
@@ -316,6 +316,15 @@ fn lost_ready_at(pod: &Pod) -> Option<Timestamp> {
     (since > after(after(status.start_time.as_ref()?.0, second), second)).then(|| after(since, second))
 }
 
+/// Returns whether the kubelet has rejected a pod: it has failed for a reason that is none of those for which kubelets end a pod that runs,
+/// or take none at all. Kubernetes adds reasons of this kind from release to release.
+fn is_rejected(status: &PodStatus) -> bool {
+    const OTHERS: [&str; 7] =
+        ["DeadlineExceeded", "Evicted", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"];
+    let reason = status.reason.as_deref().filter(|reason| !reason.is_empty() && !OTHERS.contains(reason));
+    status.phase.as_deref() == Some("Failed") && reason.is_some()
+}
+
 /// Returns the reason why a pod is not Ready: that of its failure, the state of the first container that is neither ready nor done, else the
 /// condition that is not true.
 fn trouble(pod: &Pod) -> Option<String> {
@@ -366,6 +375,8 @@ impl PodFacts {
             owner_pending: false,
             finished: matches!(phase, Some("Succeeded" | "Failed")),
             failed: phase == Some("Failed"),
+            rejected: pod.status.as_ref().is_some_and(is_rejected),
+            runs_to_completion: spec.and_then(|s| s.restart_policy.as_deref()).is_some_and(|policy| policy != "Always"),
             terminating: meta.deletion_timestamp.is_some(),
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
             grace: spec.and_then(|s| s.termination_grace_period_seconds),
@@ -753,6 +764,37 @@ mod tests {
         ] {
             let pod = pod(status);
             assert_eq!((pod.trouble.as_deref(), pod.restarted_at), (expected, None), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn pod_that_its_kubelet_rejected_differs_from_one_that_failed_later() {
+        for (phase, reason, expected) in [
+            ("Failed", Some("UnexpectedAdmissionError"), true),
+            ("Failed", Some("OutOfnvidia.com/gpu"), true),
+            ("Failed", Some("NodeAffinity"), true),
+            ("Failed", Some("TopologyAffinityError"), true),
+            ("Failed", Some("Evicted"), false),
+            ("Failed", Some("NodeShutdown"), false),
+            ("Failed", Some("Terminated"), false),
+            ("Failed", Some("Preempting"), false),
+            ("Failed", None, false),
+            ("Pending", Some("UnexpectedAdmissionError"), false),
+        ] {
+            let pod = json!({"metadata": {}, "status": {"phase": phase, "reason": reason}});
+            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+            assert_eq!(facts.rejected, expected, "{phase} {reason:?}");
+        }
+    }
+
+    #[test]
+    fn pod_runs_to_completion_unless_its_containers_are_always_restarted() {
+        for (policy, expected) in
+            [(None, false), (Some("Always"), false), (Some("OnFailure"), true), (Some("Never"), true)]
+        {
+            let pod = json!({"metadata": {}, "spec": {"containers": [], "restartPolicy": policy}});
+            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+            assert_eq!(facts.runs_to_completion, expected, "{policy:?}");
         }
     }
 }

@@ -28,6 +28,10 @@ pub struct PodFacts {
     pub finished: bool,
     /// True if it has failed (phase Failed), as one that its kubelet has rejected.
     pub failed: bool,
+    /// True if its kubelet has rejected it, and never started it.
+    pub rejected: bool,
+    /// True if it is to end by itself (`restartPolicy` is not `Always`), as pods of Jobs and of workflows are.
+    pub runs_to_completion: bool,
     pub terminating: bool,
     /// Time by which it has to have ended: the end of the grace period of its deletion.
     pub ends_by: Option<Timestamp>,
@@ -152,20 +156,28 @@ impl PodFacts {
     }
 
     /// Returns whether it has ended for good. A pod of a DaemonSet has to run for as long as its node does: one that failed is none
-    /// that is done, such as one that its kubelet rejects (`UnexpectedAdmissionError`, `OutOfcpu`, `NodeAffinity`).
+    /// that is done, such as one that its kubelet rejects (`UnexpectedAdmissionError`, `OutOfcpu`, `NodeAffinity`). Nor is a static pod
+    /// that is rejected.
     pub fn is_done(&self) -> bool {
         let is_of_daemon_set = self.daemon_set.is_some() && self.daemon_set_is != DaemonSetIs::Gone;
-        self.finished && !(self.failed && is_of_daemon_set)
+        self.finished && !(self.failed && is_of_daemon_set) && !(self.rejected && self.mirror)
     }
 
     /// Returns whether it has failed, and another pod of its owner on the same node is Ready.
     pub fn is_replaced(&self, on_node: &[Self]) -> bool {
-        self.failed && on_node.iter().any(|other| other.ready && other.controller_uid == self.controller_uid)
+        let replaces = |other: &Self| other.ready && other.controller_uid == self.controller_uid;
+        self.failed && !self.mirror && on_node.iter().any(replaces)
     }
 
-    /// Returns whether it is a pod of a Job, which comes and goes.
-    pub fn is_of_job(&self) -> bool {
-        self.controller.as_ref().is_some_and(|controller| controller.starts_with("Job "))
+    /// Returns whether it was rejected so long ago that its controller, which creates another one at once, has it run elsewhere.
+    pub fn is_elsewhere_by_now(&self, now: Timestamp) -> bool {
+        self.rejected && self.is_done() && self.started.is_none_or(|rejected| after(rejected, STARTING) <= now)
+    }
+
+    /// Returns the uid under which a record lists that it was unhealthy: that of its controller. A pod of the kubelet has the Node as its
+    /// controller, and is listed by itself: it outlives a reboot.
+    pub const fn recorded_as(&self) -> Option<&String> {
+        if self.mirror { Some(&self.uid) } else { self.controller_uid.as_ref() }
     }
 
     /// Returns the name for users: namespace and name.
@@ -252,7 +264,12 @@ impl OwnerHealth {
     /// Returns whether the owner's pods are ill without the version, too: at least half of those on nodes that were not updated. One
     /// ill pod among many excuses none.
     pub fn is_ill_elsewhere(&self) -> bool {
-        self.others_unhealthy > 0 && self.others_unhealthy >= self.others_healthy
+        self.others_unhealthy > 0 && !self.is_well_elsewhere()
+    }
+
+    /// Returns whether most of the owner's pods on nodes that were not updated are healthy.
+    pub const fn is_well_elsewhere(&self) -> bool {
+        self.others_healthy > self.others_unhealthy
     }
 
     /// Returns whether a further pod that fails on an updated node is evidence against the version: the owner's pods

@@ -245,10 +245,10 @@ fn soak_restarts_when_a_ready_pod_no_longer_is() {
     assert_eq!(watch.result(), is_updated());
 
     for (sentence, pod, found) in [
-        ("it was not Ready when the soak began", lost(0), EVIDENCE),
-        ("it has never been Ready", PodFacts { started: Some(t(20)), ..failing() }, EVIDENCE),
+        ("it is just starting", PodFacts { started: Some(t(20)), ..failing() }, EVIDENCE),
+        ("its kubelet has not seen it yet", PodFacts { pending: true, ..failing() }, EVIDENCE),
         ("it is being deleted", PodFacts { terminating: true, ..lost(20) }, EVIDENCE),
-        ("it is of a Job", PodFacts { controller: Some("Job backup".into()), ..lost(20) }, EVIDENCE),
+        ("it is to end by itself", PodFacts { runs_to_completion: true, ..lost(20) }, EVIDENCE),
         ("its owner's pods are ill elsewhere", lost(20), OwnerHealth { others_unhealthy: 1, ..EVIDENCE }),
     ] {
         let mut watch = Watch::of(verifying(vec![pod]));
@@ -258,6 +258,62 @@ fn soak_restarts_when_a_ready_pod_no_longer_is() {
         watch.at(SOAKED);
         assert_eq!(watch.result(), is_updated(), "{sentence}");
     }
+}
+
+#[test]
+fn soak_begins_when_the_last_pod_is_ready_after_the_boot() {
+    // Its containers were restarted by the boot.
+    let booted = |second: i64| PodFacts { lost_ready_at: Some(t(second)), restarts: 1, ..failing() };
+    let old = PodFacts { started: Some(t(-600)), ..failing() };
+    let slow = PodFacts { started: Some(t(-110)), ..failing() };
+    for (sentence, pod, ready) in [
+        ("it was not Ready when the soak began", booted(-30), SOAKED - 1),
+        ("it comes up later than the soak", booted(-30), 5 * SOAKED),
+        ("it has never been Ready", old, 5 * SOAKED),
+        ("its time to start ends in the soak", slow, SOAKED - 1),
+    ] {
+        let mut watch = Watch::of(verifying(vec![healthy(), pod]));
+        watch.found = EVIDENCE;
+        watch.at(1);
+        watch.at(20);
+        assert_eq!((watch.read, watch.notes.len()), (0, 0), "{sentence}: a boot is nothing to report");
+        if ready > SOAKED {
+            assert_eq!(watch.at(ready - 1).unwrap().as_str(), "Settling", "{sentence}");
+        }
+        *watch.pods() = vec![healthy(), healthy()];
+        assert_eq!(watch.at(ready), Some(Wait::Soaking { until: t(ready + SOAKED) }), "{sentence}");
+        watch.at(ready + SOAKED - 1);
+        assert_eq!(watch.result().0, None, "{sentence}");
+        watch.at(ready + SOAKED);
+        assert_eq!(watch.result(), is_updated(), "{sentence}");
+    }
+}
+
+#[test]
+fn starting_pod_wakes_the_verification_when_its_time_is_over() {
+    let watch = Watch::of(verifying(vec![PodFacts { started: Some(t(-90)), ..failing() }]));
+    assert_eq!(plan(&watch.view, &watch.policy, t(10)).wake, Some(t(30)));
+}
+
+#[test]
+fn owners_of_pods_that_come_up_after_a_boot_are_read_when_a_soak_is_over() {
+    let booted = PodFacts { lost_ready_at: Some(t(-30)), restarts: 1, ..failing() };
+    let mut watch = Watch::of(verifying(vec![booted.clone()]));
+    watch.found = OwnerHealth { others_unhealthy: 1, ..EVIDENCE };
+    for second in [1, 20, SOAKED - 1] {
+        assert_eq!(watch.at(second), Some(Wait::Soaking { until: t(second + SOAKED) }), "not before {second}");
+        assert_eq!(watch.read, 0);
+    }
+    assert_eq!(watch.at(SOAKED), Some(Wait::Soaking { until: t(2 * SOAKED) }), "it is ill elsewhere, too");
+    watch.at(2 * SOAKED);
+    assert_eq!((watch.result(), watch.read), (is_updated(), 1));
+    // One that was ill before, and has no others, interrupts nothing.
+    let mut node = verifying(vec![booted]);
+    unhealthy_before(&mut node, NEW);
+    let mut watch = Watch::of(node);
+    assert_eq!(watch.at(20), Some(Wait::Soaking { until: t(SOAKED) }));
+    watch.at(SOAKED);
+    assert!(watch.message().contains("shop/p-a"), "{}", watch.message());
 }
 
 #[test]
@@ -297,7 +353,8 @@ fn update_succeeds_when_pods_become_healthy_before_deadline() {
     watch.found = EVIDENCE;
     watch.at(DEADLINE - 1);
     *watch.pods() = vec![healthy()];
-    watch.at(DEADLINE - 1);
+    assert_eq!(watch.at(DEADLINE - 1), Some(Wait::Soaking { until: t(DEADLINE - 1 + SOAKED) }), "the whole soak");
+    watch.at(DEADLINE - 1 + SOAKED);
     assert_eq!(watch.result(), is_updated());
 }
 
@@ -310,31 +367,102 @@ fn unhealthy_before(node: &mut NodeView, version: Version) {
 }
 
 #[test]
-fn pods_of_owners_unhealthy_before_drain_are_ignored() {
-    let mut node = verifying(vec![failing()]);
-    unhealthy_before(&mut node, OLD);
-    let mut watch = Watch::of(node);
-    watch.found = EVIDENCE;
-    watch.at(SOAKED);
-    assert_eq!((watch.result(), watch.read), (is_updated(), 0));
+fn owner_with_an_ill_pod_before_the_drain_is_excused_unless_most_of_its_other_pods_are_well() {
+    let well = |healthy: usize| OwnerHealth { others_healthy: healthy, ..EVIDENCE };
+    for (sentence, found, excused) in [
+        ("it has no other pods", OwnerHealth::default(), true),
+        ("it has others on updated nodes alone", OwnerHealth { others_healthy: 0, ..EVIDENCE }, true),
+        ("half of the others are ill", OwnerHealth { others_unhealthy: 2, ..well(2) }, true),
+        ("most of the others are well", OwnerHealth { others_unhealthy: 1, ..well(2) }, false),
+        ("all others are well", well(49), false),
+    ] {
+        for elsewhere in [false, true] {
+            let mut node = verifying(vec![healthy(), failing()]);
+            let mut other = crate::fixtures::node("b");
+            unhealthy_before(if elsewhere { &mut other } else { &mut node }, NEW);
+            let mut watch = Watch::of(node);
+            watch.view.nodes.insert("b".into(), other);
+            watch.found = found;
+            let wait = watch.at(SOAKED);
+            assert_eq!(watch.read, 1, "{sentence}");
+            if excused {
+                assert_eq!(watch.result(), is_updated(), "{sentence}");
+                assert!(watch.notes.last().unwrap().warning, "{:?}", watch.notes);
+            } else {
+                assert_eq!(wait.unwrap().as_str(), "Settling", "{sentence}");
+                watch.at(DEADLINE);
+                assert_eq!(watch.result(), is_unproven(), "{sentence}: nor is it evidence against the version");
+            }
+            assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
+        }
+    }
 }
 
 #[test]
-fn owner_unhealthy_elsewhere_before_same_update_is_no_evidence() {
-    for version in [NEW, Version::new(1, 19, 0)] {
-        let mut watch = Watch::of(verifying(vec![failing()]));
-        let mut other = node("b");
-        unhealthy_before(&mut other, version.clone());
-        watch.view.nodes.insert("b".into(), other);
+fn owner_with_an_ill_pod_before_an_update_to_another_version_is_evidence() {
+    let mut watch = Watch::of(verifying(vec![failing()]));
+    let mut other = node("b");
+    unhealthy_before(&mut other, Version::new(1, 19, 0));
+    watch.view.nodes.insert("b".into(), other);
+    watch.found = EVIDENCE;
+    assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_blamed());
+}
+
+#[test]
+fn starting_pod_of_an_owner_with_an_ill_pod_before_the_drain_is_waited_for() {
+    let mut node = verifying(vec![PodFacts { started: Some(t(SOAKED - 1)), ..failing() }]);
+    unhealthy_before(&mut node, NEW);
+    let mut watch = Watch::of(node);
+    assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
+    watch.at(SOAKED + 119);
+    assert_eq!((watch.result(), watch.read), (is_updated(), 1), "it is ill, and has no others");
+}
+
+#[test]
+fn owners_that_were_ill_before_the_drain_take_no_reads_from_others_and_are_excused_beyond_them() {
+    let owned = |number: usize| PodFacts { controller_uid: Some(format!("rs-{number:02}")), ..failing() };
+    let mut node = verifying((0..20).map(owned).collect());
+    let mut record = updated();
+    record.unhealthy_before = (0..19).map(|number| format!("rs-{number:02}")).collect();
+    node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    let mut watch = Watch::of(node.clone());
+    let wait = watch.at(SOAKED).unwrap();
+    assert!(watch.view.nodes["a"].owners.contains_key("rs-19"), "the one that was well is read first");
+    assert_eq!((watch.read, wait.as_str()), (8, "Settling"));
+    node.pods.as_mut().unwrap().pop();
+    let mut watch = Watch::of(node);
+    watch.at(SOAKED);
+    assert_eq!((watch.read, watch.result()), (8, is_updated()), "a cluster with many broken owners");
+    assert!(watch.message().contains("19 pod(s)"), "{}", watch.message());
+}
+
+#[test]
+fn pod_that_comes_back_to_its_node_by_itself_is_excused_if_it_was_ill_there_before() {
+    let of_a_daemon_set = PodFacts { daemon_set: Some("log".into()), ..failing() };
+    let mirror =
+        |uid: &str| PodFacts { mirror: true, uid: uid.into(), controller_uid: Some("uid-a".into()), ..failing() };
+    for (sentence, pod, before, excused) in [
+        ("the pod of a DaemonSet was ill", of_a_daemon_set.clone(), "rs", true),
+        ("that of another one was", of_a_daemon_set, "other", false),
+        ("the static pod was ill", mirror("proxy"), "proxy", true),
+        ("another static pod was", mirror("proxy"), "other", false),
+        ("an earlier version listed the Node for it", mirror("proxy"), "uid-a", false),
+    ] {
+        let mut node = verifying(vec![pod]);
+        unhealthy_before(&mut node, NEW);
+        let record = node.shadow.as_mut().unwrap().status.controller.record.as_mut().unwrap();
+        record.unhealthy_before = vec![before.into()];
+        let mut watch = Watch::of(node);
         watch.found = EVIDENCE;
         let wait = watch.at(SOAKED);
-        if version == NEW {
-            assert_eq!((watch.result(), watch.read), (is_updated(), 0), "it is not waited for either");
-            continue;
+        if excused {
+            assert_eq!((watch.result(), watch.read), (is_updated(), 0), "{sentence}");
+            assert!(watch.message().contains("shop/p-a (container app"), "{sentence}: {}", watch.message());
+        } else {
+            assert_eq!(wait.unwrap().as_str(), "Settling", "{sentence}");
         }
-        assert_eq!(wait.unwrap().as_str(), "Settling");
-        watch.at(DEADLINE);
-        assert_eq!(watch.result(), is_blamed(), "unhealthy before the update to {version}");
     }
 }
 
@@ -566,7 +694,8 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
 
 #[test]
 fn terminating_finished_and_excluded_pods_do_not_delay_update() {
-    let ending = vec![PodFacts { finished: true, ..failing() }, PodFacts { terminating: true, ..failing() }];
+    let workflow = PodFacts { controller: Some("Workflow build".into()), runs_to_completion: true, ..failing() };
+    let ending = vec![PodFacts { finished: true, ..failing() }, PodFacts { terminating: true, ..failing() }, workflow];
     let mut watch = Watch::of(verifying(ending));
     watch.at(SOAKED);
     assert_eq!(watch.result(), is_updated());
@@ -613,6 +742,7 @@ fn drain_start_records_owners_of_unhealthy_pods() {
         of("crash-looped-long-ago", crash_loops(3, 3600)),
         of("restarted-by-a-reboot", crash_loops(2, 1)),
         of("finished", PodFacts { finished: true, ..failing() }),
+        PodFacts { mirror: true, uid: "static".into(), controller_uid: Some("uid-a".into()), ..failing() },
         of("leaves", PodFacts { terminating: true, ..failing() }),
         of("starts", PodFacts { started: Some(t(-20)), ..failing() }),
     ]);
@@ -620,7 +750,7 @@ fn drain_start_records_owners_of_unhealthy_pods() {
     let made = plan(&view, &policy, t(0));
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Draining);
-    assert_eq!(status.report.record.as_ref().unwrap().unhealthy_before, ["crash-loops", "not-ready"]);
+    assert_eq!(status.report.record.as_ref().unwrap().unhealthy_before, ["crash-loops", "not-ready", "static"]);
 }
 
 #[test]

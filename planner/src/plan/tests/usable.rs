@@ -273,7 +273,25 @@ fn driver(name: &str) -> PodFacts {
 /// A pod of a DaemonSet that its kubelet has rejected just now.
 fn rejected(name: &str, now: i64) -> PodFacts {
     let trouble = Some("UnexpectedAdmissionError".into());
-    PodFacts { ready: false, finished: true, failed: true, started: Some(t(now)), trouble, ..driver(name) }
+    PodFacts {
+        ready: false,
+        finished: true,
+        failed: true,
+        rejected: true,
+        started: Some(t(now)),
+        trouble,
+        ..driver(name)
+    }
+}
+
+/// A pod of a Deployment that its kubelet has rejected just now.
+fn rejected_replica(name: &str, now: i64) -> PodFacts {
+    PodFacts {
+        controller: Some("ReplicaSet web-1".into()),
+        controller_uid: Some("rs".into()),
+        daemon_set: None,
+        ..rejected(name, now)
+    }
 }
 
 #[test]
@@ -300,7 +318,12 @@ fn failed_pod_counts_as_ended_where_nothing_has_to_run_in_its_place() {
             is_updated(),
         ),
         ("no pods are asked for", vec![rejected("driver-1", 1)], false, is_updated()),
-        ("a replica: its owner has another one elsewhere", vec![failed(healthy())], true, is_updated()),
+        (
+            "a replica that was evicted: its owner has another one elsewhere",
+            vec![failed(healthy())],
+            true,
+            is_updated(),
+        ),
         ("a bare pod", vec![failed(pod("a", true))], true, is_updated()),
         (
             "its DaemonSet is gone",
@@ -315,6 +338,73 @@ fn failed_pod_counts_as_ended_where_nothing_has_to_run_in_its_place() {
         watch.at(SOAKED);
         watch.at(DEADLINE);
         assert_eq!(watch.result(), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn pods_of_a_deployment_that_the_kubelet_rejects_are_waited_for_and_prove_nothing_at_the_timeout() {
+    let mut watch = Watch::of(verifying(vec![]));
+    for second in [SOAKED, 5 * SOAKED, DEADLINE - 1] {
+        // Its ReplicaSet creates others without end.
+        let pods = (1..=second).map(|at| rejected_replica(&format!("web-{at}"), at));
+        *watch.pods() = pods.collect();
+        let expected = format!(
+            "1 pod(s) on the updated node are not healthy yet, shop/web-{second} first (UnexpectedAdmissionError)"
+        );
+        assert_eq!(waits(&mut watch, second), expected);
+    }
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_unproven());
+    assert!(
+        watch.message().contains(&format!("shop/web-{} (UnexpectedAdmissionError)", DEADLINE - 1)),
+        "{}",
+        watch.message()
+    );
+}
+
+#[test]
+fn rejected_pod_counts_until_its_owner_has_one_that_is_not() {
+    let at_the_end = DEADLINE - 1;
+    let replica = |at: i64| rejected_replica("web-1", at);
+    for (sentence, pods, expected) in [
+        ("nothing came after it", vec![replica(at_the_end)], is_unproven()),
+        ("another one is Ready on the node", vec![replica(at_the_end), healthy()], is_updated()),
+        ("its owner's next one went to another node", vec![replica(at_the_end - 120)], is_updated()),
+        ("a newer one was rejected", vec![replica(2), replica(at_the_end)], is_unproven()),
+        ("it was rejected before the update", vec![replica(-2)], is_updated()),
+        ("it is of a Job", vec![PodFacts { runs_to_completion: true, ..replica(at_the_end) }], is_updated()),
+        ("it has no controller", vec![PodFacts { controller_uid: None, ..replica(at_the_end) }], is_updated()),
+        (
+            "a static pod, which the kubelet does not try again",
+            vec![PodFacts { mirror: true, ..replica(-2) }, PodFacts { mirror: true, ..healthy() }],
+            is_unproven(),
+        ),
+    ] {
+        let mut watch = Watch::of(verifying(pods));
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn rejected_pod_that_runs_elsewhere_by_now_is_named_and_is_a_pod_of_a_workload() {
+    let mut watch = Watch::of(verifying(vec![rejected_replica("web-1", 10)]));
+    assert!(waits(&mut watch, SOAKED).contains("shop/web-1 first (UnexpectedAdmissionError)"));
+    watch.at(10 + 120);
+    watch.at(10 + 120 + SOAKED);
+    assert_eq!(watch.result(), is_updated());
+    assert!(watch.message().contains("shop/web-1 (UnexpectedAdmissionError)"), "{}", watch.message());
+    assert!(!watch.record().without_workloads);
+    let job = PodFacts { runs_to_completion: true, ..rejected_replica("job-1", 10) };
+    for (sentence, pod, lonely) in [
+        ("rejected on this version", job.clone(), false),
+        ("rejected before", PodFacts { started: Some(t(-5)), ..job }, true),
+        ("of a DaemonSet", PodFacts { daemon_set_is: DaemonSetIs::Gone, ..rejected("driver-1", 10) }, true),
+    ] {
+        let mut watch = Watch::of(verifying(vec![pod]));
+        watch.at(SOAKED);
+        assert_eq!(watch.message().contains("no pods of workloads"), lonely, "{sentence}: {}", watch.message());
+        assert_eq!(watch.record().without_workloads, lonely, "{sentence}");
     }
 }
 

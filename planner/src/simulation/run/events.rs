@@ -180,7 +180,7 @@ impl Run<'_> {
     pub(super) fn place(&mut self, template: u32) {
         let states = &self.states;
         let replaced = self.scenario.pods[template as usize].replaced.as_ref();
-        let (target, serial) = match self.pods.place(template, |member| states[member].schedulable) {
+        let (target, serial) = match self.pods.place(template, self.now, |member| states[member].schedulable) {
             Place::Node(target, serial) => (target, serial),
             Place::Elsewhere => {
                 // It is no node's: the draw is that of the first.
