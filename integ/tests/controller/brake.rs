@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use integ::oracle::{ClusterState, Object};
 use models::condition::ConditionStatus;
 use models::names::{RESUME_ANNOTATION, RETRY_ANNOTATION};
-use models::operator::BRAKED;
+use models::operator::{ActiveRollout, BRAKED};
 use models::shadow::Step;
 use serde_json::json;
 
@@ -52,14 +52,19 @@ async fn braked_rollout_tries_one_node_after_a_pause_or_at_the_request_of_a_user
         times_out(cluster, &node).await?;
         ended.insert(node);
     }
-    cluster.until_operator(BRAKED, ConditionStatus::True).await?;
-    cluster.until("the others wait for it", |world| world.waiting("Braked") > 0).await?;
+    // The pause begins with the write that takes the last slot back.
+    let pauses = |world: &ClusterState| {
+        let rollouts = world.status().active_rollouts;
+        world.status().slots.is_empty() && rollouts.iter().any(ActiveRollout::is_braked)
+    };
+    cluster.until("the others wait for it", |world| pauses(world) && world.waiting("Braked") > 0).await?;
     // The first pause is of ten minutes.
     cluster.pass(Duration::from_mins(11)).await?;
     let tried = next_asked(cluster, &ended).await?;
     times_out(cluster, &tried).await?;
     ended.insert(tried);
-    let world = cluster.until("the last one waits for it", |world| world.waiting("Braked") == 1).await?;
+    let world =
+        cluster.until("the last one waits for it", |world| pauses(world) && world.waiting("Braked") > 0).await?;
     let last = world.nodes.keys().find(|node| !ended.contains(*node)).context("one is left")?.clone();
     cluster.request_of_node(&last, RETRY_ANNOTATION, "now").await?;
     assert_eq!(next_asked(cluster, &ended).await?, last, "the request ends the pause");
