@@ -2,23 +2,25 @@
 
 use std::time::Duration;
 
+use integ::bed::workload;
 use integ::oracle::ClusterState;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::storage::v1::CSINode;
-use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, Resource as _};
 use models::condition::{ConditionStatus, find_condition};
 use models::reason::Proof;
 use models::shadow::{BLOCKED, HEALTHY, Step};
 use serde_json::json;
 
-use crate::bed::{NEW, SHOP, ScriptedCluster};
+use crate::bed::{NEW, PodRule, PodState, SHOP, ScriptedCluster};
 use crate::health::driver;
 
 crate::cases![
     canary_without_its_devices_proves_nothing_until_they_are_back,
     node_without_its_csi_driver_and_its_pod_of_a_daemon_set_waits_for_them_while_they_exist,
+    canary_whose_kubelet_rejects_the_pods_of_a_workload_proves_nothing,
 ];
 
 async fn canary_without_its_devices_proves_nothing_until_they_are_back(
@@ -103,4 +105,44 @@ async fn node_without_its_csi_driver_and_its_pod_of_a_daemon_set_waits_for_them_
     sets.delete("driver", &DeleteParams::background()).await?;
     cluster.until("the node is proven", |world| world.is_updated(&first, &NEW)).await?;
     cluster.updated().await.map(drop)
+}
+
+async fn canary_whose_kubelet_rejects_the_pods_of_a_workload_proves_nothing(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.start(3, json!({"strategy": {"canary": [{"nodes": 1}]}})).await?;
+    // An object that no controller creates pods for: those below are all that there are.
+    let set = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "web", "namespace": SHOP}});
+    let set: ConfigMap = cluster.create(Api::namespaced(cluster.client.clone(), SHOP), set).await?;
+    let owner = set.controller_owner_ref(&());
+    cluster.planned().await?;
+    cluster.fleet.release(NEW);
+    let at = |world: &ClusterState, step| world.nodes.keys().find(|node| world.step(node) == Some(step)).cloned();
+    let world = cluster.until("a node is verified", |world| at(world, Step::Verifying).is_some()).await?;
+    let canary = at(&world, Step::Verifying).unwrap_or_default();
+    let rejects = PodRule { app: "web".to_owned(), node: None, version: Some(NEW), state: PodState::Rejected };
+    cluster.fleet.pods(rejects);
+    let pod = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "spec": {
+                "nodeName": canary, "containers": [{"name": "app", "image": "example.invalid/app:1"}],
+            },
+            "metadata": {"name": name, "namespace": SHOP, "labels": {"app": "web"}, "ownerReferences": [owner]}})
+    };
+    let named = |world: &ClusterState, name: &str| {
+        let words = [name, "UnexpectedAdmissionError"];
+        world.condition(&canary, BLOCKED).is_some_and(|found| words.iter().all(|word| found.message.contains(word)))
+    };
+    workload::apply(&cluster.client, vec![pod("web-1-a")]).await?;
+    cluster.pass(Duration::from_mins(1)).await?;
+    cluster.until("the rejected pod is named", |world| named(world, "shop/web-1-a")).await?;
+    cluster.pass(Duration::from_mins(13)).await?;
+    // Its owner creates others.
+    workload::apply(&cluster.client, vec![pod("web-1-b")]).await?;
+    cluster.until("the next one is named", |world| named(world, "shop/web-1-b")).await?;
+    cluster.pass(Duration::from_mins(1)).await?;
+    cluster.until_event("UpdateFailed", &["HealthUnknown", "shop/web-1-b (UnexpectedAdmissionError)"]).await?;
+    let waits = |world: &ClusterState| world.status().slots.is_empty() && world.waiting("StepUnproven") == 2;
+    let world = cluster.until("the others wait for the canary", waits).await?;
+    assert!(!world.record(&canary).without_workloads);
+    Ok(())
 }

@@ -101,6 +101,8 @@ pub(crate) struct PodRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PodState {
     NotReady,
+    /// The kubelet rejects them when they come.
+    Rejected,
     /// Asked to terminate, they stay.
     Stays,
 }
@@ -688,6 +690,7 @@ impl Actors {
             statuses.into_iter().any(|c| c.state.as_ref().is_some_and(|state| state.running.is_some()))
         };
         let wanted = match state {
+            Some(PodState::Rejected) => ScriptedPod::Rejected,
             _ if !has_status => ScriptedPod::Creating,
             None if shown.is_some_and(|shown| shown < restarts) && running(&pod) => {
                 ScriptedPod::Lost { restarts: shown.unwrap_or_default() }
