@@ -152,7 +152,7 @@ fn no_more_images_are_downloaded_beside_the_first_node_than_without_it() {
     assert_eq!(begun(0), 0, "twenty have their images and wait for the first node");
 }
 
-/// What has happened to it is not known: no further node goes after it into the version.
+/// A Node that is gone cannot show how its update ended: no further node goes after it into the version.
 #[test]
 fn no_node_is_tried_after_one_that_is_gone_without_a_proof() {
     for (sentence, end, is_tried) in [
