@@ -49,7 +49,10 @@ impl Cluster {
                 let others = (!freezing.is_empty() && status.is_some_and(has_others))
                     .then(|| format!("resume --others {freezing}"));
                 let again = format!("resume --failures {}", self.to_resume());
-                let arguments = [Some(again), others, Some(format!("quarantine {version}"))];
+                // Where other kinds go on with it, it is excluded for the one that failed.
+                let kind = failed.get(version).and_then(|failed| failed.held_for.iter().next());
+                let kind = kind.map_or_else(String::new, |kind| format!(" --kind {kind}"));
+                let arguments = [Some(again), others, Some(format!("quarantine {version}{kind}"))];
                 arguments.into_iter().flatten().map(|arguments| self.command(&arguments)).collect()
             }
             wait if wait.reason() == WaitReason::Held => plugin(&format!("unhold {node}")),

@@ -330,11 +330,10 @@ fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVie
         let braked = ledger.braked_until;
         let goes = |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));
         let others = slots.iter().filter(goes).count().saturating_sub(1);
-        let runs = |end: &LedgerNode| view.nodes.get(&end.node).is_none_or(|node| ledger::may_run(node, rollout));
         let text = |why: &str| format!("{} is given a slot for {}, {why}", given.node, rollout.version);
         match braked {
             Some(until) if given.since < until => broken("S13", text("which is braked")),
-            Some(_) if ledger.row.iter().any(|end| end.proof != Proof::Free && runs(end)) => {
+            Some(_) if ledger.row.iter().any(|end| ledger::may_run_unproven(view, rollout, end)) => {
                 broken("S13", text("which is braked by a node that runs it"))
             }
             Some(_) if others > 0 => broken("S13", text("which is braked, beside another node")),

@@ -12,7 +12,7 @@ use kube::Client;
 use models::condition::{ConditionStatus, find_condition};
 use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::{
-    BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, CONTAINED, ENABLED, FROZEN, WINDOW_OPEN,
+    BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, CONTAINED, ENABLED, FROZEN, WINDOW_OPEN, frozen_since,
 };
 use semver::Version;
 use serde_json::json;
@@ -20,7 +20,7 @@ use serde_json::json;
 use super::operator::{carry_out, not_in_force, policy, status};
 use super::texts::{nonce, some};
 use crate::failures::{Unresolved, has_others, list, unresolved};
-use crate::write::{Decision, State, WriteOptions};
+use crate::write::{Change, Decision, State, WriteOptions};
 
 /// Options of `resume`.
 #[derive(Debug, Args)]
@@ -137,8 +137,9 @@ fn decide_failures(operator: &BottlerocketUpdateOperator, named: &[Version], non
 
 /// Decides about `resume --others`: all versions that have frozen the rollout are held for their own nodes at once, so that each has to be
 /// named.
-fn decide_others(operator: &BottlerocketUpdateOperator, named: &[Version], nonce: &str) -> anyhow::Result<Decision> {
-    let unresolved = unresolved(&status(operator));
+fn decide_others(operator: &BottlerocketUpdateOperator, named: &[Version]) -> anyhow::Result<Decision> {
+    let status = status(operator);
+    let unresolved = unresolved(&status);
     let freezing: BTreeMap<&Version, &Unresolved> = unresolved.iter().filter(|(_, failed)| failed.frozen).collect();
     if freezing.is_empty()
         && named.iter().all(|version| unresolved.get(version).is_some_and(|f| !f.held_for.is_empty()))
@@ -162,7 +163,8 @@ fn decide_others(operator: &BottlerocketUpdateOperator, named: &[Version], nonce
             list(freezing.keys().copied()),
         );
     }
-    let patch = json!({"metadata": {"annotations": {CONTINUE_OTHERS_ANNOTATION: nonce}}});
+    let since = frozen_since(&status.versions).map(|since| since.to_string());
+    let patch = json!({"metadata": {"annotations": {CONTINUE_OTHERS_ANNOTATION: since}}});
     Ok(Decision::write(patch, format!("{} held for the nodes of its kind alone", list(freezing.keys().copied()))))
 }
 
@@ -248,10 +250,10 @@ pub(super) async fn pause(client: &Client, namespace: &str, options: &WriteOptio
 pub(super) async fn resume(client: &Client, namespace: &str, options: &ResumeOptions) -> anyhow::Result<()> {
     let nonce = nonce(Timestamp::now());
     if !options.others.is_empty() {
-        let decide = |operator: &BottlerocketUpdateOperator| decide_others(operator, &options.others, &nonce);
-        let acknowledged = async |_: &_, now: &BottlerocketUpdateOperator| {
+        let decide = |operator: &BottlerocketUpdateOperator| decide_others(operator, &options.others);
+        let acknowledged = async |change: &Change, now: &BottlerocketUpdateOperator| {
             let done = status(now).requests.and_then(|requests| requests.continue_others);
-            if done.as_ref() == Some(&nonce) {
+            if done.as_deref() == change.patch["metadata"]["annotations"][CONTINUE_OTHERS_ANNOTATION].as_str() {
                 continued(now)
             } else {
                 Ok(State::Pending("for the controller to carry the request out".to_owned()))
@@ -350,7 +352,7 @@ mod tests {
         }
         let expected = json!({"metadata": {"annotations": {RESUME_ANNOTATION: "nonce"}}});
         assert_eq!(patch(decide(&["1.20.6", "1.20.5"]).unwrap()), expected);
-        let error = decide_failures(&with(true, &[]), &[v("1.20.5")], "nonce").unwrap_err().to_string();
+        let error = decide_failures(&with(true, &[]), &[v("1.20.5")]).unwrap_err().to_string();
         assert!(error.contains("no version has any"), "{error}");
     }
 
@@ -360,7 +362,7 @@ mod tests {
             [known("1.20.5", &["node-1"], true), known("1.20.6", &["node-2"], true), known("1.20.7", &["n"], false)];
         let decide = |named: &[&str]| {
             let named: Vec<Version> = named.iter().map(|text| v(text)).collect();
-            decide_others(&with(true, &versions), &named, "nonce")
+            decide_others(&with(true, &versions), &named)
         };
         for (named, parts) in [
             (vec!["1.20.5"], vec!["1.20.6 (BootFellBack on node-2)", "--others 1.20.5,1.20.6"]),
@@ -371,7 +373,8 @@ mod tests {
                 assert!(error.contains(part), "{named:?}, {part}: {error}");
             }
         }
-        let expected = json!({"metadata": {"annotations": {CONTINUE_OTHERS_ANNOTATION: "nonce"}}});
+        let since = "2026-01-01T00:00:00Z";
+        let expected = json!({"metadata": {"annotations": {CONTINUE_OTHERS_ANNOTATION: since}}});
         assert_eq!(patch(decide(&["1.20.6", "1.20.5"]).unwrap()), expected);
     }
 
@@ -381,12 +384,12 @@ mod tests {
         held["quarantined"]["contained"] = json!(true);
         let operator = with(true, &[held.clone()]);
         assert!(nothing(decide_resume(&operator).unwrap()).contains("no failure has frozen"));
-        let reason = nothing(decide_others(&operator, &[v("1.20.5")], "nonce").unwrap());
+        let reason = nothing(decide_others(&operator, &[v("1.20.5")]).unwrap());
         assert!(
             reason.contains("go on already") && reason.contains("held for nodes of aws-k8s-1.37/x86_64 alone"),
             "{reason}"
         );
-        patch(decide_failures(&operator, &[v("1.20.5")], "nonce").unwrap());
+        patch(decide_failures(&operator, &[v("1.20.5")]).unwrap());
         let error = decide_failures(&with(true, &[held, known("1.20.6", &["n"], true)]), &[v("1.20.6")], "nonce");
         assert!(error.unwrap_err().to_string().contains("--failures 1.20.5,1.20.6"), "each is named");
     }

@@ -135,6 +135,7 @@ impl Applier {
         decisions::of_operator(&operator.status, status).into_iter().for_each(Line::log);
         let mut news = planner::plan::news(&operator.status.conditions, &status.conditions);
         news.extend(planner::plan::approval_news(&operator.status, status));
+        news.extend(planner::plan::continue_news(&operator.status, status));
         for note in news.into_iter().chain(planner::plan::urgent_news(&operator.status, status)) {
             self.publish(&event::operator(operator, &self.namespace), &note).await;
         }

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use integ::oracle::ClusterState;
 use models::condition::ConditionStatus;
 use models::names::{CONTINUE_OTHERS_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION};
-use models::operator::{CONTAINED, FROZEN, Quarantined};
+use models::operator::{CONTAINED, FROZEN, Quarantined, frozen_since};
 use models::reason::FailureReason;
 use models::shadow::UPDATED;
 use serde_json::json;
@@ -128,7 +128,11 @@ async fn other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume(
     cluster.until("the other kind waits, too", |world| world.waiting("Frozen") == 2).await?;
     cluster.until_event("Frozen", &["1.20.5", "node-3", CONTINUE_OTHERS_ANNOTATION]).await?;
 
+    let since = frozen_since(&cluster.now()?.status().versions).context("it is frozen")?.to_string();
+    cluster.until_event("Frozen", &[&format!("{CONTINUE_OTHERS_ANNOTATION}={since}")]).await?;
     cluster.request(CONTINUE_OTHERS_ANNOTATION, "monday").await?;
+    cluster.until_event("ContinueRefused", &["monday", &since]).await?;
+    cluster.request(CONTINUE_OTHERS_ANNOTATION, &since).await?;
     cluster.until_event(CONTAINED, &["1.20.5 for aws-k8s-1.37 aarch64", "node-3", "Other nodes go on"]).await?;
     cluster.until_metric("frozen", 0.0).await?;
     cluster.until_metric("quarantined_versions", 1.0).await?;
@@ -143,7 +147,7 @@ async fn other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume(
     cluster.replace_controller().await?;
     let world = cluster.until("the failed kind waits", |world| world.waiting("Quarantined") == 2).await?;
     let status = world.status();
-    assert_eq!(status.requests.and_then(|requests| requests.continue_others).as_deref(), Some("monday"));
+    assert_eq!(status.requests.and_then(|requests| requests.continue_others).as_ref(), Some(&since));
     assert_eq!(world.operator_condition(FROZEN).context("it is recorded")?.reason, CONTAINED);
     for node in ["node-3", "node-4"] {
         assert_eq!(runs(&world, node), Some(OLD), "{node}");

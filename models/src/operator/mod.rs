@@ -239,10 +239,17 @@ pub struct Quarantined {
     /// Time at which the version was quarantined.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub since: Timestamp,
-    /// True if a user has requested that other variants and architectures go on (`brupop.bottlerocket.aws/continue-others`): the version is
+    /// True if a user has requested that other variants and architectures go on (`brupop.bottlerocket.aws/continue-others`, which has the
+    /// time of this quarantine or a later one): the version is
     /// held for its own nodes, and does not freeze the rollout.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub contained: bool,
+}
+
+/// Returns the time of the last quarantine that freezes the rollout, which a `continue-others` names.
+pub fn frozen_since(versions: &[KnownVersion]) -> Option<Timestamp> {
+    let freezing = versions.iter().filter_map(|known| known.quarantined.as_ref()).filter(|found| !found.contained);
+    freezing.map(|quarantined| quarantined.since).max()
 }
 
 /// A PodDisruptionBudget whose pods stayed when they were asked first and alone. While it is not asked again, no drain begins on a node

@@ -416,8 +416,8 @@ pub struct AfterUpdatePolicy {
     /// Minimum time for which a node has to be healthy in its verification before its slot is freed. Default 1m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soak: Option<Duration>,
-    /// If true, the pods on the node have to be Ready, and not restarting, for the soak. Pods of owners that were
-    /// unhealthy before the drain are not counted. Default true.
+    /// If true, the pods on the node have to be Ready, and not restarting, for the soak. Pods that are ill without the version, too, and
+    /// those that were unhealthy on the node before its drain and come back to it, are not counted. Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pods_ready: Option<bool>,
     /// Maximum time of the verification, in which a node has to be healthy for the soak; after that the update has failed.

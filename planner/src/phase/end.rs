@@ -71,10 +71,11 @@ pub(super) fn failed(ctx: &Attempt<'_>, reason: FailureReason, message: &str) ->
     Action::Status { status: Box::new(status), note: Some(note) }
 }
 
-/// Returns whether the last attempt ended with its window, too, while its hooks were awaited.
+/// Returns whether the last attempt for the version did not come to its drain either: its window ended, or a check refused it.
 fn has_missed_window(ctx: &Attempt<'_>) -> bool {
     let last = ctx.node.record().and_then(|record| record.last.as_ref());
-    last.is_some_and(|last| last.reason == FailureReason::WindowEnded.as_str())
+    let refused = [FailureReason::WindowEnded, FailureReason::GateRefused].map(FailureReason::as_str);
+    last.is_some_and(|last| last.version == ctx.progress.version && refused.contains(&last.reason.as_str()))
 }
 
 /// Ends an attempt whose node a check refuses. What an update would wait for is the result of a drill.

@@ -232,11 +232,13 @@ fn counted<'b>(
     Ok(counted)
 }
 
-/// Returns whether a pod that comes back to its node by itself, of a DaemonSet or of the kubelet, was unhealthy there before the drain: that
-/// is no difference.
+/// Returns whether a pod that comes back to its node by itself, of a DaemonSet or of the kubelet, or to the node of its volumes, of a
+/// StatefulSet, was unhealthy there before the drain: that is no difference.
 fn stays_ill(ctx: &Attempt<'_>, pod: &PodFacts) -> bool {
     let before = ctx.node.record().map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
-    (pod.mirror || pod.daemon_set.is_some()) && pod.recorded_as().is_some_and(|uid| before.contains(uid))
+    let comes_back = pod.mirror || pod.daemon_set.is_some();
+    let own = if comes_back { pod.recorded_as().cloned() } else { pod.replica() };
+    own.is_some_and(|own| before.contains(&own))
 }
 
 /// Returns what was read lately of the pods of an owner.

@@ -88,7 +88,8 @@ pub(super) fn start_drain(ctx: &Attempt<'_>) -> Turn {
     let is_ill = |pod: &&PodFacts| pod.is_unhealthy(ctx.now) && !pod.is_starting(ctx.now);
     let stays = |pod: &&PodFacts| !pod.is_done() && !pod.is_replaced(on_node) && !pod.terminating;
     let unhealthy = on_node.iter().filter(is_ill).filter(stays);
-    let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.recorded_as().cloned()), UNHEALTHY_OWNERS);
+    let recorded = unhealthy.flat_map(|pod| [pod.recorded_as().cloned(), pod.replica()]).flatten();
+    let unhealthy_before = owners(recorded, UNHEALTHY_OWNERS);
     let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|field| field.name().to_owned()).collect();
     let progress = ctx.progress;
     let drill = progress.drill.is_some();

@@ -2,7 +2,7 @@
 //!
 //! A node is behind since the first version that it lacks was first seen. The versions that count are those that are
 //! offered to nodes of its variant and architecture and that policy lets nodes take, at once or later: none that is
-//! quarantined, excluded, outside the target or offered by no host any more.
+//! quarantined (unless it is held for its kind alone), excluded, outside the target or offered by no host any more.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,9 @@ pub(super) fn of<'a>(
         let offered = kinds.get(&key).is_some_and(|kind| kind.offers(&version.version));
         let excluded =
             policy.exclude.iter().any(|exclusion| exclusion.covers(&version.variant, &version.arch, &version.version));
-        if offered && !excluded && version.quarantined.is_none() && policy.target.allows(&version.version) {
+        // A freeze has its own alert; a version that is held for one kind alone has none.
+        let freezes = version.quarantined.as_ref().is_some_and(|found| !found.contained);
+        if offered && !excluded && !freezes && policy.target.allows(&version.version) {
             counted.entry(key).or_default().push(version);
         }
     }

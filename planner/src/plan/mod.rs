@@ -35,7 +35,7 @@ pub use crate::phase::LISTED_PODS;
 pub use crate::survey::agents::{AgentState, agent_state};
 pub use crate::survey::key::key_of;
 pub use crate::survey::quarantine::Quarantine;
-pub use crate::survey::requests::{approval_news, pending_migration, pending_rotations};
+pub use crate::survey::requests::{approval_news, continue_news, pending_migration, pending_rotations};
 pub use crate::survey::targets;
 pub use crate::survey::urgency::urgent_news;
 pub use checks::{Check, CheckResult, TURN, checks};

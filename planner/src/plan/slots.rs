@@ -291,6 +291,10 @@ fn followed(survey: &Survey<'_>, slot: &Slot, node: &SurveyedNode<'_>, now: Time
     let Slot { uid, node: name, since, update } = slot.clone();
     let mut update = update.or_else(|| update_of(survey, node));
     let away = node.update().is_some_and(|progress| progress.step.place() >= Place::Away);
+    if let Some(update) = &mut update {
+        // A slot of an earlier version of the operator does not say so.
+        update.control_plane |= node.facts.control_plane();
+    }
     if let Some(update) = update.as_mut().filter(|_| away) {
         update.permitting_since.get_or_insert(now);
     }

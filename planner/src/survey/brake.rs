@@ -4,8 +4,7 @@
 //! opens. Nothing but proof shows that it is not.
 
 use jiff::Timestamp;
-use models::operator::{MAX_FAILURES, RolloutLedger};
-use models::reason::Proof;
+use models::operator::{LedgerNode, MAX_FAILURES, RolloutLedger};
 
 use crate::policy::{Policy, WindowState};
 use crate::view::ClusterView;
@@ -80,11 +79,11 @@ pub(crate) fn first(ledger: &RolloutLedger, under_way: &[Busy]) -> Option<Brake>
     (ledger.good() == 0).then_some(Brake { wait: Wait::FirstNode { node }, room, wake: None, row: Vec::new() })
 }
 
-/// Returns the brake of a rollout, if it is braked. `runs` says of a node whether it may run the version.
+/// Returns the brake of a rollout, if it is braked. `runs` says of an end whether its node may run the version without a proof.
 pub(crate) fn of(
     ledger: &RolloutLedger,
     under_way: &[Busy],
-    runs: impl Fn(&str) -> bool,
+    runs: impl Fn(&LedgerNode) -> bool,
     now: Timestamp,
 ) -> Option<Brake> {
     let until = ledger.braked_until?;
@@ -94,7 +93,7 @@ pub(crate) fn of(
     let row = || ledger.row.iter().map(|end| end.node.clone()).collect();
     let none = |wait| Some(Brake { wait, room: 0, wake: None, row: row() });
     // No further node goes to a version that others may run without a proof: one of them has to show that it is good.
-    if ledger.row.iter().any(|end| end.proof != Proof::Free && runs(&end.node)) {
+    if ledger.row.iter().any(runs) {
         return none(braked(None, None));
     }
     if let Some(trial) = under_way.iter().find(|busy| busy.since.is_some_and(|since| since >= until)) {

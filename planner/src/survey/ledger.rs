@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
-use models::reason::{End, FailureClass, Proof};
+use models::operator::{ActiveRollout, LedgerNode, RolloutLedger, RolloutRecord, Slot, SlotUpdate};
+use models::reason::{End, FailureClass, FailureReason, Proof};
 use models::shadow::{AttemptResult, UPDATED};
 
 use super::key::is_member;
@@ -63,6 +63,18 @@ pub(crate) fn runs(node: &NodeView, rollout: &ActiveRollout) -> bool {
 /// Returns whether a node runs the version of a rollout, or may come back with it.
 pub(crate) fn may_run(node: &NodeView, rollout: &ActiveRollout) -> bool {
     runs(node, rollout) || node.may_still_reboot()
+}
+
+/// Returns whether a node of the row of a brake may run the version without a proof. One that is gone may run it somewhere, unless its
+/// end says that it does not, and cannot show any more that it is good.
+pub(crate) fn may_run_unproven(view: &ClusterView, rollout: &ActiveRollout, end: &LedgerNode) -> bool {
+    let fell_back = || FailureReason::BootFellBack.as_str() == end.reason || FailureReason::BootedOtherVersion.as_str() == end.reason;
+    let may_run = match (view.nodes.get(&end.node), view.unmanaged.get(&end.node)) {
+        (Some(node), _) => may_run(node, rollout),
+        (None, Some(facts)) => facts.os_version().as_ref() == Some(&rollout.version),
+        (None, None) => !fell_back(),
+    };
+    end.proof != Proof::Free && may_run
 }
 
 /// The memory that there is of a rollout.

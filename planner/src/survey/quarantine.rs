@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
 use models::operator::{ActiveRollout, KnownVersion};
 use models::reason::FailureReason;
 use models::shadow::{UPDATED, VersionFailure};
@@ -112,15 +113,18 @@ impl Quarantine {
         self.spent.iter().filter(|(_, cause)| !cause.contained)
     }
 
-    /// Returns the same once a pending `continue-others` is acknowledged: it contains what the status has shown to the user, and no
-    /// failure that comes at the same time.
+    /// Returns the same once a pending `continue-others` is acknowledged: it contains what had failed by the time that it names, and the
+    /// status has shown. So it does the same if it is carried out again, as after an operator of an earlier version.
     pub(crate) fn with_request(&self, operator: &OperatorFacts) -> Self {
         let mut after = self.clone();
-        if pending_continue(operator).is_some() {
-            for known in operator.status.versions.iter().filter(|known| known.quarantined.is_some()) {
-                if let Some(cause) = after.spent.get_mut(&of_known(known)) {
-                    cause.contained = true;
-                }
+        let until: Option<Timestamp> = pending_continue(operator).and_then(|value| value.trim().parse().ok());
+        let shown = |known: &&KnownVersion| {
+            let since = known.quarantined.as_ref().map(|quarantined| quarantined.since);
+            since.is_some_and(|since| until.is_some_and(|until| since <= until))
+        };
+        for known in operator.status.versions.iter().filter(shown) {
+            if let Some(cause) = after.spent.get_mut(&of_known(known)) {
+                cause.contained = true;
             }
         }
         after

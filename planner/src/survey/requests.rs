@@ -1,6 +1,8 @@
 //! One-shot requests of users: annotations on the operator's resource, each carried out once and then acknowledged.
 
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus, OperatorRequests};
+use models::operator::{
+    ActiveRollout, BottlerocketUpdateOperatorStatus, KnownVersion, OperatorRequests, frozen_since,
+};
 
 use crate::decision::Note;
 
@@ -102,6 +104,23 @@ pub fn approval_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketU
          or run kubectl brupop approve"
     );
     Some(Note { warning: true, reason: "ApprovalRefused", message })
+}
+
+/// Returns the Event about a `continue-others` that was acknowledged and after which no version is held for its own nodes alone.
+pub fn continue_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketUpdateOperatorStatus) -> Option<Note> {
+    let taken =
+        |status: &BottlerocketUpdateOperatorStatus| status.requests.as_ref().and_then(|r| r.continue_others.clone());
+    let value = taken(new).filter(|value| old.observed_generation.is_some() && taken(old).as_ref() != Some(value))?;
+    let is_contained = |known: &KnownVersion| known.quarantined.as_ref().is_some_and(|found| found.contained);
+    if new.versions.iter().any(is_contained) {
+        return None;
+    }
+    let next = frozen_since(&new.versions).map_or_else(
+        || "no version has frozen the rollout".to_owned(),
+        |since| format!("the value that does is {since}, the time of the last failure, as kubectl brupop resume --others writes it"),
+    );
+    let message = format!("the request '{value}' to continue with other nodes names no time by which a version had frozen the rollout; {next}");
+    Some(Note { warning: true, reason: "ContinueRefused", message })
 }
 
 /// The acknowledgements to record.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
-use models::operator::{ActiveRollout, CountOrPercent, RolloutLedger, RolloutRecord};
+use models::operator::{ActiveRollout, CountOrPercent, LedgerNode, RolloutLedger, RolloutRecord};
 use models::reason::Proof;
 use models::shadow::{Place, Step, UPDATED};
 use semver::Version;
@@ -221,7 +221,17 @@ pub(crate) fn follow<'a>(
         }
     }
     // A brake goes on while it is not known what the hosts of its nodes may have, as after an outage of the web API.
-    for stored in operator.status.active_rollouts.iter().filter(|stored| stored.is_braked()) {
+    let is_followed = |stored: &ActiveRollout| {
+        let of_kind = |variant: &String, arch: &String, version: &Version| {
+            (variant, arch) == (&stored.variant, &stored.arch) && *version != stored.version
+        };
+        let is_used = |other: &ActiveRollout| other.ledger.as_ref().is_some_and(|ledger| ledger.used() > 0);
+        let mut others = operator.status.active_rollouts.iter().filter(|other| other.ended.is_none() && is_used(other));
+        let mut updates = view.recorded_slots().filter_map(|slot| slot.update.as_ref());
+        others.any(|other| of_kind(&other.variant, &other.arch, &other.version))
+            || updates.any(|update| of_kind(&update.variant, &update.arch, &update.version))
+    };
+    for stored in operator.status.active_rollouts.iter().filter(|stored| stored.is_braked() && !is_followed(stored)) {
         if view.nodes.values().any(|node| may_want(node, policy, stored, now)) {
             keys.insert(key_of(stored));
         }
@@ -253,7 +263,10 @@ pub(crate) fn follow<'a>(
         let named = (on_their_way, without_workloads);
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, named), now);
         let is_asked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some());
-        let is_retried = view.nodes.values().any(|node| is_asked(node) && is_member(node, &active) && is_wanted(node));
+        let is_retried = view.nodes.values().any(|node| {
+            let is_on_its_way = || node.update().is_some_and(|progress| progress.version == *version);
+            is_asked(node) && is_member(node, &active) && (is_wanted(node) || is_on_its_way())
+        });
         rollout.brake = brake_of((view, policy), (&active, &mut ledger), (&rollout, is_retried), now);
         active.ledger = Some(ledger);
         let lifted = rollout.brake.as_ref().and_then(|brake| brake.wake);
@@ -345,8 +358,7 @@ fn brake_of(
     let limit = brake::limit(policy, rollout.total);
     ledger.brake(limit, now);
     let settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), limit, now);
-    // One that is gone may run it somewhere, and cannot show any more that it is good.
-    let runs = |name: &str| view.nodes.get(name).is_none_or(|node| ledger::may_run(node, active));
+    let runs = |end: &LedgerNode| ledger::may_run_unproven(view, active, end);
     brake::of(&settled, &rollout.busy, runs, now).or_else(|| brake::first(&settled, &rollout.busy))
 }
 

@@ -176,8 +176,9 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, resumed: bool) -> Condit
     if quarantine.is_empty() || resumed {
         return (false, "NoFailures", String::new());
     }
-    let request = |name| format!("kubectl annotate bruo default -n <namespace> --overwrite {name}=<any new value>");
-    let resume = request(RESUME_ANNOTATION);
+    let request =
+        |name, value: &str| format!("kubectl annotate bruo default -n <namespace> --overwrite {name}={value}");
+    let resume = request(RESUME_ANNOTATION, "<any new value>");
     let has_failed = |(variant, arch): &(&str, &str)| {
         quarantine.spent.keys().any(|(v, a, _)| (v.as_str(), a.as_str()) == (*variant, *arch))
     };
@@ -190,8 +191,9 @@ fn frozen(survey: &Survey<'_>, quarantine: &Quarantine, resumed: bool) -> Condit
         return (false, CONTAINED, message.chars().take(2000).collect());
     }
     let mut message = format!("{}: {resume}", failed_too_often(quarantine.freezing()));
-    if others {
-        message += &format!(". To go on with the other nodes alone: {}", request(CONTINUE_OTHERS_ANNOTATION));
+    if let Some(since) = models::operator::frozen_since(&survey.known).filter(|_| others) {
+        let request = request(CONTINUE_OTHERS_ANNOTATION, &since.to_string());
+        message += &format!(". To go on with the other nodes alone: {request}");
     }
     (true, "VersionFailed", message.chars().take(2000).collect())
 }

@@ -158,6 +158,9 @@ fn no_node_is_tried_after_one_that_is_gone_without_a_proof() {
     for (sentence, end, is_tried) in [
         ("its Node was deleted after its permit", ("gone", Proof::Unproven, "NodeDeleted"), false),
         ("its Node was deleted before its permit", ("gone", Proof::Free, "HookTimedOut"), true),
+        ("it fell back, and was terminated", ("gone", Proof::Failed, "BootFellBack"), true),
+        ("its label was removed, and it runs the version", ("left", Proof::Unproven, "HookTimedOut"), false),
+        ("its label was removed, and it runs the old version", ("old", Proof::Unproven, "RebootTimedOut"), true),
         ("it fell back, and runs the old version", ("z5", Proof::Failed, "BootFellBack"), true),
     ] {
         let ends = [end, FREE[1], FREE[2]];
@@ -169,7 +172,12 @@ fn no_node_is_tried_after_one_that_is_gone_without_a_proof() {
             braked_until: Some(t(600)),
             ..RolloutLedger::default()
         };
-        let (view, policy) = fleet(&["b"], recorded);
+        let (mut view, policy) = fleet(&["b"], recorded);
+        for (name, version) in [("left", NEW), ("old", OLD)] {
+            let os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
+            let facts = crate::view::NodeFacts { os_image, labelled: false, ..node(name).facts };
+            view.unmanaged.insert(name.into(), facts);
+        }
         let made = plan(&view, &policy, t(1_000_000));
         let tried: &[&str] = if is_tried { &["b"] } else { &[] };
         assert_eq!(slots_of(&made), tried, "{sentence}: {}", made.waits["b"]);

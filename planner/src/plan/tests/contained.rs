@@ -1,7 +1,8 @@
 //! A version that has failed on one kind of node, and a user who goes on with the others: variant and architecture are a kind.
 
 use models::condition::{Condition, ConditionStatus, find_condition};
-use models::operator::{CONTAINED, FROZEN};
+use models::operator::{CONTAINED, FROZEN, Quarantined, frozen_since};
+use models::reason::FailureReason;
 use models::shadow::{HostState, Step, VersionFailure};
 use semver::Version;
 use serde_json::json;
@@ -9,7 +10,7 @@ use serde_json::json;
 use crate::decision::Action;
 use crate::fixtures::{NEW, OLD, at, cluster, failure, node, t, with_policy};
 use crate::lint::lint;
-use crate::plan::{Plan, news, plan};
+use crate::plan::{Plan, continue_news, news, plan};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView, ShadowFacts};
 use crate::wait::Wait;
@@ -51,9 +52,12 @@ fn turn(view: &mut ClusterView, policy: &Policy, second: i64) -> Plan {
     made
 }
 
-fn request(view: &mut ClusterView, policy: &Policy, value: &str) {
-    view.operator.as_mut().unwrap().continue_others = Some(value.into());
+/// Requests to continue without what has failed so far, as the condition `Frozen` says.
+fn request(view: &mut ClusterView, policy: &Policy) -> String {
+    let value = frozen_since(&view.operator.as_ref().unwrap().status.versions).unwrap().to_string();
+    view.operator.as_mut().unwrap().continue_others = Some(value.clone());
     turn(view, policy, 2);
+    value
 }
 
 fn condition(view: &ClusterView) -> Condition {
@@ -72,12 +76,13 @@ fn failure_of_one_kind_freezes_all_until_a_user_goes_on_with_the_others() {
     assert_eq!(made.waits["b"], Wait::Quarantined { version: NEW });
     assert_eq!(made.waits["x"], Wait::Frozen { version: NEW });
     assert_eq!(condition(&view).status, ConditionStatus::True);
-    assert!(condition(&view).message.contains("brupop.bottlerocket.aws/continue-others="), "{:?}", condition(&view));
+    let command = format!("brupop.bottlerocket.aws/continue-others={}", t(1));
+    assert!(condition(&view).message.ends_with(&command), "{:?}", condition(&view));
 
     let before = view.operator.clone().unwrap().status.conditions;
-    request(&mut view, &policy, "monday");
+    let value = request(&mut view, &policy);
     let operator = &view.operator.as_ref().unwrap().status;
-    assert_eq!(operator.requests.as_ref().unwrap().continue_others.as_deref(), Some("monday"));
+    assert_eq!(operator.requests.as_ref().unwrap().continue_others, Some(value));
     let frozen = condition(&view);
     assert_eq!((frozen.status, frozen.reason.as_str()), (ConditionStatus::False, CONTAINED));
     for part in ["1.20.5 for aws-k8s-1.37 x86_64 (BootFellBack on a)", "Other nodes go on", "aws/resume="] {
@@ -101,7 +106,7 @@ fn other_kind_is_drained_and_the_failed_one_is_not_while_it_has_its_image() {
         let staged = of_arch(at(name, Step::Staged, 0, HostState::StagedUpdate), arch);
         view.nodes.insert(name.into(), staged);
     }
-    request(&mut view, &policy, "monday");
+    request(&mut view, &policy);
     let made = turn(&mut view, &policy, 3);
     let slots: Vec<_> = made.slots.iter().flatten().map(|slot| slot.node.as_str()).collect();
     assert_eq!(slots, ["x"]);
@@ -116,7 +121,7 @@ fn node_of_the_failed_kind_goes_to_another_version() {
         updates.chosen_version = Some(older.clone());
     }
     let policy = with_policy(&mut view, json!({"version": {"target": older.to_string()}, "maxUnavailable": 4}));
-    request(&mut view, &policy, "monday");
+    request(&mut view, &policy);
     for name in ["a", "b"] {
         shadow_of(&mut view, name).spec.host.as_mut().unwrap().version_lock = Some(older.to_string());
     }
@@ -127,7 +132,7 @@ fn node_of_the_failed_kind_goes_to_another_version() {
 #[test]
 fn containment_lasts_until_resume_and_ends_with_the_quarantine() {
     let (mut view, policy) = frozen();
-    request(&mut view, &policy, "monday");
+    request(&mut view, &policy);
     // Another node of the same kind fails, and the leader changes: both are read from the status.
     fail(&mut view, "b", "x86_64", NEW);
     for second in 3..6 {
@@ -158,7 +163,7 @@ fn later_failure_freezes_again() {
         [("the version on another kind", "x", ARM, NEW), ("another version on the same kind", "b", "x86_64", OLD)]
     {
         let (mut view, policy) = frozen();
-        request(&mut view, &policy, "monday");
+        request(&mut view, &policy);
         fail(&mut view, name, arch, version.clone());
         let made = turn(&mut view, &policy, 3);
         assert_eq!(begun(&made), [""; 0], "{sentence}");
@@ -166,7 +171,7 @@ fn later_failure_freezes_again() {
         assert_eq!(made.quarantine.frozen_by(), Some(&version), "{sentence}");
         turn(&mut view, &policy, 4);
         assert_eq!(condition(&view).status, ConditionStatus::True, "{sentence}: a request is carried out once");
-        request(&mut view, &policy, "tuesday");
+        request(&mut view, &policy);
         assert_eq!(condition(&view).reason, CONTAINED, "{sentence}: another value is another request");
     }
 }
@@ -175,7 +180,7 @@ fn later_failure_freezes_again() {
 fn request_contains_no_failure_that_the_status_has_not_shown() {
     let (mut view, policy) = frozen();
     fail(&mut view, "x", ARM, NEW);
-    request(&mut view, &policy, "monday");
+    request(&mut view, &policy);
     assert_eq!(condition(&view).status, ConditionStatus::True);
     let message = condition(&view).message;
     assert!(message.contains("aarch64") && !message.contains("x86_64"), "{message}");
@@ -183,21 +188,52 @@ fn request_contains_no_failure_that_the_status_has_not_shown() {
 
 #[test]
 fn containment_that_is_lost_leaves_the_rollout_frozen() {
-    // An operator of an earlier version drops the field; a resource that is made again has no status, and its request is an old one.
-    let earlier = |view: &mut ClusterView| {
-        for known in &mut view.operator.as_mut().unwrap().status.versions {
-            known.quarantined.as_mut().into_iter().for_each(|quarantined| quarantined.contained = false);
-        }
-    };
-    let made_again = |view: &mut ClusterView| view.operator.as_mut().unwrap().status = Default::default();
-    for (sentence, change) in [("downgraded", earlier as fn(&mut ClusterView)), ("made again", made_again)] {
+    // A resource that is made again has no status, and its request is an old one.
+    let (mut view, policy) = frozen();
+    request(&mut view, &policy);
+    view.operator.as_mut().unwrap().status = Default::default();
+    for second in 3..6 {
+        assert_eq!(begun(&turn(&mut view, &policy, second)), [""; 0]);
+    }
+    assert_eq!(condition(&view).status, ConditionStatus::True);
+}
+
+/// An operator of an earlier version keeps neither the mark nor the acknowledgement, and another kind fails while it leads.
+#[test]
+fn request_that_is_carried_out_again_contains_no_later_failure() {
+    for (sentence, fails) in [("nothing else fails", false), ("another kind fails", true)] {
         let (mut view, policy) = frozen();
-        request(&mut view, &policy, "monday");
-        change(&mut view);
-        for second in 3..6 {
-            assert_eq!(begun(&turn(&mut view, &policy, second)), [""; 0], "{sentence}");
+        request(&mut view, &policy);
+        let status = &mut view.operator.as_mut().unwrap().status;
+        status.requests.get_or_insert_default().continue_others = None;
+        for known in &mut status.versions {
+            known.quarantined.as_mut().into_iter().for_each(|quarantined| quarantined.contained = false);
+            if known.arch == ARM && fails {
+                known.failed = vec!["x".into()];
+                known.quarantined =
+                    Some(Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(5), contained: false });
+            }
         }
-        assert_eq!(condition(&view).status, ConditionStatus::True, "{sentence}");
+        turn(&mut view, &policy, 6);
+        let made = turn(&mut view, &policy, 7);
+        assert_eq!(condition(&view).status == ConditionStatus::True, fails, "{sentence}");
+        assert_eq!(begun(&made).is_empty(), fails, "{sentence}");
+    }
+}
+
+#[test]
+fn request_that_names_no_failure_is_refused_with_the_value_to_write() {
+    for (value, contains) in [("monday".to_owned(), false), (t(0).to_string(), false), (t(1).to_string(), true)] {
+        let (mut view, policy) = frozen();
+        view.operator.as_mut().unwrap().continue_others = Some(value.clone());
+        let before = view.operator.clone().unwrap().status;
+        turn(&mut view, &policy, 2);
+        let after = &view.operator.as_ref().unwrap().status;
+        assert_eq!(after.requests.as_ref().and_then(|requests| requests.continue_others.as_ref()), Some(&value));
+        let refused = continue_news(&before, after);
+        assert_eq!(refused.is_none(), contains, "{value}: {refused:?}");
+        let names_it = |note: crate::decision::Note| note.reason == "ContinueRefused" && note.message.contains(&t(1).to_string());
+        assert!(refused.is_none_or(names_it), "{value}");
     }
 }
 
@@ -207,7 +243,7 @@ fn request_where_all_nodes_are_of_the_failed_kind_says_so() {
     view.nodes.retain(|name, _| ["a", "b"].contains(&name.as_str()));
     turn(&mut view, &policy, 2);
     assert!(!condition(&view).message.contains("continue-others"), "it is not offered: {:?}", condition(&view));
-    request(&mut view, &policy, "monday");
+    request(&mut view, &policy);
     let frozen = condition(&view);
     assert_eq!(frozen.reason, CONTAINED);
     assert!(frozen.message.contains("There are no nodes of another variant or architecture"), "{frozen:?}");
@@ -217,7 +253,7 @@ fn request_where_all_nodes_are_of_the_failed_kind_says_so() {
 #[test]
 fn validator_holds_the_failed_kind_alone() {
     let (mut view, policy) = frozen();
-    request(&mut view, &policy, "monday");
+    request(&mut view, &policy);
     for name in ["b", "x"] {
         let arch = shadow_of(&mut view, name).status.agent.arch.clone().unwrap();
         let staged = of_arch(at(name, Step::Staged, 0, HostState::StagedUpdate), &arch);

@@ -398,6 +398,29 @@ fn owner_with_an_ill_pod_before_the_drain_is_excused_unless_most_of_its_other_po
     }
 }
 
+/// Its volumes are on the node, or in its zone: it can only come back.
+#[test]
+fn pod_of_a_stateful_set_that_was_ill_on_its_node_before_the_drain_is_no_difference() {
+    let replica = |number: usize| PodFacts {
+        name: format!("db-{number}"),
+        controller: Some("StatefulSet db".into()),
+        controller_uid: Some("set".into()),
+        ..failing()
+    };
+    for (sentence, number, excused) in [("the same one", 0, true), ("another one", 1, false)] {
+        let mut node = verifying(vec![healthy(), replica(number)]);
+        let mut record = updated();
+        record.unhealthy_before = vec!["set".into(), replica(0).replica().unwrap()];
+        node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        let mut watch = Watch::of(node);
+        watch.found = OwnerHealth { others_healthy: 2, ..EVIDENCE };
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if excused { is_updated() } else { is_unproven() }, "{sentence}");
+        assert!(watch.message().contains(&format!("db-{number}")), "{sentence}: {}", watch.message());
+    }
+}
+
 #[test]
 fn owner_with_an_ill_pod_before_an_update_to_another_version_is_evidence() {
     let mut watch = Watch::of(verifying(vec![failing()]));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use models::backoff::Backoff;
 use models::names::CONTROL_PLANE_LABEL;
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus, frozen_since};
 use models::shadow::{AgentReport, BottlerocketShadowSpec, BottlerocketShadowStatus, Step};
 use serde_json::Value;
 
@@ -198,7 +198,8 @@ impl<'a> Cluster<'a> {
             Change::Approve => self.user(false),
             Change::Resolve => self.user(true),
             Change::ContinueOthers => {
-                self.run.view.operator.as_mut().unwrap().continue_others = Some("others".to_owned());
+                let operator = self.run.view.operator.as_mut().unwrap();
+                operator.continue_others = frozen_since(&operator.status.versions).map(|since| since.to_string());
             }
             Change::RegistersAgain => self.run.away = Some(BTreeMap::new()),
             Change::Repaired => self.repair(),
