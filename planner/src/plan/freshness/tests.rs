@@ -46,6 +46,8 @@ fn node_is_behind_since_first_version_that_it_lacks_and_may_take() {
     let both = || vec![seen(MIDDLE, 10), seen(NEW, 20)];
     let quarantined =
         Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(30), contained: false };
+    let held = Quarantined { contained: true, ..quarantined.clone() };
+    let held = KnownVersion { quarantined: Some(held), ..seen(MIDDLE, 10) };
     let bad = KnownVersion { quarantined: Some(quarantined), ..seen(MIDDLE, 10) };
     let failed = KnownVersion { failed: vec!["c".into()], ..seen(MIDDLE, 10) };
     let with = |change: &dyn Fn(&mut Policy)| {
@@ -69,6 +71,7 @@ fn node_is_behind_since_first_version_that_it_lacks_and_may_take() {
         ("the first one was withdrawn", &any, both(), vec![NEW], Some((20, NEW))),
         ("it was withdrawn after it failed", &any, vec![failed, seen(NEW, 20)], vec![NEW], Some((20, NEW))),
         ("it is quarantined", &any, vec![bad, seen(NEW, 20)], vec![MIDDLE, NEW], Some((20, NEW))),
+        ("it is held for its kind alone", &any, vec![held, seen(NEW, 20)], vec![MIDDLE, NEW], Some((10, NEW))),
         ("it is excluded", &middle, both(), vec![MIDDLE, NEW], Some((20, NEW))),
         ("it is excluded for hosts like this one", &middle_here, both(), vec![MIDDLE, NEW], Some((20, NEW))),
         ("it is excluded for other hosts", &middle_elsewhere, both(), vec![MIDDLE, NEW], Some((10, NEW))),

@@ -1,7 +1,7 @@
 //! The brake and the first node where it is hard: machines that die, writes that are under way, several ends at once, changes of policy.
 
 use models::condition::true_condition;
-use models::operator::{BRAKED, LedgerNode, RolloutLedger};
+use models::operator::{ActiveRollout, BRAKED, LedgerNode, RolloutLedger};
 use models::reason::Proof;
 use models::shadow::{AttemptResult, HostState, NodeProof, Record, Step};
 use serde_json::json;
@@ -461,4 +461,24 @@ fn pause_of_a_brake_goes_on_while_it_is_not_known_what_hosts_may_have() {
     view.operator.as_mut().unwrap().status = status;
     view.nodes = known;
     assert_eq!(slots_of(&plan(&view, &policy, t(601))), ["b"]);
+}
+
+/// Its last host whose offers are not known would keep it braked, and its alert firing.
+#[test]
+fn braked_rollout_that_another_version_has_followed_is_over() {
+    let newer = semver::Version::new(1, 20, 6);
+    for (used, is_braked) in [(0, true), (1, false)] {
+        let recorded = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(600)), ..RolloutLedger::default() };
+        let (mut view, policy) = fleet(&[], recorded);
+        for node in view.nodes.values_mut() {
+            node.shadow.as_mut().unwrap().status.agent.updates = None;
+        }
+        let rollouts = &mut view.operator.as_mut().unwrap().status.active_rollouts;
+        let next = ActiveRollout::new(newer.clone(), "aws-k8s-1.37".into(), "x86_64".into(), t(100));
+        let ledger = Some(RolloutLedger { proven: used, ..RolloutLedger::default() });
+        rollouts.push(ActiveRollout { ledger, ..next });
+        let status = plan(&view, &policy, t(300)).status.unwrap();
+        let braked = models::condition::find_condition(&status.conditions, BRAKED).unwrap();
+        assert_eq!(braked.status == models::condition::ConditionStatus::True, is_braked, "{used} used: {}", braked.message);
+    }
 }

@@ -145,6 +145,17 @@ fn end_of_an_attempt_records_its_place() {
     }
 }
 
+/// An earlier version of the operator has not recorded it, and the Node may be deleted while its machine reboots.
+#[test]
+fn slot_of_an_earlier_version_learns_that_its_node_is_of_the_control_plane() {
+    let (mut view, policy) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate)], &["a"]);
+    let labels = [(models::names::CONTROL_PLANE_LABEL.to_owned(), String::new())];
+    view.nodes.get_mut("a").unwrap().facts.labels = std::sync::Arc::new(labels.into());
+    assert!(!view.operator.as_ref().unwrap().status.slots[0].update.as_ref().unwrap().control_plane);
+    let slots = plan(&view, &policy, t(5)).slots.unwrap();
+    assert!(slots[0].update.as_ref().unwrap().control_plane);
+}
+
 #[test]
 fn permit_is_issued_once_its_slot_records_it() {
     let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
