@@ -1,6 +1,8 @@
 //! A policy that changes, or is deleted, during a rollout.
 
 use integ::oracle::ClusterState;
+use models::condition::ConditionStatus;
+use models::operator::DEGRADED;
 use models::shadow::{HostState, Step, UPDATED};
 use serde_json::json;
 
@@ -10,6 +12,7 @@ use crate::leaders::blocked_drain;
 crate::cases![
     excluding_version_ends_every_attempt_without_a_permit,
     blackout_releases_drained_node_and_keeps_images,
+    invalid_policy_starts_nothing_new_and_what_is_under_way_ends,
     operator_resource_deletion_keeps_permitted_update_and_blocks_new_starts
 ];
 
@@ -79,6 +82,30 @@ async fn blackout_releases_drained_node_and_keeps_images(cluster: &mut ScriptedC
     let history = cluster.recorder.so_far()?;
     assert_eq!(history.results(&drained), ["BlackoutBegan", UPDATED].map(|end| (NEW, end.to_owned())));
     assert_eq!(history.results(staged), [(NEW, UPDATED.to_owned())]);
+    Ok(())
+}
+
+/// A blackout in an emergency, with a misspelled time zone.
+async fn invalid_policy_starts_nothing_new_and_what_is_under_way_ends(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    let (drained, staged) = drained_and_staged(cluster).await?;
+    cluster.policy(&json!({"schedule": {"blackouts": [{"from": "2000-01-01", "timeZone": "Europe/Berlim"}]}})).await?;
+    let degraded = cluster.until_operator(DEGRADED, ConditionStatus::True).await?;
+    assert!(degraded.reason == "InvalidPolicy" && degraded.message.contains("Berlim"), "{degraded:?}");
+    cluster.unblock_shop().await?;
+    let world = cluster
+        .until("the drained node is updated, and the other one waits", |world| {
+            world.is_updated(&drained, &NEW) && world.waiting("PolicyInvalid") == 1
+        })
+        .await?;
+    assert!(!world.nodes[staged].claimed() && world.step(staged) == Some(Step::Staged), "{:?}", world.step(staged));
+    cluster.policy(&json!({"schedule": {"blackouts": null}})).await?;
+    cluster.until_operator(DEGRADED, ConditionStatus::False).await?;
+    cluster.updated().await?;
+    for node in [&*drained, staged] {
+        assert_eq!(cluster.recorder.so_far()?.results(node), [(NEW, UPDATED.to_owned())]);
+    }
     Ok(())
 }
 

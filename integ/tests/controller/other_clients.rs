@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use integ::oracle::ClusterState;
 use models::condition::ConditionStatus;
+use models::names::{HOLD_ANNOTATION, RETRY_ANNOTATION};
 use models::operator::FROZEN;
 use models::shadow::{Step, UPDATED};
 use serde_json::json;
@@ -12,8 +14,30 @@ use crate::leaders::blocked_drain;
 
 crate::cases![
     update_by_other_client_ends_attempt_without_failure,
-    rollback_by_other_client_is_reported_without_version_failure
+    rollback_by_other_client_is_reported_without_version_failure,
+    requests_that_begin_alike_are_two_and_a_hold_without_a_readable_end_is_refused,
 ];
+
+async fn requests_that_begin_alike_are_two_and_a_hold_without_a_readable_end_is_refused(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.start(1, json!({})).await?;
+    let mut acknowledged = Vec::new();
+    for end in ["one", "two"] {
+        let value = format!("{}{end}", "maintenance-".repeat(6));
+        cluster.request_of_node("node-1", RETRY_ANNOTATION, &value).await?;
+        let taken = |world: &ClusterState| world.record("node-1").requests.and_then(|requests| requests.retry);
+        let world = cluster
+            .until("the request is acknowledged", |world| taken(world).is_some_and(|value| !acknowledged.contains(&value)))
+            .await?;
+        acknowledged.extend(taken(&world));
+    }
+    let hold = |value: serde_json::Value| json!({"metadata": {"annotations": {HOLD_ANNOTATION: value}}});
+    cluster.patch_node("node-1", hold(json!("until=tomorrow"))).await?;
+    cluster.until_event("HoldRefused", &["until", "tomorrow"]).await?;
+    cluster.fleet.release(NEW);
+    cluster.updated().await.map(drop)
+}
 
 async fn update_by_other_client_ends_attempt_without_failure(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
     cluster.start(2, json!({"strategy": {"preStage": {}}})).await?;
