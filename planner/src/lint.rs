@@ -6,9 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use models::names::INTERFACE_LABEL;
-use models::operator::{
-    ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, LedgerNode, MarkedPods, Slot, SlotUpdate,
-};
+use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, MarkedPods, Slot, SlotUpdate};
 use models::reason::Proof;
 use models::shadow::{HostPolicy, HostState, Mode, Place, Progress, Step};
 use models::time::after;

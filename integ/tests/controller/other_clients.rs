@@ -28,7 +28,9 @@ async fn requests_that_begin_alike_are_two_and_a_hold_without_a_readable_end_is_
         cluster.request_of_node("node-1", RETRY_ANNOTATION, &value).await?;
         let taken = |world: &ClusterState| world.record("node-1").requests.and_then(|requests| requests.retry);
         let world = cluster
-            .until("the request is acknowledged", |world| taken(world).is_some_and(|value| !acknowledged.contains(&value)))
+            .until("the request is acknowledged", |world| {
+                taken(world).is_some_and(|value| !acknowledged.contains(&value))
+            })
             .await?;
         acknowledged.extend(taken(&world));
     }

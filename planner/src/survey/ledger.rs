@@ -68,7 +68,9 @@ pub(crate) fn may_run(node: &NodeView, rollout: &ActiveRollout) -> bool {
 /// Returns whether a node of the row of a brake may run the version without a proof. One that is gone may run it somewhere, unless its
 /// end says that it does not, and cannot show any more that it is good.
 pub(crate) fn may_run_unproven(view: &ClusterView, rollout: &ActiveRollout, end: &LedgerNode) -> bool {
-    let fell_back = || FailureReason::BootFellBack.as_str() == end.reason || FailureReason::BootedOtherVersion.as_str() == end.reason;
+    let fell_back = || {
+        FailureReason::BootFellBack.as_str() == end.reason || FailureReason::BootedOtherVersion.as_str() == end.reason
+    };
     let may_run = match (view.nodes.get(&end.node), view.unmanaged.get(&end.node)) {
         (Some(node), _) => may_run(node, rollout),
         (None, Some(facts)) => facts.os_version().as_ref() == Some(&rollout.version),

@@ -1,8 +1,6 @@
 //! One-shot requests of users: annotations on the operator's resource, each carried out once and then acknowledged.
 
-use models::operator::{
-    ActiveRollout, BottlerocketUpdateOperatorStatus, KnownVersion, OperatorRequests, frozen_since,
-};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorStatus, KnownVersion, OperatorRequests, frozen_since};
 
 use crate::decision::Note;
 
@@ -119,7 +117,9 @@ pub fn continue_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketU
         || "no version has frozen the rollout".to_owned(),
         |since| format!("the value that does is {since}, the time of the last failure, as kubectl brupop resume --others writes it"),
     );
-    let message = format!("the request '{value}' to continue with other nodes names no time by which a version had frozen the rollout; {next}");
+    let message = format!(
+        "the request '{value}' to continue with other nodes names no time by which a version had frozen the rollout; {next}"
+    );
     Some(Note { warning: true, reason: "ContinueRefused", message })
 }
 

@@ -183,7 +183,10 @@ impl PodFacts {
     /// Returns under what a record lists that this pod of a StatefulSet was unhealthy, which comes back by its name: the uid of its set, and
     /// its number.
     pub fn replica(&self) -> Option<String> {
-        let set = self.controller_uid.as_ref().filter(|_| self.controller.as_deref().is_some_and(|c| c.starts_with("StatefulSet ")))?;
+        let set = self
+            .controller_uid
+            .as_ref()
+            .filter(|_| self.controller.as_deref().is_some_and(|c| c.starts_with("StatefulSet ")))?;
         Some(format!("{set}/{}", self.name.rsplit_once('-')?.1))
     }
 
@@ -203,13 +206,6 @@ impl BudgetFacts {
     pub fn selects(&self, pod: &PodFacts) -> bool {
         use kube::core::SelectorExt as _;
         pod.namespace == self.namespace && self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
-    }
-
-    /// Returns under what a record lists that this pod of a StatefulSet was unhealthy, which comes back by its name: the uid of its set, and
-    /// its number.
-    pub fn replica(&self) -> Option<String> {
-        let set = self.controller_uid.as_ref().filter(|_| self.controller.as_deref().is_some_and(|c| c.starts_with("StatefulSet ")))?;
-        Some(format!("{set}/{}", self.name.rsplit_once('-')?.1))
     }
 
     /// Returns the name for users: namespace and name.

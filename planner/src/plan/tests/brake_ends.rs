@@ -468,7 +468,8 @@ fn pause_of_a_brake_goes_on_while_it_is_not_known_what_hosts_may_have() {
 fn braked_rollout_that_another_version_has_followed_is_over() {
     let newer = semver::Version::new(1, 20, 6);
     for (used, is_braked) in [(0, true), (1, false)] {
-        let recorded = RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(600)), ..RolloutLedger::default() };
+        let recorded =
+            RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(600)), ..RolloutLedger::default() };
         let (mut view, policy) = fleet(&[], recorded);
         for node in view.nodes.values_mut() {
             node.shadow.as_mut().unwrap().status.agent.updates = None;
@@ -479,6 +480,11 @@ fn braked_rollout_that_another_version_has_followed_is_over() {
         rollouts.push(ActiveRollout { ledger, ..next });
         let status = plan(&view, &policy, t(300)).status.unwrap();
         let braked = models::condition::find_condition(&status.conditions, BRAKED).unwrap();
-        assert_eq!(braked.status == models::condition::ConditionStatus::True, is_braked, "{used} used: {}", braked.message);
+        assert_eq!(
+            braked.status == models::condition::ConditionStatus::True,
+            is_braked,
+            "{used} used: {}",
+            braked.message
+        );
     }
 }

@@ -210,8 +210,12 @@ fn request_that_is_carried_out_again_contains_no_later_failure() {
             known.quarantined.as_mut().into_iter().for_each(|quarantined| quarantined.contained = false);
             if known.arch == ARM && fails {
                 known.failed = vec!["x".into()];
-                known.quarantined =
-                    Some(Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(5), contained: false });
+                known.quarantined = Some(Quarantined {
+                    reason: FailureReason::BootFellBack,
+                    nodes: vec![],
+                    since: t(5),
+                    contained: false,
+                });
             }
         }
         turn(&mut view, &policy, 6);
@@ -232,7 +236,8 @@ fn request_that_names_no_failure_is_refused_with_the_value_to_write() {
         assert_eq!(after.requests.as_ref().and_then(|requests| requests.continue_others.as_ref()), Some(&value));
         let refused = continue_news(&before, after);
         assert_eq!(refused.is_none(), contains, "{value}: {refused:?}");
-        let names_it = |note: crate::decision::Note| note.reason == "ContinueRefused" && note.message.contains(&t(1).to_string());
+        let names_it =
+            |note: crate::decision::Note| note.reason == "ContinueRefused" && note.message.contains(&t(1).to_string());
         assert!(refused.is_none_or(names_it), "{value}");
     }
 }

@@ -216,9 +216,12 @@ fn change_of_policy_begins_the_time_of_hooks_again() {
 /// A hook that takes longer than each window lets no node come to its drain.
 #[test]
 fn second_window_in_a_row_that_closes_while_hooks_are_awaited_is_a_failure() {
-    for (before, expected, failures) in
-        [(None, "WindowEnded", 0), (Some("BlackoutBegan"), "WindowEnded", 0), (Some("WindowEnded"), "GateRefused", 1), (Some("GateRefused"), "GateRefused", 1)]
-    {
+    for (before, expected, failures) in [
+        (None, "WindowEnded", 0),
+        (Some("BlackoutBegan"), "WindowEnded", 0),
+        (Some("WindowEnded"), "GateRefused", 1),
+        (Some("GateRefused"), "GateRefused", 1),
+    ] {
         let (mut view, _) = in_step(Step::BeforeDrain, both());
         let last =
             before.map(|reason| models::shadow::AttemptResult { reason: reason.into(), ..updated().last.unwrap() });
