@@ -352,7 +352,7 @@ mod tests {
         }
         let expected = json!({"metadata": {"annotations": {RESUME_ANNOTATION: "nonce"}}});
         assert_eq!(patch(decide(&["1.20.6", "1.20.5"]).unwrap()), expected);
-        let error = decide_failures(&with(true, &[]), &[v("1.20.5")]).unwrap_err().to_string();
+        let error = decide_failures(&with(true, &[]), &[v("1.20.5")], "nonce").unwrap_err().to_string();
         assert!(error.contains("no version has any"), "{error}");
     }
 
@@ -389,7 +389,7 @@ mod tests {
             reason.contains("go on already") && reason.contains("held for nodes of aws-k8s-1.37/x86_64 alone"),
             "{reason}"
         );
-        patch(decide_failures(&operator, &[v("1.20.5")]).unwrap());
+        patch(decide_failures(&operator, &[v("1.20.5")], "nonce").unwrap());
         let error = decide_failures(&with(true, &[held, known("1.20.6", &["n"], true)]), &[v("1.20.6")], "nonce");
         assert!(error.unwrap_err().to_string().contains("--failures 1.20.5,1.20.6"), "each is named");
     }

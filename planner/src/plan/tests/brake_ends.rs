@@ -463,7 +463,7 @@ fn pause_of_a_brake_goes_on_while_it_is_not_known_what_hosts_may_have() {
     assert_eq!(slots_of(&plan(&view, &policy, t(601))), ["b"]);
 }
 
-/// Its last host whose offers are not known would keep it braked, and its alert firing.
+/// A host whose offers are not known would keep it braked, and the alert firing.
 #[test]
 fn braked_rollout_that_another_version_has_followed_is_over() {
     let newer = semver::Version::new(1, 20, 6);

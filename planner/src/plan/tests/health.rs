@@ -398,7 +398,7 @@ fn owner_with_an_ill_pod_before_the_drain_is_excused_unless_most_of_its_other_po
     }
 }
 
-/// Its volumes are on the node, or in its zone: it can only come back.
+/// With volumes on the node, or in its zone, it can only come back.
 #[test]
 fn pod_of_a_stateful_set_that_was_ill_on_its_node_before_the_drain_is_no_difference() {
     let replica = |number: usize| PodFacts {
