@@ -23,34 +23,7 @@ crate::cases![
     staged_image_of_withdrawn_release_is_not_booted,
     closed_window_completes_running_update_and_blocks_new_ones,
     urgent_version_passes_closed_window_and_soak_with_event_and_history,
-    minimum_age_passes_for_the_targeted_line_whatever_newer_ones_come_and_go,
 ];
-
-async fn minimum_age_passes_for_the_targeted_line_whatever_newer_ones_come_and_go(
-    cluster: &mut ScriptedCluster,
-) -> anyhow::Result<()> {
-    cluster.start(1, json!({"version": {"target": "1.20", "minimumAge": "24h"}})).await?;
-    cluster.fleet.release(NEW);
-    cluster.until("the version is too young", |world| world.waiting("TooYoung") == 1).await?;
-    for minor in 21..=23 {
-        let line: Vec<Version> = (0..50).map(|patch| Version::new(1, minor, patch)).collect();
-        line.iter().for_each(|version| cluster.fleet.release(version.clone()));
-        let newest = line.last().cloned();
-        cluster
-            .until("the newer line is known", |world| {
-                world.status().versions.iter().any(|known| Some(&known.version) == newest.as_ref())
-            })
-            .await?;
-        cluster.pass(Duration::from_hours(7)).await?;
-        // Another leader knows the same.
-        cluster.replace_controller().await?;
-        let world = cluster.planned().await?;
-        assert_eq!((world.waiting("TooYoung"), world.shadow("node-1").map(|shadow| shadow.spec.attempt)), (1, Some(0)));
-        line.iter().for_each(|version| cluster.fleet.retract(version));
-    }
-    cluster.pass(Duration::from_hours(4)).await?;
-    cluster.updated().await.map(drop)
-}
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
