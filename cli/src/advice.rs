@@ -49,9 +49,13 @@ impl Cluster {
                 let others = (!freezing.is_empty() && status.is_some_and(has_others))
                     .then(|| format!("resume --others {freezing}"));
                 let again = format!("resume --failures {}", self.to_resume());
-                // Where other kinds go on with it, it is excluded for the one that failed.
-                let kind = failed.get(version).and_then(|failed| failed.held_for.iter().next());
-                let kind = kind.map_or_else(String::new, |kind| format!(" --kind {kind}"));
+                // Where others go on with it, it is excluded for the kind of this node alone.
+                let agent = self.shadows.get(node).map(|shadow| &shadow.status.agent);
+                let kind =
+                    agent.and_then(|agent| Some(format!("{}/{}", agent.variant.as_ref()?, agent.arch.as_ref()?)));
+                let held = failed.get(version).map(|failed| &failed.held_for);
+                let held = kind.filter(|kind| held.is_some_and(|held| held.contains(kind)));
+                let kind = held.map_or_else(String::new, |kind| format!(" --kind {kind}"));
                 let arguments = [Some(again), others, Some(format!("quarantine {version}{kind}"))];
                 arguments.into_iter().flatten().map(|arguments| self.command(&arguments)).collect()
             }

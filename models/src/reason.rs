@@ -364,7 +364,7 @@ ends! {
     /// The window closed before the node was drained, while its hooks were awaited.
     WindowEnded {
         event: UpdateWithdrawn, class: Nothing,
-        advice: "The node is updated in the next [window](policy.md#when), with the image that it has. Where the last attempt for the version ended so too, it is `GateRefused`.",
+        advice: "The node is updated in the next [window](policy.md#when), with the image that it has. Where the last attempt for the version ended so or as `GateRefused`, it is `GateRefused`.",
     }
     /// The agent did not answer in time.
     AgentSilent {

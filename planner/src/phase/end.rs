@@ -85,7 +85,7 @@ pub(super) fn refused(ctx: &Attempt<'_>, wait: &Wait) -> Action {
     }
     let reason = match wait {
         Wait::Blackout { .. } => FailureReason::BlackoutBegan,
-        // In a second one its hooks are longer than the windows: others go first, and as many as brake a rollout stop it.
+        // Not a second time in a row: its hooks may be longer than the windows. Others go first, and as many as brake a rollout stop it.
         Wait::WindowClosed { .. } if !has_missed_window(ctx) => FailureReason::WindowEnded,
         Wait::ClusterUnwell { .. } => FailureReason::ClusterUnwell,
         Wait::Braked { .. } => FailureReason::RolloutBraked,

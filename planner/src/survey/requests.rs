@@ -104,13 +104,15 @@ pub fn approval_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketU
     Some(Note { warning: true, reason: "ApprovalRefused", message })
 }
 
-/// Returns the Event about a `continue-others` that was acknowledged and after which no version is held for its own nodes alone.
+/// Returns the Event about a `continue-others` that was acknowledged and by which no version is held for its own nodes alone.
 pub fn continue_news(old: &BottlerocketUpdateOperatorStatus, new: &BottlerocketUpdateOperatorStatus) -> Option<Note> {
     let taken =
         |status: &BottlerocketUpdateOperatorStatus| status.requests.as_ref().and_then(|r| r.continue_others.clone());
     let value = taken(new).filter(|value| old.observed_generation.is_some() && taken(old).as_ref() != Some(value))?;
     let is_contained = |known: &KnownVersion| known.quarantined.as_ref().is_some_and(|found| found.contained);
-    if new.versions.iter().any(is_contained) {
+    let contained =
+        |status: &BottlerocketUpdateOperatorStatus| status.versions.iter().filter(|known| is_contained(known)).count();
+    if contained(new) > contained(old) || (contained(new) > 0 && frozen_since(&new.versions).is_none()) {
         return None;
     }
     let next = frozen_since(&new.versions).map_or_else(

@@ -221,15 +221,11 @@ pub(crate) fn follow<'a>(
         }
     }
     // A brake goes on while it is not known what the hosts of its nodes may have, as after an outage of the web API.
+    let is_used = |other: &ActiveRollout| other.ledger.as_ref().is_some_and(|ledger| ledger.used() > 0);
     let is_followed = |stored: &ActiveRollout| {
-        let of_kind = |variant: &String, arch: &String, version: &Version| {
-            (variant, arch) == (&stored.variant, &stored.arch) && *version != stored.version
-        };
-        let is_used = |other: &ActiveRollout| other.ledger.as_ref().is_some_and(|ledger| ledger.used() > 0);
-        let mut others = operator.status.active_rollouts.iter().filter(|other| other.ended.is_none() && is_used(other));
-        let mut updates = view.recorded_slots().filter_map(|slot| slot.update.as_ref());
-        others.any(|other| of_kind(&other.variant, &other.arch, &other.version))
-            || updates.any(|update| of_kind(&update.variant, &update.arch, &update.version))
+        let of_kind = |other: &&ActiveRollout| (&other.variant, &other.arch) == (&stored.variant, &stored.arch);
+        let mut others = operator.status.active_rollouts.iter().filter(of_kind);
+        others.any(|other| other.started > stored.started && other.ended.is_none() && is_used(other))
     };
     for stored in operator.status.active_rollouts.iter().filter(|stored| stored.is_braked() && !is_followed(stored)) {
         if view.nodes.values().any(|node| may_want(node, policy, stored, now)) {

@@ -35,6 +35,9 @@ pub use events::news;
 /// The number of reasons that the operator's status names.
 const REASONS: usize = 32;
 
+/// The number of failed nodes that a message names for each version.
+const NAMED: usize = 8;
+
 /// The maximum length of the policy in force, as JSON.
 const POLICY_LENGTH: usize = 65_536;
 
@@ -159,7 +162,13 @@ fn window(survey: &Survey<'_>) -> ConditionParts {
 /// Returns versions with their kinds and the causes of their quarantine.
 fn versions_of<'a>(spent: impl IntoIterator<Item = (&'a Key, &'a Cause)>) -> String {
     let version = |((variant, arch, version), cause): (&Key, &Cause)| {
-        let nodes = if cause.nodes.is_empty() { String::new() } else { format!(" on {}", cause.nodes.join(", ")) };
+        // The commands behind them are not to be cut.
+        let named = cause.nodes.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let more = match cause.nodes.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let nodes = if named.is_empty() { String::new() } else { format!(" on {named}{more}") };
         let reason = cause.reason.map_or_else(String::new, |reason| format!(" ({reason}{nodes})"));
         format!("{version} for {variant} {arch}{reason}")
     };

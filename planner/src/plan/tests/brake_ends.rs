@@ -467,7 +467,7 @@ fn pause_of_a_brake_goes_on_while_it_is_not_known_what_hosts_may_have() {
 #[test]
 fn braked_rollout_that_another_version_has_followed_is_over() {
     let newer = semver::Version::new(1, 20, 6);
-    for (used, is_braked) in [(0, true), (1, false)] {
+    for (used, started, is_braked) in [(0, t(100), true), (1, t(100), false), (1, t(-100), true)] {
         let recorded =
             RolloutLedger { proven: 1, row: row(&FREE), braked_until: Some(t(600)), ..RolloutLedger::default() };
         let (mut view, policy) = fleet(&[], recorded);
@@ -475,7 +475,7 @@ fn braked_rollout_that_another_version_has_followed_is_over() {
             node.shadow.as_mut().unwrap().status.agent.updates = None;
         }
         let rollouts = &mut view.operator.as_mut().unwrap().status.active_rollouts;
-        let next = ActiveRollout::new(newer.clone(), "aws-k8s-1.37".into(), "x86_64".into(), t(100));
+        let next = ActiveRollout::new(newer.clone(), "aws-k8s-1.37".into(), "x86_64".into(), started);
         let ledger = Some(RolloutLedger { proven: used, ..RolloutLedger::default() });
         rollouts.push(ActiveRollout { ledger, ..next });
         let status = plan(&view, &policy, t(300)).status.unwrap();

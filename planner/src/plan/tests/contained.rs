@@ -240,6 +240,16 @@ fn request_that_names_no_failure_is_refused_with_the_value_to_write() {
             |note: crate::decision::Note| note.reason == "ContinueRefused" && note.message.contains(&t(1).to_string());
         assert!(refused.is_none_or(names_it), "{value}");
     }
+    // What is contained already says nothing about another failure.
+    let (mut view, policy) = frozen();
+    request(&mut view, &policy);
+    fail(&mut view, "x", ARM, NEW);
+    turn(&mut view, &policy, 3);
+    view.operator.as_mut().unwrap().continue_others = Some("tuesday".into());
+    let before = view.operator.clone().unwrap().status;
+    turn(&mut view, &policy, 4);
+    let refused = continue_news(&before, &view.operator.as_ref().unwrap().status).unwrap();
+    assert!(refused.message.contains(&t(3).to_string()), "{}", refused.message);
 }
 
 #[test]
