@@ -63,7 +63,7 @@ pub const HOOK_ANSWER_PREFIX: &str = "hook.brupop.bottlerocket.aws/";
 /// request; a value that is acknowledged in `status.requests` is not carried out again.
 pub const RESUME_ANNOTATION: &str = "brupop.bottlerocket.aws/resume";
 /// Annotation on the operator's resource: versions that have frozen the rollout are held for their variant and architecture alone, and the
-/// other nodes go on. Its value names the request.
+/// other nodes go on. Its value is the time of the last failure that it covers.
 pub const CONTINUE_OTHERS_ANNOTATION: &str = "brupop.bottlerocket.aws/continue-others";
 /// Annotation on the operator's resource: the canary step that waits for approval has it. Its value names the request.
 pub const APPROVE_STEP_ANNOTATION: &str = "brupop.bottlerocket.aws/approve-step";

@@ -38,14 +38,18 @@ pub(super) fn is_permitted(shadow: &BottlerocketShadow) -> bool {
     issued || progress(shadow).is_some_and(|progress| progress.permit_issued)
 }
 
+/// Returns the rollouts of the operator's resource, if there is one.
+fn rollouts(operator: Option<&BottlerocketUpdateOperator>) -> impl Iterator<Item = &ActiveRollout> {
+    operator.and_then(|operator| operator.status.as_ref()).into_iter().flat_map(|status| &status.active_rollouts)
+}
+
 /// Returns true if the node runs its version without a proof, so that it can be verified again. The ledger of its rollout says so:
 /// what the node's own record has may be of an earlier rollout.
 fn is_unproven(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketShadow) -> bool {
     let runs = shadow.status.as_ref().and_then(|status| status.agent.current_version.as_ref());
     let node = node_of(shadow);
     let is_named = |ledger: &RolloutLedger| ledger.nodes.iter().any(|named| named.is_unproven() && named.node == node);
-    let rollouts = operator.and_then(|o| o.status.as_ref()).into_iter().flat_map(|status| &status.active_rollouts);
-    rollouts
+    rollouts(operator)
         .filter(|rollout| rollout.ended.is_none() && runs == Some(&rollout.version))
         .any(|rollout| rollout.ledger.as_ref().is_some_and(is_named))
 }
@@ -58,8 +62,7 @@ fn is_braked(operator: Option<&BottlerocketUpdateOperator>, shadow: &Bottlerocke
         kind == (agent.variant.as_ref(), agent.arch.as_ref())
             && agent.current_version.as_ref() != Some(&rollout.version)
     };
-    let rollouts = operator.and_then(|o| o.status.as_ref()).into_iter().flat_map(|status| &status.active_rollouts);
-    rollouts.filter(|rollout| rollout.is_braked()).any(waits)
+    rollouts(operator).filter(|rollout| rollout.is_braked()).any(waits)
 }
 
 /// Decides about `retry`.

@@ -119,12 +119,7 @@ async fn rollout_whose_hook_is_silent_on_every_node_is_braked_until_a_user_resum
     for _ in 0..3 {
         let world = cluster.until("a node awaits its hook", |world| asked(world).is_some()).await?;
         let node = asked(&world).context("just seen")?;
-        cluster.pass(Duration::from_mins(11)).await?;
-        cluster
-            .until("its update has ended", |world| {
-                world.last_reason(&node).as_deref() == Some("HookTimedOut") && world.is_released(&node)
-            })
-            .await?;
+        times_out(cluster, &node).await?;
         assert!(ended.insert(node), "each node once: {ended:?}");
     }
     let braked = cluster.until_operator(BRAKED, ConditionStatus::True).await?;

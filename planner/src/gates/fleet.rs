@@ -1,7 +1,5 @@
 //! Gates that keep all nodes, or many, from an update: the switch, failures, canary steps, the schedule.
 
-use semver::Version;
-
 use crate::policy::WindowState;
 use crate::survey::NodeContext;
 use crate::survey::brake::Brake;
@@ -28,11 +26,7 @@ pub(crate) fn has_valid_policy(ctx: &NodeContext<'_>) -> Option<Wait> {
 
 /// The version has not failed too often on hosts like this one.
 pub(crate) fn is_not_quarantined(ctx: &NodeContext<'_>) -> Option<Wait> {
-    quarantine(ctx, ctx.version().ok()?)
-}
-
-/// Returns the wait for a version that has failed too often on hosts like this one.
-pub(crate) fn quarantine(ctx: &NodeContext<'_>, version: &Version) -> Option<Wait> {
+    let version = ctx.version().ok()?;
     let agent = &ctx.shadow.status.agent;
     let held = ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version);
     held.then(|| Wait::Quarantined { version: version.clone() })
