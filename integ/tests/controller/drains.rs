@@ -2,19 +2,24 @@
 
 use std::time::Duration;
 
+use integ::bed::workload;
 use integ::oracle::{ClusterState, Field};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::Resource as _;
+use kube::api::{Api, DeleteParams};
 use models::condition::ConditionStatus;
 use models::names::HOLD_ANNOTATION;
 use models::shadow::{BLOCKED, Step};
 use serde_json::{Value, json};
 
-use crate::bed::{ScriptedCluster, other};
+use crate::bed::{NEW, SHOP, ScriptedCluster, other};
 use crate::leaders::blocked_drain;
 
 crate::cases![
     forced_deletion_needs_delete_permission,
     node_uncordoned_by_user_during_drain_is_cordoned_again_with_event,
     node_whose_hold_ends_is_queued_behind_a_blocked_drain,
+    marked_pods_keep_their_nodes_in_service_until_they_end_or_policy_evicts_them,
 ];
 
 /// Waits until the drain of a node is blocked by a budget.
@@ -97,4 +102,45 @@ async fn node_whose_hold_ends_is_queued_behind_a_blocked_drain(cluster: &mut Scr
     }
     cluster.unblock_shop().await?;
     cluster.updated().await.map(drop)
+}
+
+async fn marked_pods_keep_their_nodes_in_service_until_they_end_or_policy_evicts_them(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.start(2, json!({"drain": {"markedPods": "Wait"}})).await?;
+    // An object that no controller creates pods for: those below are all that there are.
+    let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ci", "namespace": SHOP}});
+    let owner: ConfigMap = cluster.create(Api::namespaced(cluster.client.clone(), SHOP), owner).await?;
+    let runner = |node: &str, mark: &str, value: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": format!("runner-{node}"), "namespace": SHOP, "annotations": {mark: value},
+                "ownerReferences": [owner.controller_owner_ref(&())]},
+            "spec": {"nodeName": node, "containers": [{"name": "app", "image": "example.invalid/app:1"}]}})
+    };
+    let runners = vec![
+        runner("node-1", "karpenter.sh/do-not-disrupt", "true"),
+        runner("node-2", "cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
+    ];
+    workload::apply(&cluster.client, runners).await?;
+    cluster.until("both run", |world| world.ready_pods(SHOP) == 2).await?;
+    cluster.planned().await?;
+    cluster.fleet.release(NEW);
+    cluster.until("both nodes wait", |world| world.waiting("MarkedPods") == 2).await?;
+    cluster.pass(Duration::from_hours(8)).await?;
+    let world = cluster.planned().await?;
+    for node in ["node-1", "node-2"] {
+        let blocked = world.condition(node, BLOCKED).map(|blocked| blocked.message.clone()).unwrap_or_default();
+        assert!(blocked.contains(&format!("shop/runner-{node}")), "{blocked}");
+    }
+    cluster.recorder.so_far()?.replay(|_, _, world| {
+        assert!(world.nodes.values().all(|node| !node.claimed()), "none is cordoned");
+    });
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SHOP);
+    pods.delete("runner-node-1", &DeleteParams::default()).await?;
+    let world = cluster.until("its node is updated", |world| world.is_updated("node-1", &NEW)).await?;
+    assert_eq!((world.ready_pods(SHOP), world.nodes["node-2"].claimed()), (1, false));
+    cluster.policy(&json!({"drain": {"markedPods": "Evict"}})).await?;
+    let world = cluster.updated().await?;
+    assert_eq!(world.ready_pods(SHOP), 0, "the other is evicted");
+    Ok(())
 }

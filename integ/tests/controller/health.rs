@@ -3,16 +3,29 @@
 use std::time::Duration;
 
 use integ::bed::{merge, workload};
+use integ::oracle::ClusterState;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::{Api, Resource as _};
 use models::condition::ConditionStatus;
 use models::reason::FailureReason;
-use models::shadow::Step;
+use models::shadow::{HEALTHY, Step};
 use serde_json::{Value, json};
 
 use crate::bed::{NEW, OLD, PodRule, PodState, SHOP, ScriptedCluster};
 
-crate::cases![daemon_set_failing_on_updated_nodes_freezes_rollout];
+crate::cases![
+    daemon_set_failing_on_updated_nodes_freezes_rollout,
+    pressure_on_all_nodes_stops_the_clocks_and_blames_no_version,
+    pressure_in_the_soak_begins_it_again,
+    daemon_set_that_fails_on_other_nodes_too_is_not_waited_for,
+];
+
+/// Waits until a node of these is verified.
+async fn until_verified(cluster: &ScriptedCluster, nodes: &[&str]) -> anyhow::Result<String> {
+    let next = |world: &ClusterState| nodes.iter().find(|node| world.step(node) == Some(Step::Verifying)).copied();
+    let world = cluster.until("a node is verified", |world| next(world).is_some()).await?;
+    Ok(next(&world).unwrap_or_default().to_owned())
+}
 
 /// Creates a DaemonSet `driver` with a pod on each node, as its controller would.
 pub(crate) async fn driver(cluster: &ScriptedCluster, nodes: &[&str]) -> anyhow::Result<()> {
@@ -45,7 +58,7 @@ async fn daemon_set_failing_on_updated_nodes_freezes_rollout(cluster: &mut Scrip
     cluster.fleet.release(NEW);
     let mut verified: Vec<String> = Vec::new();
     for _ in 0..2 {
-        let next = |world: &integ::oracle::ClusterState| {
+        let next = |world: &ClusterState| {
             let mut names = world.nodes.keys().filter(|name| !verified.contains(name));
             // The pod's failure is stored after the Node's return.
             let runs = |name: &str| world.pods.values().any(|pod| pod.name == format!("driver-{name}") && pod.ready);
@@ -79,4 +92,79 @@ async fn daemon_set_failing_on_updated_nodes_freezes_rollout(cluster: &mut Scrip
     let third = world.nodes.keys().find(|name| !verified.contains(name)).cloned().unwrap_or_default();
     assert!(world.is_updated(&third, &OLD), "the third node was left alone");
     Ok(())
+}
+
+async fn pressure_on_all_nodes_stops_the_clocks_and_blames_no_version(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    const ALL: [&str; 4] = ["node-1", "node-2", "node-3", "node-4"];
+    cluster.start(4, json!({"health": {"after": {"soak": "5m", "timeout": "10m"}}})).await?;
+    cluster.fleet.release(NEW);
+    let first = until_verified(cluster, &ALL).await?;
+    let pressure = |pressure| ALL.iter().for_each(|node| cluster.fleet.script(node, |node| node.pressure = pressure));
+    pressure(Some("MemoryPressure"));
+    cluster.until("nothing else begins", |world| world.waiting("ClusterUnwell") == 3).await?;
+    // Far beyond the time in which a node has to be well.
+    for _ in 0..6 {
+        cluster.pass(Duration::from_mins(10)).await?;
+        let world = cluster.planned().await?;
+        assert_eq!((world.step(&first), world.waiting("ClusterUnwell")), (Some(Step::Verifying), 3));
+    }
+    pressure(None);
+    cluster.until("the cluster is well", |world| world.waiting("ClusterUnwell") == 0).await?;
+    cluster.pass(Duration::from_mins(5)).await?;
+    let world = cluster.until("the first node is proven", |world| world.is_updated(&first, &NEW)).await?;
+    assert_eq!((world.record(&first).version_failures, world.record(&first).failures), (vec![], 0));
+    for left in (1..4).rev() {
+        let done = |world: &ClusterState| ALL.iter().filter(|node| world.is_updated(node, &NEW)).count() == 4 - left;
+        let world = cluster.until("as many are proven", done).await?;
+        let rest: Vec<&str> = ALL.into_iter().filter(|node| !world.is_updated(node, &NEW)).collect();
+        until_verified(cluster, &rest).await?;
+        cluster.planned().await?;
+        cluster.pass(Duration::from_mins(5)).await?;
+    }
+    let world = cluster.updated().await?;
+    assert!(world.status().versions.iter().all(|known| known.failed.is_empty() && known.quarantined.is_none()));
+    Ok(())
+}
+
+async fn pressure_in_the_soak_begins_it_again(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    cluster.start(1, json!({"health": {"after": {"soak": "10m", "timeout": "30m"}}})).await?;
+    cluster.fleet.release(NEW);
+    let node = until_verified(cluster, &["node-1"]).await?;
+    cluster.pass(Duration::from_mins(9)).await?;
+    cluster.fleet.script(&node, |node| node.pressure = Some("DiskPressure"));
+    let healthy = |world: &ClusterState| world.condition(&node, HEALTHY).cloned();
+    let named = |world: &ClusterState| healthy(world).is_some_and(|healthy| healthy.message.contains("DiskPressure"));
+    cluster.until("the pressure is named", named).await?;
+    cluster.fleet.script(&node, |node| node.pressure = None);
+    cluster.until("it is over", |world| !named(world)).await?;
+    cluster.pass(Duration::from_mins(7)).await?;
+    let world = cluster.planned().await?;
+    assert_eq!(world.step(&node), Some(Step::Verifying), "well for 16 minutes of 17, and not for ten in a row");
+    cluster.pass(Duration::from_mins(3)).await?;
+    cluster.updated().await.map(drop)
+}
+
+async fn daemon_set_that_fails_on_other_nodes_too_is_not_waited_for(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    const SOAK: Duration = Duration::from_mins(5);
+    let all = ["node-1", "node-2", "node-3"];
+    cluster.start(3, json!({"health": {"after": {"soak": "5m", "timeout": "1h"}}})).await?;
+    driver(cluster, &all).await?;
+    let fails = PodRule { app: "driver".to_owned(), node: None, version: None, state: PodState::NotReady };
+    cluster.fleet.pods(fails);
+    cluster.until("its pods fail", |world| world.ready_pods(SHOP) == 0).await?;
+    cluster.fleet.release(NEW);
+    for node in ["the first", "the second", "the third"] {
+        let world = cluster.planned().await?;
+        let rest: Vec<&str> = all.into_iter().filter(|name| !world.is_updated(name, &NEW)).collect();
+        let name = until_verified(cluster, &rest).await?;
+        cluster.planned().await?;
+        cluster.pass(SOAK).await?;
+        let what = format!("{node} node is updated after its soak");
+        cluster.until(&what, |world| world.is_updated(&name, &NEW)).await?;
+    }
+    cluster.updated().await.map(drop)
 }

@@ -110,7 +110,9 @@ async fn node_without_its_csi_driver_and_its_pod_of_a_daemon_set_waits_for_them_
 async fn canary_whose_kubelet_rejects_the_pods_of_a_workload_proves_nothing(
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
-    cluster.start(3, json!({"strategy": {"canary": [{"nodes": 1}]}})).await?;
+    // The soak outlasts the time until the controller has seen the first pod.
+    let health = json!({"after": {"soak": "10m", "timeout": "20m"}});
+    cluster.start(3, json!({"strategy": {"canary": [{"nodes": 1}]}, "health": health})).await?;
     // An object that no controller creates pods for: those below are all that there are.
     let set = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "web", "namespace": SHOP}});
     let set: ConfigMap = cluster.create(Api::namespaced(cluster.client.clone(), SHOP), set).await?;
@@ -135,7 +137,7 @@ async fn canary_whose_kubelet_rejects_the_pods_of_a_workload_proves_nothing(
     workload::apply(&cluster.client, vec![pod("web-1-a")]).await?;
     cluster.pass(Duration::from_mins(1)).await?;
     cluster.until("the rejected pod is named", |world| named(world, "shop/web-1-a")).await?;
-    cluster.pass(Duration::from_mins(13)).await?;
+    cluster.pass(Duration::from_mins(18)).await?;
     // Its owner creates others.
     workload::apply(&cluster.client, vec![pod("web-1-b")]).await?;
     cluster.until("the next one is named", |world| named(world, "shop/web-1-b")).await?;

@@ -23,6 +23,7 @@ crate::cases![
     staged_image_of_withdrawn_release_is_not_booted,
     closed_window_completes_running_update_and_blocks_new_ones,
     urgent_version_passes_closed_window_and_soak_with_event_and_history,
+    version_of_the_targeted_line_gets_old_enough_among_many_others,
 ];
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
@@ -271,4 +272,26 @@ async fn urgent_version_passes_closed_window_and_soak_with_event_and_history(
     let attempts = history.attempts();
     assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
     Ok(())
+}
+
+async fn version_of_the_targeted_line_gets_old_enough_among_many_others(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    cluster.start(2, json!({"version": {"target": "1.20", "minimumAge": "24h"}})).await?;
+    // More newer ones of another line than the status keeps.
+    (0..200).for_each(|patch| cluster.fleet.release(Version::new(1, 21, patch)));
+    cluster.until("the status has no room for more", |world| world.status().versions.len() == 128).await?;
+    cluster.fleet.release(NEW);
+    let world = cluster.until("both nodes wait for its age", |world| world.waiting("TooYoung") == 2).await?;
+    let since = |world: &ClusterState| {
+        world.status().versions.iter().find(|known| known.version == NEW).map(|known| known.first_seen)
+    };
+    let seen = since(&world);
+    assert!(seen.is_some(), "{:?}", world.status().versions);
+    cluster.pass(Duration::from_hours(23)).await?;
+    cluster.replace_controller().await?;
+    let world = cluster.planned().await?;
+    assert_eq!((world.waiting("TooYoung"), since(&world)), (2, seen), "another leader goes on from the status");
+    cluster.pass(Duration::from_hours(1)).await?;
+    cluster.updated().await.map(drop)
 }

@@ -2,7 +2,7 @@
 
 use models::shadow::{HostPolicy, HostState};
 
-use crate::survey::Survey;
+use crate::survey::{Survey, ended};
 use crate::view::{ClusterView, NodeFacts, ShadowFacts};
 
 /// The creation or the deletion of one shadow.
@@ -33,12 +33,14 @@ impl ShadowChange {
 }
 
 /// Returns the changes. A node that is being deleted keeps what it has: the garbage collector deletes the shadow of a
-/// node that is gone.
+/// node that is gone. A shadow stays until the slot of its node is taken away: without it, the slot would pass for that of a machine
+/// that may still reboot.
 pub(super) fn changes(view: &ClusterView, survey: &Survey<'_>) -> Vec<ShadowChange> {
+    let policy = survey.policy;
     let create = |node: &NodeFacts| ShadowChange::Create {
         node: node.name.clone(),
         uid: node.uid.clone(),
-        host: Box::new(HostPolicy { refresh_interval: Some(survey.policy.refresh_interval), ..HostPolicy::default() }),
+        host: Box::new(HostPolicy { refresh_interval: Some(policy.refresh_interval), ..HostPolicy::default() }),
     };
     let delete = |shadow: &ShadowFacts| ShadowChange::Delete { node: shadow.node.clone(), uid: shadow.uid.clone() };
     // A node under the operator keeps its shadow.
@@ -48,7 +50,12 @@ pub(super) fn changes(view: &ClusterView, survey: &Survey<'_>) -> Vec<ShadowChan
         .filter(|(node, _)| !node.deleting)
         .filter_map(|(node, own)| match (own, view.orphaned_shadows.get(&node.name)) {
             (Some(shadow), _) => {
-                (!shadow.deleting && !view.busy.contains(&node.name) && is_spent(node, shadow)).then(|| delete(shadow))
+                let held = || {
+                    view.recorded_slots()
+                        .any(|slot| slot.uid == node.uid && ended::kept_until(view, policy, slot).is_none())
+                };
+                let free = !shadow.deleting && !view.busy.contains(&node.name);
+                (free && is_spent(node, shadow) && !held()).then(|| delete(shadow))
             }
             // It belongs to a node that was deleted and created again under its name.
             (None, Some(orphan)) => (!orphan.deleting).then(|| delete(orphan)),

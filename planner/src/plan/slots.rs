@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
 use models::operator::{Slot, SlotUpdate};
-use models::shadow::Place;
+use models::shadow::{Place, Progress, Step};
 
 use crate::decision::{Decision, Verdict};
 use crate::policy::Policy;
@@ -290,7 +290,9 @@ fn update_of(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> Option<SlotUpdate>
 fn followed(survey: &Survey<'_>, slot: &Slot, node: &SurveyedNode<'_>, now: Timestamp) -> Slot {
     let Slot { uid, node: name, since, update } = slot.clone();
     let mut update = update.or_else(|| update_of(survey, node));
-    let away = node.update().is_some_and(|progress| progress.step.place() >= Place::Away);
+    // An attempt that ended before its permit leaves nothing that may reboot.
+    let may_reboot = |progress: &Progress| progress.step != Step::Releasing || progress.permit_issued;
+    let away = node.update().is_some_and(|progress| progress.step.place() >= Place::Away && may_reboot(progress));
     if let Some(update) = &mut update {
         // A slot of an earlier version of the operator does not say so.
         update.control_plane |= node.facts.control_plane();

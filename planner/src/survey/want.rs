@@ -112,7 +112,11 @@ impl<'a> Host<'a> {
             Target::Range(range) => {
                 let usable = |version: &&Version| *version != current && self.refusal(version).is_none();
                 let fits = |version: &&Version| range.matches(version);
-                self.offered().filter(usable).chain([current]).filter(fits).max()
+                let best = self.offered().filter(usable).chain([current]).filter(fits).max();
+                if best == Some(current) {
+                    return Want { pin: Some(current.clone()), version: Err(self.stays(current)) };
+                }
+                best
             }
         };
         match best {
@@ -161,16 +165,23 @@ impl<'a> Host<'a> {
         }
         let version = match chosen {
             Some(chosen) => refused(chosen).map_or_else(|| Ok(chosen.clone()), Err),
-            // The list is what the host may have, its wave included: only a lock makes it ignore that.
-            None => Err(match offered().max() {
-                Some(version) => refused(version).unwrap_or(Wait::NotChosen { version: version.clone() }),
-                None => {
-                    let others = self.known().map(|k| &k.version).filter(|version| *version > current).max();
-                    others.map_or(Wait::UpToDate, |version| Wait::WaveNotCome { version: version.clone() })
-                }
-            }),
+            None => Err(self.stays(current)),
         };
         Want { pin: None, version }
+    }
+
+    /// Returns why the host stays at its version, which is the best of the target that it can have now.
+    fn stays(&self, current: &Version) -> Wait {
+        if let Some(fails) = self.failing() {
+            return fails;
+        }
+        let better = |version: &&Version| *version > current && self.policy.target.allows(version);
+        // The list is what the host may have, its wave included: only a lock makes it ignore that.
+        if let Some(version) = self.offered().filter(better).max() {
+            return self.refusal(version).unwrap_or(Wait::NotChosen { version: version.clone() });
+        }
+        let others = self.known().map(|known| &known.version).filter(better).max();
+        others.map_or(Wait::UpToDate, |version| Wait::WaveNotCome { version: version.clone() })
     }
 
     /// One version, which the host's own lock has to choose.

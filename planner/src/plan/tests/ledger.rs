@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::decision::Action;
 use crate::fixtures::*;
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, ShadowChange, plan};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 use crate::wait::Wait;
@@ -169,6 +169,32 @@ fn permit_is_issued_once_its_slot_records_it() {
     assert_eq!(slots[0].update.as_ref().unwrap().permitting_since, Some(t(5)), "recorded first");
     view.operator.as_mut().unwrap().status.slots = slots;
     assert_eq!(outcome(&plan(&view, &policy, t(6))), "permit for n");
+}
+
+#[test]
+fn attempt_that_ends_before_its_permit_records_none() {
+    for (sentence, issued, expected) in [("no permit", false, None), ("a permit", true, Some(t(5)))] {
+        let mut node = at("a", Step::Releasing, 0, HostState::StagedUpdate);
+        node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = issued;
+        let (mut view, policy) = cluster(vec![node], &["a"]);
+        view.operator.as_mut().unwrap().status.slots[0].update.as_mut().unwrap().permitting_since = None;
+        let made = plan(&view, &policy, t(5));
+        let slots = made.slots.as_deref().unwrap_or(&view.operator.as_ref().unwrap().status.slots);
+        assert_eq!(slots[0].update.as_ref().unwrap().permitting_since, expected, "{sentence}");
+    }
+}
+
+/// Without its shadow, the slot of a node that left the operator would pass for that of a machine that may still reboot: for an hour.
+#[test]
+fn shadow_of_unlabelled_node_stays_until_its_slot_is_taken_away() {
+    let (mut view, policy) = cluster(vec![at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate)], &["a"]);
+    let mut left = with_place("a", Proof::Free, 7);
+    left.facts.labelled = false;
+    view.nodes.insert("a".into(), left);
+    let made = plan(&view, &policy, t(5));
+    assert_eq!((made.slots.as_deref(), made.shadows.as_slice()), (Some(&[][..]), &[][..]));
+    view.operator.as_mut().unwrap().status.slots.clear();
+    assert!(matches!(plan(&view, &policy, t(6)).shadows.as_slice(), [ShadowChange::Delete { .. }]));
 }
 
 #[test]

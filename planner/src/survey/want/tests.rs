@@ -199,7 +199,7 @@ fn target_version_and_lock_follow_policy_and_offers() {
             host("1.20.0", Some("1.20.5"), &offers),
             vec![],
             Some("1.20.0"),
-            Err(Wait::UpToDate),
+            Err(Wait::Excluded { version: v("1.20.5"), rule: ">1.20.0".to_owned() }),
         ),
         (
             "an empty range is waited for",
@@ -321,6 +321,34 @@ fn latest_selects_newest_version_past_minimum_age() {
         let got = want(&policy, &known, &host, locked.as_ref(), t(now));
         assert_eq!(got, Want { pin: pin.map(v), version }, "{sentence}");
     }
+}
+
+/// A range that the version a node runs is in says as much about newer ones as `latest` does.
+#[test]
+fn node_whose_version_is_in_the_range_names_why_it_does_not_go_on() {
+    let offers = ["1.21.0", "1.20.5", "1.20.0"];
+    let stays = |version: &str, known: &[KnownVersion], host: &AgentReport| {
+        let got = want(&policy(version), known, host, Some(&v("1.20.0")), t(100));
+        assert_eq!(got.pin, Some(v("1.20.0")), "{version}");
+        got.version.unwrap_err()
+    };
+    let seen = [known("1.20.5", 0), known("1.21.0", 0)];
+    let host_of = |available: &[&str]| host("1.20.0", Some("1.20.0"), available);
+    let young = r#"{"target": "1.20", "minimumAge": "1h"}"#;
+    let until = Some(t(3600));
+    assert_eq!(stays(young, &seen, &host_of(&offers)), Wait::TooYoung { version: v("1.20.5"), until });
+    let excluded = r#"{"target": "1.20", "exclude": ["1.20.5"]}"#;
+    let rule = "1.20.5".to_owned();
+    assert_eq!(stays(excluded, &seen, &host_of(&offers)), Wait::Excluded { version: v("1.20.5"), rule });
+    let range = r#"{"target": "1.20"}"#;
+    assert_eq!(stays(range, &seen, &host_of(&offers[2..])), Wait::WaveNotCome { version: v("1.20.5") });
+    assert_eq!(stays(range, &seen[1..], &host_of(&offers[2..])), Wait::UpToDate, "1.21.0 is of another line");
+    let mut failing = host_of(&offers[2..]);
+    failing.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+    assert_eq!(stays(range, &[], &failing), Wait::RefreshFails { message: "no route".into() });
+    let mut unasked = host_of(&[]);
+    unasked.updates = None;
+    assert_eq!(stays(range, &[], &unasked), Wait::UpToDate);
 }
 
 #[test]
