@@ -80,13 +80,22 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
     let name = &after.facts.name;
     let report = |pair: Pair<'_>| pair.shadow.map(|s| s.status.controller.clone()).unwrap_or_default();
     let (was, is) = (report(before), report(after));
-    lines.extend(of_report(name, &was, &is));
+    // What protects a node from autoscalers stays until it is verified.
+    let out = |facts: &NodeFacts| facts.claims.has(ClaimField::Cordon) || facts.claims.has(ClaimField::Balancer);
+    // The write of the step comes before that of the claim, with which the drain starts.
+    let drains = is.progress.as_ref().filter(|progress| progress.step == Step::Draining && claims(progress.mode()));
+    let begins = was.progress.as_ref().is_none_or(|progress| progress.step != Step::Draining);
+    if drains.is_none() || !begins || out(before.facts) {
+        lines.extend(of_report(name, &was, &is));
+    }
     let progress = is.progress.as_ref().or(was.progress.as_ref());
     if before.facts.uid == after.facts.uid {
-        // What protects a node from autoscalers stays until it is verified.
-        let out = |facts: &NodeFacts| facts.claims.has(ClaimField::Cordon) || facts.claims.has(ClaimField::Balancer);
         match (out(before.facts), out(after.facts)) {
-            (false, true) => lines.push(Line::new("node claimed").about(name, progress)),
+            (false, true) => {
+                lines.push(Line::new("node claimed").about(name, progress));
+                let text = drains.map(|progress| of_step(Step::Draining, progress.mode()));
+                lines.extend(text.map(|text| Line::new(text).about(name, progress)));
+            }
             (true, false) => {
                 let back = |place| matches!(place, Place::Away | Place::Booted | Place::Back);
                 let rebooted = progress.is_some_and(|p| p.mode() == Mode::Update && back(p.step.place()));
@@ -170,9 +179,19 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
             return requests(node, before, after);
         }
         (Some(Step::Verifying), Some(Step::Returning)) => "verification interrupted: waiting for the node",
-        (_, Some(step)) => Phase::of_step(step).map_or("step changed", |phase| (phase.log)(mode)),
+        (_, Some(step)) => of_step(step, mode),
     };
     about(Line::new(text))
+}
+
+/// Returns the line of a step that begins.
+fn of_step(step: Step, mode: Mode) -> &'static str {
+    Phase::of_step(step).map_or("step changed", |phase| (phase.log)(mode))
+}
+
+/// Returns whether a drain of this mode takes the node out of service.
+fn claims(mode: Mode) -> bool {
+    !matches!(mode, Mode::Drill { evict: false, .. })
 }
 
 /// Returns the end of a drill; `None` if this write is not one.

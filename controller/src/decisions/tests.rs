@@ -135,6 +135,42 @@ fn claims_and_permits_log_one_line_each() {
     assert_eq!(texts(&lines), [(false, "node released")], "no host reboots in a drill");
 }
 
+/// The write of the step comes before that of the claim.
+#[test]
+fn drain_starts_once_its_node_is_claimed() {
+    let drill = |evict| {
+        let mut report = at(Step::Draining);
+        report.progress.as_mut().unwrap().drill = Some(Drill { evict, ..Drill::default() });
+        report
+    };
+    let facts = |claimed: bool| NodeFacts {
+        name: "a".into(),
+        claims: if claimed { ClaimFields::CORDON } else { ClaimFields::default() },
+        ..NodeFacts::default()
+    };
+    let of = |before: (bool, ControllerReport), after: (bool, ControllerReport)| {
+        let [before, after] = [before, after].map(|(claimed, report)| {
+            let mut shadow = ShadowFacts::default();
+            shadow.status.controller = report;
+            (facts(claimed), shadow)
+        });
+        let lines = of_node(
+            Pair { facts: &before.0, shadow: Some(&before.1) },
+            Pair { facts: &after.0, shadow: Some(&after.1) },
+        );
+        texts(&lines).into_iter().map(|(_, text)| text).collect::<Vec<_>>()
+    };
+    let drains = || at(Step::Draining);
+    assert_eq!(of((false, at(Step::Staging)), (false, drains())), [""; 0]);
+    assert_eq!(of((false, drains()), (true, drains())), ["node claimed", "drain started"]);
+    assert_eq!(of((false, at(Step::Staging)), (true, drains())), ["node claimed", "drain started"]);
+    assert_eq!(of((true, at(Step::BeforeDrain)), (true, drains())), ["drain started"], "claimed before");
+    assert_eq!(of((false, at(Step::BeforeDrain)), (true, at(Step::BeforeDrain))), ["node claimed"]);
+    assert_eq!(of((false, drill(true)), (true, drill(true))), ["node claimed", "drain started in a drill"]);
+    let dry = of((false, at(Step::Staging)), (false, drill(false)));
+    assert_eq!(dry, ["dry run of the drain started"], "no claim follows");
+}
+
 #[test]
 fn request_to_hooks_is_logged_when_set_and_when_withdrawn() {
     let facts = |request: Option<&str>| NodeFacts {

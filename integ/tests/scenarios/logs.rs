@@ -77,8 +77,8 @@ async fn rollout_can_be_read_from_json_logs_with_each_node_decision_once() -> an
             lines.retain(|line| line != "image staged" && line != "node rebooted: waiting for it to be Ready");
             let expected = [
                 "attempt started",
-                "drain started",
                 "node claimed",
+                "drain started",
                 "node drained",
                 "reboot permitted",
                 "node rebooted: released",
