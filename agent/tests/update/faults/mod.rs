@@ -4,6 +4,7 @@
 //! not move with it: an agent that measured by it alone would see no time pass.
 
 mod agent_exits;
+mod busy_host;
 mod constant_faults;
 mod random_faults;
 
