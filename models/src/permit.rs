@@ -2,7 +2,7 @@
 //! requests of a host.
 //!
 //! A permit is a JWS in compact form (ES256). The agent acts only on a permit whose claims match its own node, boot, attempt,
-//! version and the nonce that it made itself, within [`PERMIT_LIFETIME`] of *sending* that nonce by its own monotonic clock.
+//! version and the nonce that it made itself, within [`PERMIT_LIFETIME`] of *sending* that nonce by its own clocks.
 //! So any client that takes over the web API can withhold a permit, but neither forge nor replay one.
 //!
 //! A statement of settings is made with the same key and names its purpose, which a permit does not; and it lacks the boot, the
@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::shadow::HostPolicy;
 
-/// Time after sending its nonce for which an agent acts on the permit, by its own monotonic clock.
+/// Time after sending its nonce for which an agent acts on the permit, by its own monotonic clock and by its wall clock: whichever
+/// shows more, so that the time in which the process was stopped or the machine paused counts.
 pub const PERMIT_LIFETIME: Duration = Duration::from_secs(30);
 
 /// The default of `deadlines.shutdown`, the longest time between the agent's call that reboots the host and the end of the

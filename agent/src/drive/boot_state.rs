@@ -12,6 +12,7 @@ use super::outage::Outage;
 use super::permit_request::{PermitRequest, Rehearsed};
 use super::settings_progress::SettingsProgress;
 use crate::desired_state::DesiredState;
+use crate::host::rhythm::wait_for_others;
 use crate::host::types::{OsInfo, UpdateStatus};
 use crate::memory::Memory;
 use crate::refreshes::Refreshes;
@@ -20,9 +21,6 @@ use crate::staging::Tries;
 /// Time in which a host that accepted the reboot goes down (units are stopped, with systemd's limit of 90 s each way).
 /// After it, the host did not reboot, and everything is checked again.
 const REBOOT_LIMIT: Duration = Duration::from_secs(300);
-
-/// Delay while another command runs on the host.
-const BUSY: Delays = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// Delay after the host refused a command because another one runs.
 const LOCKED: Delays = (Duration::from_millis(200), Duration::from_secs(5));
@@ -108,7 +106,9 @@ impl BootState {
     pub(super) fn wait_while_busy(&mut self) -> Next {
         self.outage.end();
         self.status.expire();
-        Next::after(self.busy.next_delay(BUSY))
+        let wait = wait_for_others(self.busy.failures());
+        self.busy.count();
+        Next::after(wait)
     }
 
     /// Waits after the host refused a command because another one runs. The status shows when that has ended; otherwise

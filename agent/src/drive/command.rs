@@ -30,9 +30,10 @@ pub(super) async fn run_command(turn: &mut Turn<'_>, command: Command) -> Outcom
     }
     // Wherever this future is dropped, the status from before the command is out of date.
     turn.boot.status.expire();
-    let is_current = || turn.is_current();
     tracing::info!(command = command.name(), "host command started");
-    let outcome = carry_out(&turn.clients.host, command, before.as_deref(), is_current).await;
+    let host = &turn.clients.host;
+    let outcome =
+        carry_out(host, command, before.as_deref(), || turn.is_current(), async || turn.withdrawn().await).await;
     log(command, &outcome);
     if !matches!(outcome, Outcome::Busy) {
         turn.boot.locked.reset();

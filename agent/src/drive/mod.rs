@@ -19,6 +19,7 @@ mod driver;
 mod facts;
 mod fail;
 mod idle;
+mod moment;
 mod next;
 mod outage;
 mod permit;

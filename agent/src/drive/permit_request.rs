@@ -10,6 +10,7 @@ use rand::random;
 use semver::Version;
 use tokio::time::Instant;
 
+use super::moment::Moment;
 use crate::desired_state::DesiredState;
 use crate::permit::new_nonce;
 
@@ -23,29 +24,30 @@ pub(super) struct PermitRequest {
     pub(super) desired: DesiredState,
     pub(super) nonce: String,
     /// Time taken before it was first sent.
-    sent: Instant,
+    sent: Moment,
     /// The nonces sent before it, which were not answered.
     pub(super) before: Backoff,
-    /// Earliest time of the next one.
+    /// Earliest time of the next one, whichever clock ended this one: a wall clock that jumps causes no more of them.
     pub(super) next: Instant,
     /// The last permit refused for it, so that each is logged once.
     pub(super) refused: String,
 }
 
 impl PermitRequest {
-    pub(super) fn new(desired: &DesiredState, before: Backoff, sent: Instant) -> Self {
-        let next = sent + PERMIT_LIFETIME + equal_jitter(before.delay(UNANSWERED), random());
+    pub(super) fn new(desired: &DesiredState, before: Backoff, sent: Moment) -> Self {
+        let next = sent.monotonic + PERMIT_LIFETIME + equal_jitter(before.delay(UNANSWERED), random());
         Self { desired: desired.clone(), nonce: new_nonce(), sent, before, next, refused: String::new() }
     }
 
-    /// Returns true if the nonce is still valid. To be checked right before each act on its permit: the monotonic clock
-    /// runs on while a process is stopped.
-    pub(super) fn is_fresh(&self, now: Instant) -> bool {
-        now < self.expiry()
+    /// Returns true if the nonce is still valid, by both clocks. To be checked right before each act on its permit: the
+    /// process may have been stopped since, or the machine paused.
+    pub(super) fn is_fresh(&self, now: Moment) -> bool {
+        now.since(self.sent) < PERMIT_LIFETIME
     }
 
+    /// Returns the time by which the nonce is over at the latest.
     pub(super) fn expiry(&self) -> Instant {
-        self.sent + PERMIT_LIFETIME
+        self.sent.monotonic + PERMIT_LIFETIME
     }
 
     /// Returns the report of this request in a drill.
@@ -77,11 +79,12 @@ mod tests {
     use models::shadow::{HostState, Permit};
 
     use super::*;
+    use crate::drive::moment::tests::later;
     use crate::situation::tests::view;
 
     fn request(before: u32) -> PermitRequest {
         let desired = DesiredState::of(&view(HostState::RebootedIntoUpdate));
-        PermitRequest::new(&desired, Backoff::after(before), Instant::now())
+        PermitRequest::new(&desired, Backoff::after(before), Moment::now())
     }
 
     #[test]
@@ -97,12 +100,38 @@ mod tests {
         }
     }
 
+    /// Returns true if the nonce is valid so many milliseconds after it was sent, by each clock.
+    fn is_fresh_after(monotonic: u64, wall: i64) -> bool {
+        let request = request(0);
+        request.is_fresh(later(request.sent, Duration::from_millis(monotonic), wall))
+    }
+
     #[test]
     fn nonce_expires_after_permit_lifetime() {
+        assert!(is_fresh_after(0, 0));
+        assert!(is_fresh_after(29_999, 29_999));
+        assert!(!is_fresh_after(30_000, 30_000));
+    }
+
+    #[test]
+    fn nonce_expires_while_machine_is_paused() {
+        assert!(is_fresh_after(1_000, 29_999));
+        assert!(!is_fresh_after(1_000, 30_000));
+        assert!(!is_fresh_after(0, 3_600_000));
+    }
+
+    #[test]
+    fn wall_clock_that_is_set_back_neither_extends_nor_ends_nonce() {
+        assert!(is_fresh_after(29_999, -3_600_000));
+        assert!(!is_fresh_after(30_000, -3_600_000));
+    }
+
+    #[test]
+    fn nonce_ended_by_wall_clock_is_followed_by_another_at_its_usual_time() {
         let request = request(0);
-        assert!(request.is_fresh(request.sent));
-        assert!(request.is_fresh(request.sent + PERMIT_LIFETIME - Duration::from_millis(1)));
-        assert!(!request.is_fresh(request.sent + PERMIT_LIFETIME));
+        let jumped = later(request.sent, Duration::from_secs(1), 3_600_000);
+        assert!(!request.is_fresh(jumped) && jumped.monotonic < request.next);
+        assert_eq!(request.next, request.sent.monotonic + PERMIT_LIFETIME);
     }
 
     #[test]

@@ -49,7 +49,17 @@ pub(super) struct Observed {
 impl Turn<'_> {
     /// Returns true if the newest shadow still has this turn's desired state.
     pub(super) fn is_current(&self) -> bool {
-        self.clients.views.newest().is_some_and(|view| DesiredState::of(&view) == self.desired)
+        self.is_desired_in(self.clients.views.newest().as_deref())
+    }
+
+    /// Returns when the newest shadow has another desired state.
+    pub(super) async fn withdrawn(&self) {
+        let mut changed = self.clients.views.subscribe();
+        let _ = changed.wait_for(|known| !self.is_desired_in(known.view.as_deref())).await;
+    }
+
+    fn is_desired_in(&self, view: Option<&ShadowView>) -> bool {
+        view.is_some_and(|view| DesiredState::of(view) == self.desired)
     }
 
     /// Returns the refresh interval by the newest policy.

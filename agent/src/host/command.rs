@@ -7,14 +7,14 @@ use models::backoff::{Backoff, Delays};
 use tokio::time::sleep;
 
 use super::client::{HostClient, HostError, Posted, StatusAnswer};
+use super::rhythm::wait_for;
 use super::types::{Command, UpdateStatus};
 
-/// Delay between reads of the status. The immediate first read suffices for a fast host; the longest delay is that of
-/// noticing a withdrawn desired state.
-const POLL: Delays = (Duration::from_millis(50), Duration::from_millis(500));
+/// Delay after a status read without an answer.
+const FAILED_READ: Delays = (Duration::from_millis(50), Duration::from_millis(500));
 
 /// Consecutive failed status reads after which the caller's back-off takes over.
-const POLL_FAILURES: u32 = 5;
+const READ_FAILURES: u32 = 5;
 
 /// Outcome of a command.
 #[derive(Debug)]
@@ -38,13 +38,15 @@ pub(crate) enum Outcome {
 }
 
 /// Starts `command` and follows it to its end. `before` is the time of the last recorded command that the caller saw;
-/// `is_current` returns, before each call, whether the desired state is unchanged. There is no time limit: a host that
-/// reports itself busy is working, and the deadline of an attempt is the controller's.
+/// `is_current` returns, before each call, whether the desired state is unchanged; `withdrawn` ends when it is not, and cuts
+/// a wait short. There is no time limit: a host that reports itself busy is working, and the deadline of an attempt is the
+/// controller's.
 pub(crate) async fn carry_out(
     host: &HostClient,
     command: Command,
     before: Option<&str>,
     is_current: impl Fn() -> bool,
+    withdrawn: impl AsyncFn(),
 ) -> Outcome {
     if !is_current() {
         return Outcome::Interrupted;
@@ -58,23 +60,32 @@ pub(crate) async fn carry_out(
         Err(error @ HostError::BadAnswer { .. }) => return Outcome::NotStarted(error.to_string()),
         Err(error) => return Outcome::Host(error),
     }
-    let mut polls = Backoff::default();
-    let mut failures = 0;
+    let mut reads = 0;
+    let mut failures = Backoff::default();
+    let mut wait = wait_for(command, reads);
     loop {
+        tokio::select! {
+            () = sleep(wait) => {}
+            () = withdrawn() => {}
+        }
         if !is_current() {
             return Outcome::Interrupted;
         }
-        match host.update_status().await {
-            Ok(StatusAnswer::Busy) => failures = 0,
+        wait = match host.update_status().await {
+            Ok(StatusAnswer::Busy) => {
+                failures.reset();
+                reads += 1;
+                wait_for(command, reads)
+            }
             Ok(answer) => return judge(command, before, answer),
             Err(error) => {
-                failures += 1;
-                if failures >= POLL_FAILURES {
+                let wait = failures.next_delay(FAILED_READ);
+                if failures.failures() >= READ_FAILURES {
                     return Outcome::Host(error);
                 }
+                wait
             }
-        }
-        sleep(polls.next_delay(POLL)).await;
+        };
     }
 }
 

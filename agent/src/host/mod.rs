@@ -2,5 +2,6 @@
 
 pub(crate) mod client;
 pub(crate) mod command;
+pub(crate) mod rhythm;
 pub(crate) mod settings;
 pub(crate) mod types;

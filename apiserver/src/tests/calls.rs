@@ -335,6 +335,19 @@ async fn token_of_other_account_is_rejected_without_review_and_rate_limited() {
 }
 
 #[tokio::test]
+async fn stream_ends_when_its_token_expires() {
+    let cluster = cluster().publishing();
+    let server = Server::start(&cluster).await;
+    let soon = claims("agent-a", crate::clock::now().as_second() + 3);
+    let mut lines = Lines::open(&server, &cluster.issuer.as_ref().as_ref().unwrap().sign(&soon)).await;
+    lines.shadow().await;
+    // Without the token's end, it would go on for minutes, and say so every 15 s.
+    assert_eq!(lines.next().await, None);
+    assert_eq!(cluster.reviews(), 1, "a token is checked when a stream is opened");
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn excessive_reads_of_agent_are_rate_limited_but_reports_are_not() {
     let server = Server::start(&cluster()).await;
     let view: ShadowView = server.get("/v1/nodes/a/shadow", "agent-a").await.json().await.unwrap();

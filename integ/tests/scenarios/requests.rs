@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use deploy::Component;
 use integ::control_plane::audit::{Record, Stage, requests};
-use integ::host::{Event, EventKind};
+use integ::host::{Event, EventKind, Timings};
 use integ::oracle::{service_account, settled_audit};
 use jiff::Timestamp;
 use models::names::{AGENT, AGENT_NAMESPACE, APISERVER, CONTROLLER, SYSTEM_NAMESPACE};
@@ -203,6 +204,8 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.labelled = false;
     options.policy["enabled"] = json!(false);
+    // The agent finds the host busy with the download once.
+    options.timings = Timings { prepare: Duration::from_secs(3), ..Timings::instant() };
     run(options, async move |ctx| {
         // The operator itself runs on node-1, which has no label; node-2 has an agent and three pods.
         ctx.bed.install().await?;

@@ -1,10 +1,10 @@
 //! The checks right before an act.
 
 use semver::Version;
-use tokio::time::Instant;
 
 use crate::boot;
 use crate::drive::facts::read_status;
+use crate::drive::moment::Moment;
 use crate::drive::next::{Next, Stop};
 use crate::drive::permit_request::PermitRequest;
 use crate::drive::turn::Turn;
@@ -18,10 +18,11 @@ pub(super) async fn recheck_host(turn: &mut Turn<'_>, version: &Version) -> Resu
 }
 
 /// Ends the turn if the desired state was withdrawn, another boot runs, or the nonce has expired: the last check before
-/// an act. The reads before it take time, and a process that was stopped meanwhile finds any of these.
+/// an act. The reads before it take time, and a process that was stopped meanwhile, or a machine that was paused, finds any
+/// of these.
 pub(super) fn check_still_valid(turn: &Turn<'_>, request: &PermitRequest) -> Result<(), Next> {
     let same_boot = boot::read(&turn.clients.config.boot_id_file).is_ok_and(|running| running == turn.boot.id);
-    if turn.is_current() && same_boot && request.is_fresh(Instant::now()) { Ok(()) } else { Err(Next::Again) }
+    if turn.is_current() && same_boot && request.is_fresh(Moment::now()) { Ok(()) } else { Err(Next::Again) }
 }
 
 /// Returns true if the host's next boot uses this version.

@@ -6,10 +6,10 @@ use models::backoff::Backoff;
 use models::shadow::{Armed, ArmedPhase};
 use models::wire::ShadowView;
 use semver::Version;
-use tokio::time::Instant;
 
 use super::recheck::recheck_host;
 use crate::desired_state::DesiredState;
+use crate::drive::moment::Moment;
 use crate::drive::next::{Next, Stop};
 use crate::drive::permit_request::PermitRequest;
 use crate::drive::report::report;
@@ -66,12 +66,13 @@ pub(super) async fn request_permit(
 /// Returns the request that was sent before, or another one if its time has come.
 async fn current_request(turn: &mut Turn<'_>, version: &Version, purpose: Purpose) -> Result<PermitRequest, Stop> {
     let Some(mut last) = turn.boot.permit_request.take().filter(|last| last.desired == turn.desired) else {
-        return Ok(PermitRequest::new(&turn.desired, Backoff::default(), Instant::now()));
+        return Ok(PermitRequest::new(&turn.desired, Backoff::default(), Moment::now()));
     };
-    if last.is_fresh(Instant::now()) {
+    let now = Moment::now();
+    if last.is_fresh(now) {
         return Ok(last);
     }
-    if Instant::now() < last.next {
+    if now.monotonic < last.next {
         let next = Next::At(last.next);
         turn.boot.permit_request = Some(last);
         return Err(next.into());
@@ -81,5 +82,5 @@ async fn current_request(turn: &mut Turn<'_>, version: &Version, purpose: Purpos
         recheck_host(turn, version).await?;
     }
     last.before.count();
-    Ok(PermitRequest::new(&turn.desired, last.before, Instant::now()))
+    Ok(PermitRequest::new(&turn.desired, last.before, Moment::now()))
 }

@@ -4,8 +4,8 @@ use models::shadow::{ArmedPhase, HostState};
 
 use super::*;
 
-/// Number of turns between two moments at which it is ended. A call to the host takes more than that.
-const STRIDE: usize = 3;
+/// Time that passes in each turn: the agent's waits for a command of the host end after some turns, and no time-out is reached.
+const TICK: Duration = Duration::from_millis(25);
 
 /// More turns than an update takes.
 const LONGEST: usize = 3_000;
@@ -42,6 +42,7 @@ async fn end_agent_after(turns: usize, kill: bool, counts: &Counts) -> bool {
     bench.stage(1);
     for _ in 0..turns {
         settle(1).await;
+        tokio::time::advance(TICK).await;
         act_as_controller(&bench);
     }
     let before_reboot = reboots(&bench.host.log()) == 0;
@@ -84,7 +85,7 @@ async fn end_agent_after(turns: usize, kill: bool, counts: &Counts) -> bool {
 fn agent_stopped_at_any_moment_makes_no_call_and_next_one_continues() {
     for kill in [false, true] {
         let mut moments = 0;
-        for turns in (0..LONGEST).step_by(STRIDE) {
+        for turns in 0..LONGEST {
             let mut before_reboot = false;
             simulate(async |counts| before_reboot = end_agent_after(turns, kill, counts).await);
             if !before_reboot {

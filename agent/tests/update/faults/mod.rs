@@ -1,9 +1,10 @@
 //! The agent in simulated time: hours of faults in seconds, and every moment at which it can be ended.
 //!
 //! Host, web API and agent run on one thread whose clock is paused until [`Time::pass`] moves it. The wall clock does
-//! not move with it: to an agent that used it, every one of these hours would be a jump of that clock.
+//! not move with it: an agent that measured by it alone would see no time pass.
 
 mod agent_exits;
+mod busy_host;
 mod constant_faults;
 mod random_faults;
 

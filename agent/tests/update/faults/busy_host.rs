@@ -1,0 +1,85 @@
+//! Hosts whose commands take as long as on real machines: few calls, and no wait that outlives what it is for.
+
+use integ::host::{Command, Fault, HostOptions, Worker};
+use models::shadow::{ArmedPhase, HostState};
+
+use super::*;
+use crate::bench::NEW;
+
+/// A host with the timings of a real one, and an agent that knows what it offers.
+async fn busy_host() -> (Bench, InProcessAgent) {
+    let busy = |options: &mut HostOptions| {
+        let timings = &mut options.timings;
+        (timings.refresh, timings.prepare) = (Duration::from_secs(2), Duration::from_secs(20));
+        timings.activate = Duration::from_millis(100);
+    };
+    let bench = Bench::stopped(busy).await;
+    bench.web.create();
+    let agent = InProcessAgent::start(&bench);
+    let chosen = || bench.web.view().status.report.updates.and_then(|updates| updates.chosen_version);
+    assert!(pass_until(5 * MINUTE, || chosen() == Some(NEW)).await, "{:#?}", bench.web.view());
+    (bench, agent)
+}
+
+#[test]
+fn update_of_busy_host_takes_twelve_calls() {
+    simulate(async |_| {
+        let (bench, mut agent) = busy_host().await;
+        let (boot, before) = (bench.boot(), bench.calls().len());
+        let report = || bench.web.view().status.report;
+        bench.stage(1);
+        assert!(pass_until(MINUTE, || report().state == Some(HostState::StagedUpdate)).await, "it stages");
+        bench.request_reboot();
+        let asks = || report().armed.is_some_and(|armed| armed.phase == ArmedPhase::Arming);
+        assert!(pass_until(MINUTE, asks).await, "it asks");
+        bench.issue_permit(&bench.claims(&bench.web.view()));
+        assert!(pass_until(MINUTE, || bench.boot() != boot).await, "it reboots: {:#?}", bench.web.view());
+        agent.kill().await;
+        agent = InProcessAgent::start(&bench);
+        assert!(pass_until(MINUTE, || report().state == Some(HostState::RebootedIntoUpdate)).await, "it is updated");
+        agent.end().await.unwrap();
+        assert_eq!(
+            bench.calls()[before..],
+            [
+                "GET /updates/status",
+                "POST /actions/prepare-update",
+                // After 1, 5 and 21 seconds.
+                "GET /updates/status",
+                "GET /updates/status",
+                "GET /updates/status",
+                "GET /updates/status",
+                "POST /actions/activate-update",
+                "GET /updates/status",
+                "GET /updates/status",
+                "POST /actions/reboot",
+                "GET /os",
+                "GET /updates/status",
+            ]
+        );
+    });
+}
+
+#[test]
+fn withdrawal_during_long_download_is_noticed_at_once() {
+    simulate(async |counts| {
+        let (bench, agent) = busy_host().await;
+        bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
+        let before = counts.calls();
+        bench.stage(1);
+        pass(3 * MINUTE).await;
+        let calls = counts.calls() - before;
+        assert!((3..=7).contains(&calls), "{calls} calls in a download of three minutes");
+        // The next read of the status is far away.
+        bench.withdraw();
+        pass(Duration::from_secs(1)).await;
+        assert!(counts.calls() > before + calls, "the host is read for the other desired state");
+        // The wait for a command that is not followed any more is short, too.
+        pass(MINUTE).await;
+        let calls = counts.calls() - before - calls;
+        assert!(calls <= 9, "{calls} calls in a minute beside a command that is not followed");
+        bench.host.release_command();
+        let idle = || bench.web.view().status.report.observed_generation == Some(bench.web.view().metadata.generation);
+        assert!(pass_until(MINUTE / 2, idle).await, "{:#?}", bench.web.view());
+        agent.end().await.unwrap();
+    });
+}
