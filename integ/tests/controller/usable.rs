@@ -137,9 +137,11 @@ async fn canary_whose_kubelet_rejects_the_pods_of_a_workload_proves_nothing(
     workload::apply(&cluster.client, vec![pod("web-1-a")]).await?;
     cluster.pass(Duration::from_mins(1)).await?;
     cluster.until("the rejected pod is named", |world| named(world, "shop/web-1-a")).await?;
-    cluster.pass(Duration::from_mins(18)).await?;
+    cluster.pass(Duration::from_mins(17)).await?;
     // Its owner creates others.
     workload::apply(&cluster.client, vec![pod("web-1-b")]).await?;
+    cluster.planned().await?;
+    cluster.pass(Duration::from_mins(1)).await?;
     cluster.until("the next one is named", |world| named(world, "shop/web-1-b")).await?;
     cluster.pass(Duration::from_mins(1)).await?;
     cluster.until_event("UpdateFailed", &["HealthUnknown", "shop/web-1-b (UnexpectedAdmissionError)"]).await?;
