@@ -94,9 +94,7 @@ impl Settings {
     /// Returns a sentence about the keys that the chart does not know, if there are any.
     pub(super) fn without_effect(&self) -> Option<String> {
         let keys = some(self.unknown.iter().map(String::as_str), NAMED);
-        (!keys.is_empty()).then(|| {
-            format!("no release of the earlier operator's chart knows these keys, so that they had no effect: {keys}")
-        })
+        (!keys.is_empty()).then(|| format!("the earlier operator's chart has no such keys, and ignored them: {keys}"))
     }
 }
 

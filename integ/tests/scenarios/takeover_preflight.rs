@@ -124,7 +124,13 @@ async fn of_file() -> anyhow::Result<()> {
     let nowhere = dir.path().join("kubeconfig");
     let proposed = plugin_as(&nowhere, &["takeover", "settings", "--values", &file.display().to_string()]).await?;
     assert!(proposed.status.success(), "{}", output_text(&proposed));
-    check(&output_text(&proposed), &["maxUnavailable: 3", "Warning: no release", "no effect: spec.values.limit"]);
+    check(
+        &output_text(&proposed),
+        &[
+            "maxUnavailable: 3",
+            "Warning: the earlier operator's chart has no such keys, and ignored them: spec.values.limit",
+        ],
+    );
     Ok(())
 }
 

@@ -129,7 +129,7 @@ fn value_of_earlier_operator_stays_in_its_comment() {
 #[test]
 fn values_without_effect_are_named_in_the_policy() {
     let (proposal, _) = proposed("max_concurrent_updates: 2\nscheduler: {cron: x}\n\"a\\nspec: {}\": 1", &[]);
-    let named = "# no release of the earlier operator's chart knows these keys, so that they had no effect: ";
+    let named = "# the earlier operator's chart has no such keys, and ignored them: ";
     let line =
         proposal.text.lines().find(|line| line.starts_with(named)).unwrap_or_else(|| panic!("{}", proposal.text));
     assert!(line.contains("scheduler") && line.contains("spec: {}"), "a key stays in its comment: {line}");

@@ -9,14 +9,13 @@ use serde_json::{Map, Value};
 const CHART: &str = "bottlerocket-update-operator";
 
 /// Keys of the chart, in any release, that other charts hardly have.
-const OWN_KEYS: [&str; 12] = [
+const OWN_KEYS: [&str; 11] = [
     "max_concurrent_updates",
     "scheduler_cron_expression",
     "update_window_start",
     "update_window_stop",
     "exclude_from_lb_wait_time_in_sec",
     "apiserver_internal_port",
-    "apiserver_service_port",
     "logging_formatter",
     "logging_ansi_enabled",
     "controller_tracing_filter",
@@ -24,9 +23,19 @@ const OWN_KEYS: [&str; 12] = [
     "apiserver_tracing_filter",
 ];
 
-/// Keys of the chart that many charts have.
-const COMMON_KEYS: [&str; 7] =
-    ["namespace", "image", "image_pull_secrets", "placement", "logging", "prometheus", "resources"];
+/// Keys of the chart that other charts have too; the chart of the shadows has the first two.
+const COMMON_KEYS: [&str; 10] = [
+    "namespace",
+    "apiserver_service_port",
+    "image",
+    "image_pull_secrets",
+    "imagePullSecrets",
+    "placement",
+    "logging",
+    "prometheus",
+    "resources",
+    "podLabels",
+];
 
 /// Keys that Helm or a parent chart reads.
 const OTHER_KEYS: [&str; 2] = ["global", "enabled"];

@@ -39,6 +39,13 @@ fn values_are_found_in_the_files_that_people_have() {
             "bottlerocket-update-operator.",
         ),
         (
+            "of one with both charts",
+            "bottlerocket-shadow: {namespace: x, apiserver_service_port: '443'}\nbrupop: {max_concurrent_updates: 3, \
+             scheduler_cron_expression: CRON, apiserver_service_port: '443'}"
+                .to_owned(),
+            "brupop.",
+        ),
+        (
             "under an alias, in a chart of a chart",
             "platform: {brupop: {max_concurrent_updates: 3, scheduler_cron_expression: CRON}}".to_owned(),
             "platform.brupop.",
