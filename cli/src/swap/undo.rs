@@ -28,8 +28,8 @@ fn too_late(facts: &Facts) -> String {
         String::new()
     } else {
         format!(
-            "first reboot or disarm the hosts that the earlier operator has left armed and that still run the version of then, \
-             since it cannot go on from there: {}. To let this operator disarm them: {}. Then ",
+            "first reboot or disarm the hosts that the earlier operator may have left armed, since it cannot go on from there, and \
+             that have booted no other version since: {} (to let this operator disarm them: {}). Then ",
             armed.join(", "),
             disarm(&armed)
         )

@@ -349,7 +349,7 @@ async fn takeover_keeps_shadows_and_back_off_whatever_interrupts_it() -> anyhow:
         let text = output_text(&late);
         assert!(!late.status.success() && text.contains("is complete"), "{text}");
         // node-2 has booted the other version, and node-1 has failed before: its host may be armed too.
-        assert!(text.contains("first reboot or disarm") && text.contains(": node-1, node-3. To let"), "{text}");
+        assert!(text.contains("first reboot or disarm") && text.contains(": node-1, node-3 (to let"), "{text}");
         let found = plugin(ctx, &["takeover", "preflight", "-o", "json"]).await?;
         let found: Value = serde_json::from_slice(&found.stdout)?;
         assert_eq!(found["nodes"]["cordonsOfEarlierOperator"], json!(["node-2"]), "by the record: {found:#}");
