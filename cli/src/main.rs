@@ -155,6 +155,10 @@ async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             print(&page)?;
             return Ok(code);
         }
+        Command::Takeover(takeover::Command::Settings(options)) if options.is_offline() => {
+            takeover::settings(None, &arguments.namespace, options).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Command::Simulate(options) => {
             let (page, code) = simulate::run(options, colour)?;
             print(&page)?;

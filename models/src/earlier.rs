@@ -12,6 +12,9 @@ use serde_json::Value;
 /// Default namespace of its chart, for messages: it can be installed into any.
 pub const NAMESPACE: &str = "brupop-bottlerocket-aws";
 
+/// Name of the PriorityClass of its controller, from release 0.2 on. It has no label.
+pub const PRIORITY_CLASS: &str = "brupop-controller-high-priority";
+
 /// Versions of the shadow's definition that it uses, the older one first.
 pub const VERSIONS: [&str; 2] = ["v1", "v2"];
 

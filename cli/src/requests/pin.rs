@@ -274,7 +274,7 @@ mod tests {
         let warnings = found.warnings("1.20.4").join("\n");
         for part in [
             "1 node(s) move to an earlier version: a (1.20.5 to 1.20.4)",
-            "1 node(s) wait, since other nodes are offered 1.20.4; this node's wave has not come: d",
+            "1 node(s) wait, since other nodes are offered 1.20.4; this node's host was not, most likely since its wave has not come: d",
         ] {
             assert!(warnings.contains(part), "{part}: {warnings}");
         }

@@ -263,6 +263,9 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
     let paused = wait.is_some_and(Wait::pauses);
     let acts = || plan.actions.get(name).map(|action| (Wait::Acting.as_str().to_owned(), next_action(action)));
     let (reason, message) = waits_for(cluster, name, shadow, wait).or_else(acts).unzip();
+    let deadline = deadline.filter(|_| !paused);
+    let sentence = || Some((reason.as_deref()?, message.as_deref()?));
+    let of_sentence = sentence().and_then(|(reason, message)| end_of(reason, message, wait));
     let os_version = || cluster.nodes.as_ref()?.get(name)?.os_version();
     NodeReport {
         name: name.to_owned(),
@@ -273,9 +276,22 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         verification: progress.is_some_and(|progress| progress.mode().is_verification()),
         reason,
         message: message.map(|message| cluster.filled(&message, name)),
-        deadline: deadline.filter(|_| !paused),
+        deadline,
+        ends: progress.and(of_sentence.or(deadline)),
         last: last.map(LastResult::from),
     }
+}
+
+/// Returns the time at which a reason may end, if its sentence has one. A reason that only the controller knows has no more
+/// than the recorded message, and in that of most reasons a time would be another client's.
+fn end_of(reason: &str, message: &str, wait: Option<&Wait>) -> Option<Timestamp> {
+    use WaitReason::{AwaitingHook, BackOff, BudgetNeverAllows, Held};
+    if let Some(planned) = wait.filter(|wait| wait.to_string() == message) {
+        return planned.ends_at();
+    }
+    let timed = matches!(reason.parse(), Ok(AwaitingHook | BackOff | BudgetNeverAllows | Held));
+    let time = |word: &str| word.trim_matches(|c: char| !c.is_ascii_alphanumeric()).parse().ok();
+    message.split_whitespace().filter(|_| timed).find_map(time)
 }
 
 /// Returns the next action of the controller, as a sentence.

@@ -195,6 +195,9 @@ pub(crate) struct NodeReport {
     /// The time at which the step under way is given up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deadline: Option<Timestamp>,
+    /// The time that the text names: the one at which the reason of the step under way may end, or else `deadline`.
+    #[serde(skip)]
+    pub(crate) ends: Option<Timestamp>,
     /// The result of its last attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last: Option<LastResult>,

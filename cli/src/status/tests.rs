@@ -85,6 +85,49 @@ fn status_shows_reason_of_every_waiting_node() {
 }
 
 #[test]
+fn status_names_one_time_for_each_node_and_it_is_the_one_of_its_reason() {
+    let recorded = |reason: &str, message: &str| {
+        json!([{"type": "Blocked", "status": "True", "reason": reason, "message": message,
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}])
+    };
+    let hook = "waiting until 2026-01-01T00:12:00Z for hook(s) lb to answer the request 2/drain on the Node";
+    let slot = json!({"observedGeneration": 1,
+        "slots": [{"uid": "uid of a", "node": "a", "since": "2026-01-01T00:00:00Z"}]});
+    let foreign = "the host cannot check for updates: since 2026-01-01T00:12:00Z";
+    for (step, conditions, expected) in [
+        ("Verifying", json!([]), "Soaking, 3m 20s left: the node has to stay healthy until 2026-01-01T00:13:20Z"),
+        ("Draining", recorded("AwaitingHook", hook), &format!("AwaitingHook, 2m left: {hook}")),
+        (
+            "Draining",
+            recorded("DrainBlocked", "no disruption"),
+            "DrainBlocked, 20m left (until 2026-01-01T00:30:00Z): no disruption",
+        ),
+        (
+            "Draining",
+            recorded("RefreshFails", foreign),
+            &format!("RefreshFails, 20m left (until 2026-01-01T00:30:00Z): {foreign}"),
+        ),
+    ] {
+        let mut status = idle();
+        status["conditions"] = conditions;
+        let since = if step == "Verifying" { "2026-01-01T00:08:20Z" } else { "2026-01-01T00:00:00Z" };
+        status["progress"] = json!({"step": step, "since": since, "started": "2026-01-01T00:00:00Z",
+            "attempt": 2, "bootId": "b", "version": "1.20.5", "disruptive": true});
+        if step == "Verifying" {
+            (status["state"], status["currentVersion"]) = (json!("RebootedIntoUpdate"), json!("1.20.5"));
+        }
+        let shadow = shadow("a", status);
+        let policy = json!({"health": {"after": {"soak": "5m"}}, "autoscaler": {"protect": false}});
+        let mut cluster = cluster(Some(operator(&policy, &slot)), vec![shadow], vec![node("a", &json!({}))]);
+        cluster.pods.insert("a".to_owned(), vec![]);
+        let text = shown(&cluster, None);
+        assert!(text.contains(expected), "{expected} is missing in:\n{text}");
+        let json = serde_json::to_value(report(&cluster, now())).unwrap();
+        assert!(json["nodes"][0]["deadline"].is_string(), "the deadline of the step stays: {json:#}");
+    }
+}
+
+#[test]
 fn status_shows_result_of_firing_fleet_expression() {
     let policy = json!({
         "prometheus": {"url": "http://prometheus:9090"},

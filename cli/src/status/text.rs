@@ -214,8 +214,9 @@ pub(super) fn listed(nodes: &[NodeReport], all: bool) -> Vec<&NodeReport> {
 
 fn row(node: &NodeReport, wide: bool, now: Timestamp) -> [Cell; 6] {
     let text = |version: &Option<semver::Version>| version.as_ref().map(ToString::to_string).unwrap_or_default();
-    let ends = node.deadline.map(|at| {
-        let until = if wide { format!(" (until {at:.0})") } else { String::new() };
+    let ends = node.ends.map(|at| {
+        let named = node.message.as_ref().is_some_and(|message| message.contains(&format!("{at:.0}")));
+        let until = if wide && !named { format!(" (until {at:.0})") } else { String::new() };
         format!("{} left{until}", span(between(now, at)))
     });
     let last = node.last.as_ref().map(|last| match last.message.as_str() {

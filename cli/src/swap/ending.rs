@@ -35,6 +35,18 @@ pub(super) fn lines(record: &Record, shadows: &BTreeMap<String, EarlierShadow>, 
     lines
 }
 
+/// Returns the command that lets this operator disarm the hosts of these nodes.
+pub(super) fn disarm(nodes: &[String]) -> String {
+    let shadows: Vec<String> = nodes.iter().map(|node| names::shadow_name(node)).collect();
+    format!(
+        "kubectl annotate bottlerocketshadows.v3.{} {} -n {} --overwrite {}=\"$(date +%s)\"",
+        names::GROUP,
+        shadows.join(" "),
+        names::SYSTEM_NAMESPACE,
+        names::RETRY_ANNOTATION
+    )
+}
+
 fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> Vec<String> {
     let mut lines = Vec::new();
     for node in nodes.iter().map(NodeState::of) {
@@ -53,12 +65,8 @@ fn left_on_nodes(shadows: &BTreeMap<String, EarlierShadow>, nodes: &[Node]) -> V
         if shadow.is_some_and(EarlierShadow::may_be_armed) {
             lines.push(format!(
                 "left: the host of {name} may be armed and boot another version at its next reboot. Until it has, this \
-                 operator leaves it alone; to let it disarm the host, once installed: kubectl annotate \
-                 bottlerocketshadows.v3.{} {} -n {} --overwrite {}=\"$(date +%s)\"",
-                names::GROUP,
-                names::shadow_name(name),
-                names::SYSTEM_NAMESPACE,
-                names::RETRY_ANNOTATION
+                 operator leaves it alone; to let it disarm the host, once installed: {}",
+                disarm(std::slice::from_ref(name))
             ));
         }
         if !node.old_annotations.is_empty() {
@@ -112,8 +120,10 @@ fn rest(record: &Record) -> Option<String> {
             format!("then remove the rest of the earlier operator: helm uninstall {name} -n {of}{with_namespace}")
         }
         None => format!(
-            "then remove the rest of the earlier operator: its ClusterRoles, ClusterRoleBindings and PriorityClass (kubectl \
-             get clusterroles,clusterrolebindings,priorityclasses -l app.kubernetes.io/part-of=brupop){with_namespace}"
+            "then remove the rest of the earlier operator: its ClusterRoles and ClusterRoleBindings (kubectl get \
+             clusterroles,clusterrolebindings -l app.kubernetes.io/part-of=brupop) and its PriorityClass, which has no label \
+             (kubectl delete priorityclass {} --ignore-not-found){with_namespace}",
+            earlier::PRIORITY_CLASS
         ),
     })
 }
@@ -222,6 +232,10 @@ mod tests {
             let text = lines(&record, &BTreeMap::new(), &[]).join("\n");
             assert_eq!(text.contains("-l owner=helm,name="), forgets, "{text}");
             assert_eq!(text.contains(": helm uninstall operator -n old"), uninstalls, "{text}");
+            // Helm removes its own; it has no label by which it could be found.
+            let class = text.contains("kubectl delete priorityclass brupop-controller-high-priority");
+            assert_eq!(class, text.contains("get clusterroles"), "{text}");
+            assert!(class != uninstalls && !text.contains("priorityclasses"), "{text}");
             assert!(text.contains("remaining objects in old") && text.contains("next: install"), "{text}");
             assert!(!text.contains("delete namespace"), "other programs may be in it: {text}");
         }

@@ -27,12 +27,16 @@ pub(crate) use self::facts::record;
 use self::facts::{Memory, gather, is_under_way};
 use self::steps::{Facts, Next, Phase, Step, Waiting};
 use crate::call::{self, code};
+use crate::clock::span;
 use crate::page::{confirm, print_line};
 use crate::preflight::outdated;
 use crate::rights;
 
 /// Polling interval.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// Interval at which a wait shows how long it still lasts at most.
+const COUNTED: Duration = Duration::from_secs(15);
 
 /// Number of times that the same step may be taken in one run: others may write at the same time, or undo it.
 const TRIES: usize = 10;
@@ -156,7 +160,7 @@ async fn run(
         for next in preview::all(facts, next) {
             match next {
                 Next::Act(step) => print_line(format_args!("would {}", step.planned())),
-                Next::Wait(waiting) => print_line(format_args!("would wait: {}", waiting.sentence())),
+                Next::Wait(waiting) => print_line(format_args!("would wait: {}", waiting.sentence(options))),
                 Next::Blocked(reason) => bail!("{reason}"),
                 Next::Done => print_line("nothing was changed"),
             }
@@ -208,38 +212,61 @@ async fn run(
     }
 }
 
-/// A wait: since when, for which kind of thing, and the sentence that was shown.
-type Waited = (Instant, Discriminant<Waiting>, String);
+/// A wait for one kind of thing.
+struct Waited {
+    kind: Discriminant<Waiting>,
+    since: Instant,
+    /// The sentence that was shown last, and when.
+    shown: (String, Instant),
+}
 
-/// Prints what is waited for when it changes, and waits for a moment.
-async fn wait(waiting: &Waiting, waits: &mut Option<Waited>, options: &Options) -> anyhow::Result<()> {
-    let (sentence, kind) = (waiting.sentence(), discriminant(waiting));
-    let same = waits.take().filter(|(_, of, _)| *of == kind);
-    if same.as_ref().is_none_or(|(_, _, shown)| *shown != sentence) {
-        print_line(format_args!("waiting: {sentence}"));
+/// Returns the line to show about a wait at this time, if there is one: what is waited for and how long at most, then what
+/// has changed of it, and otherwise from time to time how long it still lasts at most.
+fn progress(waiting: &Waiting, waits: &mut Option<Waited>, now: Instant, options: &Options) -> Option<String> {
+    let (sentence, kind) = (waiting.sentence(options), discriminant(waiting));
+    let Some(waited) = waits.as_mut().filter(|waited| waited.kind == kind) else {
+        *waits = Some(Waited { kind, since: now, shown: (sentence.clone(), now) });
+        return Some(format!("waiting (at most {}): {sentence}", options.timeout));
+    };
+    let left = span(options.timeout.0.saturating_sub(now - waited.since));
+    if waited.shown.0 != sentence {
+        waited.shown = (sentence.clone(), now);
+        return Some(format!("waiting ({left} left): {sentence}"));
     }
-    let since = same.map_or_else(Instant::now, |(since, ..)| since);
-    if since.elapsed() >= options.timeout.0 {
+    (now - waited.shown.1 >= COUNTED).then(|| {
+        waited.shown.1 = now;
+        format!("waiting ({left} left)")
+    })
+}
+
+/// Shows the progress of a wait, and waits for a moment.
+async fn wait(waiting: &Waiting, waits: &mut Option<Waited>, options: &Options) -> anyhow::Result<()> {
+    let now = Instant::now();
+    if let Some(line) = progress(waiting, waits, now, options) {
+        print_line(line);
+    }
+    if waits.as_ref().is_some_and(|waited| now - waited.since >= options.timeout.0) {
         bail!(
-            "after {} this is still so: {sentence}. {} What the earlier operator left on nodes so far: kubectl brupop takeover \
-             preflight",
+            "after {} this is still so: {}. {} What the earlier operator left on nodes so far: kubectl brupop takeover preflight",
             options.timeout,
+            waiting.sentence(options),
             waiting.advice()
         );
     }
-    *waits = Some((since, kind, sentence));
     tokio::time::sleep(PERIOD).await;
     Ok(())
 }
 
 impl Waiting {
     /// The fact that is waited for.
-    fn sentence(&self) -> String {
+    fn sentence(&self, options: &Options) -> String {
         match self {
             Self::Pods(pods) => format!("pods of the earlier operator are left: {}", first(pods)),
-            Self::Nodes(nodes) => {
-                format!("the earlier operator asked hosts to reboot: {}", first(nodes))
-            }
+            Self::Nodes(nodes) => format!(
+                "the earlier operator asked hosts to reboot; each has to come back, or to be Ready in one boot for {} (--settle): {}",
+                options.settle,
+                first(nodes)
+            ),
             Self::Shadows(reason) => format!("the earlier operator's shadows cannot be read: {reason}"),
             Self::ReadOnly(None) => "the API server does not refuse writes at v1 and v2 yet".to_owned(),
             Self::ReadOnly(Some(refusal)) => {
@@ -283,4 +310,39 @@ fn first(all: &[String]) -> String {
     let more = all.len().saturating_sub(SHOWN);
     let shown = all.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
     if more > 0 { format!("{shown}; and {more} more") } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_shows_once_what_it_waits_for_and_how_long_at_most_and_then_counts_down() {
+        let time = |text: &str| text.parse().unwrap();
+        let options = Options { yes: true, dry_run: false, timeout: time("15m"), settle: time("3m") };
+        let (start, mut waits, mut lines) = (Instant::now(), None, Vec::new());
+        let nodes = |nodes: &[&str]| {
+            let rest = |node: &&str| format!("{node} may still reboot");
+            Waiting::Nodes(nodes.iter().map(rest).collect())
+        };
+        for second in 0..=40 {
+            let waiting = if second < 20 { nodes(&["a", "b"]) } else { nodes(&["b"]) };
+            let at = start + Duration::from_secs(second);
+            lines.extend(progress(&waiting, &mut waits, at, &options).map(|line| (second, line)));
+        }
+        lines
+            .extend(progress(&Waiting::Served, &mut waits, start + Duration::from_secs(41), &options).map(|l| (41, l)));
+        let asked = "the earlier operator asked hosts to reboot; each has to come back, or to be Ready in one boot for 3m \
+                     (--settle): ";
+        assert_eq!(
+            lines,
+            [
+                (0, format!("waiting (at most 15m): {asked}a may still reboot; b may still reboot")),
+                (15, "waiting (14m 45s left)".to_owned()),
+                (20, format!("waiting (14m 40s left): {asked}b may still reboot")),
+                (35, "waiting (14m 25s left)".to_owned()),
+                (41, "waiting (at most 15m): the API server does not serve v3 yet".to_owned()),
+            ]
+        );
+    }
 }

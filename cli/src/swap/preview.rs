@@ -71,7 +71,10 @@ pub(super) fn assume(facts: &mut Facts, next: &Next) {
                 let storage = versions.as_array().into_iter().flatten().find(|version| version["storage"] == true);
                 let storage = storage.and_then(|version| version["name"].as_str()).unwrap_or_default().to_owned();
                 if let Some(definition) = &mut facts.definition {
-                    definition.stored.push(storage.clone());
+                    // As the API server does.
+                    if !definition.stored.contains(&storage) {
+                        definition.stored.push(storage.clone());
+                    }
                     definition.storage = storage;
                 }
                 facts.rechecked = false;

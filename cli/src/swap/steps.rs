@@ -215,7 +215,7 @@ impl Facts {
     pub(super) fn kept_shadows(&self) -> BTreeMap<String, EarlierShadow> {
         let mut all: BTreeMap<String, EarlierShadow> = BTreeMap::new();
         for object in self.record.of_kind("BottlerocketShadow") {
-            let node = names::node_of_shadow(object["metadata"]["name"].as_str().unwrap_or_default()).to_owned();
+            let node = node_of_kept(object).to_owned();
             let shadow = EarlierShadow::read(object);
             // One node in two namespaces: the longer back-off.
             if all.get(&node).is_none_or(|other| other.crash_count < shadow.crash_count) {
@@ -390,7 +390,12 @@ fn is_in_own_namespace(object: &Live) -> bool {
 
 /// Returns a shadow with the name of its node.
 fn node_of(shadow: &Live) -> (&str, &Live) {
-    (names::node_of_shadow(shadow.kept["metadata"]["name"].as_str().unwrap_or_default()), shadow)
+    (node_of_kept(&shadow.kept), shadow)
+}
+
+/// Returns the name of the node of a shadow that is kept.
+pub(super) fn node_of_kept(shadow: &Value) -> &str {
+    names::node_of_shadow(shadow["metadata"]["name"].as_str().unwrap_or_default())
 }
 
 /// Returns true if the controller has written nothing to a status.

@@ -256,6 +256,56 @@ fn undo_stores_earlier_version_before_it_restores_shadows() {
 }
 
 #[test]
+fn way_back_after_a_complete_swap_names_the_hosts_that_may_still_be_armed() {
+    let at = |node: &str, wanted: &str| {
+        let mut shadow = shadow(node, wanted, 0);
+        shadow.kept["status"]["current_version"] = json!("1.20.0");
+        shadow
+    };
+    let armed = "StagedAndPerformedUpdate";
+    let mut replaced = at("replaced", armed);
+    replaced.kept["metadata"]["ownerReferences"] = json!([{"kind": "Node", "name": "replaced", "uid": "before"}]);
+    let mut facts = running();
+    let nodes = [("armed", "1.20.0"), ("odd", "?"), ("rebooted", "1.20.5"), ("idle", "1.20.0"), ("replaced", "1.20.0")];
+    facts.nodes = nodes
+        .map(|(name, version)| {
+            let (name, node) = node(name, true);
+            (name, NodeFacts { os_image: format!("Bottlerocket OS {version} (aws-k8s-1.37)"), ..node })
+        })
+        .into();
+    facts.earlier = Ok(vec![
+        at("armed", armed),
+        at("odd", armed),
+        at("rebooted", armed),
+        at("idle", "Idle"),
+        replaced,
+        at("gone", armed),
+    ]);
+    while next(&facts) != Next::Done {
+        let step = next(&facts);
+        assume(&mut facts, &step);
+    }
+    let Next::Blocked(reason) = undo::next(&facts) else { panic!("it is complete") };
+    assert!(reason.contains("To go back: first reboot or disarm the hosts"), "{reason}");
+    assert!(reason.contains("no other version since: armed, odd (to let"), "{reason}");
+    let command = "kubectl annotate bottlerocketshadows.v3.brupop.bottlerocket.aws brs-armed brs-odd -n brupop-system";
+    assert!(reason.contains(command), "{reason}");
+
+    facts.nodes.retain(|name, _| !matches!(name.as_str(), "armed" | "odd"));
+    let Next::Blocked(reason) = undo::next(&facts) else { panic!("it is complete") };
+    assert!(reason.contains("To go back: save the ConfigMaps") && !reason.contains("reboot"), "{reason}");
+}
+
+#[test]
+fn dry_run_of_undo_names_each_stored_version_once() {
+    // Before that step, the version that was stored first is among the stored ones still.
+    for step in ["prune v3", "v3"] {
+        let steps = names(&all(before(step), undo::next));
+        assert!(steps.contains(&"prune v2".to_owned()), "{steps:?}");
+    }
+}
+
+#[test]
 fn undo_creates_the_api_server_first() {
     assert_eq!(
         names(&all(before("v1 v2 v3"), undo::next)),

@@ -11,16 +11,51 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::earlier;
+use models::earlier::{self, EarlierShadow};
+use semver::Version;
 use serde_json::Value;
 
+use super::ending::disarm;
 use super::record::id;
-use super::steps::{Facts, Next, Phase, Step, Waiting, installed, is_api_server, open, stop, unknown, unreadable};
+use super::steps::{
+    Facts, Next, Phase, Step, Waiting, installed, is_api_server, node_of_kept, open, stop, unknown, unreadable,
+};
 
-/// Reason why `undo` does nothing once the earlier versions are dropped.
-const TOO_LATE: &str = "the definition has v3 alone, so that the takeover is complete. To go back: save the ConfigMaps \
-     brupop-takeover-* in brupop-system, remove this operator with its definition (kubectl brupop uninstall), and install the \
-     earlier one again by its own means: it makes its shadows itself";
+/// Returns the reason why `undo` does nothing once the earlier versions are dropped.
+fn too_late(facts: &Facts) -> String {
+    let armed = armed(facts);
+    let first = if armed.is_empty() {
+        String::new()
+    } else {
+        format!(
+            "first reboot or disarm the hosts that the earlier operator may have left armed, since it cannot go on from there, and \
+             that have booted no other version since: {} (to let this operator disarm them: {}). Then ",
+            armed.join(", "),
+            disarm(&armed)
+        )
+    };
+    format!(
+        "the definition has v3 alone, so that the takeover is complete. To go back: {first}save the ConfigMaps \
+         brupop-takeover-* in brupop-system, remove this operator with its definition (kubectl brupop uninstall), and install \
+         the earlier one again by its own means: it makes its shadows itself"
+    )
+}
+
+/// Returns the nodes whose hosts the earlier operator may have left armed, and that have not booted another version since.
+fn armed(facts: &Facts) -> Vec<String> {
+    let nodes: BTreeSet<&str> = facts.nodes.values().map(|node| node.uid.as_str()).collect();
+    let mut armed = BTreeSet::new();
+    for kept in facts.record.of_kind("BottlerocketShadow").filter(|kept| has_node(kept, &nodes)) {
+        let (shadow, name) = (EarlierShadow::read(kept), node_of_kept(kept));
+        let Some(node) = facts.nodes.get(name) else { continue };
+        let then = shadow.current_version.as_deref().and_then(|version| version.parse().ok());
+        let rebooted = node.os_version().zip(then).is_some_and(|(now, then): (Version, Version)| now != then);
+        if shadow.may_be_armed() && !rebooted {
+            armed.insert(name.to_owned());
+        }
+    }
+    armed.into_iter().collect()
+}
 
 /// Returns the next step.
 pub(super) fn next(facts: &Facts) -> Next {
@@ -28,7 +63,7 @@ pub(super) fn next(facts: &Facts) -> Next {
         return Next::Blocked(reason);
     }
     let from_v3 = match facts.phase() {
-        Phase::Ours => return Next::Blocked(TOO_LATE.to_owned()),
+        Phase::Ours => return Next::Blocked(too_late(facts)),
         Phase::Both | Phase::Returning => Some(from_v3(facts)),
         Phase::Absent | Phase::Earlier | Phase::Other => None,
     };

@@ -23,6 +23,8 @@ pub(super) struct Facts {
     pub(super) workloads: Vec<Workload>,
     pub(super) pods: Vec<OperatorPod>,
     pub(super) shadows: Vec<Shadow>,
+    /// Shadows that `takeover swap` has recorded: most of them are deleted.
+    pub(super) recorded: Vec<Shadow>,
     /// Shadows that the API server returns in no version, as `namespace/name`.
     pub(super) unreadable: Vec<String>,
     pub(super) nodes: Vec<NodeState>,
@@ -39,6 +41,11 @@ impl Facts {
     /// Returns the shadow of a node that still exists under the same uid.
     pub(super) fn shadow_of(&self, node: &NodeState) -> Option<&Shadow> {
         self.shadows.iter().find(|shadow| shadow.belongs_to(node))
+    }
+
+    /// Returns whether the earlier operator has, or had before the swap, a shadow of this Node.
+    pub(super) fn is_of_earlier(&self, node: &NodeState) -> bool {
+        self.shadows.iter().chain(&self.recorded).any(|shadow| shadow.belongs_to(node))
     }
 
     /// Returns the namespaces of the earlier operator, without repetition.

@@ -220,29 +220,28 @@ fn shadows(facts: &Facts, found: &mut Vec<Finding>) {
     // From v3 on, the nodes get this operator's shadows.
     let before = facts.definition.as_ref().is_some_and(|d| !d.versions.iter().any(|version| version == "v3"));
     if !missing.is_empty() && before {
-        found.push(Finding::note(
-            "NodesWithoutShadow",
-            format!(
-                "nodes with the label {}={} and without a shadow: {}; the earlier operator has not updated them, and this \
-                 one will",
-                names::INTERFACE_LABEL,
-                names::INTERFACE_VERSION,
-                about(&missing)
-            ),
-        ));
+        let text = format!(
+            "nodes with the label {}={} and without a shadow: {}; the earlier operator has not updated them, and this one will. \
+             Remove the label from those that are to stay as they are",
+            names::INTERFACE_LABEL,
+            names::INTERFACE_VERSION,
+            about(&missing)
+        );
+        let removal = |node: &&str| format!("kubectl label node {node} {}-", names::INTERFACE_LABEL);
+        found.push(Finding::first("NodesWithoutShadow", text).run(missing.iter().take(NAMED).map(removal)));
     }
 }
 
 /// Returns the nodes whose cordon is most likely the earlier operator's, and the other cordoned nodes.
 pub(super) fn cordons(facts: &Facts) -> (Vec<&NodeState>, Vec<&NodeState>) {
     let cordoned = facts.nodes.iter().filter(|node| node.cordon.is_some());
-    cordoned.partition(|node| node.cordon.as_ref().is_some_and(Owners::are_earlier) && facts.shadow_of(node).is_some())
+    cordoned.partition(|node| node.cordon.as_ref().is_some_and(Owners::are_earlier) && facts.is_of_earlier(node))
 }
 
 /// Returns the nodes with a balancer label that is most likely the earlier operator's.
 pub(super) fn balancer_labels(facts: &Facts) -> Vec<&NodeState> {
     let labelled = facts.nodes.iter().filter(|node| node.balancer.as_ref().is_some_and(Owners::are_earlier));
-    labelled.filter(|node| facts.shadow_of(node).is_some()).collect()
+    labelled.filter(|node| facts.is_of_earlier(node)).collect()
 }
 
 /// Returns the names of nodes in one text.

@@ -30,7 +30,7 @@ use self::settings::Settings;
 use self::watch::{Snapshot, Trial};
 use crate::call::{call, code, list};
 use crate::marks::NodeState;
-use crate::page::{Page, complain, print_line};
+use crate::page::{Page, complain, print_line, warn};
 use crate::swap;
 use crate::terminal;
 
@@ -65,13 +65,21 @@ pub(crate) struct PreflightOptions {
 /// Options of `takeover settings`.
 #[derive(Debug, Args)]
 pub(crate) struct SettingsOptions {
-    /// Read the values of the earlier operator's chart from this file, and not its workloads from the cluster.
+    /// Read the values of the earlier operator's chart from this file, and not its workloads from the cluster: the values, those of
+    /// a parent chart, a HelmRelease, an Argo CD Application or a Helmfile.
     #[arg(long)]
     values: Option<PathBuf>,
     /// A maintenance window: five fields of cron, how long it is open, and a time zone unless it is UTC, such as "0 2 * * SAT 4h
     /// Europe/Berlin"; or "always". May be repeated.
     #[arg(long)]
     window: Vec<String>,
+}
+
+impl SettingsOptions {
+    /// Returns true if no cluster is needed.
+    pub(crate) fn is_offline(&self) -> bool {
+        self.values.is_some()
+    }
 }
 
 /// Options of `takeover watch`.
@@ -92,7 +100,7 @@ pub(crate) struct WatchOptions {
 pub(crate) async fn takeover(client: Client, namespace: &str, command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Preflight(options) => preflight(&client, options).await,
-        Command::Settings(options) => settings(&client, namespace, options).await,
+        Command::Settings(options) => settings(Some(&client), namespace, options).await,
         Command::Watch(options) => watch(&client, namespace, options).await,
         Command::Swap(options) => swap::swap(client, options).await,
         Command::Undo(options) => swap::undo(client, options).await,
@@ -120,12 +128,22 @@ async fn preflight(client: &Client, options: &PreflightOptions) -> anyhow::Resul
     Ok(())
 }
 
-async fn settings(client: &Client, namespace: &str, options: &SettingsOptions) -> anyhow::Result<()> {
+/// Proposes a policy. Without `--values` it needs a client.
+pub(crate) async fn settings(
+    client: Option<&Client>,
+    namespace: &str,
+    options: &SettingsOptions,
+) -> anyhow::Result<()> {
     let windows = settings::windows(&options.window)?;
     let settings = match &options.values {
-        Some(path) => Settings::of_values(&read(path)?).with_context(|| format!("{} is no YAML", path.display()))?,
-        None => of_cluster(client).await?,
+        Some(path) => Settings::of_values(&read(path)?).with_context(|| {
+            format!("{} cannot be used as the values of the earlier operator's chart", path.display())
+        })?,
+        None => of_cluster(client.context("there is no connection to a cluster")?).await?,
     };
+    if let Some(sentence) = settings.without_effect() {
+        warn(sentence);
+    }
     let proposal = settings::propose(&settings, windows.as_deref(), namespace);
     settings::parse(&proposal.text)?;
     let mut page = Page::default();

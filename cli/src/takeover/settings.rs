@@ -1,5 +1,7 @@
 //! `takeover settings`: a policy from the settings of the earlier operator. What has no safe translation is asked.
 
+mod values;
+
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -10,6 +12,8 @@ use planner::policy::Policy;
 use serde_json::Value;
 
 use super::facts::Workload;
+use super::finding::NAMED;
+use crate::advice::some;
 
 /// Length to which a value of the earlier operator is cut in a comment.
 const SHOWN: usize = 120;
@@ -45,6 +49,8 @@ pub(super) struct Settings {
     balancer_wait: Option<Setting>,
     /// The workloads that are known from a record alone.
     recorded: Vec<String>,
+    /// Keys among the values of its chart that the chart does not know.
+    unknown: Vec<String>,
 }
 
 impl Settings {
@@ -63,19 +69,16 @@ impl Settings {
             stop: find("UPDATE_WINDOW_STOP"),
             balancer_wait: find("EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC"),
             recorded: workloads.iter().filter(|workload| workload.recorded).map(Workload::id).collect(),
+            unknown: Vec::new(),
         }
     }
 
-    /// Returns the settings in the values of its chart.
+    /// Returns the settings in the values of its chart, in any file that has them.
     pub(super) fn of_values(text: &str) -> anyhow::Result<Self> {
-        let values: Value = serde_saphyr::from_str(text).map_err(|error| anyhow!("{error}"))?;
+        let values = values::read(text)?;
         let find = |name: &str| {
-            let value = match values.get(name)? {
-                Value::Null => return None,
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
-            };
-            Some(Setting { value: Some(value), origin: format!("the chart value {name}") })
+            let (value, place) = values.get(name)?;
+            Some(Setting { value: Some(value), origin: format!("the chart value {place}") })
         };
         Ok(Self {
             concurrent: find("max_concurrent_updates"),
@@ -84,7 +87,14 @@ impl Settings {
             stop: find("update_window_stop"),
             balancer_wait: find("exclude_from_lb_wait_time_in_sec"),
             recorded: Vec::new(),
+            unknown: values.unknown(),
         })
+    }
+
+    /// Returns a sentence about the keys that the chart does not know, if there are any.
+    pub(super) fn without_effect(&self) -> Option<String> {
+        let keys = some(self.unknown.iter().map(String::as_str), NAMED);
+        (!keys.is_empty()).then(|| format!("the earlier operator's chart has no such keys, and ignored them: {keys}"))
     }
 }
 
@@ -136,6 +146,9 @@ pub(super) fn propose(settings: &Settings, chosen: Option<&[MaintenanceWindow]>,
     }
     for workload in &settings.recorded {
         let _ = writeln!(text, "#   {}", cut(workload, SHOWN));
+    }
+    if let Some(sentence) = settings.without_effect() {
+        let _ = writeln!(text, "# {}", cut(&sentence, 2 * SHOWN));
     }
     let _ = write!(
         text,

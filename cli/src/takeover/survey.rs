@@ -46,6 +46,15 @@ pub(super) async fn survey(client: &Client) -> anyhow::Result<Facts> {
             definition.conversion = conversion(client, definition, shadow).await;
         }
     }
+    // Before, the shadows themselves are there.
+    if facts.definition.as_ref().is_some_and(|definition| definition.versions.iter().any(|version| version == "v3")) {
+        match crate::swap::record(client).await {
+            Ok(record) => facts.recorded = record.of_kind("BottlerocketShadow").map(Shadow::of).collect(),
+            Err(error) => facts.unread.push(format!(
+                "the record of takeover swap ({error:#}): cordons and labels of the earlier operator count as those of others"
+            )),
+        }
+    }
     releases(client, &mut facts).await;
     facts.missing_rights = crate::rights::missing(client).await?;
     Ok(facts)

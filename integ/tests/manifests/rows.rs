@@ -20,7 +20,7 @@ use models::names::{self, BALANCER_LABEL, RETRY_ANNOTATION, SYSTEM_NAMESPACE, sh
 use models::shadow::{BottlerocketShadow, HostState};
 use serde_json::{Value, json};
 
-use self::table::{ARMED, Failed, LISTS, On, REBOOT, ROWS, Row, V1};
+use self::table::{ARMED, Failed, LEFT, LISTS, On, REBOOT, ROWS, Row, V1};
 use super::takeover::{DEFINITION, EARLIER, definitions, object, settled, shadows_in};
 use super::{kubectl, until};
 
@@ -108,7 +108,9 @@ async fn each_state_that_earlier_operator_leaves_is_reported_carried_over_and_re
     let client = control_plane.client();
     earlier_operator(&control_plane).await?;
 
-    check_lists(&control_plane).await?;
+    let report = preflight(&control_plane).await?;
+    check_lists(&report, &LISTS)?;
+    check_nodes_that_are_down(&report)?;
     let renewal = tokio::spawn(renew_leases(client.clone()));
     let swapped = plugin(&control_plane, &["takeover", "swap", "--yes", "--settle", "1s", "--timeout", "60s"]).await?;
     renewal.abort();
@@ -120,6 +122,9 @@ async fn each_state_that_earlier_operator_leaves_is_reported_carried_over_and_re
         ensure!(named == row.may_reboot(), "{}: {waited}", row.sentence);
     }
     check_shadows(&client).await?;
+    // The record knows which nodes had a shadow.
+    check_lists(&preflight(&control_plane).await?, &LEFT)?;
+    check_way_back(&control_plane).await?;
     check_commands(&control_plane, &output).await?;
     check_settings(&control_plane).await?;
     control_plane.stop().await
@@ -258,26 +263,44 @@ async fn plugin(control_plane: &ControlPlane, arguments: &[&str]) -> anyhow::Res
     Ok(command.output().await?)
 }
 
-/// Checks that `preflight` names each node in the lists of its row, once, and in no other.
-async fn check_lists(control_plane: &ControlPlane) -> anyhow::Result<()> {
+async fn preflight(control_plane: &ControlPlane) -> anyhow::Result<Value> {
     let output = plugin(control_plane, &["takeover", "preflight", "-o", "json"]).await?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let report: Value = serde_json::from_slice(&output.stdout)?;
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Checks that each node is named once in those of the lists that its row has, and in no other.
+fn check_lists(report: &Value, lists: &[&str]) -> anyhow::Result<()> {
     for row in &ROWS {
-        for list in LISTS {
+        for list in lists {
             let found = report.pointer(list).and_then(Value::as_array).with_context(|| format!("no {list}"))?;
             let times = found.iter().filter(|name| **name == row.node).count();
-            ensure!(times == usize::from(row.listed.contains(&list)), "{}: {list} {found:?}", row.sentence);
+            ensure!(times == usize::from(row.listed.contains(list)), "{}: {list} {found:?}", row.sentence);
         }
     }
-    let finding = |reason: &str| {
-        let all = report["findings"].as_array().into_iter().flatten();
-        all.filter(|finding| finding["reason"] == reason).map(|finding| finding["text"].to_string()).collect::<String>()
-    };
-    let down = finding("NodesNotReady");
+    Ok(())
+}
+
+/// Checks that the nodes that are not Ready are named before the takeover.
+fn check_nodes_that_are_down(report: &Value) -> anyhow::Result<()> {
+    let all = report["findings"].as_array().into_iter().flatten();
+    let found = all.filter(|finding| finding["reason"] == "NodesNotReady");
+    let down = found.map(|finding| finding["text"].to_string()).collect::<String>();
     for row in &ROWS {
         let named = down.contains(&format!(" {};", row.node));
         ensure!(named == row.on.contains(&On::NotReady), "{}: {down}", row.sentence);
+    }
+    Ok(())
+}
+
+/// Checks that `undo` names the hosts that may be armed, and no other. No node here has booted another version.
+async fn check_way_back(control_plane: &ControlPlane) -> anyhow::Result<()> {
+    let output = plugin(control_plane, &["takeover", "undo", "--yes"]).await?;
+    let text = String::from_utf8(output.stderr)?;
+    ensure!(!output.status.success() && text.contains("the takeover is complete"), "{text}");
+    for row in &ROWS {
+        let named = text.contains(&format!(" {} ", shadow_name(row.node)));
+        ensure!(named == row.listed.contains(&ARMED), "{}: {text}", row.sentence);
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use models::names::BALANCER_LABEL;
 use serde_json::{Value, json};
 
 use crate::interfere::poll;
-use crate::plugin::{output_text, plugin};
+use crate::plugin::{output_text, plugin, plugin_as};
 use crate::support::{ScenarioContext, nodes, run_expecting};
 use crate::uninstall::everything;
 
@@ -115,6 +115,25 @@ fn check(output: &str, parts: &[&str]) {
     }
 }
 
+/// Settings from a file need no cluster.
+async fn of_file() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("release.yaml");
+    let release = "{apiVersion: helm.toolkit.fluxcd.io/v2, kind: HelmRelease, spec: {values: {max_concurrent_updates: 3, limit: 1}}}";
+    std::fs::write(&file, release)?;
+    let nowhere = dir.path().join("kubeconfig");
+    let proposed = plugin_as(&nowhere, &["takeover", "settings", "--values", &file.display().to_string()]).await?;
+    assert!(proposed.status.success(), "{}", output_text(&proposed));
+    check(
+        &output_text(&proposed),
+        &[
+            "maxUnavailable: 3",
+            "Warning: the earlier operator's chart has no such keys, and ignored them: spec.values.limit",
+        ],
+    );
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn takeover_commands_show_earlier_install_and_change_nothing() -> anyhow::Result<()> {
     run_expecting(nodes(3), ANY, async |ctx| {
@@ -167,6 +186,8 @@ async fn takeover_commands_show_earlier_install_and_change_nothing() -> anyhow::
         let proposed = plugin(ctx, &["takeover", "settings", "--window", "always"]).await?;
         assert!(proposed.status.success(), "{}", output_text(&proposed));
         check(&output_text(&proposed), &["enabled: false", "maxUnavailable: 2", "leaveBeforeDrain: 30s"]);
+
+        of_file().await?;
 
         let watched = plugin(ctx, &["takeover", "watch", "--once"]).await?;
         assert!(watched.status.success(), "{}", output_text(&watched));

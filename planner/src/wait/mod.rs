@@ -217,7 +217,7 @@ pub enum Wait {
         /// The newest version that the host offers.
         newest: Option<Version>,
     },
-    #[error("other nodes are offered {version}; this node's wave has not come")]
+    #[error("other nodes are offered {version}; this node's host was not, most likely since its wave has not come")]
     WaveNotCome { version: Version },
     #[error(
         "the host is offered {version} and does not choose it: its updates.version-lock is not latest; \

@@ -172,7 +172,7 @@ fn each_fact_has_its_finding() {
         (
             "a node without a shadow",
             &|facts| facts.nodes.push(node("new", None, json!({}))),
-            vec![(Note, "NodesWithoutShadow")],
+            vec![(First, "NodesWithoutShadow")],
         ),
         (
             "a right is missing",
@@ -249,6 +249,36 @@ fn cordons_are_attributed_with_command_to_end_them() {
     let others = only(&facts, "CordonsOfOthers");
     assert!(others.text.contains("c (kubectl), d (unknown)"), "{}", others.text);
     assert!(unknown(&facts).iter().any(|sentence| sentence.contains("field manager unknown")));
+}
+
+#[test]
+fn what_earlier_operator_has_left_on_a_node_is_known_after_the_swap_by_the_record() {
+    let owned = |path: Value| json!([{"manager": "unknown", "operation": "Update", "fieldsV1": path}]);
+    let balancer = format!("f:{}", names::BALANCER_LABEL);
+    let fields = json!({"f:spec": {"f:unschedulable": {}}, "f:metadata": {"f:labels": {balancer: {}}}});
+    let labels = json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION, names::BALANCER_LABEL: "True"});
+    let left = json!({"labels": labels, "managedFields": owned(fields)});
+    let mut facts = idle();
+    (facts.workloads, facts.pods, facts.shadows) = (vec![], vec![], vec![]);
+    let definition = facts.definition.as_mut().unwrap();
+    (definition.versions, definition.ours) = (vec!["v3".into()], true);
+    facts.nodes = vec![node("a", Some("unknown"), left.clone()), node("b", Some("unknown"), left)];
+    let other = Shadow::of(&json!({"metadata": {"namespace": NAMESPACE, "name": "brs-b",
+        "ownerReferences": [{"kind": "Node", "name": "b", "uid": "an earlier node of this name"}]}}));
+    facts.recorded = vec![shadow("a", "Idle", "Idle", 0), other];
+    assert_eq!(only(&facts, "CordonsOfEarlierOperator").run, ["kubectl uncordon a"]);
+    assert!(only(&facts, "CordonsOfOthers").text.contains("b (unknown)"));
+    let label = only(&facts, "BalancerLabelsOfEarlierOperator");
+    assert_eq!(label.run, [format!("kubectl label node a {}-", names::BALANCER_LABEL)]);
+}
+
+#[test]
+fn nodes_that_come_under_updates_with_the_takeover_are_to_be_answered_first() {
+    let mut facts = idle();
+    facts.nodes.push(node("new", None, json!({})));
+    let found = only(&facts, "NodesWithoutShadow");
+    assert!(found.severity == Severity::First && found.text.contains("without a shadow: new; "), "{found:?}");
+    assert_eq!(found.run, ["kubectl label node new bottlerocket.aws/updater-interface-version-"]);
 }
 
 #[test]

@@ -20,7 +20,8 @@ fn schedule_of(proposal: &Proposal) -> Vec<String> {
 fn concurrent_updates_become_max_unavailable() {
     let percent = || CountOrPercent::Percent("100%".to_owned());
     for (values, expected, comment) in [
-        ("{}", CountOrPercent::Count(1), "Not set"),
+        ("image: x", CountOrPercent::Count(1), "Not set"),
+        ("max_concurrent_updates: null", CountOrPercent::Count(1), "Not set"),
         ("max_concurrent_updates: \"1\"", CountOrPercent::Count(1), "max_concurrent_updates (\"1\")"),
         ("max_concurrent_updates: 7", CountOrPercent::Count(7), "max_concurrent_updates (\"7\")"),
         ("max_concurrent_updates: \"0\"", CountOrPercent::Count(1), "(\"0\")"),
@@ -51,7 +52,7 @@ fn wait_outside_of_load_balancers_is_kept() {
         assert_eq!(policy.leave_load_balancer, expected, "{value}");
         assert!(proposal.text.contains(comment), "{}", proposal.text);
     }
-    assert_eq!(proposed("{}", &[]).1.leave_load_balancer, None);
+    assert_eq!(proposed("image: x", &[]).1.leave_load_balancer, None);
 }
 
 #[test]
@@ -123,6 +124,15 @@ fn value_of_earlier_operator_stays_in_its_comment() {
     assert!(!proposal.text.contains('\u{1b}'), "{:?}", proposal.text);
     let hostile = "scheduler_cron_expression: \"* *\\n  enabled: true\\n#\"";
     assert!(proposed(hostile, &[]).0.question.is_some());
+}
+
+#[test]
+fn values_without_effect_are_named_in_the_policy() {
+    let (proposal, _) = proposed("max_concurrent_updates: 2\nscheduler: {cron: x}\n\"a\\nspec: {}\": 1", &[]);
+    let named = "# the earlier operator's chart has no such keys, and ignored them: ";
+    let line =
+        proposal.text.lines().find(|line| line.starts_with(named)).unwrap_or_else(|| panic!("{}", proposal.text));
+    assert!(line.contains("scheduler") && line.contains("spec: {}"), "a key stays in its comment: {line}");
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(super) const LISTS: [&str; 8] = [
     "/nodes/marksOfFirstReleases",
     "/nodes/withoutShadow",
 ];
+/// Lists of what is left on nodes after the swap.
+pub(super) const LEFT: [&str; 3] = [CORDON, OTHER_CORDON, BALANCER];
 const UNDER_WAY: &str = LISTS[0];
 pub(super) const REBOOT: &str = LISTS[1];
 pub(super) const ARMED: &str = LISTS[2];
