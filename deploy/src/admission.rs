@@ -1,10 +1,14 @@
-//! Writes that are refused to the web API: an admission policy of the cluster's API server for its service account.
+//! Writes that are refused to the operator's own parts: admission policies of the cluster's API server, each for one
+//! service account and one kind of object, where RBAC is not fine enough.
 //!
 //! RBAC can give the right to a shadow's status as a whole or not at all. The web API needs only the agent status. The
 //! controller status, on which drains and permits rest, is protected here, whatever field manager the web API names
 //! (any client can use any name), and so is the record of field owners: a field that two managers own stays when one of
 //! them releases it, so that a client that makes itself an owner of the `permit` in `spec` could keep it from being
 //! withdrawn.
+
+mod nodes;
+mod secrets;
 
 use kube::Resource;
 use models::names::{AGENT_MANAGER, APISERVER, CONTROLLER_MANAGER, GROUP, SYSTEM_NAMESPACE};
@@ -16,47 +20,93 @@ use crate::crds;
 use crate::object::cluster;
 use crate::reference::property_names;
 
-/// The policy and its binding.
-pub(crate) fn all() -> anyhow::Result<[Value; 2]> {
+/// The policies of the installed parts, each with its binding.
+pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
+    Ok([web_api()?, nodes::of_controller(), secrets::of_controller()].concat())
+}
+
+/// The policy of the hook for AWS, with its binding. Not part of the installation.
+pub(crate) fn aws() -> [Value; 2] {
+    nodes::of_aws()
+}
+
+/// A policy for the writes of one account.
+struct Limits {
+    /// Name of the policy and of its binding.
+    name: &'static str,
+    account: &'static str,
+    /// The account in the policy's own texts, such as `the controller`.
+    part: &'static str,
+    /// The writes that it is about.
+    rule: Value,
+    variables: Vec<Value>,
+    validations: Vec<Value>,
+}
+
+impl Limits {
+    /// The policy and its binding.
+    fn objects(self) -> [Value; 2] {
+        let Self { name, account, part, rule, variables, validations } = self;
+        let mut policy = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+            "metadata": cluster(name),
+            "spec": {
+                // A write that cannot be evaluated is refused. Each of them is repeated.
+                "failurePolicy": "Fail",
+                "matchConstraints": {
+                    // Also writes through a version that this installation does not know.
+                    "matchPolicy": "Equivalent",
+                    // The server's defaults: the constraints are owned as a whole, so without them the same apply by another
+                    // tool is a conflict.
+                    "namespaceSelector": {},
+                    "objectSelector": {},
+                    "resourceRules": [rule],
+                },
+                "matchConditions": [{
+                    "name": format!("by-{}", part.to_lowercase().replace(' ', "-")),
+                    "expression": format!(
+                        "request.userInfo.username == 'system:serviceaccount:{SYSTEM_NAMESPACE}:{account}'"
+                    ),
+                }],
+                "validations": validations,
+            },
+        });
+        if !variables.is_empty() {
+            policy["spec"]["variables"] = variables.into();
+        }
+        let binding = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": cluster(name),
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
+        });
+        [policy, binding]
+    }
+}
+
+/// A rule of a policy, with the refusal if it is broken.
+fn validation(expression: &str, part: &str, message: &str) -> Value {
+    json!({"expression": expression, "message": format!("{part} {message}"), "reason": "Forbidden"})
+}
+
+/// The policy of the web API.
+fn web_api() -> anyhow::Result<[Value; 2]> {
     let crd = crds::of_kind(&BottlerocketShadow::kind(&()))?;
     let versions = crd["spec"]["versions"].as_array().into_iter().flatten();
     let versions: Vec<_> = versions.map(|version| &version["name"]).collect();
     let plural = BottlerocketShadow::plural(&());
-    let policy = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
-        "metadata": cluster(APISERVER),
-        "spec": {
-            // A write that cannot be evaluated is refused. An agent whose report is refused sends it again.
-            "failurePolicy": "Fail",
-            "matchConstraints": {
-                // Also writes through a version that this installation does not know.
-                "matchPolicy": "Equivalent",
-                // The server's defaults: the constraints are owned as a whole, so without them the same apply by another
-                // tool is a conflict.
-                "namespaceSelector": {},
-                "objectSelector": {},
-                // Writes of the shadows and of their status, by each version that is served.
-                "resourceRules": [{
-                    "apiGroups": [GROUP], "apiVersions": versions, "resources": [plural, format!("{plural}/status")],
-                    "operations": ["CREATE", "UPDATE", "DELETE"], "scope": "*",
-                }],
-            },
-            "matchConditions": [{
-                "name": "by-the-web-api",
-                "expression": format!(
-                    "request.userInfo.username == 'system:serviceaccount:{SYSTEM_NAMESPACE}:{APISERVER}'"
-                ),
-            }],
-            "variables": variables(),
-            "validations": validations(),
-        },
-    });
-    let binding = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": cluster(APISERVER),
-        "spec": {"policyName": APISERVER, "validationActions": ["Deny"]},
-    });
-    Ok([policy, binding])
+    let limits = Limits {
+        name: APISERVER,
+        account: APISERVER,
+        part: "the web API",
+        // Writes of the shadows and of their status, by each version that is served.
+        rule: json!({
+            "apiGroups": [GROUP], "apiVersions": versions, "resources": [plural, format!("{plural}/status")],
+            "operations": ["CREATE", "UPDATE", "DELETE"], "scope": "*",
+        }),
+        variables: variables(),
+        validations: validations(),
+    };
+    Ok(limits.objects())
 }
 
 fn variables() -> Vec<Value> {
@@ -80,10 +130,7 @@ fn variables() -> Vec<Value> {
 }
 
 fn validations() -> Vec<Value> {
-    let validation = |expression: String, message: &str| {
-        let message = format!("the web API {message}");
-        json!({"expression": expression, "message": message, "reason": "Forbidden"})
-    };
+    let validation = |expression: String, message: &str| validation(&expression, "the web API", message);
     let same = |what: &str| {
         let (before, after) = (format!("variables.{what}Before"), format!("variables.{what}After"));
         format!("size({before}) == size({after}) && {before}.all(one, one in {after})")
