@@ -135,7 +135,7 @@ impl Node {
         self.request.as_deref().filter(|_| self.is_before_drain() && self.backing != Backing::Missing)
     }
 
-    /// Returns true if the request is one to prepare for the drain, whoever has written it.
+    /// Returns true if the request is one to prepare for the drain, with a slot or without.
     pub(crate) fn is_before_drain(&self) -> bool {
         self.request.as_ref().is_some_and(|request| request.starts_with("BeforeDrain/"))
     }

@@ -10,7 +10,7 @@ use models::names::{AWS, AWS_HOOK, CONTROLLER, HOOK_ANSWER_PREFIX, HOOKS_ANNOTAT
 use planner::claims::ClaimField;
 use serde_json::{Value, json};
 
-use super::{Limits, list, validation};
+use super::limits::{Limits, list, validation};
 
 /// The part of a Node that one account may write.
 struct Own<'a> {

@@ -6,7 +6,7 @@
 use models::names::{CA_SECRET, CONTROLLER, HISTORY_KEY_SECRET, PERMIT_KEY_SECRET, SERVING_SECRET};
 use serde_json::{Value, json};
 
-use super::{Limits, list, validation};
+use super::limits::{Limits, list, validation};
 
 /// The Secrets that the controller makes.
 const NAMES: [&str; 4] = [CA_SECRET, SERVING_SECRET, PERMIT_KEY_SECRET, HISTORY_KEY_SECRET];
