@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 use watches::{Known, Sink};
 
-use crate::facts::{Node, Policy, answer_annotation};
+use crate::facts::{Node, Operator, Policy, answer_annotation};
 use crate::record::CALL;
 
 /// Time without any data after which a connection must be dead: a watch gets a bookmark about every minute.
@@ -108,7 +108,7 @@ pub(crate) struct Cluster {
     /// Notified of each change.
     pub(crate) changed: Arc<Notify>,
     nodes: Cache<core::Node, Node>,
-    policy: Cache<BottlerocketUpdateOperator, Policy>,
+    operator: Cache<BottlerocketUpdateOperator, Operator>,
     recorder: Recorder,
     namespace: String,
 }
@@ -127,7 +127,7 @@ impl Cluster {
         let reporter = Reporter { controller: AWS.to_owned(), instance: None };
         Ok(Self {
             nodes: Cache::new(Node::read, Node::differs, &changed),
-            policy: Cache::new(|operator| Some(Policy::read(&operator.spec)), |new, old| new != old, &changed),
+            operator: Cache::new(|operator| Some(Operator::read(operator)), |new, old| new != old, &changed),
             recorder: Recorder::new(client.clone(), reporter),
             namespace: namespace.to_owned(),
             changed,
@@ -143,14 +143,18 @@ impl Cluster {
         let only = watcher::Config::default().fields(&format!("metadata.name={OPERATOR_NAME}"));
         tokio::join!(
             watches::run(Api::all(self.client.clone()), watcher::Config::default(), once.clone(), &self.nodes),
-            watches::run(operators, only, once, &self.policy),
+            watches::run(operators, only, once, &self.operator),
         );
     }
 
     /// The Nodes and the policy; `None` before both are known.
     pub(crate) fn read(&self) -> Option<(BTreeMap<String, Node>, Policy)> {
-        let policy = self.policy.items()?.remove(OPERATOR_NAME).unwrap_or_else(|| Policy::read(&Default::default()));
-        Some((self.nodes.items()?, policy))
+        let operator = self.operator.items()?.remove(OPERATOR_NAME).unwrap_or_else(Operator::missing);
+        let mut nodes = self.nodes.items()?;
+        for node in nodes.values_mut() {
+            node.backing = operator.backing(node);
+        }
+        Some((nodes, operator.policy))
     }
 
     /// Sets or removes the answer of a Node, unless it was written since it was read.

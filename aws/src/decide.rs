@@ -8,6 +8,9 @@
 //! host away        the same, without an answer
 //! ```
 //!
+//! The kubelet of a Node can write the annotations of its own Node. So a request to prepare counts only with a slot of the operator for this
+//! Node and attempt, while what takes back needs none.
+//!
 //! Every step is decided on what there is and not on what was done before, so that one that was interrupted is taken up by
 //! the next process. Nothing is done at AWS before it is recorded, and nothing is forgotten before it is taken back.
 
@@ -128,7 +131,7 @@ pub(crate) fn instances_to_read(
 
 /// The instances for which what was done has to stay.
 fn kept(policy: Policy, nodes: &BTreeMap<String, Node>, now: Timestamp) -> BTreeSet<&str> {
-    let keeps = |node: &&Node| node.prepares().is_some() && !node.is_refused() && !node.is_lost(policy, now);
+    let keeps = |node: &&Node| node.prepared().is_some() && !node.is_refused() && !node.is_lost(policy, now);
     nodes.values().filter(keeps).filter_map(|node| node.instance.as_deref().ok()).collect()
 }
 
@@ -147,7 +150,10 @@ pub(crate) fn decide(s: &Snapshot) -> Vec<Action> {
                     step => actions.extend(step),
                 }
             }
-        } else if !node.is_answered() && !node.instance.as_ref().is_ok_and(|id| s.record.contains_key(id)) {
+        } else if !node.is_before_drain()
+            && !node.is_answered()
+            && !node.instance.as_ref().is_ok_and(|id| s.record.contains_key(id))
+        {
             actions.push(Action::Answer { node: node.name.clone(), text: node.request.clone(), note: None });
         }
     }
@@ -189,6 +195,14 @@ fn enter(s: &Snapshot, node: &Node, request: &str, recorded: &[&Entry]) -> Optio
     let entry = s.record.get(id);
     // Without a mode it waits: the controller may have seen a policy that this program has not seen yet.
     let mode = entry.map(|entry| entry.mode).or(s.policy.mode)?;
+    let claimants: Vec<&str> =
+        s.nodes.values().filter(|of| of.instance.as_ref() == Ok(id)).map(|of| of.name.as_str()).collect();
+    if claimants.len() > 1 {
+        return refuse(format!(
+            "the Nodes {} all name instance {id} in spec.providerID, which is the machine of one of them: delete those that it is not",
+            claimants.join(", ")
+        ));
+    }
     let Some(instance) = s.instances.get(id)? else {
         return done(format!(
             "instance {id} is in no Auto Scaling group (as with Karpenter): there is nothing to keep"

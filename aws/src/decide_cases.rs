@@ -1,6 +1,7 @@
 //! Each step of an instance and of a group before the drain, and what must not happen.
 
 use super::*;
+use crate::facts::Backing;
 
 #[path = "decide_leaving_cases.rs"]
 mod leaving;
@@ -38,6 +39,7 @@ impl World {
             since: Some(t(-100_000)),
             request: None,
             answer: None,
+            backing: Backing::Slot,
         };
         let instance = || Some(Instance { group: "web".into(), state: "InService".into(), unhealthy: false });
         let none = |found: &str| (found != "c").then(instance).flatten();
@@ -323,6 +325,46 @@ fn node_that_is_lost_is_not_prepared() {
         let mut world = World::new(mode);
         world.request("a", BEFORE);
         (world.node("a").ready, world.node("a").since) = (false, Some(t(-1501)));
+        assert!(world.decide().is_empty(), "{:?}", world.decide());
+    }
+}
+
+#[test]
+fn request_without_a_slot_of_the_operator_changes_nothing() {
+    for mode in MODES {
+        for backing in [Backing::Missing, Backing::Unknown] {
+            let mut world = World::new(mode);
+            world.request("a", BEFORE);
+            world.request("c", BEFORE);
+            (world.node("a").backing, world.node("c").backing) = (backing, backing);
+            assert!(world.decide().is_empty() && world.to_read().is_empty(), "{backing:?}: {:?}", world.decide());
+            world.enter("a", 0);
+            let starts = |step: &String| step.starts_with("enter") || step.starts_with("suspend");
+            assert!(!world.decide().iter().any(starts), "{backing:?}, recorded: {:?}", world.decide());
+            world.record.clear();
+            world.node("a").backing = Backing::Slot;
+            assert_eq!(world.decide(), [format!("record i-a {mode:?}")], "as soon as its slot is seen");
+        }
+    }
+}
+
+#[test]
+fn two_nodes_with_one_instance_are_refused() {
+    for mode in MODES {
+        let mut world = World::new(mode);
+        world.request("a", BEFORE);
+        world.node("b").instance = Ok("i-a".into());
+        let refusal = world.decide().remove(0);
+        let expected = format!("answer a {BEFORE} Refused: the Nodes a, b all name instance i-a in spec.providerID");
+        assert!(refusal.starts_with(&expected), "{refusal}");
+        // Also where something has been recorded already, which is then taken back.
+        world.enter("a", -600);
+        assert!(world.decide()[0].starts_with(&expected), "{:?}", world.decide());
+        world.node("a").answer = Some(format!("{BEFORE} Refused: the Nodes"));
+        assert!(!world.decide().iter().any(|step| step.starts_with("enter") || step.starts_with("suspend")));
+        // What is prepared stays so while another Node names the instance.
+        let mut world = World::prepared(mode);
+        world.node("b").instance = Ok("i-a".into());
         assert!(world.decide().is_empty(), "{:?}", world.decide());
     }
 }

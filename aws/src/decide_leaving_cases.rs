@@ -29,6 +29,15 @@ fn taken_back_after_the_update_and_without_request_node_or_mode() {
             world.node("a").request = None;
         };
         assert_eq!(change(no_mode), expected);
+        let slot_ended = |world: &mut World| world.node("a").backing = Backing::Missing;
+        assert_eq!(change(slot_ended), expected, "the request of an attempt that has ended");
+        let after_without_slot = |world: &mut World| {
+            world.node("a").backing = Backing::Missing;
+            world.request("a", "AfterUpdate/1/100");
+        };
+        assert_eq!(change(after_without_slot), expected);
+        let unknown = |world: &mut World| world.node("a").backing = Backing::Unknown;
+        assert!(change(unknown).1.is_empty(), "as after the operator's resource was made again");
         // A policy that changes in the middle changes nothing for a node that is prepared.
         assert!(change(|world| world.policy.mode = None).1.is_empty());
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 use models::names::{AWS_HOOK, HOOK_ANSWER_PREFIX, HOOKS_ANNOTATION};
-use models::operator::{AwsMode, BottlerocketUpdateOperatorSpec, Deadlines};
+use models::operator::{AwsMode, BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec, Deadlines, Slot};
 use models::time::between;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +26,51 @@ impl Policy {
     }
 }
 
+/// The operator's resource: the policy, and the updates under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Operator {
+    pub(crate) policy: Policy,
+    /// UID of the Node and number of the attempt of each slot, without the number in a drill and where an earlier version
+    /// of the controller has written it; `None` before the controller has written the status of this resource.
+    slots: Option<Vec<(String, Option<i64>)>>,
+}
+
+impl Operator {
+    pub(crate) fn read(operator: &BottlerocketUpdateOperator) -> Self {
+        let status = operator.status.as_ref().filter(|status| status.observed_generation.is_some());
+        let slot = |slot: &Slot| (slot.uid.clone(), slot.update.as_ref().map(|update| update.attempt));
+        Self {
+            policy: Policy::read(&operator.spec),
+            slots: status.map(|status| status.slots.iter().map(slot).collect()),
+        }
+    }
+
+    /// Stands for the resource while there is none.
+    pub(crate) fn missing() -> Self {
+        Self { policy: Policy::read(&Default::default()), slots: None }
+    }
+
+    /// Returns whether the operator has given the Node a slot for the attempt that its request names.
+    pub(crate) fn backing(&self, node: &Node) -> Backing {
+        let Some(slots) = &self.slots else { return Backing::Unknown };
+        let attempt = node.request.as_deref().and_then(|request| request.split('/').nth(1)?.parse::<i64>().ok());
+        let backs = |(uid, of): &(String, Option<i64>)| *uid == node.uid && of.is_none_or(|of| Some(of) == attempt);
+        if slots.iter().any(backs) { Backing::Slot } else { Backing::Missing }
+    }
+}
+
+/// State of a Node's request in the operator's own record. The kubelet of a Node can write its annotations, and so
+/// a request, but not that record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backing {
+    /// There is a slot for it.
+    Slot,
+    /// There is none: the request is not the operator's, or its slot has not been seen yet, or has ended.
+    Missing,
+    /// The record is not known, as after the operator's resource was made again.
+    Unknown,
+}
+
 /// A Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
@@ -42,6 +87,8 @@ pub(crate) struct Node {
     pub(crate) request: Option<String>,
     /// The answer of this hook.
     pub(crate) answer: Option<String>,
+    /// [`Operator::backing`], which is no fact of the Node itself.
+    pub(crate) backing: Backing,
 }
 
 impl Node {
@@ -60,12 +107,13 @@ impl Node {
             since: ready.and_then(|condition| Some(condition.last_transition_time.as_ref()?.0)),
             request: annotation(HOOKS_ANNOTATION),
             answer: annotation(&answer_annotation()),
+            backing: Backing::Unknown,
         })
     }
 
     /// Returns true if a decision may differ: not after a heartbeat, which changes the version alone.
     pub(crate) fn differs(&self, old: &Self) -> bool {
-        let Self { name: _, uid, version: _, instance, ready, since, request, answer } = self;
+        let Self { name: _, uid, version: _, instance, ready, since, request, answer, backing: _ } = self;
         (uid, instance, ready, since) != (&old.uid, &old.instance, &old.ready, &old.since)
             || (request, answer) != (&old.request, &old.answer)
     }
@@ -76,9 +124,20 @@ impl Node {
         !self.ready && self.since.is_some_and(|since| between(since, now) > policy.reboot)
     }
 
-    /// The request to prepare for the drain, if that is what is requested.
+    /// The request to prepare for the drain, if that is what is requested, and the operator's record has a slot for it.
+    /// Without one it waits: the watch of that record may be later than that of the Nodes.
     pub(crate) fn prepares(&self) -> Option<&str> {
-        self.request.as_deref().filter(|request| request.starts_with("BeforeDrain/"))
+        self.prepared().filter(|_| self.backing == Backing::Slot)
+    }
+
+    /// The request to prepare for the drain, for which what was done has to stay: also while the operator's record is not known.
+    pub(crate) fn prepared(&self) -> Option<&str> {
+        self.request.as_deref().filter(|_| self.is_before_drain() && self.backing != Backing::Missing)
+    }
+
+    /// Returns true if the request is one to prepare for the drain, with a slot or without.
+    pub(crate) fn is_before_drain(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.starts_with("BeforeDrain/"))
     }
 
     /// Returns true if the request is answered, by `Done` or by a refusal.
@@ -198,6 +257,51 @@ mod tests {
         assert!(!Node { version: "2".into(), ..old.clone() }.differs(&old));
         assert!(Node { ready: true, ..old.clone() }.differs(&old));
         assert!(Node { since: Some(Timestamp::UNIX_EPOCH), ..old.clone() }.differs(&old));
+    }
+
+    #[test]
+    fn request_is_backed_by_a_slot_of_its_node_and_attempt() {
+        let update = |attempt: i64| serde_json::json!({"version": "1.20.5", "variant": "aws-k8s", "arch": "x86_64", "attempt": attempt, "bootId": "b"});
+        let with = |slots: serde_json::Value| {
+            let operator = serde_json::json!({
+                "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
+                "metadata": {"name": "default"}, "spec": {}, "status": {"observedGeneration": 1, "slots": slots},
+            });
+            Operator::read(&serde_json::from_value(operator).unwrap())
+        };
+        let slot = |uid: &str, update: serde_json::Value| {
+            let mut slot = serde_json::json!({"uid": uid, "node": "a", "since": "2026-01-01T00:00:00Z"});
+            if !update.is_null() {
+                slot["update"] = update;
+            }
+            serde_json::json!([slot])
+        };
+        let node: core::Node = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "a", "uid": "u", "resourceVersion": "1", "annotations": {HOOKS_ANNOTATION: "BeforeDrain/7/100"}},
+        }))
+        .unwrap();
+        let mut node = Node::read(&node).unwrap();
+        let null = serde_json::Value::Null;
+        for (sentence, slots, expected) in [
+            ("its own", slot("u", update(7)), Backing::Slot),
+            ("a drill's, or one of an earlier version", slot("u", null.clone()), Backing::Slot),
+            ("of another attempt", slot("u", update(6)), Backing::Missing),
+            ("of another Node, perhaps of the same name", slot("v", update(7)), Backing::Missing),
+            ("none", serde_json::json!([]), Backing::Missing),
+        ] {
+            assert_eq!(with(slots).backing(&node), expected, "{sentence}");
+        }
+        assert_eq!(Operator::missing().backing(&node), Backing::Unknown);
+        let unwritten = serde_json::json!({
+            "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator", "metadata": {"name": "default"},
+            "spec": {},
+        });
+        let unwritten = Operator::read(&serde_json::from_value(unwritten).unwrap());
+        assert_eq!(unwritten.backing(&node), Backing::Unknown, "made again");
+        for request in ["BeforeDrain/", "BeforeDrain/seven/100", "BeforeDrain/77/100", "BeforeDrain"] {
+            node.request = Some(request.into());
+            assert_eq!(with(slot("u", update(7))).backing(&node), Backing::Missing, "{request}");
+        }
     }
 
     #[test]

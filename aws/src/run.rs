@@ -266,7 +266,7 @@ impl Runner<'_> {
 
     /// Shows for a node what is taken back.
     async fn restored(&self, node: &Node, text: &str, policy: Policy) {
-        let lost = node.prepares().is_some() && node.is_lost(policy, Timestamp::now());
+        let lost = node.prepared().is_some() && node.is_lost(policy, Timestamp::now());
         let why =
             if lost { ": the node has not returned from its reboot in time, and its group may replace it" } else { "" };
         self.cluster.notice(node, RESTORED, &format!("{text}{why}"), lost).await;

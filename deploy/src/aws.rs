@@ -4,13 +4,14 @@ use models::names::SYSTEM_NAMESPACE;
 use serde_json::{Value, json};
 
 use crate::options::{Component, Options};
-use crate::{network, pod, rights};
+use crate::{admission, network, pod, rights};
 
 const COMPONENT: Component = Component::Aws;
 
 /// Everything of it.
 pub(crate) fn all(options: &Options) -> Vec<Value> {
     let mut objects = rights::aws();
+    objects.extend(admission::aws());
     objects.extend([network::aws(), deployment(options)]);
     objects
 }

@@ -22,8 +22,8 @@ use crate::{apiserver, pod};
 pub(crate) const CLUSTER_API_PORTS: [i32; 2] = [443, 6443];
 
 /// Port of DNS. Its server may be a pod, or an address of the node's own (a cache on each node): any address is
-/// allowed.
-const DNS_PORT: i32 = 53;
+/// allowed, to agents unless a value of the chart names others.
+pub(crate) const DNS_PORT: i32 = 53;
 
 /// Port of Prometheus' own pods, for the expressions of a policy. If policy names another one, a further NetworkPolicy
 /// has to open it (`docs/expressions.md`).

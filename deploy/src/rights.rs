@@ -194,7 +194,7 @@ fn granted_to_aws() -> [Granted; 3] {
             None,
             vec![
                 rule(CORE, "nodes", "list watch patch")
-                    .why("The requests to hooks, and the instance of each node; patch: the answers."),
+                    .why("The requests to hooks, and the instance of each node; patch: the answers, an admission policy denies the rest."),
             ],
         ),
         of(
@@ -219,7 +219,7 @@ fn controller_in_cluster() -> Vec<Rule> {
     vec![
         rule(CORE, "nodes", "get list watch patch").why(
             "Nodes, their state and boot; patch: the claims (cordon, labels, annotations) and, where policy enables it, the \
-             label that selects a node for updates.",
+             label that selects a node for updates. An admission policy denies all other fields.",
         ),
         rule(CORE, "pods", "list watch").why(
             "Pods on a node that is to be drained; standby replicas of the controller; readiness of the web API and the agents; \
@@ -291,7 +291,7 @@ fn controller_in_system() -> Vec<Rule> {
             .why("Leader election; the standby watches the Lease, so that it takes over at once."),
         rule(CORE, "secrets", "create").why(
             "The CA, the web API's certificate and the keys of the permits and of the history: made by the leader. A rule \
-             cannot name an object that is to be created.",
+             cannot name an object that is to be created; an admission policy does.",
         ),
         rule(CORE, "secrets", "list watch update")
             .named(&[CA_SECRET, SERVING_SECRET, PERMIT_KEY_SECRET])

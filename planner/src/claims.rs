@@ -47,7 +47,7 @@ impl ClaimField {
     }
 
     /// The place in a Node: the field itself, or the map that has the label or annotation.
-    const fn place(self) -> [&'static str; 2] {
+    pub const fn place(self) -> [&'static str; 2] {
         match self {
             Self::Cordon => ["spec", "unschedulable"],
             Self::Balancer => ["metadata", "labels"],

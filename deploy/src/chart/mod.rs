@@ -51,6 +51,7 @@ pub(crate) fn files() -> anyhow::Result<Vec<(String, String)>> {
     ];
     let hook_for_aws = [
         when(AWS, rights::aws()),
+        when(AWS, admission::aws().into()),
         when("and .Values.aws.enabled .Values.networkPolicy.enabled", vec![network::aws()]),
         when(AWS, vec![aws::deployment(&options)]),
     ];
@@ -60,7 +61,7 @@ pub(crate) fn files() -> anyhow::Result<Vec<(String, String)>> {
         ("deploy/chart/values.schema.json", values::schema(&values::of_operator()?)?),
         ("deploy/chart/templates/namespaces.yaml", templates(namespaces.concat())?),
         ("deploy/chart/templates/rights.yaml", templates(rights.concat())?),
-        ("deploy/chart/templates/admission.yaml", templates(always(admission::all()?.into()))?),
+        ("deploy/chart/templates/admission.yaml", templates(always(admission::all()?))?),
         (
             "deploy/chart/templates/network.yaml",
             templates(when(".Values.networkPolicy.enabled", network::all().into()))?,

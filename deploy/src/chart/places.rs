@@ -196,6 +196,7 @@ pub(super) fn key(component: Component) -> &'static str {
 }
 
 fn connections(policy: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
+    let of_agents = policy["metadata"]["name"] == Component::Agent.name();
     let Some(Value::Array(rules)) = policy.pointer_mut("/spec/egress") else { return Ok(()) };
     for rule in rules {
         if rule["ports"] == network::cluster_api_ports() {
@@ -208,6 +209,8 @@ fn connections(policy: &mut Value, fills: &mut Fills) -> anyhow::Result<()> {
             rule["ports"] = json!([fills.items(&lines)]);
         } else if rule["ports"][0]["port"] == network::PROMETHEUS_PORT {
             rule["ports"][0]["port"] = fills.scalar(".Values.networkPolicy.prometheusPort | int");
+        } else if of_agents && rule["ports"][0]["port"] == network::DNS_PORT {
+            rule["to"] = fills.field(".Values.networkPolicy.agentDNS");
         }
     }
     Ok(())

@@ -83,6 +83,8 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
     let zone = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}});
     let spread =
         json!([{"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
+    let kube_system = json!({"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}});
+    let dns = json!([{"namespaceSelector": kube_system, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}]);
     let of = |object: &'static str, place: &'static str, is: Value| (object, place, is);
     let (rules, dashboards) = (prometheus_rule()?, dashboard_map()?);
     Ok(vec![
@@ -240,6 +242,13 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
                     json!([{"port": 8443, "protocol": "TCP"}]),
                 ),
                 of("NetworkPolicy brupop-system/brupop-controller", "/spec/egress/2/ports/0/port", json!(10902)),
+            ],
+        ),
+        (
+            json!({"networkPolicy": {"agentDNS": dns}}),
+            vec![
+                of("NetworkPolicy brupop-agents/brupop-agent", "/spec/egress/1/to", dns.clone()),
+                of("NetworkPolicy brupop-system/brupop-controller", "/spec/egress/1/to", Value::Null),
             ],
         ),
         (

@@ -1,5 +1,9 @@
-//! Admission: the API server refuses the web API's service account everything in a shadow but the agent status. Tested
-//! with a token of that account, as a compromised web API has it.
+//! Admission: the API server refuses the web API's service account everything in a shadow but the agent status, and the
+//! accounts of the controller and of the hook for AWS all but their own fields of Nodes and Secrets. Tested with tokens of
+//! these accounts, as a compromised part has them.
+
+mod nodes;
+mod secrets;
 
 use anyhow::{Context as _, ensure};
 use integ::control_plane::ControlPlane;
@@ -14,6 +18,8 @@ use models::names::{AGENT_MANAGER, APISERVER, CONTROLLER, CONTROLLER_MANAGER, GR
 use serde_json::{Value, json};
 
 use super::{expect, kubectl, manifest, shadow, until};
+pub(super) use nodes::node_writes_are_limited_to_own_fields;
+pub(super) use secrets::controller_may_write_only_its_secrets;
 
 const NAME: &str = "brs-n3";
 
@@ -38,7 +44,7 @@ pub(super) async fn web_api_may_write_only_agent_status(control_plane: &ControlP
     let admin = shadows(control_plane.client(), "v3");
     let web = shadows(client_of(control_plane, APISERVER).await?, "v3");
     let controller = shadows(client_of(control_plane, CONTROLLER).await?, "v3");
-    admission_policy_has_no_expression_warnings(control_plane).await?;
+    admission_policy_has_no_expression_warnings(control_plane, APISERVER).await?;
     admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&desired_state())).await?;
 
     // The first report, on an empty status; then both parts of the status side by side, each changed by its owner.
@@ -67,13 +73,14 @@ pub(super) async fn web_api_may_write_only_agent_status(control_plane: &ControlP
     // Without the policy each of these would succeed, so that nothing else refuses them.
     let held = admin.get(NAME).await?;
     let forgeries = forgeries(&held)?;
-    set_policy_binding(control_plane, false, &web, &forgeries[0]).await?;
+    let is_refused = async || try_forgery(&web, &forgeries[0]).await.is_err();
+    set_policy_binding(control_plane, (APISERVER, "brupop.yaml"), false, is_refused).await?;
     let mut wrong = Vec::new();
     for forgery in &forgeries {
         let done = expect(forgery.what, try_forgery(&web, forgery).await, None);
         wrong.extend(done.err().map(|error| format!("without the policy: {error:#}")));
     }
-    set_policy_binding(control_plane, true, &web, &forgeries[0]).await?;
+    set_policy_binding(control_plane, (APISERVER, "brupop.yaml"), true, is_refused).await?;
     for forgery in &forgeries {
         let done = expect(forgery.what, try_forgery(&web, forgery).await, Some(forgery.refusal));
         wrong.extend(done.err().map(|error| format!("{error:#}")));
@@ -185,20 +192,20 @@ async fn try_forgery(web: &Api<DynamicObject>, forgery: &Forgery) -> kube::Resul
     web.patch_status(NAME, &params, &forgery.patch).await
 }
 
-/// Binds the policy, or removes the binding, and waits until that takes effect.
+/// Binds a policy by its manifest, or removes its binding, and waits until that takes effect.
 async fn set_policy_binding(
     control_plane: &ControlPlane,
+    (policy, file): (&str, &str),
     bind: bool,
-    web: &Api<DynamicObject>,
-    forgery: &Forgery,
+    is_refused: impl AsyncFn() -> bool,
 ) -> anyhow::Result<()> {
     if bind {
-        kubectl(control_plane, &["apply", "--server-side", "-f", &manifest("brupop.yaml")]).await?;
+        kubectl(control_plane, &["apply", "--server-side", "-f", &manifest(file)]).await?;
     } else {
         let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(control_plane.client());
-        bindings.delete(APISERVER, &DeleteParams::default()).await?;
+        bindings.delete(policy, &DeleteParams::default()).await?;
     }
-    until("the policy is in force, or no longer", async || Ok(try_forgery(web, forgery).await.is_err() == bind)).await
+    until("the policy is in force, or no longer", async || Ok(is_refused().await == bind)).await
 }
 
 /// Checks that `/status` changes nothing else of an object.
@@ -298,11 +305,11 @@ async fn admission_policy_rejects_writes_through_other_api_version(
 }
 
 /// Checks that the API server's type check of the expressions has no findings.
-async fn admission_policy_has_no_expression_warnings(control_plane: &ControlPlane) -> anyhow::Result<()> {
+async fn admission_policy_has_no_expression_warnings(control_plane: &ControlPlane, policy: &str) -> anyhow::Result<()> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(control_plane.client());
     let mut found = None;
     until("the policy is looked through", async || {
-        let policy = policies.get(APISERVER).await?;
+        let policy = policies.get(policy).await?;
         let status = policy.status.unwrap_or_default();
         found = status.type_checking;
         Ok(status.observed_generation == policy.metadata.generation)

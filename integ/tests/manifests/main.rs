@@ -52,6 +52,8 @@ async fn manifests_are_accepted_and_enforced_on_real_api_server() -> anyhow::Res
     history::records_and_pages_never_change(client.clone()).await?;
     history::plugin_lists_shows_and_verifies_rollouts(&control_plane).await?;
     admission::web_api_may_write_only_agent_status(&control_plane).await?;
+    admission::node_writes_are_limited_to_own_fields(&control_plane).await?;
+    admission::controller_may_write_only_its_secrets(&control_plane).await?;
     service_accounts_have_expected_permissions(client.clone()).await?;
     lists::lists_are_shared_or_owned_as_their_type_says(client).await?;
     columns_are_printed(&control_plane).await?;
@@ -181,6 +183,10 @@ async fn service_accounts_have_expected_permissions(client: Client) -> anyhow::R
         (CONTROLLER, "patch", "", "nodes", "", ANY, true),
         (CONTROLLER, "update", "", "nodes", "", ANY, false),
         (CONTROLLER, "delete", "", "nodes", "", ANY, false),
+        (CONTROLLER, "patch", "", "nodes/status", "", ANY, false),
+        (CONTROLLER, "create", "", "pods", "default", ANY, false),
+        (CONTROLLER, "create", "", "pods/exec", "default", ANY, false),
+        (CONTROLLER, "patch", "apps", "controllerrevisions", AGENT_NAMESPACE, ANY, false),
         (CONTROLLER, "create", "", "pods/eviction", "default", ANY, true),
         (CONTROLLER, "delete", "", "pods", "default", ANY, false),
         (CONTROLLER, "watch", "", "secrets", SYSTEM_NAMESPACE, "brupop-ca", true),

@@ -149,6 +149,7 @@ pub(in super::super) fn of_operator() -> anyhow::Result<Vec<Setting>> {
         setting("certificate.issuer.name", json!(""), text(), "For `cert-manager`: name of the issuer."),
         setting("networkPolicy.enabled", json!(true), boolean(), "Create them. They also deny the connections of other pods in both namespaces."),
         setting("networkPolicy.apiServerPorts", json!(network::CLUSTER_API_PORTS), list_of(integer(1, 65535)), "Ports of the cluster's API server, of its Service and of its own."),
+        setting("networkPolicy.agentDNS", json!([]), list_of(map()), "Servers of DNS that agents may connect to, as peers of a NetworkPolicy, such as {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kube-system}}, podSelector: {matchLabels: {k8s-app: kube-dns}}}. Empty: any address, as NodeLocal DNSCache and DNS on the host need it."),
         setting("networkPolicy.prometheusPort", json!(network::PROMETHEUS_PORT), integer(1, 65535), "Port of Prometheus, for the expressions of the policy."),
         setting("rbac.aggregateRoles", json!(true), boolean(), "Add the operator's resources to the roles view, edit and admin of the cluster."),
         setting("rbac.forceDrain", json!(false), boolean(), "Let the controller delete pods past their budgets, for policies with drain.atDeadline: Force."),

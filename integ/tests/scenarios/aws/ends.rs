@@ -3,7 +3,9 @@
 use anyhow::{Context as _, ensure};
 use integ::host::{BootFault, Fault as HostFault};
 use integ::oracle::{Expectations, Field};
-use models::names::{AWS, AWS_HOOK, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX, SYSTEM_NAMESPACE};
+use models::names::{
+    AWS, AWS_HOOK, CONTROLLER, HOLD_ANNOTATION, HOOK_ANSWER_PREFIX, HOOKS_ANNOTATION, SYSTEM_NAMESPACE,
+};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
@@ -84,6 +86,29 @@ async fn standby_is_left_on_every_exit() -> anyhow::Result<()> {
 #[ignore = "make test-all: its twin in standby runs always"]
 async fn process_is_resumed_on_every_exit() -> anyhow::Result<()> {
     is_left_on_every_exit(SUSPEND).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "make test-all: unit tests of the decisions"]
+async fn request_that_a_kubelet_writes_changes_nothing_in_aws() -> anyhow::Result<()> {
+    run(nodes(2), async |ctx| {
+        let mut aws = Aws::start(ctx, 1, 2).await?;
+        install(ctx, &mut aws).await?;
+        ctx.policy(&mode(STANDBY)).await?;
+        // Without a controller, so that the request stays for as long as the program needs to see it and the mode.
+        let scale = ["-n", SYSTEM_NAMESPACE, "scale", "deployment", CONTROLLER];
+        ctx.kubectl(&[&scale[..], &["--replicas=0"]].concat()).await?;
+        ctx.kubectl(&["annotate", "node", "node-1", &format!("{HOOKS_ANNOTATION}=BeforeDrain/1/100")]).await?;
+        ctx.kubectl(&[&scale[..], &["--replicas=2"]].concat()).await?;
+        ctx.release();
+        ctx.updated().await?;
+        restored(ctx, &aws, OWN).await?;
+        let entered = aws.calls().iter().filter(|call| call.as_str() == "EnterStandby").count();
+        assert_eq!(entered, 2, "once for the update of each node: {:?}", aws.calls());
+        Ok(())
+    })
+    .await?;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
