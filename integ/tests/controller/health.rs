@@ -104,6 +104,8 @@ async fn pressure_on_most_nodes_stops_the_clocks_and_blames_no_version(
     let well = ALL.into_iter().rfind(|node| *node != first).unwrap_or_default();
     let ill: Vec<&str> = ALL.into_iter().filter(|node| *node != well).collect();
     let pressure = |pressure| ill.iter().for_each(|node| cluster.fleet.script(node, |node| node.pressure = pressure));
+    // Times in the conditions of Nodes are whole seconds.
+    cluster.pass(Duration::from_secs(10)).await?;
     pressure(Some("MemoryPressure"));
     let unwell = |world: &ClusterState| {
         let blocked = world.operator_condition("Blocked").filter(|blocked| blocked.status == ConditionStatus::True);
