@@ -174,7 +174,8 @@ mod tests {
         }
         match (schema["type"].as_str(), schema["format"].as_str()) {
             (None, None) if schema["x-kubernetes-int-or-string"] == true && schema["maxLength"].is_u64() => {}
-            (Some("string"), Some("date-time")) => {}
+            (Some("string"), Some("date-time")) if schema["pattern"].is_string() => {}
+            (Some("string"), Some("date-time")) => complain("lets moments be written that no program can read"),
             (Some("string"), None) if schema["enum"].is_array() || schema["maxLength"].is_u64() => {}
             (Some("string"), None) => complain("has no maxLength"),
             (Some("integer"), Some("int64" | "int32")) | (Some("boolean"), None) => {}

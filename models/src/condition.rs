@@ -3,6 +3,9 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "crd")]
+use crate::schema::Moment;
+
 /// Values of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
@@ -40,7 +43,7 @@ pub struct Condition {
     #[cfg_attr(feature = "crd", schemars(length(max = 2048)))]
     pub message: String,
     /// Time at which `status` last changed.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub last_transition_time: Timestamp,
     /// Generation of the resource that the condition refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]

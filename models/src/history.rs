@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::condition::Condition;
 use crate::operator::{CanaryStep, CompletionEstimate};
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{Moment, StatusWord, VersionText};
 use crate::shadow::RolloutResult;
 
 pub use crate::operator::{RecordedRevision, RolloutPhase};
@@ -130,7 +130,7 @@ pub struct RecordedRollout {
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub from: Vec<VersionCount>,
     /// Time at which it began.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub begun: Timestamp,
     /// True in the record of drills, which brought no node to a version.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -238,7 +238,7 @@ impl EntryKind {
 #[serde(rename_all = "camelCase")]
 pub struct HistoryEntry {
     /// Time of the event.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub time: Timestamp,
     /// `Begun`, `StepPassed`, `Approved`, `Paused`, `Resumed`, `Frozen`, `Quarantined`, `WindowOpened`, `WindowClosed`,
     /// `Urgent`, `UrgencyEnded`, `Superseded`, `Completed` or `Stopped`.
@@ -282,7 +282,7 @@ pub struct BottlerocketRolloutHistoryStatus {
     pub phase: RolloutPhase,
     /// Time at which it ended; absent while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub ended: Option<Timestamp>,
     /// First estimate of its completion; absent if it ended before there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

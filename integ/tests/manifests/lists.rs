@@ -116,7 +116,7 @@ fn items(object: &Value, path: &[&str]) -> usize {
 }
 
 /// An object with `value` at a path, and with all required fields on the way.
-fn nested(schema: &Value, path: &[&str], value: &Value) -> Value {
+pub(super) fn nested(schema: &Value, path: &[&str], value: &Value) -> Value {
     let Some((name, rest)) = path.split_first() else { return value.clone() };
     if *name == "[]" {
         return json!([nested(&schema["items"], rest, value)]);
@@ -136,7 +136,7 @@ fn required(schema: &Value, seed: usize) -> Map<String, Value> {
 }
 
 /// A valid value, another one for each seed.
-fn sample(schema: &Value, name: &str, seed: usize) -> Value {
+pub(super) fn sample(schema: &Value, name: &str, seed: usize) -> Value {
     if name == "operator" && schema["type"] == "string" {
         return "Exists".into();
     }

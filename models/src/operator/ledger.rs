@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::MAX_FAILURES;
 use crate::reason::Proof;
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{Moment, StatusWord, VersionText};
 use crate::time::after;
 
 /// The most nodes that a ledger names. Only those can prove the version later: with more at a time, others wait for a name.
@@ -63,7 +63,7 @@ pub struct RolloutLedger {
     pub tried: i64,
     /// Time at which the next node may be tried; absent while the rollout is not braked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub braked_until: Option<Timestamp>,
 }
 
@@ -254,7 +254,7 @@ pub struct SlotUpdate {
     pub had: Option<Proof>,
     /// Time from which its reboot may be permitted: recorded before the permit is issued; absent until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub permitting_since: Option<Timestamp>,
     /// Zone of the node: its slot counts there also while its Node object is gone; absent without one.
     #[serde(default, skip_serializing_if = "String::is_empty")]

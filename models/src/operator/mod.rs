@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::condition::Condition;
 use crate::duration::Duration;
 use crate::reason::FailureReason;
-use crate::schema::VersionText;
+use crate::schema::{Moment, VersionText};
 
 pub use bounds::{BOUNDS, Bound, OutOfBounds};
 pub use count::CountOrPercent;
@@ -208,7 +208,7 @@ pub struct Slot {
     #[schemars(length(max = 253))]
     pub node: String,
     /// Time at which the slot was taken.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub since: Timestamp,
     /// Update that it is for; absent in a drill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -237,7 +237,7 @@ pub struct Quarantined {
     #[schemars(length(max = 8), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<String>,
     /// Time at which the version was quarantined.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub since: Timestamp,
     /// True if a user has requested that other variants and architectures go on (`brupop.bottlerocket.aws/continue-others`, which has the
     /// time of this quarantine or a later one): the version is
@@ -266,10 +266,10 @@ pub struct BudgetBackOff {
     /// Number of times in a row that its pods stayed.
     pub times: i64,
     /// Last time at which they had stayed.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub last: Timestamp,
     /// Time from which it is asked again.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub until: Timestamp,
 }
 
@@ -287,7 +287,7 @@ pub struct KnownVersion {
     #[schemars(length(max = 32))]
     pub arch: String,
     /// Time at which several nodes (or the only one of its kind) were first offered it.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub first_seen: Timestamp,
     /// Names of the nodes that have failed on it since the last `resume`, also of nodes that no longer exist; the first
     /// 64.
@@ -315,13 +315,13 @@ pub struct ActiveRollout {
     #[schemars(length(max = 32))]
     pub arch: String,
     /// Time at which the rollout started.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub started: Timestamp,
     /// Number of canary steps of the policy that are passed.
     pub steps_passed: i64,
     /// Time at which all places of the step due were proven, or accepted by a user; absent while they are not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub step_done: Option<Timestamp>,
     /// True if the next step has been approved.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -329,7 +329,7 @@ pub struct ActiveRollout {
     /// Time at which nodes of its variant and architecture went on to another version. If they come back to this one,
     /// that is a new rollout, which passes the canary steps again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub ended: Option<Timestamp>,
     /// Number of the last canary step that a user approved, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -337,7 +337,7 @@ pub struct ActiveRollout {
     /// Time until which it does not wait for windows and for the soaks of canary steps (`spec.version.urgent`); absent
     /// if it is not urgent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub urgent_until: Option<Timestamp>,
     /// Expected completion. It is made again every 15 minutes and after a request or a change of the policy, and written
     /// where it differs by more than a tenth of the time left; absent while no update is expected to end, and after the end.
@@ -411,10 +411,10 @@ pub struct UrgencyRecord {
     #[schemars(length(max = 128))]
     pub reason: String,
     /// Time at which the operator first read it with these values.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub since: Timestamp,
     /// Time from which windows and soaks apply again, at most 14 days after `since`.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub until: Timestamp,
 }
 
@@ -444,7 +444,7 @@ pub struct Freshness {
     pub oldest_node: Option<String>,
     /// Time since which it has been behind: the first version that it lacks was first seen then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub oldest_since: Option<Timestamp>,
 }
 
@@ -500,7 +500,7 @@ pub struct CompletedMigration {
     #[schemars(length(max = 64))]
     pub storage_version_hash: Option<String>,
     /// Time at which it was completed.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub time: Timestamp,
 }
 
@@ -510,14 +510,14 @@ pub struct CompletedMigration {
 #[serde(rename_all = "camelCase")]
 pub struct UnwellSpan {
     /// Time at which it was observed.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub since: Timestamp,
     /// Time at which it was over; absent until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub until: Option<Timestamp>,
     /// Time at which the drain of the updated node began: other nodes are compared since then.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub compared_since: Timestamp,
     /// Number of nodes that had fallen ill when it was observed.
     pub ill: i64,
@@ -590,7 +590,7 @@ pub struct BottlerocketUpdateOperatorStatus {
     pub collision_count: Option<i32>,
     /// Time at which the next window opens; absent while one is open, and without windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub next_window: Option<Timestamp>,
     /// One-shot requests that were carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]

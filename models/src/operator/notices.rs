@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::duration::Duration;
-use crate::schema::StatusWord;
+use crate::schema::{Moment, StatusWord};
 
 /// Maximum number of notices that wait to be sent.
 pub const MOST_PENDING: usize = 32;
@@ -104,7 +104,7 @@ impl NoticeEvent {
 #[serde(rename_all = "camelCase")]
 pub struct NoticesStatus {
     /// Nodes that have been blocked since this time, or for longer, are reported.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub blocked_reported: Timestamp,
     /// Approvals that are awaited and reported, by the ids of their notices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -127,7 +127,7 @@ pub struct Notice {
     #[schemars(with = "StatusWord")]
     pub event: String,
     /// Time of the event.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub time: Timestamp,
     /// Object that it is about: `rollout/NUMBER`, `node/NAME` or `nodes`.
     #[schemars(length(max = 253))]
@@ -141,7 +141,7 @@ pub struct Notice {
     pub cause: String,
     /// Time at which the state ends by itself; absent where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub deadline: Option<Timestamp>,
     /// Command of the plugin to run next.
     #[schemars(length(max = 512))]

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::schema::StatusWord;
+use crate::schema::{Moment, StatusWord};
 
 /// The revision of the policy under which a rollout began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -55,16 +55,16 @@ impl RolloutPhase {
 #[serde(rename_all = "camelCase")]
 pub struct CompletionEstimate {
     /// End of the last update in the median course.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub at: Timestamp,
     /// End of the last update in the shortest course.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub earliest: Timestamp,
     /// End of the last update in the longest course.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub latest: Timestamp,
     /// Time of the estimate.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub made: Timestamp,
 }
 
@@ -76,7 +76,7 @@ pub struct RolloutRecord {
     #[schemars(range(min = 1))]
     pub number: i64,
     /// Time at which it began.
-    #[schemars(with = "String", extend("format" = "date-time"))]
+    #[schemars(with = "Moment")]
     pub begun: Timestamp,
     /// Number of the rollout that it continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,7 +89,7 @@ pub struct RolloutRecord {
     pub phase: RolloutPhase,
     /// Time at which it ended; absent while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    #[schemars(with = "Option<Moment>")]
     pub ended: Option<Timestamp>,
     /// First estimate of its completion: the one that is held against what happened.
     #[serde(default, skip_serializing_if = "Option::is_none")]

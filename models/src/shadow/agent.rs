@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use crate::condition::Condition;
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{Moment, StatusWord, VersionText};
 
 /// A state that a host is to reach, or has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ pub struct OfferedUpdates {
     pub available_versions: Vec<Version>,
     /// Time of the host's last successful check for updates. Written only together with another change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub last_refresh: Option<Timestamp>,
     /// Error of the host's last check for updates; absent if it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,7 +128,7 @@ pub struct Failure {
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub message: String,
     /// Time of the failure.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub time: Timestamp,
 }
 

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "crd")]
 use schemars::JsonSchema;
 
+#[cfg(feature = "crd")]
+use crate::schema::Moment;
+
 /// The most attempts that a shadow counts. One a second for thirty years are fewer.
 pub const MOST_ATTEMPTS: i64 = 1_000_000_000;
 
@@ -25,11 +28,11 @@ pub struct Blocker {
     #[cfg_attr(feature = "crd", schemars(length(max = 512)))]
     pub message: String,
     /// Time from which it has not left.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub since: Timestamp,
     /// Time from which the API server has denied its eviction, as an admission webhook or a missing right does. Denied for a
     /// minute, it ends the drain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub denied_since: Option<Timestamp>,
 }

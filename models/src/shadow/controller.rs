@@ -17,7 +17,7 @@ use super::drill::{Drill, DrillResult, Mode};
 use super::result::{DrainedPod, RolloutPlace, RolloutResult};
 use crate::reason::{FailureReason, Proof};
 #[cfg(feature = "crd")]
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{Moment, StatusWord, VersionText};
 
 /// Where an attempt is, seen from outside. Each step is at one place, and an attempt passes them in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,7 +103,7 @@ pub struct Progress {
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: Step,
     /// Time at which the step began.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub since: Timestamp,
     /// Number of the attempt.
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
@@ -119,7 +119,7 @@ pub struct Progress {
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub from: Option<Version>,
     /// Time at which the attempt began.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub started: Timestamp,
     /// While `Releasing`: true if a permit was issued in this attempt, so that the host may still act on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -129,14 +129,14 @@ pub struct Progress {
     pub soak_restarted: bool,
     /// Time since which something has kept the node from its soak, which begins again when that is over; absent while nothing does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub interrupted: Option<Timestamp>,
     /// True while the attempt holds a slot and may have claims on the node.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disruptive: bool,
     /// Time at which the verification began. The soak may have been restarted since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub verifying_since: Option<Timestamp>,
     /// Place of the attempt in the rollout history.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -182,7 +182,7 @@ pub struct FirstPod {
     pub uid: String,
     /// Time at which its eviction was accepted, or it had gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub accepted: Option<Timestamp>,
     /// True if it is asked first for its grace period alone, which may be longer than the drain: no budget guarded it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -242,7 +242,7 @@ pub struct DrainStatus {
     pub restarted: bool,
     /// Time from which pods are deleted past their PodDisruptionBudgets, as `drain.atDeadline: Force` requires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub forced_since: Option<Timestamp>,
 }
 
@@ -268,10 +268,10 @@ pub struct AttemptResult {
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub message: String,
     /// Time at which it began.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub started: Timestamp,
     /// Time at which it ended.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub ended: Timestamp,
 }
 
@@ -313,7 +313,7 @@ pub struct VersionFailure {
     /// Reason of the failure.
     pub reason: FailureReason,
     /// Time of the failure.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub time: Timestamp,
     /// Value of the `resume` request that resolved it, or `Updated` if the node has proven the version since; absent while it counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -373,7 +373,7 @@ pub struct Record {
     pub refusing_budgets: Vec<RefusingBudget>,
     /// Time before which no attempt starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub not_before: Option<Timestamp>,
     /// Owners (uid) of pods that were unhealthy before the node was last drained, static pods (uid of the mirror pod), and pods of
     /// StatefulSets (uid of the set, and number), which an update of this node does not wait for. On no node do pods

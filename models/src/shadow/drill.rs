@@ -11,7 +11,7 @@ use super::attempt::Blocker;
 #[cfg(feature = "crd")]
 use super::attempt::MOST_ATTEMPTS;
 #[cfg(feature = "crd")]
-use crate::schema::VersionText;
+use crate::schema::{Moment, VersionText};
 
 /// The most pods that a drill names as refused.
 pub const MOST_REFUSED: usize = 32;
@@ -122,22 +122,22 @@ pub struct DrillResult {
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub message: String,
     /// Time at which it began.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub started: Timestamp,
     /// Time at which the node was taken out of service; absent if it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_started: Option<Timestamp>,
     /// Time at which the drain or its dry run was over; absent if it did not come to that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_ended: Option<Timestamp>,
     /// Time at which the agent had verified its rehearsal permit and the soak began; absent if it did not come to that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub soak_started: Option<Timestamp>,
     /// Time at which it ended.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub ended: Timestamp,
     /// Number of pods that an update would have evicted, or that were.
     #[serde(default)]

@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use super::attempt::MOST_ATTEMPTS;
 use super::drill::Drill;
 #[cfg(feature = "crd")]
-use crate::schema::{StatusWord, VersionText};
+use crate::schema::{Moment, StatusWord, VersionText};
 
 /// The most Services that are recorded of a pod.
 pub const RECORDED_SERVICES: usize = 8;
@@ -38,11 +38,11 @@ pub struct RolloutPlace {
     pub boot_id: String,
     /// Time at which the node was taken out of service; absent while it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_started: Option<Timestamp>,
     /// Time at which the drain was over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_ended: Option<Timestamp>,
 }
 
@@ -139,22 +139,22 @@ pub struct RolloutResult {
     #[cfg_attr(feature = "crd", schemars(length(max = 512)))]
     pub message: String,
     /// Time at which the attempt began.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub started: Timestamp,
     /// Time at which the node was taken out of service; absent if it was not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_started: Option<Timestamp>,
     /// Time at which the drain was over, and the reboot due; absent if it did not come to that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_ended: Option<Timestamp>,
     /// Time at which the verification in the new version began; absent if it did not come to that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub soak_started: Option<Timestamp>,
     /// Time at which it ended.
-    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub ended: Timestamp,
     /// Boot in which it began.
     #[serde(default, skip_serializing_if = "String::is_empty")]
