@@ -41,9 +41,11 @@ pub(super) fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>) -> Vec<H
     let mut oldest: Vec<&RecordFacts> = records.values().collect();
     oldest.sort_by_key(|record| record.rollout.number);
     let ended: Vec<&RecordFacts> = oldest.iter().copied().filter(|record| !record.runs()).collect();
-    // Those of drills, and of single nodes that came late, go before those of whole fleets.
-    let mut least: Vec<&RecordFacts> = ended.clone();
-    least.sort_by_key(|record| (record.rollout.first.is_none() && !record.rollout.drill, record.rollout.number));
+    // Those of drills, and of at most one node, as of one that came late, go before those of whole fleets.
+    let mut least: Vec<&RecordFacts> = ended;
+    let of_fleet =
+        |record: &RecordFacts| !record.rollout.drill && record.rollout.first.is_none() && record.status.nodes > 1;
+    least.sort_by_key(|record| (of_fleet(record), record.rollout.number));
     let too_many = ended.len().saturating_sub(limits.records);
     let mut gone: BTreeSet<&str> = least.iter().take(too_many).map(|record| record.name.as_str()).collect();
     let mut pages: Vec<(i64, &HistoryObject)> = Vec::new();
@@ -76,7 +78,7 @@ pub(super) fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>) -> Vec<H
         bytes -= page.bytes;
         gone.insert(&page.name);
     }
-    for record in ended {
+    for record in least {
         if bytes <= limits.bytes {
             break;
         }

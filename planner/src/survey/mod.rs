@@ -18,6 +18,7 @@ pub(crate) mod unavailable;
 pub(crate) mod unwell;
 pub(crate) mod urgency;
 pub(crate) mod versions;
+mod vouched;
 pub(crate) mod want;
 
 pub use fleet::targets;

@@ -14,6 +14,7 @@ use crate::policy::Policy;
 use crate::revisions::is_in_force;
 use crate::survey::key::Key;
 use crate::survey::key::{borrowed, is_member, key, key_of};
+use crate::survey::vouched::is_vouched;
 use crate::view::ClusterView;
 
 /// The reason of `Degraded` while the policy has no revision.
@@ -100,7 +101,7 @@ pub(crate) fn keep(
         let unrecorded = rollout.record.is_none() && begun_as(view, &own, -1).is_some();
         if (rollout.ended.is_none() && wanted.contains(&own)) || unrecorded {
             let full = rollout.record.as_ref().is_some_and(|record| view.history.full.contains(&record.number));
-            if runs && !full {
+            if (runs && !full) || (rollout.record.is_none() && !is_vouched(view, &own)) {
                 continue;
             }
             let before = rollout.record.take();

@@ -11,6 +11,7 @@ use models::shadow::OfferedUpdates;
 use semver::Version;
 
 use super::key::of_known;
+use super::vouched::is_of_its_kind;
 use crate::policy::Policy;
 use crate::survey::key::Key;
 use crate::survey::quarantine::Quarantine;
@@ -24,7 +25,7 @@ const SEVERAL: usize = 2;
 
 /// Returns how many of the nodes of a kind that report their offers have to be offered a version. One of them may have
 /// an agent that reports no more: without the others it must not keep an age from beginning.
-fn enough(reporting: usize) -> usize {
+pub(super) fn enough(reporting: usize) -> usize {
     SEVERAL.min(reporting.saturating_sub(1)).max(1)
 }
 
@@ -85,7 +86,7 @@ fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
 /// Returns the offers by variant and architecture.
 pub(crate) fn kinds(view: &ClusterView) -> Kinds<'_> {
     let mut kinds = Kinds::new();
-    for node in view.nodes.values().filter(|n| n.facts.labelled) {
+    for node in view.nodes.values().filter(|node| node.facts.labelled && is_of_its_kind(node)) {
         let Some(agent) = node.shadow.as_ref().map(|s| &s.status.agent) else { continue };
         let (Some(variant), Some(arch)) = (&agent.variant, &agent.arch) else { continue };
         let kind = kinds.entry((variant, arch)).or_default();

@@ -152,6 +152,22 @@ impl NodeFacts {
         self.os_image.starts_with("Bottlerocket OS")
     }
 
+    /// Returns the variant in the name of the operating system, e.g. `aws-k8s-1.37` of `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
+    pub fn variant(&self) -> Option<&str> {
+        let (_, rest) = self.os_image.split_once('(')?;
+        rest.split_once(')').map(|(variant, _)| variant)
+    }
+
+    /// Returns the architecture as hosts name it: Kubernetes has names of its own for the two that Bottlerocket runs on.
+    pub fn arch(&self) -> Option<&str> {
+        let arch = self.labels.get("kubernetes.io/arch").map(String::as_str)?;
+        Some(match arch {
+            "amd64" => "x86_64",
+            "arm64" => "aarch64",
+            other => other,
+        })
+    }
+
     /// Returns the version in the name of the operating system, e.g. `1.20.5` of
     /// `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
     pub fn os_version(&self) -> Option<semver::Version> {

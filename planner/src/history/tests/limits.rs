@@ -40,12 +40,12 @@ fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
     objects.push(object(5, Some(1), 0));
     let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.name.clone(), object)).collect();
     let all = Limits { records: 10, max_age: Duration::from_secs(1_000_000), bytes: 1 << 20 };
-    let deleted = |limits: Limits, now: i64| -> Vec<String> {
+    let deleted_of = |records: &BTreeMap<String, RecordFacts>, limits: Limits, now: i64| -> Vec<String> {
         let snapshot = HistorySnapshot {
             namespace: "ns",
             operator: None,
             objects: &objects,
-            records: &records,
+            records,
             unreadable: &BTreeMap::from([("rollout-5-x".to_owned(), "1".to_owned())]),
             open: &BTreeMap::new(),
             waiting: &[],
@@ -60,6 +60,7 @@ fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
         };
         actions.into_iter().map(name).collect()
     };
+    let deleted = |limits, now| deleted_of(&records, limits, now);
     for (sentence, limits, now, expected) in [
         ("all fits", all, 100, vec![]),
         ("pages get old", Limits { max_age: Duration::from_secs(85), ..all }, 100, vec!["8-p001", "8-p002"]),
@@ -91,4 +92,11 @@ fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
     ] {
         assert_eq!(deleted(limits, now), expected, "{sentence}");
     }
+    // One node's record goes before that of a fleet, whichever is older.
+    let mut of_sizes = records.clone();
+    for (number, nodes) in [(8, 3), (9, 1)] {
+        of_sizes.get_mut(&format!("rollout-{number}-x")).unwrap().status.nodes = nodes;
+    }
+    let gone = deleted_of(&of_sizes, Limits { records: 1, ..all }, 100);
+    assert_eq!(gone, ["9", "9-p001", "9-p002"]);
 }

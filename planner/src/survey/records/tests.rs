@@ -104,6 +104,47 @@ fn ended_in(number: i64, version: &Version) -> NodeView {
     node
 }
 
+/// One agent's word is one host's word, also in a kind that the agent has invented.
+#[test]
+fn version_that_one_host_alone_names_is_neither_recorded_nor_known() {
+    let invented = Version::new(9, 9, 9);
+    let mut fleet = Fleet::of(["a", "b", "c"].map(node).into());
+    let of_fleet = vec![(NEW, 1, RolloutPhase::Running)];
+    assert_eq!(fleet.settle(), of_fleet);
+    for node in fleet.view.nodes.values_mut() {
+        let labels = [("kubernetes.io/arch".to_owned(), "amd64".to_owned())];
+        node.facts.labels = std::sync::Arc::new(labels.into());
+    }
+    for (variant, arch) in [("aws-k8s-1.37", "x86_64"), ("invented", "x86_64"), ("aws-k8s-1.37", "invented")] {
+        let liar = fleet.view.nodes.get_mut("a").unwrap();
+        let list = OfferedUpdates { available_versions: vec![invented.clone()], ..OfferedUpdates::default() };
+        let agent = &mut liar.shadow.as_mut().unwrap().status.agent;
+        (agent.variant, agent.arch) = (Some(variant.into()), Some(arch.into()));
+        agent.updates = Some(OfferedUpdates { chosen_version: Some(invented.clone()), ..list });
+        assert_eq!(fleet.settle(), of_fleet, "{variant}/{arch}");
+        let known = &fleet.status().versions;
+        assert!(known.iter().all(|known| known.version != invented), "{variant}/{arch}: {known:?}");
+    }
+    let agent = &mut fleet.view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.agent;
+    agent.arch = Some("x86_64".into());
+    offer(fleet.view.nodes.get_mut("b").unwrap(), Some(invented.clone()));
+    assert!(fleet.settle().iter().any(|(version, ..)| *version == invented), "two hosts name it");
+}
+
+/// The first host of a wave is alone for a while.
+#[test]
+fn slot_begins_the_record_of_a_version_that_one_host_names() {
+    for (slots, expected) in [(&[][..], 0), (&["a"][..], 1)] {
+        let mut nodes = vec![at("a", Step::Staged, 0, HostState::StagedUpdate), node("b"), node("c")];
+        nodes[1..].iter_mut().for_each(|node| offer(node, None));
+        let (mut view, policy) = cluster(nodes, slots);
+        view.history.highest = Some(0);
+        let status = plan(&view, &policy, t(1)).status.unwrap();
+        let records = status.active_rollouts.iter().filter(|rollout| rollout.record.is_some()).count();
+        assert_eq!(records, expected, "{slots:?}");
+    }
+}
+
 #[test]
 fn number_of_attempt_whose_rollout_was_never_recorded_is_taken_again() {
     for (sentence, node_of, recorded, expected) in [

@@ -1,0 +1,45 @@
+//! Versions that a single host names: one agent's word changes nothing beyond its own node.
+
+use super::key::{Key, KeyRef, borrowed, key, kind};
+use super::versions::enough;
+use crate::view::{ClusterView, NodeView};
+
+/// Returns whether more than one agent's word stands for a rollout: a slot was given for it, a node is out of service for it, or as
+/// many nodes of its kind as a version needs to be known are offered it, or run it. Nodes are of a kind by their Node objects too, so
+/// that no agent is alone in a kind that it has invented.
+pub(super) fn is_vouched(view: &ClusterView, rollout: &Key) -> bool {
+    let slots = view.recorded_slots().filter_map(|slot| slot.update.as_ref());
+    let mut keys = slots.map(|update| (update.variant.as_str(), update.arch.as_str(), &update.version));
+    if keys.any(|slot| slot == borrowed(rollout)) || view.nodes.values().any(|node| is_out_for(node, borrowed(rollout)))
+    {
+        return true;
+    }
+    let (variant, arch, _) = borrowed(rollout);
+    let of_kind = |node: &&NodeView| node.facts.labelled && kind(node) == (variant, arch) && is_of_its_kind(node);
+    let (mut nodes, mut named) = (0, 0);
+    for node in view.nodes.values().filter(of_kind) {
+        nodes += 1;
+        named += usize::from(names(node, borrowed(rollout)));
+    }
+    named >= enough(nodes)
+}
+
+/// Returns whether the Node of an agent agrees with the kind that the agent reports, as far as it says.
+pub(super) fn is_of_its_kind(node: &NodeView) -> bool {
+    let (variant, arch) = kind(node);
+    let agrees = |said: Option<&str>, reported: &str| said.is_none_or(|said| said == reported);
+    agrees(node.facts.variant(), variant) && agrees(node.facts.arch(), arch)
+}
+
+fn is_out_for(node: &NodeView, rollout: KeyRef<'_>) -> bool {
+    node.disrupted() && node.update().is_some_and(|progress| key(node, &progress.version) == rollout)
+}
+
+/// Returns whether the host of a node is offered a version, or runs it.
+fn names(node: &NodeView, (_, _, version): KeyRef<'_>) -> bool {
+    let Some(agent) = node.shadow.as_ref().map(|shadow| &shadow.status.agent) else { return false };
+    let offers = agent.updates.as_ref().is_some_and(|updates| {
+        updates.chosen_version.as_ref() == Some(version) || updates.available_versions.contains(version)
+    });
+    offers || agent.current_version.as_ref() == Some(version)
+}
