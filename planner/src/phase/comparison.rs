@@ -24,16 +24,25 @@ fn excuse(ctx: &Attempt<'_>) -> Option<String> {
     if ctx.survey.unwell.stopped(since) >= LONGEST {
         return Some("many other nodes have been ill for 24 hours since its drain began".to_owned());
     }
-    let mut found = Comparison::of(ctx.view, &BTreeSet::from([&ctx.progress.version]), since, ctx.now);
+    let judged = BTreeSet::from([&ctx.progress.version]);
+    let near = Comparison::in_zone(ctx.view, ctx.facts().zone(), &judged, since, ctx.now);
+    if near.is_trouble() {
+        return Some(excused_by(&near, "nodes of its zone that were not updated"));
+    }
+    let mut found = Comparison::of(ctx.view, &judged, since, ctx.now);
     // Nodes that run the version excuse nothing, unless all do and each of them has fallen ill: then nothing shows what it is.
     let all_run_it = found.len() == 0;
     if all_run_it {
         found = Comparison::of(ctx.view, &BTreeSet::new(), since, ctx.now);
     }
     let which = if all_run_it { "other nodes" } else { "nodes that were not updated" };
-    let (compared, ill) = (found.len(), found.ill.len());
-    let first = found.ill.first().map(|facts| &facts.name)?;
     // With one other node there is no more to go by than that it is ill, too.
-    (ill == compared || !all_run_it && found.is_trouble())
-        .then(|| format!("{ill} of {compared} {which} have fallen ill since its drain began, {first} first"))
+    let alike = !found.ill.is_empty() && found.ill.len() == found.len();
+    (alike || !all_run_it && found.is_trouble()).then(|| excused_by(&found, which))
+}
+
+fn excused_by(found: &Comparison<'_>, which: &str) -> String {
+    let first = found.ill.first().map(|facts| facts.name.as_str()).unwrap_or_default();
+    let (compared, ill) = (found.len(), found.ill.len());
+    format!("{ill} of {compared} {which} have fallen ill since its drain began, {first} first")
 }

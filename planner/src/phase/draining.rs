@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use models::operator::AtDeadline;
+use models::operator::{AtDeadline, MarkedPods};
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, Blocker, DRAINED, FirstPod, HostState, PodMove, Step};
 use models::time::after;
@@ -19,9 +19,9 @@ use super::dry_run;
 use super::overdue::{delete_remaining, drain_timed_out};
 use super::permits::{permit_request, rehearsal_request};
 use super::result::mark_moved;
-use super::row::{Attempt, Turn, act, fail, stay};
+use super::row::{Attempt, Outcome, Turn, act, fail, stay};
 use crate::decision::{Eviction, Evictions, Note};
-use crate::drain::{DENIAL_RETRIED, ENDED, Sorted, denied_for_good};
+use crate::drain::{DENIAL_RETRIED, ENDED, Sorted, denied_for_good, unlisted};
 use crate::gates;
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
@@ -68,7 +68,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(claim) = claim {
         return claim.waking_at(deadline);
     }
-    let Some(sorted) = sorted else { return stay(Wait::ReadingPods).waking_at(deadline) };
+    let Some(mut sorted) = sorted else { return stay(Wait::ReadingPods).waking_at(deadline) };
     if sorted.empty() {
         if !is_still_staged(ctx) {
             return stay(Wait::AgentNotSynced).waking_at(deadline);
@@ -85,6 +85,14 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
     if let Some(pod) = returning_pod(ctx, &sorted) {
         return fail_for_returning_pod(pod);
     }
+    if let Some(wait) = marked_arrivals(ctx, &mut sorted) {
+        if has_evicted_none(ctx) {
+            return Turn::of(Outcome::Refuse(wait));
+        }
+        if sorted.empty() {
+            return stay(wait).waking_at(deadline);
+        }
+    }
     if let Some(action) = record_new(ctx, &sorted).or_else(|| record_accepted(ctx, &sorted)) {
         return act(action).waking_at(deadline);
     }
@@ -95,6 +103,24 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         Some(until) => turn.waking_at(until),
         None => turn,
     }
+}
+
+/// Takes the marked pods that came after the drain began, before the scheduler observed the cordon, from those to evict, where policy
+/// waits for marked pods. Returns them as a reason to wait.
+fn marked_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
+    let waits = ctx.group().drain.marked_pods == MarkedPods::Wait;
+    let recorded = ctx.drain_status().filter(|_| waits)?;
+    let arrived: Vec<&PodFacts> = unlisted(&sorted.evictable, recorded).filter(|pod| pod.marked).collect();
+    let first = arrived.iter().min_by_key(|pod| (&pod.namespace, &pod.name))?;
+    let wait = Wait::MarkedPods { pod: first.title(), count: arrived.len() };
+    sorted.evictable.retain(|pod| !arrived.iter().any(|arrived| arrived.uid == pod.uid));
+    Some(wait)
+}
+
+/// Returns whether no pod has left, and none is about to.
+fn has_evicted_none(ctx: &NodeContext<'_>) -> bool {
+    let accepted = ctx.node.blocked.values().any(|answer| answer.accepted);
+    pods_gone(ctx) == 0 && ctx.node.in_flight.is_empty() && !accepted
 }
 
 /// Ends the attempt of a node whose guarded pods have stayed: no pod was evicted but those asked first.

@@ -233,12 +233,13 @@ fn counted<'b>(
 }
 
 /// Returns whether a pod that comes back to its node by itself, of a DaemonSet or of the kubelet, or to the node of its volumes, of a
-/// StatefulSet, was unhealthy there before the drain: that is no difference.
+/// StatefulSet, was unhealthy there before the drain: that is no difference. A pod of a StatefulSet may have been ill on another node, whose
+/// drain has moved it here.
 fn stays_ill(ctx: &Attempt<'_>, pod: &PodFacts) -> bool {
     let before = ctx.node.record().map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
     let comes_back = pod.mirror || pod.daemon_set.is_some();
     let own = if comes_back { pod.recorded_as().cloned() } else { pod.replica() };
-    own.is_some_and(|own| before.contains(&own))
+    own.is_some_and(|own| before.contains(&own) || (!comes_back && was_unhealthy(ctx, &own)))
 }
 
 /// Returns what was read lately of the pods of an owner.
@@ -289,7 +290,7 @@ fn judged(ctx: &Attempt<'_>, unhealthy: &[UnhealthyPod<'_>]) -> Turn {
     fail(FailureReason::HealthUnknown, format!("{message}; nothing shows that the version is to blame"))
 }
 
-/// Returns whether this owner's pods were unhealthy before a node was drained for the same version.
+/// Returns whether this owner's pods, or this replica, were unhealthy before a node was drained for the same version.
 fn was_unhealthy(ctx: &Attempt<'_>, owner: &String) -> bool {
     ctx.view.nodes.values().any(|node| {
         let Some(record) = node.record() else { return false };

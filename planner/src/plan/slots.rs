@@ -290,9 +290,14 @@ fn update_of(survey: &Survey<'_>, node: &SurveyedNode<'_>) -> Option<SlotUpdate>
 fn followed(survey: &Survey<'_>, slot: &Slot, node: &SurveyedNode<'_>, now: Timestamp) -> Slot {
     let Slot { uid, node: name, since, update } = slot.clone();
     let mut update = update.or_else(|| update_of(survey, node));
-    // An attempt that ended before its permit leaves nothing that may reboot.
-    let may_reboot = |progress: &Progress| progress.step != Step::Releasing || progress.permit_issued;
-    let away = node.update().is_some_and(|progress| progress.step.place() >= Place::Away && may_reboot(progress));
+    // An attempt that ended before its permit leaves nothing that may reboot, or has.
+    let begun_in = update.as_ref().map(|update| update.boot_id.as_str());
+    let same_boot = begun_in == Some(node.facts.boot_id.as_str());
+    let in_vain = |progress: &Progress| {
+        let runs_it = node.facts.os_version().as_ref() == Some(&progress.version);
+        progress.step == Step::Releasing && !progress.permit_issued && same_boot && !runs_it
+    };
+    let away = node.update().is_some_and(|progress| progress.step.place() >= Place::Away && !in_vain(progress));
     if let Some(update) = &mut update {
         // A slot of an earlier version of the operator does not say so.
         update.control_plane |= node.facts.control_plane();

@@ -99,10 +99,16 @@ impl<'a> Survey<'a> {
         let quarantine = Quarantine::of(view, policy.max_failures);
         let kinds = versions::kinds(view);
         let known = versions::known(view, &kinds, &quarantine, policy, now);
+        // A version that failed is known also once no host of its kind is offered it any more.
+        let is_offered = |known: &&KnownVersion| {
+            let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
+            kind.is_none_or(|kind| kind.offers(&known.version))
+        };
+        let offered: Vec<KnownVersion> = known.iter().filter(is_offered).cloned().collect();
         let want = |shadow: &ShadowFacts| {
             let lock = shadow.spec.host.as_ref().and_then(|host| host.version_lock.as_ref());
             let locked: Option<Version> = lock.and_then(|text| text.parse().ok());
-            Host { policy, known: &known, agent: &shadow.status.agent, now }.want(locked.as_ref())
+            Host { policy, known: &offered, agent: &shadow.status.agent, now }.want(locked.as_ref())
         };
         let nodes = view.nodes.values().enumerate().map(|(index, node)| SurveyedNode {
             node,

@@ -52,8 +52,28 @@ pub(crate) struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     /// Compares the nodes since this time. `judged` are the versions that are judged.
     pub(crate) fn of(view: &'a ClusterView, judged: &BTreeSet<&Version>, since: Timestamp, now: Timestamp) -> Self {
+        Self::among(comparison_nodes(view), judged, since, now)
+    }
+
+    /// Compares the nodes of one zone alone. Nodes without a zone are one together.
+    pub(crate) fn in_zone(
+        view: &'a ClusterView,
+        zone: &str,
+        judged: &BTreeSet<&Version>,
+        since: Timestamp,
+        now: Timestamp,
+    ) -> Self {
+        Self::among(comparison_nodes(view).filter(|facts| facts.zone() == zone), judged, since, now)
+    }
+
+    fn among(
+        nodes: impl Iterator<Item = &'a NodeFacts>,
+        judged: &BTreeSet<&Version>,
+        since: Timestamp,
+        now: Timestamp,
+    ) -> Self {
         let mut found = Self::default();
-        for facts in comparison_nodes(view).filter(|facts| !runs_any(facts, judged)) {
+        for facts in nodes.filter(|facts| !runs_any(facts, judged)) {
             let fell_ill = |at: Timestamp| at > since && after(at, LONGEST) > now;
             if facts.is_well() {
                 found.well += 1;

@@ -175,13 +175,17 @@ impl<'a> Host<'a> {
         if let Some(fails) = self.failing() {
             return fails;
         }
+        if self.agent.updates.is_none() {
+            return Wait::UpToDate;
+        }
         let better = |version: &&Version| *version > current && self.policy.target.allows(version);
         // The list is what the host may have, its wave included: only a lock makes it ignore that.
         if let Some(version) = self.offered().filter(better).max() {
             return self.refusal(version).unwrap_or(Wait::NotChosen { version: version.clone() });
         }
         let others = self.known().map(|known| &known.version).filter(better).max();
-        others.map_or(Wait::UpToDate, |version| Wait::WaveNotCome { version: version.clone() })
+        let Some(version) = others else { return Wait::UpToDate };
+        self.excluded(version).unwrap_or(Wait::WaveNotCome { version: version.clone() })
     }
 
     /// One version, which the host's own lock has to choose.

@@ -3,11 +3,13 @@
 use models::operator::BottlerocketUpdateOperatorStatus;
 use models::shadow::{HostState, RolloutPlace, Step};
 
-use super::health::{DEADLINE, SOAKED, Watch, healthy, is_blamed, is_unproven, is_updated, verifying};
+use super::health::{
+    DEADLINE, EVIDENCE, SOAKED, Watch, failing, healthy, is_blamed, is_unproven, is_updated, verifying,
+};
 use crate::decision::Action;
 use crate::fixtures::*;
 use crate::plan::plan;
-use crate::view::{ClusterView, NodeView};
+use crate::view::{ClusterView, NodeView, OwnerHealth, PodFacts};
 use crate::wait::Wait;
 
 const DAY: i64 = 24 * 60 * 60;
@@ -171,6 +173,49 @@ fn node_that_alone_is_ill_until_the_deadline_counts_against_its_version() {
         assert_eq!(watch.result().0, None, "{sentence}");
         watch.at(DEADLINE);
         assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
+    }
+}
+
+/// The nodes of one zone are too few to be trouble of the cluster, and enough to excuse a node among them.
+#[test]
+fn node_of_a_failed_zone_is_no_evidence_against_its_version() {
+    for (sentence, zone, blamed) in [("its zone has failed", "1", false), ("another zone has failed", "2", true)] {
+        let mut watch = beside(&["b", "c", "d", "e", "f", "g", "h"]);
+        for node in watch.view.nodes.values_mut() {
+            let own = match node.facts.name.as_str() {
+                "a" => zone,
+                "b" | "c" | "d" => "1",
+                _ => "2",
+            };
+            let labels = [(models::names::ZONE_LABEL.to_owned(), own.to_owned())];
+            node.facts.labels = std::sync::Arc::new(labels.into());
+        }
+        not_ready(&mut watch.view, &["a", "b", "c"], 20);
+        watch.at(20);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if blamed { is_blamed() } else { is_unproven() }, "{sentence}");
+    }
+}
+
+#[test]
+fn replica_that_was_ill_on_the_node_that_it_comes_from_is_no_difference() {
+    let replica = |number: usize| PodFacts {
+        name: format!("db-{number}"),
+        controller: Some("StatefulSet db".into()),
+        controller_uid: Some("set".into()),
+        ..failing()
+    };
+    for (sentence, number, excused) in [("the same one", 0, true), ("another one", 1, false)] {
+        let mut watch = Watch::of(verifying(vec![healthy(), replica(number)]));
+        let mut drained = node("b");
+        let mut record = updated();
+        record.unhealthy_before = vec!["set".into(), replica(0).replica().unwrap()];
+        drained.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        watch.view.nodes.insert("b".into(), drained);
+        watch.found = OwnerHealth { others_healthy: 2, ..EVIDENCE };
+        watch.at(SOAKED);
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), if excused { is_updated() } else { is_unproven() }, "{sentence}");
     }
 }
 

@@ -66,6 +66,45 @@ pub(super) fn names(pods: &[super::Eviction]) -> Vec<&str> {
     pods.iter().map(|pod| pod.name.as_str()).collect()
 }
 
+/// The scheduler may place a runner between the check and the cordon.
+#[test]
+fn marked_pod_that_comes_before_the_cordon_is_not_evicted_where_policy_waits() {
+    let runner = || PodFacts { marked: true, ..pod("runner", false) };
+    for (sentence, spec, gone, expected) in [
+        ("policy waits", serde_json::json!({"markedPods": "Wait"}), false, "GateRefused"),
+        ("another pod has left already", serde_json::json!({"markedPods": "Wait"}), true, "MarkedPods"),
+        ("policy evicts", serde_json::json!({"markedPods": "Evict"}), false, "evicts p-runner"),
+    ] {
+        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        staged.pods = Some(vec![pod("web", false)]);
+        let (mut view, _) = cluster(vec![staged], &["a"]);
+        let policy = with_policy(&mut view, serde_json::json!({"drain": spec}));
+        let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
+        written(&mut view, &started);
+        let node = view.nodes.get_mut("a").unwrap();
+        (node.facts.claims, node.facts.unschedulable) = (ClaimFields::USUAL, true);
+        node.pods = Some(if gone { vec![runner()] } else { vec![pod("web", false), runner()] });
+        let mut made = plan(&view, &policy, t(1));
+        while let Some(action @ Action::Status { status, .. }) = made.actions.get("a")
+            && status.report.record.as_ref().is_none_or(|record| record.last.is_none())
+        {
+            written(&mut view, action);
+            made = plan(&view, &policy, t(1));
+        }
+        let ended = match made.actions.get("a") {
+            Some(Action::Status { status, .. }) => status.report.record.clone().and_then(|record| record.last),
+            _ => None,
+        };
+        let evicted = made.evictions.get("a").map(|evictions| names(&evictions.pods)).unwrap_or_default();
+        let found = match ended {
+            Some(last) => last.reason,
+            None if evicted.contains(&"p-runner") => "evicts p-runner".to_owned(),
+            None => made.waits["a"].as_str().to_owned(),
+        };
+        assert_eq!(found, expected, "{sentence}");
+    }
+}
+
 #[test]
 fn eviction_waits_for_load_balancer_delay() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);

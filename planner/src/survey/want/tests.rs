@@ -342,13 +342,16 @@ fn node_whose_version_is_in_the_range_names_why_it_does_not_go_on() {
     assert_eq!(stays(excluded, &seen, &host_of(&offers)), Wait::Excluded { version: v("1.20.5"), rule });
     let range = r#"{"target": "1.20"}"#;
     assert_eq!(stays(range, &seen, &host_of(&offers[2..])), Wait::WaveNotCome { version: v("1.20.5") });
+    let rule = "1.20.5".to_owned();
+    let waved = stays(excluded, &seen, &host_of(&offers[2..]));
+    assert_eq!(waved, Wait::Excluded { version: v("1.20.5"), rule }, "its wave changes nothing");
     assert_eq!(stays(range, &seen[1..], &host_of(&offers[2..])), Wait::UpToDate, "1.21.0 is of another line");
     let mut failing = host_of(&offers[2..]);
     failing.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
     assert_eq!(stays(range, &[], &failing), Wait::RefreshFails { message: "no route".into() });
     let mut unasked = host_of(&[]);
     unasked.updates = None;
-    assert_eq!(stays(range, &[], &unasked), Wait::UpToDate);
+    assert_eq!(stays(range, &seen, &unasked), Wait::UpToDate, "it is not known what the host is offered");
 }
 
 #[test]
