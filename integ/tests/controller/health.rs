@@ -7,6 +7,7 @@ use integ::oracle::ClusterState;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::{Api, Resource as _};
 use models::condition::ConditionStatus;
+use models::names::PRIORITY_LABEL;
 use models::reason::FailureReason;
 use models::shadow::{BLOCKED, Step};
 use serde_json::{Value, json};
@@ -157,27 +158,31 @@ async fn pressure_in_the_soak_begins_it_again(cluster: &mut ScriptedCluster) -> 
 async fn daemon_set_that_fails_on_other_nodes_too_is_not_waited_for(
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
-    const SOAK: Duration = Duration::from_mins(5);
-    let all = ["node-1", "node-2", "node-3"];
     cluster.start(3, json!({"health": {"after": {"soak": "5m", "timeout": "1h"}}})).await?;
-    driver(cluster, &all).await?;
-    let fails = PodRule { app: "driver".to_owned(), node: None, version: None, state: PodState::NotReady };
-    cluster.fleet.pods(fails);
-    cluster.until("its pods fail", |world| world.ready_pods(SHOP) == 0).await?;
+    driver(cluster, &["node-1", "node-2", "node-3"]).await?;
+    // The first node's own pod is well until the reboot, so that nothing but the others excuses it.
+    cluster.patch_node("node-1", json!({"metadata": {"labels": {PRIORITY_LABEL: "1"}}})).await?;
+    for (node, version) in [(Some("node-2"), None), (Some("node-3"), None), (None, Some(NEW))] {
+        let (app, node) = ("driver".to_owned(), node.map(str::to_owned));
+        cluster.fleet.pods(PodRule { app, node, version, state: PodState::NotReady });
+    }
+    cluster.until("the other pods fail", |world| world.ready_pods(SHOP) == 1).await?;
+    cluster.planned().await?;
     cluster.fleet.release(NEW);
-    for node in ["the first", "the second", "the third"] {
+    let all = ["node-1", "node-2", "node-3"];
+    for node in all {
         let world = cluster.planned().await?;
         let rest: Vec<&str> = all.into_iter().filter(|name| !world.is_updated(name, &NEW)).collect();
         let name = until_verified(cluster, &rest).await?;
+        assert!(node != "node-1" || name == node, "{name} has gone first");
         cluster.planned().await?;
         // The other pods are looked at once the node has been ill for a moment.
-        cluster.pass(Duration::from_mins(1)).await?;
+        cluster.pass(Duration::from_mins(2)).await?;
         let progress = |world: &ClusterState| world.shadow(&name).and_then(|s| s.status.controller.progress.clone());
         let soaks = |world: &ClusterState| progress(world).is_some_and(|progress| progress.interrupted.is_none());
         cluster.until("it soaks", soaks).await?;
-        cluster.pass(SOAK).await?;
-        let what = format!("{node} node is updated after its soak");
-        cluster.until(&what, |world| world.is_updated(&name, &NEW)).await?;
+        cluster.pass(Duration::from_mins(5)).await?;
+        cluster.until("it is updated after its soak", |world| world.is_updated(&name, &NEW)).await?;
     }
     cluster.updated().await.map(drop)
 }

@@ -23,7 +23,7 @@ crate::cases![
     staged_image_of_withdrawn_release_is_not_booted,
     closed_window_completes_running_update_and_blocks_new_ones,
     urgent_version_passes_closed_window_and_soak_with_event_and_history,
-    version_of_the_targeted_line_gets_old_enough_among_many_others,
+    version_of_the_targeted_line_is_taken_once_it_is_old_enough,
 ];
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
@@ -274,7 +274,7 @@ async fn urgent_version_passes_closed_window_and_soak_with_event_and_history(
     Ok(())
 }
 
-async fn version_of_the_targeted_line_gets_old_enough_among_many_others(
+async fn version_of_the_targeted_line_is_taken_once_it_is_old_enough(
     cluster: &mut ScriptedCluster,
 ) -> anyhow::Result<()> {
     cluster.start(2, json!({"version": {"target": "1.20", "minimumAge": "24h"}})).await?;
