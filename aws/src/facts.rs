@@ -65,7 +65,8 @@ impl Operator {
 pub(crate) enum Backing {
     /// There is a slot for it.
     Slot,
-    /// There is none: the request is not the operator's, or its slot has not been seen yet, or has ended.
+    /// There is none: the request is not the operator's, or its slot has not been seen yet, or was freed, also while the host may
+    /// still reboot.
     Missing,
     /// The record is not known, as after the operator's resource was made again.
     Unknown,
@@ -130,9 +131,16 @@ impl Node {
         self.prepared().filter(|_| self.backing == Backing::Slot)
     }
 
-    /// The request to prepare for the drain, for which what was done has to stay: also while the operator's record is not known.
+    /// The request to prepare for the drain, for which what was done has to stay: with its slot, while the operator's record is not
+    /// known, and without a slot while the Node is not Ready.
+    ///
+    /// An attempt whose host is not back from its reboot in time ends and frees its slot, while the host may still reboot by
+    /// its permit. Its request stays until that is over, and it would be replaced in the middle of its reboot. The slot of a Node that is
+    /// Ready is freed only once its request is removed. So one that is Ready without a slot is back, in whatever boot, or never had one:
+    /// there the request alone, which a kubelet can write, keeps nothing.
     pub(crate) fn prepared(&self) -> Option<&str> {
-        self.request.as_deref().filter(|_| self.is_before_drain() && self.backing != Backing::Missing)
+        let stays = self.backing != Backing::Missing || !self.ready;
+        self.request.as_deref().filter(|_| self.is_before_drain() && stays)
     }
 
     /// Returns true if the request is one to prepare for the drain, with a slot or without.
