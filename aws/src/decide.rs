@@ -129,7 +129,7 @@ pub(crate) fn instances_to_read(
     all.into_iter().cloned().collect()
 }
 
-/// The instances for which what was done has to stay. Nothing is begun for one of them that is not recorded.
+/// The instances for which what was done has to stay. For one that is not recorded nothing follows from it.
 fn kept(policy: Policy, nodes: &BTreeMap<String, Node>, now: Timestamp) -> BTreeSet<&str> {
     let keeps = |node: &&Node| node.prepared().is_some() && !node.is_refused() && !node.is_lost(policy, now);
     nodes.values().filter(keeps).filter_map(|node| node.instance.as_deref().ok()).collect()

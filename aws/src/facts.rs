@@ -135,9 +135,9 @@ impl Node {
     /// known, and without a slot while the Node is not Ready.
     ///
     /// An attempt whose host is not back from its reboot in time ends and frees its slot, while the host may still reboot by
-    /// its permit. Its request stays until that is over, and it would be replaced in the middle of its reboot. The slot of a Node that is
-    /// Ready is freed only once its request is removed. So one that is Ready without a slot is back, in whatever boot, or never had one:
-    /// there the request alone, which a kubelet can write, keeps nothing.
+    /// its permit: its group could replace it in the middle of that. The request stays until it is over. While the Node is Ready, the
+    /// operator frees no slot before it has removed the request. So one that is Ready without a slot is back, in whatever boot, or the
+    /// request is not the operator's: alone, which a kubelet can write, it keeps nothing there.
     pub(crate) fn prepared(&self) -> Option<&str> {
         let stays = self.backing != Backing::Missing || !self.ready;
         self.request.as_deref().filter(|_| self.is_before_drain() && stays)
