@@ -5,7 +5,8 @@ use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
 use models::plain::cut;
 use models::shadow::{
-    Armed, Failure, FoundSettings, HOST_REACHABLE, HostState, OfferedUpdates, Rehearsal, UNSUPPORTED_STATE,
+    Armed, Failure, FoundSettings, HOST_ANSWERED, HOST_REACHABLE, HostState, OfferedUpdates, Rehearsal,
+    UNSUPPORTED_STATE,
 };
 use models::wire::AgentStatus;
 
@@ -52,7 +53,7 @@ pub(crate) struct HostCondition {
 impl HostCondition {
     /// Creates the condition of a host that answers, without any problem.
     pub(crate) const fn answered() -> Self {
-        Self { answers: true, reason: "Answered", message: String::new() }
+        Self { answers: true, reason: HOST_ANSWERED, message: String::new() }
     }
 
     /// Creates the condition of a host that answers, with a problem.

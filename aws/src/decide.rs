@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The kubelet of a Node can write the annotations of its own Node. So a request to prepare counts only with a slot of the operator for this
-//! Node and attempt, while what takes back needs none.
+//! Node and attempt, while what takes back needs none. What is recorded outlasts the slot of a host that is not back from its reboot.
 //!
 //! Every step is decided on what there is and not on what was done before, so that one that was interrupted is taken up by
 //! the next process. Nothing is done at AWS before it is recorded, and nothing is forgotten before it is taken back.
@@ -129,7 +129,7 @@ pub(crate) fn instances_to_read(
     all.into_iter().cloned().collect()
 }
 
-/// The instances for which what was done has to stay.
+/// The instances for which what was done has to stay. For one that is not recorded nothing follows from it.
 fn kept(policy: Policy, nodes: &BTreeMap<String, Node>, now: Timestamp) -> BTreeSet<&str> {
     let keeps = |node: &&Node| node.prepared().is_some() && !node.is_refused() && !node.is_lost(policy, now);
     nodes.values().filter(keeps).filter_map(|node| node.instance.as_deref().ok()).collect()

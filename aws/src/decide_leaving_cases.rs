@@ -29,8 +29,8 @@ fn taken_back_after_the_update_and_without_request_node_or_mode() {
             world.node("a").request = None;
         };
         assert_eq!(change(no_mode), expected);
-        let slot_ended = |world: &mut World| world.node("a").backing = Backing::Missing;
-        assert_eq!(change(slot_ended), expected, "the request of an attempt that has ended");
+        let ready_without_slot = |world: &mut World| world.node("a").backing = Backing::Missing;
+        assert_eq!(change(ready_without_slot), expected, "it is back, or the request is not the operator's");
         let after_without_slot = |world: &mut World| {
             world.node("a").backing = Backing::Missing;
             world.request("a", "AfterUpdate/1/100");
@@ -40,6 +40,41 @@ fn taken_back_after_the_update_and_without_request_node_or_mode() {
         assert!(change(unknown).1.is_empty(), "as after the operator's resource was made again");
         // A policy that changes in the middle changes nothing for a node that is prepared.
         assert!(change(|world| world.policy.mode = None).1.is_empty());
+    }
+}
+
+/// The operator frees the slot of a host that is not back from its reboot in time, and leaves the request while it may still reboot.
+#[test]
+fn host_that_may_still_reboot_keeps_what_was_done_without_its_slot() {
+    for mode in MODES {
+        let mut world = World::prepared(mode);
+        let back = if mode == AwsMode::Standby { "exit i-a" } else { "resume web i-a" };
+        world.node("a").backing = Backing::Missing;
+        let mut at = |ready: bool, since: i64| {
+            (world.node("a").ready, world.node("a").since) = (ready, Some(t(since)));
+            (world.to_read(), world.decide())
+        };
+        let taken_back = (vec!["i-a".to_owned()], vec![back.to_owned()]);
+        assert_eq!(at(false, -1), (vec![], vec![]), "just not Ready");
+        assert_eq!(at(false, -1500), (vec![], vec![]), "as long as a reboot may take");
+        assert_eq!(at(false, -1501), taken_back, "lost");
+        assert_eq!(at(true, -1), taken_back, "back");
+        world.node("a").ready = false;
+        world.node("a").request = None;
+        assert_eq!((world.to_read(), world.decide()), taken_back, "the attempt is over");
+    }
+}
+
+#[test]
+fn nothing_begins_for_a_host_that_is_not_ready_without_a_slot() {
+    for mode in MODES {
+        let mut world = World::new(mode);
+        world.request("a", BEFORE);
+        (world.node("a").backing, world.node("a").ready, world.node("a").since) =
+            (Backing::Missing, false, Some(t(-1)));
+        assert!(world.decide().is_empty() && world.to_read().is_empty(), "{:?}", world.decide());
+        world.enter("a", 0);
+        assert!(world.decide().is_empty() && world.to_read().is_empty(), "recorded: {:?}", world.decide());
     }
 }
 

@@ -65,7 +65,8 @@ impl Operator {
 pub(crate) enum Backing {
     /// There is a slot for it.
     Slot,
-    /// There is none: the request is not the operator's, or its slot has not been seen yet, or has ended.
+    /// There is none: the request is not the operator's, or its slot has not been seen yet, or was freed, also while the host may
+    /// still reboot.
     Missing,
     /// The record is not known, as after the operator's resource was made again.
     Unknown,
@@ -130,9 +131,16 @@ impl Node {
         self.prepared().filter(|_| self.backing == Backing::Slot)
     }
 
-    /// The request to prepare for the drain, for which what was done has to stay: also while the operator's record is not known.
+    /// The request to prepare for the drain, for which what was done has to stay: with its slot, while the operator's record is not
+    /// known, and without a slot while the Node is not Ready.
+    ///
+    /// An attempt whose host is not back from its reboot in time ends and frees its slot, while the host may still reboot by
+    /// its permit: its group could replace it in the middle of that. The request stays until it is over. While the Node is Ready, the
+    /// operator frees no slot before it has removed the request. So one that is Ready without a slot is back, in whatever boot, or the
+    /// request is not the operator's: alone, which a kubelet can write, it keeps nothing there.
     pub(crate) fn prepared(&self) -> Option<&str> {
-        self.request.as_deref().filter(|_| self.is_before_drain() && self.backing != Backing::Missing)
+        let stays = self.backing != Backing::Missing || !self.ready;
+        self.request.as_deref().filter(|_| self.is_before_drain() && stays)
     }
 
     /// Returns true if the request is one to prepare for the drain, with a slot or without.

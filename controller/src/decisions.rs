@@ -6,7 +6,7 @@ use models::operator::{
     ActiveRollout, BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, DEGRADED, FROZEN, KnownVersion,
 };
 use models::reason::EndEvent;
-use models::shadow::{ControllerReport, Mode, Place, Progress, Step, UPDATED};
+use models::shadow::{ControllerReport, DrainStatus, Mode, Place, Progress, Step, UPDATED};
 use semver::Version;
 
 use planner::claims::ClaimField;
@@ -74,8 +74,9 @@ pub struct Pair<'a> {
     pub shadow: Option<&'a ShadowFacts>,
 }
 
-/// Returns the decisions about a node, from its state before a write and after it.
-pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
+/// Returns the decisions about a node, from its state before a write and after it. `claims_made` is the number of earlier claims of it in
+/// this attempt, as far as this leader knows.
+pub fn of_node(before: Pair<'_>, after: Pair<'_>, claims_made: u32) -> Vec<Line> {
     let mut lines = Vec::new();
     let name = &after.facts.name;
     let report = |pair: Pair<'_>| pair.shadow.map(|s| s.status.controller.clone()).unwrap_or_default();
@@ -85,13 +86,16 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
     // The write of the step comes before that of the claim, with which the drain starts.
     let drains = is.progress.as_ref().filter(|progress| progress.step == Step::Draining && claims(progress.mode()));
     let begins = was.progress.as_ref().is_none_or(|progress| progress.step != Step::Draining);
-    if drains.is_none() || !begins || out(before.facts) {
+    // A user who uncordons a node takes the cordon from all of its owners, so that it is claimed again.
+    let again = claims_made > 0 || was.drain.as_ref().is_some_and(has_evicted);
+    if drains.is_none() || !begins || out(before.facts) || again {
         lines.extend(of_report(name, &was, &is));
     }
     let progress = is.progress.as_ref().or(was.progress.as_ref());
     if before.facts.uid == after.facts.uid {
+        let cordoned = !before.facts.unschedulable && after.facts.unschedulable;
         match (out(before.facts), out(after.facts)) {
-            (false, true) => {
+            (false, true) if !again => {
                 lines.push(Line::new("node claimed").about(name, progress));
                 let text = drains.map(|progress| of_step(Step::Draining, progress.mode()));
                 lines.extend(text.map(|text| Line::new(text).about(name, progress)));
@@ -102,7 +106,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
                 let text = if rebooted { "node rebooted: released" } else { "node released" };
                 lines.push(Line::new(text).about(name, progress));
             }
-            (true, true) if !before.facts.unschedulable && after.facts.unschedulable => {
+            (had, true) if cordoned || !had => {
                 lines.push(Line::warning("node claimed again: it was uncordoned by others").about(name, progress));
             }
             _ => {}
@@ -118,6 +122,19 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
         lines.push(Line::new(text).about(name, progress));
     }
     lines
+}
+
+/// Returns whether the record of a drain shows that it has begun, and so that its node was claimed, perhaps by an earlier leader. The
+/// pods are listed before that.
+fn has_evicted(drain: &DrainStatus) -> bool {
+    let DrainStatus {
+        removed, asked_first, blockers, evicted_owners, returned_owners, restarted, forced_since, ..
+    } = drain;
+    *removed > 0
+        || asked_first.iter().any(|first| first.accepted.is_some())
+        || !(blockers.is_empty() && evicted_owners.is_empty() && returned_owners.is_empty())
+        || *restarted
+        || forced_since.is_some()
 }
 
 /// Returns the decision about the request to hooks.

@@ -45,6 +45,8 @@ pub const ATTEMPT_RULE: &str = "has(oldSelf.attempt) ? self.attempt >= oldSelf.a
 /// `HostReachable`: the agent reached the host API when it reported last (agent); unknown while the agent is not heard
 /// (controller).
 pub const HOST_REACHABLE: &str = "HostReachable";
+/// Reason of [`HOST_REACHABLE`]: the host answers, another client has armed nothing on it, and there is no other problem.
+pub const HOST_ANSWERED: &str = "Answered";
 /// Reason of [`HOST_REACHABLE`]: another client armed an image on the host.
 pub const HOST_ARMED_BY_OTHER: &str = FailureReason::HostArmedByOther.as_str();
 /// Reason of [`HOST_REACHABLE`]: the agent does not know the desired state.

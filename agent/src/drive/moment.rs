@@ -7,7 +7,8 @@ use models::time::between;
 use tokio::time::Instant;
 
 /// A time by the monotonic clock and by the wall clock. The monotonic clock runs on while a process is stopped, and cannot be
-/// set. It stands still while the machine is suspended or migrated, which the wall clock shows afterwards.
+/// set. It stands still while the machine is suspended, which the wall clock shows from the resume on. Where a hypervisor stops the
+/// machine, for a snapshot or a live migration, the wall clock may stand still too: it shows that time once it was corrected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub(super) monotonic: Instant,

@@ -40,7 +40,7 @@ impl PermitRequest {
     }
 
     /// Returns true if the nonce is still valid, by both clocks. To be checked right before each act on its permit: the
-    /// process may have been stopped since, or the machine paused.
+    /// process may have been stopped since, or the machine suspended.
     pub(super) fn is_fresh(&self, now: Moment) -> bool {
         now.since(self.sent) < PERMIT_LIFETIME
     }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn nonce_expires_while_machine_is_paused() {
+    fn nonce_expires_while_machine_is_suspended() {
         assert!(is_fresh_after(1_000, 29_999));
         assert!(!is_fresh_after(1_000, 30_000));
         assert!(!is_fresh_after(0, 3_600_000));

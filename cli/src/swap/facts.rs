@@ -201,6 +201,9 @@ async fn pods(client: &Client) -> anyhow::Result<Vec<String>> {
 type Shadows = (Result<Vec<Live>, String>, Option<Vec<Live>>);
 
 async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase) -> anyhow::Result<Shadows> {
+    if phase == Phase::Ours {
+        return Ok((Ok(Vec::new()), at_own_version(client).await?.map(|(own, _)| own)));
+    }
     let has_earlier = matches!(phase, Phase::Earlier | Phase::Both | Phase::Returning);
     let Some(definition) = definition.filter(|_| has_earlier) else { return Ok((Ok(Vec::new()), None)) };
     let Some(version) = &definition.readable else {
@@ -217,16 +220,24 @@ async fn shadows(client: &Client, definition: Option<&Definition>, phase: Phase)
     if phase == Phase::Earlier {
         return Ok((Ok(old), None));
     }
+    let Some((own, unmigrated)) = at_own_version(client).await? else { return Ok((Ok(Vec::new()), None)) };
+    // One that is gone at v3 was deleted between the two lists.
+    Ok((Ok(old.into_iter().filter(|shadow| unmigrated.contains(&shadow.uid)).collect()), Some(own)))
+}
+
+/// Reads all shadows at v3: those with the content of this operator, and the uids of the others; `None` while v3 is not
+/// served.
+async fn at_own_version(client: &Client) -> anyhow::Result<Option<(Vec<Live>, BTreeSet<String>)>> {
     let resource = shadow_resource("v3");
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let answer = list(&api, ListParams::default(), &format!("list bottlerocketshadows.v3.{GROUP}")).await;
-    let Some(all) = if_there(answer)? else { return Ok((Ok(Vec::new()), None)) };
-    // Only a shadow of this operator has an attempt. One that is gone at v3 was deleted between the two lists.
+    let Some(all) = if_there(answer)? else { return Ok(None) };
+    // Only a shadow of this operator has an attempt.
     let (migrated, unmigrated): (Vec<_>, Vec<_>) =
         all.iter().partition(|object| object.data["spec"]["attempt"].is_i64());
     let unmigrated: BTreeSet<String> = unmigrated.into_iter().filter_map(kube::ResourceExt::uid).collect();
     let own = migrated.into_iter().map(|object| live(object, &resource)).collect::<anyhow::Result<_>>()?;
-    Ok((Ok(old.into_iter().filter(|shadow| unmigrated.contains(&shadow.uid)).collect()), Some(own)))
+    Ok(Some((own, unmigrated)))
 }
 
 /// Reads what the kubelets report of the nodes whose hosts were asked to reboot.

@@ -141,7 +141,7 @@ pub(super) struct Facts {
     pub(super) earlier: Result<Vec<Live>, String>,
     /// Nodes that may still reboot, each with the reason.
     pub(super) unsettled: Vec<String>,
-    /// The shadows with the content of this operator, in all namespaces; `None` while v3 is not served.
+    /// The shadows with the content of this operator, in all namespaces; `None` while v3 is not served, and before the takeover.
     pub(super) own: Option<Vec<Live>>,
     pub(super) read_only: ReadOnly,
     /// True if, for the fixed delay, no shadow was seen that is stored in another version than the definition's.
@@ -384,7 +384,7 @@ pub(super) fn open(facts: &Facts) -> Option<Next> {
     delete(binding, &facts.read_only.binding).or_else(|| delete(policy, &facts.read_only.policy))
 }
 
-fn is_in_own_namespace(object: &Live) -> bool {
+pub(super) fn is_in_own_namespace(object: &Live) -> bool {
     object.kept["metadata"]["namespace"] == names::SYSTEM_NAMESPACE
 }
 

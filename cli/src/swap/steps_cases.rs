@@ -287,9 +287,38 @@ fn way_back_after_a_complete_swap_names_the_hosts_that_may_still_be_armed() {
     }
     let Next::Blocked(reason) = undo::next(&facts) else { panic!("it is complete") };
     assert!(reason.contains("To go back: first reboot or disarm the hosts"), "{reason}");
-    assert!(reason.contains("no other version since: armed, odd (to let"), "{reason}");
+    assert!(
+        reason.contains("found nothing armed: armed, odd (to let this operator disarm them, once installed"),
+        "{reason}"
+    );
     let command = "kubectl annotate bottlerocketshadows.v3.brupop.bottlerocket.aws brs-armed brs-odd -n brupop-system";
     assert!(reason.contains(command), "{reason}");
+
+    let none = Value::Null;
+    let report = |node: &str, status: &str, reason: &str, armed: &Value| {
+        let condition = json!({"type": "HostReachable", "status": status, "reason": reason});
+        own_shadow(node, &json!({"conditions": [condition], "armed": armed}))
+    };
+    let mut elsewhere = report("odd", "True", "Answered", &none);
+    elsewhere.kept["metadata"]["namespace"] = json!("elsewhere");
+    for (sentence, own, hosts) in [
+        ("nothing is armed", report("odd", "True", "Answered", &none), "armed"),
+        ("armed by another client", report("odd", "True", "HostArmedByOther", &none), "armed, odd"),
+        ("not disarmed", report("odd", "True", "DeactivateFailed", &none), "armed, odd"),
+        ("armed by this operator", report("odd", "True", "Answered", &json!({"attempt": 1})), "armed, odd"),
+        ("an agent that is not heard", report("odd", "Unknown", "AgentNotReady", &none), "armed, odd"),
+        ("no report yet", own_shadow("odd", &none), "armed, odd"),
+        ("another node", report("idle", "True", "Answered", &none), "armed, odd"),
+        ("another namespace", elsewhere, "armed, odd"),
+    ] {
+        facts.own = Some(vec![own]);
+        let Next::Blocked(reason) = undo::next(&facts) else { panic!("it is complete") };
+        assert!(reason.contains(&format!("found nothing armed: {hosts} (to let")), "{sentence}: {reason}");
+    }
+    facts.own = Some(["armed", "odd"].map(|node| report(node, "True", "Answered", &none)).into());
+    let Next::Blocked(reason) = undo::next(&facts) else { panic!("it is complete") };
+    assert!(reason.contains("To go back: save the ConfigMaps") && !reason.contains("reboot"), "{reason}");
+    facts.own = None;
 
     facts.nodes.retain(|name, _| !matches!(name.as_str(), "armed" | "odd"));
     let Next::Blocked(reason) = undo::next(&facts) else { panic!("it is complete") };

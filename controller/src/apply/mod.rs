@@ -59,8 +59,10 @@ impl Applier {
         let Some(shadow) = self.shadows.get(&before.facts.name).filter(|shadow| Some(&shadow.uid) == uid) else {
             return;
         };
+        let claims_made = before.claims_made;
         let before = Pair { facts: &before.facts, shadow: before.shadow.as_deref() };
-        decisions::of_node(before, Pair { facts: &facts, shadow: Some(&shadow) }).into_iter().for_each(Line::log);
+        let after = Pair { facts: &facts, shadow: Some(&shadow) };
+        decisions::of_node(before, after, claims_made).into_iter().for_each(Line::log);
     }
 
     fn rejected(&self, node: &str, error: &ApplyError) {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use models::operator::Quarantined;
 use models::reason::FailureReason;
-use models::shadow::{AttemptResult, DrainStatus, Drill, Permit, Record};
+use models::shadow::{AttemptResult, DrainStatus, DrainedPod, Drill, FirstPod, Permit, Record};
 
 use super::*;
 use planner::claims::ClaimFields;
@@ -124,14 +124,14 @@ fn claims_and_permits_log_one_line_each() {
         let of = |(claims, unschedulable, nonce)| (facts(claims, unschedulable), shadow(nonce));
         let (before, after) = (of(before), of(after));
         let pair = |(facts, shadow): &(NodeFacts, ShadowFacts)| {
-            of_node(Pair { facts: &before.0, shadow: Some(&before.1) }, Pair { facts, shadow: Some(shadow) })
+            of_node(Pair { facts: &before.0, shadow: Some(&before.1) }, Pair { facts, shadow: Some(shadow) }, 0)
         };
         assert_eq!(texts(&pair(&after)), expected, "{sentence}");
     }
     let (mut before, after) = (shadow(None), facts(none, false));
     before.status.controller.progress.as_mut().unwrap().drill = Some(models::shadow::Drill::default());
     let of = |facts| Pair { facts, shadow: Some(&before) };
-    let lines = of_node(of(&facts(cordon, true)), of(&after));
+    let lines = of_node(of(&facts(cordon, true)), of(&after), 1);
     assert_eq!(texts(&lines), [(false, "node released")], "no host reboots in a drill");
 }
 
@@ -148,7 +148,7 @@ fn drain_starts_once_its_node_is_claimed() {
         claims: if claimed { ClaimFields::CORDON } else { ClaimFields::default() },
         ..NodeFacts::default()
     };
-    let of = |before: (bool, ControllerReport), after: (bool, ControllerReport)| {
+    let with = |claims_made: u32, before: (bool, ControllerReport), after: (bool, ControllerReport)| {
         let [before, after] = [before, after].map(|(claimed, report)| {
             let mut shadow = ShadowFacts::default();
             shadow.status.controller = report;
@@ -157,9 +157,11 @@ fn drain_starts_once_its_node_is_claimed() {
         let lines = of_node(
             Pair { facts: &before.0, shadow: Some(&before.1) },
             Pair { facts: &after.0, shadow: Some(&after.1) },
+            claims_made,
         );
         texts(&lines).into_iter().map(|(_, text)| text).collect::<Vec<_>>()
     };
+    let of = |before, after| with(0, before, after);
     let drains = || at(Step::Draining);
     assert_eq!(of((false, at(Step::Staging)), (false, drains())), [""; 0]);
     assert_eq!(of((false, drains()), (true, drains())), ["node claimed", "drain started"]);
@@ -169,6 +171,34 @@ fn drain_starts_once_its_node_is_claimed() {
     assert_eq!(of((false, drill(true)), (true, drill(true))), ["node claimed", "drain started in a drill"]);
     let dry = of((false, at(Step::Staging)), (false, drill(false)));
     assert_eq!(dry, ["dry run of the drain started"], "no claim follows");
+
+    // The pods are listed by the write of the step, before the claim.
+    let drain = |drain: DrainStatus| ControllerReport { drain: Some(drain), ..at(Step::Draining) };
+    let asked = |accepted| FirstPod { uid: "pod".into(), accepted, for_grace: false };
+    let listed = || {
+        let pods = [DrainedPod { uid: "pod".into(), ..DrainedPod::default() }].into();
+        let (asked_first, preexisting) = (vec![asked(None)], vec!["spec.unschedulable".into()]);
+        drain(DrainStatus { pods, asked_first, preexisting, ..DrainStatus::default() })
+    };
+    assert_eq!(of((false, at(Step::Staging)), (false, listed())), [""; 0]);
+    assert_eq!(of((false, listed()), (true, listed())), ["node claimed", "drain started"]);
+
+    // A user has uncordoned the node during its drain.
+    let again = ["node claimed again: it was uncordoned by others"];
+    assert_eq!(with(1, (false, listed()), (true, listed())), again);
+    for (sentence, begun) in [
+        ("a pod has left", DrainStatus { removed: 1, ..DrainStatus::default() }),
+        ("an eviction", DrainStatus { asked_first: vec![asked(Some(Timestamp::MAX))], ..DrainStatus::default() }),
+        ("an owner", DrainStatus { evicted_owners: vec!["owner".into()], ..DrainStatus::default() }),
+        ("a restart", DrainStatus { restarted: true, ..DrainStatus::default() }),
+    ] {
+        let begun = drain(begun);
+        assert_eq!(of((false, begun.clone()), (true, begun)), again, "{sentence}, of an earlier leader");
+    }
+    let before = || at(Step::BeforeDrain);
+    assert_eq!(with(1, (false, before()), (true, before())), again, "uncordoned before its drain");
+    assert_eq!(with(1, (false, before()), (false, drains())), ["drain started"], "which goes on without its cordon");
+    assert_eq!(with(1, (false, drains()), (true, drains())), again);
 }
 
 #[test]
@@ -186,7 +216,7 @@ fn request_to_hooks_is_logged_when_set_and_when_withdrawn() {
         (None, None, vec![]),
     ] {
         let (before, after) = (facts(before), facts(after));
-        let lines = of_node(Pair { facts: &before, shadow: None }, Pair { facts: &after, shadow: None });
+        let lines = of_node(Pair { facts: &before, shadow: None }, Pair { facts: &after, shadow: None }, 0);
         assert_eq!(texts(&lines), expected);
     }
 }

@@ -18,7 +18,7 @@ pub(super) async fn recheck_host(turn: &mut Turn<'_>, version: &Version) -> Resu
 }
 
 /// Ends the turn if the desired state was withdrawn, another boot runs, or the nonce has expired: the last check before
-/// an act. The reads before it take time, and a process that was stopped meanwhile, or a machine that was paused, finds any
+/// an act. The reads before it take time, and a process that was stopped meanwhile, or a machine that was suspended, finds any
 /// of these.
 pub(super) fn check_still_valid(turn: &Turn<'_>, request: &PermitRequest) -> Result<(), Next> {
     let same_boot = boot::read(&turn.clients.config.boot_id_file).is_ok_and(|running| running == turn.boot.id);

@@ -199,7 +199,7 @@ async fn lost_host_is_replaced(with: &str) -> anyhow::Result<()> {
         let lost = lost.with_context(|| format!("{replaced:?} of {instances:?}"))?;
         let world = ctx.bed.recorder.now()?;
         let prepares = world.nodes[lost].hook_request().is_some_and(|request| request.starts_with("BeforeDrain/"));
-        assert!(prepares && !world.nodes[lost].ready, "its slot is kept");
+        assert!(prepares && !world.nodes[lost].ready, "its request stays");
         until_event(ctx, EVENTS_OF_NODES, "AutoScalingRestored", &["has not returned from its reboot"]).await?;
         // As the controller of the cloud does.
         ctx.policy(&json!({"enabled": false})).await?;
