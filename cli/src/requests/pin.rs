@@ -39,21 +39,32 @@ struct Moves {
     up: Vec<String>,
     /// Nodes that move to an earlier version than they run.
     down: Vec<String>,
-    /// Nodes that run what the target leads to.
+    /// Nodes that run a version of the target, and go on to no other one now.
     stay: Vec<String>,
     /// Nodes that are offered no version for the target.
     not_offered: Vec<String>,
-    /// Nodes that a version for the target is refused to, by the reason.
+    /// Nodes that run no version of the target, and that one is refused to, by the reason.
     refused: BTreeMap<String, Vec<String>>,
 }
 
 impl Moves {
     /// Returns where a policy leads the nodes, each with the version that it runs.
-    fn of(targets: &BTreeMap<String, Result<Version, Wait>>, runs: &BTreeMap<String, Version>) -> Self {
+    fn of(
+        target: &Target,
+        targets: &BTreeMap<String, Result<Version, Wait>>,
+        runs: &BTreeMap<String, Version>,
+    ) -> Self {
+        // Every version is one of `latest`: there, only the planner knows whether a node is up to date.
+        let runs_target = |name: &str| target.pins() && runs.get(name).is_some_and(|version| target.allows(version));
         let mut moves = Self::default();
-        for (name, target) in targets {
-            let to = match target {
+        for (name, wanted) in targets {
+            let to = match wanted {
                 Ok(version) | Err(Wait::Pinning { version }) => version,
+                // The reason is about a later version of a range.
+                Err(_) if runs_target(name) => {
+                    moves.stay.push(name.clone());
+                    continue;
+                }
                 Err(Wait::UpToDate) => {
                     moves.stay.push(name.clone());
                     continue;
@@ -154,7 +165,8 @@ fn moves(
         let shadow = of_nodes.remove(&facts.name);
         view.insert(facts, shadow, now);
     }
-    Moves::of(&targets(&view, &policy(operator), now), &runs)
+    let policy = policy(operator);
+    Moves::of(&policy.target, &targets(&view, &policy, now), &runs)
 }
 
 /// Sets the target.
@@ -281,6 +293,24 @@ mod tests {
         let summary =
             "1 node(s) update, 1 node(s) move to an earlier version, 1 node(s) stay as they are, 1 node(s) wait";
         assert_eq!(found.summary(), summary);
+    }
+
+    #[test]
+    fn node_that_runs_a_version_of_the_range_stays_whatever_keeps_it_from_a_later_one() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let range = moves_to(&json!({"version": {"target": "1.20"}}));
+        let up = names(&["b (1.20.1 to 1.20.5)", "c (1.20.4 to 1.20.5)"]);
+        assert_eq!(range, Moves { up, stay: names(&["a", "d"]), ..Moves::default() }, "the wave of d has not come");
+        let excluded = moves_to(&json!({"version": {"target": "1.20", "exclude": ["1.20.5"]}}));
+        let up = names(&["b (1.20.1 to 1.20.4)"]);
+        assert_eq!(excluded, Moves { up, stay: names(&["a", "c", "d"]), ..Moves::default() });
+        assert_eq!(excluded.warnings("1.20"), Vec::<String>::new());
+        assert_eq!(excluded.summary(), "1 node(s) update, 3 node(s) stay as they are");
+        // A node that runs no version of the range waits, for the reason that it is refused one.
+        let outside = moves_to(&json!({"version": {"target": ">=1.20.5, <1.21", "exclude": ["1.20.5"]}}));
+        let rule = Wait::Excluded { version: "1.20.5".parse().unwrap(), rule: "1.20.5".to_owned() }.to_string();
+        let refused = BTreeMap::from([(rule, names(&["b", "c"]))]);
+        assert_eq!(outside, Moves { stay: names(&["a"]), not_offered: names(&["d"]), refused, ..Moves::default() });
     }
 
     #[test]

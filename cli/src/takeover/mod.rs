@@ -141,9 +141,7 @@ pub(crate) async fn settings(
         })?,
         None => of_cluster(client.context("there is no connection to a cluster")?).await?,
     };
-    if let Some(sentence) = settings.without_effect() {
-        warn(sentence);
-    }
+    settings.remarks().iter().for_each(warn);
     let proposal = settings::propose(&settings, windows.as_deref(), namespace);
     settings::parse(&proposal.text)?;
     let mut page = Page::default();

@@ -21,6 +21,9 @@ const SHOWN: usize = 120;
 /// The largest count of `maxUnavailable`.
 const MOST: u64 = 10_000;
 
+/// The value that the earlier operator's chart has for both ends of the daily window.
+const MIDNIGHT: &str = "0:0:0";
+
 const DAY: u64 = 24 * 3600;
 
 /// A setting of the earlier operator.
@@ -51,6 +54,8 @@ pub(super) struct Settings {
     recorded: Vec<String>,
     /// Keys among the values of its chart that the chart does not know.
     unknown: Vec<String>,
+    /// A sentence about a schedule that the file of values cannot show.
+    unseen: Option<String>,
 }
 
 impl Settings {
@@ -70,6 +75,7 @@ impl Settings {
             balancer_wait: find("EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC"),
             recorded: workloads.iter().filter(|workload| workload.recorded).map(Workload::id).collect(),
             unknown: Vec::new(),
+            unseen: None,
         }
     }
 
@@ -80,21 +86,33 @@ impl Settings {
             let (value, place) = values.get(name)?;
             Some(Setting { value: Some(value), origin: format!("the chart value {place}") })
         };
+        let default = |name: &str| {
+            Some(Setting { value: Some(MIDNIGHT.to_owned()), origin: format!("the chart's own value of {name}") })
+        };
+        let (mut start, mut stop) = (find("update_window_start"), find("update_window_stop"));
+        if start.is_some() {
+            stop = stop.or_else(|| default("update_window_stop"));
+        } else if stop.is_some() {
+            start = default("update_window_start");
+        }
         Ok(Self {
             concurrent: find("max_concurrent_updates"),
             cron: find("scheduler_cron_expression"),
-            start: find("update_window_start"),
-            stop: find("update_window_stop"),
+            start,
+            stop,
             balancer_wait: find("exclude_from_lb_wait_time_in_sec"),
             recorded: Vec::new(),
             unknown: values.unknown(),
+            unseen: values.unseen(),
         })
     }
 
-    /// Returns a sentence about the keys that the chart does not know, if there are any.
-    pub(super) fn without_effect(&self) -> Option<String> {
+    /// Returns sentences about the keys that the chart does not know, and about a schedule that the file cannot show.
+    pub(super) fn remarks(&self) -> Vec<String> {
         let keys = some(self.unknown.iter().map(String::as_str), NAMED);
-        (!keys.is_empty()).then(|| format!("the earlier operator's chart has no such keys, and ignored them: {keys}"))
+        let ignored = (!keys.is_empty())
+            .then(|| format!("the earlier operator's chart has no such keys, and ignored them: {keys}"));
+        ignored.into_iter().chain(self.unseen.clone()).collect()
     }
 }
 
@@ -147,7 +165,7 @@ pub(super) fn propose(settings: &Settings, chosen: Option<&[MaintenanceWindow]>,
     for workload in &settings.recorded {
         let _ = writeln!(text, "#   {}", cut(workload, SHOWN));
     }
-    if let Some(sentence) = settings.without_effect() {
+    for sentence in settings.remarks() {
         let _ = writeln!(text, "# {}", cut(&sentence, 2 * SHOWN));
     }
     let _ = write!(
@@ -250,10 +268,24 @@ fn schedule(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, text: &mu
         );
         return Some(format!("{} has no mechanical translation", cron.shown()));
     }
-    let (Some(start), Some(stop)) = (&settings.start, &settings.stop) else {
-        let _ =
-            writeln!(text, "  # The earlier operator has no window: nodes may be taken out of service at any time.");
-        return None;
+    let (start, stop) = match (&settings.start, &settings.stop) {
+        (Some(start), Some(stop)) => (start, stop),
+        (None, None) => {
+            let _ = writeln!(
+                text,
+                "  # The earlier operator has no window: nodes may be taken out of service at any time."
+            );
+            return None;
+        }
+        (Some(alone), None) | (None, Some(alone)) => {
+            // Its controller does not start with one of the two variables.
+            let shown = alone.shown();
+            let _ = writeln!(
+                text,
+                "  # Choose when nodes may be taken out of service: {shown} is only one end of a window."
+            );
+            return Some(format!("{shown} is only one end of a window"));
+        }
     };
     match daily(start.value.as_deref(), stop.value.as_deref()) {
         Daily::Always => {
@@ -273,6 +305,16 @@ fn schedule(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, text: &mu
             );
             write_windows(&[window], text);
             None
+        }
+        Daily::Equal => {
+            let _ = write!(
+                text,
+                "  # Choose when nodes may be taken out of service: {}\n  # and {} are the same, \
+                 which means\n  # the whole day in releases before 1.2.0, and one hour from 1.2.0 on.\n",
+                start.shown(),
+                stop.shown()
+            );
+            Some(format!("{} and {} are the same time", start.shown(), stop.shown()))
         }
         Daily::Unreadable => {
             let _ = write!(
@@ -306,8 +348,10 @@ fn is_always(expression: &str) -> bool {
 /// The daily window of the earlier operator.
 #[derive(Debug, PartialEq, Eq)]
 enum Daily {
-    /// None: the beginning is also the end.
+    /// None: both ends are midnight, the default.
     Always,
+    /// Both ends are the same time, and it is not the default.
+    Equal,
     Window(MaintenanceWindow),
     Unreadable,
 }
@@ -317,7 +361,7 @@ fn daily(start: Option<&str>, stop: Option<&str>) -> Daily {
         return Daily::Unreadable;
     };
     if start == stop {
-        return Daily::Always;
+        return if start == 0 { Daily::Always } else { Daily::Equal };
     }
     // Cron has whole minutes: a window begins with the first one in it.
     let begin = start.next_multiple_of(60);

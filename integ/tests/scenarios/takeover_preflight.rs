@@ -119,7 +119,9 @@ fn check(output: &str, parts: &[&str]) {
 async fn of_file() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("release.yaml");
-    let release = "{apiVersion: helm.toolkit.fluxcd.io/v2, kind: HelmRelease, spec: {values: {max_concurrent_updates: 3, limit: 1}}}";
+    let release = "{apiVersion: helm.toolkit.fluxcd.io/v2, kind: HelmRelease, spec: {chart: {spec: {chart: \
+                   bottlerocket-update-operator, sourceRef: {kind: HelmRepository, name: brupop}}}, values: \
+                   {max_concurrent_updates: 3, limit: 1}}}";
     std::fs::write(&file, release)?;
     let nowhere = dir.path().join("kubeconfig");
     let proposed = plugin_as(&nowhere, &["takeover", "settings", "--values", &file.display().to_string()]).await?;

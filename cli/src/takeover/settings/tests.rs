@@ -68,6 +68,28 @@ fn daily_window_becomes_window_in_utc() {
     }
     let (proposal, _) = proposed("update_window_start: \"0:0:0\"\nupdate_window_stop: \"0:0:0\"", &[]);
     assert!(schedule_of(&proposal).is_empty() && proposal.question.is_none(), "{}", proposal.text);
+    // A file that sets one end has the chart's default for the other.
+    for (values, expected, default) in [
+        ("update_window_start: \"21:0:0\"", "- {cron: \"0 21 * * *\", duration: 3h}", "update_window_stop"),
+        ("update_window_stop: \"5:30:0\"", "- {cron: \"0 0 * * *\", duration: 5h30m}", "update_window_start"),
+        (
+            "update_window_start: \"21:0:0\"\nupdate_window_stop: null",
+            "- {cron: \"0 21 * * *\", duration: 3h}",
+            "update_window_stop",
+        ),
+    ] {
+        let (proposal, _) = proposed(values, &[]);
+        assert_eq!(schedule_of(&proposal), [expected], "{values}");
+        assert!(proposal.question.is_none(), "{values}");
+        let comment = format!("the chart's own value of {default} (\"0:0:0\")");
+        assert!(proposal.text.contains(&comment), "{}", proposal.text);
+    }
+    let (proposal, _) = proposed("update_window_stop: \"0:0:0\"", &[]);
+    assert!(schedule_of(&proposal).is_empty() && proposal.question.is_none(), "{}", proposal.text);
+    // Releases differ in what they make of two equal times.
+    let (proposal, _) = proposed("update_window_start: \"9:0:0\"\nupdate_window_stop: \"9:0:0\"", &[]);
+    assert!(schedule_of(&proposal).is_empty() && proposal.text.contains("# the whole day in releases before 1.2.0"));
+    assert!(proposal.question.unwrap().contains("are the same time"));
     for (start, stop) in [("24:0:0", "1:0:0"), ("noon", "1:0:0"), ("9:0:10", "9:0:50"), ("9:0", "1:0:0")] {
         let (proposal, _) = proposed(&format!("update_window_start: \"{start}\"\nupdate_window_stop: \"{stop}\""), &[]);
         assert!(schedule_of(&proposal).is_empty() && proposal.question.is_some(), "{start} {stop}");
@@ -136,6 +158,21 @@ fn values_without_effect_are_named_in_the_policy() {
 }
 
 #[test]
+fn schedule_that_a_parent_chart_may_set_is_named_in_the_policy() {
+    let named =
+        "# the file is one for a parent chart and has no bottlerocket-update-operator.scheduler_cron_expression";
+    let (proposal, _) = proposed("bottlerocket-update-operator: {max_concurrent_updates: 2}", &[]);
+    let line = proposal.text.lines().find(|line| line.starts_with(named));
+    assert!(line.is_some_and(|line| line.ends_with("in force")), "{}", proposal.text);
+    for values in [
+        "bottlerocket-update-operator: {max_concurrent_updates: 2, scheduler_cron_expression: '* * * * * * *'}",
+        "max_concurrent_updates: 2",
+    ] {
+        assert!(!proposed(values, &[]).0.text.contains("parent chart"), "{values}");
+    }
+}
+
+#[test]
 fn settings_are_read_from_environment_of_each_workload() {
     let workload = |name: &str, environment: &[(&str, Option<&str>)]| Workload {
         kind: "Deployment",
@@ -157,6 +194,10 @@ fn settings_are_read_from_environment_of_each_workload() {
     let question = proposal.question.unwrap();
     assert!(question.contains("held by another object"), "{question}");
     assert!(!proposal.text.contains("recorded"), "{}", proposal.text);
+
+    let one_end = workload("controller", &[("UPDATE_WINDOW_START", Some("21:0:0"))]);
+    let question = propose(&Settings::of_workloads(&[one_end]), None, "elsewhere").question.unwrap();
+    assert!(question.contains("only one end of a window"), "{question}");
 
     let stopped = Workload { recorded: true, ..workload("agent", &[("EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC", Some("30"))]) };
     let text = propose(&Settings::of_workloads(&[stopped]), None, "elsewhere").text;

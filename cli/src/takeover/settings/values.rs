@@ -1,6 +1,7 @@
 //! The values of the earlier operator's chart in the files that people have: the values themselves, a HelmRelease, an Argo CD
-//! Application, the values of a parent chart, a Helmfile. A file that does not hold all of them is an error: a maintenance window
-//! that is overlooked would be lost.
+//! Application, the values of a parent chart, a Helmfile. A file that does not hold all of them is an error, as is one that
+//! installs another chart than the released one, which has values of its own: a maintenance window that is overlooked would be
+//! lost.
 
 use anyhow::{anyhow, bail};
 use serde_json::{Map, Value};
@@ -11,7 +12,7 @@ const CHART: &str = "bottlerocket-update-operator";
 /// Keys of the chart, in any release, that other charts hardly have.
 const OWN_KEYS: [&str; 11] = [
     "max_concurrent_updates",
-    "scheduler_cron_expression",
+    SCHEDULE,
     "update_window_start",
     "update_window_stop",
     "exclude_from_lb_wait_time_in_sec",
@@ -22,6 +23,9 @@ const OWN_KEYS: [&str; 11] = [
     "agent_tracing_filter",
     "apiserver_tracing_filter",
 ];
+
+/// Key of the schedule.
+const SCHEDULE: &str = "scheduler_cron_expression";
 
 /// Keys of the chart that other charts have too; the chart of the shadows has the first two.
 const COMMON_KEYS: [&str; 10] = [
@@ -47,6 +51,15 @@ const HEADS: [&str; 2] = ["USER-SUPPLIED VALUES:", "COMPUTED VALUES:"];
 const INSTEAD: &str = "helm get values --all RELEASE -n NAMESPACE > FILE writes those in force into one file; without --values, the \
                        command reads the earlier operator's workloads in the cluster";
 
+/// Environment variables of the earlier operator. Its chart sets them from the values; a patch of its manifests may too.
+const ENVIRONMENT: [&str; 5] = [
+    "MAX_CONCURRENT_UPDATE",
+    "SCHEDULER_CRON_EXPRESSION",
+    "UPDATE_WINDOW_START",
+    "UPDATE_WINDOW_STOP",
+    "EXCLUDE_FROM_LB_WAIT_TIME_IN_SEC",
+];
+
 /// The depth to which charts are looked for in charts.
 const DEPTH: usize = 6;
 
@@ -56,6 +69,8 @@ pub(super) struct ChartValues {
     values: Map<String, Value>,
     /// Where they are in the file, with a dot at the end; empty if the file holds nothing else.
     place: String,
+    /// True if they are a part of a plain file, which is then one for a parent chart.
+    of_parent: bool,
 }
 
 impl ChartValues {
@@ -74,6 +89,18 @@ impl ChartValues {
         self.place.trim_end_matches('.').rsplit('.').next() == Some(CHART)
     }
 
+    /// Returns a sentence about a schedule that the file cannot show, if there may be one.
+    pub(super) fn unseen(&self) -> Option<String> {
+        // The output of helm get values --all has the key, whoever sets it.
+        (self.of_parent && self.get(SCHEDULE).is_none()).then(|| {
+            format!(
+                "the file is one for a parent chart and has no {}{SCHEDULE}: if that chart sets it, it was not seen; helm get \
+                 values --all RELEASE writes the values in force",
+                self.place
+            )
+        })
+    }
+
     /// Returns the keys that are none of the chart's.
     pub(super) fn unknown(&self) -> Vec<String> {
         let known = |key: &&String| is_of_chart(key) || OTHER_KEYS.contains(&key.as_str());
@@ -89,12 +116,38 @@ fn is_of_chart(key: &str) -> bool {
     is_own(key) || COMMON_KEYS.contains(&key)
 }
 
+/// The chart that values are for, as the file has it.
+#[derive(Default)]
+enum Chart {
+    /// A file of values does not name it.
+    #[default]
+    Unnamed,
+    /// The earlier operator's, as it was released.
+    Earlier,
+    /// Any other, or a copy, by its name and place: its own values may set what the file does not.
+    Other(String),
+}
+
+impl Chart {
+    /// `released` is false for a chart that is kept in a folder: it may be a copy with values of its own.
+    fn of(place: &str, name: Option<&str>, released: bool) -> Self {
+        match name {
+            Some(name) if released && is_chart(name) => Self::Earlier,
+            Some(name) => Self::Other(format!("the chart {name:?} ({place})")),
+            None => Self::Other(format!("a chart that is not named at {place}")),
+        }
+    }
+
+    fn is_earlier(&self) -> bool {
+        matches!(self, Self::Earlier)
+    }
+}
+
 /// Values that a file gives to one chart, or to one installation of it.
 #[derive(Default)]
 struct Given {
     place: String,
-    /// True if the file says that it is the earlier operator's chart.
-    named: bool,
+    chart: Chart,
     values: Map<String, Value>,
     /// The fields that name other places of values.
     elsewhere: Vec<String>,
@@ -133,14 +186,38 @@ fn kind_of(value: &Value) -> &str {
 /// Returns all values that a file gives.
 fn given(document: Map<String, Value>) -> anyhow::Result<Vec<Given>> {
     let text = |key: &str| document.get(key).and_then(Value::as_str);
-    match (text("apiVersion"), text("kind")) {
-        (Some(_), Some("HelmRelease")) => Ok(vec![of_helm_release(&document["spec"])]),
-        (Some(_), Some("Application")) => of_application(&document["spec"]),
-        (Some(_), Some(kind)) => bail!(
-            "it is a {kind}; of the kinds of Kubernetes, values are read from HelmRelease and Application (Argo CD) alone; {INSTEAD}"
+    let spec = document.get("spec");
+    match (text("apiVersion"), text("kind"), spec) {
+        // A patch may leave out its apiVersion.
+        (_, Some("HelmRelease"), Some(spec)) => {
+            refuse_environment(spec)?;
+            Ok(vec![of_helm_release(spec)])
+        }
+        (_, Some("Application"), Some(spec)) => {
+            refuse_environment(spec)?;
+            of_application(spec)
+        }
+        (Some(_), Some(kind), _) => bail!(
+            "it is a {kind}; of the kinds of Kubernetes, values are read from HelmRelease and Application (Argo CD) alone, and from \
+             their spec; {INSTEAD}"
         ),
-        _ if document.get("releases").is_some_and(Value::is_array) => Ok(of_helmfile(&document["releases"])),
+        _ if document.get("releases").is_some_and(Value::is_array) => {
+            refuse_environment(&document["releases"])?;
+            Ok(of_helmfile(&document))
+        }
         _ => Ok(vec![Given { values: document, ..Given::default() }]),
+    }
+}
+
+/// Refuses a resource that patches the environment of the workloads: that is no value of a chart.
+fn refuse_environment(spec: &Value) -> anyhow::Result<()> {
+    let text = spec.to_string();
+    match ENVIRONMENT.iter().find(|name| text.contains(**name)) {
+        Some(name) => bail!(
+            "it sets {name}, an environment variable and no value of the chart; without --values, the command reads the \
+             environment of the earlier operator's workloads in the cluster"
+        ),
+        None => Ok(()),
     }
 }
 
@@ -165,11 +242,19 @@ fn map(value: &Value) -> Map<String, Value> {
 }
 
 fn of_helm_release(spec: &Value) -> Given {
+    let chart = &spec["chart"]["spec"];
+    let mut elsewhere = set_fields(spec, "spec", &["valuesFrom"]);
+    elsewhere.extend(set_fields(chart, "spec.chart.spec", &["valuesFiles", "valuesFile"]));
     Given {
         place: "spec.values".to_owned(),
-        named: spec["chart"]["spec"]["chart"].as_str().is_some_and(is_chart),
+        // The other kinds of sources have charts in folders; the objects that spec.chartRef may name are not in the file.
+        chart: Chart::of(
+            "spec.chart.spec.chart",
+            chart["chart"].as_str(),
+            chart["sourceRef"]["kind"].as_str() == Some("HelmRepository"),
+        ),
         values: map(&spec["values"]),
-        elsewhere: set_fields(spec, "spec", &["valuesFrom"]),
+        elsewhere,
     }
 }
 
@@ -181,46 +266,89 @@ fn of_application(spec: &Value) -> anyhow::Result<Vec<Given>> {
 }
 
 fn of_source(place: &str, source: &Value) -> anyhow::Result<Given> {
+    let chart = match (source["chart"].as_str(), source["path"].as_str()) {
+        (Some(name), _) => Chart::of(&format!("{place}.chart"), Some(name), true),
+        (None, path) => {
+            let released = source["repoURL"].as_str().is_some_and(is_repository);
+            Chart::of(&format!("{place}.path"), path, released)
+        }
+    };
+    let mut elsewhere = set_fields(source, place, &["plugin"]);
     let (helm, place) = (&source["helm"], format!("{place}.helm"));
+    elsewhere.extend(set_fields(helm, &place, &["valueFiles", "fileParameters"]));
     // Argo CD prefers parameters to valuesObject, and that to values, which it then ignores.
-    let mut values = match (&helm["valuesObject"], helm["values"].as_str()) {
+    let mut values = match (&helm["valuesObject"], &helm["values"]) {
         (Value::Object(values), _) if !values.is_empty() => values.clone(),
-        (_, Some(text)) => {
+        (_, Value::String(text)) => {
             let values: Value =
                 serde_saphyr::from_str(text).map_err(|error| anyhow!("{place}.values is no YAML: {error}"))?;
             map(&values)
         }
-        _ => Map::new(),
+        (_, other) => {
+            if is_set(other) {
+                elsewhere.push(format!("{place}.values"));
+            }
+            Map::new()
+        }
     };
-    set_all(&mut values, &helm["parameters"]);
-    Ok(Given {
-        named: ["chart", "path"].iter().any(|field| source[*field].as_str().is_some_and(is_chart)),
-        values,
-        elsewhere: set_fields(helm, &place, &["valueFiles", "fileParameters"]),
-        place,
-    })
+    elsewhere.extend(set_all(&mut values, &helm["parameters"], &format!("{place}.parameters")));
+    Ok(Given { place, chart, values, elsewhere })
 }
 
-fn of_helmfile(releases: &Value) -> Vec<Given> {
-    let releases = releases.as_array().into_iter().flatten().enumerate();
-    releases
-        .map(|(index, release)| {
-            let place = format!("releases[{index}]");
-            let mut given = Given {
-                named: release["chart"].as_str().is_some_and(is_chart),
-                elsewhere: set_fields(release, &place, &["valuesTemplate", "setTemplate", "secrets", "inherit"]),
-                ..Given::default()
-            };
-            for (number, values) in release["values"].as_array().into_iter().flatten().enumerate() {
+/// Returns true for the address of the earlier operator's repository, which has its chart in a folder.
+fn is_repository(url: &str) -> bool {
+    let url = url.trim_end_matches('/').trim_end_matches(".git");
+    ["https://", "ssh://git@", "git@"]
+        .iter()
+        .find_map(|scheme| url.strip_prefix(scheme)?.strip_prefix("github.com"))
+        .is_some_and(|path| path.trim_start_matches(['/', ':']) == format!("bottlerocket-os/{CHART}"))
+}
+
+fn of_helmfile(document: &Map<String, Value>) -> Vec<Given> {
+    let list = |key: &str| document.get(key).and_then(Value::as_array).into_iter().flatten();
+    let repositories: Vec<&str> = list("repositories").filter_map(|repository| repository["name"].as_str()).collect();
+    let releases = list("releases").enumerate();
+    releases.map(|(index, release)| of_release(&format!("releases[{index}]"), release, &repositories)).collect()
+}
+
+/// Returns what a Helmfile gives to one release. A chart of no repository in the file may be a folder.
+fn of_release(place: &str, release: &Value, repositories: &[&str]) -> Given {
+    let released = |name: &str| {
+        name.starts_with("oci://") || name.split_once('/').is_some_and(|(first, _)| repositories.contains(&first))
+    };
+    let name = release["chart"].as_str();
+    let fields = [
+        "valuesTemplate",
+        "setTemplate",
+        "setString",
+        "setStringTemplate",
+        "secrets",
+        "inherit",
+        "strategicMergePatches",
+        "jsonPatches",
+        "transformers",
+    ];
+    let mut given = Given {
+        place: format!("{place}.values"),
+        chart: Chart::of(&format!("{place}.chart"), name, name.is_some_and(released)),
+        elsewhere: set_fields(release, place, &fields),
+        ..Given::default()
+    };
+    match &release["values"] {
+        Value::Array(all) => {
+            for (number, values) in all.iter().enumerate() {
                 match values {
                     Value::Object(values) => merge(&mut given.values, values),
-                    _ => given.elsewhere.push(format!("{place}.values[{number}]")),
+                    _ => given.elsewhere.push(format!("{}[{number}]", given.place)),
                 }
             }
-            set_all(&mut given.values, &release["set"]);
-            Given { place: format!("{place}.values"), ..given }
-        })
-        .collect()
+        }
+        other if is_set(other) => given.elsewhere.push(given.place.clone()),
+        _ => {}
+    }
+    let unread = set_all(&mut given.values, &release["set"], &format!("{place}.set"));
+    given.elsewhere.extend(unread);
+    given
 }
 
 /// Returns true for the name, or the path, of the earlier operator's chart.
@@ -238,10 +366,18 @@ fn merge(into: &mut Map<String, Value>, values: &Map<String, Value>) {
     }
 }
 
-/// Sets values by their paths, as `--set` of Helm does.
-fn set_all(into: &mut Map<String, Value>, parameters: &Value) {
-    for parameter in parameters.as_array().into_iter().flatten() {
-        let Some(name) = parameter["name"].as_str() else { continue };
+/// Sets values by their paths, as `--set` of Helm does. Returns the places of those that are not written out in the file.
+fn set_all(into: &mut Map<String, Value>, parameters: &Value, place: &str) -> Vec<String> {
+    let Value::Array(parameters) = parameters else {
+        return if is_set(parameters) { vec![place.to_owned()] } else { Vec::new() };
+    };
+    let mut elsewhere = Vec::new();
+    for (index, parameter) in parameters.iter().enumerate() {
+        // A Helmfile also knows `file` and `values`.
+        let (Some(name), false) = (parameter["name"].as_str(), parameter["value"].is_null()) else {
+            elsewhere.push(format!("{place}[{index}]"));
+            continue;
+        };
         // A dot in a key is written with a backslash, and the element of a list in brackets.
         let name = name.replace("\\.", "\u{0}");
         let keys = name.split('.').map(|key| key.split('[').next().unwrap_or_default().replace('\u{0}', "."));
@@ -250,33 +386,52 @@ fn set_all(into: &mut Map<String, Value>, parameters: &Value) {
             .fold(parameter["value"].clone(), |value, key| Value::Object([(key, value)].into_iter().collect()));
         merge(into, &map(&value));
     }
+    elsewhere
 }
 
 /// Returns the values of the chart among all that a file gives.
 fn locate(all: Vec<Given>) -> anyhow::Result<ChartValues> {
-    let has_own = |given: &Given| !charts(given, is_own).is_empty();
-    let preferred: [&dyn Fn(&Given) -> bool; 3] =
-        [&|given| given.named, &has_own, &|given| !given.elsewhere.is_empty()];
+    let is_candidate = |given: &Given| given.chart.is_earlier() || !charts(given, is_own).is_empty();
+    let preferred: [&dyn Fn(&Given) -> bool; 2] = [&is_candidate, &|given| !given.elsewhere.is_empty()];
     let preferred = preferred.into_iter().find(|preferred| all.iter().any(preferred));
     let given =
         one(all.into_iter().filter(|given| preferred.is_none_or(|preferred| preferred(given))), |given| &given.place)?;
     let given = given.unwrap_or_default();
-    if !given.elsewhere.is_empty() {
-        let verb = if given.elsewhere.len() > 1 { "name" } else { "names" };
-        bail!("{} {verb} values that are not in it; {INSTEAD}", given.elsewhere.join(" and "));
-    }
+    refuse_elsewhere(&given)?;
+    let place = prefix(&given.place);
     let mut found = charts(&given, is_own);
     if found.is_empty() {
         // Where no key is the chart's alone, its name decides.
         found = charts(&given, is_of_chart);
-        let place = prefix(&given.place);
         found.retain(|values| values.is_named() || values.place == place);
         if found.iter().any(ChartValues::is_named) {
             found.retain(ChartValues::is_named);
         }
-        found.retain(|values| given.named || values.is_named() || values.unknown().is_empty());
+        found.retain(|values| given.chart.is_earlier() || values.is_named() || values.unknown().is_empty());
     }
-    one(found, |values| values.place.trim_end_matches('.'))?.ok_or_else(|| no_values(&given))
+    let found = one(found, |values| values.place.trim_end_matches('.'))?.ok_or_else(|| no_values(&given))?;
+    let is_part = found.place != place;
+    if is_part && given.chart.is_earlier() {
+        bail!(
+            "{} is not where the chart {CHART} reads its values: they have no effect there, or the chart is a parent of the \
+             same name, whose own values are not in it; {INSTEAD}",
+            found.place.trim_end_matches('.')
+        );
+    }
+    Ok(ChartValues { of_parent: is_part, ..found })
+}
+
+/// Refuses values of which others are elsewhere: in files, in other objects, or in the chart that they are for.
+fn refuse_elsewhere(given: &Given) -> anyhow::Result<()> {
+    let mut reasons = Vec::new();
+    if !given.elsewhere.is_empty() {
+        let verb = if given.elsewhere.len() > 1 { "name" } else { "names" };
+        reasons.push(format!("{} {verb} values that are not in it", given.elsewhere.join(" and ")));
+    }
+    if let Chart::Other(chart) = &given.chart {
+        reasons.push(format!("{chart} may have values of its own for the earlier operator, which are not in it"));
+    }
+    if reasons.is_empty() { Ok(()) } else { bail!("{}; {INSTEAD}", reasons.join("; ")) }
 }
 
 /// Returns the only one, if there is one.
@@ -328,7 +483,7 @@ fn charts(given: &Given, is_key: fn(&str) -> bool) -> Vec<ChartValues> {
             }
         }
         if values.keys().any(|key| is_key(key)) {
-            found.push(ChartValues { values: values.clone(), place });
+            found.push(ChartValues { values: values.clone(), place, of_parent: false });
         }
     }
     let mut found = Vec::new();

@@ -14,9 +14,11 @@ fn error(text: &str) -> String {
 
 #[test]
 fn values_are_found_in_the_files_that_people_have() {
-    let of_helm = "apiVersion: helm.toolkit.fluxcd.io/v2\nkind: HelmRelease\nspec:\n  valuesFrom: []\n  values:";
+    let of_helm = "apiVersion: helm.toolkit.fluxcd.io/v2\nkind: HelmRelease\nspec:\n  valuesFrom: []\n  chart: {spec: {chart: \
+                   bottlerocket-update-operator, sourceRef: {kind: HelmRepository, name: x}}}\n  values:";
     let of_argo = "apiVersion: argoproj.io/v1alpha1\nkind: Application\nspec:";
     let argo = "spec.source.helm.";
+    let chart = format!("chart: {CHART}");
     for (sentence, file, place) in [
         ("the values", "max_concurrent_updates: 3\nscheduler_cron_expression: CRON".to_owned(), ""),
         ("one document with its marks", "---\nmax_concurrent_updates: '3'\nscheduler_cron_expression: CRON\n---\n".to_owned(), ""),
@@ -56,14 +58,9 @@ fn values_are_found_in_the_files_that_people_have() {
             "spec.values.",
         ),
         (
-            "a HelmRelease of a parent chart",
-            format!("{of_helm} {{brupop: {{max_concurrent_updates: 3, scheduler_cron_expression: CRON}}}}"),
-            "spec.values.brupop.",
-        ),
-        (
             "an Application with values",
             format!(
-                "{of_argo}\n  source:\n    helm:\n      values: |\n        max_concurrent_updates: 3\n        \
+                "{of_argo}\n  source:\n    {chart}\n    helm:\n      values: |\n        max_concurrent_updates: 3\n        \
                  scheduler_cron_expression: CRON"
             ),
             argo,
@@ -71,7 +68,7 @@ fn values_are_found_in_the_files_that_people_have() {
         (
             "an Application with a valuesObject, which replaces values",
             format!(
-                "{of_argo} {{source: {{helm: {{values: 'max_concurrent_updates: 9', valuesObject: {{max_concurrent_updates: 3, \
+                "{of_argo} {{source: {{{chart}, helm: {{values: 'max_concurrent_updates: 9', valuesObject: {{max_concurrent_updates: 3, \
                  scheduler_cron_expression: CRON}}}}}}}}"
             ),
             argo,
@@ -79,19 +76,20 @@ fn values_are_found_in_the_files_that_people_have() {
         (
             "an Application with parameters, which come first",
             format!(
-                "{of_argo} {{source: {{helm: {{values: 'max_concurrent_updates: 9', parameters: [{{name: \
+                "{of_argo} {{source: {{{chart}, helm: {{values: 'max_concurrent_updates: 9', parameters: [{{name: \
                  max_concurrent_updates, value: '3'}}, {{name: scheduler_cron_expression, value: CRON}}, {{name: \
                  logging.formatter, value: json}}, {{name: 'image_pull_secrets[0].name', value: x}}]}}}}}}"
             ),
             argo,
         ),
         (
-            "parameters of a parent chart",
+            "the chart in the earlier operator's own repository",
             format!(
-                "{of_argo} {{source: {{helm: {{parameters: [{{name: brupop.max_concurrent_updates, value: '3'}}, {{name: \
-                 brupop.scheduler_cron_expression, value: CRON}}]}}}}}}"
+                "{of_argo} {{source: {{repoURL: 'https://github.com/bottlerocket-os/bottlerocket-update-operator.git', path: \
+                 deploy/charts/{CHART}, helm: {{parameters: [{{name: max_concurrent_updates, value: '3'}}, {{name: \
+                 scheduler_cron_expression, value: CRON}}]}}}}}}"
             ),
-            "spec.source.helm.brupop.",
+            argo,
         ),
         (
             "an Application with several sources",
@@ -105,7 +103,7 @@ fn values_are_found_in_the_files_that_people_have() {
         ),
         (
             "a Helmfile",
-            "repositories: []\nreleases: [{name: other, chart: a/b, values: [other.yaml]}, {name: brupop, chart: \
+            "repositories: [{name: brupop, url: x}]\nreleases: [{name: other, chart: a/b, values: [other.yaml]}, {name: brupop, chart: \
              brupop/bottlerocket-update-operator, values: [{max_concurrent_updates: 9}, {scheduler_cron_expression: CRON}], \
              set: [{name: max_concurrent_updates, value: 3}]}]"
                 .to_owned(),
@@ -123,6 +121,7 @@ fn values_are_found_in_the_files_that_people_have() {
 fn file_without_all_values_of_the_chart_is_one_error_with_what_to_do() {
     let of_helm = "{apiVersion: helm.toolkit.fluxcd.io/v2, kind: HelmRelease, spec: ";
     let of_argo = "{apiVersion: argoproj.io/v1alpha1, kind: Application, spec: ";
+    let released = "chart: {spec: {chart: bottlerocket-update-operator, sourceRef: {kind: HelmRepository}}}";
     let own = "{max_concurrent_updates: 3}";
     for (file, expected) in [
         ("", "it holds no values"),
@@ -145,7 +144,8 @@ fn file_without_all_values_of_the_chart_is_one_error_with_what_to_do() {
             &format!("{of_helm}{{valuesFrom: [{{kind: ConfigMap, name: x}}], values: {own}}}}}"),
             "spec.valuesFrom names values",
         ),
-        (&format!("{of_helm}{{chart: {{spec: {{chart: bottlerocket-update-operator}}}}}}}}"), "it has no values"),
+        (&format!("{of_helm}{{{released}}}}}"), "it has no values"),
+        ("{apiVersion: helm.toolkit.fluxcd.io/v2, kind: HelmRelease}", "it is a HelmRelease"),
         (
             &format!(
                 "{of_argo}{{source: {{helm: {{valueFiles: [a.yaml], fileParameters: [{{name: a, path: b}}], valuesObject: {own}}}}}}}}}"
@@ -159,10 +159,24 @@ fn file_without_all_values_of_the_chart_is_one_error_with_what_to_do() {
             "spec.sources[0].helm.valueFiles names",
         ),
         (&format!("{of_argo}{{source: {{helm: {{values: 'a: ['}}}}}}}}"), "spec.source.helm.values is no YAML"),
-        (&format!("{of_argo}{{source: {{path: x}}}}}}"), "it has no values of the chart"),
+        (&format!("{of_argo}{{source: {{path: x}}}}}}"), "the chart \"x\" (spec.source.path) may have values"),
         (
-            "releases: [{chart: a/bottlerocket-update-operator, values: [{max_concurrent_updates: 3}, production.yaml]}]",
+            &format!("{of_argo}{{source: {{chart: bottlerocket-update-operator, helm: {{values: {own}}}}}}}}}"),
+            "spec.source.helm.values names values",
+        ),
+        (
+            "repositories: [{name: a}]\nreleases: [{chart: a/bottlerocket-update-operator, values: [{max_concurrent_updates: 3}, \
+             production.yaml]}]",
             "releases[0].values[1] names",
+        ),
+        (
+            "releases: [{chart: oci://a/bottlerocket-update-operator, values: [{max_concurrent_updates: 3}], set: [{name: \
+             scheduler_cron_expression, file: x}, {name: scheduler_cron_expression, values: [a]}]}]",
+            "releases[0].set[0] and releases[0].set[1] name values",
+        ),
+        (
+            "releases: [{chart: oci://a/bottlerocket-update-operator, values: {max_concurrent_updates: 3}, set: {a: b}}]",
+            "releases[0].values and releases[0].set name values",
         ),
         (
             "releases: [{name: a, values: [{max_concurrent_updates: 3}]}, {name: b, values: [{max_concurrent_updates: 2}]}]",
@@ -176,10 +190,68 @@ fn file_without_all_values_of_the_chart_is_one_error_with_what_to_do() {
     }
 }
 
+/// A parent chart, or a copy of the chart, has a values.yaml of its own, in which the schedule may be.
+#[test]
+fn values_for_another_chart_than_the_released_one_are_refused() {
+    let own = "{max_concurrent_updates: 3}";
+    let of_flux = |chart: &str, kind: &str, field: &str, values: &str| {
+        format!(
+            "{{kind: HelmRelease, spec: {{chart: {{spec: {{chart: {chart}, sourceRef: {{kind: {kind}}}, {field}}}}}, values: {values}}}}}"
+        )
+    };
+    let of_argo = |source: &str, values: &str| {
+        format!("{{kind: Application, spec: {{source: {{{source}, helm: {{valuesObject: {values}}}}}}}}}")
+    };
+    let below = format!("{{brupop: {own}}}");
+    for (file, expected) in [
+        (of_flux(CHART, "HelmRepository", "valuesFiles: [a.yaml]", own), "spec.chart.spec.valuesFiles names values"),
+        (of_flux(CHART, "HelmRepository", "valuesFile: a.yaml", own), "spec.chart.spec.valuesFile names values"),
+        (
+            of_flux("platform", "HelmRepository", "version: x", &below),
+            "the chart \"platform\" (spec.chart.spec.chart) may",
+        ),
+        (of_flux(&format!("./charts/{CHART}"), "GitRepository", "version: x", own), "may have values of its own"),
+        (of_flux(CHART, "HelmRepository", "version: x", &below), "spec.values.brupop is not where the chart"),
+        (
+            format!("{{kind: HelmRelease, spec: {{chartRef: {{kind: OCIRepository, name: x}}, values: {own}}}}}"),
+            "a chart that is not named at spec.chart.spec.chart may have values",
+        ),
+        (of_argo("path: charts/platform", &below), "the chart \"charts/platform\" (spec.source.path) may"),
+        (
+            of_argo(&format!("repoURL: 'https://example.com/x', path: charts/{CHART}"), own),
+            "may have values of its own",
+        ),
+        (of_argo("chart: platform", &below), "the chart \"platform\" (spec.source.chart) may"),
+        (
+            format!("releases: [{{chart: ./charts/{CHART}, values: [{own}]}}]"),
+            "(releases[0].chart) may have values of its own",
+        ),
+        (format!("repositories: []\nreleases: [{{chart: a/{CHART}, values: [{own}]}}]"), "(releases[0].chart) may"),
+    ] {
+        let error = error(&file);
+        assert!(error.contains(expected) && error.contains("helm get values --all"), "{expected}: {error}\n{file}");
+    }
+    // The values file of a parent chart is taken as it is, and what it cannot show is said.
+    let unseen = |file: &str| read(file).unwrap().unseen();
+    assert!(unseen(&below).unwrap().contains("no brupop.scheduler_cron_expression"));
+    assert_eq!(unseen("brupop: {scheduler_cron_expression: x}"), None);
+    assert_eq!(unseen(own), None);
+}
+
+#[test]
+fn environment_that_a_patch_sets_is_refused() {
+    let file = format!(
+        "{{kind: HelmRelease, spec: {{chart: {{spec: {{chart: {CHART}, sourceRef: {{kind: HelmRepository}}}}}}, values: \
+         {{max_concurrent_updates: 3}}, postRenderers: [{{kustomize: {{patches: [{{patch: 'name: SCHEDULER_CRON_EXPRESSION'}}]}}}}]}}}}"
+    );
+    let error = error(&file);
+    assert!(error.contains("it sets SCHEDULER_CRON_EXPRESSION") && error.contains("without --values"), "{error}");
+}
+
 #[test]
 fn keys_that_the_chart_never_had_are_named() {
     let of_helm = "apiVersion: helm.toolkit.fluxcd.io/v2\nkind: HelmRelease\nspec:\n  chart: {spec: {chart: \
-                   bottlerocket-update-operator}}\n  values: {image: x, scheduler: {cron: x}, maxUnavailable: 1}";
+                   bottlerocket-update-operator, sourceRef: {kind: HelmRepository}}}\n  values: {image: x, scheduler: {cron: x}, maxUnavailable: 1}";
     assert_eq!(
         found(of_helm),
         (vec![], vec!["spec.values.maxUnavailable".to_owned(), "spec.values.scheduler".to_owned()])
