@@ -46,7 +46,7 @@ pub(super) fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>) -> Vec<H
     let of_fleet =
         |record: &RecordFacts| !record.rollout.drill && record.rollout.first.is_none() && record.status.nodes > 1;
     least.sort_by_key(|record| (of_fleet(record), record.rollout.number));
-    let too_many = ended.len().saturating_sub(limits.records);
+    let too_many = least.len().saturating_sub(limits.records);
     let mut gone: BTreeSet<&str> = least.iter().take(too_many).map(|record| record.name.as_str()).collect();
     let mut pages: Vec<(i64, &HistoryObject)> = Vec::new();
     let readable = |object: &&HistoryObject| !unreadable.contains_key(&object.record);
