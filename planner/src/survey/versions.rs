@@ -288,6 +288,7 @@ mod tests {
         let host = |kind: u64, chosen: &Version| {
             let ended = kind == KINDS;
             let mut node = offered(&format!("a{kind}"), Some(if ended { &line } else { &list }));
+            node.facts.os_image = format!("Bottlerocket OS 1.20.0 (aws-k8s-1.{kind})");
             let agent = &mut node.shadow.as_mut().unwrap().status.agent;
             agent.variant = Some(format!("aws-k8s-1.{kind}"));
             agent.updates.as_mut().unwrap().chosen_version = Some(chosen.clone()).filter(|_| !ended);

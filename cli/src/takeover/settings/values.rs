@@ -91,7 +91,7 @@ impl ChartValues {
 
     /// Returns a sentence about a schedule that the file cannot show, if there may be one.
     pub(super) fn unseen(&self) -> Option<String> {
-        // The output of helm get values --all has the key, whoever sets it.
+        // The output of `helm get values --all` has the key, also where the chart sets it.
         (self.of_parent && self.get(SCHEDULE).is_none()).then(|| {
             format!(
                 "the file is one for a parent chart and has no {}{SCHEDULE}: if that chart sets it, it was not seen; helm get \

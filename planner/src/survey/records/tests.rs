@@ -333,6 +333,7 @@ fn rollout_ends_when_last_node_has_ended_its_attempt_or_is_gone() {
 fn variants_have_numbers_of_their_own() {
     let mut other = node("b");
     other.shadow.as_mut().unwrap().status.agent.variant = Some("aws-k8s-1.38".into());
+    other.facts.os_image = format!("Bottlerocket OS {OLD} (aws-k8s-1.38)");
     let mut fleet = Fleet::of(vec![node("a"), other]);
     assert_eq!(fleet.settle(), [(NEW, 1, Running), (NEW, 2, Running)]);
     // One of them ends alone.
