@@ -64,7 +64,7 @@ pub(super) fn check_health(ctx: &Attempt<'_>) -> Option<Turn> {
     let until = after(ctx.progress.since, after_policy.soak);
     if ctx.now < until {
         // A pod that is starting interrupts the soak once it takes too long.
-        let starts = unhealthy.iter().filter_map(|unhealthy| Some(after(unhealthy.pod.started?, STARTING)));
+        let starts = unhealthy.iter().filter_map(|unhealthy| unhealthy.pod.starts_by());
         let wake = starts.filter(|at| *at > ctx.now).fold(until, Timestamp::min);
         return looking(stay(Wait::Soaking { until }).waking_at(wake));
     }
@@ -116,7 +116,7 @@ fn interruption(
         return Ok(Some(Wait::NodePressure { condition }));
     }
     // One that its kubelet has not seen yet is about to start.
-    let is_new = |pod: &PodFacts| pod.is_starting(ctx.now) || (pod.pending && pod.started.is_none());
+    let is_new = |pod: &PodFacts| pod.starts_in_time(ctx.now) || (pod.pending && pod.started.is_none());
     let late = unhealthy.iter().filter(|unhealthy| !unhealthy.pod.ready && !is_new(unhealthy.pod));
     let counted = counted(ctx, &late.copied().collect::<Vec<_>>(), deadline)?;
     if let Some(wait) = settling(&counted) {

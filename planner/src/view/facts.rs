@@ -395,6 +395,7 @@ impl PodFacts {
             labels: Arc::new(meta.labels.clone().unwrap_or_default()),
             ready: is_true(pod, "Ready"),
             started: pod.status.as_ref().and_then(|status| Some(status.start_time.as_ref()?.0)),
+            startup: super::pods::startup(pod),
             lost_ready_at: lost_ready_at(pod),
             restarts: containers(pod).map(|container| container.restart_count).max().unwrap_or_default(),
             restarted_at: containers(pod).filter_map(restarted_at).max(),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use models::time::after;
 
 /// Time for which a drain waits for the reads of its pods' top owners, which the history names.
@@ -64,6 +65,8 @@ pub struct PodFacts {
     pub ready: bool,
     /// Time at which its kubelet first saw it.
     pub started: Option<Timestamp>,
+    /// Time that the startup probes of its containers give them, beyond that which any pod may need to start.
+    pub startup: std::time::Duration,
     /// Time at which it ceased to be Ready, to the end of that second; `None` while it is Ready, and for one that never was.
     pub lost_ready_at: Option<Timestamp>,
     /// Highest number of restarts among its containers.
@@ -139,6 +142,17 @@ pub const STARTING: std::time::Duration = std::time::Duration::from_secs(2 * 60)
 /// what stays on it.
 const CRASH_LOOP: i32 = 3;
 
+/// Returns the longest time that a startup probe gives a container of a pod.
+pub(super) fn startup(pod: &Pod) -> std::time::Duration {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let seconds = containers.filter_map(|container| container.startup_probe.as_ref()).map(|probe| {
+        let of = |value: Option<i32>, default: u64| value.map_or(default, |value| u64::try_from(value).unwrap_or(0));
+        // The defaults of Kubernetes.
+        of(probe.initial_delay_seconds, 0) + of(probe.period_seconds, 10) * of(probe.failure_threshold, 3)
+    });
+    std::time::Duration::from_secs(seconds.max().unwrap_or(0))
+}
+
 /// Maximum time since the last restart of a container that crash-loops.
 const CRASH_LOOP_PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_hours(1);
 
@@ -151,8 +165,22 @@ impl PodFacts {
 
     /// Returns whether it may still need time: it has never been Ready, none of its containers was restarted, and it was started lately.
     pub fn is_starting(&self, now: Timestamp) -> bool {
-        let is_new = !self.ready && !self.failed && self.lost_ready_at.is_none() && self.restarts == 0;
-        is_new && self.started.is_some_and(|started| after(started, STARTING) > now)
+        self.is_new() && self.started.is_some_and(|started| after(started, STARTING) > now)
+    }
+
+    /// Returns whether it has never been Ready, and has neither failed nor restarted.
+    fn is_new(&self) -> bool {
+        !self.ready && !self.failed && self.lost_ready_at.is_none() && self.restarts == 0
+    }
+
+    /// Returns whether it takes no longer to start than its startup probes allow.
+    pub fn starts_in_time(&self, now: Timestamp) -> bool {
+        self.is_new() && self.starts_by().is_some_and(|by| by > now)
+    }
+
+    /// Returns the time by which it has to have started, once its kubelet has seen it.
+    pub fn starts_by(&self) -> Option<Timestamp> {
+        Some(after(self.started?, STARTING + self.startup))
     }
 
     /// Returns whether it has ended for good. A pod of a DaemonSet has to run for as long as its node does: one that failed is none
@@ -286,5 +314,27 @@ impl OwnerHealth {
     /// fail on updated nodes alone, and on more than one.
     pub fn is_evidence(&self) -> bool {
         self.updated_failing > 0 && self.updated_ready == 0 && self.others_healthy > 0 && self.others_unhealthy == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn startup_probe_gives_a_pod_the_longest_time_of_its_containers() {
+        let pod = |probes: serde_json::Value| {
+            let containers = probes
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|probe| serde_json::json!({"name": "app", "startupProbe": probe}));
+            let spec = serde_json::json!({"containers": containers.collect::<Vec<_>>()});
+            startup(&serde_json::from_value(serde_json::json!({"metadata": {}, "spec": spec})).unwrap()).as_secs()
+        };
+        let long = serde_json::json!({"initialDelaySeconds": 5, "periodSeconds": 20, "failureThreshold": 30});
+        assert_eq!(pod(serde_json::json!([{}, long])), 605);
+        assert_eq!(pod(serde_json::json!([{}])), 30, "by the defaults of Kubernetes");
+        assert_eq!(pod(serde_json::json!([null])), 0);
     }
 }

@@ -219,6 +219,32 @@ fn replica_that_was_ill_on_the_node_that_it_comes_from_is_no_difference() {
     }
 }
 
+/// A model server may load for longer than the time that any pod may need.
+#[test]
+fn pod_that_its_startup_probe_allows_to_start_interrupts_no_soak_and_proves_nothing_until_it_is_ready() {
+    let slow =
+        |startup| PodFacts { started: Some(t(-600)), startup: std::time::Duration::from_secs(startup), ..failing() };
+    for (sentence, startup, ready, soaked) in [
+        ("it takes longer than its probe allows", 60, true, 2 * SOAKED - 1),
+        ("its probe allows more", 3600, true, SOAKED),
+        ("its probe allows more than the verification", 3600, false, DEADLINE),
+    ] {
+        let mut watch = Watch::of(verifying(vec![healthy(), slow(startup)]));
+        watch.found = EVIDENCE;
+        watch.at(1);
+        watch.at(SOAKED - 1);
+        if ready {
+            *watch.pods() = vec![healthy(), healthy()];
+            watch.at(SOAKED - 1);
+        }
+        watch.at(soaked - 1);
+        assert_eq!(watch.result().0, None, "{sentence}");
+        watch.at(soaked);
+        let expected = if ready { is_updated() } else { is_blamed() };
+        assert_eq!(watch.result(), expected, "{sentence}");
+    }
+}
+
 #[test]
 fn one_instant_of_pressure_after_the_deadline_freezes_nothing() {
     let mut watch = beside(&ALL[1..]);
