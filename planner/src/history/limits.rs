@@ -3,11 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use models::history::RecordedRollout;
 use models::operator::BottlerocketUpdateOperatorSpec;
 use models::time::after;
 
 use super::snapshot::{HistoryAction, HistorySnapshot};
 use crate::view::{HistoryObject, RecordFacts};
+
+/// The number of the newest records that go in their order, whatever they are of: users read them.
+const SPARED: usize = 10;
 
 /// The number of objects that are deleted in one pass.
 const AT_A_TIME: usize = 16;
@@ -41,10 +45,13 @@ pub(super) fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>) -> Vec<H
     let mut oldest: Vec<&RecordFacts> = records.values().collect();
     oldest.sort_by_key(|record| record.rollout.number);
     let ended: Vec<&RecordFacts> = oldest.iter().copied().filter(|record| !record.runs()).collect();
-    // Those of drills, and of at most one node, as of one that came late, go before those of whole fleets.
+    // Those of drills, and of at most one node, as of one that came late, go before those of whole fleets, but for the newest ones.
     let mut least: Vec<&RecordFacts> = ended;
-    let of_fleet =
-        |record: &RecordFacts| !record.rollout.drill && record.rollout.first.is_none() && record.status.nodes > 1;
+    let newest = least.iter().rev().take(SPARED).next_back().map_or(0, |record| record.rollout.number);
+    let of_fleet = |record: &RecordFacts| {
+        let RecordedRollout { drill, first, number, .. } = &record.rollout;
+        *number >= newest || (!drill && first.is_none() && record.status.nodes > 1)
+    };
     least.sort_by_key(|record| (of_fleet(record), record.rollout.number));
     let too_many = least.len().saturating_sub(limits.records);
     let mut gone: BTreeSet<&str> = least.iter().take(too_many).map(|record| record.name.as_str()).collect();

@@ -21,7 +21,7 @@ use super::permits::{permit_request, rehearsal_request};
 use super::result::mark_moved;
 use super::row::{Attempt, Outcome, Turn, act, fail, stay};
 use crate::decision::{Eviction, Evictions, Note};
-use crate::drain::{DENIAL_RETRIED, ENDED, Sorted, denied_for_good, unlisted};
+use crate::drain::{DENIAL_RETRIED, ENDED, Sorted, denied_for_good, listed, unlisted};
 use crate::gates;
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
@@ -86,7 +86,7 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
         return fail_for_returning_pod(pod);
     }
     if let Some(wait) = marked_arrivals(ctx, &mut sorted) {
-        if has_evicted_none(ctx) {
+        if has_evicted_none(ctx, &sorted) {
             return Turn::of(Outcome::Refuse(wait));
         }
         if sorted.empty() {
@@ -118,9 +118,14 @@ fn marked_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
 }
 
 /// Returns whether no pod has left, and none is about to.
-fn has_evicted_none(ctx: &NodeContext<'_>) -> bool {
+fn has_evicted_none(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> bool {
+    // An earlier leader may have got the answers.
+    let leaves = ctx.drain_status().is_some_and(|drain| {
+        let asked = drain.asked_first.iter().any(|first| first.accepted.is_some());
+        asked || sorted.leaving.iter().any(|pod| listed(pod, drain))
+    });
     let accepted = ctx.node.blocked.values().any(|answer| answer.accepted);
-    pods_gone(ctx) == 0 && ctx.node.in_flight.is_empty() && !accepted
+    pods_gone(ctx) == 0 && ctx.node.in_flight.is_empty() && !accepted && !leaves
 }
 
 /// Ends the attempt of a node whose guarded pods have stayed: no pod was evicted but those asked first.

@@ -311,7 +311,7 @@ pub(crate) fn follow<'a>(
             || number.is_some_and(|number| view.history.running.contains(&number));
         let under_way = active.ended.is_none() && keys.contains(&key_of(active));
         // One that a single host has named leaves nothing to read.
-        let empty = number.is_none() && active.ledger.as_ref().is_none_or(|ledger| ledger.used() == 0);
+        let empty = number.is_none() && active.ledger.as_ref().is_some_and(|ledger| ledger.used() == 0);
         let kept = needed || under_way || (room > 0 && !empty);
         room = room.saturating_sub(usize::from(!needed && !under_way));
         kept

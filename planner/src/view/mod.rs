@@ -154,7 +154,7 @@ impl NodeFacts {
 
     /// Returns the variant in the name of the operating system, e.g. `aws-k8s-1.37` of `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
     pub fn variant(&self) -> Option<&str> {
-        let (_, rest) = self.os_image.split_once('(')?;
+        let (_, rest) = self.os_image.rsplit_once('(')?;
         rest.split_once(')').map(|(variant, _)| variant)
     }
 

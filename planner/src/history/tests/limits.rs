@@ -92,11 +92,14 @@ fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
     ] {
         assert_eq!(deleted(limits, now), expected, "{sentence}");
     }
-    // One node's record goes before that of a fleet, whichever is older.
+    // One node's record goes before that of a fleet, whichever is older, if others have followed.
     let mut of_sizes = records.clone();
+    of_sizes.extend((30..40).map(|number| record(number, Some(30))));
     for (number, nodes) in [(8, 3), (9, 1)] {
         of_sizes.get_mut(&format!("rollout-{number}-x")).unwrap().status.nodes = nodes;
     }
-    let gone = deleted_of(&of_sizes, Limits { records: 1, ..all }, 100);
-    assert_eq!(gone, ["9", "9-p001", "9-p002"]);
+    let gone = |of_sizes: &_, records| deleted_of(of_sizes, Limits { records, ..all }, 100);
+    assert_eq!(gone(&of_sizes, 11), ["9", "9-p001", "9-p002"]);
+    of_sizes.retain(|_, record| record.rollout.number < 30);
+    assert_eq!(gone(&of_sizes, 1), ["8", "8-p001", "8-p002"], "the newest ones go in their order");
 }
