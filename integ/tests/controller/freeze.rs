@@ -112,8 +112,8 @@ async fn other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume(
         }
         anyhow::Ok(())
     };
-    for node in ["node-1", "node-2", "node-3", "node-4"] {
-        cluster.add_node(node, &[]).await?;
+    for (node, arch) in [("node-1", "amd64"), ("node-2", "amd64"), ("node-3", "arm64"), ("node-4", "arm64")] {
+        cluster.add_node(node, &[("kubernetes.io/arch", arch)]).await?;
     }
     hold(cluster, json!("the others")).await?;
     for node in ["node-3", "node-4"] {
@@ -159,6 +159,7 @@ async fn other_kind_goes_on_after_request_and_failed_kind_is_held_until_resume(
     }
     cluster.request(RESUME_ANNOTATION, "tuesday").await?;
     cluster.until_event("Resumed", &[]).await?;
+    cluster.until("the one that has not failed is updated", |world| world.is_updated("node-4", &NEW)).await?;
     cluster.pass(Duration::from_hours(2)).await?;
     cluster.updated().await?;
     cluster.until_metric("quarantined_versions", 0.0).await
