@@ -18,6 +18,8 @@ pub mod earlier;
 pub mod history;
 pub mod listen;
 pub mod log;
+#[cfg(feature = "crd")]
+pub mod moment;
 pub mod names;
 #[cfg(feature = "crd")]
 pub mod operator;

@@ -9,8 +9,9 @@ use semver::Version;
 use serde::{Deserialize, Serialize};
 
 use super::MAX_FAILURES;
+use crate::moment::Moment;
 use crate::reason::Proof;
-use crate::schema::{Moment, StatusWord, VersionText};
+use crate::schema::{StatusWord, VersionText};
 use crate::time::after;
 
 /// The most nodes that a ledger names. Only those can prove the version later: with more at a time, others wait for a name.

@@ -19,8 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
 use crate::duration::Duration;
+use crate::moment::Moment;
 use crate::reason::FailureReason;
-use crate::schema::{Moment, VersionText};
+use crate::schema::VersionText;
 
 pub use bounds::{BOUNDS, Bound, OutOfBounds};
 pub use count::CountOrPercent;

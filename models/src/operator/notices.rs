@@ -5,7 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::duration::Duration;
-use crate::schema::{Moment, StatusWord};
+use crate::moment::Moment;
+use crate::schema::StatusWord;
 
 /// Maximum number of notices that wait to be sent.
 pub const MOST_PENDING: usize = 32;

@@ -4,7 +4,8 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::schema::{Moment, StatusWord};
+use crate::moment::Moment;
+use crate::schema::StatusWord;
 
 /// The revision of the policy under which a rollout began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -8,9 +8,11 @@ use serde::{Deserialize, Serialize};
 use schemars::JsonSchema;
 
 use crate::condition::Condition;
+#[cfg(feature = "crd")]
+use crate::moment::Moment;
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
-use crate::schema::{Moment, StatusWord, VersionText};
+use crate::schema::{StatusWord, VersionText};
 
 /// A state that a host is to reach, or has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use schemars::JsonSchema;
 
 #[cfg(feature = "crd")]
-use crate::schema::Moment;
+use crate::moment::Moment;
 
 /// The most attempts that a shadow counts. One a second for thirty years are fewer.
 pub const MOST_ATTEMPTS: i64 = 1_000_000_000;

@@ -11,7 +11,9 @@ use super::attempt::Blocker;
 #[cfg(feature = "crd")]
 use super::attempt::MOST_ATTEMPTS;
 #[cfg(feature = "crd")]
-use crate::schema::{Moment, VersionText};
+use crate::moment::Moment;
+#[cfg(feature = "crd")]
+use crate::schema::VersionText;
 
 /// The most pods that a drill names as refused.
 pub const MOST_REFUSED: usize = 32;

@@ -13,7 +13,9 @@ use schemars::JsonSchema;
 use super::attempt::MOST_ATTEMPTS;
 use super::drill::Drill;
 #[cfg(feature = "crd")]
-use crate::schema::{Moment, StatusWord, VersionText};
+use crate::moment::Moment;
+#[cfg(feature = "crd")]
+use crate::schema::{StatusWord, VersionText};
 
 /// The most Services that are recorded of a pod.
 pub const RECORDED_SERVICES: usize = 8;
