@@ -11,7 +11,7 @@ use models::shadow::OfferedUpdates;
 use semver::Version;
 
 use super::key::of_known;
-use super::vouched::is_of_its_kind;
+use super::vouched::{enough, is_of_its_kind};
 use crate::policy::Policy;
 use crate::survey::key::Key;
 use crate::survey::quarantine::Quarantine;
@@ -19,15 +19,6 @@ use crate::view::ClusterView;
 
 /// The number of versions that the operator's status keeps.
 const KEPT: usize = 128;
-
-/// The number of nodes that have to be offered a version for it to be known: the report of one host may be wrong.
-const SEVERAL: usize = 2;
-
-/// Returns how many of the nodes of a kind that report their offers have to be offered a version. One of them may have
-/// an agent that reports no more: without the others it must not keep an age from beginning.
-pub(super) fn enough(reporting: usize) -> usize {
-    SEVERAL.min(reporting.saturating_sub(1)).max(1)
-}
 
 /// The number of named nodes that failed on a version: the maximum of `maxFailures`, so that it is reached also if each
 /// node that failed is replaced.

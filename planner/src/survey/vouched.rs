@@ -1,8 +1,16 @@
 //! Versions that a single host names: one agent's word changes nothing beyond its own node.
 
 use super::key::{Key, KeyRef, borrowed, key, kind};
-use super::versions::enough;
 use crate::view::{ClusterView, NodeView};
+
+/// The number of nodes that have to be offered a version for it to be known: the report of one host may be wrong.
+const SEVERAL: usize = 2;
+
+/// Returns how many of the nodes of a kind that report their offers have to be offered a version. One of them may have
+/// an agent that reports no more: without the others it must not keep an age from beginning.
+pub(super) fn enough(reporting: usize) -> usize {
+    SEVERAL.min(reporting.saturating_sub(1)).max(1)
+}
 
 /// Returns whether more than one agent's word stands for a rollout: a slot was given for it, a node is out of service for it, or as
 /// many nodes of its kind as a version needs to be known are offered it, or run it. Nodes are of a kind by their Node objects too, so
