@@ -196,14 +196,15 @@ impl Fleet {
         });
     }
 
-    /// Has another client install a version on a host, and reboot it.
+    /// Has another client install a version on a host, and reboot it before its agent can disarm it.
     pub(crate) fn install(&self, node: &str, version: Version) {
         self.change(|state| {
             if let Some(scripted) = state.nodes.get_mut(node) {
                 (scripted.host.staged, scripted.host.armed) = (Some(version), true);
+                scripted.log(HostFact::Shutdown { by_api: false });
+                scripted.going_down = true;
             }
         });
-        self.reboot(node);
     }
 
     /// Lets a held activation end, which the agent does not see.
