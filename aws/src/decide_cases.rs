@@ -362,7 +362,7 @@ fn two_nodes_with_one_instance_are_refused() {
         assert!(world.decide()[0].starts_with(&expected), "{:?}", world.decide());
         world.node("a").answer = Some(format!("{BEFORE} Refused: the Nodes"));
         assert!(!world.decide().iter().any(|step| step.starts_with("enter") || step.starts_with("suspend")));
-        // What is prepared stays so while another Node names the instance.
+        // A prepared instance stays prepared while another Node names it.
         let mut world = World::prepared(mode);
         world.node("b").instance = Ok("i-a".into());
         assert!(world.decide().is_empty(), "{:?}", world.decide());

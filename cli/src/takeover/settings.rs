@@ -278,7 +278,7 @@ fn schedule(settings: &Settings, chosen: Option<&[MaintenanceWindow]>, text: &mu
             return None;
         }
         (Some(alone), None) | (None, Some(alone)) => {
-            // Its controller does not start with one of the two variables.
+            // The earlier controller does not start with one of the two variables.
             let shown = alone.shown();
             let _ = writeln!(
                 text,

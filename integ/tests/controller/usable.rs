@@ -138,7 +138,7 @@ async fn canary_whose_kubelet_rejects_the_pods_of_a_workload_proves_nothing(
     cluster.pass(Duration::from_mins(1)).await?;
     cluster.until("the rejected pod is named", |world| named(world, "shop/web-1-a")).await?;
     cluster.pass(Duration::from_mins(17)).await?;
-    // Its owner creates others, and the deadline comes.
+    // The owner creates others, and the deadline comes.
     for name in ["web-1-b", "web-1-c", "web-1-d", "web-1-e"] {
         workload::apply(&cluster.client, vec![pod(name)]).await?;
         cluster.planned().await?;

@@ -21,7 +21,7 @@ use crate::wait::Wait;
 
 pub(crate) use expressions::{gate as expression, objection, queries, quiet_since};
 pub(crate) use obstacle::Obstacle;
-pub(crate) use pods::{busy_budget, guarded, long_graces, refusal};
+pub(crate) use pods::{busy_budget, guarded, long_graces, marked, refusal};
 
 /// One check.
 pub(crate) struct Gate {

@@ -116,12 +116,17 @@ pub(crate) fn none_terminates(ctx: &NodeContext<'_>) -> Option<Obstacle> {
 
 /// Returns pods that autoscalers are not to move, where policy waits for them.
 pub(crate) fn none_is_marked(ctx: &NodeContext<'_>) -> Option<Obstacle> {
+    marked(ctx, with_fate(ctx, |fate| fate == Fate::Goes)).map(Obstacle::Refused)
+}
+
+/// Returns the wait for those of these pods that autoscalers are not to move, where policy waits for them.
+pub(crate) fn marked<'a>(ctx: &NodeContext<'_>, pods: impl Iterator<Item = &'a PodFacts>) -> Option<Wait> {
     if ctx.group().drain.marked_pods == MarkedPods::Evict {
         return None;
     }
-    let marked: Vec<&PodFacts> = with_fate(ctx, |fate| fate == Fate::Goes).filter(|pod| pod.marked).collect();
+    let marked: Vec<&PodFacts> = pods.filter(|pod| pod.marked).collect();
     let first = marked.iter().min_by_key(|pod| (&pod.namespace, &pod.name))?;
-    Some(Obstacle::Refused(Wait::MarkedPods { pod: first.title(), count: marked.len() }))
+    Some(Wait::MarkedPods { pod: first.title(), count: marked.len() })
 }
 
 pub(crate) fn are_ready(ctx: &NodeContext<'_>) -> Option<Obstacle> {

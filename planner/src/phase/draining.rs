@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use models::operator::{AtDeadline, MarkedPods};
+use models::operator::AtDeadline;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, Blocker, DRAINED, FirstPod, HostState, PodMove, Step};
 use models::time::after;
@@ -108,12 +108,9 @@ pub(super) fn decide(ctx: &Attempt<'_>) -> Turn {
 /// Takes the marked pods that came after the drain began, before the scheduler observed the cordon, from those to evict, where policy
 /// waits for marked pods. Returns them as a reason to wait.
 fn marked_arrivals(ctx: &Attempt<'_>, sorted: &mut Sorted<'_>) -> Option<Wait> {
-    let waits = ctx.group().drain.marked_pods == MarkedPods::Wait;
-    let recorded = ctx.drain_status().filter(|_| waits)?;
-    let arrived: Vec<&PodFacts> = unlisted(&sorted.evictable, recorded).filter(|pod| pod.marked).collect();
-    let first = arrived.iter().min_by_key(|pod| (&pod.namespace, &pod.name))?;
-    let wait = Wait::MarkedPods { pod: first.title(), count: arrived.len() };
-    sorted.evictable.retain(|pod| !arrived.iter().any(|arrived| arrived.uid == pod.uid));
+    let recorded = ctx.drain_status()?;
+    let wait = gates::marked(ctx, unlisted(&sorted.evictable, recorded))?;
+    sorted.evictable.retain(|pod| !pod.marked || listed(pod, recorded));
     Some(wait)
 }
 

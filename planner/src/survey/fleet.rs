@@ -100,11 +100,8 @@ impl<'a> Survey<'a> {
         let kinds = versions::kinds(view);
         let known = versions::known(view, &kinds, &quarantine, policy, now);
         // A version that failed is known also once no host of its kind is offered it any more.
-        let is_offered = |known: &&KnownVersion| {
-            let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
-            kind.is_none_or(|kind| kind.offers(&known.version))
-        };
-        let offered: Vec<KnownVersion> = known.iter().filter(is_offered).cloned().collect();
+        let offered: Vec<KnownVersion> =
+            known.iter().filter(|known| versions::is_offered(&kinds, known)).cloned().collect();
         let want = |shadow: &ShadowFacts| {
             let lock = shadow.spec.host.as_ref().and_then(|host| host.version_lock.as_ref());
             let locked: Option<Version> = lock.and_then(|text| text.parse().ok());

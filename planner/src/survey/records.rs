@@ -101,7 +101,7 @@ pub(crate) fn keep(
         let unrecorded = rollout.record.is_none() && begun_as(view, &own, -1).is_some();
         if (rollout.ended.is_none() && wanted.contains(&own)) || unrecorded {
             let full = rollout.record.as_ref().is_some_and(|record| view.history.full.contains(&record.number));
-            if (runs && !full) || (rollout.record.is_none() && !is_vouched(view, &own)) {
+            if (runs && !full) || (rollout.record.is_none() && !is_vouched(view, rollout)) {
                 continue;
             }
             let before = rollout.record.take();

@@ -90,6 +90,12 @@ pub(crate) fn kinds(view: &ClusterView) -> Kinds<'_> {
     kinds
 }
 
+/// Returns whether a host of its kind may have a version: one is offered it, or none has reported its offers.
+pub(crate) fn is_offered(kinds: &Kinds<'_>, known: &KnownVersion) -> bool {
+    let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
+    kind.is_none_or(|kind| kind.offers(&known.version))
+}
+
 /// Returns the versions for the operator's status.
 pub(crate) fn known(
     view: &ClusterView,
@@ -100,13 +106,8 @@ pub(crate) fn known(
 ) -> Vec<KnownVersion> {
     let before = view.operator.iter().flat_map(|o| &o.status.versions);
     let mut known: BTreeMap<Key, KnownVersion> = before
-        .filter(|known| {
-            let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
-            // A version is removed when hosts that have refreshed do not offer it any more; if none has, it stays.
-            known.quarantined.is_some()
-                || !known.failed.is_empty()
-                || kind.is_none_or(|kind| kind.offers(&known.version))
-        })
+        // A version is removed when hosts that have refreshed do not offer it any more; if none has, it stays.
+        .filter(|known| known.quarantined.is_some() || !known.failed.is_empty() || is_offered(kinds, known))
         .map(|known| (of_known(known), known.clone()))
         .collect();
     for ((variant, arch), kind) in kinds {

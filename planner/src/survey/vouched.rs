@@ -1,6 +1,10 @@
 //! Versions that a single host names: one agent's word changes nothing beyond its own node.
 
-use super::key::{Key, KeyRef, borrowed, key, kind};
+use models::operator::ActiveRollout;
+use semver::Version;
+
+use super::key::{is_member, kind};
+use super::ledger::is_of;
 use crate::view::{ClusterView, NodeView};
 
 /// The number of nodes that have to be offered a version for it to be known: the report of one host may be wrong.
@@ -15,19 +19,19 @@ pub(super) fn enough(reporting: usize) -> usize {
 /// Returns whether more than one agent's word stands for a rollout: a slot was given for it, a node is out of service for it, or as
 /// many nodes of its kind as a version needs to be known are offered it, or run it. Nodes are of a kind by their Node objects too, so
 /// that no agent is alone in a kind that it has invented.
-pub(super) fn is_vouched(view: &ClusterView, rollout: &Key) -> bool {
-    let slots = view.recorded_slots().filter_map(|slot| slot.update.as_ref());
-    let mut keys = slots.map(|update| (update.variant.as_str(), update.arch.as_str(), &update.version));
-    if keys.any(|slot| slot == borrowed(rollout)) || view.nodes.values().any(|node| is_out_for(node, borrowed(rollout)))
-    {
+pub(super) fn is_vouched(view: &ClusterView, rollout: &ActiveRollout) -> bool {
+    let mut slots = view.recorded_slots().filter_map(|slot| slot.update.as_ref());
+    if slots.any(|update| is_of(update, rollout)) {
         return true;
     }
-    let (variant, arch, _) = borrowed(rollout);
-    let of_kind = |node: &&NodeView| node.facts.labelled && kind(node) == (variant, arch) && is_of_its_kind(node);
+    let members = || view.nodes.values().filter(|node| is_member(node, rollout));
+    if members().any(|node| is_out_for(node, &rollout.version)) {
+        return true;
+    }
     let (mut nodes, mut named) = (0, 0);
-    for node in view.nodes.values().filter(of_kind) {
+    for node in members().filter(|node| node.facts.labelled && is_of_its_kind(node)) {
         nodes += 1;
-        named += usize::from(names(node, borrowed(rollout)));
+        named += usize::from(names(node, &rollout.version));
     }
     named >= enough(nodes)
 }
@@ -39,12 +43,12 @@ pub(super) fn is_of_its_kind(node: &NodeView) -> bool {
     agrees(node.facts.variant(), variant) && agrees(node.facts.arch(), arch)
 }
 
-fn is_out_for(node: &NodeView, rollout: KeyRef<'_>) -> bool {
-    node.disrupted() && node.update().is_some_and(|progress| key(node, &progress.version) == rollout)
+fn is_out_for(node: &NodeView, version: &Version) -> bool {
+    node.disrupted() && node.update().is_some_and(|progress| progress.version == *version)
 }
 
 /// Returns whether the host of a node is offered a version, or runs it.
-fn names(node: &NodeView, (_, _, version): KeyRef<'_>) -> bool {
+fn names(node: &NodeView, version: &Version) -> bool {
     let Some(agent) = node.shadow.as_ref().map(|shadow| &shadow.status.agent) else { return false };
     let offers = agent.updates.as_ref().is_some_and(|updates| {
         updates.chosen_version.as_ref() == Some(version) || updates.available_versions.contains(version)

@@ -168,7 +168,7 @@ async fn controller_makes_its_own_writes(controller: &Api<Node>) -> anyhow::Resu
         let claim = |uid: &str, version: &str| Patch::Apply(body(NAME, uid, version, fields));
         written(controller, &applied_by(CONTROLLER_MANAGER), claim).await.context(what)?;
     }
-    // What a reset of the owners leaves is removed by a patch.
+    // A patch removes the fields that a reset of the owners has left.
     let mut left = body(NAME, "", "", whole);
     left["metadata"] = json!({"labels": left["metadata"]["labels"], "annotations": left["metadata"]["annotations"]});
     let unnamed = PatchParams::default();

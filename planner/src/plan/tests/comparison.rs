@@ -4,7 +4,7 @@ use models::operator::BottlerocketUpdateOperatorStatus;
 use models::shadow::{HostState, RolloutPlace, Step};
 
 use super::health::{
-    DEADLINE, EVIDENCE, SOAKED, Watch, failing, healthy, is_blamed, is_unproven, is_updated, verifying,
+    DEADLINE, EVIDENCE, SOAKED, Watch, failing, healthy, is_blamed, is_unproven, is_updated, replica, verifying,
 };
 use crate::decision::Action;
 use crate::fixtures::*;
@@ -199,12 +199,6 @@ fn node_of_a_failed_zone_is_no_evidence_against_its_version() {
 
 #[test]
 fn replica_that_was_ill_on_the_node_that_it_comes_from_is_no_difference() {
-    let replica = |number: usize| PodFacts {
-        name: format!("db-{number}"),
-        controller: Some("StatefulSet db".into()),
-        controller_uid: Some("set".into()),
-        ..failing()
-    };
     for (sentence, number, excused) in [("the same one", 0, true), ("another one", 1, false)] {
         let mut watch = Watch::of(verifying(vec![healthy(), replica(number)]));
         let mut drained = node("b");

@@ -47,6 +47,12 @@ pub(super) fn failing() -> PodFacts {
     PodFacts { trouble: Some("container app: CrashLoopBackOff".into()), labels, ..pod("a", false) }
 }
 
+/// A failing pod of a StatefulSet.
+pub(super) fn replica(number: usize) -> PodFacts {
+    let (controller, controller_uid) = (Some("StatefulSet db".into()), Some("set".into()));
+    PodFacts { name: format!("db-{number}"), controller, controller_uid, ..failing() }
+}
+
 /// A controller that carries out the decisions about node `a`, and reads `found` of every owner.
 pub(super) struct Watch {
     pub(super) view: ClusterView,
@@ -401,12 +407,6 @@ fn owner_with_an_ill_pod_before_the_drain_is_excused_unless_most_of_its_other_po
 /// With volumes on the node, or in its zone, it can only come back.
 #[test]
 fn pod_of_a_stateful_set_that_was_ill_on_its_node_before_the_drain_is_no_difference() {
-    let replica = |number: usize| PodFacts {
-        name: format!("db-{number}"),
-        controller: Some("StatefulSet db".into()),
-        controller_uid: Some("set".into()),
-        ..failing()
-    };
     for (sentence, number, excused) in [("the same one", 0, true), ("another one", 1, false)] {
         let mut node = verifying(vec![healthy(), replica(number)]);
         let mut record = updated();
