@@ -130,7 +130,8 @@ def plant(bugs):
         shutil.copytree(ROOT, fresh, ignore=ignore, symlinks=True, dirs_exist_ok=True)
         files = {}
         for name, bug in bugs.items():
-            files.setdefault(bug["file"], []).append((bug["find"], bug["plant"].replace("PLANTED", f'models::planted("{name}")')))
+            home = "crate" if bug["file"].startswith("models/") else "models"
+            files.setdefault(bug["file"], []).append((bug["find"], bug["plant"].replace("PLANTED", f'{home}::planted("{name}")')))
         for file, changes in files.items():
             text = (fresh / file).read_text()
             for index, (find, _) in enumerate(changes):
