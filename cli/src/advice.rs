@@ -64,7 +64,9 @@ impl Cluster {
             Wait::NotLabelled => {
                 vec![format!("kubectl label node {node} {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
             }
-            Wait::NoShadow => vec![format!("kubectl logs -n {namespace} deployment/{}", names::CONTROLLER)],
+            Wait::NoShadow | Wait::ShadowUnreadable => {
+                vec![format!("kubectl logs -n {namespace} deployment/{}", names::CONTROLLER)]
+            }
             Wait::Deleting => vec![
                 format!("kubectl get node {node} -o yaml"),
                 format!("kubectl get brs {} -n {namespace} -o yaml", names::shadow_name(node)),

@@ -4,7 +4,12 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use kube::api::{Api, ListParams};
+use k8s_openapi::serde::de::DeserializeOwned;
+use kube::api::{Api, ListParams, Request};
+use kube::core::error_boundary::InvalidObject;
+use kube::core::{DeserializeGuard, ObjectList};
+
+use crate::page::warn;
 
 /// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -90,29 +95,51 @@ pub(crate) fn if_there<T>(answer: anyhow::Result<T>) -> anyhow::Result<Option<T>
 }
 
 /// Lists all objects.
-pub(crate) async fn list<K>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>>
-where
-    K: Clone + k8s_openapi::serde::de::DeserializeOwned + std::fmt::Debug,
-{
+pub(crate) async fn list<K: Listed>(api: &Api<K>, params: ListParams, right: &str) -> anyhow::Result<Vec<K>> {
     let mut all = Vec::new();
     list_each(api, params, right, |object| all.push(object)).await?;
     Ok(all)
 }
 
-/// Lists all objects, and passes on each: of thousands of large ones only a page is in memory.
-pub(crate) async fn list_each<K>(
+/// Lists all objects, and passes on each: of thousands of large ones only a page is in memory. One that cannot be read is left out,
+/// with a warning.
+pub(crate) async fn list_each<K: Listed>(
     api: &Api<K>,
     params: ListParams,
     right: &str,
     mut each: impl FnMut(K),
-) -> anyhow::Result<()>
-where
-    K: Clone + k8s_openapi::serde::de::DeserializeOwned + std::fmt::Debug,
-{
+) -> anyhow::Result<()> {
+    list_guarded(api, params, right, |object| match object {
+        Ok(object) => each(object),
+        Err(InvalidObject { metadata, error }) => {
+            let resource = api.resource_url();
+            let resource = resource.rsplit('/').next().unwrap_or_default();
+            let name = metadata.name.unwrap_or_default();
+            warn(format_args!("{resource}/{name} is left out: this version of the plugin cannot read it ({error})"));
+        }
+    })
+    .await
+}
+
+/// The kinds that are listed.
+pub(crate) trait Listed: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug {}
+
+impl<K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug> Listed for K {}
+
+/// Lists all objects, and passes on each, also those that cannot be read.
+pub(crate) async fn list_guarded<K: Listed>(
+    api: &Api<K>,
+    params: ListParams,
+    right: &str,
+    mut each: impl FnMut(Result<K, InvalidObject>),
+) -> anyhow::Result<()> {
+    let client = api.clone().into_client();
     let mut params = params.limit(PAGE);
     loop {
-        let page = call(right, api.list(&params)).await?;
-        page.items.into_iter().for_each(&mut each);
+        let request = Request::new(api.resource_url()).list(&params).map_err(kube::Error::BuildRequest);
+        let answer = async { client.request::<ObjectList<DeserializeGuard<K>>>(request?).await };
+        let page = call(right, answer).await?;
+        page.items.into_iter().for_each(|object| each(object.0));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
             None => return Ok(()),

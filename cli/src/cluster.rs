@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
+use kube::core::error_boundary::InvalidObject;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BottlerocketShadow, Step, is_controller_condition};
@@ -23,7 +24,7 @@ use planner::policy::Policy;
 use planner::standby::standby;
 use planner::view::{
     BudgetFacts, ClusterView, CsiNodeFacts, DaemonSetFacts, NodeFacts, NodeView, OperatorFacts, PodFacts,
-    Projection as _, ShadowFacts, Standby,
+    Projection as _, ShadowFacts, Standby, UnreadableFacts,
 };
 
 pub(crate) use read::PodsOf;
@@ -129,24 +130,59 @@ pub(crate) struct Cluster {
     pub(crate) misplaced: BTreeMap<String, Vec<String>>,
     /// The parts that could not be read.
     pub(crate) unread: Vec<Unread>,
+    /// The operator's own objects that exist and that this version of the plugin cannot read.
+    pub(crate) unreadable: UnreadableFacts,
 }
 
 impl Cluster {
     /// Returns true if nothing of an operator was seen in the namespace.
     pub(crate) fn has_no_operator(&self) -> bool {
         let pods = self.own.as_ref().is_some_and(|own| !own.pods.is_empty());
-        self.operator.is_none() && self.shadows.is_empty() && !pods
+        let unreadable = self.unreadable != UnreadableFacts::default();
+        self.operator.is_none() && self.shadows.is_empty() && !unreadable && !pods
     }
 
     /// Takes in the operator's resource.
     pub(crate) fn add_operator(&mut self, operator: &BottlerocketUpdateOperator) {
         self.operator = OperatorFacts::project(operator);
+        self.unreadable.operator = None;
         self.check_requests("bruo", Place::Operator, operator);
+    }
+
+    /// Takes in an operator's resource that cannot be read.
+    pub(crate) fn add_unreadable_operator(&mut self, error: &InvalidObject) {
+        self.operator = None;
+        self.unreadable.operator = Some(error.error.clone());
+    }
+
+    /// Takes in a shadow that cannot be read.
+    pub(crate) fn add_unreadable_shadow(&mut self, error: &InvalidObject) {
+        let node = ShadowFacts::key_of(&error.metadata);
+        self.shadows.remove(&node);
+        self.unreadable.shadows.insert(node, error.error.clone());
+    }
+
+    /// Returns what could not be read, each as a sentence without a full stop.
+    pub(crate) fn not_read(&self) -> Vec<String> {
+        let unreadable = self.unreadable_objects();
+        let unreadable = unreadable.iter().map(|(object, error)| {
+            format!("this version of the plugin cannot read {object}, and leaves it out: {error}")
+        });
+        self.unread.iter().map(Unread::sentence).chain(unreadable).collect()
+    }
+
+    /// Returns the objects that exist and cannot be read, as kubectl names them, each with the reason.
+    pub(crate) fn unreadable_objects(&self) -> Vec<(String, &str)> {
+        let UnreadableFacts { operator, shadows } = &self.unreadable;
+        let operator = operator.iter().map(|error| (format!("bruo {}", names::OPERATOR_NAME), error.as_str()));
+        let shadows = shadows.iter().map(|(node, error)| (format!("brs {}", names::shadow_name(node)), error.as_str()));
+        operator.chain(shadows).collect()
     }
 
     /// Takes in a shadow.
     pub(crate) fn add_shadow(&mut self, shadow: &BottlerocketShadow) {
         if let Some(facts) = ShadowFacts::project(shadow) {
+            self.unreadable.shadows.remove(&facts.node);
             self.shadows.insert(facts.node.clone(), facts);
         }
         self.check_requests("brs", Place::Shadow, shadow);
@@ -196,6 +232,7 @@ impl Cluster {
             leader_since: before,
             standby: self.standby(own_node.as_deref()),
             own_node,
+            unreadable: self.unreadable.clone(),
             web_api_missing: self.own.as_ref().filter(|own| !own.web_api_is_ready()).map(|_| before),
             ..ClusterView::default()
         };

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use self::objects::{GONE, PERIOD, delete, find, remove};
 pub(crate) use self::objects::{api, is_marked};
-use crate::call::{call, if_there};
+use crate::call::{call, if_there, list};
 use crate::page::{confirm, print_line};
 
 /// Kinds removed first, so that nothing is created again.
@@ -112,8 +112,7 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
         let now = Timestamp::now();
         let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).map(|node| node.at(now)).collect();
         let right = format!("list bottlerocketshadows in {}", names::SYSTEM_NAMESPACE);
-        let shadows = if_there(call(&right, shadows.list(&ListParams::default())).await)?;
-        let shadows = shadows.map(|list| list.items).unwrap_or_default();
+        let shadows = if_there(list(&shadows, ListParams::default(), &right).await)?.unwrap_or_default();
         // Without shadows no attempt is known, and the remaining claims are released here.
         let mut left = if shadows.is_empty() { Vec::new() } else { unfinished(&nodes, &shadows) };
         left.extend(not_taken_back(&aws_record(client, names::SYSTEM_NAMESPACE).await?));

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use kube::Resource as _;
 use kube::api::Api;
-use kube::core::{DeserializeGuard, PartialObjectMeta};
+use kube::core::error_boundary::InvalidObject;
+use kube::core::{DeserializeGuard, ObjectMeta, PartialObjectMeta};
 use kube::runtime::watcher::{self, Event};
 use planner::view::Projection;
 use serde::de::DeserializeOwned;
@@ -20,6 +21,10 @@ const LONGEST_PAUSE: Duration = Duration::from_mins(2);
 
 struct State<P> {
     known: Known<P>,
+    /// The reasons why objects cannot be read, by key.
+    unreadable: BTreeMap<String, String>,
+    /// Those of the list that is being read.
+    listing: BTreeMap<String, String>,
     /// Number of the last requested read before the last complete list began.
     listed: u64,
 }
@@ -40,7 +45,8 @@ impl<P> Clone for Cache<P> {
 impl<P: Projection> Cache<P> {
     /// Returns an empty cache that notifies `changed` of each relevant change.
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
-        let state = State { known: Known::new(P::resource_version), listed: 0 };
+        let known = Known::new(P::resource_version);
+        let state = State { known, unreadable: BTreeMap::new(), listing: BTreeMap::new(), listed: 0 };
         Self { state: Arc::new(Mutex::new(state)), changed, asked: Arc::new(watch::channel(0).0) }
     }
 
@@ -78,6 +84,12 @@ impl<P: Projection> Cache<P> {
         self.lock().known.items().clone()
     }
 
+    /// Returns the reasons why objects cannot be read, by key. None of them is among the items, whatever was known before: a new
+    /// leader knows no more.
+    pub fn unreadable(&self) -> BTreeMap<String, String> {
+        self.lock().unreadable.clone()
+    }
+
     /// Returns the result of `look` on all items, without a copy of them.
     pub fn read<T>(&self, look: impl FnOnce(&BTreeMap<String, P>) -> T) -> T {
         look(self.lock().known.items())
@@ -99,7 +111,7 @@ impl<P: Projection> Cache<P> {
         self.change(|state| state.known.answer(&item.key(), item, P::matters));
     }
 
-    /// Watches for as long as it is polled. An unreadable object is left out and logged.
+    /// Watches for as long as it is polled. An unreadable object is logged, and named by [`Cache::unreadable`].
     pub fn run(
         &self,
         api: Api<DeserializeGuard<P::Object>>,
@@ -135,33 +147,60 @@ impl<P: Projection> Sink<P::Object> for Cache<P> {
         self.change(|state| match event {
             Event::Init => {
                 state.known.begin_list();
+                state.listing.clear();
                 false
             }
-            Event::InitApply(guard) => {
-                if let Some(item) = project::<P>(&guard) {
+            Event::InitApply(DeserializeGuard(Ok(object))) => {
+                if let Some(item) = P::project(&object) {
                     state.known.list(item.key(), item);
                 }
                 false
             }
+            Event::InitApply(DeserializeGuard(Err(error))) => {
+                let (key, reason) = unreadable::<P>(error);
+                state.listing.insert(key, reason);
+                false
+            }
             Event::InitDone => {
                 state.known.end_list();
+                state.unreadable = std::mem::take(&mut state.listing);
                 state.listed = read;
                 true
             }
-            Event::Apply(guard) => match project::<P>(&guard) {
-                Some(item) => state.known.observe(item.key(), item, P::matters),
-                None => delete(state, &guard),
-            },
-            Event::Delete(guard) => delete(state, &guard),
+            Event::Apply(DeserializeGuard(Ok(object))) => {
+                let readable_again = state.unreadable.remove(&P::key_of(object.meta())).is_some();
+                match P::project(&object) {
+                    Some(item) => state.known.observe(item.key(), item, P::matters) || readable_again,
+                    None => state.delete(object.meta()) || readable_again,
+                }
+            }
+            Event::Apply(DeserializeGuard(Err(error))) => {
+                state.delete(&error.metadata);
+                let (key, reason) = unreadable::<P>(error);
+                state.unreadable.insert(key, reason);
+                true
+            }
+            Event::Delete(guard) => {
+                let was_unreadable = state.unreadable.remove(&P::key_of(guard.meta())).is_some();
+                state.delete(guard.meta()) || was_unreadable
+            }
         });
     }
 }
 
-/// Removes an object that was deleted or has become irrelevant.
-fn delete<P: Projection>(state: &mut State<P>, guard: &DeserializeGuard<P::Object>) -> bool {
-    let Ok(object) = &guard.0 else { return false };
-    let version = object.meta().resource_version.as_deref().unwrap_or_default();
-    state.known.delete(&P::key_of(object), version)
+impl<P: Projection> State<P> {
+    /// Removes an object that was deleted, has become irrelevant or cannot be read any more.
+    fn delete(&mut self, meta: &ObjectMeta) -> bool {
+        self.known.delete(&P::key_of(meta), meta.resource_version.as_deref().unwrap_or_default())
+    }
+}
+
+/// Logs that an object cannot be read, and returns its key and the reason.
+fn unreadable<P: Projection>(error: InvalidObject) -> (String, String) {
+    let InvalidObject { metadata, error } = error;
+    let kind = P::Object::kind(&());
+    tracing::error!(%kind, object = metadata.name, error, "an object cannot be read: nothing is decided about it");
+    (P::key_of(&metadata), error)
 }
 
 /// Reads of several caches, each requested by [`Cache::read_again`].
@@ -185,16 +224,6 @@ impl Reading {
     /// Waits until all of them are complete; `changed` receives the changes of the caches.
     pub async fn wait(&self, mut changed: watch::Receiver<u64>) {
         while !self.done() && changed.changed().await.is_ok() {}
-    }
-}
-
-fn project<P: Projection>(guard: &DeserializeGuard<P::Object>) -> Option<P> {
-    match &guard.0 {
-        Ok(object) => P::project(object),
-        Err(error) => {
-            tracing::error!(object = ?error.metadata.name, %error, "an object cannot be read and is left out of all decisions");
-            None
-        }
     }
 }
 
@@ -224,6 +253,47 @@ mod tests {
         cache.take(0, Event::Delete(DeserializeGuard(Ok(node("7")))));
         cache.written(&node("6"));
         assert!(cache.get("a").is_none(), "the deleted node is back, until the next re-list");
+    }
+
+    /// A running leader that knew the object decides like a new one, which never did.
+    #[test]
+    fn unreadable_object_is_named_and_not_among_the_items_until_it_can_be_read_or_is_gone() {
+        use kube::core::DeserializeGuard;
+        use kube::runtime::watcher::Event;
+        use planner::view::ShadowFacts;
+        let shadow = |version: &str, not_before: &str| -> DeserializeGuard<models::shadow::BottlerocketShadow> {
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+                "metadata": {"name": "brs-a", "namespace": "brupop-system", "uid": "u", "resourceVersion": version},
+                "spec": {"attempt": 0}, "status": {"record": {"failures": 1, "notBefore": not_before}},
+            }))
+            .unwrap()
+        };
+        let (good, bad) = ("2026-01-01T00:00:00Z", "9999-12-31T23:59:59Z");
+        let new = || super::Cache::<ShadowFacts>::new(std::sync::Arc::new(tokio::sync::watch::channel(0).0));
+        let list = |cache: &super::Cache<ShadowFacts>, object| {
+            cache.take(0, Event::Init);
+            cache.take(0, Event::InitApply(object));
+            cache.take(0, Event::InitDone);
+        };
+        let (running, later) = (new(), new());
+        list(&running, shadow("5", good));
+        assert!(running.get("a").is_some() && running.unreadable().is_empty());
+        running.take(0, Event::Apply(shadow("6", bad)));
+        list(&later, shadow("6", bad));
+        for cache in [&running, &later] {
+            assert!(cache.get("a").is_none());
+            assert!(cache.unreadable()["a"].contains("timestamp"), "{:?}", cache.unreadable());
+        }
+        // An answer to a write before that one.
+        running.written(&shadow("5", good).0.unwrap());
+        assert!(running.get("a").is_none());
+        running.take(0, Event::Apply(shadow("7", good)));
+        assert!(running.get("a").is_some() && running.unreadable().is_empty());
+        later.take(0, Event::Delete(shadow("8", bad)));
+        assert!(later.get("a").is_none() && later.unreadable().is_empty());
+        list(&running, shadow("9", bad));
+        assert!(running.get("a").is_none() && running.unreadable().len() == 1);
     }
 
     #[test]

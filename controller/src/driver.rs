@@ -273,6 +273,10 @@ impl Driver {
         }
         self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !policy.errors.is_empty(), now));
         self.applier.metrics.clock_offset(self.clock().offset());
+        if view.unreadable.operator.is_some() {
+            // Pods stay watched, and what is asked of others stays asked, until it can be read again.
+            return Wake::default();
+        }
         self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
         let recorded = view.operator.as_ref().and_then(|operator| operator.status.notices.as_ref());
         self.notices.want(policy.notices.as_ref(), recorded.map_or(&[], |notices| &notices.pending));

@@ -5,6 +5,7 @@ mod attempt;
 mod before;
 mod controller;
 mod drill;
+mod lenient;
 mod result;
 
 use semver::Version;
@@ -218,15 +219,16 @@ pub struct BottlerocketShadowSpec {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BottlerocketShadowStatus {
-    /// Written by the agent through the web API.
-    #[serde(flatten)]
+    /// Written by the agent through the web API. One that cannot be read is no report: the agent then sends another one, which
+    /// replaces it.
+    #[serde(flatten, deserialize_with = "lenient::report")]
     pub agent: AgentReport,
     /// Written by the controller.
     #[serde(flatten)]
     pub controller: ControllerReport,
     /// `HostReachable` is the agent's, and the controller's while the agent is not heard; `Cordoned`, `Drained`, `Blocked` and
-    /// `Healthy` are the controller's.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// `Healthy` are the controller's. One that cannot be read is left out: its owner writes it again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lenient::elements")]
     #[cfg_attr(
         feature = "crd",
         schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))

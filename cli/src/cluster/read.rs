@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
 use kube::api::{Api, ListParams};
+use kube::core::DeserializeGuard;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BottlerocketShadow, Step};
@@ -15,7 +16,7 @@ use planner::view::{DaemonSetIs, EarlierPod, PodFacts, Projection, ShadowFacts};
 use tokio::task::JoinSet;
 
 use super::{AgentPod, Cluster, OwnPods, Part, Unread, serves};
-use crate::call::{call, code, if_there, list_each};
+use crate::call::{call, code, if_there, list_each, list_guarded};
 
 /// Number of lists of pods at a time.
 const AT_ONCE: usize = 8;
@@ -40,6 +41,13 @@ impl Cluster {
     pub(crate) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
         let mut cluster = Self { namespace: namespace.to_owned(), ..Self::default() };
         cluster.read_operator(client).await?;
+        if let Some(error) = &cluster.unreadable.operator {
+            bail!(
+                "this version of the plugin cannot read bruo {name} ({error}); a controller of this version cannot either, and decides \
+                 nothing until the field is corrected: kubectl edit bruo {name} -n {namespace}",
+                name = names::OPERATOR_NAME
+            );
+        }
         cluster.read_shadows(client).await?;
         cluster.read_nodes(client).await?;
         cluster.read_components(client).await?;
@@ -59,10 +67,13 @@ impl Cluster {
     }
 
     async fn read_operator(&mut self, client: &Client) -> anyhow::Result<()> {
-        let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), &self.namespace);
+        let operators: Api<DeserializeGuard<BottlerocketUpdateOperator>> =
+            Api::namespaced(client.clone(), &self.namespace);
         let right = format!("get bottlerocketupdateoperators in {}", self.namespace);
-        if let Some(operator) = if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)? {
-            self.add_operator(&operator);
+        match if_there(call(&right, operators.get(names::OPERATOR_NAME)).await)? {
+            Some(DeserializeGuard(Ok(operator))) => self.add_operator(&operator),
+            Some(DeserializeGuard(Err(error))) => self.add_unreadable_operator(&error),
+            None => {}
         }
         Ok(())
     }
@@ -70,8 +81,11 @@ impl Cluster {
     async fn read_shadows(&mut self, client: &Client) -> anyhow::Result<()> {
         let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), &self.namespace);
         let right = format!("list bottlerocketshadows in {}", self.namespace);
-        let listed = list_each(&shadows, ListParams::default(), &right, |shadow| self.add_shadow(&shadow)).await;
-        if_there(listed)?.with_context(|| {
+        let listed = list_guarded(&shadows, ListParams::default(), &right, |shadow| match shadow {
+            Ok(shadow) => self.add_shadow(&shadow),
+            Err(error) => self.add_unreadable_shadow(&error),
+        });
+        if_there(listed.await)?.with_context(|| {
             format!(
                 "the cluster has no definition {}: the operator is not installed (docs/install.md)",
                 names::SHADOW_DEFINITION

@@ -30,7 +30,12 @@ pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>)
 fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     let object = || format!("bottlerocketupdateoperator/{}/{}", cluster.namespace, names::OPERATOR_NAME);
     let edit = || format!("kubectl edit bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
-    if cluster.operator.is_none() {
+    for (object, error) in cluster.unreadable_objects() {
+        let message = format!("this version of the plugin cannot read it, as the controller may not: {error}");
+        let edit = format!("kubectl edit {object} -n {}", cluster.namespace);
+        found.push(Finding::error("ObjectUnreadable", message).of(object.replace(' ', "/")).next([edit]));
+    }
+    if cluster.operator.is_none() && cluster.unreadable.operator.is_none() {
         let message = "it does not exist, so that no update starts";
         let next = "kubectl apply --server-side -f brupop.yaml  # docs/install.md".to_owned();
         found.push(Finding::warning("NoOperatorResource", message).of(object()).next([next]));
@@ -96,7 +101,10 @@ fn nodes(cluster: &Cluster, found: &mut Vec<Finding>) {
     add(names_of(&foreign), "NotBottlerocket", message, &|first| {
         vec![format!("kubectl label node {first} {}-", names::INTERFACE_LABEL)]
     });
-    let without = |node: &&NodeFacts| node.labelled && !cluster.shadows.contains_key(&node.name);
+    let without = |node: &&NodeFacts| {
+        let exists = cluster.shadows.contains_key(&node.name) || cluster.unreadable.shadows.contains_key(&node.name);
+        node.labelled && !exists
+    };
     let logs = || vec![format!("kubectl logs -n {} deployment/{}", cluster.namespace, names::CONTROLLER)];
     add(names_of(&without), "NoShadow", "the controller has not created its shadow", &|_| logs());
     let orphans: Vec<&str> = cluster

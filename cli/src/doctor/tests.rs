@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use kube::core::error_boundary::InvalidObject;
 use models::names;
 use planner::view::{BudgetFacts, PodFacts};
 use serde_json::{Value, json};
@@ -102,7 +103,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 36] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 37] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -192,6 +193,13 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         ("WrongLabel", Warning, "node/a", &|f| relabel(f, json!({names::INTERFACE_LABEL: "1.0.0"}))),
         ("NotBottlerocket", Warning, "node/a", &|f| {
             f.cluster.as_mut().unwrap().nodes.as_mut().unwrap().get_mut("a").unwrap().os_image = "Debian 13".to_owned();
+        }),
+        ("ObjectUnreadable", Error, "brs/brs-a", &|f| {
+            let metadata = serde_json::from_value(json!({"name": "brs-a"})).unwrap();
+            let error = InvalidObject { error: "9999-12-31T23:59:59Z is out of range".to_owned(), metadata };
+            let cluster = f.cluster.as_mut().unwrap();
+            cluster.add_unreadable_shadow(&error);
+            assert!(cluster.not_read().iter().any(|sentence| sentence.contains("brs-a")));
         }),
         ("NoShadow", Warning, "node/a", &|f| f.cluster.as_mut().unwrap().shadows.clear()),
         ("NoAgentPod", Error, "node/a", &|f| f.cluster.as_mut().unwrap().agents = Some(vec![])),

@@ -13,7 +13,7 @@ use planner::wait::{Wait, WaitReason};
 use semver::Version;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, Unread};
+use crate::cluster::Cluster;
 use crate::status::{LastResult, next_action};
 
 /// The state of one node, and why it is as it is.
@@ -289,7 +289,7 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         commands: first.map(|wait| cluster.commands(name, wait)).unwrap_or_default(),
         checks: found.iter().map(|check| check_report(cluster, name, check)).collect(),
         next,
-        not_read: cluster.unread.iter().map(Unread::sentence).collect(),
+        not_read: cluster.not_read(),
     }
 }
 

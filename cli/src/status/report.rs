@@ -15,7 +15,7 @@ use planner::wait::{BEFORE_RESUME, Wait, WaitReason, alone};
 
 use super::freshness;
 use super::shape::*;
-use crate::cluster::{Cluster, Unread, is_of};
+use crate::cluster::{Cluster, is_of};
 
 /// The reason of the condition `Degraded` for an invalid policy, whose errors the report lists by themselves.
 const INVALID_POLICY: &str = "InvalidPolicy";
@@ -50,7 +50,7 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         problems: problems(cluster, paused.is_some()),
         silent_agents: silent_agents(cluster, now),
         misplaced_requests: misplaced(cluster),
-        not_read: cluster.unread.iter().map(Unread::sentence).collect(),
+        not_read: cluster.not_read(),
         paused: paused.map(|wait| cluster.filled(&wait.to_string(), "")),
         nodes,
     }

@@ -8,6 +8,8 @@ use futures::stream::{BoxStream, SelectAll};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Client, ResourceExt as _};
@@ -24,11 +26,13 @@ pub(super) enum Object {
     Operator(Box<BottlerocketUpdateOperator>),
     Shadow(Box<BottlerocketShadow>),
     Node(Box<Node>),
+    Unreadable(Kind, Box<InvalidObject>),
 }
 
 impl Object {
     fn name(&self) -> String {
         match self {
+            Self::Unreadable(_, error) => error.metadata.name.clone().unwrap_or_default(),
             Self::Operator(operator) => operator.name_any(),
             Self::Shadow(shadow) => shadow.name_any(),
             Self::Node(node) => node.name_any(),
@@ -65,22 +69,32 @@ pub(super) type Watches = SelectAll<BoxStream<'static, Change>>;
 pub(super) fn watches(client: &Client, cluster: &Cluster) -> Watches {
     let config = watcher::Config::default;
     let only = config().fields(&format!("metadata.name={}", names::OPERATOR_NAME));
-    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), &cluster.namespace);
-    let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), &cluster.namespace);
+    let operators: Api<DeserializeGuard<BottlerocketUpdateOperator>> =
+        Api::namespaced(client.clone(), &cluster.namespace);
+    let shadows: Api<DeserializeGuard<BottlerocketShadow>> = Api::namespaced(client.clone(), &cluster.namespace);
     let mut watches = SelectAll::new();
     watches.push(watch(operators, only, Kind::Operator, |operator| Object::Operator(Box::new(operator))));
     watches.push(watch(shadows, config(), Kind::Shadow, |shadow| Object::Shadow(Box::new(shadow))));
     if cluster.nodes.is_some() {
-        let nodes: Api<Node> = Api::all(client.clone());
+        let nodes: Api<DeserializeGuard<Node>> = Api::all(client.clone());
         watches.push(watch(nodes, config(), Kind::Node, |node| Object::Node(Box::new(node))));
     }
     watches
 }
 
-fn watch<K>(api: Api<K>, config: watcher::Config, kind: Kind, wrap: fn(K) -> Object) -> BoxStream<'static, Change>
+fn watch<K>(
+    api: Api<DeserializeGuard<K>>,
+    config: watcher::Config,
+    kind: Kind,
+    read: fn(K) -> Object,
+) -> BoxStream<'static, Change>
 where
-    K: kube::Resource + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned + Send + 'static,
 {
+    let wrap = move |guard: DeserializeGuard<K>| match guard.0 {
+        Ok(object) => read(object),
+        Err(error) => Object::Unreadable(kind, Box::new(error)),
+    };
     let event = move |event| match event {
         Event::Apply(object) => Event::Apply(wrap(object)),
         Event::Delete(object) => Event::Delete(wrap(object)),
@@ -191,24 +205,38 @@ fn insert(cluster: &mut Cluster, object: &Object) {
         Object::Operator(operator) => cluster.add_operator(operator),
         Object::Shadow(shadow) => cluster.add_shadow(shadow),
         Object::Node(node) => cluster.add_node(node),
+        Object::Unreadable(Kind::Operator, error) => cluster.add_unreadable_operator(error),
+        Object::Unreadable(Kind::Shadow, error) => cluster.add_unreadable_shadow(error),
+        Object::Unreadable(Kind::Node, _) => {}
     }
 }
 
 fn remove(cluster: &mut Cluster, object: &Object) {
     let name = object.name();
     match object {
-        Object::Operator(_) => cluster.operator = None,
-        Object::Shadow(_) => drop(cluster.shadows.remove(names::node_of_shadow(&name))),
-        Object::Node(_) => cluster.nodes.iter_mut().for_each(|nodes| drop(nodes.remove(&name))),
+        Object::Operator(_) | Object::Unreadable(Kind::Operator, _) => {
+            (cluster.operator, cluster.unreadable.operator) = (None, None);
+        }
+        Object::Shadow(_) | Object::Unreadable(Kind::Shadow, _) => {
+            let node = names::node_of_shadow(&name);
+            cluster.shadows.remove(node);
+            cluster.unreadable.shadows.remove(node);
+        }
+        Object::Node(_) | Object::Unreadable(Kind::Node, _) => {
+            cluster.nodes.iter_mut().for_each(|nodes| drop(nodes.remove(&name)));
+        }
     }
 }
 
 /// Removes the objects that a list does not have any more.
 fn retain(cluster: &mut Cluster, kind: Kind, listed: &BTreeSet<String>) {
     match kind {
-        Kind::Operator if listed.is_empty() => cluster.operator = None,
+        Kind::Operator if listed.is_empty() => (cluster.operator, cluster.unreadable.operator) = (None, None),
         Kind::Operator => {}
-        Kind::Shadow => cluster.shadows.retain(|node, _| listed.contains(&names::shadow_name(node))),
+        Kind::Shadow => {
+            cluster.shadows.retain(|node, _| listed.contains(&names::shadow_name(node)));
+            cluster.unreadable.shadows.retain(|node, _| listed.contains(&names::shadow_name(node)));
+        }
         Kind::Node => cluster.nodes.iter_mut().for_each(|nodes| nodes.retain(|name, _| listed.contains(name))),
     }
 }

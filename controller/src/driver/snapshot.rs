@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use models::resource_version::newer;
 use models::shadow::{Place, Step};
-use planner::view::{Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused, ReportedFacts, WebApiOutage};
+use planner::view::{
+    Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused, ReportedFacts, UnreadableFacts, WebApiOutage,
+};
 use planner::wait::Wait;
 use tokio::time::Instant;
 
@@ -106,6 +108,7 @@ impl Driver {
             leader_since: self.leader_since,
             earlier_pods: self.earlier.names(),
             stale: !self.reading.done(),
+            unreadable: self.unreadable(),
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             signing: self.applier.signer.keys(),
             history: self.history.facts(),
@@ -156,6 +159,15 @@ impl Driver {
         view.budgets = self.budgets.select(|budget| namespaces.contains(budget.namespace.as_str()));
         view.services = self.services.select(|service| namespaces.contains(service.namespace.as_str()));
         view
+    }
+
+    /// The operator's own objects that cannot be read.
+    fn unreadable(&self) -> UnreadableFacts {
+        let mut operator = self.applier.operator.unreadable();
+        UnreadableFacts {
+            operator: operator.remove(models::names::OPERATOR_NAME),
+            shadows: self.applier.shadows.unreadable(),
+        }
     }
 
     pub(super) fn reported(&self) -> ReportedFacts {

@@ -196,7 +196,7 @@ impl Historian {
         }
         self.open.retain(|name, open| records.contains_key(name) && !named(name, open));
         let waiting = self.collect();
-        let (under_way, nodes) = self.caches.shadows.read(|shadows| {
+        let (mut under_way, nodes) = self.caches.shadows.read(|shadows| {
             let under_way: BTreeSet<i64> = shadows
                 .values()
                 .filter_map(|shadow| Some(shadow.status.controller.progress.as_ref()?.rollout.as_ref()?.rollout))
@@ -207,6 +207,13 @@ impl Historian {
             });
             (under_way, nodes.collect::<Vec<_>>())
         });
+        if !self.caches.shadows.unreadable().is_empty() {
+            // An attempt that cannot be read may be of any of them.
+            under_way.extend(self.records.values().map(|record| record.rollout.number));
+        }
+        if self.caches.operator.unreadable().contains_key(names::OPERATOR_NAME) {
+            return HistoryPlan::default();
+        }
         let operator = self.caches.operator.get(names::OPERATOR_NAME);
         plan(&HistorySnapshot {
             namespace: &self.applier.namespace,

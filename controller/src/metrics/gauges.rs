@@ -13,7 +13,7 @@ use super::values::{ALONE, float, seconds};
 type Entry = (&'static str, Labels, &'static str);
 
 /// Gauges about the fleet.
-pub(super) const FLEET: [Entry; 29] = [
+pub(super) const FLEET: [Entry; 30] = [
     ("nodes", &["step", "version"], "Nodes by the step of their update and the version that they run"),
     ("nodes_by_state", &["state"], "Nodes by the counts of the operator's status, which overlap"),
     ("nodes_waiting", &["reason"], "Nodes by the reason why they wait"),
@@ -75,6 +75,11 @@ pub(super) const FLEET: [Entry; 29] = [
         "1 while a canary step waits for a user: for an approval, or since its places have no proof",
     ),
     ("versions_behind", &[], "Largest number of offered versions that are later than the one that a node runs"),
+    (
+        "unreadable_objects",
+        &["kind"],
+        "Objects of the operator that this version of it cannot read, so that nothing is decided about them",
+    ),
     ("earlier_operator_pods", &[], "Pods of the earlier operator; while there is one, nothing is done"),
 ];
 

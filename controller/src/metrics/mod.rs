@@ -315,6 +315,7 @@ impl Metrics {
             policy_degraded,
             window_open,
             earlier_pods,
+            unreadable,
             freshness,
             freshness_target,
             estimated_completion,
@@ -328,6 +329,9 @@ impl Metrics {
             self.fleet.add_freshness(freshness, *freshness_target, counts.as_ref());
         }
         signals.add_to(&self.fleet);
+        for (kind, number) in unreadable {
+            self.fleet.add("unreadable_objects", &[kind], float(*number));
+        }
         for (name, value) in [
             ("slots_in_use", Some(float(*slots_in_use))),
             ("slots_limit", slots_limit.map(float)),

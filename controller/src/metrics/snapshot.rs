@@ -77,6 +77,8 @@ pub struct Snapshot<'a> {
     pub window_open: bool,
     /// Number of pods of the earlier operator.
     pub earlier_pods: usize,
+    /// Numbers of the operator's objects that cannot be read, by kind.
+    pub unreadable: [(&'static str, usize); 2],
     /// The freshness of the fleet; `None` without the operator's resource.
     pub freshness: Option<Freshness>,
     /// Maximum time for which a node may be behind, if policy has one.
@@ -108,6 +110,10 @@ impl<'a> Snapshot<'a> {
             policy_degraded,
             window_open: plan.window_open,
             earlier_pods: view.earlier_pods.len(),
+            unreadable: [
+                ("BottlerocketUpdateOperator", usize::from(view.unreadable.operator.is_some())),
+                ("BottlerocketShadow", view.unreadable.shadows.len()),
+            ],
             freshness: plan.status.as_ref().and_then(|status| status.freshness.clone()),
             freshness_target: policy.freshness_target,
             estimated_completion: rollouts.filter_map(|rollout| Some(rollout.estimated_completion?.at)).max(),

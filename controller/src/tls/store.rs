@@ -53,7 +53,7 @@ where
     type Object = K;
 
     fn key(&self) -> String {
-        Self::key_of(&self.0)
+        Self::key_of(self.0.meta())
     }
 
     fn resource_version(&self) -> &str {
@@ -64,8 +64,8 @@ where
         Some(Self(object.clone()))
     }
 
-    fn key_of(object: &K) -> String {
-        object.meta().name.clone().unwrap_or_default()
+    fn key_of(meta: &ObjectMeta) -> String {
+        meta.name.clone().unwrap_or_default()
     }
 }
 

@@ -34,6 +34,27 @@ fn unknown_status_values_deserialize_without_losing_other_fields() {
 }
 
 #[test]
+fn unreadable_part_of_a_status_that_its_owner_writes_again_harms_nothing_else() {
+    const UNREADABLE: &str = "9999-12-31T23:59:59Z";
+    let condition = |type_: &str, time: &str| serde_json::json!({"type": type_, "status": "True", "reason": "R", "lastTransitionTime": time});
+    let status = serde_json::json!({
+        "state": "Idle", "bootId": "b",
+        "failure": {"attempt": 3, "step": "StagedUpdate", "reason": "X", "message": "m", "time": UNREADABLE},
+        "record": {"failures": 2},
+        "conditions": [condition("HostReachable", UNREADABLE), condition("Blocked", "2026-01-01T00:00:00Z")],
+    });
+    let read: BottlerocketShadowStatus = serde_json::from_value(status.clone()).unwrap();
+    assert_eq!(read.agent, AgentReport::default());
+    assert_eq!(read.controller.record.as_ref().map(|record| record.failures), Some(2));
+    let types: Vec<_> = read.conditions.iter().map(|condition| condition.type_.as_str()).collect();
+    assert_eq!(types, ["Blocked"]);
+    // Neither an attempt nor a record has another owner: nothing may be decided without it.
+    let mut without = status;
+    without["record"]["notBefore"] = UNREADABLE.into();
+    assert!(serde_json::from_value::<BottlerocketShadowStatus>(without).is_err());
+}
+
+#[test]
 fn condition_of_unknown_type_is_in_neither_agent_nor_controller_status() {
     let status: BottlerocketShadowStatus = serde_json::from_str(
         r#"{"conditions": [{"type": "Novel", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}"#,

@@ -35,8 +35,8 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
 
 /// Makes the plan, with `reported` in the operator's status.
 pub fn plan_reporting(view: &ClusterView, reported: &ReportedFacts, policy: &Policy, now: Timestamp) -> Plan {
-    if view.stale {
-        // An earlier leader may have changed what is not observed yet.
+    // An earlier leader may have changed what is not observed yet; and without the operator's resource no slot is known.
+    if view.stale || view.unreadable.operator.is_some() {
         return Plan::default();
     }
     let held = view.slots().map(|slot| (slot.uid.as_str(), slot)).collect();
@@ -92,6 +92,7 @@ impl<'a> Planner<'a> {
             let name = &node.node.facts.name;
             let decision = match self.context(node) {
                 Some(ctx) => phase::decide(&ctx),
+                None if view.unreadable.shadows.contains_key(name) => Decision::wait(Wait::ShadowUnreadable),
                 None if node.labelled => Decision::wait(Wait::NoShadow),
                 None => Decision::wait(Wait::NotLabelled),
             };

@@ -47,7 +47,7 @@ pub(super) fn changes(view: &ClusterView, survey: &Survey<'_>) -> Vec<ShadowChan
     let others = survey.nodes.iter().filter(|node| !node.labelled || node.want.is_none());
     let all = others.map(|node| (&node.facts, node.shadow.as_ref()));
     all.chain(view.unmanaged.values().map(|facts| (facts, None)))
-        .filter(|(node, _)| !node.deleting)
+        .filter(|(node, _)| !node.deleting && !view.unreadable.shadows.contains_key(&node.name))
         .filter_map(|(node, own)| match (own, view.orphaned_shadows.get(&node.name)) {
             (Some(shadow), _) => {
                 let held = || {

@@ -249,7 +249,9 @@ pub(super) fn kept(
         // While a write about the node is under way, it may be the one that begins its drain.
         let under_way = node.step.is_some() && node.past_staging() && !node.may_still_reboot();
         let continues = held.get(uid.as_str()).is_some_and(|slot| waits(slot));
-        let keeps = node.disrupted || under_way || *wants_slot || continues || view.busy.contains(name);
+        // An attempt may be under way that cannot be read.
+        let unknown = view.busy.contains(name) || view.unreadable.shadows.contains_key(name);
+        let keeps = node.disrupted || under_way || *wants_slot || continues || unknown;
         if !keeps {
             continue;
         }

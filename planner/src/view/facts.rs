@@ -219,7 +219,7 @@ impl Projection for ShadowFacts {
     fn project(shadow: &BottlerocketShadow) -> Option<Self> {
         let meta = &shadow.metadata;
         Some(Self {
-            node: Self::key_of(shadow),
+            node: Self::key_of(meta),
             uid: text(meta.uid.as_ref()),
             resource_version: text(meta.resource_version.as_ref()),
             generation: meta.generation.unwrap_or_default(),
@@ -237,8 +237,8 @@ impl Projection for ShadowFacts {
     }
 
     /// Returns the node that the shadow is named after.
-    fn key_of(shadow: &BottlerocketShadow) -> String {
-        names::node_of_shadow(shadow.metadata.name.as_deref().unwrap_or_default()).to_owned()
+    fn key_of(meta: &ObjectMeta) -> String {
+        names::node_of_shadow(meta.name.as_deref().unwrap_or_default()).to_owned()
     }
 }
 
@@ -276,8 +276,8 @@ impl Projection for OperatorFacts {
     }
 
     /// Returns the name alone: only the resource of that name counts.
-    fn key_of(operator: &BottlerocketUpdateOperator) -> String {
-        operator.metadata.name.clone().unwrap_or_default()
+    fn key_of(meta: &ObjectMeta) -> String {
+        meta.name.clone().unwrap_or_default()
     }
 }
 
@@ -524,7 +524,7 @@ mod tests {
     fn key_of_object_is_key_of_its_facts() {
         fn check<P: Projection>(metadata: &serde_json::Value, spec: &serde_json::Value) {
             let object: P::Object = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
-            assert_eq!(P::key_of(&object), P::project(&object).unwrap().key());
+            assert_eq!(P::key_of(kube::Resource::meta(&object)), P::project(&object).unwrap().key());
         }
         let namespaced = |name: &str| json!({"name": name, "namespace": names::SYSTEM_NAMESPACE});
         check::<NodeFacts>(&json!({"name": "a"}), &json!({}));

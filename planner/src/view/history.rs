@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, LARGEST_OBJECT, RecordedRollout, RolloutPhase,
@@ -119,7 +120,7 @@ impl Projection for HistoryObject {
     }
 
     /// Returns the name alone: the history is read in one namespace.
-    fn key_of(object: &Self::Object) -> String {
-        object.metadata.name.clone().unwrap_or_default()
+    fn key_of(meta: &ObjectMeta) -> String {
+        meta.name.clone().unwrap_or_default()
     }
 }

@@ -435,6 +435,16 @@ pub enum Standby {
     Ready,
 }
 
+/// The operator's own objects that exist and that this version cannot read, each with the reason. They say nothing about what was
+/// begun, so that nothing is decided without them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnreadableFacts {
+    /// The operator's resource: without it neither policy nor slots are known, and nothing is decided at all.
+    pub operator: Option<String>,
+    /// The shadows, by node.
+    pub shadows: BTreeMap<String, String>,
+}
+
 /// The complete input of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterView {
@@ -478,6 +488,8 @@ pub struct ClusterView {
     pub expressions: BTreeMap<String, Answer>,
     /// True until every cache is known to be at least as new as this leadership: nothing is decided on such a view.
     pub stale: bool,
+    /// The operator's own objects that this version cannot read.
+    pub unreadable: UnreadableFacts,
     /// Readiness of another replica of the controller to take over.
     pub standby: Standby,
     /// Time since which no pod of the web API has been Ready, as observed by this process; `None` while one is.

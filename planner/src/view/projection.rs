@@ -1,5 +1,6 @@
 //! Facts made from the objects of one kind.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::de::DeserializeOwned;
 
@@ -19,9 +20,8 @@ pub trait Projection: Clone + PartialEq + Send + Sync + 'static {
     }
     /// Makes the projection; `None` for an object that the operator ignores.
     fn project(object: &Self::Object) -> Option<Self>;
-    /// Returns the key of an object, without projecting it: the same as that of its projection.
-    fn key_of(object: &Self::Object) -> String {
-        let meta = object.meta();
+    /// Returns the key of the object with these metadata, which is the same as that of its projection.
+    fn key_of(meta: &ObjectMeta) -> String {
         key(meta.namespace.as_deref(), meta.name.as_deref().unwrap_or_default())
     }
 }

@@ -1,7 +1,7 @@
 //! The facts about a ControllerRevision, which may be a revision of the policy.
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use models::names;
 use models::plain::cut;
 use serde_json::Value;
@@ -58,7 +58,7 @@ impl Projection for RevisionFacts {
     }
 
     /// Returns the name alone: revisions are read in one namespace.
-    fn key_of(revision: &ControllerRevision) -> String {
-        revision.metadata.name.clone().unwrap_or_default()
+    fn key_of(meta: &ObjectMeta) -> String {
+        meta.name.clone().unwrap_or_default()
     }
 }

@@ -77,6 +77,10 @@ pub enum Wait {
     NotLabelled,
     #[error("the node has no shadow yet")]
     NoShadow,
+    #[error(
+        "this version of the operator cannot read the node's shadow; the condition Degraded of bruo default says what to do"
+    )]
+    ShadowUnreadable,
     #[error("the node is being deleted")]
     Deleting,
     /// The node is not Ready for another reason than an update.

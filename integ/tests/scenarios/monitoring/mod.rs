@@ -60,8 +60,9 @@ const ABOUT_THE_OPERATOR: [&str; 9] = [
     "BrupopTargetDown",
     "BrupopNoLeader",
 ];
-/// Only an operator with a defect has a safety finding, and the others take hours, or many nodes: their metrics come from a stand-in.
-const OF_A_STAND_IN: [&str; 3] = ["BrupopSafetyFinding", "BrupopClusterUnwell", "BrupopGuardedPodsStay"];
+/// Only an operator with a defect has a safety finding, the definitions let nothing pass that cannot be read, and the others take hours, or many nodes: their metrics come from a stand-in.
+const OF_A_STAND_IN: [&str; 4] =
+    ["BrupopSafetyFinding", "BrupopClusterUnwell", "BrupopGuardedPodsStay", "BrupopObjectUnreadable"];
 
 fn names(alerts: &[&[&str]]) -> BTreeSet<String> {
     alerts.iter().copied().flatten().map(|name| (*name).to_owned()).collect()
@@ -299,7 +300,8 @@ impl StandIn {
                 let _ = stream.read(&mut [0; 4096]);
                 let body = format!(
                     "brupop_controller_lint_findings_total{{property=\"S1\"}} {count}\n\
-                     brupop_controller_cluster_unwell 1\nbrupop_controller_budget_stays 3\n"
+                     brupop_controller_cluster_unwell 1\nbrupop_controller_budget_stays 3\n\
+                     brupop_controller_unreadable_objects{{kind=\"BottlerocketShadow\"}} 1\n"
                 );
                 let _ = write!(
                     stream,

@@ -5,7 +5,7 @@ use models::operator::{BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, PROGRESSING
 
 use super::{
     APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET,
-    MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, WEB_API,
+    MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
 };
 use crate::decision::Note;
 use crate::survey::records::UNRECORDED;
@@ -22,6 +22,7 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     (DEGRADED, NOT_SERVED, "ShadowsServed", "the API server serves the shadows"),
     (DEGRADED, WEB_API, "WebApiReady", "a pod of the web API is Ready"),
     (DEGRADED, CONFLICT, "FieldManagersSeparate", "no other field manager owns fields of the operator"),
+    (DEGRADED, UNREADABLE, "ShadowsReadable", "every shadow can be read"),
     (DEGRADED, UNRECORDED, "PolicyRecorded", "the policy has a revision"),
     (DEGRADED, MISUNDERSTOOD, "RequestsUnderstood", "every annotation that is meant as a request is known"),
     (DEGRADED, OUT_OF_BOUNDS, "DurationsWithinBounds", "every duration of the policy is within its bounds"),

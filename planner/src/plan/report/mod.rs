@@ -68,6 +68,9 @@ const OUT_OF_BOUNDS: &str = "DurationOutOfBounds";
 /// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
 const CONFLICT: &str = "FieldManagerConflict";
 
+/// The operator is degraded: shadows exist that it cannot read.
+const UNREADABLE: &str = WaitReason::ShadowUnreadable.as_str();
+
 /// The operator needs a user's approval to continue.
 const APPROVAL: &str = "AwaitingApproval";
 
@@ -277,6 +280,23 @@ fn conflict(view: &ClusterView) -> Option<ConditionParts> {
     Some((true, CONFLICT, models::plain::cut(&message, 2000)))
 }
 
+/// Returns the shadows that cannot be read, where there are any, with the repair.
+fn unreadable(view: &ClusterView) -> Option<ConditionParts> {
+    let mut unreadable = view.unreadable.shadows.iter();
+    let (node, error) = unreadable.next()?;
+    let more = match unreadable.count() {
+        0 => String::new(),
+        more => format!(" (and {more} more shadows)"),
+    };
+    let (shadow, error) = (models::names::shadow_name(node), models::plain::cut(error, 500));
+    let message = format!(
+        "this version of the operator cannot read the shadow {shadow}{more}: {error}. Nothing is decided about its node. Where a newer \
+         version wrote it, install that version again; otherwise correct the field (kubectl edit brs {shadow} -n <namespace> \
+         --subresource=status), or, if the node is in service and not about to reboot, delete the shadow: it is created again"
+    );
+    Some((true, UNREADABLE, models::plain::cut(&message, 2000)))
+}
+
 /// Returns the reason for which the policy has no revision, if there is one.
 fn unrecorded(history: &RevisionPlan) -> Option<ConditionParts> {
     Some((true, UNRECORDED, models::plain::cut(history.problem.as_ref()?, 2000)))
@@ -339,7 +359,10 @@ pub(super) fn status(
     let mut conditions = operator.status.conditions.clone();
     let blocked = blocked(view, survey, plan, find_condition(&conditions, BLOCKED));
     let degraded = match degraded(policy, &reported.tls, survey.web_api_missing, &operator.misunderstood) {
-        (false, reason, message) => conflict(view).or_else(|| unrecorded(history?)).unwrap_or((false, reason, message)),
+        (false, reason, message) => {
+            let others = unreadable(view).or_else(|| conflict(view)).or_else(|| unrecorded(history?));
+            others.unwrap_or((false, reason, message))
+        }
         degraded => degraded,
     };
     let new = [

@@ -69,6 +69,34 @@ fn node_without_shadow_reports_missing_shadow_or_label() {
     }
 }
 
+#[test]
+fn unreadable_shadow_keeps_its_node_and_its_slot_as_they_are_and_the_operator_names_it() {
+    let nodes = ["a", "b"].map(|name| at(name, Step::Draining, 0, HostState::StagedUpdate)).to_vec();
+    let (mut view, policy) = cluster(nodes, &["a", "b"]);
+    let unclaimed = view.nodes.get_mut("a").unwrap();
+    (unclaimed.shadow, unclaimed.facts.claims) = (None, ClaimFields::default());
+    // A shadow that is not there at all is created, and the slot of its node is free.
+    let made = plan(&view, &policy, t(1));
+    assert!(made.shadows.iter().any(|change| change.node() == "a"));
+    let slots = |made: &Plan| made.slots.iter().flatten().map(|slot| slot.node.clone()).collect::<Vec<_>>();
+    assert_eq!(slots(&made), ["b"]);
+
+    view.unreadable.shadows.insert("a".into(), "9999-12-31T23:59:59Z is out of range".into());
+    let made = plan(&view, &policy, t(1));
+    assert_eq!((&made.waits["a"], made.shadows.is_empty()), (&Wait::ShadowUnreadable, true));
+    assert!(made.slots.is_none() || slots(&made) == ["a", "b"], "{:?}", made.slots);
+    assert!(made.pods.contains("b"), "the drain of the other node goes on");
+    let conditions = made.status.unwrap().conditions;
+    let degraded = models::condition::find_condition(&conditions, models::operator::DEGRADED).unwrap();
+    assert_eq!(degraded.reason, "ShadowUnreadable");
+    for part in ["brs-a", "out of range", "kubectl edit brs brs-a", "delete the shadow"] {
+        assert!(degraded.message.contains(part), "{}", degraded.message);
+    }
+
+    view.unreadable.operator = Some("spec.windows: invalid".into());
+    assert_eq!(plan(&view, &policy, t(1)), Plan::default(), "neither policy nor slots are known");
+}
+
 /// A staged node whose shadow still has the condition `Blocked` of an earlier reason.
 fn blocked_before(name: &str) -> NodeView {
     let mut node = at(name, Step::Staged, 0, HostState::StagedUpdate);

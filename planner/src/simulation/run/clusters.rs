@@ -390,5 +390,6 @@ fn names_a_cause(wait: &Wait) -> bool {
             | Wait::Acting
             | Wait::ReadingPods
             | Wait::NoShadow
+            | Wait::ShadowUnreadable
     ) && !matches!(wait, Wait::CanaryStep { until: None, approval: None, nodes, .. } if empty(nodes))
 }
