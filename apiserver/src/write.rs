@@ -243,14 +243,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn report_replaces_one_that_cannot_be_read() {
-        let failure =
-            json!({"attempt": 1, "step": "StagedUpdate", "reason": "X", "message": "", "time": "9999-12-31T23:59:59Z"});
-        let unreadable = stored("u", 5, 1, json!({"state": "Idle", "failure": failure}));
+    async fn report_replaces_fields_that_cannot_be_read() {
+        let unreadable = json!({"state": "Idle", "updates": {"lastRefresh": "9999-12-31T23:59:59Z"}});
+        let unreadable = stored("u", 5, 1, unreadable);
         let (fake, store) = (cluster(unreadable.clone(), vec![]), store(vec![unreadable]));
-        let Ok(Written::Applied(shadow)) = write(&fake, &store, &etag_of(1, json!({})), &staged()).await else {
-            panic!()
-        };
+        let Ok(Written::Applied(shadow)) = write(&fake, &store, &idle_etag(), &staged()).await else { panic!() };
         assert_eq!(serde_json::to_value(&shadow.view.status).unwrap()["state"], "StagedUpdate");
     }
 

@@ -77,6 +77,10 @@ pub(crate) fn failure(right: &str, error: kube::Error) -> anyhow::Error {
         kube::Error::Api(status) => {
             anyhow!(Refusal { code: status.code, message: status.message }).context(format!("cannot {right}"))
         }
+        error @ kube::Error::SerdeError(_) => {
+            let next = "this version of the plugin cannot read the answer (kubectl brupop doctor)";
+            anyhow!(error).context(format!("cannot {right}: {next}"))
+        }
         error => anyhow!(error).context(format!("cannot {right}")),
     }
 }
@@ -84,6 +88,11 @@ pub(crate) fn failure(right: &str, error: kube::Error) -> anyhow::Error {
 /// Returns the code with which the API server refused a call.
 pub(crate) fn code(error: &anyhow::Error) -> Option<u16> {
     error.downcast_ref::<Refusal>().map(|refusal| refusal.code)
+}
+
+/// Returns whether an answer came that this version of the plugin cannot read.
+pub(crate) fn is_unreadable(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| matches!(cause.downcast_ref(), Some(kube::Error::SerdeError(_))))
 }
 
 /// Returns the answer to a request for one object; `None` if it, or its kind, does not exist.

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
+use kube::core::error_boundary::InvalidObject;
 use kube::{Client, ResourceExt as _};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
@@ -23,7 +24,7 @@ use tokio::time::Instant;
 
 use self::objects::{GONE, PERIOD, delete, find, remove};
 pub(crate) use self::objects::{api, is_marked};
-use crate::call::{call, if_there, list};
+use crate::call::{call, if_there, list_guarded};
 use crate::page::{confirm, print_line};
 
 /// Kinds removed first, so that nothing is created again.
@@ -112,9 +113,19 @@ async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
         let now = Timestamp::now();
         let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).map(|node| node.at(now)).collect();
         let right = format!("list bottlerocketshadows in {}", names::SYSTEM_NAMESPACE);
-        let shadows = if_there(list(&shadows, ListParams::default(), &right).await)?.unwrap_or_default();
+        let (mut readable, mut left) = (Vec::new(), Vec::new());
+        let listed = list_guarded(&shadows, ListParams::default(), &right, |shadow| match shadow {
+            Ok(shadow) => readable.push(shadow),
+            Err(InvalidObject { metadata, error }) => {
+                let name = metadata.name.unwrap_or_default();
+                left.push(format!("what is under way on the node of brs {name}, which cannot be read ({error})"));
+            }
+        });
+        if_there(listed.await)?;
         // Without shadows no attempt is known, and the remaining claims are released here.
-        let mut left = if shadows.is_empty() { Vec::new() } else { unfinished(&nodes, &shadows) };
+        if !readable.is_empty() {
+            left.extend(unfinished(&nodes, &readable));
+        }
         left.extend(not_taken_back(&aws_record(client, names::SYSTEM_NAMESPACE).await?));
         if left.is_empty() {
             return Ok(());

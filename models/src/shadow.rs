@@ -219,9 +219,8 @@ pub struct BottlerocketShadowSpec {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct BottlerocketShadowStatus {
-    /// Written by the agent through the web API. One that cannot be read is no report: the agent then sends another one, which
-    /// replaces it.
-    #[serde(flatten, deserialize_with = "lenient::report")]
+    /// Written by the agent through the web API.
+    #[serde(flatten, deserialize_with = "lenient::StoredReport::deserialize")]
     pub agent: AgentReport,
     /// Written by the controller.
     #[serde(flatten)]

@@ -44,7 +44,7 @@ impl Cluster {
         if let Some(error) = &cluster.unreadable.operator {
             bail!(
                 "this version of the plugin cannot read bruo {name} ({error}); a controller of this version cannot either, and decides \
-                 nothing until the field is corrected: kubectl edit bruo {name} -n {namespace}",
+                 nothing until the field is corrected: kubectl edit bruo {name} -n {namespace}, with --subresource=status for one of status",
                 name = names::OPERATOR_NAME
             );
         }

@@ -33,7 +33,8 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     for (object, error) in cluster.unreadable_objects() {
         let message = format!("this version of the plugin cannot read it, as the controller may not: {error}");
         let edit = format!("kubectl edit {object} -n {}", cluster.namespace);
-        found.push(Finding::error("ObjectUnreadable", message).of(object.replace(' ', "/")).next([edit]));
+        let next = [format!("{edit} --subresource=status  # a field of status"), format!("{edit}  # another field")];
+        found.push(Finding::error("ObjectUnreadable", message).of(object.replace(' ', "/")).next(next));
     }
     if cluster.operator.is_none() && cluster.unreadable.operator.is_none() {
         let message = "it does not exist, so that no update starts";

@@ -11,7 +11,8 @@ use models::names;
 use models::shadow::BottlerocketShadow;
 use planner::view::{NodeFacts, Projection as _};
 
-use crate::call::list;
+use crate::call::{is_unreadable, list};
+use crate::page::warn;
 use crate::write::{Change, Object, Outcome, State, Unacknowledged, WriteOptions, all};
 
 /// Options of commands about nodes.
@@ -59,7 +60,13 @@ pub(super) async fn find(client: &Client, namespace: &str, wanted: &[String]) ->
         }
         match Object::node(client, name).read().await? {
             Some(node) => {
-                let shadow = Object::shadow(client, namespace, name).read().await?;
+                let shadow = match Object::shadow(client, namespace, name).read().await {
+                    Err(error) if is_unreadable(&error) => {
+                        warn(format_args!("{name}: {error:#}"));
+                        None
+                    }
+                    shadow => shadow?,
+                };
                 found.push(Found { name: name.to_owned(), node, shadow });
             }
             None => unknown.push(name),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kube::api::{Api, ListParams};
+use kube::core::DeserializeGuard;
 use models::backoff::{Backoff, Delays};
 use models::names;
 use models::shadow::BottlerocketShadow;
@@ -117,7 +118,7 @@ impl Applier {
 
     /// Reads an object until there is an answer, or this process no longer leads. It is read as a list of one, which
     /// RBAC permits.
-    pub(super) async fn read<K>(&self, api: Api<K>, name: &str, take: impl Fn(&K))
+    pub(super) async fn read<K>(&self, api: Api<DeserializeGuard<K>>, name: &str, take: impl Fn(&K))
     where
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
@@ -125,7 +126,8 @@ impl Applier {
         let mut backoff = Backoff::default();
         while self.leadership.check().is_ok() {
             match api.list(&only).await {
-                Ok(found) => return found.items.iter().for_each(take),
+                // The watch names one that cannot be read.
+                Ok(found) => return found.items.iter().filter_map(|found| found.0.as_ref().ok()).for_each(take),
                 Err(error) if !is_unknown(&error) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(name, error, "an object could not be read again after a call without an answer");
@@ -143,7 +145,7 @@ impl Applier {
         let shadow = names::shadow_name(node);
         futures::join!(
             self.read(Api::all(self.client.clone()), node, |node| self.nodes.written(node)),
-            self.read(self.shadow_api(), &shadow, |shadow| self.shadows.written(shadow)),
+            self.read(Api::namespaced(self.client.clone(), &self.namespace), &shadow, |shadow| self.shadows.written(shadow)),
         );
     }
 

@@ -129,13 +129,15 @@ impl Driver {
             view.insert(facts, shadows.remove(&name), now);
         }
         view.revisions_in_use = shadows.into_values().filter_map(|shadow| shadow.revision).collect();
-        let known = self.revisions_read.done().then(|| self.applier.revisions.items());
+        // The shadows that cannot be read name revisions too.
+        let all_named = self.revisions_read.done() && view.unreadable.shadows.is_empty();
+        let known = all_named.then(|| self.applier.revisions.items());
         view.revisions = known.map(|revisions| revisions.into_values().collect());
         view.csi_nodes = self.csi_nodes.synced().then(|| self.csi_nodes.items());
         view.daemon_sets = self.daemon_sets.synced().then(|| self.daemon_sets.items());
         let mut nodes = std::mem::take(&mut view.nodes);
         for (name, node) in &mut nodes {
-            if let Some(watch) = self.pods.get(name).filter(|w| w.cache.synced()) {
+            if let Some(watch) = self.pods.get(name).filter(|w| w.cache.synced() && w.cache.unreadable().is_empty()) {
                 let mut pods: Vec<PodFacts> = watch.cache.items().into_values().collect();
                 self.owners.mark(&mut pods);
                 node.pods = Some(pods);
@@ -161,11 +163,12 @@ impl Driver {
         view
     }
 
-    /// The operator's own objects that cannot be read.
+    /// The objects that cannot be read.
     fn unreadable(&self) -> UnreadableFacts {
         let mut operator = self.applier.operator.unreadable();
         UnreadableFacts {
             operator: operator.remove(models::names::OPERATOR_NAME),
+            nodes: self.applier.nodes.unreadable(),
             shadows: self.applier.shadows.unreadable(),
         }
     }

@@ -162,8 +162,13 @@ impl Historian {
             let size = || serde_json::to_vec(&waiting.result).map_or(0, |text| text.len());
             waiting.bytes = known.unwrap_or_else(size);
         }
+        let unreadable = self.caches.shadows.unreadable();
         for (id, before) in std::mem::take(&mut self.seen) {
             if present.contains_key(&id) {
+                continue;
+            }
+            if unreadable.contains_key(&before.node) {
+                present.insert(id, before);
                 continue;
             }
             let shadow = self.caches.shadows.get(&before.node);

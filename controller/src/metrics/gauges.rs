@@ -78,7 +78,7 @@ pub(super) const FLEET: [Entry; 30] = [
     (
         "unreadable_objects",
         &["kind"],
-        "Objects of the operator that this version of it cannot read, so that nothing is decided about them",
+        "Objects that this version of the operator cannot read",
     ),
     ("earlier_operator_pods", &[], "Pods of the earlier operator; while there is one, nothing is done"),
 ];

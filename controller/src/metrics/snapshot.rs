@@ -77,8 +77,8 @@ pub struct Snapshot<'a> {
     pub window_open: bool,
     /// Number of pods of the earlier operator.
     pub earlier_pods: usize,
-    /// Numbers of the operator's objects that cannot be read, by kind.
-    pub unreadable: [(&'static str, usize); 2],
+    /// Numbers of the objects that cannot be read, by kind.
+    pub unreadable: [(&'static str, usize); 3],
     /// The freshness of the fleet; `None` without the operator's resource.
     pub freshness: Option<Freshness>,
     /// Maximum time for which a node may be behind, if policy has one.
@@ -112,6 +112,7 @@ impl<'a> Snapshot<'a> {
             earlier_pods: view.earlier_pods.len(),
             unreadable: [
                 ("BottlerocketUpdateOperator", usize::from(view.unreadable.operator.is_some())),
+                ("Node", view.unreadable.nodes.len()),
                 ("BottlerocketShadow", view.unreadable.shadows.len()),
             ],
             freshness: plan.status.as_ref().and_then(|status| status.freshness.clone()),

@@ -79,7 +79,7 @@ pub(super) fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'
         policy_degraded: false,
         window_open: true,
         earlier_pods: 0,
-        unreadable: [("BottlerocketUpdateOperator", 0), ("BottlerocketShadow", 0)],
+        unreadable: [("BottlerocketUpdateOperator", 0), ("Node", 0), ("BottlerocketShadow", 0)],
         freshness: None,
         freshness_target: None,
         estimated_completion: None,

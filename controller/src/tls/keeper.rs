@@ -375,7 +375,7 @@ impl Keeper {
     fn signing(&self, ring: &KeyRing, requested: Option<String>) -> Signing {
         let id = |key: &Option<PermitKey>| key.as_ref().map(|key| key.id().clone());
         let mut statements = self.statements();
-        if !self.shadows.synced() {
+        if !self.shadows.synced() || !self.shadows.unreadable().is_empty() {
             // The keys of these statements are not known yet.
             statements.extend(id(&ring.before));
         }

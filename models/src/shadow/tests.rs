@@ -38,20 +38,25 @@ fn unreadable_part_of_a_status_that_its_owner_writes_again_harms_nothing_else() 
     const UNREADABLE: &str = "9999-12-31T23:59:59Z";
     let condition = |type_: &str, time: &str| serde_json::json!({"type": type_, "status": "True", "reason": "R", "lastTransitionTime": time});
     let status = serde_json::json!({
-        "state": "Idle", "bootId": "b",
-        "failure": {"attempt": 3, "step": "StagedUpdate", "reason": "X", "message": "m", "time": UNREADABLE},
+        "state": "Idle", "currentVersion": "1.20", "updates": {"lastRefresh": UNREADABLE},
+        "armed": {"attempt": 3, "bootId": "b", "version": "1.20.5", "phase": "Activated", "nonce": "n"},
         "record": {"failures": 2},
         "conditions": [condition("HostReachable", UNREADABLE), condition("Blocked", "2026-01-01T00:00:00Z")],
     });
     let read: BottlerocketShadowStatus = serde_json::from_value(status.clone()).unwrap();
-    assert_eq!(read.agent, AgentReport::default());
+    let AgentReport { state, current_version, updates, armed, .. } = &read.agent;
+    assert_eq!((*state, current_version, updates), (Some(HostState::Idle), &None, &None));
+    assert_eq!(armed.as_ref().map(|armed| armed.attempt), Some(3));
     assert_eq!(read.controller.record.as_ref().map(|record| record.failures), Some(2));
     let types: Vec<_> = read.conditions.iter().map(|condition| condition.type_.as_str()).collect();
     assert_eq!(types, ["Blocked"]);
-    // Neither an attempt nor a record has another owner: nothing may be decided without it.
-    let mut without = status;
-    without["record"]["notBefore"] = UNREADABLE.into();
-    assert!(serde_json::from_value::<BottlerocketShadowStatus>(without).is_err());
+    // The only record of what was done: nothing may be decided without it.
+    let without = |pointer: &str, field: &str, value: &str| {
+        let mut status = status.clone();
+        status.pointer_mut(pointer).unwrap()[field] = value.into();
+        serde_json::from_value::<BottlerocketShadowStatus>(status).is_err()
+    };
+    assert!(without("/record", "notBefore", UNREADABLE) && without("/armed", "version", "1.20"));
 }
 
 #[test]

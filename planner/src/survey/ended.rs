@@ -13,12 +13,17 @@ use crate::view::{ClusterView, NodeView};
 /// Returns until when a slot is kept although nothing shows what its attempt has become, if it is: its Node is gone, or was registered
 /// again without a record of the attempt, and the machine may reboot by its permit and come back.
 pub(crate) fn kept_until(view: &ClusterView, policy: &Policy, slot: &Slot) -> Option<Timestamp> {
-    let update = slot.update.as_ref()?;
+    let update = slot.update.as_ref().filter(|_| !is_unreadable(view, slot))?;
     let permitting = update.permitting_since?;
     // What an autoscaler was removing does not come back, and what came back without the operator's label is not under it any more.
     let is_over = || update.removed_in.is_some() || is_back_unmanaged(view, slot, update);
     let lost = own(view, slot).map_or_else(|| !is_over(), |node| is_lost(node, update));
     lost.then(|| after(after(permitting, policy.reboot), policy.returning))
+}
+
+/// Returns whether the shadow of a slot's node exists and cannot be read: its attempt may be under way.
+fn is_unreadable(view: &ClusterView, slot: &Slot) -> bool {
+    own(view, slot).is_some() && view.unreadable.shadows.contains_key(&slot.node)
 }
 
 /// Returns whether the machine of a slot is registered again without the operator's label, in another boot.
@@ -113,6 +118,7 @@ pub(crate) fn has_ended(
     now: Timestamp,
 ) -> bool {
     match (own(view, slot), kept_until(view, policy, slot)) {
+        _ if is_unreadable(view, slot) => false,
         (_, Some(until)) => until <= now,
         (Some(node), None) => recorded_end(node, update).is_some(),
         (None, None) => true,

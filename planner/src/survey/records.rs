@@ -120,6 +120,8 @@ pub(crate) fn keep(
                 first_estimate: None,
             });
         } else if runs
+            // A node whose shadow cannot be read may be one of it.
+            && view.unreadable.shadows.is_empty()
             && let Some(phase) = rollout.record.as_ref().and_then(|record| end(view, rollout, record, &revision))
         {
             finish(rollout, phase, now);

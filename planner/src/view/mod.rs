@@ -435,14 +435,23 @@ pub enum Standby {
     Ready,
 }
 
-/// The operator's own objects that exist and that this version cannot read, each with the reason. They say nothing about what was
-/// begun, so that nothing is decided without them.
+/// Objects that exist and that this version cannot read, each with the reason. They say nothing about what was begun, so that nothing is
+/// decided without them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnreadableFacts {
     /// The operator's resource: without it neither policy nor slots are known, and nothing is decided at all.
     pub operator: Option<String>,
-    /// The shadows, by node.
+    /// Nodes. They would pass for deleted: nothing is decided at all, as above.
+    pub nodes: BTreeMap<String, String>,
+    /// The shadows, by node: nothing is decided about that node.
     pub shadows: BTreeMap<String, String>,
+}
+
+impl UnreadableFacts {
+    /// Returns whether nothing can be decided at all.
+    pub fn stop_all(&self) -> bool {
+        self.operator.is_some() || !self.nodes.is_empty()
+    }
 }
 
 /// The complete input of a plan.
@@ -488,7 +497,7 @@ pub struct ClusterView {
     pub expressions: BTreeMap<String, Answer>,
     /// True until every cache is known to be at least as new as this leadership: nothing is decided on such a view.
     pub stale: bool,
-    /// The operator's own objects that this version cannot read.
+    /// The objects that this version cannot read.
     pub unreadable: UnreadableFacts,
     /// Readiness of another replica of the controller to take over.
     pub standby: Standby,

@@ -290,9 +290,9 @@ fn unreadable(view: &ClusterView) -> Option<ConditionParts> {
     };
     let (shadow, error) = (models::names::shadow_name(node), models::plain::cut(error, 500));
     let message = format!(
-        "this version of the operator cannot read the shadow {shadow}{more}: {error}. Nothing is decided about its node. Where a newer \
-         version wrote it, install that version again; otherwise correct the field (kubectl edit brs {shadow} -n <namespace> \
-         --subresource=status), or, if the node is in service and not about to reboot, delete the shadow: it is created again"
+        "this version of the operator cannot read the shadow {shadow}{more}: {error}. Nothing is decided about its node, which keeps its \
+         slot. Where a newer version wrote it, install that version again; otherwise correct the field: kubectl edit brs {shadow} -n \
+         <namespace> --subresource=status (without --subresource for a field of spec)"
     );
     Some((true, UNREADABLE, models::plain::cut(&message, 2000)))
 }
