@@ -17,6 +17,7 @@ use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Client, ResourceExt as _};
 use models::names;
+use models::operator::without_user_information;
 use serde_json::{Value, json};
 
 use self::archive::Archive;
@@ -39,8 +40,9 @@ const AGENTS: usize = 20;
 const NAMED: usize = 10;
 
 /// Parts that are left out on purpose.
-const LEFT_OUT: [&str; 6] = [
+const LEFT_OUT: [&str; 7] = [
     "Secrets are not read",
+    "user names and passwords in URLs are removed",
     "values of environment variables are replaced by (left out)",
     "metadata.managedFields and copies of objects in annotations (last-applied-configuration) are removed",
     "Nodes are reduced to what concerns updates: no addresses, images, volumes, and no labels and annotations of others",
@@ -91,7 +93,7 @@ struct Bundle {
 
 impl Bundle {
     fn text(&mut self, path: &str, text: &str) -> anyhow::Result<()> {
-        self.archive.add(path, text.as_bytes()).context("the archive cannot be written")
+        self.archive.add(path, without_user_information(text).as_bytes()).context("the archive cannot be written")
     }
 
     fn json(&mut self, path: &str, value: &Value) -> anyhow::Result<()> {
