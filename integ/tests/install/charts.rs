@@ -322,8 +322,8 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
                 "extraVolumeMounts": [{"name": "authority", "mountPath": "/authority", "readOnly": true}],
             }}),
             vec![
-                of(CONTROLLER, "/spec/template/spec/volumes/1/configMap/name", json!("prometheus-ca")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/volumeMounts/1/mountPath", json!("/authority")),
+                of(CONTROLLER, "/spec/template/spec/volumes/2/configMap/name", json!("prometheus-ca")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/volumeMounts/2/mountPath", json!("/authority")),
             ],
         ),
         (
