@@ -18,7 +18,7 @@ const PASSWORD: &str = "password";
 pub struct Secret {
     /// The folder with its keys; `None`: the manifests of an earlier version mount none.
     pub folder: Option<PathBuf>,
-    /// Its namespace.
+    /// Namespace of the Secret.
     pub namespace: String,
 }
 
