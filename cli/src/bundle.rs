@@ -17,6 +17,7 @@ use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Client, ResourceExt as _};
 use models::names;
+use models::operator::without_user_information;
 use serde_json::{Value, json};
 
 use self::archive::Archive;
@@ -39,8 +40,9 @@ const AGENTS: usize = 20;
 const NAMED: usize = 10;
 
 /// Parts that are left out on purpose.
-const LEFT_OUT: [&str; 6] = [
+const LEFT_OUT: [&str; 7] = [
     "Secrets are not read",
+    "user names and passwords in URLs are removed",
     "values of environment variables are replaced by (left out)",
     "metadata.managedFields and copies of objects in annotations (last-applied-configuration) are removed",
     "Nodes are reduced to what concerns updates: no addresses, images, volumes, and no labels and annotations of others",
@@ -91,7 +93,7 @@ struct Bundle {
 
 impl Bundle {
     fn text(&mut self, path: &str, text: &str) -> anyhow::Result<()> {
-        self.archive.add(path, text.as_bytes()).context("the archive cannot be written")
+        self.archive.add(path, without_user_information(text).as_bytes()).context("the archive cannot be written")
     }
 
     fn json(&mut self, path: &str, value: &Value) -> anyhow::Result<()> {
@@ -297,6 +299,8 @@ fn readme(missing: &[String], namespace: &str, time: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use super::*;
     use crate::cluster::testing::{fleet, now};
 
@@ -318,6 +322,21 @@ mod tests {
         let names: Vec<String> = chosen.iter().map(kube::ResourceExt::name_any).collect();
         assert_eq!(names[..3], ["controller", "of-silent", "of-failed"]);
         assert_eq!(names.len(), 1 + AGENTS);
+    }
+
+    #[test]
+    fn bundle_has_no_password_of_a_url() {
+        let path = std::env::temp_dir().join(format!("brupop-bundle-{}.tar.gz", std::process::id()));
+        let mut bundle =
+            Bundle { archive: Archive::new(File::create(&path).unwrap(), "a", now()), missing: Vec::new() };
+        let spec = json!({"prometheus": {"url": "http://me:hunter2@p:9090"}});
+        bundle.json("operator.json", &json!({"spec": spec, "status": {"policyInForce": spec.to_string()}})).unwrap();
+        bundle.text("a.log", "no answer from http://me:hunter2@p:9090").unwrap();
+        bundle.archive.end().unwrap();
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(File::open(&path).unwrap()).read_to_string(&mut text).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(text.matches("http://p:9090").count() == 3 && !text.contains("hunter2"), "{text}");
     }
 
     #[test]

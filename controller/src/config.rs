@@ -45,6 +45,10 @@ pub struct Config {
     /// operator's own image has none.
     #[arg(long, env = "BRUPOP_PROMETHEUS_CA_FILE")]
     pub prometheus_ca_file: Option<std::path::PathBuf>,
+    /// Folder with the keys of the Secret `brupop-prometheus`: `token`, or `username` and `password`, which are sent to the
+    /// Prometheus of the policy. It is read for each query.
+    #[arg(long, env = "BRUPOP_PROMETHEUS_CREDENTIALS_DIR")]
+    pub prometheus_credentials_dir: Option<std::path::PathBuf>,
     /// Folder with the keys of the Secret `brupop-notices`, for notices. It is read at each sending.
     #[arg(long, env = "BRUPOP_NOTICES_DIR")]
     pub notices_dir: Option<std::path::PathBuf>,

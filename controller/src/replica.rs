@@ -30,7 +30,7 @@ use crate::config::Config;
 use crate::definitions::{Served, report_until_served, wait_until_served};
 use crate::driver::{Driver, End, Options};
 use crate::earlier::EarlierPods;
-use crate::expressions::Expressions;
+use crate::expressions::{self, Expressions};
 use crate::history::{Historian, History};
 use crate::http;
 use crate::leader::{self, Leadership, Parameters, Peers, Release};
@@ -234,7 +234,13 @@ impl Replica {
             caches.changed.clone(),
             metrics.clone(),
             self.clock.clone(),
-            config.prometheus_ca_file.clone(),
+            expressions::Options {
+                ca_file: config.prometheus_ca_file.clone(),
+                secret: expressions::Secret {
+                    folder: config.prometheus_credentials_dir.clone(),
+                    namespace: config.namespace.clone(),
+                },
+            },
         );
         let notices = Notices::start(
             caches.changed.clone(),

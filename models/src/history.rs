@@ -143,7 +143,7 @@ pub struct RecordedRollout {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub steps: Vec<CanaryStep>,
-    /// Whole policy (`spec` of the operator's resource), as JSON.
+    /// Whole policy (`spec` of the operator's resource), as JSON, without credentials.
     #[schemars(length(max = 65_536))]
     pub policy: String,
 }

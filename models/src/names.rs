@@ -149,6 +149,8 @@ pub const SERVING_SECRET: &str = "brupop-apiserver-tls";
 pub const PERMIT_KEY_SECRET: &str = "brupop-permit-key";
 /// Secret with the addresses and tokens of receivers of notices. A user creates it.
 pub const NOTICES_SECRET: &str = "brupop-notices";
+/// Secret with the credentials for Prometheus: `token`, or `username` and `password`. A user creates it.
+pub const PROMETHEUS_SECRET: &str = "brupop-prometheus";
 /// ConfigMap in the agents' namespace: the CA bundle and the public keys of permits.
 pub const TRUST_CONFIG_MAP: &str = "brupop-trust";
 /// Key of [`TRUST_CONFIG_MAP`] that holds the CA bundle, PEM.

@@ -1,6 +1,6 @@
 //! The part of a cluster that a plan needs, in one file, so that it can be made elsewhere (`plan --dump`, `plan --from-dump`).
 //!
-//! It has no Secret and no environment variable: of a pod, what decides about its eviction is kept.
+//! It has no Secret, no password and no environment variable: of a pod, what decides about its eviction is kept.
 
 use anyhow::{Context as _, ensure};
 use jiff::Timestamp;
@@ -10,7 +10,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Client;
 use kube::api::{Api, ListParams};
 use models::names;
-use models::operator::BottlerocketUpdateOperator;
+use models::operator::{BottlerocketUpdateOperator, without_user_information};
 use models::shadow::BottlerocketShadow;
 use planner::simulation::UpdateDurations;
 use planner::view::{BudgetFacts, DaemonSetIs, EarlierPod, PodFacts, Projection as _};
@@ -50,6 +50,12 @@ fn trimmed(object: impl Serialize) -> anyhow::Result<Value> {
         status.remove("images");
     }
     Ok(value)
+}
+
+/// The same for the operator's resource, without the credentials that an earlier schema accepted.
+fn trimmed_operator(operator: impl Serialize) -> anyhow::Result<Value> {
+    let text = without_user_information(&trimmed(operator)?.to_string());
+    serde_json::from_str(&text).context("the operator's resource is no JSON")
 }
 
 /// The same for a pod: its containers keep their names alone, and its volumes what holds up a drain.
@@ -105,7 +111,7 @@ impl Dump {
             form: FORM,
             time: Timestamp::now(),
             namespace: namespace.to_owned(),
-            operator: operator.map(trimmed).transpose()?,
+            operator: operator.map(trimmed_operator).transpose()?,
             shadows: shadows.into_iter().map(trimmed).collect::<Result<_, _>>()?,
             nodes: nodes.into_iter().map(trimmed).collect::<Result<_, _>>()?,
             pods: pods.into_iter().collect::<Result<_, _>>()?,
@@ -175,6 +181,17 @@ impl Dump {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dump_of_operator_has_no_password_of_a_stored_url() {
+        let spec = json!({"prometheus": {"url": "http://me:hunter2@p:9090"}});
+        let object =
+            json!({"metadata": {"name": "default"}, "spec": spec, "status": {"policyInForce": spec.to_string()}});
+        let kept = trimmed_operator(&object).unwrap();
+        let spec = json!({"prometheus": {"url": "http://p:9090"}});
+        assert_eq!(kept["spec"], spec);
+        assert_eq!(kept["status"]["policyInForce"], spec.to_string());
+    }
 
     #[test]
     fn dump_of_pod_has_what_decides_about_its_eviction_and_no_secret() {

@@ -9,6 +9,7 @@
 //! Anything but a fresh empty answer keeps the node waiting: no answer, one that cannot be read, one that is old.
 
 mod answer;
+mod credentials;
 mod ledger;
 mod query;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use ledger::Ledger;
 use planner::policy::Prometheus;
 use planner::view::Answer;
 
+pub use credentials::Secret;
 pub(crate) use query::root_cause;
 
 #[cfg(any(test, fuzzing))]
@@ -38,6 +40,15 @@ pub(crate) use answer::read as read_answer;
 
 /// Maximum number of queries under way: Prometheus serves others too, and the load must not depend on the fleet's size.
 const CONCURRENT: usize = 4;
+
+/// The files of queries.
+#[derive(Default)]
+pub struct Options {
+    /// The authorities that the certificate of Prometheus is verified with.
+    pub ca_file: Option<PathBuf>,
+    /// The credentials.
+    pub secret: Secret,
+}
 
 /// Sends the wanted queries until it is dropped.
 pub struct Expressions {
@@ -52,15 +63,14 @@ struct Shared {
     changed: Arc<watch::Sender<u64>>,
     metrics: Metrics,
     clock: Clock,
-    ca_file: Option<PathBuf>,
+    options: Options,
 }
 
 impl Expressions {
-    /// Starts. `changed` is notified of answers that have to be checked; `ca_file` holds the authorities that the
-    /// certificate of Prometheus is verified with.
-    pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, clock: Clock, ca_file: Option<PathBuf>) -> Self {
+    /// Starts. `changed` is notified of answers that have to be checked.
+    pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, clock: Clock, options: Options) -> Self {
         let shared =
-            Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, clock, ca_file });
+            Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, clock, options });
         Self { task: tokio::spawn(run(shared.clone())), shared }
     }
 
@@ -118,7 +128,7 @@ struct Sender {
 
 impl Sender {
     async fn make(settings: &Prometheus, shared: &Shared) -> Self {
-        let client = query::client(settings, shared.ca_file.as_deref()).await;
+        let client = query::client(settings, shared.options.ca_file.as_deref()).await;
         Self { client, made: Instant::now(), failed: false }
     }
 
@@ -152,7 +162,7 @@ async fn run(shared: Arc<Shared>) {
                 None => Sender::make(&settings, &shared).await,
             };
             for query in due.queries {
-                under_way.push(one(shared.clock.clone(), usable.client.clone(), settings.clone(), query, edition));
+                under_way.push(one(shared.clone(), usable.client.clone(), settings.clone(), query, edition));
             }
             sender = Some(usable);
         }
@@ -176,15 +186,15 @@ async fn run(shared: Arc<Shared>) {
 }
 
 async fn one(
-    clock: Clock,
+    shared: Arc<Shared>,
     client: Result<reqwest::Client, String>,
     settings: Prometheus,
     query: String,
     edition: u64,
 ) -> (String, u64, Timestamp, Answer) {
-    let sent = clock.now();
+    let sent = shared.clock.now();
     let answer = match client {
-        Ok(client) => query::send(&client, &settings, &query, sent).await,
+        Ok(client) => query::send(&client, &settings, &shared.options.secret, &query, sent).await,
         Err(message) => Answer::Failed { message },
     };
     (query, edition, sent, answer)

@@ -8,6 +8,7 @@ use reqwest::header::{CONTENT_TYPE, LOCATION};
 use reqwest::{Certificate, Client, Response, Url, redirect};
 
 use super::answer::{self, Unreadable, cut};
+use super::credentials::Secret;
 use planner::policy::Prometheus;
 use planner::view::Answer;
 
@@ -53,12 +54,18 @@ pub(super) async fn client(settings: &Prometheus, ca_file: Option<&Path>) -> Res
     })
 }
 
-/// Sends one query. `sent` is the time of sending.
-pub(super) async fn send(client: &Client, settings: &Prometheus, query: &str, sent: Timestamp) -> Answer {
+/// Sends one query, with the credentials of the Secret where it has any. `sent` is the time of sending.
+pub(super) async fn send(
+    client: &Client,
+    settings: &Prometheus,
+    secret: &Secret,
+    query: &str,
+    sent: Timestamp,
+) -> Answer {
     let answer = match endpoint(&settings.url) {
         Ok(url) => {
             let shown = shown(&url);
-            tokio::time::timeout(settings.timeout, post(client, url, &shown, query, sent))
+            tokio::time::timeout(settings.timeout, post(client, url, &shown, secret, query, sent))
                 .await
                 .unwrap_or_else(|_| Err(format!("no answer from {shown} within {:?}: {REACHABLE}", settings.timeout)))
         }
@@ -67,20 +74,23 @@ pub(super) async fn send(client: &Client, settings: &Prometheus, query: &str, se
     answer.unwrap_or_else(|message| Answer::Failed { message })
 }
 
-async fn post(client: &Client, url: Url, shown: &str, query: &str, sent: Timestamp) -> Result<Answer, String> {
+async fn post(
+    client: &Client,
+    url: Url,
+    shown: &str,
+    secret: &Secret,
+    query: &str,
+    sent: Timestamp,
+) -> Result<Answer, String> {
     let hint = match url.scheme() {
         "https" => "is the address right, and did the authority of --prometheus-ca-file issue its certificate?",
         _ => REACHABLE,
     };
     let transport = |error: reqwest::Error| format!("no answer from {shown}: {}; {hint}", root_cause(&error));
     let body = form(&url, query);
-    let mut response = client
-        .post(url)
-        .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-        .body(body)
-        .send()
-        .await
-        .map_err(transport)?;
+    let credentials = secret.read().await?;
+    let request = client.post(url).header(CONTENT_TYPE, "application/x-www-form-urlencoded").body(body);
+    let mut response = credentials.sign(request).send().await.map_err(transport)?;
     let status = response.status();
     if status.is_redirection() {
         return Err(format!(
@@ -91,9 +101,7 @@ async fn post(client: &Client, url: Url, shown: &str, query: &str, sent: Timesta
     }
     let code = status.as_u16();
     if matches!(code, 401 | 403) {
-        return Err(format!(
-            "{shown} answered {code}: the operator shows no credentials; write an address that asks for none"
-        ));
+        return Err(format!("{shown} answered {code}: {}", secret.advice(&credentials)));
     }
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(transport)? {
@@ -118,7 +126,7 @@ async fn post(client: &Client, url: Url, shown: &str, query: &str, sent: Timesta
     }
 }
 
-/// Returns the address of queries: the base, whatever path it has, and the path of the API.
+/// Returns the address of queries: the base, whatever path it has, and the path of the API, without user name and password.
 fn endpoint(base: &str) -> Result<Url, String> {
     let address = |cause: &str| {
         format!(
@@ -129,6 +137,9 @@ fn endpoint(base: &str) -> Result<Url, String> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err(address("it begins with neither http:// nor https://"));
     }
+    // The policy has none in a URL that is written as the standard wants it; the parser finds them in others too.
+    let _ = url.set_password(None);
+    let _ = url.set_username("");
     url.path_segments_mut().map_err(|()| address("it has no path"))?.pop_if_empty().extend(["api", "v1", "query"]);
     Ok(url)
 }
@@ -191,9 +202,11 @@ mod tests {
     }
 
     #[test]
-    fn displayed_url_contains_no_credentials() {
-        let url = endpoint("http://me:secret@p/x?token=secret#secret").unwrap();
-        assert_eq!(shown(&url), "http://p/x/api/v1/query");
+    fn credentials_in_url_are_neither_sent_nor_displayed() {
+        let base = r#"http://me:"secret"@p/x?token=a"#;
+        assert_eq!(endpoint(base).unwrap().as_str(), "http://p/x/api/v1/query?token=a");
+        let redirect = Url::parse("http://me:secret@p/x?token=secret#secret").unwrap();
+        assert_eq!(shown(&redirect), "http://p/x");
     }
 
     #[test]

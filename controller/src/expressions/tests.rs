@@ -81,6 +81,14 @@ impl Server {
         tokio::time::timeout(PATIENCE, self.seen.wait_for(holds)).await.expect("it has to come").unwrap().clone()
     }
 
+    /// Returns the header `Authorization` of each query, in lower case.
+    fn authorization(&self) -> Vec<Option<String>> {
+        let of = |head: &String| {
+            head.to_lowercase().lines().find_map(|l| Some(l.strip_prefix("authorization: ")?.to_owned()))
+        };
+        self.seen.borrow().heads.iter().map(of).collect()
+    }
+
     fn count(&self, question: &str) -> usize {
         self.seen.borrow().questions.iter().filter(|q| *q == question).count()
     }
@@ -130,10 +138,15 @@ async fn serve(
     }
 }
 
-/// Sends one query.
+/// Sends one query without credentials.
 async fn send_to(settings: &Prometheus) -> Answer {
+    send_with(settings, &Secret::default()).await
+}
+
+/// Sends one query with the credentials of a Secret.
+async fn send_with(settings: &Prometheus, secret: &Secret) -> Answer {
     let client = query::client(settings, None).await.unwrap();
-    query::send(&client, settings, "up == 0", Timestamp::UNIX_EPOCH).await
+    query::send(&client, settings, secret, "up == 0", Timestamp::UNIX_EPOCH).await
 }
 
 async fn answer_to(reply: Reply) -> Answer {
@@ -183,7 +196,7 @@ async fn invalid_prometheus_response_fails_with_advice() {
         ("a connection that closes", Reply::Raw(Vec::new()), "is the address right"),
         ("more than anybody wants", ok(&giant), "larger than 1 MiB: let the expression return less"),
         ("more than it says", endless, "larger than 1 MiB"),
-        ("a login page", reply("401 Unauthorized", "", QUIET), "answered 401: the operator shows no credentials"),
+        ("a login page", reply("401 Unauthorized", "", QUIET), "answered 401: it asks for credentials"),
         (
             "a redirect",
             reply("302 Found", "location: http://me:secret@other/login?token=secret\r\n", QUIET),
@@ -202,13 +215,121 @@ async fn invalid_prometheus_response_fails_with_advice() {
 }
 
 #[tokio::test]
-async fn credentials_in_url_are_sent_as_basic_auth() {
+async fn credentials_in_url_are_not_sent() {
     let server = Server::start(|_, _| ok(QUIET)).await;
     let url = server.url.replace("http://", "http://me:secret@");
     let answer = send_to(&Prometheus { url, ..server.settings() }).await;
     assert_eq!(answer, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
-    let head = server.seen.borrow().heads[0].to_lowercase();
-    assert!(head.contains("authorization: basic bwu6c2vjcmv0"), "{head}");
+    assert_eq!(server.authorization(), [None]);
+}
+
+/// The folder of a Secret, mounted as the kubelet does it.
+fn mounted(name: &str, keys: &[(&str, &[u8])]) -> (Directory, Secret) {
+    let directory = Directory::new(name);
+    std::fs::create_dir(directory.0.join("..2027_01_15")).unwrap();
+    std::os::unix::fs::symlink("..2027_01_15", directory.0.join("..data")).unwrap();
+    for (key, value) in keys {
+        std::fs::write(directory.0.join("..data").join(key), value).unwrap();
+        std::os::unix::fs::symlink(std::path::Path::new("..data").join(key), directory.0.join(key)).unwrap();
+    }
+    let secret = Secret { folder: Some(directory.0.clone()), namespace: "brupop-system".into() };
+    (directory, secret)
+}
+
+#[tokio::test]
+async fn credentials_of_secret_are_sent() {
+    let basic = "basic bwu6c2vjcmv0icm="; // me:secret #
+    for (name, keys, expected) in [
+        ("no Secret", &[][..], None),
+        ("token", &[("token", &b"Secret\n"[..])], Some("bearer secret")),
+        ("basic", &[("username", &b"me"[..]), ("password", b"secret #\r\n")], Some(basic)),
+        ("more keys", &[("token", &b"Secret"[..]), ("ca.crt", b"")], Some("bearer secret")),
+    ] {
+        let server = Server::start(|_, _| ok(QUIET)).await;
+        let (_directory, secret) = mounted(name, keys);
+        let answer = send_with(&server.settings(), &secret).await;
+        assert_eq!(answer, Answer::Quiet { since: Timestamp::UNIX_EPOCH }, "{name}");
+        assert_eq!(server.authorization(), [expected.map(str::to_owned)], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn unusable_secret_fails_query_with_advice_and_nothing_is_sent() {
+    let server = Server::start(|_, _| ok(QUIET)).await;
+    for (name, keys, message) in [
+        (
+            "empty token",
+            &[("token", &b" \n"[..])][..],
+            "key token of the Secret brupop-prometheus in brupop-system is empty",
+        ),
+        ("binary", &[("token", &b"secret\xff"[..])], "is empty, or no text: correct it"),
+        ("two lines", &[("token", &b"secret\nsecret"[..])], "no token that a header can have: correct it"),
+        ("only user", &[("username", &b"secret"[..])], "brupop-system has a username and no password: add it"),
+        ("only password", &[("password", &b"secret"[..])], "brupop-system has a password and no username: add it"),
+        ("empty password", &[("username", &b"secret"[..]), ("password", b"")], "key password of the Secret"),
+        ("colon", &[("username", &b"secret:a"[..]), ("password", b"secret")], "has a colon"),
+        ("both", &[("token", &b"secret"[..]), ("password", b"secret")], "remove what Prometheus does not ask for"),
+        ("misspelled", &[("Token", &b"secret"[..])], "has no key token, and no username and password"),
+    ] {
+        let (_directory, secret) = mounted(name, keys);
+        let shown = why(send_with(&server.settings(), &secret).await);
+        assert!(shown.contains(message) && !shown.contains("secret"), "{name}: {shown}");
+    }
+    let (directory, secret) = mounted("folder as key", &[]);
+    std::fs::create_dir(directory.0.join("token")).unwrap();
+    let shown = why(send_with(&server.settings(), &secret).await);
+    assert!(shown.contains("key token of the Secret brupop-prometheus in brupop-system cannot be read"), "{shown}");
+    drop(directory);
+    let shown = why(send_with(&server.settings(), &secret).await);
+    assert!(shown.starts_with("the Secret brupop-prometheus in brupop-system cannot be read"), "{shown}");
+    assert_eq!(server.authorization(), [], "nothing was sent");
+}
+
+#[tokio::test]
+async fn refused_query_names_credentials_to_correct_and_never_shows_them() {
+    let login = "www-authenticate: Basic\r\n";
+    for (name, keys, message) in [
+        (
+            "without",
+            &[][..],
+            "write a token, or a username and password, into the Secret brupop-prometheus in brupop-system",
+        ),
+        (
+            "with token",
+            &[("token", &b"secret"[..])],
+            "it refuses the token of the Secret brupop-prometheus in brupop-system",
+        ),
+        (
+            "with password",
+            &[("username", &b"me"[..]), ("password", b"secret")],
+            "it refuses the username and password of",
+        ),
+    ] {
+        for status in ["401 Unauthorized", "403 Forbidden"] {
+            let server = Server::start(move |_, _| reply(status, login, "no")).await;
+            let (_directory, secret) = mounted(name, keys);
+            let shown = why(send_with(&server.settings(), &secret).await);
+            assert!(shown.contains(message) && shown.contains(&status[..3]) && !shown.contains("secret"), "{shown}");
+        }
+    }
+    let shown = why(answer_to(reply("401 Unauthorized", login, "no")).await);
+    assert!(shown.contains("no --prometheus-credentials-dir; apply the manifests of this version"), "{shown}");
+}
+
+#[tokio::test]
+async fn rotated_token_is_sent_without_restart() {
+    let mut server = Server::start(|_, _| ok(FIRING)).await;
+    let (directory, secret) = mounted("rotation", &[("token", b"one")]);
+    let (changed, woken) = watch::channel(0);
+    let metrics = Metrics::new().unwrap();
+    let options = Options { secret, ..Options::default() };
+    let expressions = Expressions::start(Arc::new(changed), metrics.clone(), Clock::default(), options);
+    let running = Running { expressions, metrics, woken };
+    running.want(&["a"], &server.settings());
+    let sends = |seen: &Seen, token: &str| seen.heads.iter().any(|head| head.contains(token));
+    server.until(|seen| sends(seen, "Bearer one")).await;
+    std::fs::write(directory.0.join("token"), "two").unwrap();
+    server.until(|seen| sends(seen, "Bearer two")).await;
 }
 
 #[tokio::test]
@@ -299,7 +420,7 @@ async fn server_certificate_is_verified_only_with_configured_ca_file() {
     let sent = async |pem: &str| {
         std::fs::write(&file, pem).unwrap();
         let client = query::client(&settings, Some(&file)).await?;
-        Ok::<_, String>(query::send(&client, &settings, "up == 0", Timestamp::UNIX_EPOCH).await)
+        Ok::<_, String>(query::send(&client, &settings, &Secret::default(), "up == 0", Timestamp::UNIX_EPOCH).await)
     };
     assert_eq!(sent(&certificate).await, Ok(Answer::Quiet { since: Timestamp::UNIX_EPOCH }));
     let (_, other) = secure().await;
@@ -354,7 +475,7 @@ impl Running {
         let (changed, woken) = watch::channel(0);
         let metrics = Metrics::new().unwrap();
         Self {
-            expressions: Expressions::start(Arc::new(changed), metrics.clone(), Clock::default(), None),
+            expressions: Expressions::start(Arc::new(changed), metrics.clone(), Clock::default(), Options::default()),
             metrics,
             woken,
         }
@@ -474,7 +595,8 @@ async fn ca_file_mounted_later_is_loaded() {
     let file = directory.0.join("ca.crt");
     let (changed, woken) = watch::channel(0);
     let metrics = Metrics::new().unwrap();
-    let expressions = Expressions::start(Arc::new(changed), metrics.clone(), Clock::default(), Some(file.clone()));
+    let options = Options { ca_file: Some(file.clone()), ..Options::default() };
+    let expressions = Expressions::start(Arc::new(changed), metrics.clone(), Clock::default(), options);
     let mut running = Running { expressions, metrics, woken };
     running.want(&["a"], &Prometheus { url, timeout: AMPLE, interval: Duration::from_millis(20) });
     running.until("a", "Failed").await;

@@ -5,16 +5,18 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::oracle::ClusterState;
 use models::condition::ConditionStatus;
+use models::names::OPERATOR_NAME;
 use models::operator::FROZEN;
 use models::reason::FailureReason;
 use models::shadow::{BLOCKED, Step, UPDATED};
 use serde_json::{Value, json};
 
-use crate::bed::{Held, NEW, OLD, ScriptedCluster};
+use crate::bed::{ControllerOptions, Held, NEW, OLD, ScriptedCluster};
 use crate::prometheus::Prometheus;
 
 crate::cases![
     firing_or_failing_expression_blocks_updates,
+    credentials_of_secret_reach_prometheus_and_are_shown_nowhere,
     firing_expression_is_version_failure_and_unreachable_prometheus_is_node_failure
 ];
 
@@ -63,6 +65,32 @@ async fn firing_or_failing_expression_blocks_updates(cluster: &mut ScriptedClust
     prometheus.stop_firing(QUERY);
     cluster.updated().await?;
     assert_eq!(cluster.recorder.so_far()?.results("node-1"), [(NEW, UPDATED.to_owned())]);
+    Ok(())
+}
+
+async fn credentials_of_secret_reach_prometheus_and_are_shown_nowhere(
+    cluster: &mut ScriptedCluster,
+) -> anyhow::Result<()> {
+    const TOKEN: &str = "token-5d1c";
+    let mut prometheus = Prometheus::down()?;
+    prometheus.require(&format!("Bearer {TOKEN}"));
+    prometheus.start_serving()?;
+    let secret = tempfile::tempdir()?;
+    cluster.add_node("node-1", &[]).await?;
+    let health = json!({"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}});
+    cluster.create_policy(policy(&prometheus, "1s", &health)).await?;
+    let arguments = vec![format!("--prometheus-credentials-dir={}", secret.path().display())];
+    cluster.start_controller(&ControllerOptions { arguments, ..ControllerOptions::default() })?;
+    cluster.reported().await?;
+    cluster.fleet.release(NEW);
+    let world = cluster.until("the query is refused", |world| world.waiting("ExpressionFails") == 1).await?;
+    let message = &world.operator_condition(BLOCKED).context("all nodes wait")?.message;
+    assert!(message.contains("answered 401") && message.contains("the Secret brupop-prometheus"), "{message}");
+
+    std::fs::write(secret.path().join("token"), TOKEN)?;
+    cluster.updated().await?;
+    let operator = serde_json::to_string(&cluster.operators().get(OPERATOR_NAME).await?)?;
+    assert!(!operator.contains(TOKEN) && !cluster.controller()?.log().contains(TOKEN));
     Ok(())
 }
 

@@ -17,6 +17,8 @@ struct PrometheusState {
     /// The labels of the one series that a query returns; other queries return nothing.
     firing: BTreeMap<String, Value>,
     asked: Vec<String>,
+    /// The header `Authorization` without which it answers 401.
+    authorization: Option<String>,
 }
 
 /// A server that can be stopped and started again under the same address.
@@ -66,6 +68,11 @@ impl Prometheus {
         lock(&self.known).firing.remove(query);
     }
 
+    /// Refuses queries without these credentials.
+    pub(crate) fn require(&self, authorization: &str) {
+        lock(&self.known).authorization = Some(authorization.to_owned());
+    }
+
     /// Returns true if this query was ever received.
     pub(crate) fn was_queried(&self, query: &str) -> bool {
         lock(&self.known).asked.iter().any(|asked| asked == query)
@@ -98,7 +105,10 @@ async fn serve(mut stream: TcpStream, known: &Mutex<PrometheusState>) -> anyhow:
             break (head.to_owned(), body.to_owned());
         }
     };
-    let (status, answer) = if head.starts_with("POST /api/v1/query HTTP/1.1\r\n") {
+    let required = lock(known).authorization.as_ref().map(|value| format!("authorization: {value}"));
+    let (status, answer) = if required.is_some_and(|required| head.lines().all(|line| line != required)) {
+        ("401 Unauthorized", "Unauthorized\n".to_owned())
+    } else if head.starts_with("POST /api/v1/query HTTP/1.1\r\n") {
         let form = reqwest::Url::parse(&format!("http://form/?{body}"))?;
         match form.query_pairs().find(|(key, _)| key == "query") {
             Some((_, query)) => ("200 OK", answer(&query, known)),

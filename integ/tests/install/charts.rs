@@ -186,7 +186,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
                 of(APISERVER, "/spec/template/spec/containers/0/args/5", json!("--log-filter=debug")),
                 of(APISERVER, "/spec/template/spec/containers/0/args/6", json!("--x")),
                 of(CONTROLLER, "/spec/template/metadata/annotations/own", json!("3")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/6", json!("--log-filter=trace")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--log-filter=trace")),
             ],
         ),
         (
@@ -215,9 +215,9 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
         (
             json!({"clusterDomain": "corp.example", "certificate": {"source": "cert-manager", "issuer": {"name": "own"}}, "controller": {"extraArgs": ["--trust-wait=1m"]}}),
             vec![
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/6", json!("--cluster-domain=corp.example")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--serving-certificate=provided")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/8", json!("--trust-wait=1m")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--cluster-domain=corp.example")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/8", json!("--serving-certificate=provided")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/9", json!("--trust-wait=1m")),
                 of(
                     "Certificate brupop-system/brupop-apiserver",
                     "/spec/dnsNames/1",
@@ -229,7 +229,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
         (
             json!({"certificate": {"source": "provided"}}),
             vec![
-                of(CONTROLLER, "/spec/template/spec/containers/0/args/6", json!("--serving-certificate=provided")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/args/7", json!("--serving-certificate=provided")),
                 of("Certificate brupop-system/brupop-apiserver", "", Value::Null),
             ],
         ),
@@ -322,8 +322,8 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
                 "extraVolumeMounts": [{"name": "authority", "mountPath": "/authority", "readOnly": true}],
             }}),
             vec![
-                of(CONTROLLER, "/spec/template/spec/volumes/1/configMap/name", json!("prometheus-ca")),
-                of(CONTROLLER, "/spec/template/spec/containers/0/volumeMounts/1/mountPath", json!("/authority")),
+                of(CONTROLLER, "/spec/template/spec/volumes/2/configMap/name", json!("prometheus-ca")),
+                of(CONTROLLER, "/spec/template/spec/containers/0/volumeMounts/2/mountPath", json!("/authority")),
             ],
         ),
         (

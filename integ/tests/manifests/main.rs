@@ -47,6 +47,7 @@ async fn manifests_are_accepted_and_enforced_on_real_api_server() -> anyhow::Res
     policy::schema_rejects_invalid_policies(client.clone()).await?;
     policy::unknown_fields_are_rejected_or_dropped(client.clone()).await?;
     policy::emptied_policy_fields_are_accepted_in_server_side_apply(&control_plane).await?;
+    policy::stored_url_with_credentials_stops_no_other_write(&control_plane).await?;
     emptied_shadow_fields_are_accepted_in_server_side_apply(client.clone()).await?;
     revisions::every_revision_of_policy_can_be_changed(client.clone()).await?;
     revisions::revisions_are_deleted_with_operator_unless_orphaned(client.clone()).await?;

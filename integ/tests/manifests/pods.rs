@@ -6,7 +6,8 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec, PodTemplateSpec, Volume};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use models::names::{
-    AGENT, AGENT_NAMESPACE, APISERVER, CONTROLLER, SERVING_SECRET, SYSTEM_NAMESPACE, TOKEN_AUDIENCE, TRUST_CONFIG_MAP,
+    AGENT, AGENT_NAMESPACE, APISERVER, CONTROLLER, NOTICES_SECRET, PROMETHEUS_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE,
+    TOKEN_AUDIENCE, TRUST_CONFIG_MAP,
 };
 use serde_json::{Value, json};
 
@@ -29,7 +30,8 @@ pub(super) async fn pods_have_only_required_privileges_and_volumes(client: Clien
         }
     }
     agent_pod_mounts_only_socket_web_api_token_trust_bundle_and_sign_of_life(&client).await?;
-    web_api_pod_mounts_only_certificate_and_own_token(&client).await
+    web_api_pod_mounts_only_certificate_and_own_token(&client).await?;
+    controller_pod_mounts_secrets_of_users_where_its_flags_name_them(&client).await
 }
 
 /// Checks the requirements of each pod, whatever its namespace enforces.
@@ -134,5 +136,23 @@ async fn web_api_pod_mounts_only_certificate_and_own_token(client: &Client) -> a
     assert_eq!(tokens.len(), 1);
     let others = others.into_iter().map(content).collect::<anyhow::Result<Vec<_>>>()?;
     assert_eq!(others, [json!({"secret": {"secretName": SERVING_SECRET, "optional": true}})]);
+    Ok(())
+}
+
+async fn controller_pod_mounts_secrets_of_users_where_its_flags_name_them(client: &Client) -> anyhow::Result<()> {
+    let spec = pod_of(client, SYSTEM_NAMESPACE, CONTROLLER).await?;
+    let container = &spec.containers[0];
+    let mut mounted = Vec::new();
+    for (flag, secret) in [("--notices-dir=", NOTICES_SECRET), ("--prometheus-credentials-dir=", PROMETHEUS_SECRET)] {
+        let folder = container.args.iter().flatten().find_map(|argument| argument.strip_prefix(flag)).context(flag)?;
+        let mut mounts = container.volume_mounts.iter().flatten();
+        let mount = mounts.find(|mount| mount.mount_path == folder).with_context(|| format!("nothing at {folder}"))?;
+        assert_eq!(mount.read_only, Some(true));
+        let volume = spec.volumes.iter().flatten().find(|volume| volume.name == mount.name).context("no volume")?;
+        assert_eq!(content(volume)?, json!({"secret": {"secretName": secret, "optional": true}}));
+        mounted.push(&volume.name);
+    }
+    let others = spec.volumes.iter().flatten().filter(|volume| !mounted.contains(&&volume.name));
+    assert_eq!(others.filter(|volume| !volume.name.starts_with("kube-api-access-")).count(), 0);
     Ok(())
 }

@@ -2,15 +2,16 @@
 
 use anyhow::{Context, ensure};
 use integ::control_plane::ControlPlane;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
 use models::duration::Duration;
-use models::names::SYSTEM_NAMESPACE;
+use models::names::{GROUP, SYSTEM_NAMESPACE};
 use models::operator::{BOUNDS, BottlerocketUpdateOperator, Bound};
 use semver::VersionReq;
 use serde_json::{Value, json};
 
-use super::{expect, kubectl, manifest, operator_apply};
+use super::{expect, kubectl, manifest, operator_apply, until};
 
 const SHARE: Option<&str> = Some("write a count from 1 to 10000, or a percentage from 1% to 100%");
 const PATTERN: Option<&str> = Some("should match");
@@ -22,6 +23,8 @@ const ENUMERATION: Option<&str> = Some("Unsupported value");
 const SOAK: Option<&str> = Some("write a duration from 1s to 24h");
 const VALUES: Option<&str> = Some("In and NotIn want values, Exists and DoesNotExist take none");
 const BEYOND: Option<&str> = Some("write a duration from");
+const CREDENTIALS: Option<&str> =
+    Some("write no user name and no password here, but into the Secret brupop-prometheus");
 const ACCEPTED: Option<&str> = None;
 
 fn object(name: &str, spec: &Value) -> Value {
@@ -341,6 +344,12 @@ fn health() -> Vec<(Value, Option<&'static str>)> {
     for (url, refusal) in [
         ("http://prometheus.monitoring.svc:9090", ACCEPTED),
         ("https://prometheus.example/prefix?tenant=a", ACCEPTED),
+        ("http://me:secret@prometheus:9090", CREDENTIALS),
+        ("https://secret@prometheus", CREDENTIALS),
+        ("http:///me:secret@prometheus", CREDENTIALS),
+        // No URL at all, but a password.
+        ("http://me:sec/ret@prometheus", CREDENTIALS),
+        ("http://prometheus/%40me", ACCEPTED),
         ("prometheus:9090", PATTERN),
         ("ftp://prometheus", PATTERN),
         ("http://", PATTERN),
@@ -420,6 +429,49 @@ pub(super) async fn schema_rejects_invalid_policies(client: Client) -> anyhow::R
         wrong.extend(expect(&spec.to_string(), apply("default", &spec).await, refusal).err().map(|e| format!("{e:#}")));
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// Checks the URL that an earlier schema accepted: it keeps no other field, and no status, from being written.
+pub(super) async fn stored_url_with_credentials_stops_no_other_write(
+    control_plane: &ControlPlane,
+) -> anyhow::Result<()> {
+    const RULES: &str =
+        "/schema/openAPIV3Schema/properties/spec/properties/prometheus/properties/url/x-kubernetes-validations";
+    let operators = api(control_plane.client());
+    let definitions: Api<CustomResourceDefinition> = Api::all(control_plane.client());
+    let earlier = json!([{"op": "remove", "path": format!("/spec/versions/0{RULES}")}]);
+    let earlier = Patch::Json::<()>(serde_json::from_value(earlier)?);
+    definitions.patch(&format!("bottlerocketupdateoperators.{GROUP}"), &PatchParams::default(), &earlier).await?;
+    let write = async |url: &str, dry_run: bool| {
+        let spec = json!({"prometheus": {"url": url}});
+        let params = PatchParams { dry_run, ..operator_apply().force() };
+        operators.patch("default", &params, &Patch::Apply(&object("default", &spec))).await
+    };
+    let (stored, other) = ("http://me:secret@prometheus:9090", "http://me:other@prometheus:9090");
+    until("the earlier schema is in force", async || Ok(write(stored, false).await.is_ok())).await?;
+    kubectl(control_plane, &["apply", "--server-side", "--force-conflicts", "-f", &manifest("crds.yaml")]).await?;
+    until("the schema is in force", async || Ok(write(other, true).await.is_err())).await?;
+
+    expect("other credentials", write(other, true).await, CREDENTIALS)?;
+    expect("the same again", write(stored, false).await, ACCEPTED)?;
+    let merge = PatchParams::default();
+    for patch in [
+        json!({"spec": {"maxUnavailable": 2}}),
+        json!({"spec": {"prometheus": {"timeout": "5s"}}}),
+        json!({"metadata": {"annotations": {"brupop.bottlerocket.aws/resume": "1"}}}),
+    ] {
+        operators.patch("default", &merge, &Patch::Merge(&patch)).await.with_context(|| patch.to_string())?;
+    }
+    let status = json!({"status": {"observedGeneration": 1}});
+    operators.patch_status("default", &merge, &Patch::Merge(&status)).await.context("the status")?;
+    let undo = json!({
+        "metadata": {"annotations": {"brupop.bottlerocket.aws/resume": null}},
+        "spec": {"prometheus": null, "maxUnavailable": null},
+    });
+    operators.patch("default", &merge, &Patch::Merge(&undo)).await?;
+    operators.patch_status("default", &merge, &Patch::Merge(&json!({"status": {"observedGeneration": null}}))).await?;
+    kubectl(control_plane, &["apply", "--server-side", "--force-conflicts", "-f", &manifest("brupop.yaml")]).await?;
     Ok(())
 }
 

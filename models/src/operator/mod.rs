@@ -2,6 +2,7 @@
 
 mod bounds;
 mod count;
+mod credentials;
 mod hook;
 mod ledger;
 mod notices;
@@ -25,6 +26,7 @@ use crate::schema::VersionText;
 
 pub use bounds::{BOUNDS, Bound, OutOfBounds};
 pub use count::CountOrPercent;
+pub use credentials::{without_credentials, without_user_information};
 pub use hook::{Hook, HookWait, OnTimeout};
 pub use ledger::{LEDGER_NODES, LedgerNode, PROVIDER_ID_LENGTH, RolloutLedger, SlotUpdate};
 pub use notices::{
@@ -602,7 +604,7 @@ pub struct BottlerocketUpdateOperatorStatus {
     /// Last completed migration of stored shadows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_migration: Option<CompletedMigration>,
-    /// Last valid `spec`, as JSON. It is the policy in force while the one in `spec` is invalid, also for the next
+    /// Last valid `spec`, as JSON, without credentials. It is the policy in force while the one in `spec` is invalid, also for the next
     /// leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]

@@ -379,8 +379,12 @@ pub struct Expression {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PrometheusPolicy {
-    /// Base URL of the Prometheus API, such as `http://prometheus.monitoring.svc:9090`.
-    #[schemars(length(max = 512), regex(pattern = "^https?://[^ ]+$"))]
+    /// Base URL of the Prometheus API, such as `http://prometheus.monitoring.svc:9090`. All users who may read this
+    /// resource can read it: credentials belong in the Secret `brupop-prometheus`.
+    #[schemars(length(max = 512), regex(pattern = "^https?://[^ ]+$"), extend("x-kubernetes-validations" = [{
+        "rule": "!self.contains('@')",
+        "message": "write no user name and no password here, but into the Secret brupop-prometheus, as username and password; an @ in a path is written %40",
+    }]))]
     pub url: String,
     /// Timeout of a query. A query without an answer keeps the node waiting. Default 10s.
     #[serde(default, skip_serializing_if = "Option::is_none")]

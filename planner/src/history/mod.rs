@@ -20,7 +20,7 @@ use models::history::{
     RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
 };
 use models::names;
-use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord};
+use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord, without_credentials};
 use models::resource_version::newer;
 use models::time::after;
 use semver::Version;
@@ -189,11 +189,11 @@ fn recorded_operator(snapshot: &HistorySnapshot<'_>, operator: &OperatorFacts) -
     RecordedOperator { namespace, name, uid: operator.uid.clone() }
 }
 
-/// The policy in force, as JSON. An invalid one is not what anything began under.
+/// The policy in force, as JSON without credentials. An invalid one is not what anything began under.
 fn policy_of(operator: &OperatorFacts) -> String {
     let in_force = operator.status.policy_in_force.clone();
-    let written = || serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY);
-    in_force.or_else(written).unwrap_or_default()
+    let policy = in_force.or_else(|| serde_json::to_string(&operator.spec).ok());
+    policy.map(without_credentials).filter(|text| text.len() <= POLICY).unwrap_or_default()
 }
 
 /// Creates records of drills, for their results: no rollout is theirs. Those of one version that end together share one.

@@ -325,11 +325,12 @@ fn drill_has_a_record_of_its_own_beside_that_of_a_rollout() {
 fn record_holds_policy_versions_and_identity_of_its_beginning() {
     let (mut server, mut leader) = (Server::new(), Leader::default());
     server.operator.spec.enabled = Some(true);
+    server.operator.spec.prometheus = serde_json::from_value(serde_json::json!({"url": "http://me:secret@p"})).unwrap();
     server.settle(&mut leader, 0, 0);
     let rollout = server.record().spec.rollout.clone().unwrap();
     assert_eq!((rollout.number, rollout.revision.number, rollout.version.clone()), (7, 3, NEW));
     assert_eq!(rollout.from, [VersionCount { version: OLD, nodes: 1 }], "of its architecture");
-    assert_eq!(rollout.policy, r#"{"enabled":true}"#);
+    assert_eq!(rollout.policy, r#"{"enabled":true,"prometheus":{"url":"http://p"}}"#);
     assert_eq!(server.record().spec.record, record_name(&rollout));
     assert_eq!(server.entries(), [EntryKind::Begun]);
     assert_eq!(server.plan(&leader, 0).facts.highest, Some(7));

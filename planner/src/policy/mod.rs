@@ -41,7 +41,7 @@ pub struct CanaryStep {
 /// The Prometheus server for expressions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prometheus {
-    /// The base URL of its API.
+    /// The base URL of its API, without user information.
     pub url: String,
     pub timeout: Duration,
     /// Interval of queries for an expression that a node waits for.
@@ -193,6 +193,8 @@ pub struct Policy {
     pub errors: Vec<PolicyError>,
     /// The durations in `spec` that are outside their bounds, and read as the nearest one.
     pub bounded: Vec<OutOfBounds>,
+    /// The credentials in `spec`, which are not used.
+    pub ignored: Vec<PolicyError>,
     pub enabled: bool,
     pub target: Target,
     /// Time for which a version has to be known.
@@ -256,6 +258,7 @@ impl Default for Policy {
             unusable: false,
             errors: Vec::new(),
             bounded: Vec::new(),
+            ignored: Vec::new(),
             enabled: true,
             target: Target::Latest,
             minimum_age: Duration::ZERO,

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use models::names::AWS_HOOK;
+use models::names::{AWS_HOOK, PROMETHEUS_SECRET};
 use models::operator::{
     BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, HealthPolicy,
     Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, NoticesPolicy, OnTimeout, PrometheusPolicy,
-    SchedulePolicy, StepApproval,
+    SchedulePolicy, StepApproval, without_user_information,
 };
 
 use super::{
@@ -34,12 +34,13 @@ impl Policy {
     /// Returns the policy of a resource.
     ///
     /// # Errors
-    /// Every field that cannot be applied. A duration outside its bounds is none.
+    /// Every field that cannot be applied. A duration outside its bounds is none, nor is a URL with credentials.
     pub fn from_spec(spec: &BottlerocketUpdateOperatorSpec) -> Result<Self, Vec<PolicyError>> {
         let (spec, bounded) = spec.within_bounds();
         let spec = spec.as_ref();
         let default = Self::default();
-        let mut errors = Vec::new();
+        let (mut errors, mut ignored) = (Vec::new(), Vec::new());
+        let prometheus = spec.prometheus.as_ref().map(|server| prometheus(server, &mut ignored));
         let version = spec.version.clone().unwrap_or_default();
         let strategy = spec.strategy.clone().unwrap_or_default();
         let deadlines = spec.deadlines.clone().unwrap_or_default();
@@ -59,6 +60,7 @@ impl Policy {
         let policy = Self {
             present: true,
             bounded,
+            ignored,
             // Absent only in files for `plan` and `simulate`, whose users ask what happens once it is enabled: in the cluster the
             // API server has written the definition's default, which is false.
             enabled: spec.enabled.unwrap_or(default.enabled),
@@ -74,7 +76,7 @@ impl Policy {
             canary,
             pre_stage,
             one_zone_at_a_time: strategy.one_zone_at_a_time.unwrap_or(default.one_zone_at_a_time),
-            prometheus: spec.prometheus.as_ref().map(prometheus),
+            prometheus,
             stage: deadlines.stage.map_or(default.stage, |d| d.0),
             reboot: deadlines.reboot.map_or(default.reboot, |d| d.0),
             returning: deadlines.returning.map_or(default.returning, |d| d.0),
@@ -194,9 +196,19 @@ fn notices(notices: &NoticesPolicy) -> Notices {
     }
 }
 
-fn prometheus(server: &PrometheusPolicy) -> Prometheus {
+fn prometheus(server: &PrometheusPolicy, ignored: &mut Vec<PolicyError>) -> Prometheus {
+    let url = without_user_information(&server.url);
+    if url != server.url {
+        ignored.push(PolicyError {
+            field: "spec.prometheus.url".to_owned(),
+            message: format!(
+                "the user name and password in it are not used: remove them, change the password, which all users who \
+                 may read this resource could read, and write both into the Secret {PROMETHEUS_SECRET}"
+            ),
+        });
+    }
     Prometheus {
-        url: server.url.clone(),
+        url,
         timeout: server.timeout.map_or(Duration::from_secs(10), |d| d.0),
         interval: server.interval.map_or(Duration::from_secs(30), |d| d.0),
     }

@@ -6,7 +6,8 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use models::names::{
-    CA_SECRET, CONTROLLER, HISTORY_KEY_SECRET, NOTICES_SECRET, PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE,
+    CA_SECRET, CONTROLLER, HISTORY_KEY_SECRET, NOTICES_SECRET, PERMIT_KEY_SECRET, PROMETHEUS_SECRET, SERVING_SECRET,
+    SYSTEM_NAMESPACE,
 };
 use serde_json::{Value, json};
 
@@ -32,6 +33,7 @@ pub(crate) async fn controller_may_write_only_its_secrets(control_plane: &Contro
         ("an Opaque Secret that names an account", "Opaque", named(CA_SECRET, &account), TOKENS),
         ("a type that is not its own", "example.com/other", named(CA_SECRET, &json!({})), TYPES),
         ("receivers of notices", "Opaque", named(NOTICES_SECRET, &json!({})), NAMES),
+        ("credentials for Prometheus", "Opaque", named(PROMETHEUS_SECRET, &json!({})), NAMES),
         ("a name that the API server completes", "Opaque", json!({"generateName": CA_SECRET}), NAMES),
     ];
     let attempt = async |type_: &str, metadata: &Value| create(&secrets, type_, metadata).await;

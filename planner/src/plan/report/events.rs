@@ -4,8 +4,8 @@ use models::condition::{Condition, ConditionStatus, find_condition};
 use models::operator::{BLOCKED, BRAKED, CONTAINED, DEGRADED, FROZEN, PROGRESSING};
 
 use super::{
-    APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, EARLIER_GONE, EARLIER_RUNNING, EXPRESSIONS_QUIET,
-    MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
+    APPROVAL, CERTIFICATES, CLUSTER_UNWELL, CLUSTER_WELL, CONFLICT, CREDENTIALS, EARLIER_GONE, EARLIER_RUNNING,
+    EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, OUT_OF_BOUNDS, UNREADABLE, WEB_API,
 };
 use crate::decision::Note;
 use crate::survey::records::UNRECORDED;
@@ -26,6 +26,7 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     (DEGRADED, UNRECORDED, "PolicyRecorded", "the policy has a revision"),
     (DEGRADED, MISUNDERSTOOD, "RequestsUnderstood", "every annotation that is meant as a request is known"),
     (DEGRADED, OUT_OF_BOUNDS, "DurationsWithinBounds", "every duration of the policy is within its bounds"),
+    (DEGRADED, CREDENTIALS, "CredentialsRemoved", "the policy has no credentials"),
 ];
 
 /// The reasons of the condition `Progressing` for which a canary step waits for a user, each with whether its Event is a warning.

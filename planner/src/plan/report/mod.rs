@@ -10,7 +10,7 @@ use models::history::RolloutPhase;
 use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::{
     BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
-    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount,
+    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount, without_credentials,
 };
 use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
@@ -64,6 +64,9 @@ const MISUNDERSTOOD: &str = crate::annotations::UNKNOWN_REQUEST;
 
 /// The operator is degraded: durations of its policy are outside their bounds, and read as the nearest one.
 const OUT_OF_BOUNDS: &str = "DurationOutOfBounds";
+
+/// The operator is degraded: its policy has credentials, which are not used.
+const CREDENTIALS: &str = "CredentialsIgnored";
 
 /// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
 const CONFLICT: &str = "FieldManagerConflict";
@@ -233,6 +236,12 @@ fn progress(progressing: bool, plan: &Plan) -> ConditionParts {
     }
 }
 
+/// Returns the problems as one message.
+fn joined(problems: &[impl ToString]) -> String {
+    let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    models::plain::cut(&texts.join("; "), 2000)
+}
+
 fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstood: &[String]) -> ConditionParts {
     if policy.errors.is_empty() {
         return match &tls.problem {
@@ -241,10 +250,8 @@ fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstoo
             None if !misunderstood.is_empty() => {
                 (true, MISUNDERSTOOD, models::plain::cut(&misunderstood.join("; "), 2000))
             }
-            None if !policy.bounded.is_empty() => {
-                let fields: Vec<String> = policy.bounded.iter().map(ToString::to_string).collect();
-                (true, OUT_OF_BOUNDS, models::plain::cut(&fields.join("; "), 2000))
-            }
+            None if !policy.ignored.is_empty() => (true, CREDENTIALS, joined(&policy.ignored)),
+            None if !policy.bounded.is_empty() => (true, OUT_OF_BOUNDS, joined(&policy.bounded)),
             None => (false, "AsExpected", String::new()),
         };
     }
@@ -408,11 +415,12 @@ pub(super) fn status(
     }
     estimates::record(reported, &mut active_rollouts);
     let policy_in_force = if policy.errors.is_empty() {
-        // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
-        serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY_LENGTH)
+        serde_json::to_string(&operator.spec).ok()
     } else {
         operator.status.policy_in_force.clone()
     };
+    // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
+    let policy_in_force = policy_in_force.map(without_credentials).filter(|text| text.len() <= POLICY_LENGTH);
     let counts = counts(survey, plan);
     let recorded = &operator.status;
     let (current_revision, update_revision) = match history {

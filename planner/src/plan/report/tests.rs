@@ -191,6 +191,29 @@ fn duration_outside_its_bounds_degrades_operator_and_stops_nothing() {
 }
 
 #[test]
+fn stored_credentials_of_prometheus_degrade_operator_stop_nothing_and_are_not_recorded() {
+    let (mut view, _) = cluster(vec![node("a")], &[]);
+    let stored = serde_json::json!({"prometheus": {"url": "http://me:secret@p:9090"}});
+    let policy = with_policy(&mut view, stored.clone());
+    assert_eq!(policy.prometheus.as_ref().unwrap().url, "http://p:9090");
+    let plan = crate::plan::plan(&view, &policy, t(0));
+    let status = plan.status.unwrap();
+    let condition = find_condition(&status.conditions, DEGRADED).unwrap();
+    assert_eq!(condition.reason, "CredentialsIgnored");
+    assert!(condition.message.contains("write both into the Secret brupop-prometheus"), "{}", condition.message);
+    assert!(plan.actions.contains_key("a"), "it begins");
+    let recorded = |status: &BottlerocketUpdateOperatorStatus| serde_json::to_string(status).unwrap();
+    assert!(recorded(&status).contains("http://p:9090") && !recorded(&status).contains("secret"), "{status:?}");
+
+    let operator = view.operator.as_mut().unwrap();
+    operator.status.policy_in_force = Some(stored.to_string());
+    operator.spec = serde_json::from_value(serde_json::json!({"version": {"target": "newest"}})).unwrap();
+    let policy = Policy::in_force(view.operator.as_ref());
+    let status = crate::plan::plan(&view, &policy, t(0)).status.unwrap();
+    assert_eq!(status.policy_in_force.as_deref(), Some(r#"{"prometheus":{"url":"http://p:9090"}}"#));
+}
+
+#[test]
 fn freeze_and_resume_emit_one_event_each() {
     for (sentence, old, new, expected) in [
         ("nothing has failed yet", None, Some((false, "")), None),
@@ -220,6 +243,7 @@ fn each_degraded_cause_emits_start_and_end_events() {
         (WEB_API, "WebApiReady", "the web API"),
         (MISUNDERSTOOD, "RequestsUnderstood", "annotation"),
         (OUT_OF_BOUNDS, "DurationsWithinBounds", "within its bounds"),
+        (CREDENTIALS, "CredentialsRemoved", "no credentials"),
         (CONFLICT, "FieldManagersSeparate", "other field manager"),
         (UNREADABLE, "ShadowsReadable", "can be read"),
     ] {
