@@ -105,7 +105,7 @@ fn reports(records: &[Record]) -> Vec<String> {
     writes.filter_map(describe).collect()
 }
 
-/// The controller's writes of the attempt and its Events, one by one, to explain a surplus.
+/// The controller's writes of the attempt and of the operator's status, and its Events, one by one, to explain a surplus.
 fn course(records: &[Record]) -> Vec<String> {
     let describe = |record: &Record| {
         let body = record.request.as_ref()?;
@@ -116,7 +116,8 @@ fn course(records: &[Record]) -> Vec<String> {
         let (step, event) = (&status["progress"]["step"], &body["reason"]);
         Some(format!("{} {}: {step}, {drain} pods, {reasons:?}, {event}", record.received, record.what()))
     };
-    let shown = |record: &&Record| record.what() == "bottlerocketshadows/status" || record.what() == "events";
+    let kinds = ["bottlerocketshadows/status", "bottlerocketupdateoperators/status", "events"];
+    let shown = |record: &&Record| kinds.contains(&record.what().as_str());
     records.iter().filter(|record| part(record) == Some("controller")).filter(shown).filter_map(describe).collect()
 }
 

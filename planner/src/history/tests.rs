@@ -319,6 +319,7 @@ fn result_of_another_resource_with_the_number_of_an_ended_record_waits_for_its_o
     server.operator.uid = "op-2".into();
     server.operator.status.active_rollouts[0].record = Some(recorded(7));
     server.shadows.clear();
+    server.settle(&mut leader, 15, 0);
     server.add("b", result(7, 1, 20, 2));
     assert_eq!(server.plan(&leader, 20).facts.ended, BTreeSet::new());
     server.end(RolloutPhase::Completed, 30);
