@@ -22,11 +22,11 @@ use crate::cache::Cache;
 use crate::writes::{self, Priority};
 
 /// Interval of writes of the operator's status when its slots have not changed.
-const STATUS_PERIOD: Duration = Duration::from_secs(1);
+pub(super) const STATUS_PERIOD: Duration = Duration::from_secs(1);
 
 /// Longest time for which counts and reasons wait for another change while updates are under way: one that users who watch hardly
 /// notice, and in which a slot is often given or taken back.
-const COUNTS_WAIT: Duration = Duration::from_secs(10);
+pub(super) const COUNTS_WAIT: Duration = Duration::from_secs(10);
 
 impl Driver {
     /// Runs a task whose end comes back to the loop.
