@@ -124,6 +124,8 @@ pub struct Driver {
     writes: WriteStates,
     retracting: Option<Retracting>,
     operator_written: Option<Instant>,
+    /// The moment since which the operator's status is to be written.
+    operator_changed: Option<Instant>,
     /// The version of each budget before its last refusal, by the budget's key. A budget that refuses one pod refuses
     /// others too.
     refused_at: BTreeMap<String, String>,
@@ -181,6 +183,7 @@ impl Driver {
             writes: WriteStates::default(),
             retracting: None,
             operator_written: None,
+            operator_changed: None,
             refused_at: BTreeMap::new(),
             requests: 0,
             ended: mpsc::unbounded_channel(),

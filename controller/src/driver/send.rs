@@ -21,8 +21,12 @@ use crate::apply::{ApplyError, Learned, Removal};
 use crate::cache::Cache;
 use crate::writes::{self, Priority};
 
-/// Interval of writes of the operator's status when only its counts changed.
-const STATUS_PERIOD: Duration = Duration::from_secs(1);
+/// Interval of writes of the operator's status when its slots have not changed.
+pub(super) const STATUS_PERIOD: Duration = Duration::from_secs(1);
+
+/// Longest time for which counts and reasons wait for another change while updates are under way: one that users who watch hardly
+/// notice, and in which a slot is often given or taken back.
+pub(super) const COUNTS_WAIT: Duration = Duration::from_secs(10);
 
 impl Driver {
     /// Runs a task whose end comes back to the loop.
@@ -54,6 +58,9 @@ impl Driver {
 
     pub(super) fn act(&mut self, view: &ClusterView, plan: &mut Plan) {
         let under_way = self.writes.under_way(Target::Node);
+        let relabelled = std::mem::take(&mut plan.relabelled).into_iter();
+        let (carried, alone): (BTreeMap<_, _>, _) = relabelled.partition(|(name, _)| plan.actions.contains_key(name));
+        plan.relabelled = alone;
         for (node, action, priority) in writes::begin(std::mem::take(&mut plan.actions), view, under_way) {
             let name = &node.facts.name;
             self.writes.begin(Target::Node(name.clone()), priority == Priority::Urgent);
@@ -62,7 +69,11 @@ impl Driver {
             {
                 memory.in_flight.clear();
             }
-            let (applier, node) = (self.applier.clone(), node.clone());
+            let (applier, mut node) = (self.applier.clone(), node.clone());
+            if let (Some(shadow), Some(revision)) = (&mut node.shadow, carried.get(&node.facts.name)) {
+                // The write of the spec applies the label too.
+                shadow.revision = Some(revision.clone());
+            }
             self.spawn(async move {
                 let result = applier.act(&node, action).await;
                 Ended::Write(Target::Node(node.facts.name), result)
@@ -93,17 +104,27 @@ impl Driver {
         }
     }
 
-    /// Writes slots at once and counts at most once a second, never two writes at a time.
+    /// Writes slots at once, anything else at most once a second, and counts with them or after [`COUNTS_WAIT`]; never two writes at
+    /// a time.
     pub(super) fn write_operator(&mut self, view: &ClusterView, plan: &Plan) -> Option<Instant> {
         let (Some(status), Some(operator)) = (&plan.status, &view.operator) else { return None };
-        if *status == operator.status || !self.writes.is_free(&Target::Operator) {
+        if *status == operator.status {
+            self.operator_changed = None;
+            return None;
+        }
+        if !self.writes.is_free(&Target::Operator) {
             return None;
         }
         let now = Instant::now();
-        let due = self.operator_written.map_or(now, |at| at + STATUS_PERIOD);
-        if plan.slots.is_none() && due > now {
+        let changed = *self.operator_changed.get_or_insert(now);
+        let waits = planner::plan::can_wait(&operator.status, status);
+        let due = if waits { Some(changed + COUNTS_WAIT) } else { self.operator_written.map(|at| at + STATUS_PERIOD) };
+        if plan.slots.is_none()
+            && let Some(due) = due.filter(|due| *due > now)
+        {
             return Some(due);
         }
+        self.operator_changed = None;
         self.writes.begin(Target::Operator, true);
         let taken = planner::plan::retracted(&operator.status.slots, &status.slots);
         self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));

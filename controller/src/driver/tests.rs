@@ -5,6 +5,7 @@ use planner::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
 use watches::Sink as _;
 
 use super::retry::Target;
+use super::send::{COUNTS_WAIT, STATUS_PERIOD};
 use super::*;
 use crate::apply::{ApplyError, Evicted};
 use crate::eviction::Meaning;
@@ -342,6 +343,39 @@ async fn removed_slot_stays_retracted_until_operator_resource_changes() {
     // The resource has changed: it records the slots, and no write for the version before it can arrive any more.
     take(&driver.applier.operator, operator("8", serde_json::json!([slot])));
     assert_eq!(driver.view(now).slots().count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn counts_wait_for_another_write_and_anything_else_for_a_second() {
+    let (mut driver, _) = driver();
+    let progressing = serde_json::json!({"type": "Progressing", "status": "True", "reason": "Updating", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    take(
+        &driver.applier.operator,
+        serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
+            "spec": {}, "status": {"conditions": [progressing]}}),
+    );
+    let view = driver.view(Clock::default().now());
+    let status = &view.operator.as_ref().unwrap().status;
+    let counts = models::operator::Counts { staged: 1, ..Default::default() };
+    let counted = models::operator::BottlerocketUpdateOperatorStatus { counts: Some(counts), ..status.clone() };
+    let counts = Plan { status: Some(counted.clone()), ..Plan::default() };
+    let due = Instant::now() + COUNTS_WAIT;
+    assert_eq!(driver.write_operator(&view, &counts), Some(due));
+    tokio::time::advance(COUNTS_WAIT - Duration::from_secs(1)).await;
+    assert_eq!(driver.write_operator(&view, &counts), Some(due), "since they changed first");
+    assert!(!driver.writing());
+    let with_slots = Plan { slots: Some(Vec::new()), ..counts.clone() };
+    assert_eq!(driver.write_operator(&view, &with_slots), None);
+    assert!(driver.writing(), "slots take them along");
+    driver.writes = WriteStates::default();
+    assert_eq!(driver.write_operator(&view, &counts), Some(Instant::now() + COUNTS_WAIT), "changed again");
+    let seen = models::operator::BottlerocketUpdateOperatorStatus { observed_generation: Some(2), ..counted };
+    let seen = Plan { status: Some(seen), ..Plan::default() };
+    assert_eq!(driver.write_operator(&view, &seen), Some(Instant::now() + STATUS_PERIOD));
+    tokio::time::advance(STATUS_PERIOD).await;
+    assert_eq!(driver.write_operator(&view, &seen), None);
+    assert!(driver.writing());
 }
 
 #[tokio::test]

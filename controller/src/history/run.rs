@@ -9,7 +9,9 @@ use models::backoff::Backoff;
 use models::history::{RECORD_AUDIENCE, RecordClaims, record_digest};
 use models::names;
 use models::time::{after, signed};
-use planner::history::{HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, plan};
+use planner::history::{
+    HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, ended_rollouts, is_settled, plan,
+};
 use planner::signature::signed_by;
 use planner::view::{HistoryFacts, HistoryObject, RecordFacts, ShadowFacts};
 use tokio::sync::watch;
@@ -76,7 +78,7 @@ pub struct Historian {
     failure: Option<String>,
 }
 
-/// The results that wait on a shadow.
+/// The results on a shadow.
 fn waiting(shadow: &ShadowFacts) -> impl Iterator<Item = Waiting> {
     let agent = &shadow.status.agent;
     let (variant, arch) = (agent.variant.clone().unwrap_or_default(), agent.arch.clone().unwrap_or_default());
@@ -151,7 +153,7 @@ impl Historian {
         }
     }
 
-    /// Collects the results that wait, those of deleted shadows included.
+    /// Collects the results on shadows, and those of deleted shadows that wait.
     fn collect(&mut self) -> Vec<Waiting> {
         let mut present: BTreeMap<RowId, Waiting> = self
             .caches
@@ -176,6 +178,8 @@ impl Historian {
                 self.orphans.insert(id, Waiting { orphaned: true, ..before });
             }
         }
+        let ended = self.ended_rollouts();
+        self.orphans.retain(|_, orphan| !is_settled(&ended, orphan));
         while self.orphans.len() > MOST_ORPHANS {
             if let Some((_, dropped)) = self.orphans.pop_first() {
                 tracing::warn!(
@@ -188,12 +192,18 @@ impl Historian {
         self.seen.values().chain(self.orphans.values()).cloned().collect()
     }
 
+    fn ended_rollouts(&self) -> BTreeSet<i64> {
+        ended_rollouts(&self.records, self.caches.operator.get(names::OPERATOR_NAME).as_ref())
+    }
+
     fn plan(&mut self, now: Timestamp) -> HistoryPlan {
         let objects: BTreeMap<String, HistoryObject> = self.caches.history.items();
         self.records.retain(|name, record| objects.get(name).is_some_and(|object| object.uid == record.uid));
         self.unreadable.retain(|name, version| objects.get(name).is_some_and(|o| o.resource_version == *version));
         let records = &self.records;
-        let named = |name: &String, open: &OpenPage| records.get(name).is_some_and(|r| r.next_page() > open.number);
+        let named = |name: &String, open: &OpenPage| {
+            records.get(name).is_some_and(|record| !record.runs() || record.next_page() > open.number)
+        };
         for (name, open) in &self.open {
             if named(name, open) {
                 self.orphans.retain(|id, _| !open.rows.contains(id));
@@ -260,10 +270,12 @@ impl Historian {
         let state = match &failure {
             None => (true, RECORDED, String::new()),
             Some(failure) => {
+                let ended = self.ended_rollouts();
+                let waiting = self.seen.values().filter(|waiting| !is_settled(&ended, waiting)).count();
                 let message = format!(
                     "{failure}. Updates go on; {} results wait on the shadows, of which each keeps that of its last attempt, and \
                      {} of deleted nodes in memory",
-                    self.seen.len(),
+                    waiting,
                     self.orphans.len()
                 );
                 (false, REFUSED, models::plain::cut(&message, 2000))

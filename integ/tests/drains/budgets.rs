@@ -15,6 +15,7 @@ crate::cases![
     guarded_pod_is_evicted_first_and_alone_once_its_pdb_opens,
     node_is_released_when_guarded_pod_stays_and_its_pdb_backs_off,
     pdb_of_broken_pods_is_reported_before_cordon,
+    approved_eviction_that_deleted_no_pod_is_reported_with_its_times,
     pdb_that_kubernetes_cannot_count_is_reported_before_cordon,
     pdb_with_empty_selector_blocks_all_pods,
     pdb_that_selects_no_pod_does_not_block_drain,
@@ -171,6 +172,28 @@ async fn pdb_of_broken_pods_is_reported_before_cordon(case: Case) -> anyhow::Res
     assert!(!state.cordoned() && state.pods_on_node("web").len() == 2);
     case.kubectl_in_namespace(&["delete", "pod", "web-without-a-node"]).await?;
     case.set_budget("web", json!({"minAvailable": 1})).await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn approved_eviction_that_deleted_no_pod_is_reported_with_its_times(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 3, json!({})).await?;
+    case.budget("web", 3, json!({"maxUnavailable": 1})).await?;
+    let pod = case.state()?.pods_on_node("web").first().map(|pod| pod.title()).unwrap_or_default();
+    // As the API server leaves it when the client of an eviction is killed in the middle of it.
+    let approve = async |pods: Value| {
+        let patch = json!({"status": {"disruptedPods": pods}}).to_string();
+        case.kubectl_in_namespace(&["patch", "pdb", "web", "--subresource=status", "--type=merge", "-p", &patch]).await
+    };
+    let name = pod.rsplit('/').next().unwrap_or_default();
+    approve(json!({name: format!("{:.0}", jiff::Timestamp::now())})).await?;
+    case.start_update().await?;
+    let message = case.blocked("BudgetUnhealthy").await?;
+    let text = format!("the eviction of {pod} was approved at ");
+    assert!(message.contains(&text) && message.contains("counts it as gone until "), "{message}");
+    let state = case.state()?;
+    assert!(!state.cordoned() && state.pods_on_node("web").len() == 3);
+    approve(Value::Null).await?;
     case.updated().await?;
     Ok(())
 }

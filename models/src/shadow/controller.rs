@@ -420,7 +420,8 @@ pub struct ControllerReport {
     /// Record of earlier attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<Record>,
-    /// Results of ended attempts that no page of the rollout history holds yet.
+    /// Results of ended attempts until a page of the rollout history holds them. Those of the last page of a rollout are removed
+    /// with the next other change of this status.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = MOST_RESULTS), extend("x-kubernetes-list-type" = "atomic")))]
     pub results: Vec<Arc<RolloutResult>>,

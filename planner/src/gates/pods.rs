@@ -169,7 +169,8 @@ fn budget_refusal<'a>(ctx: &NodeContext<'_>, evictable: impl Iterator<Item = &'a
             return Some(Wait::BudgetSyncFailed { pod: title, budget, message });
         }
         if guard.lacks() > 0 {
-            return Some(Wait::BudgetUnhealthy { pod: title, budget, count: guard.lacks() });
+            let eviction = ctx.view.unfinished_eviction(guard, ctx.now);
+            return Some(Wait::BudgetUnhealthy { pod: title, budget, count: guard.lacks(), eviction });
         }
         let until = budgets::asked_from(back_offs, guard, ctx.now);
         let is_static = pod.mirror;
@@ -195,7 +196,8 @@ mod tests {
     use super::super::before_drain;
     use super::super::testing::refusal_of;
     use super::*;
-    use crate::fixtures::pod;
+    use crate::fixtures::{pod, t};
+    use crate::wait::UnfinishedEviction;
 
     fn budget(desired: i32, expected: i32) -> BudgetFacts {
         BudgetFacts {
@@ -240,8 +242,16 @@ mod tests {
             ..budget(desired, 3)
         };
         let lenient = || BudgetFacts { lets_unhealthy_go: true, ..broken(2, 3) };
-        let unhealthy =
-            |count| Some(Wait::BudgetUnhealthy { pod: "shop/p-a".into(), budget: "shop/web".into(), count });
+        let wait = |count, eviction| Wait::BudgetUnhealthy {
+            pod: "shop/p-a".into(),
+            budget: "shop/web".into(),
+            count,
+            eviction,
+        };
+        let unhealthy = |count| Some(wait(count, None));
+        let approved = t(-60);
+        let killed = UnfinishedEviction { pod: "shop/p-b".into(), approved, until: t(60) };
+        let counts_as_gone = || BudgetFacts { approved: [("p-b".to_owned(), approved)].into(), ..broken(2, 2) };
         let message = || "no scale".to_owned();
         let uncounted = || BudgetFacts { sync_error: Some(message()), ..budget(0, 0) };
         let failed = Wait::BudgetSyncFailed { pod: "shop/p-a".into(), budget: "shop/web".into(), message: message() };
@@ -249,6 +259,7 @@ mod tests {
             ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
             ("more pods are wanted than there can be", web(), budget(4, 3), refused.clone()),
             ("one is broken, and one may be", web(), broken(2, 2), unhealthy(1)),
+            ("one counts as gone, and is there", web(), counts_as_gone(), Some(wait(1, Some(killed)))),
             ("two are broken", web(), broken(1, 2), unhealthy(2)),
             ("one is broken, and two may be", web(), broken(2, 1), None),
             ("the numbers of an earlier spec", web(), BudgetFacts { stale: true, ..broken(1, 2) }, None),
@@ -353,7 +364,7 @@ mod tests {
                 "another member is broken",
                 member(),
                 BudgetFacts { healthy: 2, allowed: 0, ..budget(2, 3) },
-                wait(|pod, budget| Wait::BudgetUnhealthy { pod, budget, count: 1 }),
+                wait(|pod, budget| Wait::BudgetUnhealthy { pod, budget, count: 1, eviction: None }),
             ),
             (
                 "the broken member is this one",

@@ -3,7 +3,9 @@
 //!
 //! The order of the writes makes each of them safe to repeat after a kill: a page is created under a name that follows from
 //! its record, then its results are cleared from the shadows, then the record names it with its digest. A result is on a
-//! shadow or on a page at each moment. A record ends when no attempt of it is under way and no result waits.
+//! shadow or on a page at each moment. A record ends when no attempt of it is under way and no result waits. The last page is named
+//! in the write that ends the record: what has the number of an ended record is known to be on a page, so its results stay on
+//! the shadows until these are written for another reason.
 
 mod course;
 mod limits;
@@ -16,8 +18,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::history::{
-    HistoryPage, HistoryRow, LARGEST_OBJECT, MOST_PAGES, MOST_ROWS, PageSummary, RecordedOperator, RecordedRevision,
-    RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
+    BottlerocketRolloutHistoryStatus, HistoryPage, HistoryRow, LARGEST_OBJECT, MOST_PAGES, MOST_ROWS, PageSummary,
+    RecordedOperator, RecordedRevision, RecordedRollout, RolloutPhase, VersionCount, page_name, record_name,
 };
 use models::names;
 use models::operator::{ActiveRollout, BottlerocketUpdateOperatorSpec, RolloutRecord, without_credentials};
@@ -77,6 +79,7 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
     if !plan.actions.is_empty() {
         return plan;
     }
+    plan.facts.ended = ended_rollouts(snapshot.records, snapshot.operator);
     begin(snapshot, &mut plan);
     begin_drills(snapshot, &mut plan);
     for record in snapshot.records.values().filter(|record| record.runs()) {
@@ -88,9 +91,46 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
     drop_unknown(snapshot, &mut plan);
     if let Some(operator) = snapshot.operator {
         let limits = Limits::of(&operator.spec);
-        plan.actions.extend(limits::deletions(limits, snapshot));
+        plan.actions.extend(deletions(limits, snapshot, &plan.facts.ended));
     }
     plan
+}
+
+/// Returns the numbers of the rollouts of the operator's resource whose records have ended. Records of another one may have the same
+/// numbers.
+pub fn ended_rollouts(records: &BTreeMap<String, RecordFacts>, operator: Option<&OperatorFacts>) -> BTreeSet<i64> {
+    let own = |record: &&RecordFacts| {
+        !record.rollout.drill && operator.is_none_or(|operator| operator.uid == record.rollout.operator.uid)
+    };
+    let numbers = |runs: bool| {
+        let records = records.values().filter(own).filter(move |record| record.runs() == runs);
+        records.map(|record| record.rollout.number).collect::<BTreeSet<_>>()
+    };
+    &numbers(false) - &numbers(true)
+}
+
+/// Returns whether the record of a result is among the `ended` ones: a page of it holds the result.
+pub fn is_settled(ended: &BTreeSet<i64>, waiting: &Waiting) -> bool {
+    waiting.result.drill.is_none() && ended.contains(&waiting.result.rollout)
+}
+
+/// Returns the deletions that are due. Before that of a record, its results are removed from the shadows: without it, nothing would
+/// show that a page held them.
+fn deletions(limits: Limits, snapshot: &HistorySnapshot<'_>, ended: &BTreeSet<i64>) -> Vec<HistoryAction> {
+    let first = |deletion: HistoryAction| {
+        let HistoryAction::Delete { name, .. } = &deletion else { return vec![deletion] };
+        let number = snapshot.records.get(name).map(|record| record.rollout.number);
+        let of_it = |waiting: &&Waiting| {
+            !waiting.orphaned && Some(waiting.result.rollout) == number && is_settled(ended, waiting)
+        };
+        let clear = |waiting: &Waiting| {
+            let rows = BTreeSet::from([waiting.id()]);
+            HistoryAction::Clear { node: waiting.node.clone(), rows }
+        };
+        let clear: Vec<_> = snapshot.waiting.iter().filter(of_it).map(clear).collect();
+        if clear.is_empty() { vec![deletion] } else { clear }
+    };
+    limits::deletions(limits, snapshot).into_iter().flat_map(first).collect()
 }
 
 /// The rollouts of the operator's resource that have a number.
@@ -251,14 +291,18 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
     match snapshot.open.get(&record.name).filter(|open| open.number == number) {
         Some(open) => {
             let left: Vec<_> = rows.iter().filter(|waiting| open.rows.contains(&waiting.id())).collect();
-            for waiting in left.iter().filter(|waiting| !waiting.orphaned) {
+            // The record ends with this page. A result without the number of the record would not be known to be on it.
+            let last = over && !busy && active.is_some() && left.len() == rows.len();
+            let stays = |waiting: &Waiting| last && waiting.result.rollout == record.rollout.number;
+            for waiting in left.iter().filter(|waiting| !waiting.orphaned && !stays(waiting)) {
                 let rows = open.rows.iter().filter(|(uid, _)| *uid == waiting.uid).cloned().collect();
                 let clear = HistoryAction::Clear { node: waiting.node.clone(), rows };
                 if !plan.actions.contains(&clear) {
                     plan.actions.push(clear);
                 }
             }
-            if left.iter().all(|waiting| waiting.orphaned) {
+            if left.iter().all(|waiting| waiting.orphaned || stays(waiting)) {
+                pending = !last;
                 status.nodes += open.summary.nodes;
                 status.pods += open.summary.pods;
                 status.pages.push(open.summary.clone());
@@ -289,8 +333,16 @@ fn go_on(snapshot: &HistorySnapshot<'_>, record: &RecordFacts, plan: &mut Histor
         };
         let status = Box::new(course::ended(&status, phase, at, message));
         plan.actions.push(HistoryAction::End { name: record.name.clone(), status });
-    } else if status != record.status {
+        return;
+    }
+    // An estimate goes with the next write, or after the time that a page may wait.
+    let first_estimate = record.status.first_estimate;
+    let urgent = BottlerocketRolloutHistoryStatus { first_estimate, ..status.clone() } != record.status;
+    let due = if urgent { now } else { after(record.rollout.begun, PAGE_WAIT) };
+    if status != record.status && due <= now {
         plan.actions.push(HistoryAction::Update { name: record.name.clone(), status: Box::new(status) });
+    } else if status != record.status {
+        plan.wake = Some(plan.wake.map_or(due, |wake| wake.min(due)));
     }
 }
 
@@ -379,7 +431,8 @@ fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
         });
         running || begins || unnumbered
     };
-    for waiting in snapshot.waiting.iter().filter(|waiting| !expected(waiting)) {
+    let ended = plan.facts.ended.clone();
+    for waiting in snapshot.waiting.iter().filter(|waiting| !is_settled(&ended, waiting) && !expected(waiting)) {
         let rows = BTreeSet::from([waiting.id()]);
         plan.actions.push(HistoryAction::Drop { node: waiting.node.clone(), rows });
     }

@@ -5,10 +5,8 @@ mod limits;
 use std::sync::Arc;
 
 use models::condition::{Condition, ConditionStatus};
-use models::history::{
-    BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, BottlerocketRolloutHistoryStatus, EntryKind,
-};
-use models::operator::{ENABLED, Quarantined, WINDOW_OPEN};
+use models::history::{BottlerocketRolloutHistory, BottlerocketRolloutHistorySpec, EntryKind};
+use models::operator::{CompletionEstimate, ENABLED, Quarantined, WINDOW_OPEN};
 use models::shadow::{DrainedPod, Drill, PodMove, RolloutResult, UPDATED};
 
 use super::*;
@@ -185,7 +183,8 @@ impl Server {
                 object.status = Some(*status);
                 self.put(&name, object);
                 let record = RecordFacts::of(&self.objects[&name]).unwrap();
-                if leader.open.get(&name).is_some_and(|open| record.next_page() > open.number) {
+                let named = |open: &OpenPage| !record.runs() || record.next_page() > open.number;
+                if leader.open.get(&name).is_some_and(named) {
                     leader.open.remove(&name);
                 }
                 leader.records.insert(name, record);
@@ -272,12 +271,79 @@ fn kill_between_any_two_calls_loses_and_duplicates_no_result() {
         let status = server.status();
         assert_eq!((status.phase, status.ended), (RolloutPhase::Completed, Some(t(2100))), "kill {kill}");
         assert_eq!((status.nodes, status.pods), (6, 12));
-        assert_eq!(server.shadows.values().map(Vec::len).sum::<usize>(), 0, "all are cleared");
+        let left: Vec<_> = server.shadows.iter().filter(|(_, results)| !results.is_empty()).collect();
+        assert!(matches!(left[..], [(node, _)] if node == "n5"), "those of the last page alone stay: {left:?}");
         let name = server.record().metadata.name.clone().unwrap();
         for (number, page) in (1..).zip(&status.pages) {
             assert_eq!(server.open_page(&name, number).summary, *page, "kill {kill}");
         }
     }
+}
+
+#[test]
+fn results_of_last_page_stay_on_shadows_and_come_on_no_second_page() {
+    for kill in 0..8 {
+        let (mut server, mut leader) = (Server::new(), Leader::default());
+        server.add("a", result(7, 1, 10, 2));
+        server.end(RolloutPhase::Completed, 20);
+        server.settle(&mut leader, 20, kill);
+        assert_eq!(server.version, 4, "the record, its beginning, the page and the end: kill {kill}");
+        assert_eq!(server.plan(&leader, 20).facts.ended, [7].into());
+        let active = &mut server.operator.status.active_rollouts[0];
+        active.record = Some(RolloutRecord { first: Some(7), ..recorded(8) });
+        server.add("a", result(8, 2, 30, 2));
+        // Begun before the rollout had its number: nothing would show that it is on a page.
+        server.add("b", result(0, 1, 30, 2));
+        server.settle(&mut leader, 30, kill);
+        server.end(RolloutPhase::Completed, 40);
+        server.settle(&mut leader, 40, kill);
+        assert_eq!((server.rows().len(), server.plan(&leader, 40).facts.ended), (3, [7, 8].into()), "kill {kill}");
+        assert_eq!((server.shadows["a"].len(), server.shadows["b"].len()), (2, 0), "kill {kill}");
+        // Without its record, the result would seem to be on no page.
+        server.operator.spec.rollout_history = serde_json::from_value(serde_json::json!({"records": 1})).unwrap();
+        let first = server.plan(&leader, 50).actions;
+        let rows = BTreeSet::from([("a".to_owned(), 1)]);
+        let clear = |action: &HistoryAction| *action == HistoryAction::Clear { node: "a".into(), rows: rows.clone() };
+        let is_page =
+            |action: &HistoryAction| matches!(action, HistoryAction::Delete { name, .. } if name.ends_with("-p001"));
+        assert!(first.iter().any(clear) && first.iter().all(|a| clear(a) || is_page(a)), "kill {kill}: {first:?}");
+    }
+}
+
+#[test]
+fn result_of_another_resource_with_the_number_of_an_ended_record_waits_for_its_own() {
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    server.end(RolloutPhase::Completed, 10);
+    server.add("a", result(7, 1, 5, 2));
+    server.settle(&mut leader, 10, 0);
+    server.operator.uid = "op-2".into();
+    server.operator.status.active_rollouts[0].record = Some(recorded(7));
+    server.shadows.clear();
+    server.settle(&mut leader, 15, 0);
+    server.add("b", result(7, 1, 20, 2));
+    assert_eq!(server.plan(&leader, 20).facts.ended, BTreeSet::new());
+    server.end(RolloutPhase::Completed, 30);
+    server.settle(&mut leader, 30, 0);
+    assert_eq!(server.rows().len(), 2);
+}
+
+#[test]
+fn first_estimate_goes_with_the_next_write_or_after_the_wait_of_a_page() {
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    server.settle(&mut leader, 0, 0);
+    let estimate = CompletionEstimate { at: t(900), earliest: t(900), latest: t(900), made: t(5) };
+    let record = server.operator.status.active_rollouts[0].record.as_mut().unwrap();
+    record.first_estimate = Some(estimate);
+    let plan = server.plan(&leader, 5);
+    assert_eq!((plan.actions, plan.wake), (Vec::new(), Some(t(600))));
+    let mut other = Server { operator: server.operator.clone(), ..Server::new() };
+    other.operator.status.active_rollouts[0].approved_step = Some(1);
+    other.objects = server.objects.clone();
+    other.version = server.version;
+    other.settle(&mut leader, 5, 0);
+    assert_eq!(other.status().first_estimate, Some(estimate), "with an entry");
+    server.settle(&mut Leader::default(), 600, 0);
+    assert_eq!(server.status().first_estimate, Some(estimate));
 }
 
 #[test]

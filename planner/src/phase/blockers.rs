@@ -15,7 +15,7 @@ use models::time::after;
 use crate::decision::{Action, Note};
 use crate::survey::NodeContext;
 use crate::view::PodFacts;
-use crate::wait::Wait;
+use crate::wait::{UnfinishedEviction, Wait};
 
 /// The number of blockers that a shadow names.
 const BLOCKERS: usize = 8;
@@ -37,15 +37,22 @@ struct Staying<'a> {
     denied_since: Option<Timestamp>,
     /// The time from which it is named.
     named_at: Timestamp,
+    /// The eviction that uses up its budget.
+    eviction: Option<UnfinishedEviction>,
 }
 
 impl Staying<'_> {
     fn blocker(&self) -> Blocker {
-        let deleted = || format!("it is being deleted and was to have ended by {}", self.since);
+        let message = match (&self.eviction, self.message) {
+            // The API server says only how many pods it counts.
+            (Some(eviction), _) => eviction.to_string(),
+            (None, Some(message)) => message.to_owned(),
+            (None, None) => format!("it is being deleted and was to have ended by {}", self.since),
+        };
         Blocker {
             pod: self.pod.title(),
             budget: self.budget.cloned(),
-            message: self.message.map_or_else(deleted, |message| cut(message, 512)),
+            message: cut(&message, 512),
             since: self.since,
             denied_since: self.denied_since,
         }
@@ -77,6 +84,7 @@ fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'
         since,
         denied_since,
         named_at,
+        eviction: None,
     };
     // A pod that an earlier leader has named stays named until there is another answer.
     match (ctx.node.blocked.get(&pod.uid), recorded(ctx, pod)) {
@@ -86,7 +94,10 @@ fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'
         }
         (Some(b), before) => {
             let since = before.map_or(b.since, |before| before.since.min(b.since));
-            Some(staying(b.budget.as_ref(), &b.message, since, after(since, BLOCKED_AFTER)))
+            let budget = ctx.view.budgets.iter().find(|budget| Some(budget.title()) == b.budget);
+            let eviction = budget.and_then(|budget| ctx.view.unfinished_eviction(budget, ctx.now));
+            let staying = staying(b.budget.as_ref(), &b.message, since, after(since, BLOCKED_AFTER));
+            Some(Staying { eviction, ..staying })
         }
         (None, Some(b)) => Some(staying(b.budget.as_ref(), &b.message, b.since, ctx.now)),
         (None, None) => {
@@ -99,7 +110,8 @@ fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'
 
 /// Returns whether two records of a pod that does not leave say the same.
 fn same(a: &Blocker, b: &Blocker) -> bool {
-    (&a.pod, &a.budget, a.denied_since) == (&b.pod, &b.budget, b.denied_since)
+    let unfinished = |blocker: &Blocker| UnfinishedEviction::is_in(&blocker.message);
+    (&a.pod, &a.budget, a.denied_since, unfinished(a)) == (&b.pod, &b.budget, b.denied_since, unfinished(b))
 }
 
 /// The pods that do not leave, as the shadow names them, and the time at which that changes without another event.
@@ -115,6 +127,7 @@ pub(super) fn blockers(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> (Vec<Block
             since: by,
             denied_since: None,
             named_at: after(by, NAMED_AFTER),
+            eviction: None,
         })
     });
     let known: Vec<_> = sorted.evictable.iter().filter_map(|pod| not_evicted(ctx, pod)).chain(leaving).collect();

@@ -41,8 +41,8 @@ pub struct Plan {
     pub labels: Vec<NodeFacts>,
     /// The writes of the policy's history, in their order. Nothing waits for them.
     pub revisions: Vec<RevisionAction>,
-    /// The idle nodes whose shadow gets the label of another revision of the policy, with its name. Nothing else about the
-    /// shadow changes.
+    /// The nodes whose shadow gets the label of another revision of the policy, with its name. If an action writes its spec, the
+    /// label is part of that write; otherwise nothing else about the shadow changes.
     pub relabelled: BTreeMap<String, String>,
     /// `HostReachable` of the nodes whose agent is newly found to be silent.
     pub silent: BTreeMap<String, Silence>,

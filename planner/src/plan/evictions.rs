@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use models::time::after;
 
-use crate::decision::Evictions;
+use crate::decision::{Eviction, Evictions};
 use crate::view::{BudgetFacts, ClusterView, InFlight, NodeView, PodFacts};
 
 /// The number of concurrent requests about the pods of one node.
@@ -50,7 +50,17 @@ pub(super) fn hold_back(
         }
     }
     let mut held_back = false;
+    // One that was approved already, by a leader that was killed in the middle of it, uses nothing more of its budget: it goes first.
+    let is_approved = |node: &str, eviction: &Eviction| {
+        let pod = view.nodes.get(node).and_then(|node| pod_of(node, &eviction.uid));
+        pod.is_some_and(|pod| view.budgets.iter().any(|budget| budget.has_approved(pod)))
+    };
     for (name, wanted) in evictions.iter_mut() {
+        wanted.pods.sort_by_key(|eviction| !is_approved(name, eviction));
+    }
+    let mut by_turn: Vec<_> = evictions.iter_mut().collect();
+    by_turn.sort_by_key(|(name, wanted)| !wanted.pods.first().is_some_and(|first| is_approved(name, first)));
+    for (name, wanted) in by_turn {
         let Some(node) = view.nodes.get(name) else { continue };
         let mut room = AT_A_TIME.saturating_sub(node.in_flight.values().filter(counts).count());
         let before = wanted.pods.len();
@@ -79,7 +89,6 @@ mod tests {
     use kube::core::{Expression, Selector};
 
     use super::*;
-    use crate::decision::Eviction;
     use crate::fixtures::{cluster, node, pod, t};
 
     /// A node `a` with pods `0`, `1`, … of which the first `guarded` are counted by one budget.
@@ -128,6 +137,21 @@ mod tests {
             assert_eq!(names, goes, "{sentence}");
             assert_eq!(wake, wakes.then(|| t(11)), "{sentence}");
         }
+    }
+
+    #[test]
+    fn eviction_that_was_approved_already_goes_before_others_of_its_pdb() {
+        let (mut view, mut evictions) = fleet(3, 3, &[]);
+        let mut other = view.nodes["a"].clone();
+        other.facts.name = "0".into();
+        view.nodes.insert("0".into(), other);
+        let others = evictions["a"].clone();
+        evictions.insert("0".into(), Evictions { pods: others.pods[..2].to_vec(), ..others });
+        view.budgets[0].approved = [("p-2".to_owned(), t(0))].into();
+        hold_back(&view, &mut evictions, t(10));
+        let asked: Vec<_> =
+            evictions.iter().flat_map(|(node, e)| e.pods.iter().map(move |pod| (&**node, &*pod.uid))).collect();
+        assert_eq!(asked, [("a", "p-2")]);
     }
 
     #[test]

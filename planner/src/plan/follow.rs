@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 use models::shadow::HostState;
 
 use super::Plan;
+use crate::decision::Action;
 use crate::revisions::{self, LabelledShadow, PolicyRevision, RevisionAction, RevisionPlan, RevisionSnapshot};
 use crate::survey::{Survey, SurveyedNode};
 use crate::view::{ClusterView, ShadowFacts};
 use crate::wait::Wait;
 
-/// Returns whether a node has no attempt and is what the policy makes of it.
+/// Returns whether a node has no attempt and is what the policy makes of it. A write about it that is due, or under way, changes
+/// nothing of that.
 pub(super) fn is_current(node: &SurveyedNode<'_>, wait: Option<&Wait>) -> bool {
     let current = match wait {
-        Some(wait) if wait.pauses() => node.wanted() == Err(Wait::UpToDate),
-        wait => wait == Some(&Wait::UpToDate),
+        Some(wait) if !wait.pauses() && *wait != Wait::Acting => *wait == Wait::UpToDate,
+        _ => node.wanted() == Err(Wait::UpToDate),
     };
     node.labelled && node.step.is_none() && current
 }
@@ -69,17 +71,22 @@ pub(super) fn raised_count(history: &RevisionPlan) -> Option<i32> {
     })
 }
 
-/// Returns the idle nodes whose shadow gets the label of another revision, with its name. A node with a write under way, or
-/// with another one that is due, gets it later.
+/// Returns the nodes without an attempt whose shadow gets the label of another revision, with its name: in the write of its spec that
+/// is due, or in one of its own. A node with a write under way, or with one of another kind that is due, gets it later.
 pub(super) fn relabelled(view: &ClusterView, plan: &Plan, history: &RevisionPlan) -> BTreeMap<String, String> {
     let is_due = |(name, revision): &(&String, &String)| {
         let Some((node, shadow)) = view.nodes.get(*name).and_then(|node| Some((node, node.shadow.as_ref()?))) else {
             return false;
         };
-        let idle = node.step().is_none() && shadow.spec.state == HostState::Idle && !shadow.deleting;
-        idle && shadow.revision.as_ref() != Some(*revision)
+        let idle = match plan.actions.get(*name) {
+            Some(Action::Spec { spec }) => spec.state == HostState::Idle,
+            Some(_) => false,
+            None => shadow.spec.state == HostState::Idle,
+        };
+        idle && node.step().is_none()
+            && !shadow.deleting
+            && shadow.revision.as_ref() != Some(*revision)
             && !view.busy.contains(*name)
-            && !plan.actions.contains_key(*name)
     };
     history.labels.iter().filter(is_due).map(|(name, revision)| (name.clone(), revision.clone())).collect()
 }

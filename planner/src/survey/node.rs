@@ -70,7 +70,10 @@ impl<'a> NodeContext<'a> {
     }
 
     pub(crate) fn controller_status(&self) -> ControllerStatus {
-        self.shadow.status.controller_status()
+        let mut status = self.shadow.status.controller_status();
+        let ended = &self.view.history.ended;
+        status.report.results.retain(|result| result.drill.is_some() || !ended.contains(&result.rollout));
+        status
     }
 
     /// Sets a condition in a status that is about to be written.

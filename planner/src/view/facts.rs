@@ -466,6 +466,12 @@ impl Projection for BudgetFacts {
             expected: status.and_then(|s| s.expected_pods).unwrap_or(0),
             stale: status.and_then(|s| s.observed_generation) < budget.metadata.generation,
             sync_error: failed.map(|condition| condition.message.clone()),
+            approved: status
+                .and_then(|status| status.disrupted_pods.as_ref())
+                .into_iter()
+                .flatten()
+                .map(|(name, at)| (name.clone(), at.0))
+                .collect(),
             lets_unhealthy_go: spec.is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),
             selector: spec.and_then(|s| s.selector.clone()).and_then(|s| s.try_into().ok()),
         })
@@ -563,6 +569,26 @@ mod tests {
         ] {
             assert_eq!(facts(generation, observed, reason), expected, "{sentence}");
         }
+    }
+
+    #[test]
+    fn approved_evictions_of_pdb_are_read() {
+        let budget = json!({
+            "metadata": {"name": "web", "namespace": "shop"},
+            "status": {"disruptedPods": {"web-1": "2026-01-01T00:00:00Z"}, "currentHealthy": 2, "desiredHealthy": 2,
+                "expectedPods": 3, "disruptionsAllowed": 0},
+        });
+        let facts = BudgetFacts::project(&serde_json::from_value(budget).unwrap()).unwrap();
+        let approved: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        assert_eq!(facts.approved, [("web-1".to_owned(), approved)].into());
+        let found = |seconds, leaving| facts.unfinished_eviction(|_| leaving, after(approved, seconds));
+        let second = std::time::Duration::from_secs;
+        let text = "the eviction of shop/web-1 was approved at 2026-01-01T00:00:00Z and has not deleted it: the \
+                    PodDisruptionBudget counts it as gone until 2026-01-01T00:02:00Z";
+        assert_eq!(found(second(5), false).unwrap().to_string(), text);
+        assert_eq!(found(second(4), false), None, "it may go through");
+        assert_eq!(found(second(5), true), None, "it has");
+        assert!(found(second(119), false).is_some() && found(second(120), false).is_none());
     }
 
     #[test]

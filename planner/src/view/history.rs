@@ -21,6 +21,8 @@ pub struct HistoryFacts {
     pub running: BTreeSet<i64>,
     /// Those of them that hold as many pages as one may.
     pub full: BTreeSet<i64>,
+    /// The numbers of the ended records of rollouts: their pages hold every result of theirs that a shadow still has.
+    pub ended: BTreeSet<i64>,
     /// The condition `HistoryRecorded`: its truth, its reason and its message; `None` until it is known.
     pub state: Option<(bool, &'static str, String)>,
 }

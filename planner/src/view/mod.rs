@@ -28,7 +28,7 @@ use models::shadow::{
 use crate::annotations::Misunderstood;
 use crate::claims::{ClaimField, ClaimFields};
 use crate::hold::Hold;
-use crate::wait::{Wait, WaitReason};
+use crate::wait::{UnfinishedEviction, Wait, WaitReason};
 
 pub use earlier::EarlierPod;
 pub use history::{HistoryFacts, HistoryObject, RecordFacts};
@@ -566,6 +566,15 @@ pub struct EstimateFacts {
 }
 
 impl ClusterView {
+    /// Returns the eviction for which a budget counts a pod as gone that is still there.
+    pub(crate) fn unfinished_eviction(&self, budget: &BudgetFacts, now: Timestamp) -> Option<UnfinishedEviction> {
+        let is_leaving = |name: &str| {
+            let mut pods = self.nodes.values().flat_map(|node| node.pods.iter().flatten());
+            pods.any(|pod| pod.terminating && (&pod.namespace, pod.name.as_str()) == (&budget.namespace, name))
+        };
+        budget.unfinished_eviction(is_leaving, now)
+    }
+
     /// Inserts a node, as it is now, and the shadow that is named after it.
     pub fn insert(&mut self, facts: NodeFacts, shadow: Option<ShadowFacts>, now: Timestamp) {
         let facts = facts.at(now);

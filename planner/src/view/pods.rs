@@ -2,13 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use models::time::after;
 
+use crate::wait::UnfinishedEviction;
+
 /// Time for which a drain waits for the reads of its pods' top owners, which the history names.
-pub const OWNER_WAIT: std::time::Duration = std::time::Duration::from_secs(3);
+pub const OWNER_WAIT: Duration = Duration::from_secs(3);
+
+/// Time for which Kubernetes counts a pod as gone after its eviction was approved, unless it is deleted before (`DeletionTimeout` of its
+/// disruption controller).
+const APPROVAL_COUNTS: Duration = Duration::from_secs(120);
+
+/// Age from which an approved eviction is named: one that goes through deletes its pod in moments.
+const APPROVAL_NAMED: Duration = Duration::from_secs(5);
 
 /// A pod on a node whose pods are watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,6 +122,8 @@ pub struct BudgetFacts {
     pub stale: bool,
     /// The error for which Kubernetes cannot count its pods. It allows nothing then.
     pub sync_error: Option<String>,
+    /// The pods whose eviction was approved and that are not deleted yet, by name, with the time of the approval. It counts them as gone.
+    pub approved: BTreeMap<String, Timestamp>,
     /// True if pods that are not Ready may be evicted regardless of it.
     pub lets_unhealthy_go: bool,
     /// The selector of its pods; `None` if it cannot be read.
@@ -251,6 +263,25 @@ impl BudgetFacts {
     pub fn lets_go(&self, pod: &PodFacts) -> bool {
         let satisfied = || self.desired > 0 && self.healthy >= self.desired;
         pod.pending || self.allowed > 0 || (!pod.ready && (self.lets_unhealthy_go || satisfied()))
+    }
+
+    /// Returns whether an eviction of this pod was approved already: another one uses nothing more of the budget.
+    pub(crate) fn has_approved(&self, pod: &PodFacts) -> bool {
+        self.approved.contains_key(&pod.name) && self.selects(pod)
+    }
+
+    /// Returns the eviction that was approved and for which it counts a pod as gone that is still there, the last one of several.
+    /// `is_leaving` is true for pods (name) that are being deleted.
+    pub(crate) fn unfinished_eviction(
+        &self,
+        is_leaving: impl Fn(&str) -> bool,
+        now: Timestamp,
+    ) -> Option<UnfinishedEviction> {
+        let counts = |at: Timestamp| after(at, APPROVAL_NAMED) <= now && now < after(at, APPROVAL_COUNTS);
+        let named = self.approved.iter().filter(|(name, at)| counts(**at) && !is_leaving(name));
+        let (name, at) = named.max_by_key(|(_, at)| **at)?;
+        let pod = format!("{}/{name}", self.namespace);
+        Some(UnfinishedEviction { pod, approved: *at, until: after(*at, APPROVAL_COUNTS) })
     }
 
     /// Returns the number of healthy pods that it lacks.

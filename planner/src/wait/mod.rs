@@ -3,6 +3,7 @@
 
 mod reason;
 mod text;
+mod unfinished;
 
 use std::collections::BTreeMap;
 
@@ -15,6 +16,7 @@ use strum::EnumDiscriminants;
 
 pub use reason::WaitsFor;
 pub use text::{BEFORE_RESUME, alone};
+pub use unfinished::UnfinishedEviction;
 
 use crate::rules::Refusal;
 
@@ -273,13 +275,15 @@ pub enum Wait {
     /// Pods of a budget are broken, so that it allows nothing.
     #[error(
         "the PodDisruptionBudget {budget} allows no disruption of {pod} before {count} more of its pods are healthy, here or on other \
-             nodes"
+             nodes{}", text::unfinished(.eviction.as_ref())
     )]
     BudgetUnhealthy {
         pod: String,
         budget: String,
         /// Number of healthy pods that it lacks.
         count: i32,
+        /// The eviction for which it counts a pod as gone that is still there.
+        eviction: Option<UnfinishedEviction>,
     },
     /// Kubernetes cannot count the pods of a budget.
     #[error(

@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use models::names::{APPROVE_STEP_ANNOTATION, HOLD_ANNOTATION, RESUME_ANNOTATION};
 use semver::Version;
 
+use super::unfinished::UnfinishedEviction;
 use crate::rules::Refusal;
 
 /// `; <what> <time>` to the second, or nothing.
@@ -60,9 +61,17 @@ pub(super) fn drain_refused(why: Refusal, pod: &str, count: usize) -> String {
 
 pub(super) fn drain_blocked(pod: &str, budget: Option<&str>, message: &str) -> String {
     match budget {
-        Some(budget) => format!("the PodDisruptionBudget {budget} allows no disruption of {pod}"),
+        Some(budget) => {
+            // The answer of the API server says no more than this.
+            let eviction = if UnfinishedEviction::is_in(message) { format!(": {message}") } else { String::new() };
+            format!("the PodDisruptionBudget {budget} allows no disruption of {pod}{eviction}")
+        }
         None => format!("{pod} does not leave the node: {message}"),
     }
+}
+
+pub(super) fn unfinished(eviction: Option<&UnfinishedEviction>) -> String {
+    eviction.map_or_else(String::new, |eviction| format!("; {eviction}"))
 }
 
 pub(super) fn never(until: Option<Timestamp>, is_static: bool) -> String {

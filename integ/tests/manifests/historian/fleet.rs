@@ -198,10 +198,17 @@ impl Fleet {
         Ok(())
     }
 
-    /// Returns the results on shadows.
+    /// Returns the number of the results on shadows that no page holds.
     pub(super) async fn waiting(&self) -> anyhow::Result<usize> {
         let shadows = self.api::<BottlerocketShadow>().list(&ListParams::default()).await?.items;
-        Ok(shadows.iter().filter_map(|shadow| shadow.status.as_ref()).map(|s| s.controller.results.len()).sum())
+        let pages = self.api::<BottlerocketRolloutHistory>().list(&ListParams::default()).await?.items;
+        let rows = pages.iter().filter_map(|object| object.spec.page.as_ref()).flat_map(|page| &page.rows);
+        let held: BTreeSet<_> = rows.map(planner::history::row_id).collect();
+        let results = shadows.iter().filter_map(|shadow| {
+            let owner = shadow.metadata.owner_references.as_ref()?.first()?.uid.clone();
+            Some(shadow.status.as_ref()?.controller.results.iter().map(move |result| (owner.clone(), result.attempt)))
+        });
+        Ok(results.flatten().filter(|id| !held.contains(id)).count())
     }
 
     /// Starts the next leader, which is ended after so many writes.

@@ -346,6 +346,27 @@ fn blocked(
     Some((ConditionStatus::True, wait.as_str(), message.chars().take(2000).collect()))
 }
 
+/// Returns whether a status may wait for another change of it: updates are under way, and nothing differs from the recorded one but
+/// counts, reasons and estimates, which change with each step of each node.
+pub fn can_wait(recorded: &BottlerocketUpdateOperatorStatus, planned: &BottlerocketUpdateOperatorStatus) -> bool {
+    if true_condition(&planned.conditions, PROGRESSING).is_none() {
+        return false;
+    }
+    let mut rest = BottlerocketUpdateOperatorStatus {
+        counts: recorded.counts.clone(),
+        waiting: recorded.waiting.clone(),
+        freshness: recorded.freshness.clone(),
+        ..planned.clone()
+    };
+    for (rollout, before) in rest.active_rollouts.iter_mut().zip(&recorded.active_rollouts) {
+        rollout.estimated_completion = before.estimated_completion;
+        if let (Some(record), Some(before)) = (&mut rollout.record, &before.record) {
+            record.first_estimate = before.first_estimate;
+        }
+    }
+    rest == *recorded
+}
+
 /// The operator's status, without its slots and its freshness.
 pub(super) fn status(
     view: &ClusterView,
@@ -359,7 +380,8 @@ pub(super) fn status(
     let policy = survey.policy;
     let resumed = requests::resumed(view).is_some();
     let quarantine = survey.quarantine.with_request(operator);
-    let progressing = survey.nodes.iter().any(|node| node.step.is_some());
+    // The first write of an attempt changes this condition, and not a second one after it.
+    let progressing = survey.nodes.iter().any(|node| node.step.is_some()) || plan.actions.values().any(Plan::starts);
     let switched =
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
 

@@ -416,3 +416,66 @@ fn pause_beside_earlier_operator_emits_one_event_at_each_end() {
         assert_eq!(reasons, Vec::from_iter(expected), "{sentence}");
     }
 }
+
+#[test]
+fn counts_and_reasons_wait_for_another_change_while_an_update_is_under_way() {
+    let under_way = |step: Option<Step>| {
+        let first = step.map_or_else(|| node("a"), |step| at("a", step, 0, HostState::StagedUpdate));
+        let (mut view, policy) = cluster(vec![first, node("b")], &["a"]);
+        let status = crate::plan::plan(&view, &policy, t(1)).status.unwrap();
+        view.operator.as_mut().unwrap().status = status.clone();
+        (view, policy, status)
+    };
+    let waits = |step, change: &dyn Fn(&mut BottlerocketUpdateOperatorStatus)| {
+        let (.., recorded) = under_way(step);
+        let mut planned = recorded.clone();
+        change(&mut planned);
+        can_wait(&recorded, &planned)
+    };
+    let counts = |status: &mut BottlerocketUpdateOperatorStatus| {
+        status.counts.as_mut().unwrap().staged += 1;
+        status.waiting.clear();
+        status.freshness.as_mut().unwrap().nodes_behind += 1;
+    };
+    assert!(waits(Some(Step::Draining), &counts));
+    assert!(!waits(None, &|status| {
+        counts(status);
+        status.conditions.retain(|condition| condition.type_ != PROGRESSING);
+    }));
+    for (sentence, change) in [
+        ("another generation", &|s: &mut BottlerocketUpdateOperatorStatus| s.observed_generation = Some(9)),
+        ("a slot", &|s| s.slots.clear()),
+        ("a condition", &|s| s.conditions[0].reason = "Other".into()),
+        ("a version", &|s| s.versions.clear()),
+        ("a rollout", &|s| s.active_rollouts.push(crate::fixtures::rollout(NEW))),
+    ] as [(&str, &dyn Fn(&mut BottlerocketUpdateOperatorStatus)); 5]
+    {
+        let both = |status: &mut BottlerocketUpdateOperatorStatus| {
+            counts(status);
+            change(status);
+        };
+        assert!(!waits(Some(Step::Draining), &both), "{sentence}");
+    }
+}
+
+#[test]
+fn first_write_of_an_attempt_comes_with_the_condition_that_it_leads_to() {
+    let (view, policy) = cluster(vec![node("a")], &[]);
+    let plan = crate::plan::plan(&view, &policy, t(1));
+    assert!(plan.actions.values().any(Plan::starts), "{:?}", plan.actions);
+    assert!(true_condition(&plan.status.unwrap().conditions, PROGRESSING).is_some());
+}
+
+#[test]
+fn node_that_needs_no_update_is_current_while_something_is_written_about_it() {
+    let mut updated = node("a");
+    let shadow = updated.shadow.as_mut().unwrap();
+    shadow.status.agent.current_version = Some(NEW);
+    shadow.status.agent.updates.as_mut().unwrap().chosen_version = None;
+    shadow.spec.state = HostState::StagedUpdate;
+    let (mut view, policy) = cluster(vec![updated], &[]);
+    let current = |view: &ClusterView| crate::plan::plan(view, &policy, t(1)).status.unwrap().counts.unwrap().current;
+    assert_eq!(current(&view), 1, "its desired state is withdrawn");
+    view.busy.insert("a".into());
+    assert_eq!(current(&view), 1);
+}

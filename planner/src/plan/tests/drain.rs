@@ -11,7 +11,7 @@ use crate::fixtures::*;
 use crate::hold::Hold;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
-use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
+use crate::view::{Blocked, BudgetFacts, ClusterView, InFlight, PodFacts};
 use crate::wait::Wait;
 
 /// A drained node with a silent agent is given up at the deadline, and no wake time is in the past.
@@ -523,6 +523,28 @@ fn blocking_pod_is_reported_with_api_server_message() {
         let next = plan(&view, &policy, t(101));
         assert!(next.actions.is_empty(), "{sentence}: {next:?}");
     }
+}
+
+#[test]
+fn eviction_that_deleted_no_pod_is_named_instead_of_the_pods_that_its_pdb_counts() {
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
+    view.budgets = vec![BudgetFacts {
+        namespace: "shop".into(),
+        name: "web".into(),
+        approved: [("web-1".to_owned(), t(60))].into(),
+        ..BudgetFacts::default()
+    }];
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 90, false))].into();
+    let named = plan(&view, &policy, t(100)).actions.remove("a").unwrap();
+    let Action::Status { status, .. } = &named else { panic!("{named:?}") };
+    let text = "the eviction of shop/web-1 was approved at";
+    assert!(status.report.drain.as_ref().unwrap().blockers[0].message.starts_with(text), "{status:?}");
+    let blocked = find_condition(&status.conditions, BLOCKED).unwrap();
+    assert!(blocked.message.contains(text) && blocked.message.contains("as gone until"), "{blocked:?}");
+    written(&mut view, &named);
+    assert!(plan(&view, &policy, t(150)).actions.is_empty());
+    let Some(Action::Status { status, .. }) = plan(&view, &policy, t(180)).actions.remove("a") else { panic!() };
+    assert!(!status.report.drain.unwrap().blockers[0].message.contains(text), "the two minutes are over");
 }
 
 /// A budget lets one pod go after the other.

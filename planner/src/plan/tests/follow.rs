@@ -2,7 +2,7 @@
 
 use models::condition::find_condition;
 use models::operator::DEGRADED;
-use models::shadow::{HostState, OfferedUpdates, Step};
+use models::shadow::{DrainStatus, HostState, OfferedUpdates, Step};
 use serde_json::json;
 
 use crate::fixtures::{NEW, at, cluster, node, record_history, shadow, t, with_policy};
@@ -58,8 +58,13 @@ fn node_gets_label_only_while_nothing_else_is_under_way_or_due() {
     assert_eq!(relabelled(&|view| shadow(view).revision = Some("gone".into())), 1, "it names no known revision");
     assert_eq!(relabelled(&|view| shadow(view).deleting = true), 0);
     assert_eq!(relabelled(&|view| _ = view.busy.insert("a".into())), 0, "a write is under way");
-    assert_eq!(relabelled(&|view| shadow(view).spec.host = None), 0, "its settings are to be written");
-    assert_eq!(relabelled(&|view| shadow(view).spec.state = HostState::StagedUpdate), 0, "an order is left over");
+    assert_eq!(relabelled(&|view| shadow(view).spec.host = None), 1, "with its settings");
+    assert_eq!(relabelled(&|view| shadow(view).spec.state = HostState::StagedUpdate), 1, "with the withdrawal");
+    assert_eq!(
+        relabelled(&|view| shadow(view).status.controller.drain = Some(DrainStatus::default())),
+        0,
+        "after that"
+    );
     assert_eq!(relabelled(&|view| shadow(view).status.agent.updates = None), 0, "its host has not looked yet");
     assert_eq!(relabelled(&|view| view.revisions = None), 0, "the revisions are not known");
     assert_eq!(relabelled(&|view| view.stale = true), 0);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::core::Selector;
 use models::reason::FailureReason;
 use models::shadow::{
-    DrainStatus, DrainedPod, Failure, HostState, MOST_RESULTS, PodMove, RolloutPlace, RolloutResult, Step,
+    DrainStatus, DrainedPod, Drill, Failure, HostState, MOST_RESULTS, PodMove, RolloutPlace, RolloutResult, Step,
 };
 
 use crate::claims::ClaimFields;
@@ -312,6 +312,25 @@ fn oldest_results_are_dropped_beyond_limit() {
         view.history.state = Some((false, "WriteFailed", "a quota".into()));
         assert_eq!(next(&view, &policy, 5).results.len(), 1, "one of each node while none can be recorded");
     }
+}
+
+#[test]
+fn results_of_ended_rollouts_go_with_the_next_write() {
+    let mut node = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    in_history(&mut node, place());
+    node.facts.hold = Some(Hold::default());
+    let (mut view, policy) = cluster(vec![node], &[]);
+    let ended = result(&view, &policy, 5);
+    let drill = RolloutResult { rollout: 1, drill: Some(Drill::of("1")), ..ended.clone() };
+    let results = [1, 2].map(|rollout| RolloutResult { rollout, ..ended.clone() });
+    shadow(&mut view).status.controller.results = results.into_iter().chain([drill]).map(Arc::new).collect();
+    let left = |view: &ClusterView| {
+        let results = next(view, &policy, 5).results;
+        results.iter().map(|result| (result.rollout, result.drill.is_some())).collect::<Vec<_>>()
+    };
+    assert_eq!(left(&view), [(1, false), (2, false), (1, true), (3, false)]);
+    view.history.ended = [1].into();
+    assert_eq!(left(&view), [(2, false), (1, true), (3, false)]);
 }
 
 #[test]
