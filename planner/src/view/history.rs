@@ -1,7 +1,8 @@
 //! The facts about the history of rollouts: its records in full while they run, its pages by their metadata.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
 use kube::core::PartialObjectMeta;
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, LARGEST_OBJECT, RecordedRollout, RolloutPhase,
@@ -20,6 +21,8 @@ pub struct HistoryFacts {
     pub running: BTreeSet<i64>,
     /// Those of them that hold as many pages as one may.
     pub full: BTreeSet<i64>,
+    /// The times at which the records of rollouts began, by number, without drills.
+    pub begun: BTreeMap<i64, Timestamp>,
     /// The condition `HistoryRecorded`: its truth, its reason and its message; `None` until it is known.
     pub state: Option<(bool, &'static str, String)>,
 }
