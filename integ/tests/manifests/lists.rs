@@ -8,9 +8,10 @@ use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 use kube::{Api, Client};
 use models::names;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::expect;
+use super::samples::{nested, sample};
 
 /// The two managers.
 const MANAGERS: [&str; 2] = ["first-manager", "second-manager"];
@@ -113,54 +114,4 @@ async fn check(
 fn items(object: &Value, path: &[&str]) -> usize {
     let list = path.iter().fold(object, |value, name| if *name == "[]" { &value[0] } else { &value[*name] });
     list.as_array().map_or(0, Vec::len)
-}
-
-/// An object with `value` at a path, and with all required fields on the way.
-pub(super) fn nested(schema: &Value, path: &[&str], value: &Value) -> Value {
-    let Some((name, rest)) = path.split_first() else { return value.clone() };
-    if *name == "[]" {
-        return json!([nested(&schema["items"], rest, value)]);
-    }
-    // The status is written without the spec.
-    let mut object = if *name == "status" { Map::new() } else { required(schema, 0) };
-    if *name == "values" {
-        object.insert("operator".to_owned(), "In".into());
-    }
-    object.insert((*name).to_owned(), nested(&schema["properties"][*name], rest, value));
-    object.into()
-}
-
-fn required(schema: &Value, seed: usize) -> Map<String, Value> {
-    let names = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    names.map(|name| (name.to_owned(), sample(&schema["properties"][name], name, seed))).collect()
-}
-
-/// A valid value, another one for each seed.
-pub(super) fn sample(schema: &Value, name: &str, seed: usize) -> Value {
-    if name == "operator" && schema["type"] == "string" {
-        return "Exists".into();
-    }
-    if let Some(words) = schema["enum"].as_array() {
-        return words[seed % words.len()].clone();
-    }
-    match (schema["type"].as_str(), schema["format"].as_str()) {
-        (Some("string"), Some("date-time")) => format!("2026-01-0{}T00:00:00Z", seed + 1).into(),
-        (Some("string"), _) => match name {
-            "cron" => format!("0 {seed} * * *").into(),
-            "duration" => "1h".into(),
-            "query" => "up".into(),
-            "from" => format!("2026-01-0{}", seed + 1).into(),
-            "reason" => "Reason".into(),
-            "record" => names::OPERATOR_NAME.into(),
-            _ if schema["pattern"] == "^[A-Z][A-Za-z]*$" => "Word".into(),
-            "name" | "key" => format!("name-{seed}").into(),
-            _ if schema["pattern"].is_string() => format!("1.20.{seed}").into(),
-            _ => format!("name-{seed}").into(),
-        },
-        (Some("integer"), _) => (schema["minimum"].as_i64().unwrap_or(0) + i64::try_from(seed).unwrap_or(0)).into(),
-        (Some("boolean"), _) => (seed == 0).into(),
-        (Some("array"), _) => json!([sample(&schema["items"], name, seed)]),
-        (Some("object"), _) => required(schema, seed).into(),
-        _ => json!(seed + 1),
-    }
 }

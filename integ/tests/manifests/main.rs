@@ -3,18 +3,19 @@
 
 mod admission;
 mod documents;
+mod edges;
 mod historian;
 mod history;
 mod leaders;
 mod lists;
 mod migration;
 mod migrator;
-mod moments;
 mod network;
 mod pods;
 mod policy;
 mod revisions;
 mod rows;
+mod samples;
 mod takeover;
 
 use std::path::Path;
@@ -57,7 +58,6 @@ async fn manifests_are_accepted_and_enforced_on_real_api_server() -> anyhow::Res
     admission::node_writes_are_limited_to_own_fields(&control_plane).await?;
     admission::controller_may_write_only_its_secrets(&control_plane).await?;
     service_accounts_have_expected_permissions(client.clone()).await?;
-    moments::moments_that_no_program_can_read_are_refused(client.clone()).await?;
     lists::lists_are_shared_or_owned_as_their_type_says(client).await?;
     columns_are_printed(&control_plane).await?;
     control_plane.stop().await

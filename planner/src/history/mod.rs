@@ -75,6 +75,8 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
     plan.facts.running.extend(unread.clone().filter_map(number));
     let running = snapshot.records.values().filter(|record| record.runs());
     plan.facts.running.extend(running.map(|record| record.rollout.number));
+    let rollouts = snapshot.records.values().map(|record| &record.rollout).filter(|rollout| !rollout.drill);
+    plan.facts.begun = rollouts.map(|rollout| (rollout.number, rollout.begun)).collect();
     plan.actions.extend(unread.map(|object| HistoryAction::ReadRecord { name: object.name.clone() }));
     if !plan.actions.is_empty() {
         return plan;

@@ -399,7 +399,8 @@ fn record_holds_policy_versions_and_identity_of_its_beginning() {
     assert_eq!(rollout.policy, r#"{"enabled":true,"prometheus":{"url":"http://p"}}"#);
     assert_eq!(server.record().spec.record, record_name(&rollout));
     assert_eq!(server.entries(), [EntryKind::Begun]);
-    assert_eq!(server.plan(&leader, 0).facts.highest, Some(7));
+    let facts = server.plan(&leader, 0).facts;
+    assert_eq!((facts.highest, facts.begun), (Some(7), [(7, rollout.begun)].into()));
 }
 
 #[test]

@@ -4,18 +4,27 @@
 //! them has to be complete. What a rollout is called does not decide what is done to a node.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use models::condition::true_condition;
 use models::history::{RecordedRevision, RolloutPhase};
 use models::operator::{ActiveRollout, DEGRADED, RolloutRecord};
+use models::time::after;
 
 use crate::policy::Policy;
 use crate::revisions::is_in_force;
 use crate::survey::key::Key;
 use crate::survey::key::{borrowed, is_member, key, key_of};
-use crate::survey::vouched::is_vouched;
+use crate::survey::vouched::{is_acted_on, is_vouched};
 use crate::view::ClusterView;
+
+/// The number of records that begin within [`PERIOD`]. Ten kinds of nodes that get two releases in this time have as many. Versions that
+/// hosts name, or that change all the time, fill the history no faster.
+const MOST_BEGUN: usize = 20;
+
+/// See [`MOST_BEGUN`].
+const PERIOD: Duration = Duration::from_hours(1);
 
 /// The reason of `Degraded` while the policy has no revision.
 pub(crate) const UNRECORDED: &str = "PolicyNotRecorded";
@@ -84,17 +93,39 @@ fn end(
     (known && record.revision != *now).then_some(RolloutPhase::Stopped)
 }
 
-/// Gives each rollout with nodes to update (`wanted`) a record that runs, and ends those of the others that are over.
-/// Returns the highest number.
+/// Returns the times at which the last records began, in order.
+fn begun_lately(view: &ClusterView, rollouts: &[ActiveRollout], now: Timestamp) -> Vec<Timestamp> {
+    let mut begun = view.history.begun.clone();
+    begun.extend(
+        rollouts.iter().filter_map(|rollout| rollout.record.as_ref()).map(|record| (record.number, record.begun)),
+    );
+    let mut lately: Vec<_> = begun.into_values().filter(|at| *at <= now && after(*at, PERIOD) > now).collect();
+    lately.sort_unstable();
+    lately
+}
+
+/// The numbers of rollouts after a plan.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers {
+    /// The highest one, once it is known.
+    pub(crate) highest: Option<i64>,
+    /// The time from which a rollout that waits for its record gets one.
+    pub(crate) wake: Option<Timestamp>,
+}
+
+/// Gives each rollout with nodes to update (`wanted`) a record that runs, and ends those of the others that are over. Beyond
+/// [`MOST_BEGUN`], rollouts for which nothing was done to a node wait for theirs.
 pub(crate) fn keep(
     view: &ClusterView,
     policy: &Policy,
     rollouts: &mut [ActiveRollout],
     wanted: &BTreeSet<Key>,
     now: Timestamp,
-) -> Option<i64> {
-    let mut count = highest(view)?;
-    let Some(revision) = revision(view, policy) else { return Some(count) };
+) -> Numbers {
+    let Some(mut count) = highest(view) else { return Numbers::default() };
+    let mut wake = None;
+    let Some(revision) = revision(view, policy) else { return Numbers { highest: Some(count), wake } };
+    let mut begun = begun_lately(view, rollouts, now);
     for rollout in rollouts {
         let runs = rollout.record.as_ref().is_some_and(|record| record.ended.is_none());
         let own = key_of(rollout);
@@ -104,11 +135,18 @@ pub(crate) fn keep(
             if (runs && !full) || (rollout.record.is_none() && !is_vouched(view, rollout)) {
                 continue;
             }
+            let given = begun_as(view, &own, view.history.highest.unwrap_or(0));
+            if let Some(oldest) = begun.len().checked_sub(MOST_BEGUN)
+                && !(full || given.is_some() || is_acted_on(view, rollout))
+            {
+                wake = Some(after(begun[oldest], PERIOD));
+                continue;
+            }
+            begun.push(now);
             let before = rollout.record.take();
             let continues = |record: &RolloutRecord| full || record.phase == RolloutPhase::Completed;
             let first = before.filter(continues).map(|record| record.first_number());
-            let number =
-                begun_as(view, &own, view.history.highest.unwrap_or(0)).unwrap_or_else(|| count.saturating_add(1));
+            let number = given.unwrap_or_else(|| count.saturating_add(1));
             count = count.max(number);
             rollout.record = Some(RolloutRecord {
                 number,
@@ -127,7 +165,7 @@ pub(crate) fn keep(
             finish(rollout, phase, now);
         }
     }
-    Some(count)
+    Numbers { highest: Some(count), wake }
 }
 
 /// Ends the record of a rollout.

@@ -110,7 +110,7 @@ pub(crate) struct Rollout {
     pub(crate) base: usize,
     /// The reason why no more may start, if none may.
     pub(crate) wait: Option<Wait>,
-    /// The number of its record in the history; 0 while that is not known.
+    /// The number of its running record in the history; 0 while there is none.
     pub(crate) number: i64,
     /// The number of the canary step due, from 1; 0 after the last one.
     pub(crate) step: i64,
@@ -300,7 +300,9 @@ pub(crate) fn follow<'a>(
     });
     let over: Vec<ActiveRollout> = over.collect();
     rollouts.active.extend(over);
-    rollouts.count = records::keep(view, policy, &mut rollouts.active, &keys, now);
+    let numbers = records::keep(view, policy, &mut rollouts.active, &keys, now);
+    rollouts.count = numbers.highest;
+    rollouts.wake = [rollouts.wake, numbers.wake].into_iter().flatten().min();
     // One whose record runs is kept until the record has its end.
     let mut room = KEPT.saturating_sub(rollouts.by_key.len());
     rollouts.active.retain(|active| {
@@ -325,7 +327,9 @@ pub(crate) fn follow<'a>(
             ledger.first = first;
         }
         if let Some(rollout) = rollouts.by_key.get_mut(&key_of(active)) {
-            rollout.number = active.number();
+            // An attempt that begins while a follow-up waits for its record is none of the record before it, which has ended.
+            let running = active.record.as_ref().filter(|record| record.ended.is_none());
+            rollout.number = running.map_or(0, |record| record.number);
             let due = active.ledger.as_ref().is_some_and(|ledger| ledger.due > 0);
             rollout.step = if due { active.steps_passed.saturating_add(1) } else { 0 };
         }

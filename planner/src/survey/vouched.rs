@@ -1,4 +1,4 @@
-//! Versions that a single host names: one agent's word changes nothing beyond its own node.
+//! Rollouts that more than one agent's word stands for: one agent's word changes nothing beyond its own node.
 
 use models::operator::ActiveRollout;
 use semver::Version;
@@ -16,24 +16,29 @@ pub(super) fn enough(reporting: usize) -> usize {
     SEVERAL.min(reporting.saturating_sub(1)).max(1)
 }
 
-/// Returns whether more than one agent's word stands for a rollout: a slot was given for it, a node is out of service for it, or as
+/// Returns whether more than one agent's word stands for a rollout: something was done to a node for it, or as
 /// many nodes of its kind as a version needs to be known are offered it, or run it. Nodes are of a kind by their Node objects too, so
 /// that no agent is alone in a kind that it has invented.
 pub(super) fn is_vouched(view: &ClusterView, rollout: &ActiveRollout) -> bool {
-    let mut slots = view.recorded_slots().filter_map(|slot| slot.update.as_ref());
-    if slots.any(|update| is_of(update, rollout)) {
+    if is_acted_on(view, rollout) {
         return true;
     }
     let members = || view.nodes.values().filter(|node| is_member(node, rollout));
-    if members().any(|node| is_out_for(node, &rollout.version)) {
-        return true;
-    }
     let (mut nodes, mut named) = (0, 0);
     for node in members().filter(|node| node.facts.labelled && is_of_its_kind(node)) {
         nodes += 1;
         named += usize::from(names(node, &rollout.version));
     }
     named >= enough(nodes)
+}
+
+/// Returns whether something was done to a node for a rollout: a slot was given for it, a node is out of service for it, or was so in an
+/// attempt that has ended and is in no record.
+pub(super) fn is_acted_on(view: &ClusterView, rollout: &ActiveRollout) -> bool {
+    let mut slots = view.recorded_slots().filter_map(|slot| slot.update.as_ref());
+    let mut members = view.nodes.values().filter(|node| is_member(node, rollout));
+    slots.any(|update| is_of(update, rollout))
+        || members.any(|node| is_out_for(node, &rollout.version) || was_out_for(node, &rollout.version))
 }
 
 /// Returns whether the Node of an agent agrees with the kind that the agent reports, as far as it says.
@@ -45,6 +50,12 @@ pub(super) fn is_of_its_kind(node: &NodeView) -> bool {
 
 fn is_out_for(node: &NodeView, version: &Version) -> bool {
     node.disrupted() && node.update().is_some_and(|progress| progress.version == *version)
+}
+
+fn was_out_for(node: &NodeView, version: &Version) -> bool {
+    let results = node.shadow.iter().flat_map(|shadow| &shadow.status.controller.results);
+    let mut unrecorded = results.filter(|result| result.rollout == 0 && result.drill.is_none());
+    unrecorded.any(|result| result.to == *version && result.drain_started.is_some())
 }
 
 /// Returns whether the host of a node is offered a version, or runs it.

@@ -1,7 +1,8 @@
 //! The facts about the history of rollouts: its records in full while they run, its pages by their metadata.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 use models::history::{
@@ -23,6 +24,8 @@ pub struct HistoryFacts {
     pub full: BTreeSet<i64>,
     /// The numbers of the ended records of rollouts: their pages hold every result of theirs that a shadow still has.
     pub ended: BTreeSet<i64>,
+    /// The times at which the records of rollouts began, by number, without drills.
+    pub begun: BTreeMap<i64, Timestamp>,
     /// The condition `HistoryRecorded`: its truth, its reason and its message; `None` until it is known.
     pub state: Option<(bool, &'static str, String)>,
 }

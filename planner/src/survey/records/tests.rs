@@ -131,6 +131,95 @@ fn version_that_one_host_alone_names_is_neither_recorded_nor_known() {
     assert!(fleet.settle().iter().any(|(version, ..)| *version == invented), "two hosts name it");
 }
 
+/// Lets as many records have begun at this second as begin in an hour.
+fn exhaust(view: &mut ClusterView, second: i64) {
+    let most = i64::try_from(MOST_BEGUN).unwrap();
+    view.history.begun = (1..=most).map(|number| (number, t(second))).collect();
+    view.history.highest = Some(most);
+}
+
+/// Two hosts are enough for a version to be known, and may name another one all the time.
+#[test]
+fn versions_that_change_all_the_time_begin_no_more_records_than_an_hour_has() {
+    let most = i64::try_from(MOST_BEGUN).unwrap();
+    let mut fleet = Fleet::of(vec![node("a"), node("b"), node("c")]);
+    for patch in 0..2 * u64::try_from(most).unwrap() {
+        fleet.offer(&Version::new(2, patch, 0));
+        fleet.settle();
+        let begun: Vec<_> = fleet.records().map(|(_, record)| (record.number, record.begun)).collect();
+        fleet.view.history.begun.extend(begun);
+    }
+    assert_eq!(fleet.status().rollout_count, Some(most));
+    let next = plan(&fleet.view, &fleet.policy, t(fleet.second)).wake.unwrap();
+    assert!(next <= after(fleet.view.history.begun[&1], PERIOD), "the next one waits for the first one's hour");
+    fleet.second += 3600;
+    fleet.settle();
+    assert_eq!(fleet.status().rollout_count, Some(most + 1));
+}
+
+#[test]
+fn rollout_for_which_something_was_done_to_a_node_gets_its_record_at_once() {
+    type Change = fn(&mut Fleet);
+    let cases: [(&str, Change, bool); 8] = [
+        ("several hosts name it", |_| {}, false),
+        ("the first of the records began an hour ago", |fleet| _ = fleet.view.history.begun.insert(1, t(-3600)), true),
+        ("an image is being downloaded", |fleet| fleet.add(under_way_in(0, NEW)), false),
+        ("a download ended", |fleet| fleet.add(ended_in(0, &NEW)), false),
+        ("the number of its attempts was given to it before", |fleet| fleet.add(under_way_in(77, NEW)), true),
+        (
+            "a slot",
+            |fleet| {
+                let (view, _) = cluster(vec![at("b", Step::Staged, 0, HostState::StagedUpdate)], &["b"]);
+                fleet.add(view.nodes["b"].clone());
+                fleet.status().slots = view.operator.unwrap().status.slots;
+            },
+            true,
+        ),
+        ("a node is out of service", |fleet| fleet.add(at("b", Step::Draining, 0, HostState::StagedUpdate)), true),
+        (
+            "a node was out of service",
+            |fleet| {
+                let mut node = ended_in(0, &NEW);
+                let results = &mut node.shadow.as_mut().unwrap().status.controller.results;
+                std::sync::Arc::make_mut(&mut results[0]).drain_started = Some(t(0));
+                fleet.add(node);
+            },
+            true,
+        ),
+    ];
+    for (sentence, change, at_once) in cases {
+        let mut fleet = Fleet::of(vec![node("a"), node("b"), node("c")]);
+        exhaust(&mut fleet.view, 0);
+        change(&mut fleet);
+        let status = plan(&fleet.view, &fleet.policy, t(1)).status.unwrap();
+        let recorded = status.active_rollouts.iter().any(|rollout| rollout.version == NEW && rollout.record.is_some());
+        assert_eq!(recorded, at_once, "{sentence}");
+    }
+}
+
+/// One host that reports its version, and then the one before it, and so on, has updates to get again and again.
+#[test]
+fn follow_up_waits_for_its_record_and_full_record_does_not() {
+    let mut fleet = Fleet::of(vec![node("a")]);
+    fleet.settle();
+    exhaust(&mut fleet.view, fleet.second);
+    fleet.view.history.full = [1].into();
+    fleet.settle();
+    let most = i64::try_from(MOST_BEGUN).unwrap();
+    assert_eq!(fleet.newest(), (most + 1, Some(1)));
+    fleet.run(&NEW);
+    assert_eq!(fleet.settle(), [(NEW, most + 1, Completed)]);
+    fleet.add(node("b"));
+    assert_eq!(fleet.settle(), [(NEW, most + 1, Completed)], "it waits");
+    let (late, new) = (&fleet.view.nodes["b"], NEW);
+    let wanted = std::iter::once((late, &new));
+    let rollouts = crate::survey::rollout::follow(&fleet.view, &fleet.policy, wanted, t(fleet.second));
+    assert_eq!(rollouts.of(late, &NEW).unwrap().number, 0, "its attempts are none of the ended record's");
+    fleet.second += 3600;
+    assert_eq!(fleet.settle(), [(NEW, most + 2, Running)]);
+    assert_eq!(fleet.newest(), (most + 2, Some(1)));
+}
+
 /// The first host of a wave is alone for a while.
 #[test]
 fn slot_begins_the_record_of_a_version_that_one_host_names() {
