@@ -8,7 +8,7 @@ use crate::{budget, pod};
 
 const COMPONENT: Component = Component::Controller;
 const NOTICES_DIRECTORY: &str = "/etc/brupop/notices";
-const PROMETHEUS_DIRECTORY: &str = "/etc/brupop/prometheus";
+const PROMETHEUS_DIRECTORY: &str = "/etc/brupop/prometheus-credentials";
 
 pub(crate) fn all(options: &Options) -> [Value; 2] {
     let mut args = vec![
@@ -33,13 +33,13 @@ pub(crate) fn all(options: &Options) -> [Value; 2] {
     container["livenessProbe"] = pod::probe("/healthz", 10);
     container["volumeMounts"] = json!([
         {"name": "notices", "mountPath": NOTICES_DIRECTORY, "readOnly": true},
-        {"name": "prometheus", "mountPath": PROMETHEUS_DIRECTORY, "readOnly": true},
+        {"name": "prometheus-credentials", "mountPath": PROMETHEUS_DIRECTORY, "readOnly": true},
     ]);
     let mut deployment = pod::deployment(SYSTEM_NAMESPACE, COMPONENT, options.controller_replicas, &container);
     // Mounted, so that the controller needs no right to read them. A user creates them, perhaps long after the pod has started.
     deployment["spec"]["template"]["spec"]["volumes"] = json!([
         {"name": "notices", "secret": {"secretName": NOTICES_SECRET, "optional": true}},
-        {"name": "prometheus", "secret": {"secretName": PROMETHEUS_SECRET, "optional": true}},
+        {"name": "prometheus-credentials", "secret": {"secretName": PROMETHEUS_SECRET, "optional": true}},
     ]);
     [budget::one_at_a_time(COMPONENT), deployment]
 }

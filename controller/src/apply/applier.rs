@@ -145,7 +145,9 @@ impl Applier {
         let shadow = names::shadow_name(node);
         futures::join!(
             self.read(Api::all(self.client.clone()), node, |node| self.nodes.written(node)),
-            self.read(Api::namespaced(self.client.clone(), &self.namespace), &shadow, |shadow| self.shadows.written(shadow)),
+            self.read(Api::namespaced(self.client.clone(), &self.namespace), &shadow, |shadow| self
+                .shadows
+                .written(shadow)),
         );
     }
 

@@ -69,6 +69,8 @@ pub struct Historian {
     records: BTreeMap<String, RecordFacts>,
     /// The records that this version cannot read, each with its resourceVersion.
     unreadable: BTreeMap<String, String>,
+    /// The numbers of the ended records that were deleted while this process led.
+    removed: BTreeSet<i64>,
     open: BTreeMap<String, OpenPage>,
     /// The results on shadows at the last plan.
     seen: BTreeMap<RowId, Waiting>,
@@ -110,6 +112,7 @@ impl Historian {
             objects,
             records: BTreeMap::new(),
             unreadable: BTreeMap::new(),
+            removed: BTreeSet::new(),
             open: BTreeMap::new(),
             seen: BTreeMap::new(),
             orphans: BTreeMap::new(),
@@ -198,7 +201,13 @@ impl Historian {
 
     fn plan(&mut self, now: Timestamp) -> HistoryPlan {
         let objects: BTreeMap<String, HistoryObject> = self.caches.history.items();
-        self.records.retain(|name, record| objects.get(name).is_some_and(|object| object.uid == record.uid));
+        self.records.retain(|name, record| {
+            let there = objects.get(name).is_some_and(|object| object.uid == record.uid);
+            if !there && !record.runs() && !record.rollout.drill {
+                self.removed.insert(record.rollout.number);
+            }
+            there
+        });
         self.unreadable.retain(|name, version| objects.get(name).is_some_and(|o| o.resource_version == *version));
         let records = &self.records;
         let named = |name: &String, open: &OpenPage| {
@@ -210,7 +219,7 @@ impl Historian {
             }
         }
         self.open.retain(|name, open| records.contains_key(name) && !named(name, open));
-        let waiting = self.collect();
+        // Before the results: an attempt that ends in between is in both.
         let (mut under_way, nodes) = self.caches.shadows.read(|shadows| {
             let under_way: BTreeSet<i64> = shadows
                 .values()
@@ -222,6 +231,7 @@ impl Historian {
             });
             (under_way, nodes.collect::<Vec<_>>())
         });
+        let waiting = self.collect();
         if !self.caches.shadows.unreadable().is_empty() {
             // An attempt that cannot be read may be of any of them.
             under_way.extend(self.records.values().map(|record| record.rollout.number));
@@ -236,6 +246,7 @@ impl Historian {
             objects: &objects,
             records: &self.records,
             unreadable: &self.unreadable,
+            removed: &self.removed,
             open: &self.open,
             waiting: &waiting,
             under_way: &under_way,

@@ -75,11 +75,7 @@ pub(super) const FLEET: [Entry; 30] = [
         "1 while a canary step waits for a user: for an approval, or since its places have no proof",
     ),
     ("versions_behind", &[], "Largest number of offered versions that are later than the one that a node runs"),
-    (
-        "unreadable_objects",
-        &["kind"],
-        "Objects that this version of the operator cannot read",
-    ),
+    ("unreadable_objects", &["kind"], "Objects that this version of the operator cannot read"),
     ("earlier_operator_pods", &[], "Pods of the earlier operator; while there is one, nothing is done"),
 ];
 

@@ -17,6 +17,15 @@ pub fn without_user_information(text: &str) -> String {
     kept + rest
 }
 
+/// Returns a URL without its user information, also where that has characters that end a URL within a text.
+pub fn url_without_user_information(url: &str) -> String {
+    let slashes = url.find("://").map_or(0, |at| at + 1);
+    let begin = url[slashes..].find(|c| !matches!(c, '/' | '\\')).map_or(url.len(), |at| slashes + at);
+    let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |at| begin + at);
+    let host = url[begin..end].rfind('@').map_or(begin, |at| begin + at + 1);
+    format!("{}{}", &url[..begin], &url[host..])
+}
+
 /// Returns a policy (`spec` as JSON) for records, without the user information of its URL.
 pub fn without_credentials(policy: String) -> String {
     if !policy.contains('@') {
@@ -24,7 +33,7 @@ pub fn without_credentials(policy: String) -> String {
     }
     let Ok(mut spec) = serde_json::from_str::<Value>(&policy) else { return policy };
     let Some(Value::String(url)) = spec.pointer_mut("/prometheus/url") else { return policy };
-    *url = without_user_information(url);
+    *url = url_without_user_information(url);
     spec.to_string()
 }
 
@@ -51,6 +60,20 @@ mod tests {
             (r#"["://", "a@b"]"#, r#"["://", "a@b"]"#),
         ] {
             assert_eq!(without_user_information(text), expected);
+        }
+    }
+
+    #[test]
+    fn user_information_with_any_characters_is_left_out_of_a_url() {
+        for (url, expected) in [
+            ("http://me:secret@p:9090/x?a=b@c", "http://p:9090/x?a=b@c"),
+            (r#"http://me:"se<cr et"@p"#, "http://p"),
+            (r"http://\me:secret@p/x", r"http://\p/x"),
+            ("http://p/@a", "http://p/@a"),
+            ("http://", "http://"),
+            ("p", "p"),
+        ] {
+            assert_eq!(url_without_user_information(url), expected);
         }
     }
 

@@ -26,7 +26,7 @@ use crate::schema::VersionText;
 
 pub use bounds::{BOUNDS, Bound, OutOfBounds};
 pub use count::CountOrPercent;
-pub use credentials::{without_credentials, without_user_information};
+pub use credentials::{url_without_user_information, without_credentials, without_user_information};
 pub use hook::{Hook, HookWait, OnTimeout};
 pub use ledger::{LEDGER_NODES, LedgerNode, PROVIDER_ID_LENGTH, RolloutLedger, SlotUpdate};
 pub use notices::{

@@ -164,9 +164,10 @@ fn record_of<'a>(snapshot: &HistorySnapshot<'a>, waiting: &Waiting) -> Option<&'
     running.filter(|record| belongs(snapshot, waiting, &record.rollout)).max_by_key(|record| record.rollout.number)
 }
 
-/// Returns whether a rollout of this number is recorded.
+/// Returns whether a rollout of this number is recorded, or was until a user deleted its record: what is deleted stays so.
 fn is_recorded(snapshot: &HistorySnapshot<'_>, number: i64) -> bool {
-    snapshot.records.values().any(|record| record.rollout.number == number && !record.rollout.drill)
+    let recorded = |record: &RecordFacts| record.rollout.number == number && !record.rollout.drill;
+    snapshot.removed.contains(&number) || snapshot.records.values().any(recorded)
 }
 
 /// Returns whether a rollout of this number is recorded, or will be.
@@ -192,6 +193,9 @@ fn begin(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
                 (&waiting.variant, &waiting.arch, &result.to) == (&active.variant, &active.arch, &active.version);
             result.rollout == place.number || (same && !is_known(snapshot, result.rollout))
         };
+        if place.ended.is_some() && snapshot.removed.contains(&place.number) {
+            continue;
+        }
         let waits = || place.ended.is_none() || snapshot.waiting.iter().any(|waiting| own(&waiting));
         if snapshot.records.values().any(has) || !waits() {
             continue;
@@ -433,10 +437,24 @@ fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
         });
         running || begins || unnumbered
     };
+    // A resource that was deleted and created again leaves results whose records have ended; so does a record that was deleted.
+    let is_on_page = |waiting: &Waiting| {
+        let of = |rollout: &RecordedRollout| {
+            (rollout.number, rollout.variant.clone(), rollout.arch.clone(), rollout.version.clone())
+        };
+        let own = (waiting.result.rollout, waiting.variant.clone(), waiting.arch.clone(), waiting.result.to.clone());
+        let holds = |record: &RecordFacts| !record.runs() && !record.rollout.drill && of(&record.rollout) == own;
+        snapshot.removed.contains(&waiting.result.rollout) || snapshot.records.values().any(holds)
+    };
     let ended = plan.facts.ended.clone();
     for waiting in snapshot.waiting.iter().filter(|waiting| !is_settled(&ended, waiting) && !expected(waiting)) {
-        let rows = BTreeSet::from([waiting.id()]);
-        plan.actions.push(HistoryAction::Drop { node: waiting.node.clone(), rows });
+        let (node, rows) = (waiting.node.clone(), BTreeSet::from([waiting.id()]));
+        let clears = is_on_page(waiting) && !waiting.orphaned;
+        plan.actions.push(if clears {
+            HistoryAction::Clear { node, rows }
+        } else {
+            HistoryAction::Drop { node, rows }
+        });
     }
 }
 

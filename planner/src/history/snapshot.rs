@@ -62,6 +62,8 @@ pub struct HistorySnapshot<'a> {
     pub records: &'a BTreeMap<String, RecordFacts>,
     /// The records that this version cannot read, each with its resourceVersion. They and their pages are left alone.
     pub unreadable: &'a BTreeMap<String, String>,
+    /// The numbers of ended records that were deleted, as far as this leader saw that.
+    pub removed: &'a BTreeSet<i64>,
     /// The written pages that their records (name) do not name yet, as far as they were read.
     pub open: &'a BTreeMap<String, OpenPage>,
     pub waiting: &'a [Waiting],

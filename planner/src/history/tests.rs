@@ -30,6 +30,7 @@ struct Server {
 /// The memory of a leader, which a kill empties.
 #[derive(Default)]
 struct Leader {
+    removed: BTreeSet<i64>,
     records: BTreeMap<String, RecordFacts>,
     open: BTreeMap<String, OpenPage>,
 }
@@ -126,6 +127,7 @@ impl Server {
             .collect();
         plan(&HistorySnapshot {
             unreadable: &BTreeMap::new(),
+            removed: &leader.removed,
             namespace: "ns",
             operator: Some(&self.operator),
             objects: &objects,
@@ -308,6 +310,23 @@ fn results_of_last_page_stay_on_shadows_and_come_on_no_second_page() {
             |action: &HistoryAction| matches!(action, HistoryAction::Delete { name, .. } if name.ends_with("-p001"));
         assert!(first.iter().any(clear) && first.iter().all(|a| clear(a) || is_page(a)), "kill {kill}: {first:?}");
     }
+}
+
+#[test]
+fn record_that_a_user_deletes_is_not_created_again_from_results_that_are_left() {
+    let (mut server, mut leader) = (Server::new(), Leader::default());
+    server.end(RolloutPhase::Completed, 10);
+    server.add("a", result(7, 1, 5, 2));
+    server.settle(&mut leader, 10, 0);
+    server.objects.clear();
+    leader.records.clear();
+    assert!(
+        !server.plan(&leader, 20).actions.is_empty(),
+        "a leader that never saw the record takes it for one that is missing"
+    );
+    leader.removed.insert(7);
+    let rows = BTreeSet::from([("a".to_owned(), 1)]);
+    assert_eq!(server.plan(&leader, 20).actions, [HistoryAction::Clear { node: "a".into(), rows }]);
 }
 
 #[test]

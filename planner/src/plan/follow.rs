@@ -16,9 +16,15 @@ use crate::wait::Wait;
 pub(super) fn is_current(node: &SurveyedNode<'_>, wait: Option<&Wait>) -> bool {
     let current = match wait {
         Some(wait) if !wait.pauses() && *wait != Wait::Acting => *wait == Wait::UpToDate,
-        _ => node.wanted() == Err(Wait::UpToDate),
+        Some(wait) if wait.pauses() => node.wanted() == Err(Wait::UpToDate),
+        _ => node.wanted() == Err(Wait::UpToDate) && !node.facts.held(),
     };
     node.labelled && node.step.is_none() && current
+}
+
+/// Returns whether nothing is about to be written about a node: what follows from the policy, such as settings of its host, is there.
+fn is_at_rest(wait: Option<&Wait>) -> bool {
+    wait.is_some_and(|wait| *wait != Wait::Acting)
 }
 
 /// Returns whether a node is known to follow the policy: its host has looked for updates in this boot.
@@ -46,8 +52,8 @@ pub(super) fn history(view: &ClusterView, survey: &Survey<'_>, plan: &Plan) -> O
     });
     let orphans = view.orphaned_shadows.values().map(|shadow| of(shadow, false));
     let shadows: Vec<_> = own.chain(orphans).chain(gone).collect();
-    let mut members = nodes.iter().filter(|(node, _)| node.labelled).peekable();
-    let all_follow = members.peek().is_some() && members.all(|(_, follows)| *follows);
+    let mut members = survey.waits(&plan.waits).filter(|(node, _)| node.labelled).peekable();
+    let all_follow = members.peek().is_some() && members.all(|(node, wait)| follows(node, wait) && is_at_rest(wait));
     let snapshot = RevisionSnapshot {
         operator: Some(operator),
         policy: survey.policy,

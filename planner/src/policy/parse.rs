@@ -6,7 +6,7 @@ use models::names::{AWS_HOOK, PROMETHEUS_SECRET};
 use models::operator::{
     BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, HealthPolicy,
     Hook as HookSpec, HookWait as HookWaitSpec, MAX_FAILURES, NodeGroup, NoticesPolicy, OnTimeout, PrometheusPolicy,
-    SchedulePolicy, StepApproval, without_user_information,
+    SchedulePolicy, StepApproval, url_without_user_information,
 };
 
 use super::{
@@ -197,7 +197,7 @@ fn notices(notices: &NoticesPolicy) -> Notices {
 }
 
 fn prometheus(server: &PrometheusPolicy, ignored: &mut Vec<PolicyError>) -> Prometheus {
-    let url = without_user_information(&server.url);
+    let url = url_without_user_information(&server.url);
     if url != server.url {
         ignored.push(PolicyError {
             field: "spec.prometheus.url".to_owned(),

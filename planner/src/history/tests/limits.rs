@@ -47,6 +47,7 @@ fn history_beyond_its_limits_is_removed_from_its_oldest_end() {
             objects: &objects,
             records,
             unreadable: &BTreeMap::from([("rollout-5-x".to_owned(), "1".to_owned())]),
+            removed: &BTreeSet::new(),
             open: &BTreeMap::new(),
             waiting: &[],
             under_way: &BTreeSet::new(),

@@ -380,8 +380,12 @@ pub(super) fn status(
     let policy = survey.policy;
     let resumed = requests::resumed(view).is_some();
     let quarantine = survey.quarantine.with_request(operator);
-    // The first write of an attempt changes this condition, and not a second one after it.
-    let progressing = survey.nodes.iter().any(|node| node.step.is_some()) || plan.actions.values().any(Plan::starts);
+    // The first write of an attempt changes this condition, and not a second one after it, however long it is under way.
+    let starts = || {
+        let before = true_condition(&operator.status.conditions, PROGRESSING).is_some();
+        plan.actions.values().any(Plan::starts) || (before && view.busy.iter().any(|name| !view.paused.contains(name)))
+    };
+    let progressing = survey.nodes.iter().any(|node| node.step.is_some()) || starts();
     let switched =
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
 
