@@ -162,6 +162,13 @@ impl Cluster {
         self.unreadable.shadows.insert(node, error.error.clone());
     }
 
+    /// Takes in a Node that cannot be read.
+    pub(crate) fn add_unreadable_node(&mut self, error: &InvalidObject) {
+        let name = NodeFacts::key_of(&error.metadata);
+        self.nodes.iter_mut().for_each(|nodes| drop(nodes.remove(&name)));
+        self.unreadable.nodes.insert(name, error.error.clone());
+    }
+
     /// Returns what could not be read, each as a sentence without a full stop.
     pub(crate) fn not_read(&self) -> Vec<String> {
         let unreadable = self.unreadable_objects();
@@ -173,10 +180,11 @@ impl Cluster {
 
     /// Returns the objects that exist and cannot be read, as kubectl names them, each with the reason.
     pub(crate) fn unreadable_objects(&self) -> Vec<(String, &str)> {
-        let UnreadableFacts { operator, shadows } = &self.unreadable;
+        let UnreadableFacts { operator, nodes, shadows } = &self.unreadable;
         let operator = operator.iter().map(|error| (format!("bruo {}", names::OPERATOR_NAME), error.as_str()));
         let shadows = shadows.iter().map(|(node, error)| (format!("brs {}", names::shadow_name(node)), error.as_str()));
-        operator.chain(shadows).collect()
+        let nodes = nodes.iter().map(|(name, error)| (format!("node {name}"), error.as_str()));
+        operator.chain(nodes).chain(shadows).collect()
     }
 
     /// Takes in a shadow.
@@ -191,6 +199,7 @@ impl Cluster {
     /// Takes in a Node.
     pub(crate) fn add_node(&mut self, node: &Node) {
         if let Some(facts) = NodeFacts::project(node) {
+            self.unreadable.nodes.remove(&facts.name);
             self.nodes.get_or_insert_default().insert(facts.name.clone(), facts);
         }
         self.check_requests("node", Place::Node, node);

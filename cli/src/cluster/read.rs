@@ -136,7 +136,11 @@ impl Cluster {
     async fn read_nodes(&mut self, client: &Client) -> anyhow::Result<()> {
         let nodes: Api<Node> = Api::all(client.clone());
         self.nodes = Some(BTreeMap::new());
-        let listed = list_each(&nodes, ListParams::default(), "list nodes", |node| self.add_node(&node)).await;
+        let listed = list_guarded(&nodes, ListParams::default(), "list nodes", |node| match node {
+            Ok(node) => self.add_node(&node),
+            Err(error) => self.add_unreadable_node(&error),
+        });
+        let listed = listed.await;
         if self.optional(Part::Nodes, listed)?.is_none() {
             self.nodes = None;
         }

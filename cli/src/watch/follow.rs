@@ -207,7 +207,7 @@ fn insert(cluster: &mut Cluster, object: &Object) {
         Object::Node(node) => cluster.add_node(node),
         Object::Unreadable(Kind::Operator, error) => cluster.add_unreadable_operator(error),
         Object::Unreadable(Kind::Shadow, error) => cluster.add_unreadable_shadow(error),
-        Object::Unreadable(Kind::Node, _) => {}
+        Object::Unreadable(Kind::Node, error) => cluster.add_unreadable_node(error),
     }
 }
 
@@ -224,6 +224,7 @@ fn remove(cluster: &mut Cluster, object: &Object) {
         }
         Object::Node(_) | Object::Unreadable(Kind::Node, _) => {
             cluster.nodes.iter_mut().for_each(|nodes| drop(nodes.remove(&name)));
+            cluster.unreadable.nodes.remove(&name);
         }
     }
 }
@@ -237,6 +238,9 @@ fn retain(cluster: &mut Cluster, kind: Kind, listed: &BTreeSet<String>) {
             cluster.shadows.retain(|node, _| listed.contains(&names::shadow_name(node)));
             cluster.unreadable.shadows.retain(|node, _| listed.contains(&names::shadow_name(node)));
         }
-        Kind::Node => cluster.nodes.iter_mut().for_each(|nodes| nodes.retain(|name, _| listed.contains(name))),
+        Kind::Node => {
+            cluster.nodes.iter_mut().for_each(|nodes| nodes.retain(|name, _| listed.contains(name)));
+            cluster.unreadable.nodes.retain(|name, _| listed.contains(name));
+        }
     }
 }

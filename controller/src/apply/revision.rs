@@ -100,7 +100,8 @@ impl Applier {
             // Perhaps carried out, perhaps its name is taken: the next plan is made of what there is.
             let conflict = error.code() == Some(409);
             if error.is_unknown() || conflict {
-                self.read(self.revision_api(), name(action), |found| self.revisions.written(found)).await;
+                let api = Api::namespaced(self.client.clone(), &self.namespace);
+                self.read(api, name(action), |found| self.revisions.written(found)).await;
             }
             let found = self.revisions.get(name(action));
             if let Some(found) = found.filter(|found| error.is_unknown() && has_effect(action, found)) {

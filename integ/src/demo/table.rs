@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use comfy_table::{Table, presets};
 use models::condition::true_condition;
-use models::shadow::{BLOCKED, Progress, Step, UPDATED};
-use planner::phase::Phase;
+use models::shadow::{BLOCKED, Step, UPDATED};
 use semver::Version;
 use tokio::time::Instant;
 
-use crate::oracle::{ClusterState, Recorder};
+use crate::oracle::{ClusterState, Recorder, Shadow};
 
 /// End of the rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +40,6 @@ fn rows(world: &ClusterState, target: &Version) -> Vec<Row> {
         let Some(shadow) = world.shadow_of(node) else { continue };
         let status = &shadow.status;
         let step = shadow.step();
-        let progress = status.controller.progress.as_ref();
         let current = status.agent.current_version.as_ref();
         let blocked = true_condition(&status.conditions, BLOCKED);
         let waits = match (blocked, step) {
@@ -50,7 +48,7 @@ fn rows(world: &ClusterState, target: &Version) -> Vec<Row> {
             (None, None) if current == Some(target) => String::new(),
             (None, None) => turn.to_owned(),
             (None, Some(Step::Staged)) => turn.to_owned(),
-            (None, Some(_)) => progress.map_or("", awaits).to_owned(),
+            (None, Some(step)) => describe(step, shadow).to_owned(),
         };
         rows.push(Row {
             node: name.clone(),
@@ -67,9 +65,24 @@ fn rows(world: &ClusterState, target: &Version) -> Vec<Row> {
     rows
 }
 
-/// What an attempt waits for in its step.
-fn awaits(progress: &Progress) -> &'static str {
-    Phase::of_step(progress.step).map_or(progress.step.as_str(), |phase| (phase.awaits)(progress.mode()))
+#[expect(
+    clippy::match_wildcard_for_single_variants,
+    reason = "the next version, whose programs are built too, has one more"
+)]
+fn describe(step: Step, shadow: &Shadow) -> &'static str {
+    match step {
+        Step::Staging => "the host downloads the image",
+        Step::Staged => "its slot",
+        Step::BeforeDrain | Step::AfterUpdate => "the answers of hooks",
+        Step::LeavingLoadBalancer => "leaving the load balancer",
+        Step::Draining => "its pods leave, within their budget",
+        Step::Rebooting if shadow.spec.permit.is_some() => "the host arms the image and reboots",
+        Step::Rebooting => "the agent requests its permit",
+        Step::Returning => "the node becomes Ready",
+        Step::Verifying => "the end of its verification",
+        Step::Releasing => "the node is released",
+        _ => step.as_str(),
+    }
 }
 
 fn draw(rows: &[Row], seconds: f64, lines_before: usize) -> usize {
