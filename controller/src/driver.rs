@@ -21,7 +21,7 @@ use planner::view::{BudgetFacts, CsiNodeFacts, DaemonSetFacts, ServiceFacts, Sta
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use self::memory::{Ended, NodeMemory, PodWatch, Retracting};
+use self::memory::{Changed, Ended, NodeMemory, PodWatch, Retracting};
 use self::retry::WriteStates;
 use crate::apply::{Applier, Pace};
 use crate::cache::{Cache, Reading};
@@ -124,8 +124,7 @@ pub struct Driver {
     writes: WriteStates,
     retracting: Option<Retracting>,
     operator_written: Option<Instant>,
-    /// The moment since which the operator's status is to be written.
-    operator_changed: Option<Instant>,
+    operator_changed: Changed,
     /// The version of each budget before its last refusal, by the budget's key. A budget that refuses one pod refuses
     /// others too.
     refused_at: BTreeMap<String, String>,
@@ -183,7 +182,7 @@ impl Driver {
             writes: WriteStates::default(),
             retracting: None,
             operator_written: None,
-            operator_changed: None,
+            operator_changed: Changed::default(),
             refused_at: BTreeMap::new(),
             requests: 0,
             ended: mpsc::unbounded_channel(),

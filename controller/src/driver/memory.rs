@@ -8,6 +8,7 @@ use models::backoff::Backoff;
 use planner::view::{Blocked, InFlight, LeaseObservations, OwnerHealth, PodFacts, Refused};
 use planner::wait::WaitReason;
 use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::Instant;
 
 use super::retry::Target;
 use crate::apply::{ApplyError, Evicted, Learned};
@@ -68,6 +69,15 @@ impl Drop for PodWatch {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// The changes of the operator's status that are not written yet.
+#[derive(Default)]
+pub(super) struct Changed {
+    /// The moment of the first one.
+    pub(super) first: Option<Instant>,
+    /// The moment of the first one that may not wait for long.
+    pub(super) promptly: Option<Instant>,
 }
 
 /// A write of the slots that was sent, by this leader or perhaps by the previous one, and may not have arrived.

@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Driver;
-use super::memory::{Ended, PodWatch, Retracting, Sent};
+use super::memory::{Changed, Ended, PodWatch, Retracting, Sent};
 use super::retry::Target;
 use crate::apply::{ApplyError, Learned, Removal};
 use crate::cache::Cache;
@@ -23,6 +23,9 @@ use crate::writes::{self, Priority};
 
 /// Interval of writes of the operator's status when its slots have not changed.
 pub(super) const STATUS_PERIOD: Duration = Duration::from_secs(1);
+
+/// Time for which anything but slots waits for another change: with the end of an attempt comes that of its slot, and perhaps of its rollout.
+pub(super) const GATHERING: Duration = Duration::from_millis(250);
 
 /// Longest time for which counts and reasons wait for another change while updates are under way: one that users who watch hardly
 /// notice, and in which a slot is often given or taken back.
@@ -109,22 +112,25 @@ impl Driver {
     pub(super) fn write_operator(&mut self, view: &ClusterView, plan: &Plan) -> Option<Instant> {
         let (Some(status), Some(operator)) = (&plan.status, &view.operator) else { return None };
         if *status == operator.status {
-            self.operator_changed = None;
+            self.operator_changed = Changed::default();
             return None;
         }
         if !self.writes.is_free(&Target::Operator) {
             return None;
         }
         let now = Instant::now();
-        let changed = *self.operator_changed.get_or_insert(now);
-        let waits = planner::plan::can_wait(&operator.status, status);
-        let due = if waits { Some(changed + COUNTS_WAIT) } else { self.operator_written.map(|at| at + STATUS_PERIOD) };
-        if plan.slots.is_none()
-            && let Some(due) = due.filter(|due| *due > now)
-        {
+        let changed = &mut self.operator_changed;
+        let first = *changed.first.get_or_insert(now);
+        let due = if planner::plan::can_wait(&operator.status, status) {
+            first + COUNTS_WAIT
+        } else {
+            let gathered = *changed.promptly.get_or_insert(now) + GATHERING;
+            self.operator_written.map_or(gathered, |at| gathered.max(at + STATUS_PERIOD))
+        };
+        if plan.slots.is_none() && due > now {
             return Some(due);
         }
-        self.operator_changed = None;
+        self.operator_changed = Changed::default();
         self.writes.begin(Target::Operator, true);
         let taken = planner::plan::retracted(&operator.status.slots, &status.slots);
         self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));

@@ -5,7 +5,7 @@ use planner::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
 use watches::Sink as _;
 
 use super::retry::Target;
-use super::send::{COUNTS_WAIT, STATUS_PERIOD};
+use super::send::{COUNTS_WAIT, GATHERING, STATUS_PERIOD};
 use super::*;
 use crate::apply::{ApplyError, Evicted};
 use crate::eviction::Meaning;
@@ -376,6 +376,11 @@ async fn counts_wait_for_another_write_and_anything_else_for_a_second() {
     tokio::time::advance(STATUS_PERIOD).await;
     assert_eq!(driver.write_operator(&view, &seen), None);
     assert!(driver.writing());
+    driver.writes = WriteStates::default();
+    driver.write_operator(&view, &counts);
+    tokio::time::advance(STATUS_PERIOD * 2).await;
+    let due = Some(Instant::now() + GATHERING);
+    assert_eq!(driver.write_operator(&view, &seen), due, "perhaps a slot comes with it");
 }
 
 #[tokio::test]

@@ -186,7 +186,8 @@ async fn approved_eviction_that_deleted_no_pod_is_reported_with_its_times(case: 
         case.kubectl_in_namespace(&["patch", "pdb", "web", "--subresource=status", "--type=merge", "-p", &patch]).await
     };
     let name = pod.rsplit('/').next().unwrap_or_default();
-    approve(json!({name: format!("{:.0}", jiff::Timestamp::now())})).await?;
+    let before = jiff::Timestamp::now() - jiff::SignedDuration::from_secs(10);
+    approve(json!({name: format!("{before:.0}")})).await?;
     case.start_update().await?;
     let message = case.blocked("BudgetUnhealthy").await?;
     let text = format!("the eviction of {pod} was approved at ");

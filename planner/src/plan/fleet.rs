@@ -187,8 +187,9 @@ impl<'a> Planner<'a> {
             });
             let slots = slots.filter(|slots| !unchanged(slots));
             let history = follow::history(self.view, self.survey, &self.plan);
+            let of = (operator, slots.as_ref().unwrap_or(&operator.status.slots).clone());
             let mut status =
-                report::status(self.view, self.reported, operator, self.survey, &self.plan, history.as_ref(), self.now);
+                report::status(self.view, self.reported, of, self.survey, &self.plan, history.as_ref(), self.now);
             if let Some(history) = history {
                 self.plan.relabelled = follow::relabelled(self.view, &self.plan, &history);
                 // The count is part of the status.
@@ -200,7 +201,6 @@ impl<'a> Planner<'a> {
             status.freshness = Some(freshness.status());
             let noticed = notices::follow(self.view, self.reported, self.survey, &self.plan, &mut status, self.now);
             self.plan.wake = earliest(self.plan.wake, noticed);
-            status.slots = slots.as_ref().unwrap_or(&operator.status.slots).clone();
             let (before, after) = (&operator.status.slots, &status.slots);
             let of = (self.policy, &self.survey.rollouts);
             settled::settle(self.view, of, (before, after), &mut status.active_rollouts, self.now);

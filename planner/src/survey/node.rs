@@ -69,6 +69,7 @@ impl<'a> NodeContext<'a> {
         self.survey.group(self.node)
     }
 
+    /// Returns the controller status, to be written with changes. Results that the page of an ended rollout holds go with any write.
     pub(crate) fn controller_status(&self) -> ControllerStatus {
         let mut status = self.shadow.status.controller_status();
         let ended = &self.view.history.ended;

@@ -10,7 +10,14 @@ use models::history::RolloutPhase;
 use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::{
     BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
-    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, WINDOW_OPEN, WaitingCount, without_credentials,
+    // It changes with the first write of an attempt, however long that is under way, and with that of the slot that is taken back, and
+    // by no write of its own.
+    let under_way = survey.nodes.iter().any(|node| node.step.is_some()) || !slots.is_empty();
+    let starts = || {
+        let before = true_condition(&operator.status.conditions, PROGRESSING).is_some();
+        plan.actions.values().any(Plan::starts) || (before && view.busy.iter().any(|name| !view.paused.contains(name)))
+    };
+    let progressing = under_way || starts();
 };
 use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
@@ -367,11 +374,11 @@ pub fn can_wait(recorded: &BottlerocketUpdateOperatorStatus, planned: &Bottleroc
     rest == *recorded
 }
 
-/// The operator's status, without its slots and its freshness.
+/// The operator's status without its freshness, with the slots that it is to record.
 pub(super) fn status(
     view: &ClusterView,
     reported: &ReportedFacts,
-    operator: &OperatorFacts,
+    (operator, slots): (&OperatorFacts, Vec<Slot>),
     survey: &Survey<'_>,
     plan: &Plan,
     history: Option<&RevisionPlan>,
@@ -380,12 +387,18 @@ pub(super) fn status(
     let policy = survey.policy;
     let resumed = requests::resumed(view).is_some();
     let quarantine = survey.quarantine.with_request(operator);
+<<<<<<< HEAD
     // The first write of an attempt changes this condition, and not a second one after it, however long it is under way.
     let starts = || {
         let before = true_condition(&operator.status.conditions, PROGRESSING).is_some();
         plan.actions.values().any(Plan::starts) || (before && view.busy.iter().any(|name| !view.paused.contains(name)))
     };
     let progressing = survey.nodes.iter().any(|node| node.step.is_some()) || starts();
+=======
+    // It changes with the first write of an attempt and with that of the slot that is taken back, and by no write of its own.
+    let under_way = survey.nodes.iter().any(|node| node.step.is_some()) || !slots.is_empty();
+    let progressing = under_way || plan.actions.values().any(Plan::starts);
+>>>>>>> h-cost
     let switched =
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
 
@@ -462,7 +475,7 @@ pub(super) fn status(
         current_revision,
         update_revision,
         collision_count: history.and_then(follow::raised_count).or(recorded.collision_count),
-        slots: Vec::new(),
+        slots,
         waiting: waiting(survey, plan),
         versions,
         active_rollouts,

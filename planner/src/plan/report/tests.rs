@@ -467,6 +467,22 @@ fn first_write_of_an_attempt_comes_with_the_condition_that_it_leads_to() {
 }
 
 #[test]
+fn end_of_an_attempt_comes_with_the_slot_that_is_taken_back() {
+    let mut updated = node("a");
+    let agent = &mut updated.shadow.as_mut().unwrap().status.agent;
+    agent.current_version = Some(NEW);
+    agent.updates.as_mut().unwrap().chosen_version = None;
+    let (mut view, policy) = cluster(vec![updated], &["a"]);
+    let progresses = |view: &ClusterView| {
+        let status = crate::plan::plan(view, &policy, t(1)).status.unwrap();
+        (status.slots.len(), true_condition(&status.conditions, PROGRESSING).is_some())
+    };
+    assert_eq!(progresses(&view), (0, false));
+    view.busy.insert("a".into());
+    assert_eq!(progresses(&view), (1, true), "a write about it is under way");
+}
+
+#[test]
 fn node_that_needs_no_update_is_current_while_something_is_written_about_it() {
     let mut updated = node("a");
     let shadow = updated.shadow.as_mut().unwrap();
