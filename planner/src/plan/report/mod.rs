@@ -10,14 +10,7 @@ use models::history::RolloutPhase;
 use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
 use models::operator::{
     BLOCKED, BRAKED, BottlerocketUpdateOperatorStatus, CONTAINED, Counts, DEGRADED, ENABLED, FROZEN, HISTORY_RECORDED,
-    // It changes with the first write of an attempt, however long that is under way, and with that of the slot that is taken back, and
-    // by no write of its own.
-    let under_way = survey.nodes.iter().any(|node| node.step.is_some()) || !slots.is_empty();
-    let starts = || {
-        let before = true_condition(&operator.status.conditions, PROGRESSING).is_some();
-        plan.actions.values().any(Plan::starts) || (before && view.busy.iter().any(|name| !view.paused.contains(name)))
-    };
-    let progressing = under_way || starts();
+    NOTICES_SENT, PROGRESSING, STORAGE_MIGRATED, Slot, WINDOW_OPEN, WaitingCount, without_credentials,
 };
 use models::reason::{End, FailureClass};
 use models::shadow::{self, Step};
@@ -387,18 +380,14 @@ pub(super) fn status(
     let policy = survey.policy;
     let resumed = requests::resumed(view).is_some();
     let quarantine = survey.quarantine.with_request(operator);
-<<<<<<< HEAD
-    // The first write of an attempt changes this condition, and not a second one after it, however long it is under way.
+    // It changes with the first write of an attempt, however long that is under way, and with that of the slot that is taken back, and
+    // by no write of its own.
+    let under_way = survey.nodes.iter().any(|node| node.step.is_some()) || !slots.is_empty();
     let starts = || {
         let before = true_condition(&operator.status.conditions, PROGRESSING).is_some();
         plan.actions.values().any(Plan::starts) || (before && view.busy.iter().any(|name| !view.paused.contains(name)))
     };
-    let progressing = survey.nodes.iter().any(|node| node.step.is_some()) || starts();
-=======
-    // It changes with the first write of an attempt and with that of the slot that is taken back, and by no write of its own.
-    let under_way = survey.nodes.iter().any(|node| node.step.is_some()) || !slots.is_empty();
-    let progressing = under_way || plan.actions.values().any(Plan::starts);
->>>>>>> h-cost
+    let progressing = under_way || starts();
     let switched =
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
 
