@@ -19,6 +19,7 @@ async fn failed_download_is_retried_without_disruption(cluster: &mut ScriptedClu
         .until("the first attempt is given up and the next one is not due yet", |world| {
             let record = world.record("node-1");
             record.failures == 1
+                && world.step("node-1").is_none()
                 && record.not_before.is_some()
                 && record.last.is_some_and(|last| last.reason == "PrepareFailed")
         })

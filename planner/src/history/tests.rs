@@ -23,6 +23,8 @@ struct Server {
     shadows: BTreeMap<String, Vec<RolloutResult>>,
     under_way: BTreeSet<i64>,
     version: u64,
+    /// The number of results that were given up.
+    dropped: usize,
     /// Every result that was ever on a shadow.
     all: BTreeSet<RowId>,
 }
@@ -175,7 +177,11 @@ impl Server {
                 let open = self.open_page(&record, number);
                 leader.open.insert(record, open);
             }
-            HistoryAction::Clear { node, rows } | HistoryAction::Drop { node, rows } => {
+            HistoryAction::Drop { node, rows } => {
+                self.dropped += rows.len();
+                self.act(leader, HistoryAction::Clear { node, rows });
+            }
+            HistoryAction::Clear { node, rows } => {
                 let results = self.shadows.get_mut(&node).unwrap();
                 results.retain(|result| !rows.contains(&(node.clone(), result.attempt)));
             }
@@ -301,6 +307,7 @@ fn results_of_last_page_stay_on_shadows_and_come_on_no_second_page() {
         server.settle(&mut leader, 40, kill);
         assert_eq!((server.rows().len(), server.plan(&leader, 40).facts.ended), (3, [7, 8].into()), "kill {kill}");
         assert_eq!((server.shadows["a"].len(), server.shadows["b"].len()), (2, 0), "kill {kill}");
+        assert_eq!(server.dropped, 0, "kill {kill}: that one was cleared as a row of the page");
         // Without its record, the result would seem to be on no page.
         server.operator.spec.rollout_history = serde_json::from_value(serde_json::json!({"records": 1})).unwrap();
         let first = server.plan(&leader, 50).actions;
@@ -338,6 +345,7 @@ fn result_of_another_resource_with_the_number_of_an_ended_record_waits_for_its_o
     server.operator.uid = "op-2".into();
     server.operator.status.active_rollouts[0].record = Some(recorded(7));
     server.shadows.clear();
+    assert_eq!(server.plan(&leader, 15).facts.ended, BTreeSet::new());
     server.settle(&mut leader, 15, 0);
     server.add("b", result(7, 1, 20, 2));
     assert_eq!(server.plan(&leader, 20).facts.ended, BTreeSet::new());

@@ -419,15 +419,11 @@ fn pause_beside_earlier_operator_emits_one_event_at_each_end() {
 
 #[test]
 fn counts_and_reasons_wait_for_another_change_while_an_update_is_under_way() {
-    let under_way = |step: Option<Step>| {
-        let first = step.map_or_else(|| node("a"), |step| at("a", step, 0, HostState::StagedUpdate));
-        let (mut view, policy) = cluster(vec![first, node("b")], &["a"]);
-        let status = crate::plan::plan(&view, &policy, t(1)).status.unwrap();
-        view.operator.as_mut().unwrap().status = status.clone();
-        (view, policy, status)
-    };
-    let waits = |step, change: &dyn Fn(&mut BottlerocketUpdateOperatorStatus)| {
-        let (.., recorded) = under_way(step);
+    let (mut view, policy) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate), node("b")], &["a"]);
+    view.operator.as_mut().unwrap().status = crate::plan::plan(&view, &policy, t(1)).status.unwrap();
+    let waits = |is_under_way, change: &dyn Fn(&mut BottlerocketUpdateOperatorStatus)| {
+        let mut recorded = view.operator.as_ref().unwrap().status.clone();
+        recorded.conditions.retain(|condition| is_under_way || condition.type_ != PROGRESSING);
         let mut planned = recorded.clone();
         change(&mut planned);
         can_wait(&recorded, &planned)
@@ -437,11 +433,7 @@ fn counts_and_reasons_wait_for_another_change_while_an_update_is_under_way() {
         status.waiting.clear();
         status.freshness.as_mut().unwrap().nodes_behind += 1;
     };
-    assert!(waits(Some(Step::Draining), &counts));
-    assert!(!waits(None, &|status| {
-        counts(status);
-        status.conditions.retain(|condition| condition.type_ != PROGRESSING);
-    }));
+    assert!(waits(true, &counts) && !waits(false, &counts));
     for (sentence, change) in [
         ("another generation", &|s: &mut BottlerocketUpdateOperatorStatus| s.observed_generation = Some(9)),
         ("a slot", &|s| s.slots.clear()),
@@ -454,7 +446,7 @@ fn counts_and_reasons_wait_for_another_change_while_an_update_is_under_way() {
             counts(status);
             change(status);
         };
-        assert!(!waits(Some(Step::Draining), &both), "{sentence}");
+        assert!(!waits(true, &both), "{sentence}");
     }
 }
 
