@@ -275,7 +275,7 @@ impl Driver {
         }
         self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !policy.errors.is_empty(), now));
         self.applier.metrics.clock_offset(self.clock().offset());
-        if view.unreadable.stop_all() {
+        if view.unreadable.operator.is_some() {
             // Pods stay watched, and what is asked of others stays asked, until it can be read again.
             return Wake::default();
         }

@@ -53,7 +53,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     let mut add = |node: Option<&str>, broken: Option<Broken>| {
         findings.extend(broken.map(|(property, text)| Finding { property, node: node.map(str::to_owned), text }));
     };
-    if (view.stale || view.unreadable.stop_all()) && *plan != Plan::default() {
+    if (view.stale || view.unreadable.operator.is_some()) && *plan != Plan::default() {
         add(None, broken("S1", "something was decided before every cache had been read under this leader"));
         // Not even a release: what is not observed yet may be another attempt.
         *plan = Plan::default();

@@ -98,7 +98,8 @@ impl Driver {
     pub(super) fn view(&mut self, now: Timestamp) -> ClusterView {
         let nodes = self.applier.nodes.items();
         let mut shadows = self.applier.shadows.items();
-        self.memory.retain(|name, _| nodes.contains_key(name));
+        let unreadable = self.unreadable();
+        self.memory.retain(|name, _| nodes.contains_key(name) || unreadable.nodes.contains_key(name));
         let (clock, monotonic) = (Instant::now(), self.clock().read().at);
         self.writes.end_pauses(clock);
         self.writes.retain(|target| !matches!(target, Target::Node(name) if !nodes.contains_key(name)));
@@ -108,7 +109,7 @@ impl Driver {
             leader_since: self.leader_since,
             earlier_pods: self.earlier.names(),
             stale: !self.reading.done(),
-            unreadable: self.unreadable(),
+            unreadable,
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             signing: self.applier.signer.keys(),
             history: self.history.facts(),
@@ -197,7 +198,9 @@ impl Driver {
         }
         let Some(memory) = self.memory.get_mut(name) else { return };
         memory.note_agent(has_agent, node.facts.ready, view.web_api_missing.is_some(), now);
-        memory.forget(node);
+        if !view.unreadable.shadows.contains_key(name) {
+            memory.forget(node);
+        }
         let generation = view.operator.as_ref().map(|operator| operator.generation);
         node.agent_missing = memory.agent_missing;
         node.silence_written = memory.silence_written;

@@ -220,7 +220,7 @@ impl Historian {
         }
         self.open.retain(|name, open| records.contains_key(name) && !named(name, open));
         // Before the results: an attempt that ends in between is in both.
-        let (mut under_way, nodes) = self.caches.shadows.read(|shadows| {
+        let (under_way, nodes) = self.caches.shadows.read(|shadows| {
             let under_way: BTreeSet<i64> = shadows
                 .values()
                 .filter_map(|shadow| Some(shadow.status.controller.progress.as_ref()?.rollout.as_ref()?.rollout))
@@ -232,15 +232,11 @@ impl Historian {
             (under_way, nodes.collect::<Vec<_>>())
         });
         let waiting = self.collect();
-        if !self.caches.shadows.unreadable().is_empty() {
-            // An attempt that cannot be read may be of any of them.
-            under_way.extend(self.records.values().map(|record| record.rollout.number));
-        }
         if self.caches.operator.unreadable().contains_key(names::OPERATOR_NAME) {
             return HistoryPlan::default();
         }
         let operator = self.caches.operator.get(names::OPERATOR_NAME);
-        plan(&HistorySnapshot {
+        let mut plan = plan(&HistorySnapshot {
             namespace: &self.applier.namespace,
             operator: operator.as_ref(),
             objects: &objects,
@@ -252,7 +248,14 @@ impl Historian {
             under_way: &under_way,
             nodes: &nodes,
             now,
-        })
+        });
+        if !self.caches.shadows.unreadable().is_empty() {
+            // What waits on a shadow that cannot be read is not known: nothing ends, and no page is named, without it.
+            plan.actions
+                .retain(|action| matches!(action, HistoryAction::ReadRecord { .. } | HistoryAction::ReadPage { .. }));
+            plan.wake = None;
+        }
+        plan
     }
 
     /// Carries out the calls, and tells plans the result.

@@ -433,7 +433,8 @@ fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
         let unnumbered = snapshot.operator.iter().flat_map(|operator| &operator.status.active_rollouts).any(|active| {
             (&active.variant, &active.arch, &active.version) == (&waiting.variant, &waiting.arch, &waiting.result.to)
                 && !is_known(snapshot, number)
-                && active.record.as_ref().is_none_or(|place| place.ended.is_none())
+                && (number == 0 && active.ended.is_none()
+                    || active.record.as_ref().is_none_or(|place| place.ended.is_none()))
         });
         running || begins || unnumbered
     };

@@ -110,7 +110,9 @@ fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'
 
 /// Returns whether two records of a pod that does not leave say the same.
 fn same(a: &Blocker, b: &Blocker) -> bool {
-    let unfinished = |blocker: &Blocker| UnfinishedEviction::is_in(&blocker.message);
+    // Its pod and its times stay the same for as long as it lasts.
+    let unfinished =
+        |blocker: &'_ Blocker| UnfinishedEviction::is_in(&blocker.message).then(|| blocker.message.clone());
     (&a.pod, &a.budget, a.denied_since, unfinished(a)) == (&b.pod, &b.budget, b.denied_since, unfinished(b))
 }
 

@@ -50,7 +50,7 @@ pub(super) fn hold_back(
         }
     }
     let mut held_back = false;
-    // One that was approved already, by a leader that was killed in the middle of it, uses nothing more of its budget: it goes first.
+    // One that was approved already, by a leader that was killed in the middle of it, is what its budget waits for: it goes first.
     let is_approved = |node: &str, eviction: &Eviction| {
         let pod = view.nodes.get(node).and_then(|node| pod_of(node, &eviction.uid));
         pod.is_some_and(|pod| view.budgets.iter().any(|budget| budget.has_approved(pod)))

@@ -35,8 +35,8 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
 
 /// Makes the plan, with `reported` in the operator's status.
 pub fn plan_reporting(view: &ClusterView, reported: &ReportedFacts, policy: &Policy, now: Timestamp) -> Plan {
-    // An earlier leader may have changed what is not observed yet.
-    if view.stale || view.unreadable.stop_all() {
+    // An earlier leader may have changed what is not observed yet; and without the operator's resource no slot is known.
+    if view.stale || view.unreadable.operator.is_some() {
         return Plan::default();
     }
     let held = view.slots().map(|slot| (slot.uid.as_str(), slot)).collect();

@@ -226,7 +226,9 @@ pub fn not_begun(view: &ClusterView) -> BTreeSet<String> {
     let begun = |node: &&NodeView| node.facts.claimed() || node.past_staging();
     let begun: BTreeSet<&str> = view.nodes.values().filter(begun).map(|node| node.facts.uid.as_str()).collect();
     let permitted = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
-    let idle = view.recorded_slots().filter(|slot| !permitted(slot) && !begun.contains(slot.uid.as_str()));
+    // What cannot be read may have begun.
+    let has_begun = |slot: &Slot| begun.contains(slot.uid.as_str()) || view.unreadable.hide(&slot.node);
+    let idle = view.recorded_slots().filter(|slot| !permitted(slot) && !has_begun(slot));
     idle.map(|slot| slot.uid.clone()).collect()
 }
 
@@ -265,7 +267,8 @@ pub(super) fn kept(
     }
     // The machine of a Node object that was deleted may still reboot. Once it is registered again, it goes on with its slot.
     let there: HashSet<&str> = survey.nodes.iter().map(|node| node.facts.uid.as_str()).collect();
-    let mut gone: Vec<_> = held.values().filter(|slot| !there.contains(slot.uid.as_str()) && waits(slot)).collect();
+    let stays = |slot: &Slot| waits(slot) || view.unreadable.nodes.contains_key(&slot.node);
+    let mut gone: Vec<_> = held.values().filter(|slot| !there.contains(slot.uid.as_str()) && stays(slot)).collect();
     gone.sort_by_key(|slot| (slot.since, &slot.uid));
     for slot in gone {
         let again = ended::registered_again(view, slot).map(|node| &node.facts.uid);

@@ -21,9 +21,10 @@ pub(crate) fn kept_until(view: &ClusterView, policy: &Policy, slot: &Slot) -> Op
     lost.then(|| after(after(permitting, policy.reboot), policy.returning))
 }
 
-/// Returns whether the shadow of a slot's node exists and cannot be read: its attempt may be under way.
+/// Returns whether the node of a slot, or its shadow, exists and cannot be read: its attempt may be under way.
 fn is_unreadable(view: &ClusterView, slot: &Slot) -> bool {
-    own(view, slot).is_some() && view.unreadable.shadows.contains_key(&slot.node)
+    let has_node = own(view, slot).is_some() || view.unreadable.nodes.contains_key(&slot.node);
+    has_node && view.unreadable.hide(&slot.node)
 }
 
 /// Returns whether the machine of a slot is registered again without the operator's label, in another boot.

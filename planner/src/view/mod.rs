@@ -441,16 +441,16 @@ pub enum Standby {
 pub struct UnreadableFacts {
     /// The operator's resource: without it neither policy nor slots are known, and nothing is decided at all.
     pub operator: Option<String>,
-    /// Nodes. They would pass for deleted: nothing is decided at all, as above.
+    /// Nodes, of which a kubelet may write its own: nothing is decided about them, and none passes for deleted.
     pub nodes: BTreeMap<String, String>,
     /// The shadows, by node: nothing is decided about that node.
     pub shadows: BTreeMap<String, String>,
 }
 
 impl UnreadableFacts {
-    /// Returns whether nothing can be decided at all.
-    pub fn stop_all(&self) -> bool {
-        self.operator.is_some() || !self.nodes.is_empty()
+    /// Returns whether nothing can be decided about a node because it, or its shadow, cannot be read.
+    pub fn hide(&self, node: &str) -> bool {
+        self.nodes.contains_key(node) || self.shadows.contains_key(node)
     }
 }
 

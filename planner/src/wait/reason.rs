@@ -75,7 +75,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         "The label `bottlerocket.aws/updater-interface-version=2.0.0`, if the node is to be updated.",
     ),
     (NoShadow, Operator, "The controller creates it; if it does not, see its log."),
-    (ShadowUnreadable, User, "Correct or delete the shadow, as the condition `Degraded` of `bruo default` says."),
+    (ShadowUnreadable, User, "Correct the shadow, as the condition `Degraded` of `bruo default` says."),
     (Deleting, User, "The deletion of the node or of its shadow; a finalizer may keep it."),
     (NodeNotReady, Nodes, "The node: `kubectl describe node`."),
     (NoReport, Operator, "The agent's first report in this boot: see the log of its pod on the node."),

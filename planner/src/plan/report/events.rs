@@ -22,7 +22,7 @@ const CHANGES: &[(&str, &str, &str, &str)] = &[
     (DEGRADED, NOT_SERVED, "ShadowsServed", "the API server serves the shadows"),
     (DEGRADED, WEB_API, "WebApiReady", "a pod of the web API is Ready"),
     (DEGRADED, CONFLICT, "FieldManagersSeparate", "no other field manager owns fields of the operator"),
-    (DEGRADED, UNREADABLE, "ShadowsReadable", "every shadow can be read"),
+    (DEGRADED, UNREADABLE, "ObjectsReadable", "every shadow and Node can be read"),
     (DEGRADED, UNRECORDED, "PolicyRecorded", "the policy has a revision"),
     (DEGRADED, MISUNDERSTOOD, "RequestsUnderstood", "every annotation that is meant as a request is known"),
     (DEGRADED, OUT_OF_BOUNDS, "DurationsWithinBounds", "every duration of the policy is within its bounds"),

@@ -71,7 +71,7 @@ const CREDENTIALS: &str = "CredentialsIgnored";
 /// The operator is degraded: another field manager owns fields of the operator, which it then cannot remove.
 const CONFLICT: &str = "FieldManagerConflict";
 
-/// The operator is degraded: shadows exist that it cannot read.
+/// The operator is degraded: shadows or Nodes exist that it cannot read.
 const UNREADABLE: &str = WaitReason::ShadowUnreadable.as_str();
 
 /// The operator needs a user's approval to continue.
@@ -287,19 +287,25 @@ fn conflict(view: &ClusterView) -> Option<ConditionParts> {
     Some((true, CONFLICT, models::plain::cut(&message, 2000)))
 }
 
-/// Returns the shadows that cannot be read, where there are any, with the repair.
+/// Returns the shadows and Nodes that cannot be read, where there are any, with the repair.
 fn unreadable(view: &ClusterView) -> Option<ConditionParts> {
-    let mut unreadable = view.unreadable.shadows.iter();
-    let (node, error) = unreadable.next()?;
+    let shadows = view
+        .unreadable
+        .shadows
+        .iter()
+        .map(|(node, error)| (format!("brs {}", models::names::shadow_name(node)), error));
+    let nodes = view.unreadable.nodes.iter().map(|(node, error)| (format!("node {node}"), error));
+    let mut unreadable = shadows.chain(nodes);
+    let (object, error) = unreadable.next()?;
     let more = match unreadable.count() {
         0 => String::new(),
-        more => format!(" (and {more} more shadows)"),
+        more => format!(" (and {more} more objects)"),
     };
-    let (shadow, error) = (models::names::shadow_name(node), models::plain::cut(error, 500));
+    let error = models::plain::cut(error, 500);
     let message = format!(
-        "this version of the operator cannot read the shadow {shadow}{more}: {error}. Nothing is decided about its node, which keeps its \
-         slot. Where a newer version wrote it, install that version again; otherwise correct the field: kubectl edit brs {shadow} -n \
-         <namespace> --subresource=status (without --subresource for a field of spec)"
+        "this version of the operator cannot read {object}{more}: {error}. Nothing is decided about its node, and a slot of it stays. Where \
+         a newer version wrote it, install that version again; otherwise correct the field: kubectl edit {object} -n <namespace> \
+         --subresource=status (without --subresource for another field)"
     );
     Some((true, UNREADABLE, models::plain::cut(&message, 2000)))
 }
@@ -397,6 +403,10 @@ pub(super) fn status(
         (false, reason, message) => {
             let others = unreadable(view).or_else(|| conflict(view)).or_else(|| unrecorded(history?));
             others.unwrap_or((false, reason, message))
+        }
+        // What these name stops no node.
+        (true, reason @ (MISUNDERSTOOD | OUT_OF_BOUNDS | CREDENTIALS), message) => {
+            unreadable(view).unwrap_or((true, reason, message))
         }
         degraded => degraded,
     };

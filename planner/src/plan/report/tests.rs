@@ -245,7 +245,7 @@ fn each_degraded_cause_emits_start_and_end_events() {
         (OUT_OF_BOUNDS, "DurationsWithinBounds", "within its bounds"),
         (CREDENTIALS, "CredentialsRemoved", "no credentials"),
         (CONFLICT, "FieldManagersSeparate", "other field manager"),
-        (UNREADABLE, "ShadowsReadable", "can be read"),
+        (UNREADABLE, "ObjectsReadable", "can be read"),
     ] {
         let bad = degraded(true, cause);
         assert_eq!(news(&good, &bad), [Note { warning: true, reason: cause, message: "why".to_owned() }]);

@@ -93,6 +93,15 @@ fn unreadable_shadow_keeps_its_node_and_its_slot_as_they_are_and_the_operator_na
         assert!(degraded.message.contains(part), "{}", degraded.message);
     }
 
+    // The same of a Node, which is in no view then: it does not pass for a deleted one.
+    let mut without_node = view.clone();
+    without_node.nodes.remove("a");
+    without_node.unreadable.nodes = std::mem::take(&mut without_node.unreadable.shadows);
+    let made = plan(&without_node, &policy, t(1));
+    let after = made.status.unwrap();
+    assert_eq!(after.slots.len(), 2, "{:?}", after.slots);
+    assert!(crate::plan::not_begun(&without_node).is_empty(), "a new leader keeps it too");
+
     view.unreadable.operator = Some("spec.windows: invalid".into());
     assert_eq!(plan(&view, &policy, t(1)), Plan::default(), "neither policy nor slots are known");
 }
