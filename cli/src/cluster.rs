@@ -171,20 +171,10 @@ impl Cluster {
 
     /// Returns what could not be read, each as a sentence without a full stop.
     pub(crate) fn not_read(&self) -> Vec<String> {
-        let unreadable = self.unreadable_objects();
-        let unreadable = unreadable.iter().map(|(object, error)| {
+        let unreadable = self.unreadable.objects().map(|(object, error)| {
             format!("this version of the plugin cannot read {object}, and leaves it out: {error}")
         });
         self.unread.iter().map(Unread::sentence).chain(unreadable).collect()
-    }
-
-    /// Returns the objects that exist and cannot be read, as kubectl names them, each with the reason.
-    pub(crate) fn unreadable_objects(&self) -> Vec<(String, &str)> {
-        let UnreadableFacts { operator, nodes, shadows } = &self.unreadable;
-        let operator = operator.iter().map(|error| (format!("bruo {}", names::OPERATOR_NAME), error.as_str()));
-        let shadows = shadows.iter().map(|(node, error)| (format!("brs {}", names::shadow_name(node)), error.as_str()));
-        let nodes = nodes.iter().map(|(name, error)| (format!("node {name}"), error.as_str()));
-        operator.chain(nodes).chain(shadows).collect()
     }
 
     /// Takes in a shadow.

@@ -30,7 +30,7 @@ pub(super) fn check(cluster: &Cluster, now: Timestamp, found: &mut Vec<Finding>)
 fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     let object = || format!("bottlerocketupdateoperator/{}/{}", cluster.namespace, names::OPERATOR_NAME);
     let edit = || format!("kubectl edit bruo {} -n {}", names::OPERATOR_NAME, cluster.namespace);
-    for (object, error) in cluster.unreadable_objects() {
+    for (object, error) in cluster.unreadable.objects() {
         let message = format!("this version of the plugin cannot read it, as the controller may not: {error}");
         let edit = format!("kubectl edit {object} -n {}", cluster.namespace);
         let next = [format!("{edit} --subresource=status  # a field of status"), format!("{edit}  # another field")];

@@ -143,11 +143,10 @@ impl Applier {
     /// the state in the API server.
     pub(crate) async fn read_node(&self, node: &str) {
         let shadow = names::shadow_name(node);
+        let shadows = Api::namespaced(self.client.clone(), &self.namespace);
         futures::join!(
             self.read(Api::all(self.client.clone()), node, |node| self.nodes.written(node)),
-            self.read(Api::namespaced(self.client.clone(), &self.namespace), &shadow, |shadow| self
-                .shadows
-                .written(shadow)),
+            self.read(shadows, &shadow, |shadow| self.shadows.written(shadow)),
         );
     }
 

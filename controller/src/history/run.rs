@@ -13,7 +13,7 @@ use planner::history::{
     HistoryAction, HistoryPlan, HistorySnapshot, OpenPage, RowId, Waiting, ended_rollouts, is_settled, plan,
 };
 use planner::signature::signed_by;
-use planner::view::{HistoryFacts, HistoryObject, RecordFacts, ShadowFacts};
+use planner::view::{HistoryFacts, HistoryObject, OperatorFacts, RecordFacts, ShadowFacts};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -196,7 +196,9 @@ impl Historian {
     }
 
     fn ended_rollouts(&self) -> BTreeSet<i64> {
-        ended_rollouts(&self.records, self.caches.operator.get(names::OPERATOR_NAME).as_ref())
+        let uid = |operator: &OperatorFacts| operator.uid.clone();
+        let uid = self.caches.operator.read(|operators| operators.get(names::OPERATOR_NAME).map(uid));
+        ended_rollouts(&self.records, uid.as_deref())
     }
 
     fn plan(&mut self, now: Timestamp) -> HistoryPlan {
@@ -250,7 +252,7 @@ impl Historian {
             now,
         });
         if !self.caches.shadows.unreadable().is_empty() {
-            // What waits on a shadow that cannot be read is not known: nothing ends, and no page is named, without it.
+            // Its results are not known: without them nothing ends, and no page is named.
             plan.actions
                 .retain(|action| matches!(action, HistoryAction::ReadRecord { .. } | HistoryAction::ReadPage { .. }));
             plan.wake = None;

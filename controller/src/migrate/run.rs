@@ -92,7 +92,7 @@ impl Migrator {
         let mode = operator.and_then(|operator| operator.spec.storage_migration).unwrap_or_default();
         let done = self.progress.facts().carried_out;
         let request = operator.and_then(pending_migration).filter(|asked| Some(*asked) != done.as_ref()).cloned();
-        // What cannot be read may say so.
+        // A resource that cannot be read may ask for that.
         let unknown = !self.operator.unreadable().is_empty();
         Requested { manual: unknown || mode == StorageMigration::Manual, request }
     }

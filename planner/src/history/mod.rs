@@ -81,7 +81,7 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
     if !plan.actions.is_empty() {
         return plan;
     }
-    plan.facts.ended = ended_rollouts(snapshot.records, snapshot.operator);
+    plan.facts.ended = ended_rollouts(snapshot.records, snapshot.operator.map(|operator| operator.uid.as_str()));
     begin(snapshot, &mut plan);
     begin_drills(snapshot, &mut plan);
     for record in snapshot.records.values().filter(|record| record.runs()) {
@@ -100,9 +100,9 @@ pub fn plan(snapshot: &HistorySnapshot<'_>) -> HistoryPlan {
 
 /// Returns the numbers of the rollouts of the operator's resource whose records have ended. Records of another one may have the same
 /// numbers.
-pub fn ended_rollouts(records: &BTreeMap<String, RecordFacts>, operator: Option<&OperatorFacts>) -> BTreeSet<i64> {
+pub fn ended_rollouts(records: &BTreeMap<String, RecordFacts>, operator_uid: Option<&str>) -> BTreeSet<i64> {
     let own = |record: &&RecordFacts| {
-        !record.rollout.drill && operator.is_none_or(|operator| operator.uid == record.rollout.operator.uid)
+        !record.rollout.drill && operator_uid.is_none_or(|uid| uid == record.rollout.operator.uid)
     };
     let numbers = |runs: bool| {
         let records = records.values().filter(own).filter(move |record| record.runs() == runs);
@@ -440,12 +440,13 @@ fn drop_unknown(snapshot: &HistorySnapshot<'_>, plan: &mut HistoryPlan) {
     };
     // A resource that was deleted and created again leaves results whose records have ended; so does a record that was deleted.
     let is_on_page = |waiting: &Waiting| {
-        let of = |rollout: &RecordedRollout| {
-            (rollout.number, rollout.variant.clone(), rollout.arch.clone(), rollout.version.clone())
+        let number = waiting.result.rollout;
+        let holds = |record: &RecordFacts| {
+            let of = &record.rollout;
+            let same = (&of.variant, &of.arch, &of.version) == (&waiting.variant, &waiting.arch, &waiting.result.to);
+            !record.runs() && !of.drill && of.number == number && same
         };
-        let own = (waiting.result.rollout, waiting.variant.clone(), waiting.arch.clone(), waiting.result.to.clone());
-        let holds = |record: &RecordFacts| !record.runs() && !record.rollout.drill && of(&record.rollout) == own;
-        snapshot.removed.contains(&waiting.result.rollout) || snapshot.records.values().any(holds)
+        snapshot.removed.contains(&number) || snapshot.records.values().any(holds)
     };
     let ended = plan.facts.ended.clone();
     for waiting in snapshot.waiting.iter().filter(|waiting| !is_settled(&ended, waiting) && !expected(waiting)) {

@@ -110,7 +110,7 @@ fn not_evicted<'a>(ctx: &NodeContext<'a>, pod: &'a PodFacts) -> Option<Staying<'
 
 /// Returns whether two records of a pod that does not leave say the same.
 fn same(a: &Blocker, b: &Blocker) -> bool {
-    // Its pod and its times stay the same for as long as it lasts.
+    // The pod and the times of one eviction stay the same.
     let unfinished =
         |blocker: &'_ Blocker| UnfinishedEviction::is_in(&blocker.message).then(|| blocker.message.clone());
     (&a.pod, &a.budget, a.denied_since, unfinished(a)) == (&b.pod, &b.budget, b.denied_since, unfinished(b))

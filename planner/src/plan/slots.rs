@@ -226,7 +226,7 @@ pub fn not_begun(view: &ClusterView) -> BTreeSet<String> {
     let begun = |node: &&NodeView| node.facts.claimed() || node.past_staging();
     let begun: BTreeSet<&str> = view.nodes.values().filter(begun).map(|node| node.facts.uid.as_str()).collect();
     let permitted = |slot: &&Slot| slot.update.as_ref().is_some_and(|update| update.permitting_since.is_some());
-    // What cannot be read may have begun.
+    // An attempt that cannot be read may have begun.
     let has_begun = |slot: &Slot| begun.contains(slot.uid.as_str()) || view.unreadable.hide(&slot.node);
     let idle = view.recorded_slots().filter(|slot| !permitted(slot) && !has_begun(slot));
     idle.map(|slot| slot.uid.clone()).collect()

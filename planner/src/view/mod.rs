@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::names;
 use models::operator::{
     BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CompletedMigration, CompletionEstimate,
     OperatorRequests, Slot,
@@ -134,17 +135,17 @@ impl NodeFacts {
 
     /// Returns whether it is a node of the control plane.
     pub fn control_plane(&self) -> bool {
-        self.labels.contains_key(models::names::CONTROL_PLANE_LABEL)
+        self.labels.contains_key(names::CONTROL_PLANE_LABEL)
     }
 
     /// Returns the zone; nodes without one are a zone together.
     pub fn zone(&self) -> &str {
-        self.labels.get(models::names::ZONE_LABEL).map_or("", String::as_str)
+        self.labels.get(names::ZONE_LABEL).map_or("", String::as_str)
     }
 
     /// Returns the priority of its update: higher comes first.
     pub fn priority(&self) -> i64 {
-        self.labels.get(models::names::PRIORITY_LABEL).and_then(|text| text.parse().ok()).unwrap_or(0)
+        self.labels.get(names::PRIORITY_LABEL).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
     /// Returns whether its operating system is Bottlerocket.
@@ -448,6 +449,15 @@ pub struct UnreadableFacts {
 }
 
 impl UnreadableFacts {
+    /// Returns the objects, as kubectl names them, each with the reason.
+    pub fn objects(&self) -> impl Iterator<Item = (String, &str)> {
+        let operator = self.operator.iter().map(|error| (format!("bruo {}", names::OPERATOR_NAME), error.as_str()));
+        let shadow = |node: &str| format!("brs {}", names::shadow_name(node));
+        let shadows = self.shadows.iter().map(move |(node, error)| (shadow(node), error.as_str()));
+        let nodes = self.nodes.iter().map(|(node, error)| (format!("node {node}"), error.as_str()));
+        operator.chain(shadows).chain(nodes)
+    }
+
     /// Returns whether nothing can be decided about a node because it, or its shadow, cannot be read.
     pub fn hide(&self, node: &str) -> bool {
         self.nodes.contains_key(node) || self.shadows.contains_key(node)

@@ -289,13 +289,7 @@ fn conflict(view: &ClusterView) -> Option<ConditionParts> {
 
 /// Returns the shadows and Nodes that cannot be read, where there are any, with the repair.
 fn unreadable(view: &ClusterView) -> Option<ConditionParts> {
-    let shadows = view
-        .unreadable
-        .shadows
-        .iter()
-        .map(|(node, error)| (format!("brs {}", models::names::shadow_name(node)), error));
-    let nodes = view.unreadable.nodes.iter().map(|(node, error)| (format!("node {node}"), error));
-    let mut unreadable = shadows.chain(nodes);
+    let mut unreadable = view.unreadable.objects();
     let (object, error) = unreadable.next()?;
     let more = match unreadable.count() {
         0 => String::new(),
@@ -404,7 +398,7 @@ pub(super) fn status(
             let others = unreadable(view).or_else(|| conflict(view)).or_else(|| unrecorded(history?));
             others.unwrap_or((false, reason, message))
         }
-        // What these name stops no node.
+        // These reasons stop no node.
         (true, reason @ (MISUNDERSTOOD | OUT_OF_BOUNDS | CREDENTIALS), message) => {
             unreadable(view).unwrap_or((true, reason, message))
         }
