@@ -7,7 +7,7 @@ use std::time::Duration;
 use deploy::Component;
 use integ::control_plane::audit::{Record, Stage, requests};
 use integ::host::{Event, EventKind, Timings};
-use integ::oracle::{service_account, settled_audit};
+use integ::oracle::{Shadow, service_account, settled_audit};
 use jiff::Timestamp;
 use models::names::{AGENT, AGENT_NAMESPACE, APISERVER, CONTROLLER, SYSTEM_NAMESPACE};
 use serde_json::{Value, json};
@@ -197,6 +197,89 @@ async fn pdb_max_unavailable_one_costs_only_refused_evictions() -> anyhow::Resul
     update_of_one_node(1).await
 }
 
+/// The nodes of a rollout whose requests are all counted.
+const ROLLOUT: [&str; 3] = ["node-2", "node-3", "node-4"];
+
+/// The most requests of that rollout for each of its nodes, with its history, its counts and the change of the policy.
+const IN_ALL: usize = 35;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whole_rollout_of_three_nodes_under_a_budget_stays_within_its_limit() -> anyhow::Result<()> {
+    let mut options = nodes(1);
+    options.labelled = false;
+    options.policy["enabled"] = json!(false);
+    run(options, async |ctx| {
+        only_the_switch_holds(ctx, &ROLLOUT, 1).await?;
+        let (from, checks) = (Timestamp::now(), refreshes(ctx));
+        ctx.policy(&json!({"enabled": true})).await?;
+        ctx.until("all nodes are updated, and the record of the rollout has ended", |world| {
+            let updated = |node: &&str| world.is_updated(node, &NEW);
+            ROLLOUT.iter().all(updated)
+                && world.operator.as_ref().is_some_and(|o| {
+                    let mut records = o.status.active_rollouts.iter().filter_map(|rollout| rollout.record.as_ref());
+                    o.status.slots.is_empty() && records.all(|record| record.ended.is_some())
+                })
+        })
+        .await?;
+        ctx.renewals(1).await?;
+        let asked = requests_since(ctx, from).await?;
+        println!("The controller's writes:\n  {}", course(&asked).join("\n  "));
+        // What another client's write refused is made again; the renewals of the lease are the leader's, not the rollout's.
+        let refused = |r: &Record| r.code == 409 || (r.what() == "pods/eviction" && r.code == 429);
+        let (refused, made): (Vec<_>, Vec<_>) = asked.into_iter().filter(|r| r.what() != "leases").partition(refused);
+        print("Refused, for a conflict or by the budget", &table(&refused));
+        let whole = table(&made);
+        print("Requests for the whole rollout", &whole);
+        // The report of a host's check in its first minute, and the label where that comes after the end of the attempt.
+        let checks = 2 * (refreshes(ctx) - checks);
+        let all: usize = whole.values().sum();
+        let allowed = IN_ALL * ROLLOUT.len() + checks;
+        assert!(all <= allowed, "{all} requests where {allowed} are allowed: {whole:#?}");
+        // One that is given, one marked before each permit, and one for each that is taken back, with the next one that is given.
+        let (slots, _) = slot_writes(&made);
+        assert!(slots <= 1 + 2 * ROLLOUT.len(), "{slots} writes of slots");
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+/// Adds nodes with [`PODS`] pods each, whose budget lets so many go at a time, and waits until only the switch of the policy
+/// holds their update. From then on hosts check for updates once an hour, so that only the update is counted.
+async fn only_the_switch_holds(ctx: &mut ScenarioContext, nodes: &[&str], at_a_time: usize) -> anyhow::Result<()> {
+    // The operator itself runs on node-1, which has no label.
+    ctx.bed.install().await?;
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
+    ctx.kubectl(&["cordon", "node-1"]).await?;
+    ctx.bed.options.labelled = true;
+    for node in nodes {
+        ctx.bed.add_node(node).await?;
+    }
+    ctx.shop_with(PODS * nodes.len(), json!({"maxUnavailable": at_a_time})).await?;
+    ctx.kubectl(&["uncordon", "node-1"]).await?;
+    ctx.release();
+    let offered =
+        |shadow: &Shadow| shadow.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&NEW));
+    let held = i64::try_from(nodes.len())?;
+    ctx.until("the update is known and only the switch holds it", |world| {
+        nodes.iter().all(|node| shadow_of(world, node).is_some_and(offered))
+            && world
+                .operator
+                .as_ref()
+                .is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == "Disabled" && w.nodes == held))
+    })
+    .await?;
+    ctx.policy(&json!({"version": {"refreshInterval": "1h"}})).await?;
+    let noted = |shadow: &Shadow| {
+        let interval = shadow.spec.host.as_ref().and_then(|h| h.refresh_interval);
+        interval.is_some_and(|i| i.0.as_secs() == 3600) && shadow.status.agent.observed_generation >= Some(2)
+    };
+    ctx.until("the agents have taken note", |world| nodes.iter().all(|node| shadow_of(world, node).is_some_and(noted)))
+        .await?;
+    ctx.renewals(1).await?;
+    Ok(())
+}
+
 /// The pods on the node that is updated.
 const PODS: usize = 3;
 
@@ -208,34 +291,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
     // The agent finds the host busy with the download once.
     options.timings = Timings { prepare: Duration::from_secs(3), ..Timings::instant() };
     run(options, async move |ctx| {
-        // The operator itself runs on node-1, which has no label; node-2 has an agent and three pods.
-        ctx.bed.install().await?;
-        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=240s"]).await?;
-        ctx.kubectl(&["cordon", "node-1"]).await?;
-        ctx.bed.options.labelled = true;
-        ctx.bed.add_node("node-2").await?;
-        ctx.shop_with(PODS, json!({"maxUnavailable": at_a_time})).await?;
-        ctx.kubectl(&["uncordon", "node-1"]).await?;
-        ctx.release();
-        ctx.until("the update is known and only the switch holds it", |world| {
-            shadow_of(world, "node-2").is_some_and(|s| {
-                s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&NEW))
-            }) && world
-                .operator
-                .as_ref()
-                .is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == "Disabled" && w.nodes == 1))
-        })
-        .await?;
-        // From here on hosts check for updates once an hour, so that only the update is counted.
-        ctx.policy(&json!({"version": {"refreshInterval": "1h"}})).await?;
-        ctx.until("the agent has taken note", |world| {
-            shadow_of(world, "node-2").is_some_and(|s| {
-                let interval = s.spec.host.as_ref().and_then(|h| h.refresh_interval);
-                interval.is_some_and(|i| i.0.as_secs() == 3600) && s.status.agent.observed_generation >= Some(2)
-            })
-        })
-        .await?;
-        ctx.renewals(1).await?;
+        only_the_switch_holds(ctx, &["node-2"], at_a_time).await?;
         let (from, clock) = (Timestamp::now(), Instant::now());
         let host = &ctx.bed.member("node-2")?.host;
         let events = host.log().len();

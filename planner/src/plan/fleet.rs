@@ -10,6 +10,8 @@ mod check;
 mod checked;
 mod planner;
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use models::operator::Slot;
 
@@ -27,6 +29,9 @@ use crate::survey::{Survey, ended, requests, settled};
 use crate::view::{ClusterView, ReportedFacts};
 use crate::wait::Wait;
 use models::time::after;
+
+/// The time for which a slot that has ended is kept for the check of the node that comes next.
+const NEXT_CHECK: Duration = Duration::from_secs(1);
 
 /// Makes a plan where nothing is known that is only reported.
 pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
@@ -71,9 +76,32 @@ impl<'a> Planner<'a> {
         self.begin_drills(std::mem::take(&mut requests.drills), &assignment, freezes);
         self.begin(&requests, &ready, &assignment.held_back, budget);
         let (view, now) = (self.view, self.now);
-        let mut plan = self.report(Some(assignment.slots));
+        let waits_for_next = self.waits_for_next(&assignment);
+        let mut plan = self.report((!waits_for_next).then_some(assignment.slots));
         plan.silent = silence::silent(view, &plan, now);
         plan
+    }
+
+    /// Returns whether slots that ended a moment ago, and nothing else, are to be taken back while the next node is being checked:
+    /// both are one write then.
+    fn waits_for_next(&mut self, assignment: &Assignment<'_>) -> bool {
+        let is_in = |slot: &Slot, slots: &[Slot]| slots.iter().any(|other| other.uid == slot.uid);
+        let recorded: Vec<Slot> = self.view.recorded_slots().cloned().collect();
+        let more = assignment.slots.iter().any(|slot| !is_in(slot, &recorded));
+        if !assignment.checking || more || !self.view.retracted.is_empty() {
+            return false;
+        }
+        let ended = |slot: &Slot| {
+            let last = self.survey.find(&slot.node)?.node.record()?.last.as_ref()?;
+            (last.ended >= slot.since).then_some(last.ended)
+        };
+        let ending = recorded.iter().filter(|slot| !is_in(slot, &assignment.slots));
+        let until = ending.map(|slot| Some(after(ended(slot)?, NEXT_CHECK))).collect::<Option<Vec<_>>>();
+        let Some(until) = until.and_then(|until| until.into_iter().min()).filter(|until| *until > self.now) else {
+            return false;
+        };
+        self.wake(Some(until));
+        true
     }
 
     /// Makes a plan without an action: every node waits, and the slots stay as they are.

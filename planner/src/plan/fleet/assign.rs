@@ -28,7 +28,7 @@ pub(super) struct Assignment<'a> {
     /// The number of slots given in each rollout, nodes that are being checked included.
     given: BTreeMap<KeyRef<'a>, usize>,
     /// True if a node is being checked.
-    checking: bool,
+    pub(super) checking: bool,
     /// The staged nodes that wait because one of their rollout goes alone, or none.
     pub(super) held_back: Vec<(KeyRef<'a>, &'a SurveyedNode<'a>)>,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use models::operator::KnownVersion;
 use models::reason::FailureReason;
-use models::shadow::{BLOCKED, HostState, Permit, Step};
+use models::shadow::{AttemptResult, BLOCKED, HostState, Permit, Record, Step};
 use serde_json::{Value, json};
 
 use crate::claims::ClaimFields;
@@ -39,6 +39,28 @@ fn nodes_are_not_checked_without_free_slot() {
     assert_eq!(made.waits["b"], Wait::Queued { position: 0, behind: Some("a".into()) });
     let made = plan_beside(json!({"maxUnavailable": 2}), |_| {});
     assert_eq!(made.pods, ["a".to_owned(), "b".to_owned()].into());
+}
+
+#[test]
+fn slot_that_has_just_ended_is_replaced_by_the_next_one_in_one_write() {
+    let made = |now: i64, read: bool, ended: i64| {
+        let (mut done, mut next) = (node("a"), at("b", Step::Staged, 0, HostState::StagedUpdate));
+        done.shadow.as_mut().unwrap().status.controller.record =
+            Some(Record { last: updated().last.map(|last| AttemptResult { ended: t(ended), ..last }), ..updated() });
+        let agent = &mut done.shadow.as_mut().unwrap().status.agent;
+        (agent.current_version, agent.updates) = (Some(NEW), None);
+        next.pods = read.then(Vec::new);
+        let (mut view, policy) = cluster(vec![done, next], &["a"]);
+        one_proven(&mut view);
+        let made = plan(&view, &policy, t(now));
+        let slots = made.slots.map(|slots| slots.into_iter().map(|slot| slot.node).collect::<Vec<_>>());
+        (slots, made.wake)
+    };
+    let given = |nodes: &[&str]| Some(nodes.iter().map(|&node| node.to_owned()).collect::<Vec<_>>());
+    assert_eq!(made(50, false, 50), (None, Some(t(51))), "the pods of the next node are being read");
+    assert_eq!(made(50, true, 50).0, given(&["b"]));
+    assert_eq!(made(51, false, 50).0, given(&[]), "not for long");
+    assert_eq!(made(50, false, -1).0, given(&[]), "its end was another attempt's");
 }
 
 #[test]
