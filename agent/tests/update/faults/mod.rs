@@ -6,6 +6,7 @@
 mod agent_exits;
 mod busy_host;
 mod constant_faults;
+mod each_call;
 mod random_faults;
 
 use std::sync::Arc;

@@ -11,6 +11,8 @@ use super::state::Command;
 #[derive(Clone, Debug)]
 pub struct Fault {
     at: At,
+    /// The number of matching operations before it.
+    after: u32,
     times: u32,
 }
 
@@ -101,7 +103,7 @@ pub enum Transport {
 
 impl Fault {
     fn new(at: At) -> Self {
-        Self { at, times: 1 }
+        Self { at, after: 0, times: 1 }
     }
 
     /// Sets the end of the next command of this kind.
@@ -155,6 +157,13 @@ impl Fault {
         self
     }
 
+    /// Lets so many matching operations pass before the fault. Only for one without others of the same operation.
+    #[must_use]
+    pub fn after(mut self, operations: u32) -> Self {
+        self.after = operations;
+        self
+    }
+
     /// Sets the number of times that the fault occurs.
     #[must_use]
     pub fn times(mut self, times: u32) -> Self {
@@ -168,6 +177,10 @@ impl Fault {
 pub(super) struct Script(Vec<Fault>);
 
 impl Script {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn add(&mut self, fault: Fault) {
         if fault.times > 0 {
             self.0.push(fault);
@@ -178,6 +191,10 @@ impl Script {
     fn take<T>(&mut self, mut pick: impl FnMut(&At) -> Option<T>) -> Option<T> {
         let (index, taken) = self.0.iter().enumerate().find_map(|(index, fault)| Some((index, pick(&fault.at)?)))?;
         if let Some(fault) = self.0.get_mut(index) {
+            if fault.after > 0 {
+                fault.after -= 1;
+                return None;
+            }
             fault.times -= 1;
             if fault.times == 0 {
                 self.0.remove(index);

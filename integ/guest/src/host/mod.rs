@@ -285,9 +285,9 @@ impl Host {
         self.core().lock().script.add(fault);
     }
 
-    /// Removes the faults that have not occurred.
-    pub fn clear_faults(&self) {
-        self.core().lock().script = faults::Script::default();
+    /// Removes the faults that have not occurred. Returns their number.
+    pub fn clear_faults(&self) -> usize {
+        std::mem::take(&mut self.core().lock().script).len()
     }
 
     /// Cuts the power and restores it. Returns when the machine is down; it boots by itself.
