@@ -16,6 +16,7 @@ mod drills;
 mod earlier;
 mod expressions;
 mod failures;
+mod faults;
 mod freeze;
 mod health;
 mod history;
@@ -84,7 +85,11 @@ struct Runner {
 }
 
 impl Runner {
-    fn run_case(&self, name: &str, case: Case) -> Result<(), Failed> {
+    fn run_case(
+        &self,
+        name: &str,
+        case: impl for<'a> FnOnce(&'a mut ScriptedCluster) -> LocalBoxFuture<'a, anyhow::Result<()>>,
+    ) -> Result<(), Failed> {
         let result = self.runtime.block_on(async {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let stage = match idle {
@@ -122,7 +127,7 @@ fn main() -> ExitCode {
         }
     };
     let runner = Arc::new(Runner { runtime, idle: Mutex::default() });
-    let trials = modules![
+    let mut trials: Vec<Trial> = modules![
         autoscalers,
         brake,
         budgets,
@@ -133,6 +138,7 @@ fn main() -> ExitCode {
         earlier,
         expressions,
         failures,
+        faults,
         freeze,
         health,
         history,
@@ -164,6 +170,15 @@ fn main() -> ExitCode {
         Trial::test(name.clone(), move || runner.run_case(&name, case))
     })
     .collect();
+    trials.extend(faults::plans().into_iter().map(|plan| {
+        let (runner, name, ignored) = (runner.clone(), plan.name.clone(), !plan.chosen);
+        Trial::test(name.clone(), move || {
+            let result = runner.run_case(&name, |cluster| Box::pin(faults::rollout_with(cluster, plan)));
+            // All of them take long: what is found is told at once.
+            result.inspect_err(|failed| eprintln!("{name}: {}", failed.message().unwrap_or_default()))
+        })
+        .with_ignored_flag(ignored)
+    }));
     let conclusion = libtest_mimic::run(&arguments, trials);
     if let Some(Runner { runtime, idle }) = Arc::into_inner(runner) {
         for stage in idle.into_inner().unwrap_or_else(PoisonError::into_inner) {

@@ -2,6 +2,7 @@
 
 mod actions;
 mod agents;
+mod faults;
 mod node;
 mod policy;
 mod process;
@@ -35,6 +36,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 pub(crate) use actions::poll;
+pub(crate) use faults::{Due, Fault, Faults, Planned};
 pub(crate) use node::{Boot, Fleet, Held, PodRule, PodState};
 pub(crate) use policy::{closed_schedule, open_schedule, other};
 pub(crate) use process::{ControllerOptions, ControllerProcess, note_panics};
@@ -65,6 +67,8 @@ pub(crate) struct ScriptedCluster {
     pub(crate) expectations: Expectations,
     /// The case changes what all cases need, so that no other one may have its control plane.
     pub(crate) uses_up_stage: bool,
+    /// The network between the controllers and the API server, if it is not sound.
+    pub(crate) faults: Option<Faults>,
     controllers: Vec<ControllerProcess>,
     kubelets: Arc<Mutex<HashMap<String, Client>>>,
     actors: JoinHandle<()>,
@@ -96,6 +100,7 @@ impl ScriptedCluster {
             client,
             expectations,
             uses_up_stage: false,
+            faults: None,
             controllers,
             kubelets,
             actors,
@@ -217,7 +222,8 @@ impl ScriptedCluster {
     /// Starts another controller.
     pub(crate) fn start_controller(&mut self, options: &ControllerOptions) -> anyhow::Result<()> {
         let number = self.controllers.len() + 1;
-        self.controllers.push(ControllerProcess::start(&self.stage, &self.time, number, options)?);
+        let (stage, time, faults) = (&self.stage, &self.time, self.faults.as_ref());
+        self.controllers.push(ControllerProcess::start(stage, time, faults, number, options)?);
         Ok(())
     }
 
@@ -229,9 +235,57 @@ impl ScriptedCluster {
     /// Kills the controller and frees its Lease, as if it had run out, and starts another one.
     pub(crate) async fn replace_controller(&mut self) -> anyhow::Result<()> {
         self.controller()?.kill();
+        self.start_next_controller().await
+    }
+
+    /// Frees the Lease, and starts another controller.
+    pub(crate) async fn start_next_controller(&mut self) -> anyhow::Result<()> {
         self.free_lease().await?;
         let identity = format!("controller-{}", self.controllers.len() + 1);
         self.start_controller(&ControllerOptions { identity, ..ControllerOptions::default() })
+    }
+
+    /// Deletes an object at once, whatever it is, and creates it again as it was, without its status.
+    pub(crate) async fn recreate(&self, path: &str) -> anyhow::Result<()> {
+        let client = &self.client;
+        let get = || faults::request(http::Method::GET, path, "application/json", String::new());
+        let object: Value = serde_json::from_slice(&client.send(get()).await?.into_body().collect_bytes().await?)?;
+        let uid = object["metadata"]["uid"].clone();
+        if let Some(node) = path.strip_prefix("/api/v1/nodes/") {
+            return self.register_again(node).await;
+        }
+        client.send(faults::delete(path)).await?;
+        poll(&format!("{path} is gone"), async || {
+            let found = client.send(get()).await?.into_body().collect_bytes().await?;
+            let found: Value = serde_json::from_slice(&found)?;
+            Ok((found["metadata"]["uid"] != uid).then_some(()))
+        })
+        .await?;
+        let mut again = object;
+        if let Some(fields) = again.as_object_mut() {
+            fields.remove("status");
+        }
+        for own in ["uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"] {
+            again["metadata"].as_object_mut().and_then(|fields| fields.remove(own));
+        }
+        let (folder, _) = path.rsplit_once('/').context("a path of an object")?;
+        let create = faults::request(http::Method::POST, folder, "application/json", again.to_string());
+        // Another client may have created it by now.
+        client.send(create).await?;
+        Ok(())
+    }
+
+    /// Deletes the Node of a machine that runs, whose kubelet registers it again at once.
+    async fn register_again(&self, node: &str) -> anyhow::Result<()> {
+        Api::<Node>::all(self.client.clone()).delete(node, &DeleteParams::default()).await?;
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
+        let shadows: Api<BottlerocketShadow> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        poll("the Lease and the shadow of the Node are gone", async || {
+            let shadow = shadows.get_opt(&names::shadow_name(node)).await?;
+            Ok((leases.get_opt(node).await?.is_none() && shadow.is_none()).then_some(()))
+        })
+        .await?;
+        self.register_node(node, &[]).await
     }
 
     /// Lets the Lease of the leader run out: its time is not the script's.

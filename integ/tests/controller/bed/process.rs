@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::{Stage, Time};
+use super::{Faults, Stage, Time};
 
 /// Name of the threads of controllers, before the identity.
 const THREADS: &str = "controller ";
@@ -113,6 +113,7 @@ impl ControllerProcess {
     pub(super) fn start(
         stage: &Stage,
         time: &Time,
+        faults: Option<&Faults>,
         number: usize,
         options: &ControllerOptions,
     ) -> anyhow::Result<Self> {
@@ -143,10 +144,14 @@ impl ControllerProcess {
             .build()?;
         let (stop, stopped) = watch::channel(false);
         let (time, machine) = (time.clone(), time.machine(options.skew));
+        let faults = faults.cloned();
         let run = runtime.spawn(async move {
             let client = kube::Client::try_from(kubernetes).context("the client cannot be set up")?;
-            let surroundings =
-                Surroundings { client: time.dated(client), clock: Clock::new(machine), parameters: LEASE };
+            let mut client = time.dated(client);
+            if let Some(faults) = faults {
+                client = faults.around(client, number);
+            }
+            let surroundings = Surroundings { client, clock: Clock::new(machine), parameters: LEASE };
             let result = controller::run(config, surroundings, stopped).await;
             if let Err(error) = &result {
                 tracing::error!("the controller ended: {error:#}");
