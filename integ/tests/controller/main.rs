@@ -170,7 +170,8 @@ fn main() -> ExitCode {
         Trial::test(name.clone(), move || runner.run_case(&name, case))
     })
     .collect();
-    trials.extend(faults::plans().into_iter().map(|plan| {
+    let named = arguments.filter.as_deref().filter(|_| arguments.exact);
+    trials.extend(faults::plans(named).into_iter().map(|plan| {
         let (runner, name, ignored) = (runner.clone(), plan.name.clone(), !plan.chosen);
         Trial::test(name.clone(), move || {
             let result = runner.run_case(&name, |cluster| Box::pin(faults::rollout_with(cluster, plan)));

@@ -82,26 +82,32 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    /// Returns whether slots that ended a moment ago, and nothing else, are to be taken back while the next node is being checked:
-    /// both are one write then.
+    /// Returns whether slots are to be taken back a moment later, with the next one that is given in the same write: the attempts
+    /// of their nodes have just ended, nothing is left to do there, the next node is being checked, and nothing else of the slots
+    /// changes.
     fn waits_for_next(&mut self, assignment: &Assignment<'_>) -> bool {
-        let is_in = |slot: &Slot, slots: &[Slot]| slots.iter().any(|other| other.uid == slot.uid);
         let recorded: Vec<Slot> = self.view.recorded_slots().cloned().collect();
-        let more = assignment.slots.iter().any(|slot| !is_in(slot, &recorded));
-        if !assignment.checking || more || !self.view.retracted.is_empty() {
+        let same = |a: &Slot, b: &Slot| (&a.uid, &a.update) == (&b.uid, &b.update);
+        let changed = |slot: &Slot| !recorded.iter().any(|recorded| same(recorded, slot));
+        if !assignment.checking
+            || self.plan.hand_over
+            || requests::resumed(self.view).is_some()
+            || !self.view.retracted.is_empty()
+            || assignment.slots.iter().any(changed)
+        {
             return false;
         }
-        let ended = |slot: &Slot| {
+        let until = |slot: &Slot| {
             let last = self.survey.find(&slot.node)?.node.record()?.last.as_ref()?;
-            (last.ended >= slot.since).then_some(last.ended)
+            // An end in the future is by a clock that ran ahead.
+            let just_ended = slot.since <= last.ended && last.ended <= self.now;
+            let until = after(last.ended, NEXT_CHECK);
+            (just_ended && until > self.now && !self.plan.actions.contains_key(&slot.node)).then_some(until)
         };
-        let ending = recorded.iter().filter(|slot| !is_in(slot, &assignment.slots));
-        let until = ending.map(|slot| Some(after(ended(slot)?, NEXT_CHECK))).collect::<Option<Vec<_>>>();
-        let Some(until) = until.and_then(|until| until.into_iter().min()).filter(|until| *until > self.now) else {
-            return false;
-        };
-        self.wake(Some(until));
-        true
+        let ending = recorded.iter().filter(|slot| !assignment.slots.iter().any(|kept| kept.uid == slot.uid));
+        let until = ending.map(until).collect::<Option<Vec<_>>>().and_then(|until| until.into_iter().min());
+        self.wake(until);
+        until.is_some()
     }
 
     /// Makes a plan without an action: every node waits, and the slots stay as they are.

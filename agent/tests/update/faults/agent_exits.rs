@@ -11,7 +11,7 @@ const TICK: Duration = Duration::from_millis(25);
 const LONGEST: usize = 3_000;
 
 /// Permits the agent's nonce, if there is one without a permit.
-fn issue_permit(bench: &Bench) {
+pub(super) fn issue_permit(bench: &Bench) {
     let view = bench.web.view();
     let Some(armed) = &view.status.report.armed else { return };
     let answered = view.spec.permit.as_ref().is_some_and(|permit| permit.nonce == armed.nonce);

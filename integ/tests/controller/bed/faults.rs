@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::{FutureExt as _, future::BoxFuture, stream};
+use futures::stream;
 use http::{Method, Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, StreamBody};
@@ -36,7 +36,7 @@ pub(crate) enum Fault {
     KilledBefore,
     /// The controller is killed before it sees the answer.
     KilledAfter,
-    /// The write of a leader that does not run any more arrives when the next one has planned.
+    /// The write of a leader that does not run any more arrives when the next one has brought the rollout further.
     Late,
     /// The leader stops after the write, and another one goes on.
     LeaderAfter,
@@ -84,10 +84,10 @@ impl Fault {
 /// A task of the script for a fault.
 #[derive(Debug)]
 pub(crate) enum Due {
-    /// Kill the controller, and start another one.
+    /// Kill the controller, which is cut off, and start another one.
     Kill,
-    /// Start another controller beside the one that is cut off, and answer once it has planned.
-    Overtake(oneshot::Sender<()>),
+    /// The same, and send this write once the next one has brought the rollout further.
+    Late(Box<Write>),
     /// Stop the controller, and start another one.
     Stop,
     /// Delete the object at this path and create it again, and answer.
@@ -116,9 +116,12 @@ struct State {
     due: VecDeque<Due>,
     /// The slots of the last write of the operator's status.
     slots: Value,
-    /// Controllers up to this number are cut off.
-    cut_off: usize,
-    asked: Instant,
+    /// Requests that have no answer yet.
+    under_way: usize,
+    /// The time of the last thing that happened.
+    at: Instant,
+    /// A fault that did not have its effect.
+    broken: Option<String>,
 }
 
 /// The network between controllers and the API server, with faults.
@@ -127,6 +130,8 @@ pub(crate) struct Faults {
     state: Arc<Mutex<State>>,
     /// True while watches show nothing.
     held: watch::Sender<bool>,
+    /// Controllers up to this number are cut off.
+    cut_off: watch::Sender<usize>,
     /// A client of another user, who may do everything.
     other: kube::Client,
 }
@@ -137,12 +142,41 @@ impl fmt::Debug for Faults {
     }
 }
 
+/// A request that has no answer yet.
+struct UnderWay(Faults);
+
+impl UnderWay {
+    fn new(faults: &Faults) -> Self {
+        let mut state = faults.lock();
+        state.under_way += 1;
+        state.at = Instant::now();
+        drop(state);
+        Self(faults.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.under_way -= 1;
+        state.at = Instant::now();
+    }
+}
+
 impl Faults {
     /// A network with these faults, each of which happens once.
     pub(crate) fn new(other: kube::Client, planned: Vec<Planned>) -> Self {
-        let (seen, asked) = (BTreeMap::new(), Instant::now());
-        let state = State { seen, planned, due: VecDeque::new(), slots: Value::Null, cut_off: 0, asked };
-        Self { state: Arc::new(Mutex::new(state)), held: watch::Sender::new(false), other }
+        let state = State {
+            seen: BTreeMap::new(),
+            planned,
+            due: VecDeque::new(),
+            slots: Value::Null,
+            under_way: 0,
+            at: Instant::now(),
+            broken: None,
+        };
+        let (held, cut_off) = (watch::Sender::new(false), watch::Sender::new(0));
+        Self { state: Arc::new(Mutex::new(state)), held, cut_off, other }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -164,17 +198,29 @@ impl Faults {
         self.lock().due.pop_front()
     }
 
-    /// Returns for how long no controller has asked anything.
+    /// Returns for how long nothing has happened; no time while a request has no answer.
     pub(crate) fn quiet(&self) -> Duration {
-        self.lock().asked.elapsed()
+        let state = self.lock();
+        if state.under_way > 0 { Duration::ZERO } else { state.at.elapsed() }
+    }
+
+    /// Notes that something has happened, to which controllers will react.
+    pub(crate) fn note(&self) {
+        self.lock().at = Instant::now();
     }
 
     /// Lets watches show what they have held back. Returns whether they did hold anything back.
     pub(crate) fn show(&self) -> bool {
+        self.note();
         self.held.send_replace(false)
     }
 
-    /// The same client, with the fault in between, for the controller with this number.
+    /// Returns why a fault did not have its effect, if one did not.
+    pub(crate) fn broken(&self) -> Option<String> {
+        self.lock().broken.clone()
+    }
+
+    /// The same client, with faults in between, for the controller with this number.
     pub(super) fn around(&self, client: kube::Client, number: usize) -> kube::Client {
         let namespace = client.default_namespace().to_owned();
         let faults = self.clone();
@@ -183,105 +229,144 @@ impl Faults {
             async move {
                 let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
                 let response = faults.send(&client, number, request).await?;
-                Ok::<_, kube::Error>(response.map(|body| if watches { faults.held_back(body) } else { boxed(body) }))
+                let watched = |body| if watches { faults.held_back(number, body) } else { body.boxed_unsync() };
+                Ok::<_, kube::Error>(response.map(watched))
             }
         });
         kube::Client::new(service, namespace)
     }
 
-    /// The body of a watch, which shows nothing while watches are held back.
-    fn held_back(&self, body: Body) -> UnsyncBoxBody<Bytes, kube::Error> {
-        let frames = stream::unfold((body, self.held.subscribe()), |(mut body, mut held)| async move {
+    /// The body of a watch, which shows nothing while watches are held back, and no more to a controller that is cut off.
+    fn held_back(&self, number: usize, body: Body) -> UnsyncBoxBody<Bytes, kube::Error> {
+        let from = (body, self.held.subscribe(), self.cut_off.subscribe());
+        let frames = stream::unfold(from, move |(mut body, mut held, mut cut_off)| async move {
             let frame = body.frame().await?;
             let _ = held.wait_for(|held| !*held).await;
-            Some((frame, (body, held)))
+            let _ = cut_off.wait_for(|cut_off| *cut_off < number).await;
+            Some((frame, (body, held, cut_off)))
         });
         StreamBody::new(frames).boxed_unsync()
     }
 
     async fn send(&self, client: &kube::Client, number: usize, request: Request<Body>) -> Answer {
-        self.connected(number).await;
-        self.lock().asked = Instant::now();
+        let _ = self.cut_off.subscribe().wait_for(|cut_off| *cut_off < number).await;
+        let _under_way = UnderWay::new(self);
         if request.method() == Method::GET {
             return client.send(request).await;
         }
         let (parts, body) = request.into_parts();
-        let bytes = body.collect_bytes().await?;
-        let write = Write { parts, bytes };
+        let write = Write { parts, bytes: body.collect_bytes().await? };
         let (label, fault) = {
             let mut state = self.lock();
-            let label = write.label(&mut state.slots);
+            let label = write.label(&state.slots);
             let before = *state.seen.entry(label.clone()).and_modify(|seen| *seen += 1).or_default();
             let now = |planned: &Planned| planned.write == label && planned.after == before;
             let found = state.planned.iter().position(now);
-            let fault = found.map(|index| state.planned.remove(index).fault);
-            (label, fault)
+            (label, found.map(|index| state.planned.remove(index)))
         };
-        let Some(fault) = fault else { return client.send(write.request()).await };
-        tracing::info!(label, fault = fault.name(), "fault");
-        self.inject(client, number, fault, &write).await
+        match fault {
+            Some(planned) => {
+                tracing::info!(label, fault = planned.fault.name(), "fault");
+                self.inject(client, number, planned, &write).await
+            }
+            None => self.pass_on(client, &write).await,
+        }
     }
 
-    async fn inject(&self, client: &kube::Client, number: usize, fault: Fault, write: &Write) -> Answer {
-        let send = || client.send(write.request());
-        match fault {
+    /// Sends a write as it is.
+    async fn pass_on(&self, client: &kube::Client, write: &Write) -> Answer {
+        let answer = client.send(write.request()).await?;
+        if let Some(slots) = write.slots().filter(|_| answer.status().is_success()) {
+            self.lock().slots = slots;
+        }
+        Ok(answer)
+    }
+
+    /// Sends a write that has to take effect. One that does not is passed on, and its fault waits for the next one.
+    async fn effect(&self, client: &kube::Client, planned: &Planned, write: &Write) -> Result<(), Answer> {
+        match self.pass_on(client, write).await {
+            Ok(answer) if answer.status().is_success() => Ok(()),
+            answer => {
+                self.lock().planned.push(Planned { after: planned.after + 1, ..planned.clone() });
+                Err(answer)
+            }
+        }
+    }
+
+    async fn inject(&self, client: &kube::Client, number: usize, planned: Planned, write: &Write) -> Answer {
+        match planned.fault {
             Fault::ErrorBefore => Ok(failure()),
-            Fault::ErrorAfter => {
-                send().await?;
-                Ok(failure())
-            }
-            Fault::AnswerLost => {
-                send().await?;
-                Err(kube::Error::Service("the connection ended before the answer".into()))
-            }
+            Fault::ErrorAfter => match self.effect(client, &planned, write).await {
+                Ok(()) => Ok(failure()),
+                Err(answer) => answer,
+            },
+            Fault::AnswerLost => match self.effect(client, &planned, write).await {
+                Ok(()) => Err(kube::Error::Service("the connection ended before the answer".into())),
+                Err(answer) => answer,
+            },
             Fault::Delayed => {
                 self.ask(|done| Due::Pass(DELAY, done)).await;
-                send().await
+                self.pass_on(client, write).await
             }
             Fault::KilledBefore => {
+                self.cut_off.send_replace(number);
                 self.lock().due.push_back(Due::Kill);
                 std::future::pending().await
             }
             Fault::KilledAfter => {
-                send().await?;
-                self.lock().due.push_back(Due::Kill);
-                std::future::pending().await
+                self.cut_off.send_replace(number);
+                match self.effect(client, &planned, write).await {
+                    Ok(()) => {
+                        self.lock().due.push_back(Due::Kill);
+                        std::future::pending().await
+                    }
+                    Err(answer) => {
+                        self.cut_off.send_replace(number - 1);
+                        answer
+                    }
+                }
             }
             Fault::Late => {
-                self.lock().cut_off = number;
-                self.ask(Due::Overtake).await;
-                send().await?;
+                self.cut_off.send_replace(number);
+                self.lock().due.push_back(Due::Late(Box::new(write.clone())));
                 std::future::pending().await
             }
             Fault::LeaderAfter => {
-                let answer = send().await;
+                let answer = self.pass_on(client, write).await;
                 self.lock().due.push_back(Due::Stop);
                 answer
             }
             Fault::Stale => {
                 self.held.send_replace(true);
-                send().await
+                self.pass_on(client, write).await
             }
             Fault::Conflict => {
-                let _ = self.other.send(write.of_another_client()).await;
-                send().await
+                self.as_other(write.of_another_client()).await;
+                self.pass_on(client, write).await
             }
             Fault::Recreated if write.creates() => {
-                let answer = send().await?;
-                let (parts, body) = answer.into_parts();
-                let bytes = body.collect_bytes().await?;
-                let created: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-                let name = created["metadata"]["name"].as_str().unwrap_or_default();
-                let path = format!("{}/{name}", write.parts.uri.path());
-                let _ = self.other.send(delete(&path)).await;
-                Ok(Response::from_parts(parts, Body::from(bytes)))
+                let answer = self.pass_on(client, write).await?;
+                if answer.status().is_success() {
+                    self.as_other(delete(&write.created())).await;
+                }
+                Ok(answer)
             }
             Fault::Recreated => {
-                let path = write.object();
-                self.ask(|done| Due::Recreate(path, done)).await;
-                send().await
+                self.ask(|done| Due::Recreate(write.object(), done)).await;
+                self.pass_on(client, write).await
             }
         }
+    }
+
+    /// Sends a request of another user, which has to take effect.
+    async fn as_other(&self, request: Request<Body>) {
+        let what = format!("{} {}", request.method(), request.uri());
+        let refused = match self.other.send(request).await {
+            Ok(answer) if answer.status().is_success() => return,
+            Ok(answer) => answer.status().to_string(),
+            Err(error) => error.to_string(),
+        };
+        self.lock().broken = Some(format!("another client's {what}: {refused}"));
     }
 
     /// Has the script do something, and waits for it.
@@ -290,15 +375,6 @@ impl Faults {
         self.lock().due.push_back(due(done));
         let _ = is_done.await;
     }
-
-    /// Waits forever if this controller is cut off.
-    fn connected(&self, number: usize) -> BoxFuture<'static, ()> {
-        if number <= self.lock().cut_off { std::future::pending().boxed() } else { std::future::ready(()).boxed() }
-    }
-}
-
-fn boxed(body: Body) -> UnsyncBoxBody<Bytes, kube::Error> {
-    body.boxed_unsync()
 }
 
 /// The answer of an API server that fails.
@@ -327,14 +403,19 @@ pub(super) fn request(method: Method, path: &str, kind: &'static str, body: Stri
 }
 
 /// A request that changes something.
-struct Write {
+#[derive(Clone, Debug)]
+pub(crate) struct Write {
     parts: http::request::Parts,
     bytes: Bytes,
 }
 
 impl Write {
-    fn request(&self) -> Request<Body> {
+    pub(crate) fn request(&self) -> Request<Body> {
         Request::from_parts(self.parts.clone(), Body::from(self.bytes.clone()))
+    }
+
+    fn body(&self) -> Value {
+        serde_json::from_slice(&self.bytes).unwrap_or_default()
     }
 
     fn creates(&self) -> bool {
@@ -358,19 +439,36 @@ impl Write {
         subresource.and_then(|subresource| path.strip_suffix(&subresource)).unwrap_or(path).to_owned()
     }
 
+    /// The path of the object that it creates.
+    fn created(&self) -> String {
+        format!("{}/{}", self.parts.uri.path(), self.body()["metadata"]["name"].as_str().unwrap_or_default())
+    }
+
     /// A write of another client to the same object.
     fn of_another_client(&self) -> Request<Body> {
-        if self.creates() {
-            return self.request();
+        let touched = json!({"metadata": {"annotations": {"example.com/touched": "true"}}});
+        if !self.creates() {
+            return request(Method::PATCH, &self.object(), "application/merge-patch+json", touched.to_string());
         }
-        let patch = json!({"metadata": {"annotations": {"example.com/touched": "true"}}});
-        request(Method::PATCH, &self.object(), "application/merge-patch+json", patch.to_string())
+        let mut body = self.body();
+        super::merge(&mut body, &touched);
+        if self.place().0 == "leases" {
+            super::merge(&mut body, &json!({"spec": {"holderIdentity": "another", "leaseDurationSeconds": 1}}));
+        }
+        request(Method::POST, self.parts.uri.path(), "application/json", body.to_string())
+    }
+
+    /// The slots that a write of the operator's status has.
+    fn slots(&self) -> Option<Value> {
+        let (resource, _, subresource) = self.place();
+        (resource == "bottlerocketupdateoperators" && subresource.is_some())
+            .then(|| self.body()["status"]["slots"].clone())
     }
 
     /// The kind of the write: verb, resource, and what it is about. `slots` is what the operator's status had before.
-    fn label(&self, slots: &mut Value) -> String {
-        let body: Value = serde_json::from_slice(&self.bytes).unwrap_or_default();
-        let (resource, _, subresource) = self.place();
+    fn label(&self, slots: &Value) -> String {
+        let body = self.body();
+        let (resource, name, subresource) = self.place();
         let verb = match self.parts.method {
             Method::POST => "create",
             Method::PUT => "update",
@@ -381,6 +479,12 @@ impl Write {
             ("bottlerocketshadows", Some(_)) => about_attempt(&body["status"]),
             ("bottlerocketshadows", None) if verb == "patch" => about_desired_state(&body["spec"]),
             ("bottlerocketupdateoperators", Some(_)) => about_slots(&body["status"]["slots"], slots),
+            ("bottlerocketrollouthistories", None) if verb == "create" => {
+                if body["spec"]["page"].is_null() { "record" } else { "page" }.to_owned()
+            }
+            ("secrets" | "configmaps", _) => {
+                name.or(body["metadata"]["name"].as_str()).unwrap_or_default().trim_start_matches("brupop-").to_owned()
+            }
             ("nodes", _) => about_node(&body),
             _ => String::new(),
         };
@@ -392,10 +496,12 @@ impl Write {
 /// The step that a status of a shadow records, or the end.
 fn about_attempt(status: &Value) -> String {
     let last = status["record"]["last"]["reason"].as_str();
+    let kept = status["results"].as_array().is_some_and(|results| !results.is_empty());
     match (status["progress"]["step"].as_str(), last) {
         (Some("Releasing"), Some(reason)) => format!("Releasing after {reason}"),
         (Some(step), _) => step.to_owned(),
-        (None, Some(reason)) => format!("idle after {reason}"),
+        (None, Some(reason)) if kept => format!("idle after {reason}"),
+        (None, Some(reason)) => format!("idle after {reason}, result recorded"),
         (None, None) => "idle".to_owned(),
     }
 }
@@ -408,7 +514,7 @@ fn about_desired_state(spec: &Value) -> String {
     }
 }
 
-fn about_slots(now: &Value, before: &mut Value) -> String {
+fn about_slots(now: &Value, before: &Value) -> String {
     let uids = |slots: &Value| -> Vec<String> {
         slots.as_array().into_iter().flatten().map(|slot| slot["uid"].to_string()).collect()
     };
@@ -417,17 +523,15 @@ fn about_slots(now: &Value, before: &mut Value) -> String {
         slots.filter(|slot| !slot["update"]["permittingSince"].is_null()).count()
     };
     let (was, is) = (uids(before), uids(now));
-    // One write may do several of these: the first one is its kind.
-    let about = if is.iter().any(|uid| !was.contains(uid)) {
-        "slot given"
-    } else if was.iter().any(|uid| !is.contains(uid)) {
-        "slot taken back"
-    } else if marked(now) > marked(before) {
-        "slot marked"
-    } else {
-        "facts"
+    let given = is.iter().any(|uid| !was.contains(uid));
+    let taken_back = was.iter().any(|uid| !is.contains(uid));
+    let about = match (given, taken_back) {
+        (true, true) => "slot handed on",
+        (true, false) => "slot given",
+        (false, true) => "slot taken back",
+        (false, false) if marked(now) > marked(before) => "slot marked",
+        (false, false) => "facts",
     };
-    *before = now.clone();
     about.to_owned()
 }
 

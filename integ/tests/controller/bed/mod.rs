@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 pub(crate) use actions::poll;
-pub(crate) use faults::{Due, Fault, Faults, Planned};
+pub(crate) use faults::{Due, Fault, Faults, Planned, Write};
 pub(crate) use node::{Boot, Fleet, Held, PodRule, PodState};
 pub(crate) use policy::{closed_schedule, open_schedule, other};
 pub(crate) use process::{ControllerOptions, ControllerProcess, note_panics};
@@ -163,6 +163,11 @@ impl ScriptedCluster {
     pub(crate) async fn deregister(&self, node: &str) -> anyhow::Result<()> {
         Api::<Node>::all(self.client.clone()).delete(node, &DeleteParams::default()).await?;
         self.end_agent(node).await?;
+        self.until_gone(node).await
+    }
+
+    /// Waits until what depends on a Node that was deleted is gone.
+    async fn until_gone(&self, node: &str) -> anyhow::Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         let shadows: Api<BottlerocketShadow> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
         poll("the Lease and the shadow of the Node are gone", async || {
@@ -247,45 +252,38 @@ impl ScriptedCluster {
 
     /// Deletes an object at once, whatever it is, and creates it again as it was, without its status.
     pub(crate) async fn recreate(&self, path: &str) -> anyhow::Result<()> {
-        let client = &self.client;
-        let get = || faults::request(http::Method::GET, path, "application/json", String::new());
-        let object: Value = serde_json::from_slice(&client.send(get()).await?.into_body().collect_bytes().await?)?;
-        let uid = object["metadata"]["uid"].clone();
         if let Some(node) = path.strip_prefix("/api/v1/nodes/") {
-            return self.register_again(node).await;
+            Api::<Node>::all(self.client.clone()).delete(node, &DeleteParams::default()).await?;
+            self.until_gone(node).await?;
+            return self.register_node(node, &[]).await;
         }
+        let client = &self.client;
+        let read = async || {
+            let get = faults::request(http::Method::GET, path, "application/json", String::new());
+            let object = client.send(get).await?.into_body().collect_bytes().await?;
+            anyhow::Ok(serde_json::from_slice::<Value>(&object)?)
+        };
+        let mut object = read().await?;
+        let uid = object["metadata"]["uid"].clone();
+        ensure!(uid.is_string(), "{path} cannot be created again: {object}");
         client.send(faults::delete(path)).await?;
-        poll(&format!("{path} is gone"), async || {
-            let found = client.send(get()).await?.into_body().collect_bytes().await?;
-            let found: Value = serde_json::from_slice(&found)?;
-            Ok((found["metadata"]["uid"] != uid).then_some(()))
-        })
-        .await?;
-        let mut again = object;
-        if let Some(fields) = again.as_object_mut() {
-            fields.remove("status");
-        }
-        for own in ["uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"] {
-            again["metadata"].as_object_mut().and_then(|fields| fields.remove(own));
+        poll(&format!("{path} is gone"), async || Ok((read().await?["metadata"]["uid"] != uid).then_some(()))).await?;
+        object.as_object_mut().and_then(|fields| fields.remove("status"));
+        for own in ["uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"] {
+            object["metadata"].as_object_mut().and_then(|fields| fields.remove(own));
         }
         let (folder, _) = path.rsplit_once('/').context("a path of an object")?;
-        let create = faults::request(http::Method::POST, folder, "application/json", again.to_string());
         // Another client may have created it by now.
-        client.send(create).await?;
+        client.send(faults::request(http::Method::POST, folder, "application/json", object.to_string())).await?;
         Ok(())
     }
 
-    /// Deletes the Node of a machine that runs, whose kubelet registers it again at once.
-    async fn register_again(&self, node: &str) -> anyhow::Result<()> {
-        Api::<Node>::all(self.client.clone()).delete(node, &DeleteParams::default()).await?;
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
-        let shadows: Api<BottlerocketShadow> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
-        poll("the Lease and the shadow of the Node are gone", async || {
-            let shadow = shadows.get_opt(&names::shadow_name(node)).await?;
-            Ok((leases.get_opt(node).await?.is_none() && shadow.is_none()).then_some(()))
-        })
-        .await?;
-        self.register_node(node, &[]).await
+    /// Sends a write of a controller that does not run any more.
+    pub(crate) async fn send_late(&self, write: &Write) -> anyhow::Result<()> {
+        let client = ControllerProcess::client(&self.stage)?;
+        let answer = client.send(write.request()).await.context("the late write")?;
+        tracing::info!(status = %answer.status(), "late write");
+        Ok(())
     }
 
     /// Lets the Lease of the leader run out: its time is not the script's.

@@ -127,10 +127,7 @@ impl ControllerProcess {
         arguments.extend(options.node.iter().map(|node| format!("--node-name={node}")));
         arguments.extend(options.arguments.iter().cloned());
         let config = Config::try_parse_from(arguments)?;
-        let user = service_account(SYSTEM_NAMESPACE, CONTROLLER);
-        let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{SYSTEM_NAMESPACE}")];
-        let mut kubernetes = stage.control_plane.config_as(&user, &groups)?;
-        kubernetes.default_retry = false;
+        let kubernetes = Self::configuration(stage)?;
         let log = Log::default();
         let filter = "info,controller=debug";
         let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.clone()).with_ansi(false);
@@ -147,11 +144,13 @@ impl ControllerProcess {
         let faults = faults.cloned();
         let run = runtime.spawn(async move {
             let client = kube::Client::try_from(kubernetes).context("the client cannot be set up")?;
-            let mut client = time.dated(client);
+            let (mut client, mut parameters) = (time.dated(client), LEASE);
             if let Some(faults) = faults {
                 client = faults.around(client, number);
+                // Often enough for a fault in the middle of the rollout.
+                parameters.renew_period = Duration::from_secs(1);
             }
-            let surroundings = Surroundings { client, clock: Clock::new(machine), parameters: LEASE };
+            let surroundings = Surroundings { client, clock: Clock::new(machine), parameters };
             let result = controller::run(config, surroundings, stopped).await;
             if let Err(error) = &result {
                 tracing::error!("the controller ended: {error:#}");
@@ -159,6 +158,19 @@ impl ControllerProcess {
             result
         });
         Ok(Self { identity: options.identity.clone(), thread, runtime: Some(runtime), run, stop, log, plain })
+    }
+
+    fn configuration(stage: &Stage) -> anyhow::Result<kube::Config> {
+        let user = service_account(SYSTEM_NAMESPACE, CONTROLLER);
+        let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{SYSTEM_NAMESPACE}")];
+        let mut kubernetes = stage.control_plane.config_as(&user, &groups)?;
+        kubernetes.default_retry = false;
+        Ok(kubernetes)
+    }
+
+    /// A client with the rights of a controller.
+    pub(super) fn client(stage: &Stage) -> anyhow::Result<kube::Client> {
+        Ok(kube::Client::try_from(Self::configuration(stage)?)?)
     }
 
     /// The identity in the Lease.

@@ -43,7 +43,7 @@ fn nodes_are_not_checked_without_free_slot() {
 
 #[test]
 fn slot_that_has_just_ended_is_replaced_by_the_next_one_in_one_write() {
-    let made = |now: i64, read: bool, ended: i64| {
+    let made = |now: i64, read: bool, ended: i64, change: fn(&mut ClusterView)| {
         let (mut done, mut next) = (node("a"), at("b", Step::Staged, 0, HostState::StagedUpdate));
         done.shadow.as_mut().unwrap().status.controller.record =
             Some(Record { last: updated().last.map(|last| AttemptResult { ended: t(ended), ..last }), ..updated() });
@@ -52,15 +52,25 @@ fn slot_that_has_just_ended_is_replaced_by_the_next_one_in_one_write() {
         next.pods = read.then(Vec::new);
         let (mut view, policy) = cluster(vec![done, next], &["a"]);
         one_proven(&mut view);
+        change(&mut view);
         let made = plan(&view, &policy, t(now));
         let slots = made.slots.map(|slots| slots.into_iter().map(|slot| slot.node).collect::<Vec<_>>());
         (slots, made.wake)
     };
     let given = |nodes: &[&str]| Some(nodes.iter().map(|&node| node.to_owned()).collect::<Vec<_>>());
-    assert_eq!(made(50, false, 50), (None, Some(t(51))), "the pods of the next node are being read");
-    assert_eq!(made(50, true, 50).0, given(&["b"]));
-    assert_eq!(made(51, false, 50).0, given(&[]), "not for long");
-    assert_eq!(made(50, false, -1).0, given(&[]), "its end was another attempt's");
+    assert_eq!(made(50, false, 50, |_| {}), (None, Some(t(51))), "the pods of the next node are being read");
+    assert_eq!(made(50, true, 50, |_| {}).0, given(&["b"]));
+    assert_eq!(made(51, false, 50, |_| {}).0, given(&[]), "not for long");
+    assert_eq!(made(50, false, -1, |_| {}).0, given(&[]), "its end was another attempt's");
+    assert_eq!(made(50, false, 51, |_| {}).0, given(&[]), "its end is in the future");
+    let hook = |view: &mut ClusterView| {
+        view.nodes.get_mut("a").unwrap().facts.hook_request = Some("AfterUpdate/1/x".into());
+    };
+    assert_eq!(made(50, false, 50, hook).0, given(&[]), "a request to hooks is left, whose write would hold the slot");
+    let resumed = |view: &mut ClusterView| {
+        view.operator.as_mut().unwrap().resume = Some("now".into());
+    };
+    assert_eq!(made(50, false, 50, resumed).0, given(&[]), "a user resumes, which is recorded with the slots");
 }
 
 #[test]
