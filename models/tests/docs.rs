@@ -1,4 +1,4 @@
-//! Texts in `docs/` about the shared rules, compared with the code; and the links of all pages.
+//! Texts in `docs/` about the shared rules, compared with the code; the links of all pages; and the tests that pages name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -55,6 +55,33 @@ fn links_between_pages_lead_to_files_and_headings() {
         }
     }
     assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn each_promise_names_a_page_and_a_test_that_exist() {
+    let text = std::fs::read_to_string(docs().join("promises.md")).unwrap();
+    let (mut promises, mut wrong) = (0, Vec::new());
+    for line in text.lines().filter(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [promise, page, test] = cells[..] else {
+            wrong.push(format!("not three columns: {line}"));
+            continue;
+        };
+        if promise == "promise" || promise == "---" {
+            continue;
+        }
+        promises += 1;
+        let is_page = |link: &String| docs().join(link.split('#').next().unwrap_or_default()).is_file();
+        if !matches!(&links(page)[..], [link] if is_page(link)) {
+            wrong.push(format!("no such page: {line}"));
+        }
+        let quoted = test.strip_prefix('`').and_then(|test| test.strip_suffix('`'));
+        if !quoted.and_then(|test| test.split_once(' ')).is_some_and(|(binary, path)| test_exists(binary, path)) {
+            wrong.push(format!("no such test: {line}"));
+        }
+    }
+    assert!(promises >= 120, "{promises} promises");
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 /// Each page is a chapter of the book, once.
@@ -126,6 +153,64 @@ fn files_under(folder: &Path, extension: &str) -> std::io::Result<Vec<PathBuf>> 
         }
     }
     Ok(files)
+}
+
+/// Returns whether this binary has a test of this path, by the rules of `integ/plant/plant.py`: the function is defined in
+/// the file of one of the modules above it.
+fn test_exists(binary: &str, path: &str) -> bool {
+    if binary == "controller" && is_fault_plan(path) {
+        return true;
+    }
+    let Some((folder, root)) = sources_of(binary) else { return false };
+    let mut modules: Vec<&str> = path.split("::").collect();
+    let function = modules.pop().unwrap_or_default();
+    let files = (1..=modules.len()).flat_map(|depth| {
+        let base = folder.join(modules[..depth].iter().collect::<PathBuf>());
+        [base.with_extension("rs"), base.join("mod.rs")]
+    });
+    files.chain([root]).any(|file| std::fs::read_to_string(file).is_ok_and(|source| defines(&source, function)))
+}
+
+/// Returns the folder of the modules of a test binary, and the file at their root. The binary of unit tests is their folder.
+fn sources_of(binary: &str) -> Option<(PathBuf, PathBuf)> {
+    if binary.ends_with("/src") {
+        let folder = root().join(binary);
+        let file = ["lib.rs", "main.rs"].map(|name| folder.join(name)).into_iter().find(|file| file.is_file())?;
+        return Some((folder, file));
+    }
+    let packages = folders_in(&root());
+    let nested: Vec<PathBuf> = packages.iter().flat_map(|package| folders_in(package)).collect();
+    packages.into_iter().chain(nested).map(|package| package.join("tests")).find_map(|tests| {
+        let folder = tests.join(binary);
+        let single = tests.join(format!("{binary}.rs"));
+        let sources = [(folder.join("main.rs"), folder), (single, tests)];
+        sources.into_iter().find(|(file, _)| file.is_file()).map(|(file, folder)| (folder, file))
+    })
+}
+
+fn folders_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+/// Returns whether this names a fault at a write of the controller; such tests have no function of their own.
+fn is_fault_plan(path: &str) -> bool {
+    let folder = root().join("integ/tests/controller");
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap_or_default();
+    let Some((write, fault)) = path.strip_prefix("faults::at::").and_then(|plan| plan.split_once("::")) else {
+        return false;
+    };
+    let words = |line: &str| line.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    let name = format!("=> \"{fault}\",");
+    read("faults/writes.txt").lines().any(|line| words(line) == write)
+        && read("bed/faults.rs").lines().any(|line| line.trim_start().starts_with("Self::") && line.ends_with(&name))
+}
+
+fn defines(source: &str, function: &str) -> bool {
+    source.match_indices(&format!("fn {function}")).any(|(at, found)| {
+        let is_inside_a_word = source[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        !is_inside_a_word && source[at + found.len()..].trim_start().starts_with(['(', '<'])
+    })
 }
 
 /// The path without `.` and `..`, also of what does not exist.
