@@ -203,23 +203,10 @@ async fn roll_out(cluster: &mut ScriptedCluster, planned: Vec<Planned>) -> anyho
             return Ok(faults);
         }
         cluster.pass(STEP).await?;
-        forget_disruptions(cluster).await?;
+        course.forget_disruptions(cluster).await?;
         faults.note();
     }
     anyhow::bail!("the rollout does not end: {}", standing(&cluster.now()?))
-}
-
-/// Forgets evictions that were approved and have deleted nothing, as the cluster does after two minutes, which are not the script's.
-async fn forget_disruptions(cluster: &ScriptedCluster) -> anyhow::Result<()> {
-    let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), SHOP);
-    for budget in budgets.list(&ListParams::default()).await?.items {
-        if budget.status.as_ref().and_then(|status| status.disrupted_pods.as_ref()).is_some_and(|pods| !pods.is_empty())
-        {
-            let forgotten = Patch::Merge(json!({"status": {"disruptedPods": null}}));
-            budgets.patch_status(&budget.name_any(), &PatchParams::default(), &forgotten).await?;
-        }
-    }
-    Ok(())
 }
 
 /// The reasons why nodes are where they are.
@@ -246,6 +233,8 @@ struct Course {
     changed: bool,
     /// The request of hooks that was answered last, by node.
     answered: BTreeMap<String, String>,
+    /// Pods whose eviction was approved, and had not deleted them at the last step of time.
+    approved: BTreeSet<String>,
     /// The write of a leader that does not run any more, and how often the rollout comes to rest until it arrives.
     late: Option<(usize, Box<Write>)>,
 }
@@ -282,6 +271,22 @@ impl Course {
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
+    }
+
+    /// Frees budgets of evictions that were approved two steps of time ago and have deleted nothing, as the cluster does after two minutes,
+    /// which are not the script's.
+    async fn forget_disruptions(&mut self, cluster: &ScriptedCluster) -> anyhow::Result<()> {
+        let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), SHOP);
+        let before = std::mem::take(&mut self.approved);
+        for budget in budgets.list(&ListParams::default()).await?.items {
+            let approved = budget.status.iter().filter_map(|status| status.disrupted_pods.as_ref()).flatten();
+            self.approved.extend(approved.map(|(pod, _)| pod.clone()));
+            for pod in self.approved.intersection(&before) {
+                let forgotten = Patch::Merge(json!({"status": {"disruptedPods": {pod: null}}}));
+                budgets.patch_status(&budget.name_any(), &PatchParams::default(), &forgotten).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Does what a fault needs.
