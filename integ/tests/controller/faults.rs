@@ -52,6 +52,12 @@ const OF_OTHER_KIND: &str = "node-3";
 /// Time in which a controller that asks nothing has nothing to do.
 const QUIET: Duration = Duration::from_millis(200);
 
+/// The same after a fault: a controller pauses for half a second, and for a whole one the second time, before it writes again.
+const QUIET_AFTER_FAULT: Duration = Duration::from_millis(1_200);
+
+/// Time for which a fault matters to that.
+const FAULT_LASTS: Duration = Duration::from_secs(3);
+
 /// One step of time, while nothing happens.
 const STEP: Duration = Duration::from_mins(3);
 
@@ -253,7 +259,8 @@ impl Course {
             if self.act(cluster).await? {
                 faults.note();
             }
-            if faults.quiet() > QUIET && !faults.show() {
+            let fresh = faults.since_fault().is_some_and(|since| since < FAULT_LASTS);
+            if faults.quiet() > if fresh { QUIET_AFTER_FAULT } else { QUIET } && !faults.show() {
                 let world = cluster.now()?;
                 let updated = |node: &String| world.is_updated(node, &NEW);
                 let all = world.nodes.len() == 3 && world.nodes.keys().all(updated) && world.status().slots.is_empty();

@@ -120,6 +120,8 @@ struct State {
     under_way: usize,
     /// The time of the last thing that happened.
     at: Instant,
+    /// The time of the last fault.
+    fault_at: Option<Instant>,
     /// A fault that did not have its effect.
     broken: Option<String>,
 }
@@ -173,6 +175,7 @@ impl Faults {
             slots: Value::Null,
             under_way: 0,
             at: Instant::now(),
+            fault_at: None,
             broken: None,
         };
         let (held, cut_off) = (watch::Sender::new(false), watch::Sender::new(0));
@@ -202,6 +205,11 @@ impl Faults {
     pub(crate) fn quiet(&self) -> Duration {
         let state = self.lock();
         if state.under_way > 0 { Duration::ZERO } else { state.at.elapsed() }
+    }
+
+    /// Returns for how long there has been no fault, if there was one.
+    pub(crate) fn since_fault(&self) -> Option<Duration> {
+        self.lock().fault_at.map(|at| at.elapsed())
     }
 
     /// Notes that something has happened, to which controllers will react.
@@ -266,6 +274,7 @@ impl Faults {
         };
         match fault {
             Some(planned) => {
+                self.lock().fault_at = Some(Instant::now());
                 tracing::info!(label, fault = planned.fault.name(), "fault");
                 self.inject(client, number, planned, &write).await
             }
