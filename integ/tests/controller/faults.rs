@@ -4,12 +4,12 @@
 //! The rollout has three nodes of two kinds, hooks, a canary step, a budget that lets one pod go at a time, a boot that
 //! falls back, and a policy that changes in the middle.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use integ::oracle::ClusterState;
+use integ::oracle::{ClusterState, Field, Object};
 use integ::rollout_history::recorded;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -157,8 +157,14 @@ async fn as_without_fault(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
         let expected = if node == FALLS_BACK { vec!["BootFellBack", UPDATED] } else { vec![UPDATED] };
         ensure!(ends == expected, "{node} has ended as {ends:?}");
     }
+    let mut claims = 0;
+    history.replay(|change, before, _| {
+        if let (Object::Node(node), Some(Object::Node(before))) = (&change.object, before) {
+            claims += usize::from(node.claimed() && !before.claimed());
+        }
+    });
     let stats = cluster.verdict().await?.stats;
-    ensure!((stats.reboots, stats.arms) == (4, 4), "done twice: {stats:#?}");
+    ensure!((claims, stats.reboots, stats.arms) == (4, 4, 4), "done twice: {claims} claims, {stats:#?}");
     let mut steps = STEPS;
     // The history is written again a while after it could not be.
     while !is_recorded(cluster).await? {
@@ -237,8 +243,6 @@ struct Course {
     first_boot: Option<String>,
     fell_back: bool,
     changed: bool,
-    /// The request of hooks that was answered last, by node.
-    answered: BTreeMap<String, String>,
     /// Pods whose eviction was approved, and had not deleted them at the last step of time.
     approved: BTreeSet<String>,
     /// The write of a leader that does not run any more, and how often the rollout comes to rest until it arrives.
@@ -341,12 +345,11 @@ impl Course {
             cluster.policy(&json!({"version": {"target": NEW.to_string()}})).await?;
             return Ok(true);
         }
+        let annotation = format!("{HOOK_ANSWER_PREFIX}storage");
         for (name, node) in &world.nodes {
-            let request = node.hook_request().filter(|request| self.answered.get(name) != Some(*request));
-            if let Some(request) = request {
-                let annotation = format!("{HOOK_ANSWER_PREFIX}storage");
+            let answer = node.fields.get(&Field::Annotation(annotation.clone()));
+            if let Some(request) = node.hook_request().filter(|request| answer != Some(*request)) {
                 cluster.patch_node(name, json!({"metadata": {"annotations": {annotation: request}}})).await?;
-                self.answered.insert(name.clone(), request.clone());
                 return Ok(true);
             }
         }
