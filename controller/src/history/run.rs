@@ -252,7 +252,7 @@ impl Historian {
             now,
         });
         if !self.caches.shadows.unreadable().is_empty() {
-            // Its results are not known: without them nothing ends, and no page is named.
+            // The results on it are not known: without them nothing ends, and no page is named.
             plan.actions
                 .retain(|action| matches!(action, HistoryAction::ReadRecord { .. } | HistoryAction::ReadPage { .. }));
             plan.wake = None;

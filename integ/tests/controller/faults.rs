@@ -143,7 +143,7 @@ pub(crate) async fn rollout_with(cluster: &mut ScriptedCluster, plan: Plan) -> a
     if let Some(broken) = faults.broken().filter(|_| plan.certain) {
         anyhow::bail!("the fault had no effect: {broken}");
     }
-    // What an object has recorded is gone with it.
+    // The records of an object are gone with it.
     let forgets = plan.faults.iter().any(|planned| planned.fault == Fault::Recreated);
     if !forgets {
         as_without_fault(cluster).await?;
@@ -295,8 +295,8 @@ impl Course {
         }
     }
 
-    /// Frees budgets of evictions that were approved two steps of time ago and have deleted nothing, as the cluster does after two minutes,
-    /// which are not the script's.
+    /// Frees budgets of evictions that were approved two steps of time ago and have deleted nothing, as the cluster does after two minutes
+    /// of its own time.
     async fn forget_disruptions(&mut self, cluster: &ScriptedCluster) -> anyhow::Result<()> {
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), SHOP);
         let before = std::mem::take(&mut self.approved);

@@ -75,6 +75,12 @@ fn slot_writes(records: &[Record]) -> (usize, usize) {
     (slots, counts)
 }
 
+/// The number of the controller's Events that an updated node waits for its pods.
+fn settling_events(records: &[Record]) -> usize {
+    let events = records.iter().filter(|r| part(r) == Some("controller") && r.what() == "events");
+    events.filter(|r| r.request.as_ref().is_some_and(|event| event["reason"] == "Settling")).count()
+}
+
 fn print(title: &str, table: &Table) {
     let mut text = format!("{title}: {} in all\n", table.values().sum::<usize>());
     for ((part, verb, what), count) in table {
@@ -224,15 +230,14 @@ async fn whole_rollout_of_three_nodes_under_a_budget_stays_within_its_limit() ->
         ctx.renewals(1).await?;
         let asked = requests_since(ctx, from).await?;
         println!("The controller's writes:\n  {}", course(&asked).join("\n  "));
-        // What another client's write refused is made again; the renewals of the lease are the leader's, not the rollout's.
+        // A write that met another client's is made again; no renewal of the lease belongs to the rollout.
         let refused = |r: &Record| r.code == 409 || (r.what() == "pods/eviction" && r.code == 429);
         let (refused, made): (Vec<_>, Vec<_>) = asked.into_iter().filter(|r| r.what() != "leases").partition(refused);
         print("Refused, for a conflict or by the budget", &table(&refused));
         let whole = table(&made);
         print("Requests for the whole rollout", &whole);
         let count = |what: &str| made.iter().filter(|r| r.what() == what).count();
-        let settling =
-            made.iter().filter(|r| r.request.as_ref().is_some_and(|body| body["reason"] == "Settling")).count();
+        let settling = settling_events(&made);
         let (slots, counts) = slot_writes(&made);
         // One write of slots at the begin, one before each permit, and one at each end, with the next one that is given. Where
         // the pods of the next node are read more slowly, that is another one.
@@ -360,9 +365,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         let status = format!("{shadow}/status");
         let reports_again = refused.iter().filter(|r| part(r) == Some("web API") && r.what() == status).count();
         // On a slow machine the pods of the node are Ready only after the soak, which is said once, with an Event.
-        let settling = records.iter().filter(|r| part(r) == Some("controller") && r.what() == "events");
-        let settling =
-            settling.filter(|r| r.request.as_ref().is_some_and(|event| event["reason"] == "Settling")).count();
+        let settling = settling_events(&records);
         assert!(settling <= 1, "{whole:#?}");
         let bounds = [
             // Where the host has checked for updates after the end of the attempt, the label of the revision follows by itself.

@@ -86,13 +86,12 @@ impl<'a> Planner<'a> {
     /// of their nodes have just ended, nothing is left to do there, the next node is being checked, and nothing else of the slots
     /// changes.
     fn waits_for_next(&mut self, assignment: &Assignment<'_>) -> bool {
-        let recorded: Vec<Slot> = self.view.recorded_slots().cloned().collect();
-        let same = |a: &Slot, b: &Slot| (&a.uid, &a.update) == (&b.uid, &b.update);
-        let changed = |slot: &Slot| !recorded.iter().any(|recorded| same(recorded, slot));
+        let view = self.view;
+        let changed = |slot: &Slot| !view.recorded_slots().any(|recorded| slots::records_the_same(recorded, slot));
         if !assignment.checking
             || self.plan.hand_over
-            || requests::resumed(self.view).is_some()
-            || !self.view.retracted.is_empty()
+            || requests::resumed(view).is_some()
+            || !view.retracted.is_empty()
             || assignment.slots.iter().any(changed)
         {
             return false;
@@ -104,7 +103,7 @@ impl<'a> Planner<'a> {
             let until = after(last.ended, NEXT_CHECK);
             (just_ended && until > self.now && !self.plan.actions.contains_key(&slot.node)).then_some(until)
         };
-        let ending = recorded.iter().filter(|slot| !assignment.slots.iter().any(|kept| kept.uid == slot.uid));
+        let ending = view.recorded_slots().filter(|slot| !assignment.slots.iter().any(|kept| kept.uid == slot.uid));
         let until = ending.map(until).collect::<Option<Vec<_>>>().and_then(|until| until.into_iter().min());
         self.wake(until);
         until.is_some()
@@ -210,7 +209,7 @@ impl<'a> Planner<'a> {
             // changes, and records the holder.
             let unchanged = |slots: &Vec<Slot>| {
                 operator.status.slots.len() == slots.len()
-                    && operator.status.slots.iter().zip(slots).all(|(a, b)| (&a.uid, &a.update) == (&b.uid, &b.update))
+                    && operator.status.slots.iter().zip(slots).all(|(a, b)| slots::records_the_same(a, b))
                     && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid))
             };
             let slots = slots.map(|mut slots| {

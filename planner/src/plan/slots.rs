@@ -278,6 +278,11 @@ pub(super) fn kept(
     slots
 }
 
+/// Returns whether two slots record the same of the same node. The time since which it has one is no record of its update.
+pub(super) fn records_the_same(a: &Slot, b: &Slot) -> bool {
+    (&a.uid, &a.update) == (&b.uid, &b.update)
+}
+
 /// A slot of a node.
 pub(super) fn new(survey: &Survey<'_>, node: &SurveyedNode<'_>, now: Timestamp) -> Slot {
     let NodeFacts { uid, name, .. } = &node.facts;

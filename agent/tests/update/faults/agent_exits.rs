@@ -11,7 +11,7 @@ const TICK: Duration = Duration::from_millis(25);
 const LONGEST: usize = 3_000;
 
 /// Permits the agent's nonce, if there is one without a permit.
-pub(super) fn issue_permit(bench: &Bench) {
+fn issue_permit(bench: &Bench) {
     let view = bench.web.view();
     let Some(armed) = &view.status.report.armed else { return };
     let answered = view.spec.permit.as_ref().is_some_and(|permit| permit.nonce == armed.nonce);
@@ -21,7 +21,7 @@ pub(super) fn issue_permit(bench: &Bench) {
 }
 
 /// Writes the next desired state, as a controller does.
-fn act_as_controller(bench: &Bench) {
+pub(super) fn act_as_controller(bench: &Bench) {
     let view = bench.web.view();
     if view.spec.state == HostState::StagedUpdate
         && view.status.report.state == Some(HostState::StagedUpdate)

@@ -4,7 +4,7 @@
 use integ::host::{Fault, Transport};
 use models::shadow::HostState;
 
-use super::agent_exits::issue_permit;
+use super::agent_exits::act_as_controller;
 use super::*;
 use crate::bench::NEW;
 
@@ -41,14 +41,11 @@ async fn update_with(fault: Option<(usize, Transport)>, what: &str) -> Vec<Strin
         match view.spec.state {
             HostState::Idle if updated && acknowledged => break,
             HostState::Idle if acknowledged => bench.stage(1),
-            HostState::StagedUpdate if acknowledged && report.state == Some(HostState::StagedUpdate) => {
-                bench.request_reboot();
-            }
             HostState::RebootedIntoUpdate if report.state == Some(HostState::RebootedIntoUpdate) => {
                 updated = true;
                 bench.withdraw();
             }
-            _ => issue_permit(&bench),
+            _ => act_as_controller(&bench),
         }
         assert!(Instant::now() < end, "{what}: the update does not end: {view:#?}");
         pass(STEP).await;

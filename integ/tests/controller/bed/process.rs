@@ -12,9 +12,8 @@ use controller::clock::Clock;
 use controller::config::Config;
 use controller::leader::Parameters;
 use controller::surroundings::Surroundings;
-use integ::oracle::service_account;
 use jiff::SignedDuration;
-use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
+use models::names::CONTROLLER;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -161,9 +160,7 @@ impl ControllerProcess {
     }
 
     fn configuration(stage: &Stage) -> anyhow::Result<kube::Config> {
-        let user = service_account(SYSTEM_NAMESPACE, CONTROLLER);
-        let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{SYSTEM_NAMESPACE}")];
-        let mut kubernetes = stage.control_plane.config_as(&user, &groups)?;
+        let mut kubernetes = stage.config_of(CONTROLLER)?;
         kubernetes.default_retry = false;
         Ok(kubernetes)
     }

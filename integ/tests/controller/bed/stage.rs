@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use integ::bed::workload;
 use integ::control_plane::{self, ControlPlane};
+use integ::oracle::service_account;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, PropagationPolicy};
 use kube::{Api, Client, ResourceExt as _};
 use models::names::{AGENT_NAMESPACE, SYSTEM_NAMESPACE};
@@ -90,6 +91,13 @@ impl Stage {
         let stage = Self { control_plane, client, templates };
         stage.accounts_exist().await?;
         Ok(stage)
+    }
+
+    /// Configuration of a client that is a service account of the operator's namespace.
+    pub(super) fn config_of(&self, account: &str) -> anyhow::Result<kube::Config> {
+        let user = service_account(SYSTEM_NAMESPACE, account);
+        let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{SYSTEM_NAMESPACE}")];
+        self.control_plane.config_as(&user, &groups)
     }
 
     /// Waits until pods can be created in the namespaces of workloads.
