@@ -4,6 +4,7 @@
 
 mod applier;
 mod event;
+mod exact;
 mod node;
 mod permit;
 mod pods;

@@ -11,15 +11,12 @@ use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, ControllerStatu
 use serde_json::json;
 
 use super::event::OPERATOR_API;
+use super::exact::Part;
 use super::{Applier, ApplyError};
 use planner::history::RowId;
 use planner::view::{OperatorFacts, ShadowFacts};
 
 const SHADOW_API: &str = "brupop.bottlerocket.aws/v3";
-
-fn manager() -> PatchParams {
-    PatchParams::apply(names::CONTROLLER_MANAGER).force()
-}
 
 impl Applier {
     /// Applies the controller status. The resourceVersion guards it: the server ignores the uid on `/status`.
@@ -30,29 +27,14 @@ impl Applier {
             "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": shadow.resource_version},
             "status": status,
         });
-        let applied = self.shadow_api().patch_status(&name, &manager(), &Patch::Apply(body)).await;
-        let ends = status.report.progress.is_none() && shadow.status.controller.progress.is_some();
-        let left = match &applied {
-            Ok(written) => written.status.as_ref().is_some_and(|status| status.controller.progress.is_some()),
-            Err(kube::Error::Api(status)) => status.code == 422,
-            Err(_) => false,
+        let part = Part {
+            api: self.shadow_api(),
+            name: &name,
+            section: "status",
+            what: "shadow_status",
+            read: |shadow| shadow.status.as_ref().map(|status| status.controller.clone()).unwrap_or_default(),
         };
-        let written = match applied {
-            // Fields of the attempt that another client has written are owned by it too, and stay when an apply leaves
-            // them out: all of them, or as many as make the object invalid.
-            applied if ends && left => {
-                let version = match &applied {
-                    Ok(written) => written.metadata.resource_version.clone(),
-                    Err(_) => Some(shadow.resource_version.clone()),
-                };
-                let body = json!({"metadata": {"resourceVersion": version}, "status": {"progress": null}});
-                let params =
-                    PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
-                self.shadow_api().patch_status(&name, &params, &Patch::Merge(body)).await
-            }
-            applied => applied,
-        };
-        let written = written.map_err(ApplyError::api("shadow_status"))?;
+        let written = part.apply(body, &status.report, &shadow.status.controller).await?;
         self.shadows.written(&written);
         Ok(())
     }
@@ -84,38 +66,11 @@ impl Applier {
         if status.report.results.len() == shadow.status.controller.results.len() {
             return Ok(());
         }
-        let mut written = self.write_status(&shadow, &status).await;
-        if written.is_ok() && self.has_results(node, &uid, rows) {
-            // Another client owns the list too, so that leaving it out removed nothing.
-            written = self.overwrite_results(node, &status).await;
-            if written.is_ok() && self.has_results(node, &uid, rows) {
-                written = Err(ApplyError::NoEffect("the list of results of a shadow"));
-            }
-        }
+        let written = self.write_status(&shadow, &status).await;
         if written.as_ref().is_err_and(|error| error.is_unknown() || error.code() == Some(409)) {
             self.read_node(node).await;
         }
         written
-    }
-
-    fn has_results(&self, node: &str, uid: &str, rows: &BTreeSet<RowId>) -> bool {
-        self.shadows.get(node).is_some_and(|shadow| {
-            let mut results = shadow.status.controller.results.iter();
-            shadow.owner_uid.as_deref() == Some(uid) && results.any(|r| rows.contains(&(uid.to_owned(), r.attempt)))
-        })
-    }
-
-    /// Writes the list of results, also where other clients own it.
-    async fn overwrite_results(&self, node: &str, status: &ControllerStatus) -> Result<(), ApplyError> {
-        let Some(shadow) = self.shadows.get(node) else { return Ok(()) };
-        let results = Some(&status.report.results).filter(|results| !results.is_empty());
-        let body = json!({"metadata": {"resourceVersion": shadow.resource_version}, "status": {"results": results}});
-        let params =
-            PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
-        let name = names::shadow_name(node);
-        let patched = self.shadow_api().patch_status(&name, &params, &Patch::Merge(body)).await;
-        self.shadows.written(&patched.map_err(ApplyError::api("shadow_status"))?);
-        Ok(())
     }
 
     /// Signs the settings of a host, unless they are signed already.
@@ -165,11 +120,9 @@ impl Applier {
             },
             "spec": spec,
         });
-        let written = self
-            .shadow_api()
-            .patch(&name, &manager(), &Patch::Apply(body))
-            .await
-            .map_err(ApplyError::api("shadow_spec"))?;
+        let read = |shadow: &BottlerocketShadow| shadow.spec.clone();
+        let part = Part { api: self.shadow_api(), name: &name, section: "spec", what: "shadow_spec", read };
+        let written = part.apply(body, spec, &shadow.spec).await?;
         self.shadows.written(&written);
         Ok(())
     }
@@ -213,10 +166,14 @@ pub(super) async fn apply_operator_status(
         },
         "status": status,
     });
-    let written = api
-        .patch_status(names::OPERATOR_NAME, &manager(), &Patch::Apply(body))
-        .await
-        .map_err(ApplyError::api("operator_status"))?;
+    let part = Part {
+        api,
+        name: names::OPERATOR_NAME,
+        section: "status",
+        what: "operator_status",
+        read: |operator| operator.status.clone().unwrap_or_default(),
+    };
+    let written = part.apply(body, status, &operator.status).await?;
     applier.operator.written(&written);
     Ok(())
 }

@@ -15,13 +15,11 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
-use models::condition::ConditionStatus;
 use models::history::RolloutPhase;
 use models::names::{
     AGENT_NAMESPACE, CA_SECRET, HISTORY_KEY_SECRET, HOOK_ANSWER_PREFIX, PERMIT_KEY_SECRET, SERVING_SECRET,
     SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
 };
-use models::operator::DEGRADED;
 use models::shadow::{BLOCKED, UPDATED};
 use rand::seq::IteratorRandom as _;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
@@ -210,7 +208,6 @@ async fn roll_out(cluster: &mut ScriptedCluster, planned: Vec<Planned>) -> anyho
     cluster.create_policy(policy).await?;
     cluster.shop(3, json!({"maxUnavailable": 1})).await?;
     cluster.start_controller(&crate::bed::ControllerOptions::default())?;
-    let recreates = faults.left().iter().any(|planned| planned.fault == Fault::Recreated);
     let mut course = Course::default();
     for _ in 0..STEPS {
         let quiet = tokio::time::timeout(LIMIT, course.until_quiet(cluster, &faults)).await;
@@ -221,15 +218,7 @@ async fn roll_out(cluster: &mut ScriptedCluster, planned: Vec<Planned>) -> anyho
         course.forget_disruptions(cluster).await?;
         faults.note();
     }
-    let world = cluster.now()?;
-    let degraded = world.operator_condition(DEGRADED).filter(|degraded| degraded.status == ConditionStatus::True);
-    // Known: fields of a shadow that another client has created again are owned by it too, so that the controller cannot remove its permit. The
-    // node keeps its slot, and the reason is shown with what to do.
-    if recreates && degraded.is_some_and(|degraded| degraded.reason == "FieldManagerConflict") {
-        cluster.expectations.nothing_left = false;
-        return Ok(faults);
-    }
-    anyhow::bail!("the rollout does not end: {}", standing(&world))
+    anyhow::bail!("the rollout does not end: {}", standing(&cluster.now()?))
 }
 
 /// The reasons why nodes are where they are.

@@ -1,22 +1,50 @@
-//! Hosts that another client updates or rolls back.
+//! Clients that do beside the operator what is its own: they update or roll back hosts, and restore its objects.
 
 use std::time::Duration;
 
 use integ::oracle::ClusterState;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Resource as _};
 use models::condition::ConditionStatus;
-use models::names::{HOLD_ANNOTATION, RETRY_ANNOTATION};
+use models::names::{HOLD_ANNOTATION, RELEASE_ANNOTATION, RETRY_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
 use models::operator::FROZEN;
-use models::shadow::{Step, UPDATED};
+use models::shadow::{BottlerocketShadow, HostState, Step, UPDATED};
 use serde_json::json;
 
-use crate::bed::{NEW, OLD, ScriptedCluster, other};
+use crate::bed::{Held, NEW, OLD, ScriptedCluster, other};
 use crate::leaders::blocked_drain;
 
 crate::cases![
     update_by_other_client_ends_attempt_without_failure,
     rollback_by_other_client_is_reported_without_version_failure,
+    permit_that_another_client_owns_too_is_withdrawn,
     requests_that_begin_alike_are_two_and_a_hold_without_a_readable_end_is_refused,
 ];
+
+/// A tool that restores objects, or applies them, owns all of their fields.
+async fn permit_that_another_client_owns_too_is_withdrawn(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    const NODE: &str = "node-1";
+    cluster.start(1, json!({})).await?;
+    cluster.fleet.script(NODE, |node| node.held = Some(Held::Activation));
+    cluster.fleet.release(NEW);
+    let permitted = |world: &ClusterState| world.shadow(NODE).is_some_and(|shadow| shadow.spec.permit.is_some());
+    cluster.until("the permit is issued", permitted).await?;
+    let api: Api<BottlerocketShadow> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
+    let name = shadow_name(NODE);
+    let restored = json!({
+        "apiVersion": BottlerocketShadow::api_version(&()), "kind": BottlerocketShadow::kind(&()),
+        "spec": api.get(&name).await?.spec,
+    });
+    api.patch(&name, &PatchParams::apply("backup"), &Patch::Apply(restored)).await?;
+    cluster.request_of_node(NODE, RELEASE_ANNOTATION, "now").await?;
+    let withdrawn = cluster.until("the permit is withdrawn", |world| {
+        world.shadow(NODE).is_some_and(|shadow| shadow.spec.state == HostState::Idle && shadow.spec.permit.is_none())
+    });
+    withdrawn.await?;
+    cluster.fleet.script(NODE, |node| node.held = None);
+    cluster.outlive_permit(NODE).await?;
+    cluster.updated().await.map(drop)
+}
 
 async fn requests_that_begin_alike_are_two_and_a_hold_without_a_readable_end_is_refused(
     cluster: &mut ScriptedCluster,

@@ -1,5 +1,5 @@
-//! Field managers of a shadow other than the operator's. A field that two managers own stays when one of them releases
-//! it: the operator could not withdraw a permit that another manager owns too.
+//! Field managers of a shadow other than the operator's. A client that owns a field of the operator may write it again, such
+//! as a permit that the operator has withdrawn.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -279,9 +279,9 @@ fn conflict(view: &ClusterView) -> Option<ConditionParts> {
         more => format!(" (and {more} more shadows)"),
     };
     let message = format!(
-        "field {field} of the shadow {} belongs to the operator, and the field manager {manager} owns it too, so that the \
-         operator cannot remove it{more}. Stop that client; then, while no update of the node is under way, delete the \
-         shadow: it is created again",
+        "field {field} of the shadow {} belongs to the operator, and the field manager {manager} owns it too{more}: the \
+         next write of that client may bring back what the operator has removed. Stop that client; then, while no update of the node is \
+         under way, delete the shadow: it is created again",
         models::names::shadow_name(node)
     );
     Some((true, CONFLICT, models::plain::cut(&message, 2000)))
