@@ -1,6 +1,6 @@
 //! Commands that a user can type next, by the reason why a node waits.
 
-use planner::wait::{Wait, WaitReason};
+use planner::wait::Wait;
 
 use models::names;
 
@@ -59,7 +59,7 @@ impl Cluster {
                 let arguments = [Some(again), others, Some(format!("quarantine {version}{kind}"))];
                 arguments.into_iter().flatten().map(|arguments| self.command(&arguments)).collect()
             }
-            wait if wait.reason() == WaitReason::Held => plugin(&format!("unhold {node}")),
+            Wait::Held { .. } => plugin(&format!("unhold {node}")),
             Wait::Cordoned => vec![format!("kubectl uncordon {node}")],
             Wait::NotLabelled => {
                 vec![format!("kubectl label node {node} {}={}", names::INTERFACE_LABEL, names::INTERFACE_VERSION)]
@@ -85,6 +85,8 @@ impl Cluster {
             | Wait::AgentNotReady
             | Wait::AgentNotSynced
             | Wait::AwaitingAgent
+            | Wait::AwaitingRehearsal
+            | Wait::AwaitingReboot
             | Wait::DisarmPending
             | Wait::RefreshFails { .. } => self.agent_commands(node),
             Wait::WebApiNotReady => vec![own_pods(names::APISERVER)],
@@ -113,7 +115,38 @@ impl Cluster {
             Wait::AttemptsExhausted => {
                 vec![format!("kubectl delete brs {} -n {namespace}", names::shadow_name(node))]
             }
-            _ => Vec::new(),
+            Wait::CanaryStep { approval: None, nodes, .. } | Wait::ClusterUnwell { nodes, .. } => {
+                nodes.first().map(|node| describe("node", node)).into_iter().collect()
+            }
+            Wait::ZoneBusy { node, .. } | Wait::FirstNode { node: Some(node) } => vec![describe("node", node)],
+            // Hooks answer with an annotation of the Node.
+            Wait::AwaitingHook { .. } => vec![format!("kubectl get node {node} -o yaml")],
+            Wait::DetachingVolumes { .. } => vec!["kubectl get volumeattachments".to_owned()],
+            Wait::ExpressionFails { .. } => plugin("doctor"),
+            // These end by themselves, or by what the sentence says.
+            Wait::UpToDate
+            | Wait::EarlierOperatorGone { .. }
+            | Wait::Queued { .. }
+            | Wait::Staging
+            | Wait::ReadingPods
+            | Wait::LeavingLoadBalancer { .. }
+            | Wait::Draining { .. }
+            | Wait::Soaking { .. }
+            | Wait::WindowClosed { .. }
+            | Wait::Blackout { .. }
+            | Wait::TooYoung { .. }
+            | Wait::Excluded { .. }
+            | Wait::NotOffered { .. }
+            | Wait::WaveNotCome { .. }
+            | Wait::NotChosen { .. }
+            | Wait::Pinning { .. }
+            | Wait::LockedByOther { .. }
+            | Wait::GroupFull { .. }
+            | Wait::ExpressionsPending { .. }
+            | Wait::ExpressionFires { .. }
+            | Wait::FirstNode { node: None }
+            | Wait::HandingOver
+            | Wait::Acting => Vec::new(),
         }
     }
 
