@@ -147,7 +147,7 @@ fn prometheus_answers(data: &[u8]) {
                     "taken for nothing: {value}"
                 );
             }
-            Answer::Firing { series } => {
+            Answer::Firing { series, .. } => {
                 assert!(result.is_some_and(|all| !all.is_empty()), "taken for something: {value}");
                 assert!(series.chars().count() <= 200 && !series.contains(char::is_control), "{series:?}");
             }

@@ -432,7 +432,8 @@ ends! {
         event: UpdateWithdrawn, class: Nothing,
         advice: "The node is updated after the [blackout](policy.md#when), with the image that it has.",
     }
-    /// The host no longer offers the version, or policy takes a newer one that it offers, before the node was drained.
+    /// The host no longer offers the version, before its reboot was permitted, or policy takes a newer one that it offers, before the
+    /// node was drained.
     Superseded { event: UpdateWithdrawn, class: Nothing, advice: "" }
     /// The host's version lock was set by another client, and does not let the wanted version in.
     LockedByOther {

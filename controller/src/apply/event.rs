@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -12,6 +13,8 @@ use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use models::names;
 use models::plain::plain;
 use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use planner::plan::Note;
 use planner::view::{NodeFacts, OperatorFacts};
@@ -30,6 +33,12 @@ const NOTE_LENGTH: usize = 1000;
 
 /// Maximum length of an object's name in the names of its Events, which may have 253 characters.
 const NAME_LENGTH: usize = 230;
+
+/// Maximum number of Events that are being written, and of those that wait for that.
+const AT_A_TIME: (usize, usize) = (20, 1_000);
+
+/// Maximum time until an Event is written.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// A published Event.
 #[derive(Clone, Debug)]
@@ -78,11 +87,43 @@ pub(super) struct Recorder {
     client: kube::Client,
     identity: String,
     published: Arc<Mutex<HashMap<EventKey, PublishedEvent>>>,
+    writing: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
 }
 
 impl Recorder {
     pub(super) fn new(client: kube::Client, identity: String) -> Self {
-        Self { client, identity, published: Arc::default() }
+        let [writing, waiting] = [AT_A_TIME.0, AT_A_TIME.1].map(|places| Arc::new(Semaphore::new(places)));
+        Self { client, identity, published: Arc::default(), writing, waiting }
+    }
+
+    /// Publishes an Event about an object at `now`, for which nothing waits: a failure has no effect but a line of the log.
+    pub(super) fn send(&self, about: ObjectReference, note: Note, now: Timestamp) {
+        let recorder = self.clone();
+        let Ok(place) = self.waiting.clone().try_acquire_owned() else {
+            tracing::warn!(
+                object = about.name,
+                reason = note.reason,
+                "an Event is dropped: too many wait to be written"
+            );
+            return;
+        };
+        tokio::spawn(async move {
+            let written = timeout(LIMIT, async {
+                let _turn = recorder.writing.acquire().await;
+                recorder.publish(&about, &note, now).await
+            });
+            let (object, reason) = (&about.name, note.reason);
+            match written.await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(object, reason, error, "an Event could not be published");
+                }
+                Err(_) => tracing::warn!(object, reason, limit = ?LIMIT, "the API server does not answer for an Event"),
+            }
+            drop(place);
+        });
     }
 
     /// Publishes an Event about an object at `now`.

@@ -13,48 +13,52 @@ use serde_json::{Map, Value, json};
 
 use super::ApplyError;
 
-/// The part of an object that the controller alone writes.
-pub(super) struct Part<'a, K, T> {
+/// The part of an object that the controller writes.
+pub(super) struct Part<'a, K> {
     pub(super) api: Api<K>,
     pub(super) name: &'a str,
     /// `spec` or `status`.
     pub(super) section: &'static str,
     /// The operation as its word in metrics and errors.
     pub(super) what: &'static str,
-    /// Reads the part from an object, without what others write beside it.
-    pub(super) read: fn(&K) -> T,
+    /// Reads the part from an object: the controller's fields, and lists that others write in as a whole.
+    pub(super) read: fn(&K) -> serde_json::Result<Value>,
 }
 
-impl<K, T> Part<'_, K, T>
+impl<K> Part<'_, K>
 where
     K: kube::Resource + Clone + std::fmt::Debug + DeserializeOwned,
-    T: Serialize,
 {
-    /// Applies `body`, in which the part is `wanted`, and removes what is left of an earlier one. `before` is the part at
-    /// the version of the object that the body names.
-    pub(super) async fn apply(&self, body: Value, wanted: &T, before: &T) -> Result<K, ApplyError> {
+    /// Applies `body`, and removes what the part then has beside `wanted`. `before` is the part at the version of the object
+    /// that the body names.
+    pub(super) async fn apply(
+        &self,
+        body: Value,
+        wanted: serde_json::Result<Value>,
+        before: serde_json::Result<Value>,
+    ) -> Result<K, ApplyError> {
+        let wanted = self.value(wanted)?;
         let apply = PatchParams::apply(names::CONTROLLER_MANAGER).force();
         let applied = self.send(&apply, &Patch::Apply(&body)).await;
-        let wanted = self.value(wanted)?;
-        let (patch, version) = match &applied {
+        let mut metadata = body["metadata"].clone();
+        let patch = match &applied {
             Ok(written) => {
-                let left = removals(&wanted, &self.value(&(self.read)(written))?);
-                (left, json!(written.meta().resource_version))
+                metadata["resourceVersion"] = json!(written.meta().resource_version);
+                removals(&wanted, &self.value((self.read)(written))?)
             }
             Err(kube::Error::Api(status)) if status.code == 422 => {
-                let whole = removals(&wanted, &self.value(before)?).map(|removals| with(wanted.clone(), removals));
-                (whole, body["metadata"]["resourceVersion"].clone())
+                removals(&wanted, &self.value(before)?).map(|removals| with(wanted.clone(), removals))
             }
-            Err(_) => (None, Value::Null),
+            Err(_) => None,
         };
         let Some(patch) = patch else { return applied.map_err(ApplyError::api(self.what)) };
-        let mut metadata = body["metadata"].clone();
-        metadata["resourceVersion"] = version;
+        // A null, which an apply ignores, would remove what is there.
+        metadata.as_object_mut().into_iter().for_each(|fields| fields.retain(|_, value| !value.is_null()));
         let update =
             PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
         let patch = Patch::Merge(json!({"metadata": metadata, self.section: patch}));
         let written = self.send(&update, &patch).await.map_err(ApplyError::api(self.what))?;
-        match removals(&wanted, &self.value(&(self.read)(&written))?) {
+        match removals(&wanted, &self.value((self.read)(&written))?) {
             Some(_) => Err(ApplyError::NoEffect("a field of the operator")),
             None => Ok(written),
         }
@@ -67,8 +71,8 @@ where
         }
     }
 
-    fn value(&self, part: &T) -> Result<Value, ApplyError> {
-        serde_json::to_value(part).map_err(|error| ApplyError::api(self.what)(kube::Error::SerdeError(error)))
+    fn value(&self, part: serde_json::Result<Value>) -> Result<Value, ApplyError> {
+        part.map_err(|error| ApplyError::api(self.what)(kube::Error::SerdeError(error)))
     }
 }
 
@@ -86,10 +90,8 @@ fn removals(wanted: &Value, found: &Value) -> Option<Value> {
             let all: Map<String, Value> = found.iter().filter_map(of_key).collect();
             (!all.is_empty()).then_some(Value::Object(all))
         }
-        // A merge patch has lists as a whole.
-        (Value::Array(elements), Value::Array(found)) => {
-            found.iter().any(|element| !elements.contains(element)).then(|| wanted.clone())
-        }
+        // A merge patch has lists as a whole. An element that was changed on its way is not one that is left.
+        (Value::Array(elements), Value::Array(found)) => (found.len() > elements.len()).then(|| wanted.clone()),
         _ => None,
     }
 }
@@ -126,7 +128,7 @@ mod tests {
                 Some(json!({"a": {"c": null}})),
             ),
             ("an element", json!({"a": [1]}), json!({"a": [2, 1]}), Some(json!({"a": [1]}))),
-            ("the order of elements", json!({"a": [1, 2]}), json!({"a": [2, 1]}), None),
+            ("an element that was changed on its way", json!({"a": [1, 2]}), json!({"a": [2, 3]}), None),
         ] {
             assert_eq!(removals(&wanted, &found), expected, "{sentence}");
         }

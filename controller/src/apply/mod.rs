@@ -15,12 +15,11 @@ mod tests;
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use models::backoff::Delays;
 
 use self::applier::PERMIT_LIMIT;
 use crate::decisions::{self, Line, Pair};
-use planner::plan::{Action, Note};
+use planner::plan::Action;
 use planner::view::{ClusterView, NodeView, OwnerHealth};
 
 pub use applier::{Applier, ApplyError};
@@ -86,7 +85,7 @@ impl Applier {
                 self.write_status(shadow, &status).await?;
                 self.metrics.wrote(shadow, &status, self.leadership.now());
                 if let Some(note) = note {
-                    self.publish(&event::node(&node.facts), &note).await;
+                    self.recorder.send(event::node(&node.facts), note, self.leadership.now());
                 }
             }
             Action::Spec { spec } => self.write_spec(shadow()?, &spec).await?,
@@ -94,7 +93,7 @@ impl Applier {
                 self.claim(&node.facts, fields).await?;
                 learned.claimed = true;
                 if let Some(note) = note {
-                    self.publish(&event::node(&node.facts), &note).await;
+                    self.recorder.send(event::node(&node.facts), note, self.leadership.now());
                 }
             }
             Action::Release => self.release(node).await?,
@@ -114,17 +113,6 @@ impl Applier {
         Ok(learned)
     }
 
-    /// Publishes an Event. A failure to publish has no further effect.
-    async fn publish(&self, about: &ObjectReference, note: &Note) {
-        if let Err(error) = self.recorder.publish(about, note, self.leadership.now()).await {
-            tracing::warn!(
-                object = about.name,
-                error = &error as &dyn std::error::Error,
-                "an Event could not be published"
-            );
-        }
-    }
-
     /// Applies the operator's status, slots and counts in one write at the version that the plan was made on, and
     /// publishes Events about what is new in it.
     pub async fn write_operator(
@@ -140,7 +128,7 @@ impl Applier {
         news.extend(planner::plan::approval_news(&operator.status, status));
         news.extend(planner::plan::continue_news(&operator.status, status));
         for note in news.into_iter().chain(planner::plan::urgent_news(&operator.status, status)) {
-            self.publish(&event::operator(operator, &self.namespace), &note).await;
+            self.recorder.send(event::operator(operator, &self.namespace), note, self.leadership.now());
         }
         Ok(())
     }

@@ -7,7 +7,10 @@ use models::condition::Condition;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
 use models::permit::SettingsClaims;
-use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, ControllerStatus, HostPolicy, HostState};
+use models::shadow::{
+    BottlerocketShadow, BottlerocketShadowSpec, ControllerReport, ControllerStatus, HostPolicy, HostState,
+    is_controller_condition,
+};
 use serde_json::json;
 
 use super::event::OPERATOR_API;
@@ -27,14 +30,24 @@ impl Applier {
             "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": shadow.resource_version},
             "status": status,
         });
+        // The list of conditions has those of others too.
+        let whole = |report: &ControllerReport, conditions| {
+            serde_json::to_value(ControllerStatus { report: report.clone(), conditions })
+        };
+        let others = shadow.status.conditions.iter().filter(|condition| !is_controller_condition(&condition.type_));
+        let wanted = whole(&status.report, others.chain(&status.conditions).cloned().collect());
+        let before = whole(&shadow.status.controller, shadow.status.conditions.clone());
         let part = Part {
             api: self.shadow_api(),
             name: &name,
             section: "status",
             what: "shadow_status",
-            read: |shadow| shadow.status.as_ref().map(|status| status.controller.clone()).unwrap_or_default(),
+            read: |shadow| {
+                let status = shadow.status.clone().unwrap_or_default();
+                serde_json::to_value(ControllerStatus { report: status.controller, conditions: status.conditions })
+            },
         };
-        let written = part.apply(body, &status.report, &shadow.status.controller).await?;
+        let written = part.apply(body, wanted, before).await?;
         self.shadows.written(&written);
         Ok(())
     }
@@ -120,9 +133,9 @@ impl Applier {
             },
             "spec": spec,
         });
-        let read = |shadow: &BottlerocketShadow| shadow.spec.clone();
+        let read = |shadow: &BottlerocketShadow| serde_json::to_value(&shadow.spec);
         let part = Part { api: self.shadow_api(), name: &name, section: "spec", what: "shadow_spec", read };
-        let written = part.apply(body, spec, &shadow.spec).await?;
+        let written = part.apply(body, serde_json::to_value(spec), serde_json::to_value(&shadow.spec)).await?;
         self.shadows.written(&written);
         Ok(())
     }
@@ -171,9 +184,9 @@ pub(super) async fn apply_operator_status(
         name: names::OPERATOR_NAME,
         section: "status",
         what: "operator_status",
-        read: |operator| operator.status.clone().unwrap_or_default(),
+        read: |operator| serde_json::to_value(operator.status.clone().unwrap_or_default()),
     };
-    let written = part.apply(body, status, &operator.status).await?;
+    let written = part.apply(body, serde_json::to_value(status), serde_json::to_value(&operator.status)).await?;
     applier.operator.written(&written);
     Ok(())
 }

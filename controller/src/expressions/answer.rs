@@ -71,7 +71,10 @@ pub(crate) fn read(body: &[u8], sent: Timestamp) -> Result<Answer, Unreadable> {
     match result.into_iter().next() {
         None => Ok(Answer::Quiet { since: sent }),
         // The result is not empty, also where the series cannot be read.
-        Some(first) => Ok(Answer::Firing { series: series_text(&serde_json::from_value(first).unwrap_or_default()) }),
+        Some(first) => {
+            let series = series_text(&serde_json::from_value(first).unwrap_or_default());
+            Ok(Answer::Firing { series, since: sent })
+        }
     }
 }
 
@@ -146,7 +149,11 @@ mod tests {
             (r#"{"resultType":"vector","result":[{"metric":{"a":"b"},"histogram":[1,{}]}]}"#, r#"{a="b"}"#),
             (r#"{"resultType":"vector","result":[null]}"#, "a series without labels"),
         ] {
-            assert_eq!(read_text(&success(data)), Ok(Answer::Firing { series: series.into() }), "{data}");
+            assert_eq!(
+                read_text(&success(data)),
+                Ok(Answer::Firing { series: series.into(), since: Timestamp::UNIX_EPOCH }),
+                "{data}"
+            );
         }
     }
 
@@ -154,7 +161,7 @@ mod tests {
     fn long_series_is_truncated_to_200_characters() {
         let long = "ä".repeat(500);
         let data = format!(r#"{{"resultType":"vector","result":[{{"metric":{{"a":"{long}"}},"value":[1,"1"]}}]}}"#);
-        let Ok(Answer::Firing { series }) = read_text(&success(&data)) else { panic!("it is something") };
+        let Ok(Answer::Firing { series, .. }) = read_text(&success(&data)) else { panic!("it is something") };
         assert_eq!(series.chars().count(), 200);
         assert!(series.starts_with("{a=\"ää") && series.ends_with("ä…"), "{series}");
     }

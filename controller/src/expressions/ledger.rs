@@ -111,8 +111,11 @@ impl Ledger {
         let same = line.answer.as_ref().is_some_and(|old| discriminant(old) == discriminant(&answer));
         let news = line.wanted && (!same || matches!(answer, Answer::Quiet { .. }));
         line.answer = Some(match (&line.answer, answer) {
-            // Quiet since the first of the successive empty answers.
+            // Since the first of the successive answers of its kind.
             (Some(Answer::Quiet { since }), Answer::Quiet { .. }) => Answer::Quiet { since: *since },
+            (Some(Answer::Firing { since, .. }), Answer::Firing { series, .. }) => {
+                Answer::Firing { series, since: *since }
+            }
             (_, answer) => answer,
         });
         news
@@ -169,7 +172,7 @@ mod tests {
     }
 
     fn firing(series: &str) -> Answer {
-        Answer::Firing { series: series.into() }
+        Answer::Firing { series: series.into(), since: t(0) }
     }
 
     fn failed(message: &str) -> Answer {

@@ -108,7 +108,7 @@ impl Shared {
     fn record(&self, query: &str, edition: u64, sent: Timestamp, answer: Answer) {
         match &answer {
             Answer::Quiet { .. } => tracing::debug!(query, "an expression is quiet"),
-            Answer::Firing { series } => tracing::debug!(query, series, "an expression returns something"),
+            Answer::Firing { series, .. } => tracing::debug!(query, series, "an expression returns something"),
             Answer::Failed { message } => tracing::debug!(query, detail = message, "an expression has no answer"),
         }
         self.metrics.expression(&answer);

@@ -164,7 +164,8 @@ fn why(answer: Answer) -> String {
 #[tokio::test]
 async fn empty_result_is_quiet_and_any_series_is_firing() {
     assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
-    assert_eq!(answer_to(ok(FIRING)).await, Answer::Firing { series: r#"{a="b"} 7"#.into() });
+    let firing = Answer::Firing { series: r#"{a="b"} 7"#.into(), since: Timestamp::UNIX_EPOCH };
+    assert_eq!(answer_to(ok(FIRING)).await, firing);
 }
 
 #[tokio::test]

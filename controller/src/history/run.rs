@@ -120,7 +120,7 @@ impl Historian {
         }
     }
 
-    /// Keeps the history until this process no longer leads.
+    /// Keeps the history for as long as it is polled. A renewal of the Lease that comes late interrupts it.
     pub async fn run(mut self) {
         let changed: Arc<watch::Sender<u64>> = self.caches.changed.clone();
         while timeout(LIST_LIMIT, self.reading.wait(changed.subscribe())).await.is_err() {
@@ -130,7 +130,10 @@ impl Historian {
         }
         let mut changes = changed.subscribe();
         let mut backoff = Backoff::default();
-        while self.applier.leadership.check().is_ok() {
+        loop {
+            while self.applier.leadership.check().is_err() {
+                tokio::time::sleep(PAUSE).await;
+            }
             changes.mark_unchanged();
             let clock = self.applier.leadership.clock().clone();
             let now = clock.now();

@@ -28,6 +28,9 @@ use crate::earlier::EarlierPods;
 use crate::leader::Leadership;
 use crate::metrics::Metrics;
 
+/// Pause while the renewal of the Lease is late.
+const LOST_PAUSE: Duration = Duration::from_secs(1);
+
 /// Time in which every API server has seen a change of the definition, which takes about a second: one that has not
 /// stores objects in the old version.
 const WAIT: Duration = Duration::from_secs(20);
@@ -97,7 +100,7 @@ impl Migrator {
         Requested { manual: unknown || mode == StorageMigration::Manual, request }
     }
 
-    /// Migrates whenever it is needed, until this process no longer leads.
+    /// Migrates whenever it is needed, for as long as it is polled.
     pub async fn run(mut self) {
         let mut backoff = Backoff::default();
         loop {
@@ -105,7 +108,11 @@ impl Migrator {
             let mut requested = self.requested(operator.as_ref());
             let state = match self.migrate(operator.as_ref(), &requested).await {
                 Ok(state) => state,
-                Err(CallError::Lost(_)) => return,
+                // The renewal of the Lease is late, or this process ends.
+                Err(CallError::Lost(_)) => {
+                    tokio::time::sleep(LOST_PAUSE).await;
+                    continue;
+                }
                 Err(CallError::EarlierPods(pods)) => State::Blocked(Block::EarlierPods(pods)),
                 Err(CallError::MissingRight(answer)) => State::MissingRight(answer),
                 Err(error) => State::Unanswered(error.to_string()),

@@ -61,8 +61,8 @@ const FAULT_LASTS: Duration = Duration::from_secs(3);
 /// One step of time, while nothing happens.
 const STEP: Duration = Duration::from_mins(3);
 
-/// The number of steps in which the rollout has to end. Without a fault it takes about eight.
-const STEPS: usize = 30;
+/// The number of steps in which the rollout has to end. Without a fault it takes about eight; nodes are verified again once an hour.
+const STEPS: usize = 60;
 
 /// Number of plans with two faults, at any write of a kind.
 const PAIRS: u64 = 40;

@@ -1,5 +1,8 @@
 //! The history of rollouts: one record for each, its entries, and a history that the API server refuses.
 
+use std::time::Duration;
+
+use controller::leader::Parameters;
 use integ::bed::workload;
 use integ::rollout_history::{Recorded, objects, recorded, with_phases};
 use k8s_openapi::api::core::v1::ResourceQuota;
@@ -13,11 +16,12 @@ use models::shadow::UPDATED;
 use semver::Version;
 use serde_json::{Value, json};
 
-use crate::bed::{NEW, SHOP, ScriptedCluster, poll};
+use crate::bed::{ControllerOptions, LEASE, NEW, SHOP, ScriptedCluster, poll};
 
 crate::cases![
     rollouts_are_told_apart_and_late_node_belongs_to_a_follow_up,
     refused_history_is_reported_delays_no_update_and_is_written_later,
+    leader_whose_lease_is_renewed_late_keeps_the_history,
 ];
 
 /// Waits until there are records with exactly these phases, in the order of their numbers.
@@ -159,4 +163,19 @@ async fn refused_history_is_reported_delays_no_update_and_is_written_later(
     rows.sort_unstable();
     assert_eq!(rows, [("node-1", UPDATED), ("node-2", UPDATED)]);
     Ok(())
+}
+
+/// For a part of each second the leader may not write, as after a stall of its machine, and still leads.
+async fn leader_whose_lease_is_renewed_late_keeps_the_history(cluster: &mut ScriptedCluster) -> anyhow::Result<()> {
+    let (renew_deadline, renew_period) = (Duration::from_millis(700), Duration::from_millis(900));
+    for number in 1..=2 {
+        cluster.add_node(&format!("node-{number}"), &[]).await?;
+    }
+    cluster.create_policy(json!({})).await?;
+    let lease = Parameters { renew_deadline, renew_period, ..LEASE };
+    cluster.start_controller(&ControllerOptions { lease, ..ControllerOptions::default() })?;
+    cluster.reported().await?;
+    cluster.fleet.release(NEW);
+    cluster.updated().await?;
+    until_completed(cluster, "the rollout is recorded", 1).await.map(drop)
 }

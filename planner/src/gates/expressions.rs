@@ -44,7 +44,7 @@ fn obstacle(expressions: &[Expression], node: &str, answers: &BTreeMap<String, A
 pub(crate) fn objection(answer: &Answer, name: String, shared: bool) -> Option<Wait> {
     match answer {
         Answer::Quiet { .. } => None,
-        Answer::Firing { series } => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
+        Answer::Firing { series, .. } => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
         Answer::Failed { message } => Some(Wait::ExpressionFails { name, message: message.clone(), shared }),
     }
 }
@@ -63,6 +63,19 @@ pub(crate) fn quiet_since(
         Answer::Firing { .. } | Answer::Failed { .. } => None,
     });
     Ok(quiet.max())
+}
+
+/// The time since which any of these expressions has returned something.
+pub(crate) fn firing_since(
+    expressions: &[Expression],
+    node: &str,
+    answers: &BTreeMap<String, Answer>,
+) -> Option<Timestamp> {
+    let firing = queries(expressions, node).filter_map(|query| match answers.get(&query)? {
+        Answer::Firing { since, .. } => Some(*since),
+        Answer::Quiet { .. } | Answer::Failed { .. } => None,
+    });
+    firing.min()
 }
 
 #[cfg(test)]
@@ -97,7 +110,7 @@ mod tests {
             ("all quiet", vec![("errors > 0", quiet()), (load, quiet())], None),
             (
                 "one fires",
-                vec![("errors > 0", quiet()), (load, Answer::Firing { series: "{} 12".into() })],
+                vec![("errors > 0", quiet()), (load, Answer::Firing { series: "{} 12".into(), since: t(0) })],
                 refused(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into(), shared: false }),
             ),
             (

@@ -5,8 +5,8 @@ use models::operator::ActiveRollout;
 use models::plain::cut;
 use models::reason::{End, FailureClass, FailureReason, Permitted, Proof};
 use models::shadow::{
-    AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, NodeProof, Place, Record, UNSUPPORTED_STATE,
-    UPDATED, VersionFailure,
+    AttemptResult, ControllerStatus, HEALTHY, HOST_REACHABLE, HostState, Mode, NodeProof, Place, Record,
+    UNSUPPORTED_STATE, UPDATED, VersionFailure,
 };
 use models::time::after;
 
@@ -18,6 +18,7 @@ use super::row::{Attempt, Outcome, Turn, fail};
 use super::status::unblock;
 use crate::decision::{Action, Note};
 use crate::gates;
+use crate::survey::want;
 use crate::wait::Wait;
 
 /// The number of failures against versions that a shadow keeps.
@@ -190,13 +191,21 @@ pub(super) fn ended_before_permit(ctx: &Attempt<'_>) -> Option<Turn> {
 }
 
 /// Returns the end of an attempt whose node is out of service without an issued permit, and that policy stops: a blackout has
-/// begun, or a user has ruled its version out; or while trouble of the cluster says nothing about any version.
+/// begun, or a user has ruled its version out, or its release was withdrawn; or while trouble of the cluster says nothing about any version.
 fn stopped_by_policy(ctx: &Attempt<'_>) -> Option<Turn> {
     if let Some(refused) = gates::blackout(ctx).or_else(|| gates::cluster_unwell(ctx)) {
         return Some(Turn::of(Outcome::Refuse(refused)));
     }
-    let message = ctx.host().ruled_out(&ctx.progress.version).filter(|_| ctx.mode().downloads())?;
-    Some(fail(FailureReason::PolicyChanged, message))
+    if !ctx.mode().downloads() {
+        return None;
+    }
+    let version = &ctx.progress.version;
+    if let Some(message) = ctx.host().ruled_out(version) {
+        return Some(fail(FailureReason::PolicyChanged, message));
+    }
+    // A newer release is no reason to throw a drain away. A drill boots nothing.
+    let withdrawn = want::withdrawn(&ctx.shadow.status.agent, version).filter(|_| ctx.mode() == Mode::Update);
+    withdrawn.map(|message| fail(FailureReason::Superseded, message))
 }
 
 /// Returns the end of an attempt that its agent, or the host, cannot go on with.

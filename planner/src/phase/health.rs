@@ -176,12 +176,23 @@ fn interrupted(ctx: &Attempt<'_>, interruption: Wait, deadline: Timestamp) -> Tu
         other => other.to_string(),
     };
     let lasting = LASTING.min(ctx.group().after.timeout / 2);
-    let lasts = ctx.progress.interrupted.is_some_and(|since| between(since, ctx.now) >= lasting);
+    // Something else may have interrupted it before. The clock of a kubelet may be slow.
+    let since = ctx.progress.interrupted.map(|at| began(ctx, &interruption).map_or(at, |began| at.max(began)));
+    let lasts = since.is_some_and(|since| between(since, ctx.now) >= lasting);
     if !lasts && !ctx.mode().is_drill() {
         let message = format!("{message}, for an instant only, and the time of its verification is over");
         return fail(FailureReason::HealthUnknown, message);
     }
     blame(ctx, FailureReason::SoakFailed, &message)
+}
+
+/// Returns the time since which there is what interrupts the soak now.
+fn began(ctx: &Attempt<'_>, interruption: &Wait) -> Option<Timestamp> {
+    match interruption {
+        Wait::AwaitingReady => ctx.facts().not_ready_since,
+        Wait::NodePressure { .. } => ctx.facts().pressure_since,
+        _ => gates::firing_since(&ctx.group().after.expressions, &ctx.facts().name, &ctx.view.expressions),
+    }
 }
 
 /// Returns the uid of the owner whose other pods a pod is compared with.

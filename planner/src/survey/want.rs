@@ -21,12 +21,19 @@ pub(crate) struct Want {
 /// Returns why what the host offers now supersedes an attempt that is not drained for yet, if it does. `wanted` is what
 /// policy would begin with.
 pub(crate) fn superseded(agent: &AgentReport, version: &Version, wanted: &Result<Version, Wait>) -> Option<String> {
-    let updates = agent.updates.as_ref().filter(|updates| updates.refresh_failure.is_none())?;
+    let knows = agent.updates.as_ref().is_some_and(|updates| updates.refresh_failure.is_none());
     if let Ok(newer) | Err(Wait::Pinning { version: newer }) = wanted
+        && knows
         && newer != version
     {
         return Some(format!("{newer} has taken the place of {version} before the node was drained"));
     }
+    withdrawn(agent, version)
+}
+
+/// Returns that the host no longer offers a version, if it has found that out.
+pub(crate) fn withdrawn(agent: &AgentReport, version: &Version) -> Option<String> {
+    let updates = agent.updates.as_ref().filter(|updates| updates.refresh_failure.is_none())?;
     let offered = updates.available_versions.contains(version) || updates.chosen_version.as_ref() == Some(version);
     (!offered).then(|| format!("the host no longer offers {version}"))
 }

@@ -419,7 +419,12 @@ pub enum Answer {
         since: Timestamp,
     },
     /// A result with at least one series.
-    Firing { series: String },
+    Firing {
+        /// The first one.
+        series: String,
+        /// Time since which each answer has had one.
+        since: Timestamp,
+    },
     /// No answer, or none that can be read.
     Failed { message: String },
 }

@@ -34,7 +34,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// No case waits until a Lease runs out, and a slow API server must not end a leader.
-const LEASE: Parameters = Parameters {
+pub(crate) const LEASE: Parameters = Parameters {
     lease_duration: Duration::from_secs(600),
     renew_deadline: Duration::from_secs(480),
     renew_period: Duration::from_secs(6),
@@ -64,11 +64,14 @@ pub(crate) struct ControllerOptions {
     pub(crate) skew: SignedDuration,
     /// More arguments of the program.
     pub(crate) arguments: Vec<String>,
+    /// The times of its Lease.
+    pub(crate) lease: Parameters,
 }
 
 impl Default for ControllerOptions {
     fn default() -> Self {
-        Self { identity: "controller-1".to_owned(), node: None, skew: SignedDuration::ZERO, arguments: Vec::new() }
+        let (node, skew, arguments, lease) = (None, SignedDuration::ZERO, Vec::new(), LEASE);
+        Self { identity: "controller-1".to_owned(), node, skew, arguments, lease }
     }
 }
 
@@ -139,11 +142,11 @@ impl ControllerProcess {
             .enable_all()
             .build()?;
         let (stop, stopped) = watch::channel(false);
-        let (time, machine) = (time.clone(), time.machine(options.skew));
+        let (time, machine, lease) = (time.clone(), time.machine(options.skew), options.lease);
         let faults = faults.cloned();
         let run = runtime.spawn(async move {
             let client = kube::Client::try_from(kubernetes).context("the client cannot be set up")?;
-            let (mut client, mut parameters) = (time.dated(client), LEASE);
+            let (mut client, mut parameters) = (time.dated(client), lease);
             if let Some(faults) = faults {
                 client = faults.around(client, number);
                 // Often enough for a fault in the middle of the rollout.

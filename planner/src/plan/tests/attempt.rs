@@ -206,6 +206,21 @@ fn foreign_version_lock_blocks_only_if_policy_sets_a_lock() {
 }
 
 #[test]
+fn version_that_is_withdrawn_before_the_permit_is_not_booted() {
+    for step in [Step::Staged, Step::BeforeDrain, Step::LeavingLoadBalancer, Step::Draining, Step::Rebooting] {
+        let newer = semver::Version::new(1, 20, 6);
+        for (offered, ended) in [(vec![], true), (vec![OLD], true), (vec![newer, NEW], false)] {
+            let state = if step == Step::Rebooting { HostState::RebootedIntoUpdate } else { HostState::StagedUpdate };
+            let mut node = at("a", step, 0, state);
+            let updates = OfferedUpdates { available_versions: offered.clone(), ..OfferedUpdates::default() };
+            shadow(&mut node).status.agent.updates = Some(updates);
+            let made = plan_at(node, 1);
+            assert_eq!(step_of(&made) == Some(Step::Releasing), ended, "{step:?} {offered:?}: {made:#?}");
+        }
+    }
+}
+
+#[test]
 fn new_leader_grants_grace_only_to_steps_of_previous_leader() {
     for (sentence, leads_since, second, given_up) in [
         ("before the deadline", -100, 59, false),

@@ -26,7 +26,7 @@ fn staged(query: &str, series: &str) -> (ClusterView, Policy) {
 }
 
 fn fires(view: &mut ClusterView, query: &str, series: &str) {
-    let firing = |name: &str| (query.replace("$node", name), Answer::Firing { series: series.into() });
+    let firing = |name: &str| (query.replace("$node", name), Answer::Firing { series: series.into(), since: t(0) });
     view.expressions = NODES.into_iter().map(firing).collect();
 }
 
@@ -105,7 +105,7 @@ fn node_whose_expressions_have_no_answer_says_so_and_keeps_its_slot() {
         );
         view.nodes.get_mut("a").unwrap().pods = None;
         assert_eq!(plan(&view, &policy, t(10)).slots, None, "also while its pods are not known");
-        view.expressions = [("errors > 1".to_owned(), Answer::Firing { series: "{} 7".into() })].into();
+        view.expressions = [("errors > 1".to_owned(), Answer::Firing { series: "{} 7".into(), since: t(0) })].into();
         view.nodes.get_mut("a").unwrap().pods = Some(Vec::new());
         let fires = plan(&view, &policy, t(10));
         assert_eq!(fires.slots, Some(Vec::new()), "a node that is refused gives its slot up");

@@ -682,12 +682,13 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
         watch
     };
     let watch = |answer: Answer| watch_query("errors{node=\"$node\"} > 1", "errors{node=\"a\"} > 1", answer);
-    let mut of_the_fleet = watch_query("errors > 1", "errors > 1", Answer::Firing { series: "{} 7".into() });
+    let mut of_the_fleet =
+        watch_query("errors > 1", "errors > 1", Answer::Firing { series: "{} 7".into(), since: t(0) });
     assert_eq!(of_the_fleet.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFires");
     of_the_fleet.at(DEADLINE);
     assert_eq!(of_the_fleet.result(), (Some("HealthUnknown".into()), false), "it is no evidence against the version");
 
-    let mut firing = watch(Answer::Firing { series: "{} 7".into() });
+    let mut firing = watch(Answer::Firing { series: "{} 7".into(), since: t(0) });
     for second in [SOAKED, DEADLINE - 1] {
         assert_eq!(firing.at(second).unwrap().as_str(), "ExpressionFires");
     }
@@ -697,7 +698,8 @@ fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
 
     let mut instant = watch(Answer::Quiet { since: t(DEADLINE - 1) });
     instant.at(DEADLINE);
-    *instant.view.expressions.values_mut().next().unwrap() = Answer::Firing { series: "{} 7".into() };
+    *instant.view.expressions.values_mut().next().unwrap() =
+        Answer::Firing { series: "{} 7".into(), since: t(DEADLINE + 1) };
     instant.at(DEADLINE + 1);
     assert_eq!(instant.result(), is_unproven(), "once after the deadline is no evidence");
 

@@ -297,7 +297,7 @@ fn expressions_are_queried_after_the_wait_for_hooks_and_have_to_return_nothing()
     assert_eq!(outcome(&made), "ExpressionsPending");
     for (answer, expected) in [
         (Answer::Quiet { since: t(2) }, "step Draining"),
-        (Answer::Firing { series: "{} 1".into() }, "GateRefused"),
+        (Answer::Firing { series: "{} 1".into(), since: t(2) }, "GateRefused"),
         (Answer::Failed { message: "no answer".into() }, "GateRefused"),
     ] {
         view.expressions.insert("errors > 0".into(), answer.clone());
