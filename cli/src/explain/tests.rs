@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::report::{Explanation, explain};
 use super::*;
-use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
+use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow};
 use crate::fixtures::snapshot;
 
 fn text(explanation: &Explanation) -> String {
@@ -87,6 +87,16 @@ fn next_change_has_its_time() {
     assert!(text.contains("Next:      2026-01-01T02:00:00Z (in 1h 50m): the next window opens"), "{text}");
     let text = super::text::render(&explain(&fleet(), "blocked", now()), None, false).to_string();
     assert!(text.contains("2026-01-01T00:30:00Z (in 20m): the drain ends"), "{text}");
+}
+
+#[test]
+fn next_change_of_a_braked_rollout_is_a_trial_or_what_ends_it() {
+    let trial = "Next:      2026-01-01T01:00:00Z (in 50m): one node is tried alone";
+    let resume = "Next:      what ends it: The cause of the ends that the message names; then resume.";
+    for (proof, expected) in [("Free", trial), ("Unproven", resume)] {
+        let text = text(&explain(&braked(proof), "a", now()));
+        assert!(text.contains("Waits:     Braked") && text.contains(expected), "{expected}: {text}");
+    }
 }
 
 #[test]
