@@ -2,7 +2,8 @@
 
 use jiff::Timestamp;
 use models::operator::{CompletionEstimate, Counts};
-use models::shadow::{AttemptResult, UPDATED};
+use models::reason::EndEvent;
+use models::shadow::AttemptResult;
 use semver::Version;
 use serde::Serialize;
 
@@ -207,7 +208,7 @@ pub(crate) struct NodeReport {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LastResult {
     pub(crate) version: Version,
-    /// `Updated`, or the reason of the failure.
+    /// `Updated`, or the reason of another end.
     pub(crate) reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) message: String,
@@ -221,9 +222,14 @@ impl From<AttemptResult> for LastResult {
 }
 
 impl LastResult {
-    /// Returns whether the attempt has failed.
+    /// Returns how the attempt has ended.
+    pub(crate) fn event(&self) -> EndEvent {
+        EndEvent::of_update(&self.reason)
+    }
+
+    /// Returns whether the attempt has failed. One that was ended from outside has not.
     pub(crate) fn is_failure(&self) -> bool {
-        self.reason != UPDATED
+        self.event().is_warning()
     }
 }
 
