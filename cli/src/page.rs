@@ -1,7 +1,5 @@
 //! All output of the program. It is made plain first, since much of it was written by other clients, who may target the
-//! terminal and not its reader.
-
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "nothing else in this program prints")]
+//! terminal and not its reader. Nothing is printed by the macros of the standard library: they panic where the output is closed.
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -306,8 +304,9 @@ pub(crate) fn print_line(text: impl fmt::Display) {
 
 /// Prints a question, and stays on its line.
 fn ask(question: &str) -> io::Result<()> {
-    print!("{} ", plain(question));
-    io::stdout().flush()
+    let mut out = io::stdout();
+    write!(out, "{} ", plain(question))?;
+    out.flush()
 }
 
 /// Asks a question; an error unless the answer is yes. `otherwise` is for a caller without a terminal.
@@ -324,17 +323,17 @@ pub(crate) fn confirm(otherwise: &str, question: &str) -> anyhow::Result<()> {
 
 /// Prints an error with all causes, on several lines. A server may have written some of it.
 pub(crate) fn complain(error: &anyhow::Error) {
-    eprint!("{}", complaint(error));
+    let _ = write!(io::stderr(), "{}", complaint(error));
 }
 
 /// Prints a line of progress, on the standard error.
 pub(crate) fn progress(text: impl fmt::Display) {
-    eprintln!("{}", plain(&text.to_string()));
+    let _ = writeln!(io::stderr(), "{}", plain(&text.to_string()));
 }
 
 /// Prints a warning, on one line of the standard error.
 pub(crate) fn warn(text: impl fmt::Display) {
-    eprintln!("Warning: {}", plain(&text.to_string()));
+    let _ = writeln!(io::stderr(), "Warning: {}", plain(&text.to_string()));
 }
 
 /// Makes a page of an error with its causes. Without a backtrace, also where the environment has `RUST_BACKTRACE`.
