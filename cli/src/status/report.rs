@@ -42,11 +42,11 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         counts: operator
             .and_then(|operator| operator.status.counts.clone())
             .or_else(|| plan.status.as_ref()?.counts.clone()),
-        frozen: stopped(cluster, &plan, |conditions| true_condition(conditions, FROZEN)),
-        held: stopped(cluster, &plan, |conditions| {
+        frozen: stopped(cluster, &plan, FROZEN, |conditions| true_condition(conditions, FROZEN)),
+        held: stopped(cluster, &plan, CONTAINED, |conditions| {
             find_condition(conditions, FROZEN).filter(|condition| condition.reason == CONTAINED)
         }),
-        braked: stopped(cluster, &plan, |conditions| true_condition(conditions, BRAKED)),
+        braked: stopped(cluster, &plan, BRAKED, |conditions| true_condition(conditions, BRAKED)),
         problems: problems(cluster, paused.is_some()),
         silent_agents: silent_agents(cluster, now),
         misplaced_requests: misplaced(cluster),
@@ -148,7 +148,8 @@ fn approval(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Option
     let of = rollouts.iter().filter(waits).map(|state| &state.rollout.version).max();
     let of = of.map_or_else(String::new, |version| format!(" of the rollout of {version}"));
     let command = cluster.command(&request.arguments(step, &to_resume(plan)));
-    Some(Request { message: format!("canary step {step}{of} {}", canary(wait)), command })
+    let message = format!("canary step {step}{of} {}", canary(wait));
+    Some(Request { reason: wait.as_str(), message, command })
 }
 
 /// Returns the versions whose failures a user has to name to resolve them.
@@ -157,7 +158,12 @@ fn to_resume(plan: &Plan) -> String {
 }
 
 /// Returns the request of an operator of which a condition says that it is stopped, or nodes are held, until a user resumes it.
-fn stopped(cluster: &Cluster, plan: &Plan, find: impl Fn(&[Condition]) -> Option<&Condition>) -> Option<Request> {
+fn stopped(
+    cluster: &Cluster,
+    plan: &Plan,
+    reason: &'static str,
+    find: impl Fn(&[Condition]) -> Option<&Condition>,
+) -> Option<Request> {
     let recorded = cluster.operator.as_ref().map(|operator| &operator.status.conditions);
     // Without the nodes, whose shadows have the failures, what is recorded counts.
     let planned = plan.status.as_ref().filter(|_| cluster.nodes.is_some()).map(|status| &status.conditions);
@@ -170,7 +176,7 @@ fn stopped(cluster: &Cluster, plan: &Plan, find: impl Fn(&[Condition]) -> Option
         "" => "resume".to_owned(),
         versions => format!("resume --failures {versions}"),
     };
-    Some(Request { message: cluster.filled(message, ""), command: cluster.command(&command) })
+    Some(Request { reason, message: cluster.filled(message, ""), command: cluster.command(&command) })
 }
 
 fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {

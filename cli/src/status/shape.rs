@@ -146,6 +146,9 @@ pub(crate) struct Waiting {
 /// A state that a user ends, with the command.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Request {
+    /// One fixed word.
+    #[serde(skip)]
+    pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) command: String,
 }
