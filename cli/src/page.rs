@@ -267,11 +267,12 @@ pub(crate) struct Screen {
 
 impl Screen {
     /// Sets the note below the drawing, and shows it.
-    pub(crate) fn note(&mut self, text: impl fmt::Display) {
+    pub(crate) fn note(&mut self, text: impl fmt::Display) -> io::Result<()> {
         let text = plain(&text.to_string());
-        print_line(&text);
+        write_line(&text)?;
         self.lines += 1;
         self.note = Some(text);
+        Ok(())
     }
 
     /// Draws a page over the one before. What does not fit into `height` is left out.
@@ -297,9 +298,14 @@ impl Screen {
 
 /// Prints a line of progress; a failure to print is ignored.
 pub(crate) fn print_line(text: impl fmt::Display) {
+    let _ = write_line(text);
+}
+
+/// Prints a line. It is an error that a client has closed the other end of a pipe.
+pub(crate) fn write_line(text: impl fmt::Display) -> io::Result<()> {
     let mut page = Page::default();
     page.line(text);
-    let _ = page.print();
+    io::stdout().write_all(page.text.as_bytes())
 }
 
 /// Prints a question, and stays on its line.

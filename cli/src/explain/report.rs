@@ -14,7 +14,7 @@ use semver::Version;
 use serde::Serialize;
 
 use crate::cluster::Cluster;
-use crate::status::{LastResult, next_action};
+use crate::status::{LastResult, next_action, not_known};
 
 /// The state of one node, and why it is as it is.
 #[derive(Clone, Debug, Serialize)]
@@ -46,7 +46,7 @@ pub(crate) struct Explanation {
     /// Annotations of the node and of its shadow that are meant as requests and are refused or have no effect, each as a sentence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) misplaced_requests: Vec<String>,
-    /// The reason why it waits; absent if it is up to date.
+    /// The reason why it waits; absent if it is up to date. `NotKnown` if its Node was not read and none is recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waits: Option<Waits>,
     /// The reason that the controller has recorded, where it is another one.
@@ -252,7 +252,10 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
         Some(wait) if unknown(wait) && recorded.is_some() => recorded.clone(),
         Some(wait) => Some(waits(wait.as_str(), &cluster.filled(&wait.to_string(), name))),
         // An action of the controller is due, or its plan is not known.
-        None if facts.is_none() || plan.actions.contains_key(name) => recorded.clone(),
+        None if facts.is_none() || plan.actions.contains_key(name) => {
+            let not_known = || not_known(cluster, name).map(|(reason, message)| waits(&reason, &message));
+            recorded.clone().or_else(not_known)
+        }
         None => None,
     };
     let last = record.and_then(|record| record.last.clone());

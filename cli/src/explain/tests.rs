@@ -58,6 +58,32 @@ fn node_on_its_target_is_up_to_date_and_waits_for_nothing() {
 }
 
 #[test]
+fn node_that_was_not_read_or_is_gone_is_not_called_up_to_date() {
+    let mut unread = fleet();
+    unread.nodes = None;
+    let mut gone = fleet();
+    gone.nodes.as_mut().unwrap().remove("updated");
+    for (cluster, expected) in [(unread, "Waits:     NotKnown: its Node was not read"), (gone, "its Node is gone")] {
+        let text = text(&explain(&cluster, "updated", now()));
+        assert!(text.contains(expected) && !text.contains("it is up to date"), "{expected}: {text}");
+    }
+}
+
+#[test]
+fn recorded_command_names_the_node_and_the_namespace() {
+    let message = "disarm it: kubectl annotate brs brs-<node> -n <namespace>";
+    let mut shadow = shadow("a", idle());
+    shadow["status"]["conditions"] = json!([{"type": "Blocked", "status": "True", "reason": "HostArmedByOther",
+        "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+    let policy = operator(&json!({}), &json!({"observedGeneration": 1}));
+    let mut cluster = cluster(Some(policy), vec![shadow], vec![node("a", &json!({}))]);
+    cluster.nodes = None;
+    let explanation = explain(&cluster, "a", now());
+    let expected = "disarm it: kubectl annotate brs brs-a -n brupop-system";
+    assert_eq!(explanation.waits.as_ref().unwrap().message, expected);
+}
+
+#[test]
 fn node_that_lacks_a_version_shows_since_when_and_the_end_of_the_target() {
     let known = json!([{"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
         "firstSeen": "2025-12-29T00:10:00Z"}]);

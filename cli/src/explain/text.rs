@@ -61,6 +61,9 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
             let party = waits.waits_for.as_ref().map_or_else(String::new, |party| format!(" (waits for {party})"));
             field("Waits:", Style::Warn, &format!("{}{party}: {}", waits.reason, waits.message));
         }
+        None if explanation.checks.is_empty() => {
+            field("Waits:", Style::Plain, "for nothing: its Node is gone, and the controller deletes its shadow");
+        }
         None if explanation.next.is_empty() => field("Waits:", Style::Good, "for nothing: it is up to date"),
         None => field("Waits:", Style::Busy, "for nothing: its next step is due"),
     }

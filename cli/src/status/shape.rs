@@ -191,11 +191,15 @@ pub(crate) struct NodeReport {
     /// True if the attempt under way verifies again a node that has not proven its version.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) verification: bool,
-    /// The reason why it waits, as one fixed word; absent if it is up to date.
+    /// The reason why it waits, as one fixed word; absent if it is up to date. `NotKnown` if its Node was not read and none is
+    /// recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
+    /// True if failures of others, or updates without a proof, hold it, and no node is to be tried by itself.
+    #[serde(skip)]
+    pub(crate) held_by_failures: bool,
     /// The time at which the step under way is given up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deadline: Option<Timestamp>,
