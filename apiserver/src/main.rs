@@ -11,6 +11,8 @@ fn main() -> anyhow::Result<()> {
     let config = Config::parse();
     let filter = EnvFilter::try_new(without_malformed_requests(&config.log_filter)).context("--log-filter")?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    // Where the standard error has no reader, the message about that would end the program.
+    let log = log.log_internal_errors(false);
     match config.log_format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().flatten_event(true).init(),

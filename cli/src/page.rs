@@ -1,7 +1,5 @@
 //! All output of the program. It is made plain first, since much of it was written by other clients, who may target the
-//! terminal and not its reader.
-
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "nothing else in this program prints")]
+//! terminal and not its reader. Nothing is printed by the macros of the standard library: they panic where the output is closed.
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -269,11 +267,12 @@ pub(crate) struct Screen {
 
 impl Screen {
     /// Sets the note below the drawing, and shows it.
-    pub(crate) fn note(&mut self, text: impl fmt::Display) {
+    pub(crate) fn note(&mut self, text: impl fmt::Display) -> io::Result<()> {
         let text = plain(&text.to_string());
-        print_line(&text);
+        write_line(&text)?;
         self.lines += 1;
         self.note = Some(text);
+        Ok(())
     }
 
     /// Draws a page over the one before. What does not fit into `height` is left out.
@@ -299,15 +298,21 @@ impl Screen {
 
 /// Prints a line of progress; a failure to print is ignored.
 pub(crate) fn print_line(text: impl fmt::Display) {
+    let _ = write_line(text);
+}
+
+/// Prints a line. It is an error that a client has closed the other end of a pipe.
+pub(crate) fn write_line(text: impl fmt::Display) -> io::Result<()> {
     let mut page = Page::default();
     page.line(text);
-    let _ = page.print();
+    io::stdout().write_all(page.text.as_bytes())
 }
 
 /// Prints a question, and stays on its line.
 fn ask(question: &str) -> io::Result<()> {
-    print!("{} ", plain(question));
-    io::stdout().flush()
+    let mut out = io::stdout();
+    write!(out, "{} ", plain(question))?;
+    out.flush()
 }
 
 /// Asks a question; an error unless the answer is yes. `otherwise` is for a caller without a terminal.
@@ -324,17 +329,17 @@ pub(crate) fn confirm(otherwise: &str, question: &str) -> anyhow::Result<()> {
 
 /// Prints an error with all causes, on several lines. A server may have written some of it.
 pub(crate) fn complain(error: &anyhow::Error) {
-    eprint!("{}", complaint(error));
+    let _ = write!(io::stderr(), "{}", complaint(error));
 }
 
 /// Prints a line of progress, on the standard error.
 pub(crate) fn progress(text: impl fmt::Display) {
-    eprintln!("{}", plain(&text.to_string()));
+    let _ = writeln!(io::stderr(), "{}", plain(&text.to_string()));
 }
 
 /// Prints a warning, on one line of the standard error.
 pub(crate) fn warn(text: impl fmt::Display) {
-    eprintln!("Warning: {}", plain(&text.to_string()));
+    let _ = writeln!(io::stderr(), "Warning: {}", plain(&text.to_string()));
 }
 
 /// Makes a page of an error with its causes. Without a backtrace, also where the environment has `RUST_BACKTRACE`.

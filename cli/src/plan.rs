@@ -275,7 +275,8 @@ pub(crate) async fn plan(
     }
     let mut findings = chosen.findings(options.by);
     if cluster.own.as_ref().is_none_or(|own| own.leader.is_none() || own.pods.is_empty()) {
-        findings.push("no controller leads: nothing happens until one does (kubectl brupop doctor)".to_owned());
+        let doctor = cluster.command("doctor");
+        findings.push(format!("no controller leads: nothing happens until one does ({doctor})"));
     }
     let code = if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(LATE) };
     if let (Some(path), Some(course)) = (&options.html, chosen.courses.get(chosen.median)) {

@@ -4,7 +4,7 @@
 mod follow;
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,13 +12,16 @@ use anyhow::Context as _;
 use clap::Args;
 use futures::StreamExt as _;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use kube::Client;
-use planner::wait::{WaitReason, WaitsFor};
+use kube::api::{Api, ListParams};
+use planner::wait::WaitReason;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use self::follow::{Follow, watches};
+use crate::call::call;
 use crate::cluster::Cluster;
-use crate::page::{Screen, print_line};
+use crate::page::{Screen, progress, write_line};
 use crate::status::{IDLE, Look, NodeReport, Report, render, report};
 use crate::terminal;
 
@@ -34,8 +37,11 @@ const FRAME: Duration = Duration::from_secs(5);
 /// Interval at which the operator's own pods and the agents' are read.
 const COMPONENTS: Duration = Duration::from_secs(60);
 
-/// Exit code of a rollout that failures have frozen.
+/// Exit code of a rollout that failures have stopped.
 const FROZEN: u8 = 4;
+
+/// Exit code of a rollout that has not ended in time.
+const LATE: u8 = 5;
 
 /// Exit code of a command that Ctrl-C has ended before its time, as shells have it.
 const INTERRUPTED: u8 = 130;
@@ -43,17 +49,20 @@ const INTERRUPTED: u8 = 130;
 /// The state that ends the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Until {
-    /// No node is to be updated any more: exit code 0. If failures have frozen the rollout first: exit code 4.
+    /// No node is to be updated any more: exit code 0. If failures hold all nodes that are left: exit code 4.
     Completed,
 }
 
 /// Options of `watch`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// End with exit code 0 once no node is to be updated any more, and with 4 if failures freeze the rollout. Without
-    /// it, Ctrl-C ends the command.
+    /// End with exit code 0 once no node is to be updated any more, and with 4 if failures freeze the rollout or hold all
+    /// nodes that are left. Without it, Ctrl-C ends the command.
     #[arg(long, value_enum)]
     until: Option<Until>,
+    /// Time to wait for that, e.g. 90m or 4h: then the exit code is 5. Default: no limit.
+    #[arg(long, requires = "until")]
+    timeout: Option<models::duration::Duration>,
     /// List all nodes, also where there are many.
     #[arg(long)]
     all: bool,
@@ -64,11 +73,13 @@ pub(crate) struct Options {
 pub(crate) enum End {
     /// The rollout is complete.
     Completed,
-    /// Failures have frozen it, and nothing is under way any more.
+    /// Failures have frozen it, or hold all nodes that are left, and nothing is under way any more.
     Frozen,
-    /// Ctrl-C without a state to wait for.
+    /// It has not ended in time.
+    Late,
+    /// Ctrl-C, or the end of the output's reader, without a state to wait for.
     Stopped,
-    /// Ctrl-C before that state was reached.
+    /// The same before that state was reached.
     Interrupted,
 }
 
@@ -78,6 +89,7 @@ impl End {
         match self {
             Self::Completed | Self::Stopped => ExitCode::SUCCESS,
             Self::Frozen => ExitCode::from(FROZEN),
+            Self::Late => ExitCode::from(LATE),
             Self::Interrupted => ExitCode::from(INTERRUPTED),
         }
     }
@@ -85,25 +97,39 @@ impl End {
 
 /// Shows the state of the fleet until it ends.
 pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, colour: bool) -> anyhow::Result<End> {
+    let stopped = if options.until.is_some() { End::Interrupted } else { End::Stopped };
+    if options.until.is_some() {
+        // Without the nodes, it is not known which of them are to be updated.
+        let nodes: Api<Node> = Api::all(client.clone());
+        call("list nodes", nodes.list_metadata(&ListParams::default().limit(1))).await?;
+    }
     let mut cluster = Cluster::read(client, namespace).await?;
-    let (mut watches, mut follow) = (watches(client, &cluster), Follow::default());
+    let (mut watches, mut follow) = (watches(client, &cluster), Follow::new(options.until.is_some()));
     let mut output = Output::new(options.all, colour);
     let mut frames = interval_at(Instant::now(), FRAME);
     frames.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut components = interval_at(Instant::now() + COMPONENTS, COMPONENTS);
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(interrupt);
+    let late = sleep(options.timeout.map_or(Duration::MAX, |timeout| timeout.0));
+    tokio::pin!(late);
     let mut changed = false;
     loop {
         tokio::select! {
             signal = &mut interrupt => {
                 signal.context("Ctrl-C cannot be noticed")?;
-                return Ok(if options.until.is_some() { End::Interrupted } else { End::Stopped });
+                return Ok(stopped);
+            }
+            () = &mut late, if options.timeout.is_some() => {
+                progress("the rollout has not ended within --timeout");
+                return Ok(End::Late);
             }
             change = watches.next() => {
                 let change = change.context("the watches have ended")?;
                 let said = follow.take(&mut cluster, change)?;
-                output.say(said);
+                if !has_reader(output.say(said))? {
+                    return Ok(stopped);
+                }
                 if follow.begins_again() {
                     sleep(BEGIN_AGAIN).await;
                     watches = self::watches(client, &cluster);
@@ -122,7 +148,9 @@ pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, c
             continue;
         }
         let report = report(&cluster, Timestamp::now());
-        output.show(&report)?;
+        if !has_reader(output.show(&report))? {
+            return Ok(stopped);
+        }
         if options.until.is_some()
             && let Some(end) = ended(&report)
         {
@@ -131,20 +159,32 @@ pub(crate) async fn watch(client: &Client, namespace: &str, options: &Options, c
     }
 }
 
+/// Returns whether the output has a reader, by what came of a write.
+fn has_reader(written: io::Result<()>) -> anyhow::Result<bool> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true).context("the standard output cannot be written"),
+    }
+}
+
 /// Returns the end of the rollout, if it has ended.
 fn ended(report: &Report) -> Option<End> {
-    let rests = |node: &NodeReport| {
-        let party = node.reason.as_ref().and_then(|reason| reason.parse().ok()).map(|r: WaitReason| r.explanation().0);
-        node.step == IDLE && (node.reason.is_none() || matches!(party, Some(WaitsFor::Nothing | WaitsFor::Version)))
-    };
     if report.enabled == Some(true) && report.policy.observed && report.nodes.iter().all(rests) {
         return Some(End::Completed);
     }
     let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));
-    // Nodes that are held while others go on are all that is left.
-    let held = |node: &NodeReport| node.reason.as_deref() == Some(WaitReason::Quarantined.as_str());
-    let only_held = report.held.is_some() && report.nodes.iter().all(|node| rests(node) || held(node));
+    let held = |node: &NodeReport| node.held_by_failures;
+    let only_held = report.nodes.iter().any(held) && report.nodes.iter().all(|node| rests(node) || held(node));
     ((report.frozen.is_some() || only_held) && !under_way).then_some(End::Frozen)
+}
+
+/// Returns whether nothing is under way on a node, and it is not to be updated.
+fn rests(node: &NodeReport) -> bool {
+    use WaitReason::{BeingRemoved, Excluded, NotLabelled, NotOffered, UpToDate, WaveNotCome};
+    let is_at_rest = |reason: &String| {
+        matches!(reason.parse(), Ok(UpToDate | BeingRemoved | NotLabelled | Excluded | NotOffered | WaveNotCome))
+    };
+    node.step == IDLE && node.reason.as_ref().is_none_or(is_at_rest)
 }
 
 /// The output, and what it shows.
@@ -164,23 +204,22 @@ impl Output {
     }
 
     /// Shows what there is to say about the connection.
-    fn say(&mut self, said: Option<String>) {
-        let Some(said) = said else { return };
+    fn say(&mut self, said: Option<String>) -> io::Result<()> {
+        let Some(said) = said else { return Ok(()) };
         match &mut self.screen {
             Some(screen) => screen.note(format_args!("{:.0} {said}", Timestamp::now())),
-            None => print_line(format_args!("{:.0} {said}", Timestamp::now())),
+            None => write_line(format_args!("{:.0} {said}", Timestamp::now())),
         }
     }
 
     /// Shows the state.
-    fn show(&mut self, report: &Report) -> anyhow::Result<()> {
+    fn show(&mut self, report: &Report) -> io::Result<()> {
         if let Some(screen) = &mut self.screen {
             let look = Look { width: Some(terminal::width()), colour: self.colour, all: self.all };
-            screen.draw(&render(report, look), terminal::height()).context("the standard output cannot be written")?;
-            return Ok(());
+            return screen.draw(&render(report, look), terminal::height());
         }
         for line in changes(report, &mut self.printed) {
-            print_line(format_args!("{:.0} {line}", report.time));
+            write_line(format_args!("{:.0} {line}", report.time))?;
         }
         Ok(())
     }
@@ -233,6 +272,15 @@ fn fleet_lines(report: &Report) -> Vec<(String, String)> {
     }
     for problem in &report.problems {
         line(&format!("Problem {}", problem.reason), problem.message.clone());
+    }
+    let rejected = report.policy.errors.iter().map(|error| format!("{}: {}", error.field, error.message));
+    let rejected: Vec<String> = rejected.collect();
+    for (about, sentences) in
+        [("Rejected", &rejected), ("Request", &report.misplaced_requests), ("Not read", &report.not_read)]
+    {
+        if !sentences.is_empty() {
+            line(about, sentences.join("; "));
+        }
     }
     lines
 }

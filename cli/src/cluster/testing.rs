@@ -73,6 +73,38 @@ pub(crate) fn operator(spec: &Value, status: &Value) -> Value {
     })
 }
 
+/// A cluster of the node `a`, which is offered 1.20.5 in a rollout with this ledger, and for whose kind these versions are known.
+fn in_rollout(spec: &Value, ledger: &Value, versions: &Value) -> Cluster {
+    let t = "2026-01-01T00:00:00Z";
+    let status = json!({
+        "observedGeneration": 1, "versions": versions,
+        "activeRollouts": [{
+            "version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64", "started": t, "stepsPassed": 0, "ledger": ledger,
+            "record": {"number": 3, "begun": t, "revision": {"number": 2, "name": "brupop-default-5d"}, "phase": "Running"},
+        }],
+    });
+    cluster(Some(operator(spec, &status)), vec![shadow("a", idle())], vec![node("a", &json!({}))])
+}
+
+/// The same, braked by the update of a node that is gone, which has shown this about the version.
+pub(crate) fn braked(proof: &str) -> Cluster {
+    let end = json!({"node": "gone", "proof": proof, "reason": "RebootTimedOut"});
+    let ledger = json!({"base": 2, "row": [end], "brakedUntil": "2026-01-01T01:00:00Z"});
+    in_rollout(&json!({"failurePolicy": {"maxConsecutiveFailures": 1}}), &ledger, &json!([]))
+}
+
+/// The same with a canary step, whose place a node that is gone has used up by a failure on the version, or without a proof.
+pub(crate) fn step_used_up(by_failure: bool) -> Cluster {
+    let (count, proof, reason) =
+        if by_failure { ("failed", "Failed", "BootFellBack") } else { ("unproven", "Unproven", "HookTimedOut") };
+    let end = json!({"node": "gone", "proof": proof, "reason": reason});
+    let failed = if by_failure { json!(["gone"]) } else { json!([]) };
+    let known = json!({"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
+        "firstSeen": "2026-01-01T00:00:00Z", "failed": failed});
+    let spec = json!({"strategy": {"canary": [{"nodes": 1}]}, "failurePolicy": {"maxFailures": 2}});
+    in_rollout(&spec, &json!({"base": 2, "due": 1, count: 1, "nodes": [end]}), &json!([known]))
+}
+
 /// A fleet in the middle of a rollout: a drain that a budget blocks, a failed node, one that a user holds, one without an
 /// agent, one that is up to date, and others that wait.
 pub(crate) fn fleet() -> Cluster {

@@ -39,6 +39,8 @@ pub(super) struct Installed {
 /// The facts about an installation.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
+    /// The operator's namespace.
+    pub(super) namespace: String,
     /// The reason why the cluster's version is too old, if it is.
     pub(super) outdated: Option<String>,
     /// Empty if it may not be read.
@@ -100,7 +102,8 @@ impl Steps {
 
 /// Reads the facts.
 pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Facts> {
-    let (mut facts, steps) = (Facts::default(), Steps(Instant::now()));
+    let mut facts = Facts { namespace: namespace.to_owned(), ..Facts::default() };
+    let steps = Steps(Instant::now());
     let version = call("get /version", client.apiserver_version()).await;
     if let Some(version) = facts.optional(version)? {
         facts.outdated = crate::preflight::outdated(&version);

@@ -56,7 +56,7 @@ fn no_operator(namespace: &str, others: Option<&[String]>) -> Finding {
 
 fn web_api(facts: &Facts, found: &mut Vec<Finding>) {
     if facts.endpoints == Some(0) {
-        let namespace = facts.cluster.as_ref().map_or(names::SYSTEM_NAMESPACE, |cluster| cluster.namespace.as_str());
+        let namespace = &facts.namespace;
         let message = "the Service has no ready endpoint, so that no agent can report";
         found.push(
             Finding::error("NoEndpoints", message).of(format!("service/{namespace}/{}", names::APISERVER)).next([
@@ -70,7 +70,7 @@ fn web_api(facts: &Facts, found: &mut Vec<Finding>) {
 fn certificates(facts: &Facts, found: &mut Vec<Finding>) {
     let Some(trust) = &facts.trust else { return };
     let object = || format!("configmap/{}/{}", names::AGENT_NAMESPACE, names::TRUST_CONFIG_MAP);
-    let logs = || format!("kubectl logs -n {} deployment/{}", names::SYSTEM_NAMESPACE, names::CONTROLLER);
+    let logs = || format!("kubectl logs -n {} deployment/{}", facts.namespace, names::CONTROLLER);
     if trust.iter().any(Option::is_none) {
         let message = "it has a block that is no certificate, which agents cannot read";
         found.push(Finding::error("CertificateUnreadable", message).of(object()).next([logs()]));
@@ -129,20 +129,15 @@ fn clocks(facts: &Facts, found: &mut Vec<Finding>) {
         found.push(Finding::warning("NodeClock", message).of_nodes(nodes).next(next));
     }
     if let Some(at) = facts.leader_renewed {
-        leader(at, now, found);
+        leader(&facts.namespace, at, now, found);
     }
 }
 
-fn leader(renewed: Timestamp, now: Timestamp, found: &mut Vec<Finding>) {
-    let object = || format!("lease/{}/{}", names::SYSTEM_NAMESPACE, names::CONTROLLER);
+fn leader(namespace: &str, renewed: Timestamp, now: Timestamp, found: &mut Vec<Finding>) {
+    let object = || format!("lease/{namespace}/{}", names::CONTROLLER);
     if between(renewed, now) >= STALE {
         let message = format!("no controller has renewed its Lease since {}: nothing is done", moment(renewed, now));
-        let pods = format!(
-            "kubectl get pods -n {} -l {}={}",
-            names::SYSTEM_NAMESPACE,
-            names::COMPONENT_LABEL,
-            names::CONTROLLER
-        );
+        let pods = format!("kubectl get pods -n {namespace} -l {}={}", names::COMPONENT_LABEL, names::CONTROLLER);
         found.push(Finding::error("NoLeader", message).of(object()).next([pods]));
     } else if between(now, renewed) >= OFFSET {
         let message =

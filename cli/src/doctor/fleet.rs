@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::names;
-use models::operator::CONTAINED;
 use planner::plan::{drain_refusals, long_grace_periods};
 use planner::view::NodeFacts;
-use planner::wait::Wait;
+use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
 use crate::cluster::Cluster;
@@ -53,11 +52,12 @@ fn operator(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
     if let Some(paused) = &report.paused {
         found.push(Finding::warning("Paused", paused.clone()).next([cluster.command("takeover preflight")]));
     }
-    for (reason, request) in [("Frozen", &report.frozen), (CONTAINED, &report.held)] {
-        if let Some(request) = request {
-            let finding = Finding::warning(reason, request.message.clone());
-            found.push(finding.of(object()).next([request.command.clone()]));
-        }
+    // That a user is to approve a canary step is as the policy has it.
+    let step = report.approval.as_ref().filter(|request| request.reason != WaitReason::CanaryStep.as_str());
+    let stopped = [&report.frozen, &report.held, &report.braked].into_iter().flatten();
+    for request in stopped.chain(step) {
+        let finding = Finding::warning(request.reason, request.message.clone());
+        found.push(finding.of(object()).next([request.command.clone()]));
     }
     for problem in &report.problems {
         let message = format!("{}: {}", problem.reason, problem.message);

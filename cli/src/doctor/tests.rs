@@ -9,7 +9,7 @@ use super::aws::Hook;
 use super::certificate::Certificate;
 use super::facts::Installed;
 use super::*;
-use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
+use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow, step_used_up};
 use crate::fixtures::snapshot;
 
 /// An object as the API server has it in an installation that works.
@@ -34,6 +34,7 @@ fn healthy() -> Facts {
     let until = "2036-01-01T00:00:00Z".parse().unwrap();
     let authority = Certificate { subject: "CN=a".to_owned(), from: "2025-01-01T00:00:00Z".parse().unwrap(), until };
     Facts {
+        namespace: names::SYSTEM_NAMESPACE.to_owned(),
         version: "v1.37.1".to_owned(),
         objects,
         cluster: Some(cluster(Some(operator), vec![shadow("a", done)], vec![node("a", &json!({}))])),
@@ -103,7 +104,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 37] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 40] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -189,6 +190,15 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
             let operator = operator(&spec, &json!({"observedGeneration": 1}));
             f.cluster.as_mut().unwrap().add_operator(&serde_json::from_value(operator).unwrap());
         }),
+        ("Braked", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            f.cluster = Some(braked("Unproven"));
+        }),
+        ("StepFailed", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            f.cluster = Some(step_used_up(true));
+        }),
+        ("StepUnproven", Warning, "bottlerocketupdateoperator/brupop-system/default", &|f| {
+            f.cluster = Some(step_used_up(false));
+        }),
         ("NotUpdated", Warning, "node/a", &|f| relabel(f, json!({}))),
         ("WrongLabel", Warning, "node/a", &|f| relabel(f, json!({names::INTERFACE_LABEL: "1.0.0"}))),
         ("NotBottlerocket", Warning, "node/a", &|f| {
@@ -254,6 +264,33 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         );
         assert_eq!(diagnosis.errors > 0, severity == Error || diagnosis.findings.iter().any(|f| f.severity == Error));
     }
+}
+
+#[test]
+fn command_that_lets_a_stopped_rollout_go_on_is_shown() {
+    for (cluster, reason, command) in [
+        (braked("Unproven"), "Braked", "kubectl brupop resume --failures 1.20.5"),
+        (step_used_up(true), "StepFailed", "kubectl brupop resume --failures 1.20.5"),
+        (step_used_up(false), "StepUnproven", "kubectl brupop approve 1 --unproven"),
+    ] {
+        let diagnosis = Diagnosis::of(&Facts { cluster: Some(cluster), ..healthy() });
+        let found = diagnosis.findings.iter().find(|finding| finding.reason == reason).unwrap();
+        assert_eq!(found.next, [command], "{found:?}");
+    }
+}
+
+#[test]
+fn findings_are_about_the_namespace_of_the_operator() {
+    let stale = Some("2026-01-01T00:00:00Z".parse().unwrap());
+    let trust = Some(vec![]);
+    let facts = Facts { namespace: "ops".to_owned(), endpoints: Some(0), trust, leader_renewed: stale, ..healthy() };
+    let diagnosis = Diagnosis::of(&facts);
+    for reason in ["NoLeader", "NoAuthority", "NoEndpoints"] {
+        let found = diagnosis.findings.iter().find(|finding| finding.reason == reason).unwrap();
+        assert!(found.next.iter().all(|command| command.contains(" -n ops ")), "{found:?}");
+    }
+    let found = diagnosis.findings.iter().find(|finding| finding.reason == "NoLeader").unwrap();
+    assert_eq!(found.objects, ["lease/ops/brupop-controller"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use semver::Version;
 use serde::Serialize;
 
 use crate::cluster::Cluster;
-use crate::status::{LastResult, next_action};
+use crate::status::{LastResult, next_action, not_known};
 
 /// The state of one node, and why it is as it is.
 #[derive(Clone, Debug, Serialize)]
@@ -46,7 +46,7 @@ pub(crate) struct Explanation {
     /// Annotations of the node and of its shadow that are meant as requests and are refused or have no effect, each as a sentence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) misplaced_requests: Vec<String>,
-    /// The reason why it waits; absent if it is up to date.
+    /// The reason why it waits; absent if it is up to date. `NotKnown` if its Node was not read and none is recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waits: Option<Waits>,
     /// The reason that the controller has recorded, where it is another one.
@@ -245,14 +245,17 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     let deadline = deadlines(&view, &policy, now).find(|(node, _)| *node == name).map(|(_, at)| at);
     let found = if facts.is_some() { checks(&view, &policy, &plan, now, name) } else { Vec::new() };
     let first = found.iter().find_map(|check| check.wait());
-    let recorded = recorded(cluster, shadow);
+    let recorded = recorded(cluster, name);
     // What only the controller knows is taken from its record.
     let unknown = |wait: &Wait| matches!(wait, Wait::ExpressionsPending { .. });
     let waits = match first.or_else(|| plan.waits.get(name)).filter(|wait| **wait != Wait::UpToDate) {
         Some(wait) if unknown(wait) && recorded.is_some() => recorded.clone(),
         Some(wait) => Some(waits(wait.as_str(), &cluster.filled(&wait.to_string(), name))),
         // An action of the controller is due, or its plan is not known.
-        None if facts.is_none() || plan.actions.contains_key(name) => recorded.clone(),
+        None if facts.is_none() || plan.actions.contains_key(name) => {
+            let not_known = || not_known(cluster, name).map(|(reason, message)| waits(&reason, &message));
+            recorded.clone().or_else(not_known)
+        }
         None => None,
     };
     let last = record.and_then(|record| record.last.clone());
@@ -260,7 +263,8 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     let group = facts.and_then(|facts| policy.group_of(facts)).map(|index| policy.groups[index].name.clone());
     let mut next: Vec<Next> =
         plan.actions.get(name).map(|action| Next { at: None, what: next_action(action) }).into_iter().collect();
-    next.extend(first.and_then(|wait| Some(Next { at: Some(wait.ends_at()?), what: end_of(wait) })));
+    let end = first.and_then(Wait::end).filter(|(at, _)| *at > now);
+    next.extend(end.map(|(at, what)| Next { at: Some(at), what: what.to_owned() }));
     next.extend(deadline.map(|at| Next { at: Some(at), what: given_up(&view, name) }));
     let end = waits.as_ref().and_then(|waits| waits.ends_with.clone());
     next.extend(end.filter(|_| next.is_empty()).map(|end| Next { at: None, what: format!("what ends it: {end}") }));
@@ -300,22 +304,6 @@ fn given_up(view: &ClusterView, name: &str) -> String {
     phase.map_or("the attempt is given up", |(phase, mode)| (phase.late)(mode)).to_owned()
 }
 
-/// Returns what happens at the end of a wait that has one.
-fn end_of(wait: &Wait) -> String {
-    match wait {
-        Wait::WindowClosed { .. } => "the next window opens".to_owned(),
-        Wait::Blackout { .. } => "the blackout is over and a window is open".to_owned(),
-        Wait::BackOff { .. } => "the back-off is over".to_owned(),
-        Wait::Soaking { .. } => "the node has stayed healthy for long enough".to_owned(),
-        Wait::AwaitingHook { .. } => "a hook is no longer waited for".to_owned(),
-        Wait::LeavingLoadBalancer { .. } => "the drain begins".to_owned(),
-        Wait::TooYoung { .. } => "the version is old enough".to_owned(),
-        Wait::CanaryStep { .. } => "the soak of the canary step is over".to_owned(),
-        Wait::EarlierOperatorGone { .. } => "the hosts of the earlier operator are down".to_owned(),
-        wait => format!("{} ends", wait.as_str()),
-    }
-}
-
 fn waits(reason: &str, message: &str) -> Waits {
     let explanation = reason.parse::<WaitReason>().ok().map(WaitReason::explanation);
     Waits {
@@ -342,11 +330,11 @@ fn without_links(text: &str) -> String {
 }
 
 /// Returns the reason that the controller has recorded for a node.
-fn recorded(cluster: &Cluster, shadow: Option<&ShadowFacts>) -> Option<Waits> {
-    let conditions = shadow.map(|shadow| shadow.status.conditions.as_slice()).unwrap_or_default();
+fn recorded(cluster: &Cluster, name: &str) -> Option<Waits> {
+    let conditions = cluster.shadows.get(name).map(|shadow| shadow.status.conditions.as_slice()).unwrap_or_default();
     let fleet = || true_condition(&cluster.operator.as_ref()?.status.conditions, ALL_BLOCKED);
     let condition: &Condition = true_condition(conditions, BLOCKED).or_else(fleet)?;
-    Some(waits(&condition.reason, &cluster.filled(&condition.message, "")))
+    Some(waits(&condition.reason, &cluster.filled(&condition.message, name)))
 }
 
 fn node_state(name: &str, facts: Option<&NodeFacts>, group: Option<String>) -> NodeState {

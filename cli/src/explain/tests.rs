@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::report::{Explanation, explain};
 use super::*;
-use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
+use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow};
 use crate::fixtures::snapshot;
 
 fn text(explanation: &Explanation) -> String {
@@ -58,6 +58,32 @@ fn node_on_its_target_is_up_to_date_and_waits_for_nothing() {
 }
 
 #[test]
+fn node_that_was_not_read_or_is_gone_is_not_called_up_to_date() {
+    let mut unread = fleet();
+    unread.nodes = None;
+    let mut gone = fleet();
+    gone.nodes.as_mut().unwrap().remove("updated");
+    for (cluster, expected) in [(unread, "Waits:     NotKnown: its Node was not read"), (gone, "its Node is gone")] {
+        let text = text(&explain(&cluster, "updated", now()));
+        assert!(text.contains(expected) && !text.contains("it is up to date"), "{expected}: {text}");
+    }
+}
+
+#[test]
+fn recorded_command_names_the_node_and_the_namespace() {
+    let message = "disarm it: kubectl annotate brs brs-<node> -n <namespace>";
+    let mut shadow = shadow("a", idle());
+    shadow["status"]["conditions"] = json!([{"type": "Blocked", "status": "True", "reason": "HostArmedByOther",
+        "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+    let policy = operator(&json!({}), &json!({"observedGeneration": 1}));
+    let mut cluster = cluster(Some(policy), vec![shadow], vec![node("a", &json!({}))]);
+    cluster.nodes = None;
+    let explanation = explain(&cluster, "a", now());
+    let expected = "disarm it: kubectl annotate brs brs-a -n brupop-system";
+    assert_eq!(explanation.waits.as_ref().unwrap().message, expected);
+}
+
+#[test]
 fn node_that_lacks_a_version_shows_since_when_and_the_end_of_the_target() {
     let known = json!([{"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
         "firstSeen": "2025-12-29T00:10:00Z"}]);
@@ -87,6 +113,16 @@ fn next_change_has_its_time() {
     assert!(text.contains("Next:      2026-01-01T02:00:00Z (in 1h 50m): the next window opens"), "{text}");
     let text = super::text::render(&explain(&fleet(), "blocked", now()), None, false).to_string();
     assert!(text.contains("2026-01-01T00:30:00Z (in 20m): the drain ends"), "{text}");
+}
+
+#[test]
+fn next_change_of_a_braked_rollout_is_a_trial_or_what_ends_it() {
+    let trial = "Next:      2026-01-01T01:00:00Z (in 50m): one node is tried alone";
+    let resume = "Next:      what ends it: The cause of the ends that the message names; then resume.";
+    for (proof, expected) in [("Free", trial), ("Unproven", resume)] {
+        let text = text(&explain(&braked(proof), "a", now()));
+        assert!(text.contains("Waits:     Braked") && text.contains(expected), "{expected}: {text}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The state of one node as text.
 
 use jiff::Timestamp;
+use models::reason::EndEvent;
 
 use super::report::{Attempt, Explanation, Host, NodeState};
 use crate::clock::moment;
@@ -37,7 +38,11 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
         field("Claim:", Style::Plain, &format!("the operator has set {}{since}", claim.fields.join(", ")));
     }
     if let Some(last) = &explanation.last {
-        let style = if last.is_failure() { Style::Bad } else { Style::Good };
+        let style = match last.event() {
+            EndEvent::Updated | EndEvent::DrillPassed => Style::Good,
+            EndEvent::UpdateWithdrawn => Style::Plain,
+            EndEvent::UpdateFailed | EndEvent::DrillFailed => Style::Bad,
+        };
         let message = if last.message.is_empty() { String::new() } else { format!(": {}", last.message) };
         let text = format!("{} to {}, {}{message}", last.reason, last.version, moment(last.ended, now));
         field("Last:", style, &text);
@@ -55,6 +60,9 @@ pub(super) fn render(explanation: &Explanation, width: Option<usize>, colour: bo
         Some(waits) => {
             let party = waits.waits_for.as_ref().map_or_else(String::new, |party| format!(" (waits for {party})"));
             field("Waits:", Style::Warn, &format!("{}{party}: {}", waits.reason, waits.message));
+        }
+        None if explanation.checks.is_empty() => {
+            field("Waits:", Style::Plain, "for nothing: its Node is gone, and the controller deletes its shadow");
         }
         None if explanation.next.is_empty() => field("Waits:", Style::Good, "for nothing: it is up to date"),
         None => field("Waits:", Style::Busy, "for nothing: its next step is due"),

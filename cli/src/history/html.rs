@@ -1,6 +1,6 @@
 //! `history ID --html`: one rollout as a page for browsers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use jiff::Timestamp;
 use models::history::{HistoryRow, RecordedRollout};
@@ -73,9 +73,13 @@ fn data(rollout: &Rollout) -> Value {
             "by": entry.field_manager.as_deref().map(plain), "message": plain(&entry.message),
         })
     });
+    let results = rollout.rows.iter().map(|row| row.result.result.as_str());
+    let withdrawn = results.filter(|result| *result != rollout.succeeds() && !rollout.is_failure(result));
+    let withdrawn: BTreeSet<&str> = withdrawn.collect();
     json!({
         "begun": rollout.head.begun.as_second(), "ended": rollout.status.ended.map(Timestamp::as_second),
-        "succeeds": rollout.succeeds(), "entries": entries.collect::<Vec<_>>(), "texts": texts.all, "rows": rows,
+        "succeeds": rollout.succeeds(), "withdrawn": withdrawn, "entries": entries.collect::<Vec<_>>(),
+        "texts": texts.all, "rows": rows,
     })
 }
 

@@ -165,7 +165,7 @@ fn version_before(shadows: &[BottlerocketShadow]) -> Option<String> {
 pub(crate) async fn undo(client: &Client, namespace: &str, options: &UndoOptions) -> anyhow::Result<()> {
     let revisions = Revisions::read(client, namespace).await?;
     let undo = back(&revisions.history(), revisions.present().as_ref(), options.to_revision)
-        .context("nothing was written; kubectl brupop history lists the revisions")?;
+        .with_context(|| format!("nothing was written; kubectl brupop history -n {namespace} lists the revisions"))?;
     let Undo::Write { number, patch, keeps_versions } = &undo else {
         print_line(&undo);
         return Ok(());

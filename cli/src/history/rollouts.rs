@@ -8,6 +8,7 @@ use models::condition::true_condition;
 use models::history::{
     BottlerocketRolloutHistory, BottlerocketRolloutHistoryStatus, FROZEN, HistoryRow, RecordedRollout,
 };
+use models::reason::EndEvent;
 use models::shadow::{DRILL_PASSED, UPDATED};
 use serde_json::{Value, json};
 
@@ -49,6 +50,12 @@ impl Rollout {
     /// Returns the result of an attempt that has succeeded.
     pub(super) fn succeeds(&self) -> &'static str {
         if self.head.drill { DRILL_PASSED } else { UPDATED }
+    }
+
+    /// Returns whether an attempt with this result has failed. One that was ended from outside has not.
+    pub(super) fn is_failure(&self, result: &str) -> bool {
+        let event = if self.head.drill { EndEvent::of_drill(result) } else { EndEvent::of_update(result) };
+        event.is_warning()
     }
 
     /// Reads a record and its pages.

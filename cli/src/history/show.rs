@@ -77,7 +77,7 @@ pub(super) fn head(rollout: &Rollout) -> Vec<(&'static str, String)> {
         0 => "not known".to_owned(),
         number => format!("{number} ({})", head.revision.name),
     };
-    let failed = rollout.rows.iter().filter(|row| row.result.result != rollout.succeeds()).count();
+    let failed = rollout.rows.iter().filter(|row| rollout.is_failure(&row.result.result)).count();
     let mut fields = vec![
         ("Rollout", format!("{}{continued}", head.number)),
         ("Record", rollout.name.clone()),
@@ -233,6 +233,17 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("web-a"), "{text}");
+    }
+
+    #[test]
+    fn attempt_that_was_ended_from_outside_is_not_counted_as_failed() {
+        let pages = [page("r", 1, &[row("a", "ReleaseRequested"), row("b", "BootFellBack")])];
+        let record = record(&rollout(7, "1.21.0"), &pages);
+        let rollout = Rollout::parse(&record, &BTreeMap::from([(1, pages[0].clone())])).unwrap();
+        let text = text(&rollout, None, false).to_string();
+        assert!(text.contains("(failed: 1)"), "{text}");
+        let html = super::super::html::page(&rollout).unwrap();
+        assert!(html.contains(r#""withdrawn":["ReleaseRequested"]"#), "{html}");
     }
 
     #[test]

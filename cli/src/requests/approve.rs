@@ -14,7 +14,7 @@ use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, policy, status};
-use super::texts::short_nonce;
+use super::texts::{command, short_nonce};
 use crate::write::{Decision, State, WriteOptions};
 
 /// The number of nodes that a text names.
@@ -92,15 +92,15 @@ impl NextStep<'_> {
     }
 
     /// Returns the reason why an approval is not for this step, or did not pass it.
-    fn reason(&self) -> String {
+    fn reason(&self, operator: &BottlerocketUpdateOperator) -> String {
         let title = self.title();
         if self.ledger.failed > 0 {
             let nodes = self.nodes(self.ledger.failed, |node| node.proof == Proof::Failed);
-            let version = &self.rollout.version;
-            format!("{title} has failed on {nodes}; to try again: kubectl brupop resume --failures {version}")
+            let again = command(operator, &format!("resume --failures {}", self.rollout.version));
+            format!("{title} has failed on {nodes}; to try again: {again}")
         } else if self.is_unproven() {
             let nodes = self.without_proof();
-            format!("{title} is not proven by {nodes}; to accept that: kubectl brupop approve --unproven")
+            format!("{title} is not proven by {nodes}; to accept that: {}", command(operator, "approve --unproven"))
         } else if !self.step.manual {
             format!("{title} needs no approval")
         } else if self.rollout.approved {
@@ -140,14 +140,14 @@ impl NamedStep {
     }
 
     /// Returns the reason why the approval is not in force there.
-    fn reason(&self, now: &NextStep<'_>) -> String {
+    fn reason(&self, now: &NextStep<'_>, operator: &BottlerocketUpdateOperator) -> String {
         let ledger = &now.ledger;
         if ledger.due != self.places {
             "the policy has changed the step".to_owned()
         } else if self.accepted.is_some() && ledger.failed == 0 && ledger.open() > 0 {
             format!("{} is not proven by {}", now.title(), now.without_proof())
         } else {
-            now.reason()
+            now.reason(operator)
         }
     }
 }
@@ -231,7 +231,7 @@ fn decide(
     }
     let steps = next_steps(&status.active_rollouts, &policy);
     let Some(next) = steps.iter().find(|step| step.waits(unproven)) else {
-        let mut reasons: Vec<String> = steps.iter().map(NextStep::reason).collect();
+        let mut reasons: Vec<String> = steps.iter().map(|step| step.reason(operator)).collect();
         reasons.dedup();
         let reasons =
             if reasons.is_empty() { "no rollout is at a canary step".to_owned() } else { reasons.join(", and ") };
@@ -297,7 +297,7 @@ fn outcome(now: &BottlerocketUpdateOperator, approval: &Approval) -> State {
                 ends.push(due.rollout.step_done.map(|since| after(since, due.step.soak)));
                 continue;
             }
-            Some(due) => step.reason(due),
+            Some(due) => step.reason(due, now),
             None => "its rollout has ended, or has no canary step left".to_owned(),
         };
         without_effect.push((step, reason));
@@ -516,6 +516,14 @@ mod tests {
         let text = nothing(decided(&[unproven], None, true).1);
         let failed = "has failed on n1 (BootFellBack); to try again: kubectl brupop resume --failures 1.20.5";
         assert!(text.contains(failed), "{text}");
+    }
+
+    #[test]
+    fn commands_are_for_the_operator_of_the_namespace() {
+        let mut operator = with(&[unproven(&json!([]))]);
+        operator.metadata.namespace = Some("ops".to_owned());
+        let text = nothing(decide(&operator, (None, false), "nonce").unwrap().1);
+        assert!(text.ends_with("to accept that: kubectl brupop approve --unproven -n ops"), "{text}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use planner::view::{NodeFacts, Projection as _, ShadowFacts};
 use serde_json::json;
 
 use super::nodes::{NodeOutcome, NodesOptions, find, node_of, report};
-use super::texts::nonce;
+use super::texts::{command, nonce};
 use crate::write::{Decision, Object, State};
 
 /// Returns the attempt under way on a node.
@@ -103,7 +103,8 @@ fn retried(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketS
         return State::Pending(format!("for the controller {what}"));
     };
     if progress(shadow).is_some_and(|progress| progress.mode().is_verification()) {
-        return State::Done("it is being verified again; kubectl brupop status shows the result".to_owned());
+        let status = command(shadow, "status");
+        return State::Done(format!("it is being verified again; {status} shows the result"));
     }
     if progress(shadow).is_none() && is_unproven(operator, shadow) {
         let text = "its back-off is over; it could not be verified again now: its Event Retry has the reason. It is verified \
@@ -114,9 +115,9 @@ fn retried(operator: Option<&BottlerocketUpdateOperator>, shadow: &BottlerocketS
     State::Done(match failed.next() {
         None => "its back-off is over; it is updated when its turn comes".to_owned(),
         Some(failure) => format!(
-            "its back-off is over, but its failure on {0} counts against that version until it is resolved: kubectl brupop \
-             resume --failures {0}",
-            failure.version
+            "its back-off is over, but its failure on {} counts against that version until it is resolved: {}",
+            failure.version,
+            command(shadow, &format!("resume --failures {}", failure.version))
         ),
     })
 }
@@ -162,14 +163,14 @@ fn released(shadow: &BottlerocketShadow, nonce: &str, attempt: Option<i64>, node
             "for the controller to release it".to_owned()
         });
     }
+    let hold = command(shadow, &format!("hold {}", node_of(shadow)));
     State::Done(match node {
         _ if progress(shadow).is_some() => {
-            "released; its next update has begun already. To keep it as it is: kubectl brupop hold".to_owned()
+            format!("released; its next update has begun already. To keep it as it is: {hold}")
         }
         Some(node) if node.held() => "its update has ended; it is held and stays as it is".to_owned(),
         Some(node) if node.unschedulable => "released; it stays cordoned by another client".to_owned(),
-        _ => "released; it is back in service. It is updated when its turn comes; to prevent that: kubectl brupop hold"
-            .to_owned(),
+        _ => format!("released; it is back in service. It is updated when its turn comes; to prevent that: {hold}"),
     })
 }
 
@@ -201,7 +202,7 @@ async fn request(
         let shadow = Object::shadow(client, namespace, name).read().await?;
         check(written, &shadow.context("its shadow is gone")?).await
     };
-    report(&options.write, outcomes, read).await
+    report(namespace, &options.write, outcomes, read).await
 }
 
 /// Ends the back-off of nodes, and has those verified again that have not proven their version.
@@ -363,6 +364,32 @@ mod tests {
             "version": "1.20.5", "variant": "v", "arch": "a", "reason": "BootFellBack", "time": "2026-01-01T00:00:00Z",
         }]);
         assert!(text(retried(None, &with("nonce", failure), "nonce")).contains("resume --failures 1.20.5"));
+    }
+
+    #[test]
+    fn commands_are_for_the_node_and_the_operator_of_the_namespace() {
+        let requests = json!({"retry": "nonce", "release": "nonce"});
+        let failure = json!([{
+            "version": "1.20.5", "variant": "v", "arch": "a", "reason": "BootFellBack", "time": "2026-01-01T00:00:00Z",
+        }]);
+        let record = json!({"failures": 1, "requests": requests, "versionFailures": failure});
+        let in_ops = |progress: Value| {
+            let mut shadow = shadow(&json!({"progress": progress, "record": record}));
+            shadow.metadata.namespace = Some("ops".to_owned());
+            shadow
+        };
+        let (mut verified, mut next) = (at("Verifying"), at("Staging"));
+        verified["verification"] = json!(true);
+        next["attempt"] = json!(2);
+        for (state, command) in [
+            (retried(None, &in_ops(verified), "nonce"), "status -n ops"),
+            (retried(None, &in_ops(Value::Null), "nonce"), "resume --failures 1.20.5 -n ops"),
+            (released(&in_ops(next), "nonce", Some(1), None), "hold a -n ops"),
+            (released(&in_ops(Value::Null), "nonce", Some(1), None), "hold a -n ops"),
+        ] {
+            let text = text(state);
+            assert!(text.contains(&format!("kubectl brupop {command}")), "{command}: {text}");
+        }
     }
 
     #[test]

@@ -16,8 +16,9 @@ use planner::phase::Phase;
 use serde_json::json;
 
 use super::attempt::progress;
-use super::nodes::find;
-use super::texts::nonce;
+use super::nodes::{find, node_of};
+use super::texts::{command, nonce};
+use crate::advice;
 use crate::page::{Page, print_line};
 use crate::write::{Change, Decision, DryRun, DryRunOption, Object, Outcome, State, all};
 
@@ -68,7 +69,8 @@ fn request(options: &Options, now: Timestamp) -> String {
 /// Decides about `drill`.
 fn decide(shadow: &BottlerocketShadow, request: &str) -> Decision {
     if progress(shadow).is_some_and(|progress| progress.drill.is_some()) {
-        return Decision::Nothing("a drill of it is under way; to end it: kubectl brupop release".to_owned());
+        let release = command(shadow, &format!("release {}", node_of(shadow)));
+        return Decision::Nothing(format!("a drill of it is under way; to end it: {release}"));
     }
     Decision::write(json!({"metadata": {"annotations": {DRILL_ANNOTATION: request}}}), "asked to begin a drill")
 }
@@ -169,7 +171,7 @@ pub(super) async fn drill(client: &Client, namespace: &str, options: &Options) -
             None => State::Pending(format!("{name}: {}", pending(&shadow, &request))),
         })
     };
-    let failed = all(options.timeout.0, vec![()], check, |(), _| {}).await;
+    let failed = all(options.timeout.0, &advice::command(namespace, "status"), vec![()], check, |(), _| {}).await;
     if let Some(((), error)) = failed.into_iter().next() {
         return Err(error);
     }
@@ -225,7 +227,10 @@ mod tests {
         assert_eq!(patch(decide(&shadow(&json!({"progress": at("Draining")})), "r")), expected);
         let mut progress = at("Draining");
         progress["drill"] = json!({"request": "earlier"});
-        assert!(nothing(decide(&shadow(&json!({"progress": progress})), "r")).contains("under way"));
+        let mut drilled = shadow(&json!({"progress": progress}));
+        drilled.metadata.namespace = Some("ops".to_owned());
+        let reason = nothing(decide(&drilled, "r"));
+        assert!(reason.ends_with("under way; to end it: kubectl brupop release a -n ops"), "{reason}");
     }
 
     #[test]

@@ -162,7 +162,7 @@ async fn write(
         let facts = NodeFacts::project(&node).unwrap_or_default();
         Ok(outcome(shadow.as_ref(), &facts))
     };
-    report(&options.write, outcomes, check).await
+    report(namespace, &options.write, outcomes, check).await
 }
 
 /// Holds nodes.

@@ -11,6 +11,7 @@ use models::names;
 use models::shadow::BottlerocketShadow;
 use planner::view::{NodeFacts, Projection as _};
 
+use crate::advice;
 use crate::call::{is_unreadable, list};
 use crate::page::warn;
 use crate::write::{Change, Object, Outcome, State, Unacknowledged, WriteOptions, all};
@@ -138,6 +139,7 @@ pub(super) struct NodeOutcome<K> {
 /// # Errors
 /// Those of all nodes together.
 pub(super) async fn report<K>(
+    namespace: &str,
     options: &WriteOptions,
     outcomes: Vec<NodeOutcome<K>>,
     check: impl AsyncFn(&str, &K) -> anyhow::Result<State>,
@@ -166,7 +168,8 @@ pub(super) async fn report<K>(
     let done = |(name, object, _): &(String, Object<K>, K), sentence: String| {
         options.print(&object.id, format_args!("{name}: {sentence}"));
     };
-    let late = all(options.timeout().unwrap_or_default(), written, waited, done).await;
+    let status = advice::command(namespace, "status");
+    let late = all(options.timeout().unwrap_or_default(), &status, written, waited, done).await;
     failed.extend(late.into_iter().map(|((name, ..), error)| (name, error)));
     together(total, failed)
 }

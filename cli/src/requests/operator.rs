@@ -6,6 +6,7 @@ use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorSta
 use planner::policy::{Policy, PolicyError};
 use planner::view::{OperatorFacts, Projection as _};
 
+use crate::advice;
 use crate::write::{Change, Decision, Object, Outcome, State, WriteOptions, all, reverted};
 
 /// Reads the operator's resource, writes what `decide` makes of it, and waits until `acknowledged` says what came of it.
@@ -43,7 +44,8 @@ pub(super) async fn carry_out(
         }
         acknowledged(&change, &now).await
     };
-    let failed = all(timeout, vec![()], check, |(), sentence| options.print(&object.id, sentence)).await;
+    let done = |(): &(), sentence: String| options.print(&object.id, sentence);
+    let failed = all(timeout, &advice::command(namespace, "status"), vec![()], check, done).await;
     failed.into_iter().next().map_or(Ok(()), |((), error)| Err(error))
 }
 

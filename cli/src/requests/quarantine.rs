@@ -12,7 +12,7 @@ use planner::policy::{Exclusion, NodeKind, Policy, Target};
 use serde_json::json;
 
 use super::operator::{carry_out, new_errors, not_in_force, policy, status};
-use super::texts::some;
+use super::texts::{command, some};
 use crate::call::list;
 use crate::failures::unresolved;
 use crate::write::{Decision, State, WriteOptions};
@@ -126,7 +126,8 @@ fn decide_lift(operator: &BottlerocketUpdateOperator, version: &str) -> anyhow::
         if let Some(entry) = covering(&entries, wanted.as_ref()) {
             bail!(
                 "{version} is excluded by the entry '{entry}' of spec.version.exclude, which excludes others too; nothing was \
-                 written. To remove that entry: kubectl brupop quarantine '{entry}' --lift"
+                 written. To remove that entry: {}",
+                command(operator, &format!("quarantine '{entry}' --lift"))
             );
         }
         let others = if entries.is_empty() {
@@ -157,10 +158,9 @@ fn failures(operator: &BottlerocketUpdateOperator, wanted: Option<&Exclusion>) -
     }
     let all: Vec<String> = failed.keys().map(ToString::to_string).collect();
     format!(
-        ". Its failures are another matter: {} failed on nodes and is not tried again until that is resolved: kubectl brupop \
-         resume --failures {}",
+        ". Its failures are another matter: {} failed on nodes and is not tried again until that is resolved: {}",
         concerned.join(", "),
-        all.join(",")
+        command(operator, &format!("resume --failures {}", all.join(",")))
     )
 }
 
@@ -178,8 +178,9 @@ fn added(operator: &BottlerocketUpdateOperator, version: &str, shadows: &[Bottle
     let running = match running.len() {
         0 => String::new(),
         count => format!(
-            "; {count} node(s) run it and stay on it ({}): kubectl brupop pin moves them to another version",
-            some(&running)
+            "; {count} node(s) run it and stay on it ({}). To move them to another version: {}",
+            some(&running),
+            command(operator, "pin VERSION")
         ),
     };
     let target = policy(operator).target;
@@ -317,6 +318,23 @@ mod tests {
         }
         assert_eq!(lifted(&operator, "1.19"), "1.19 is not excluded any more");
         assert!(nothing(decide_lift(&operator, "1.20.5").unwrap()).contains("resume --failures 1.20.5"));
+    }
+
+    #[test]
+    fn commands_are_for_the_operator_of_the_namespace() {
+        let failed = json!({"versions": [{
+            "version": "1.20.5", "variant": "v", "arch": "a", "firstSeen": "2026-01-01T00:00:00Z", "failed": ["node-1"],
+        }]});
+        let mut operator = operator(&json!({"version": {"exclude": ["1.20"]}}), &failed);
+        operator.metadata.namespace = Some("ops".to_owned());
+        let runs = [shadow(&json!({"currentVersion": "1.20.5"}))];
+        for (text, command) in [
+            (decide_lift(&operator, "1.20.5").unwrap_err().to_string(), "quarantine '1.20' --lift -n ops"),
+            (lifted(&operator, "1.20"), "resume --failures 1.20.5 -n ops"),
+            (added(&operator, "1.20", &runs), "pin VERSION -n ops"),
+        ] {
+            assert!(text.contains(&format!("kubectl brupop {command}")), "{command}: {text}");
+        }
     }
 
     #[test]

@@ -11,14 +11,12 @@ use jiff::Timestamp;
 use kube::Client;
 use models::condition::{ConditionStatus, find_condition};
 use models::names::{CONTINUE_OTHERS_ANNOTATION, RESUME_ANNOTATION};
-use models::operator::{
-    BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus, CONTAINED, ENABLED, FROZEN, WINDOW_OPEN, frozen_since,
-};
+use models::operator::{BottlerocketUpdateOperator, CONTAINED, ENABLED, FROZEN, WINDOW_OPEN, frozen_since};
 use semver::Version;
 use serde_json::json;
 
 use super::operator::{carry_out, not_in_force, policy, status};
-use super::texts::{nonce, some};
+use super::texts::{command, nonce, some};
 use crate::failures::{Unresolved, has_others, list, unresolved};
 use crate::write::{Change, Decision, State, WriteOptions};
 
@@ -59,28 +57,40 @@ fn describe_all<'a>(of: impl IntoIterator<Item = (&'a Version, &'a Unresolved)>)
 }
 
 /// Returns the versions that have frozen the rollout with what a user can do, as sentences; `None` if none has.
-fn frozen(status: &BottlerocketUpdateOperatorStatus) -> Option<String> {
-    let unresolved = unresolved(status);
+fn frozen(operator: &BottlerocketUpdateOperator) -> Option<String> {
+    let status = status(operator);
+    let unresolved = unresolved(&status);
     let stops = |(_, failed): &(&Version, &Unresolved)| failed.frozen || failed.braked;
     let of: Vec<(&Version, &Unresolved)> = unresolved.iter().filter(stops).collect();
     let first = of.first()?.0;
     let frozen: Vec<String> = of.iter().map(|(version, failed)| describe(version, failed)).collect();
     let freezing: Vec<&Version> = of.iter().filter(|(_, failed)| failed.frozen).map(|(version, _)| *version).collect();
-    let others = if freezing.is_empty() || !has_others(status) {
+    let others = if freezing.is_empty() || !has_others(&status) {
         String::new()
     } else {
-        format!(
-            "to go on with nodes of another variant or architecture: kubectl brupop resume --others {}; ",
-            list(freezing.iter().copied())
-        )
+        let others = command(operator, &format!("resume --others {}", list(freezing.iter().copied())));
+        format!("to go on with nodes of another variant or architecture: {others}; ")
     };
     Some(format!(
-        "the rollout is {} by failures of {}. To try again: kubectl brupop resume --failures {}; {others}to skip a version, first: \
-         kubectl brupop quarantine {first}",
+        "the rollout is {} by failures of {}. To try again: {}; {others}to skip a version, first: {}",
         if freezing.is_empty() { "braked" } else { "frozen" },
         frozen.join(", "),
-        list(unresolved.keys()),
+        try_again(operator),
+        command(operator, &format!("quarantine {first}")),
     ))
+}
+
+/// Returns the command that resolves all failures.
+fn try_again(operator: &BottlerocketUpdateOperator) -> String {
+    command(operator, &format!("resume --failures {}", list(unresolved(&status(operator)).keys())))
+}
+
+/// Returns the sentence to add if updates are paused.
+fn but_paused(operator: &BottlerocketUpdateOperator) -> String {
+    if policy(operator).enabled {
+        return String::new();
+    }
+    format!(". Updates are paused, however: {}", command(operator, "resume"))
 }
 
 /// Decides about `pause`.
@@ -96,16 +106,17 @@ fn decide_resume(operator: &BottlerocketUpdateOperator) -> anyhow::Result<Decisi
     if operator.spec.enabled == Some(false) {
         return Ok(Decision::write(json!({"spec": {"enabled": true}}), "resumed"));
     }
-    if let Some(frozen) = frozen(&status(operator)) {
+    if let Some(frozen) = frozen(operator) {
         bail!("updates are not paused, but {frozen}");
     }
     let unresolved = unresolved(&status(operator));
     let left = if unresolved.is_empty() {
         String::new()
     } else {
-        let versions = list(unresolved.keys());
         format!(
-            ". To resolve the failures of {versions} all the same, so that their places are free: kubectl brupop resume --failures {versions}"
+            ". To resolve the failures of {} all the same, so that their places are free: {}",
+            list(unresolved.keys()),
+            try_again(operator)
         )
     };
     Ok(Decision::Nothing(format!("updates are not paused, and no failure has frozen or braked the rollout{left}")))
@@ -126,9 +137,9 @@ fn decide_failures(operator: &BottlerocketUpdateOperator, named: &[Version], non
     if !left.is_empty() {
         bail!(
             "the failures of all versions are resolved at once, and there are some of {} too. Nothing was written; if those are \
-             to be resolved as well: kubectl brupop resume --failures {}",
+             to be resolved as well: {}",
             describe_all(left),
-            list(unresolved.keys()),
+            try_again(operator),
         );
     }
     let patch = json!({"metadata": {"annotations": {RESUME_ANNOTATION: nonce}}});
@@ -157,10 +168,9 @@ fn decide_others(operator: &BottlerocketUpdateOperator, named: &[Version]) -> an
     let left: Vec<_> = freezing.iter().filter(|(version, _)| !named.contains(version)).collect();
     if !left.is_empty() {
         bail!(
-            "the rollout is frozen by failures of {} too. Nothing was written; to go on without those nodes as well: kubectl brupop \
-             resume --others {}",
+            "the rollout is frozen by failures of {} too. Nothing was written; to go on without those nodes as well: {}",
             describe_all(left.into_iter().map(|(v, f)| (*v, *f))),
-            list(freezing.keys().copied()),
+            command(operator, &format!("resume --others {}", list(freezing.keys().copied()))),
         );
     }
     let since = frozen_since(&status.versions).map(|since| since.to_string());
@@ -171,39 +181,38 @@ fn decide_others(operator: &BottlerocketUpdateOperator, named: &[Version]) -> an
 /// Returns what came of `resume --others`. The condition says whether there are other nodes.
 fn continued(operator: &BottlerocketUpdateOperator) -> anyhow::Result<State> {
     let status = status(operator);
-    if let Some(frozen) = frozen(&status) {
+    if let Some(frozen) = frozen(operator) {
         bail!("acknowledged, but {frozen}");
     }
     let condition = find_condition(&status.conditions, FROZEN).filter(|condition| condition.reason == CONTAINED);
     let message = condition.map_or("", |condition| condition.message.as_str());
     let message = message.split(": kubectl annotate").next().unwrap_or_default();
     let message = message.strip_suffix(". To try again").unwrap_or(message);
-    let paused = if policy(operator).enabled { "" } else { ". Updates are paused, however: kubectl brupop resume" };
-    let again = list(unresolved(&status).keys());
-    Ok(State::Done(format!("{message}{paused}. To try again: kubectl brupop resume --failures {again}")))
+    Ok(State::Done(format!("{message}{}. To try again: {}", but_paused(operator), try_again(operator))))
 }
 
 /// Returns what came of `pause`.
-fn paused(status: &BottlerocketUpdateOperatorStatus) -> String {
-    let updating = status.counts.as_ref().map_or(0, |counts| counts.updating);
+fn paused(operator: &BottlerocketUpdateOperator) -> String {
+    let updating = status(operator).counts.map_or(0, |counts| counts.updating);
     let rest = match updating {
         0 => "none is under way".to_owned(),
         1 => "the one under way is finished".to_owned(),
         more => format!("the {more} under way are finished"),
     };
-    format!("paused: no update starts, and {rest}. To continue: kubectl brupop resume")
+    format!("paused: no update starts, and {rest}. To continue: {}", command(operator, "resume"))
 }
 
 /// Returns what came of `resume`.
-fn resumed(status: &BottlerocketUpdateOperatorStatus) -> String {
+fn resumed(operator: &BottlerocketUpdateOperator) -> String {
+    let status = status(operator);
     let is_false = |type_| {
         let condition = find_condition(&status.conditions, type_);
         condition.filter(|condition| condition.status == ConditionStatus::False)
     };
     if is_false(ENABLED).is_some() {
-        return format!("spec.enabled is true now, but updates stay paused{}", not_in_force(status));
+        return format!("spec.enabled is true now, but updates stay paused{}", not_in_force(&status));
     }
-    if let Some(frozen) = frozen(status) {
+    if let Some(frozen) = frozen(operator) {
         return format!("resumed, but {frozen}");
     }
     match is_false(WINDOW_OPEN) {
@@ -236,14 +245,13 @@ fn resolved(operator: &BottlerocketUpdateOperator, named: &[Version]) -> String 
             list(skipped.into_iter())
         ),
     };
-    let paused = if policy.enabled { "" } else { ". Updates are paused, however: kubectl brupop resume" };
-    format!("the failures of {} are resolved: {tries}{of_kinds}{paused}", list(named.iter()))
+    format!("the failures of {} are resolved: {tries}{of_kinds}{}", list(named.iter()), but_paused(operator))
 }
 
 /// Stops new updates.
 pub(super) async fn pause(client: &Client, namespace: &str, options: &WriteOptions) -> anyhow::Result<()> {
     let decide = |operator: &BottlerocketUpdateOperator| Ok(decide_pause(operator));
-    carry_out(client, namespace, options, decide, async |_, now| Ok(State::Done(paused(&status(now))))).await
+    carry_out(client, namespace, options, decide, async |_, now| Ok(State::Done(paused(now)))).await
 }
 
 /// Lets updates start again, or resolves failures.
@@ -263,7 +271,7 @@ pub(super) async fn resume(client: &Client, namespace: &str, options: &ResumeOpt
     }
     let named = &options.failures;
     if named.is_empty() {
-        let done = async |_: &_, now: &_| Ok(State::Done(resumed(&status(now))));
+        let done = async |_: &_, now: &_| Ok(State::Done(resumed(now)));
         return carry_out(client, namespace, &options.write, decide_resume, done).await;
     }
     let decide = |operator: &BottlerocketUpdateOperator| decide_failures(operator, named, &nonce);
@@ -330,7 +338,7 @@ mod tests {
         assert!(error.contains("resume --others 1.20.5;"), "{error}");
         let paused = with(false, &versions);
         assert_eq!(patch(decide_resume(&paused).unwrap()), json!({"spec": {"enabled": true}}), "the switch alone");
-        assert!(resumed(&status(&paused)).starts_with("resumed, but the rollout is frozen"), "and it says so");
+        assert!(resumed(&paused).starts_with("resumed, but the rollout is frozen"), "and it says so");
     }
 
     #[test]
@@ -409,11 +417,33 @@ mod tests {
     }
 
     #[test]
+    fn commands_are_for_the_operator_of_the_namespace() {
+        let in_ops = |enabled: bool, versions: &[Value]| {
+            let mut operator = with(enabled, versions);
+            operator.metadata.namespace = Some("ops".to_owned());
+            operator
+        };
+        let (frozen, other) = (known("1.20.5", &["node-1"], true), known("1.20.6", &["node-2"], true));
+        let both = in_ops(true, &[frozen, other]);
+        let again = "resume --failures 1.20.5,1.20.6 -n ops";
+        for (text, command) in [
+            (decide_resume(&both).unwrap_err().to_string(), again),
+            (decide_resume(&both).unwrap_err().to_string(), "quarantine 1.20.5 -n ops"),
+            (decide_failures(&both, &[v("1.20.5")], "nonce").unwrap_err().to_string(), again),
+            (decide_others(&both, &[v("1.20.5")]).unwrap_err().to_string(), "resume --others 1.20.5,1.20.6 -n ops"),
+            (paused(&in_ops(false, &[])), "resume -n ops"),
+            (resolved(&in_ops(false, &[]), &[v("1.20.5")]), "resume -n ops"),
+        ] {
+            assert!(text.contains(&format!("kubectl brupop {command}")), "{command}: {text}");
+        }
+    }
+
+    #[test]
     fn outcome_of_pause_counts_updates_under_way() {
         for (updating, part) in [(0, "none is under way"), (1, "the one under way"), (3, "the 3 under way")] {
             let counts =
                 json!({"total": 3, "current": 0, "staged": 0, "updating": updating, "blocked": 0, "failed": 0});
-            let text = paused(&status(&operator(&json!({}), &json!({"counts": counts}))));
+            let text = paused(&operator(&json!({}), &json!({"counts": counts})));
             assert!(text.contains(part), "{part}: {text}");
         }
     }
@@ -437,7 +467,7 @@ mod tests {
                  corrected: spec.x: no",
             ),
         ] {
-            assert_eq!(resumed(&status(&operator(&json!({}), &json!({"conditions": conditions})))), text);
+            assert_eq!(resumed(&operator(&json!({}), &json!({"conditions": conditions}))), text);
         }
     }
 

@@ -1,6 +1,8 @@
 //! Texts that several commands write.
 
 use jiff::Timestamp;
+use kube::ResourceExt;
+use models::names::SYSTEM_NAMESPACE;
 
 use crate::advice;
 
@@ -19,6 +21,11 @@ pub(super) fn short_nonce(now: Timestamp) -> String {
         rest /= 36;
     }
     digits.into_iter().rev().collect()
+}
+
+/// Returns a command of this plugin for the operator of this object, which is its resource or one of its shadows.
+pub(super) fn command(object: &impl ResourceExt, arguments: &str) -> String {
+    advice::command(object.namespace().as_deref().unwrap_or(SYSTEM_NAMESPACE), arguments)
 }
 
 /// Returns the first of some names, and the number of the others.

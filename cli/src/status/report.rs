@@ -20,6 +20,9 @@ use crate::cluster::{Cluster, is_of};
 /// The reason of the condition `Degraded` for an invalid policy, whose errors the report lists by themselves.
 const INVALID_POLICY: &str = "InvalidPolicy";
 
+/// The word for a node of which it is not known whether it waits.
+const NOT_KNOWN: &str = "NotKnown";
+
 /// Returns the state of the fleet.
 pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
     let (policy, (view, plan)) = (cluster.policy(), cluster.plan(now));
@@ -42,11 +45,11 @@ pub(crate) fn report(cluster: &Cluster, now: Timestamp) -> Report {
         counts: operator
             .and_then(|operator| operator.status.counts.clone())
             .or_else(|| plan.status.as_ref()?.counts.clone()),
-        frozen: stopped(cluster, &plan, |conditions| true_condition(conditions, FROZEN)),
-        held: stopped(cluster, &plan, |conditions| {
+        frozen: stopped(cluster, &plan, FROZEN, |conditions| true_condition(conditions, FROZEN)),
+        held: stopped(cluster, &plan, CONTAINED, |conditions| {
             find_condition(conditions, FROZEN).filter(|condition| condition.reason == CONTAINED)
         }),
-        braked: stopped(cluster, &plan, |conditions| true_condition(conditions, BRAKED)),
+        braked: stopped(cluster, &plan, BRAKED, |conditions| true_condition(conditions, BRAKED)),
         problems: problems(cluster, paused.is_some()),
         silent_agents: silent_agents(cluster, now),
         misplaced_requests: misplaced(cluster),
@@ -148,7 +151,8 @@ fn approval(cluster: &Cluster, plan: &Plan, rollouts: &[RolloutState]) -> Option
     let of = rollouts.iter().filter(waits).map(|state| &state.rollout.version).max();
     let of = of.map_or_else(String::new, |version| format!(" of the rollout of {version}"));
     let command = cluster.command(&request.arguments(step, &to_resume(plan)));
-    Some(Request { message: format!("canary step {step}{of} {}", canary(wait)), command })
+    let message = format!("canary step {step}{of} {}", canary(wait));
+    Some(Request { reason: wait.as_str(), message, command })
 }
 
 /// Returns the versions whose failures a user has to name to resolve them.
@@ -157,7 +161,12 @@ fn to_resume(plan: &Plan) -> String {
 }
 
 /// Returns the request of an operator of which a condition says that it is stopped, or nodes are held, until a user resumes it.
-fn stopped(cluster: &Cluster, plan: &Plan, find: impl Fn(&[Condition]) -> Option<&Condition>) -> Option<Request> {
+fn stopped(
+    cluster: &Cluster,
+    plan: &Plan,
+    reason: &'static str,
+    find: impl Fn(&[Condition]) -> Option<&Condition>,
+) -> Option<Request> {
     let recorded = cluster.operator.as_ref().map(|operator| &operator.status.conditions);
     // Without the nodes, whose shadows have the failures, what is recorded counts.
     let planned = plan.status.as_ref().filter(|_| cluster.nodes.is_some()).map(|status| &status.conditions);
@@ -170,7 +179,7 @@ fn stopped(cluster: &Cluster, plan: &Plan, find: impl Fn(&[Condition]) -> Option
         "" => "resume".to_owned(),
         versions => format!("resume --failures {versions}"),
     };
-    Some(Request { message: cluster.filled(message, ""), command: cluster.command(&command) })
+    Some(Request { reason, message: cluster.filled(message, ""), command: cluster.command(&command) })
 }
 
 fn problems(cluster: &Cluster, paused: bool) -> Vec<Problem> {
@@ -262,7 +271,8 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
     let wait = plan.waits.get(name);
     let paused = wait.is_some_and(Wait::pauses);
     let acts = || plan.actions.get(name).map(|action| (Wait::Acting.as_str().to_owned(), next_action(action)));
-    let (reason, message) = waits_for(cluster, name, shadow, wait).or_else(acts).unzip();
+    let waits = waits_for(cluster, name, shadow, wait).or_else(acts);
+    let (reason, message) = waits.or_else(|| not_known(cluster, name)).unzip();
     let deadline = deadline.filter(|_| !paused);
     let sentence = || Some((reason.as_deref()?, message.as_deref()?));
     let of_sentence = sentence().and_then(|(reason, message)| end_of(reason, message, wait));
@@ -276,10 +286,28 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
         verification: progress.is_some_and(|progress| progress.mode().is_verification()),
         reason,
         message: message.map(|message| cluster.filled(&message, name)),
+        held_by_failures: wait.is_some_and(is_of_failures),
         deadline,
         ends: progress.and(of_sentence.or(deadline)),
         last: last.map(LastResult::from),
     }
+}
+
+/// Returns whether failures of others, or updates without a proof, hold a node, and no node is to be tried by itself.
+fn is_of_failures(wait: &Wait) -> bool {
+    matches!(
+        wait,
+        Wait::Quarantined { .. }
+            | Wait::StepFailed { .. }
+            | Wait::StepUnproven { .. }
+            | Wait::Braked { until: None, trial: None, .. }
+    )
+}
+
+/// Returns the words for a node of which it is not known whether it waits: its Node was not read.
+pub(crate) fn not_known(cluster: &Cluster, name: &str) -> Option<(String, String)> {
+    let is_unread = cluster.nodes.is_none() || cluster.unreadable.nodes.contains_key(name);
+    is_unread.then(|| (NOT_KNOWN.to_owned(), "its Node was not read".to_owned()))
 }
 
 /// Returns the time at which a reason may end, if its sentence has one. A reason that only the controller knows has no more
@@ -347,7 +375,8 @@ fn waits_for(
 fn waiting(nodes: &[NodeReport]) -> Vec<Waiting> {
     let mut reasons: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for node in nodes {
-        if let Some(reason) = node.reason.as_ref().filter(|reason| *reason != Wait::Acting.as_str()) {
+        let waits = |reason: &&String| *reason != Wait::Acting.as_str() && *reason != NOT_KNOWN;
+        if let Some(reason) = node.reason.as_ref().filter(waits) {
             reasons.entry(reason).or_default().push(node.name.clone());
         }
     }

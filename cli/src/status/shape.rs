@@ -2,7 +2,8 @@
 
 use jiff::Timestamp;
 use models::operator::{CompletionEstimate, Counts};
-use models::shadow::{AttemptResult, UPDATED};
+use models::reason::EndEvent;
+use models::shadow::AttemptResult;
 use semver::Version;
 use serde::Serialize;
 
@@ -145,6 +146,9 @@ pub(crate) struct Waiting {
 /// A state that a user ends, with the command.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Request {
+    /// One fixed word.
+    #[serde(skip)]
+    pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) command: String,
 }
@@ -187,11 +191,15 @@ pub(crate) struct NodeReport {
     /// True if the attempt under way verifies again a node that has not proven its version.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) verification: bool,
-    /// The reason why it waits, as one fixed word; absent if it is up to date.
+    /// The reason why it waits, as one fixed word; absent if it is up to date. `NotKnown` if its Node was not read and none is
+    /// recorded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
+    /// True if failures of others, or updates without a proof, hold it, and no node is to be tried by itself.
+    #[serde(skip)]
+    pub(crate) held_by_failures: bool,
     /// The time at which the step under way is given up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deadline: Option<Timestamp>,
@@ -207,7 +215,7 @@ pub(crate) struct NodeReport {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LastResult {
     pub(crate) version: Version,
-    /// `Updated`, or the reason of the failure.
+    /// `Updated`, or the reason of another end.
     pub(crate) reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) message: String,
@@ -221,9 +229,14 @@ impl From<AttemptResult> for LastResult {
 }
 
 impl LastResult {
-    /// Returns whether the attempt has failed.
+    /// Returns how the attempt has ended.
+    pub(crate) fn event(&self) -> EndEvent {
+        EndEvent::of_update(&self.reason)
+    }
+
+    /// Returns whether the attempt has failed. One that was ended from outside has not.
     pub(crate) fn is_failure(&self) -> bool {
-        self.reason != UPDATED
+        self.event().is_warning()
     }
 }
 

@@ -303,6 +303,39 @@ fn status_without_the_right_to_read_nodes_shows_what_the_controller_has_recorded
 }
 
 #[test]
+fn attempt_that_was_ended_from_outside_is_no_failure() {
+    for (reason, is_failure) in [
+        ("Updated", false),
+        ("PolicyChanged", false),
+        ("ReleaseRequested", false),
+        ("BootFellBack", true),
+        ("New", true),
+    ] {
+        let mut status = idle();
+        status["record"] = json!({"last": {"attempt": 1, "version": "1.20.5", "reason": reason, "message": "",
+            "started": "2026-01-01T00:01:00Z", "ended": "2026-01-01T00:02:00Z"}});
+        let operator = operator(&json!({}), &json!({"observedGeneration": 1}));
+        let cluster = cluster(Some(operator), vec![shadow("a", status)], vec![node("a", &json!({}))]);
+        assert_eq!(report(&cluster, now()).nodes[0].has_failed(), is_failure, "{reason}");
+    }
+}
+
+#[test]
+fn node_that_was_not_read_is_not_counted_as_up_to_date() {
+    let shadows = (0..60).map(|number| shadow(&format!("n{number}"), idle())).collect();
+    let mut cluster = cluster(Some(operator(&json!({}), &json!({"observedGeneration": 1}))), shadows, vec![]);
+    cluster.nodes = None;
+    let text = shown(&cluster, None);
+    assert!(text.contains("10 of 60 nodes are not listed (0 of them are up to date)"), "{text}");
+    assert!(text.contains("NotKnown: its Node was not read") && !text.contains("Waiting:"), "{text}");
+    // The same where this version cannot read a Node.
+    cluster.nodes = Some(std::collections::BTreeMap::new());
+    cluster.unreadable.nodes.insert("n1".to_owned(), "no uid".to_owned());
+    let unread = report(&cluster, now()).nodes.into_iter().filter(|node| !node.is_current());
+    assert_eq!(unread.map(|node| node.name).collect::<Vec<_>>(), ["n1"]);
+}
+
+#[test]
 fn status_names_rejected_fields_and_the_policy_in_force() {
     let spec = json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
     let in_force = json!({"observedGeneration": 1, "policyInForce": "{\"version\": {\"target\": \"1.19\"}}"});

@@ -26,7 +26,9 @@
     const [node, attempt, step, from, to, result, message, started, drain, drained, soak, ended, before, after, pods, running, moved] = row;
     return {
       node, attempt, step, from: texts[from], to: texts[to], result: texts[result], message, started, drain, drained, soak, ended,
-      before, after, pods, running, moved, failed: texts[result] !== data.succeeds,
+      before, after, pods, running, moved, succeeded: texts[result] === data.succeeds,
+      // One that was ended from outside has neither succeeded nor failed. A simulation has none.
+      failed: texts[result] !== data.succeeds && !(data.withdrawn ?? []).includes(texts[result]),
     };
   }).sort((a, b) => a.started - b.started);
   const byNode = new Map();
@@ -161,7 +163,7 @@
       const width = Math.max(1, x(band.to) - x(band.from));
       add("rect", { class: band.kind, x: x(band.from), y: 0, width, height: 60 }, `${NAMES[band.kind]} from ${utc(band.from)} to ${utc(band.to)}`);
     }
-    const updated = attempts.filter((attempt) => !attempt.failed).map((attempt) => attempt.ended).sort((a, b) => a - b);
+    const updated = attempts.filter((attempt) => attempt.succeeded).map((attempt) => attempt.ended).sort((a, b) => a - b);
     let path = "M0 58", column = -1;
     updated.forEach((time, index) => {
       if (Math.floor(x(time)) === column && index < updated.length - 1) return;

@@ -114,9 +114,16 @@ pub(super) struct Follow {
     lost: BTreeSet<Kind>,
     /// True if a watch has failed that would be resumed without an event until something changes.
     silent: bool,
+    /// True if it is an error that the user may not read nodes.
+    needs_nodes: bool,
 }
 
 impl Follow {
+    /// Returns the state of watches that begin. `needs_nodes`: it is an error that the user may not read nodes.
+    pub(super) fn new(needs_nodes: bool) -> Self {
+        Self { needs_nodes, ..Self::default() }
+    }
+
     /// Takes in a change. Returns what there is to say about the connection.
     ///
     /// # Errors
@@ -152,7 +159,7 @@ impl Follow {
             watcher::Error::NoResourceVersion => anyhow!("{} cannot be watched", kind.resource()),
         };
         if code(&error) == Some(403) {
-            if kind != Kind::Node {
+            if kind != Kind::Node || self.needs_nodes {
                 return Err(error);
             }
             // They stay as they were read.

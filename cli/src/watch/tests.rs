@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::follow::{Kind, Object};
 use super::*;
-use crate::cluster::testing::{cluster, fleet, idle, node, now, operator, shadow};
+use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow, step_used_up};
 
 fn shadow_object(name: &str) -> Object {
     Object::Shadow(Box::new(serde_json::from_value(shadow(name, idle())).unwrap()))
@@ -49,6 +49,15 @@ fn expired_watch_is_listed_again_and_missing_rights_are_named() {
     assert_eq!(error.to_string(), "you need the right to watch bottlerocketshadows in brupop-system");
     assert_eq!(follow.take(&mut cluster, (Kind::Node, Err(api_error(403)))).unwrap(), None);
     assert_eq!(cluster.unread[0].reason, "you need the right to watch nodes");
+    let error = Follow::new(true).take(&mut cluster, (Kind::Node, Err(api_error(403)))).unwrap_err();
+    assert_eq!(error.to_string(), "you need the right to watch nodes", "the end of the rollout depends on them");
+}
+
+#[test]
+fn watch_ends_when_its_output_has_no_reader() {
+    let failed = |kind: io::ErrorKind| has_reader(Err(kind.into()));
+    assert!(has_reader(Ok(())).unwrap() && !failed(io::ErrorKind::BrokenPipe).unwrap());
+    assert!(failed(io::ErrorKind::StorageFull).is_err());
 }
 
 fn end_of(policy: &Value, status: Value, annotations: &Value) -> Option<End> {
@@ -63,10 +72,18 @@ fn rollout_is_complete_when_no_node_is_to_be_updated() {
     done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
     let none = json!({});
     let excluded = json!({"version": {"exclude": ["1.20.5"]}});
+    let young = json!({"version": {"minimumAge": "24h"}});
+    let pinned = json!({"version": {"target": "1.20.5"}});
+    let mut not_chosen = idle();
+    not_chosen["updates"]["chosenVersion"] = Value::Null;
     for (sentence, policy, status, annotations, expected) in [
         ("up to date", &none, done.clone(), &none, Some(End::Completed)),
         ("an update is on offer", &none, idle(), &none, None),
         ("what is on offer is excluded", &excluded, idle(), &none, Some(End::Completed)),
+        ("nothing is on offer for the target", &pinned, done.clone(), &none, Some(End::Completed)),
+        ("the host is being pinned to the target", &pinned, not_chosen.clone(), &none, None),
+        ("the host does not choose what is on offer", &none, not_chosen, &none, None),
+        ("what is on offer is too young", &young, idle(), &none, None),
         ("a node to be updated is held", &none, idle(), &json!({models::names::HOLD_ANNOTATION: ""}), None),
         ("updates are disabled", &json!({"enabled": false}), done, &none, None),
     ] {
@@ -104,6 +121,44 @@ fn watch_ends_when_only_nodes_are_left_that_are_held_while_others_go_on() {
         assert!(report.frozen.is_none() && held.message.contains("1.20.5 for aws-k8s-1.37 x86_64"), "{held:?}");
         assert_eq!(held.command, "kubectl brupop resume --failures 1.20.5");
         assert_eq!(ended(&report), expected);
+    }
+}
+
+#[test]
+fn rollout_without_its_nodes_has_no_end() {
+    let mut done = idle();
+    done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+    let operator = operator(&json!({}), &json!({"observedGeneration": 1}));
+    let mut cluster = cluster(Some(operator), vec![shadow("a", done)], vec![node("a", &json!({}))]);
+    assert_eq!(ended(&report(&cluster, now())), Some(End::Completed));
+    cluster.nodes = None;
+    assert_eq!(ended(&report(&cluster, now())), None);
+}
+
+#[test]
+fn watch_ends_when_failures_hold_all_nodes_that_are_left() {
+    for (sentence, cluster, expected) in [
+        ("nodes have failed on the version", step_used_up(true), Some(End::Frozen)),
+        ("nodes have not proven it", step_used_up(false), Some(End::Frozen)),
+        ("braked, and no node is to be tried", braked("Unproven"), Some(End::Frozen)),
+        ("braked, and a node is to be tried", braked("Free"), None),
+    ] {
+        let report = report(&cluster, now());
+        assert_eq!(ended(&report), expected, "{sentence}: {:?}", report.nodes);
+    }
+}
+
+#[test]
+fn lines_say_what_is_rejected_and_what_was_not_read() {
+    let mut fleet = fleet();
+    let spec = json!({"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}});
+    fleet.add_operator(&serde_json::from_value(operator(&spec, &json!({"observedGeneration": 1}))).unwrap());
+    fleet.note_unread(crate::cluster::Part::Nodes, "you need the right to list nodes".to_owned());
+    let lines = changes(&report(&fleet, now()), &mut BTreeMap::new());
+    for part in
+        ["Rejected: spec.schedule.windows[0].timeZone: 'Mars/Base'", "Not read: you need the right to list nodes"]
+    {
+        assert!(lines.iter().any(|line| line.starts_with(part)), "{part}: {lines:#?}");
     }
 }
 

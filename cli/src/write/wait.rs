@@ -39,9 +39,11 @@ impl fmt::Display for Unacknowledged {
 
 impl std::error::Error for Unacknowledged {}
 
-/// Waits for each of these until `check` says that it is done, and passes what came of it to `done`. Returns the errors.
+/// Waits for each of these until `check` says that it is done, and passes what came of it to `done`. Returns the errors. `status` is
+/// the command to type where something is not done in time.
 pub(crate) async fn all<T>(
     timeout: Duration,
+    status: &str,
     mut waiting: Vec<T>,
     check: impl AsyncFn(&T) -> anyhow::Result<State>,
     done: impl Fn(&T, String),
@@ -60,8 +62,8 @@ pub(crate) async fn all<T>(
         if begun.elapsed() >= timeout {
             let late = |next: String| {
                 anyhow::Error::new(Unacknowledged(format!(
-                    "it was written, and after {} s it still waits: {next}. See kubectl brupop status, and that the \
-                     controller runs (kubectl get pods -A -l {}={})",
+                    "it was written, and after {} s it still waits: {next}. See {status}, and that the controller \
+                     runs (kubectl get pods -A -l {}={})",
                     timeout.as_secs(),
                     models::names::COMPONENT_LABEL,
                     models::names::CONTROLLER,
@@ -101,13 +103,15 @@ mod tests {
             Ok(if left.is_zero() { State::Done("ok".to_owned()) } else { State::Pending("the operator".to_owned()) })
         };
         let done = RefCell::new(Vec::new());
-        let failed = all(Duration::from_secs(10), vec![0, 4, 30, 98, 99], check, |seconds, _| {
+        let status = "kubectl brupop status -n ops";
+        let failed = all(Duration::from_secs(10), status, vec![0, 4, 30, 98, 99], check, |seconds, _| {
             done.borrow_mut().push(*seconds);
         })
         .await;
         assert_eq!(done.into_inner(), [0, 4]);
         let late: Vec<_> = failed.iter().map(|(seconds, error)| (*seconds, error.is::<Unacknowledged>())).collect();
         assert_eq!(late, [(98, false), (99, true), (30, true)]);
-        assert!(failed[2].1.to_string().contains("still waits: the operator"), "{}", failed[2].1);
+        let part = format!("still waits: the operator. See {status}, and");
+        assert!(failed[2].1.to_string().contains(&part), "{}", failed[2].1);
     }
 }

@@ -484,22 +484,28 @@ impl Wait {
 
     /// Returns the time at which the reason may end without another event.
     pub fn ends_at(&self) -> Option<Timestamp> {
-        match self {
-            Self::BackOff { until, .. }
-            | Self::Soaking { until }
-            | Self::AwaitingHook { until, .. }
-            | Self::LeavingLoadBalancer { until }
-            | Self::EarlierOperatorGone { until } => Some(*until),
-            Self::WindowClosed { opens } => *opens,
-            Self::Blackout { ends } => *ends,
-            Self::Held { until, .. }
-            | Self::TooYoung { until, .. }
-            | Self::BudgetUsedUp { until, .. }
-            | Self::BudgetNeverAllows { until, .. }
-            | Self::CanaryStep { until, .. }
-            | Self::Braked { until, .. } => *until,
-            _ => None,
-        }
+        self.end().map(|(at, _)| at)
+    }
+
+    /// Returns the time at which the reason may end without another event, and what happens then.
+    pub fn end(&self) -> Option<(Timestamp, &'static str)> {
+        let (at, what) = match self {
+            Self::BackOff { until, .. } => (Some(*until), "the back-off is over"),
+            Self::Soaking { until } => (Some(*until), "the node has stayed healthy for long enough"),
+            Self::AwaitingHook { until, .. } => (Some(*until), "a hook is no longer waited for"),
+            Self::LeavingLoadBalancer { until } => (Some(*until), "the drain begins"),
+            Self::EarlierOperatorGone { until } => (Some(*until), "the hosts of the earlier operator are down"),
+            Self::WindowClosed { opens } => (*opens, "the next window opens"),
+            Self::Blackout { ends } => (*ends, "the blackout is over and a window is open"),
+            Self::Held { until, .. } => (*until, "the hold is over"),
+            Self::TooYoung { until, .. } => (*until, "the version is old enough"),
+            Self::BudgetUsedUp { until, .. } => (*until, "enough of the nodes that use up the budget are ignored"),
+            Self::BudgetNeverAllows { until, .. } => (*until, "its pods are asked again"),
+            Self::CanaryStep { until, .. } => (*until, "the soak of the canary step is over"),
+            Self::Braked { until, .. } => (*until, "one node is tried alone"),
+            _ => return None,
+        };
+        Some((at?, what))
     }
 }
 
@@ -528,6 +534,24 @@ mod tests {
             Wait::WindowClosed { opens: Some(at) },
         ] {
             assert!(wait.to_string().contains("2026-01-01T00:00:07Z"), "{wait}");
+        }
+    }
+
+    #[test]
+    fn wait_that_may_end_by_itself_says_when_and_what_happens_then() {
+        let at = Timestamp::from_second(1_800_000_000).unwrap();
+        let braked = |until| Wait::Braked { count: 3, nodes: vec![], until, trial: None };
+        let never =
+            |until| Wait::BudgetNeverAllows { pod: "a/b".into(), budget: "a/c".into(), until, is_static: false };
+        for (wait, what) in [
+            (braked(Some(at)), "one node is tried alone"),
+            (never(Some(at)), "its pods are asked again"),
+            (Wait::Held { until: Some(at), reason: None }, "the hold is over"),
+        ] {
+            assert_eq!((wait.end(), wait.ends_at()), (Some((at, what)), Some(at)));
+        }
+        for wait in [braked(None), never(None), Wait::UpToDate] {
+            assert_eq!((wait.end(), wait.ends_at()), (None, None), "{wait}");
         }
     }
 

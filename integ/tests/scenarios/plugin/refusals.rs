@@ -46,7 +46,7 @@ const LIST_DEPLOYMENTS: &str = "list deployments in all namespaces";
 const COMMANDS: &[(&str, Outcome, Outcome)] = &[
     ("status", Works, Works),
     ("explain node-1", Works, Works),
-    ("watch --until=completed", Works, Works),
+    ("watch --until=completed", Works, Needs("list nodes")),
     ("doctor", Works, Works),
     ("plan", Works, Needs("list nodes")),
     ("history", Works, Works),
