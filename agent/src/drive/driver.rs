@@ -17,7 +17,7 @@ use crate::boot;
 use crate::config::Config;
 use crate::desired_state::DesiredState;
 use crate::host::client::{HostClient, HostError};
-use crate::report::{HostCondition, build_unreachable};
+use crate::report::{HostCondition, build_condition};
 use crate::server::Server;
 use crate::stream::chain;
 use crate::views::{Known, Views};
@@ -120,7 +120,7 @@ async fn retry_host(turn: &mut Turn<'_>, error: HostError) -> Result<Next, Agent
     if outage.is_reported(now) {
         let condition = HostCondition::unreachable(&error);
         // Reported if possible; the next call does not wait for it.
-        let _ = put(turn, |view| build_unreachable(&view.status, &condition, Timestamp::now())).await;
+        let _ = put(turn, |view| build_condition(&view.status, &condition, Timestamp::now())).await;
     }
     match dead_for {
         Some(dead_for) => Err(AgentError::SocketDead(dead_for, error)),
