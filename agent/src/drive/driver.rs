@@ -32,7 +32,7 @@ pub enum AgentError {
     #[error("cannot make the host's client")]
     Client(#[source] reqwest::Error),
     /// The socket is dead. A bind-mounted socket goes stale when the host's API server restarts, and only a new mount
-    /// of its path helps: the pod has to be restarted.
+    /// of its path helps: another container.
     #[error("the host's socket has been dead for {} s", .0.as_secs())]
     SocketDead(Duration, #[source] HostError),
 }

@@ -17,7 +17,7 @@ use super::values::{ALONE, flag, float, seconds};
 const AGENTS: [&str; 4] = ["Connected", "Connecting", "Silent", "NodeNotReady"];
 
 /// Reasons of `HostReachable`; another one is `other`.
-const REASONS: [&str; 15] = [
+const REASONS: [&str; 16] = [
     "Answered",
     "HostArmedByOther",
     "HostBusy",
@@ -28,6 +28,7 @@ const REASONS: [&str; 15] = [
     "SettingsFailed",
     "SocketMissing",
     "ConnectionRefused",
+    "SocketIsDirectory",
     "PermissionDenied",
     "Timeout",
     "BadAnswer",

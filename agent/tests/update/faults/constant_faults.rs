@@ -331,10 +331,12 @@ fn missing_or_stale_socket_ends_agent_and_new_agent_resumes() {
             }
             let calls = counts.calls();
             bench.stage(1);
-            assert!(pass_until(MINUTE, || agent.has_ended()).await, "a dead socket ends the agent");
+            pass(9 * MINUTE).await;
+            assert!(!agent.has_ended(), "the host API may only be stopped for a while");
+            assert!(pass_until(2 * MINUTE, || agent.has_ended()).await, "a dead socket ends the agent");
             let ended = agent.end().await.unwrap_err();
             assert!(ended.to_string().contains("socket has been dead"), "{ended}");
-            assert!(counts.calls() - calls < 30, "{} calls of a dead socket", counts.calls() - calls);
+            assert!(counts.calls() - calls < 150, "{} calls of a dead socket", counts.calls() - calls);
             let reason = find_condition(&bench.web.view().status.conditions, HOST_REACHABLE).unwrap().reason.clone();
             assert_eq!(reason, if clean { "SocketMissing" } else { "ConnectionRefused" });
             if clean {
