@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
 use models::plain::cut;
 use models::shadow::{
-    Armed, Failure, FoundSettings, HOST_ANSWERED, HOST_REACHABLE, HostState, OfferedUpdates, Rehearsal,
+    Armed, Failure, FoundSettings, HOST_ANSWERED, HOST_BUSY, HOST_REACHABLE, HostState, OfferedUpdates, Rehearsal,
     UNSUPPORTED_STATE,
 };
 use models::wire::AgentStatus;
@@ -64,6 +64,15 @@ impl HostCondition {
     /// Creates the condition of a host that answers, while the desired state or its update state is not supported.
     pub(crate) fn unsupported(message: impl Into<String>) -> Self {
         Self::problem(UNSUPPORTED_STATE, message)
+    }
+
+    /// Creates the condition of a host on which a command has been running for long.
+    pub(crate) fn busy(since: Timestamp) -> Self {
+        let message = format!(
+            "a command has been running on the host since {since:.0} or before: see the journal of its apiserver.service; \
+             updates wait for its end"
+        );
+        Self::problem(HOST_BUSY, message)
     }
 
     /// Creates the condition of a host that does not answer.
@@ -126,8 +135,8 @@ pub(crate) fn build(
     new
 }
 
-/// Builds the report of a host that does not answer: all stored fields remain, and the condition changes.
-pub(crate) fn build_unreachable(stored: &AgentStatus, condition: &HostCondition, now: Timestamp) -> AgentStatus {
+/// Builds the report of a host that does not answer, or shows no status: all stored fields remain, and the condition changes.
+pub(crate) fn build_condition(stored: &AgentStatus, condition: &HostCondition, now: Timestamp) -> AgentStatus {
     let mut new = stored.clone();
     set_condition(&mut new.conditions, condition_of(condition, now));
     new
@@ -235,7 +244,7 @@ pub(crate) mod tests {
         assert_eq!(new.report.failure, stored.report.failure);
         assert_eq!(new.report.observed_generation, None);
         let unreachable = HostCondition { answers: false, reason: "Timeout", message: String::new() };
-        let new = build_unreachable(&stored, &unreachable, NOW);
+        let new = build_condition(&stored, &unreachable, NOW);
         assert_eq!(new.report, stored.report);
         let condition = find_condition(&new.conditions, HOST_REACHABLE).unwrap();
         assert_eq!((condition.status, condition.reason.as_str()), (ConditionStatus::False, "Timeout"));
@@ -315,7 +324,7 @@ pub(crate) mod tests {
         };
         let condition = HostCondition::problem("DeactivateFailed", HOSTILE);
         let new = build(&stored(), 7, &found, &Memory::default(), &finding, &condition, NOW);
-        let unreachable = build_unreachable(&stored(), &condition, NOW);
+        let unreachable = build_condition(&stored(), &condition, NOW);
         let message =
             |status: &AgentStatus| find_condition(&status.conditions, HOST_REACHABLE).unwrap().message.clone();
         let refused = new.report.updates.as_ref().and_then(|updates| updates.refresh_failure.clone());

@@ -88,6 +88,7 @@ impl Cluster {
             | Wait::AwaitingRehearsal
             | Wait::AwaitingReboot
             | Wait::DisarmPending
+            | Wait::HostBusy { .. }
             | Wait::RefreshFails { .. } => self.agent_commands(node),
             Wait::WebApiNotReady => vec![own_pods(names::APISERVER)],
             Wait::HostArmedByOther | Wait::BackOff { .. } => plugin(&format!("retry {node}")),

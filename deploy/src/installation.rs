@@ -22,6 +22,12 @@ pub fn objects(options: &Options) -> anyhow::Result<Vec<Value>> {
     Ok(objects)
 }
 
+/// The role with which the controller may delete pods past their budgets, and its binding: what a policy with
+/// `drain.atDeadline: Force` requires.
+pub fn force() -> Vec<Value> {
+    rights::force()
+}
+
 /// Everything that an installation may have in a cluster: [`objects`], what is optional (the right to delete pods, the hook
 /// for AWS), and the admission policy of a takeover that has not ended.
 ///

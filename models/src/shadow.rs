@@ -50,6 +50,8 @@ pub const HOST_REACHABLE: &str = "HostReachable";
 pub const HOST_ANSWERED: &str = "Answered";
 /// Reason of [`HOST_REACHABLE`]: another client armed an image on the host.
 pub const HOST_ARMED_BY_OTHER: &str = FailureReason::HostArmedByOther.as_str();
+/// Reason of [`HOST_REACHABLE`]: a command has been running on the host for long.
+pub const HOST_BUSY: &str = "HostBusy";
 /// Reason of [`HOST_REACHABLE`]: the agent does not know the desired state.
 pub const UNSUPPORTED_STATE: &str = FailureReason::UnsupportedState.as_str();
 /// `Cordoned`: the operator has cordoned the node (controller).

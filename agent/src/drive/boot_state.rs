@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use models::backoff::{Backoff, Delays};
 use models::shadow::HostState;
 use models::wire::ShadowView;
 use tokio::time::Instant;
 
+use super::moment::Moment;
 use super::next::Next;
 use super::outage::Outage;
 use super::permit_request::{PermitRequest, Rehearsed};
 use super::settings_progress::SettingsProgress;
 use crate::desired_state::DesiredState;
-use crate::host::rhythm::wait_for_others;
+use crate::host::rhythm::{LONG_COMMAND, wait_for_others};
 use crate::host::types::{OsInfo, UpdateStatus};
 use crate::memory::Memory;
 use crate::refreshes::Refreshes;
@@ -37,6 +39,8 @@ pub(super) struct BootState {
     pub(super) outage: Outage,
     /// Consecutive reads that found a command running, and refused commands.
     pub(super) busy: Backoff,
+    /// Time since which the host may have been running a command; `None` once its status was read.
+    pub(super) busy_since: Option<Moment>,
     pub(super) locked: Backoff,
     /// The desired state of the last turn, and the tries for it.
     pub(super) desired: Option<DesiredState>,
@@ -78,6 +82,7 @@ impl BootState {
     pub(super) fn record_status(&mut self, status: Option<UpdateStatus>, desired: &DesiredState) {
         self.outage.end();
         self.busy.reset();
+        self.busy_since = None;
         if let Some(status) = &status {
             self.memory.learn(status, desired);
         }
@@ -106,9 +111,16 @@ impl BootState {
     pub(super) fn wait_while_busy(&mut self) -> Next {
         self.outage.end();
         self.status.expire();
+        self.busy_since.get_or_insert(Moment::now());
         let wait = wait_for_others(self.busy.failures());
         self.busy.count();
         Next::after(wait)
+    }
+
+    /// Returns the time since which a command has been running, if that is long enough to be reported.
+    pub(super) fn busy_for_long(&self, now: Instant) -> Option<Timestamp> {
+        let since = self.busy_since?;
+        (now.saturating_duration_since(since.monotonic) >= LONG_COMMAND).then_some(since.wall)
     }
 
     /// Waits after the host refused a command because another one runs. The status shows when that has ended; otherwise
@@ -197,6 +209,19 @@ mod tests {
         assert!(boot.is_rebooting(now + REBOOT_LIMIT - Duration::from_millis(1)));
         assert!(!boot.is_rebooting(now + REBOOT_LIMIT));
         assert!(!boot.status.is_known() && !boot.is_rebooting(now), "everything is read again");
+    }
+
+    #[test]
+    fn host_is_busy_for_long_after_half_an_hour_without_another_answer() {
+        let mut boot = in_boot("b1");
+        let start = Instant::now();
+        boot.wait_while_busy();
+        assert_eq!(boot.busy_for_long(start + LONG_COMMAND - Duration::from_millis(1)), None);
+        boot.wait_while_busy();
+        assert!(boot.busy_for_long(start + LONG_COMMAND + Duration::from_secs(60)).is_some());
+        boot.record_status(None, &desired(HostState::Idle));
+        boot.wait_while_busy();
+        assert_eq!(boot.busy_for_long(start + LONG_COMMAND - Duration::from_millis(1)), None, "another command");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use models::shadow::HostState;
 use tokio::time::Instant;
 
 use super::boot_state::BootState;
+use super::moment::Moment;
 use super::next::{Next, Stop};
 use super::turn::Turn;
 use crate::host::command::{Outcome, carry_out};
@@ -28,6 +29,7 @@ pub(super) async fn run_command(turn: &mut Turn<'_>, command: Command) -> Outcom
         turn.boot.memory.requested_refresh = true;
         turn.boot.refreshes.requested = Some(Instant::now());
     }
+    turn.boot.busy_since.get_or_insert(Moment::now());
     // Wherever this future is dropped, the status from before the command is out of date.
     turn.boot.status.expire();
     tracing::info!(command = command.name(), "host command started");
@@ -47,7 +49,7 @@ pub(super) async fn run_command(turn: &mut Turn<'_>, command: Command) -> Outcom
             turn.boot.memory.requested_refresh = requested_before;
             turn.boot.outage.end();
         }
-        Outcome::Interrupted | Outcome::Host(_) => {}
+        Outcome::Interrupted | Outcome::StillRuns | Outcome::Host(_) => {}
     }
     outcome
 }
@@ -61,6 +63,7 @@ fn log(command: Command, outcome: &Outcome) {
         }
         Outcome::Vanished(_) => tracing::warn!(command, "host command left no record"),
         Outcome::Interrupted => tracing::info!(command, "host command not followed: the desired state has changed"),
+        Outcome::StillRuns => tracing::warn!(command, "host command does not end"),
         Outcome::Host(error) => tracing::warn!(command, error = chain(error), "host command got no answer"),
         Outcome::Busy => tracing::debug!(command, "host command not started: another one runs"),
     }
@@ -73,7 +76,7 @@ pub(super) fn failure(boot: &mut BootState, outcome: Outcome) -> Result<String, 
         Outcome::Failed(_, message) | Outcome::NotStarted(message) | Outcome::Refused(message) => Ok(message),
         Outcome::Vanished(_) => Ok("the host's command ended without a record".to_owned()),
         Outcome::Busy => Err(boot.wait_for_lock().into()),
-        Outcome::Interrupted => Err(Next::Again.into()),
+        Outcome::Interrupted | Outcome::StillRuns => Err(Next::Again.into()),
         // A host that answers everything but its commands is retried with growing delays, and not for ever. If the
         // command was carried out after all, the status will show it.
         Outcome::Host(error) if error.may_have_arrived() => Ok(error.to_string()),

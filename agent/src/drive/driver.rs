@@ -17,7 +17,7 @@ use crate::boot;
 use crate::config::Config;
 use crate::desired_state::DesiredState;
 use crate::host::client::{HostClient, HostError};
-use crate::report::{HostCondition, build_unreachable};
+use crate::report::{HostCondition, build_condition};
 use crate::server::Server;
 use crate::stream::chain;
 use crate::views::{Known, Views};
@@ -32,7 +32,7 @@ pub enum AgentError {
     #[error("cannot make the host's client")]
     Client(#[source] reqwest::Error),
     /// The socket is dead. A bind-mounted socket goes stale when the host's API server restarts, and only a new mount
-    /// of its path helps: the pod has to be restarted.
+    /// of its path helps: another container.
     #[error("the host's socket has been dead for {} s", .0.as_secs())]
     SocketDead(Duration, #[source] HostError),
 }
@@ -120,7 +120,7 @@ async fn retry_host(turn: &mut Turn<'_>, error: HostError) -> Result<Next, Agent
     if outage.is_reported(now) {
         let condition = HostCondition::unreachable(&error);
         // Reported if possible; the next call does not wait for it.
-        let _ = put(turn, |view| build_unreachable(&view.status, &condition, Timestamp::now())).await;
+        let _ = put(turn, |view| build_condition(&view.status, &condition, Timestamp::now())).await;
     }
     match dead_for {
         Some(dead_for) => Err(AgentError::SocketDead(dead_for, error)),

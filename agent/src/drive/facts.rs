@@ -1,8 +1,13 @@
 //! Gathers facts, with as few host calls as the next decision needs.
 
-use super::next::Stop;
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::next::{Next, Stop};
+use super::report::put;
 use super::turn::Turn;
 use crate::host::client::StatusAnswer;
+use crate::report::{HostCondition, build_condition};
 use crate::situation::Facts;
 
 /// Returns the facts of the host; reads what is not known or out of date.
@@ -24,10 +29,22 @@ pub(super) async fn read_facts(turn: &mut Turn<'_>) -> Result<Facts, Stop> {
 
 pub(super) async fn read_status(turn: &mut Turn<'_>) -> Result<(), Stop> {
     let status = match turn.clients.host.update_status().await? {
-        StatusAnswer::Busy => return Err(turn.boot.wait_while_busy().into()),
+        StatusAnswer::Busy => return Err(wait_while_busy(turn).await.into()),
         StatusAnswer::Uninitialized => None,
         StatusAnswer::Known(status) => Some(*status),
     };
     turn.boot.record_status(status, &turn.desired);
     Ok(())
+}
+
+/// Waits while the host runs a command. One that has been running for long is reported, if possible.
+async fn wait_while_busy(turn: &mut Turn<'_>) -> Next {
+    let next = turn.boot.wait_while_busy();
+    if let Some(since) = turn.boot.busy_for_long(Instant::now()) {
+        let condition = HostCondition::busy(since);
+        let _ = put(turn, |view| build_condition(&view.status, &condition, Timestamp::now())).await;
+        // Staging, too, reports again once the host answers otherwise.
+        turn.boot.tries.announced = false;
+    }
+    next
 }

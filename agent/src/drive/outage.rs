@@ -12,9 +12,11 @@ const DELAYS: Delays = (Duration::from_millis(200), Duration::from_secs(5));
 /// reported.
 const REPORT_AFTER: Duration = Duration::from_secs(8);
 
-/// Time that the socket may be dead before the agent exits. A restart of the host's API server takes 5 s (systemd's
-/// RestartSec); a socket that is dead for several times as long does not come back under this mount.
-const SOCKET_DEAD: Duration = Duration::from_secs(30);
+/// Time that the socket may be dead before the agent exits. Only another container has the socket of a host API that was
+/// restarted. But while its path has none, a container that starts has containerd make a directory there, and the host API
+/// cannot start any more; the kubelet checks the type of the path for another pod alone. The mount does not show whether
+/// the path has a socket again. So the time is longer than a restart of the host API (5 s), and than most stops by users.
+const SOCKET_DEAD: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 pub(super) struct Outage {
@@ -42,7 +44,7 @@ impl Outage {
         self.since.is_some_and(|since| now - since >= REPORT_AFTER)
     }
 
-    /// Returns the time for which the socket has been dead, if only a restart of the agent can help.
+    /// Returns the time for which the socket has been dead, if that is long enough for the agent to exit.
     pub(super) fn dead_for(&self, now: Instant) -> Option<Duration> {
         self.dead_since.map(|since| now - since).filter(|dead_for| *dead_for >= SOCKET_DEAD)
     }

@@ -1,7 +1,7 @@
 //! The closed list of host calls. Each has its own connection: the host closes idle ones after seconds, and a POST must
 //! never be repeated because a kept connection turned out to be dead.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use models::permit::CALL_LIMIT;
@@ -36,6 +36,12 @@ pub enum HostError {
     /// Nothing listens on the socket.
     #[error("no process listens on the host's socket")]
     ConnectionRefused(#[source] reqwest::Error),
+    /// A directory is where the socket should be.
+    #[error(
+        "a directory is in the place of the host's socket, made by the container runtime while there was no socket; delete \
+         the agent's pod, and on the host run rmdir /run/api.sock and systemctl restart apiserver"
+    )]
+    SocketIsDirectory(#[source] reqwest::Error),
     /// The socket may not be opened: file permission, or SELinux.
     #[error("the host's socket may not be opened")]
     PermissionDenied(#[source] reqwest::Error),
@@ -62,15 +68,16 @@ impl HostError {
         match self {
             Self::SocketMissing(_) => "SocketMissing",
             Self::ConnectionRefused(_) => "ConnectionRefused",
+            Self::SocketIsDirectory(_) => "SocketIsDirectory",
             Self::PermissionDenied(_) => "PermissionDenied",
             Self::Timeout(_) => "Timeout",
             Self::Connect(_) | Self::Cut(_) | Self::BadAnswer { .. } => "BadAnswer",
         }
     }
 
-    /// Returns true if the socket itself is dead, so that a new mount of its path (a restart of the pod) can help.
+    /// Returns true if the socket itself is dead, so that a new mount of its path (another container) can help.
     pub(crate) const fn socket_is_dead(&self) -> bool {
-        matches!(self, Self::SocketMissing(_) | Self::ConnectionRefused(_))
+        matches!(self, Self::SocketMissing(_) | Self::ConnectionRefused(_) | Self::SocketIsDirectory(_))
     }
 
     /// Returns true if the request may have reached the host.
@@ -105,6 +112,7 @@ pub(crate) enum Posted {
 #[derive(Clone, Debug)]
 pub(crate) struct HostClient {
     http: reqwest::Client,
+    socket: PathBuf,
 }
 
 impl HostClient {
@@ -120,7 +128,7 @@ impl HostClient {
             // No TLS is used on the socket; an empty list of roots keeps the system's out of memory.
             .tls_certs_only([])
             .build()?;
-        Ok(Self { http })
+        Ok(Self { http, socket: socket.to_owned() })
     }
 
     /// Reads the running system (`GET /os`).
@@ -202,11 +210,11 @@ impl HostClient {
         if let Some(content) = content {
             request = request.header(CONTENT_TYPE, "application/json").body(content);
         }
-        let mut response = request.send().await.map_err(classify)?;
+        let mut response = request.send().await.map_err(|error| self.classify(error))?;
         let status = response.status();
         let mut body = CutJson::new(LONGEST_STRING);
         let mut read = 0;
-        while let Some(chunk) = response.chunk().await.map_err(classify)? {
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.classify(error))? {
             chunk.iter().for_each(|byte| body.push(*byte));
             read += chunk.len();
             if body.kept.len() > LONGEST_BODY || read > LONGEST_ANSWER {
@@ -214,6 +222,26 @@ impl HostClient {
             }
         }
         Ok((status, body.kept))
+    }
+
+    fn classify(&self, error: reqwest::Error) -> HostError {
+        use std::io::ErrorKind;
+        if error.is_timeout() {
+            return HostError::Timeout(error);
+        }
+        if !error.is_connect() {
+            return HostError::Cut(error);
+        }
+        // Which error a directory yields depends on its permissions.
+        if self.socket.is_dir() {
+            return HostError::SocketIsDirectory(error);
+        }
+        match io_kind(&error) {
+            Some(ErrorKind::NotFound) => HostError::SocketMissing(error),
+            Some(ErrorKind::ConnectionRefused) => HostError::ConnectionRefused(error),
+            Some(ErrorKind::PermissionDenied) => HostError::PermissionDenied(error),
+            _ => HostError::Connect(error),
+        }
     }
 }
 
@@ -272,22 +300,6 @@ fn bad(status: StatusCode, body: &[u8]) -> HostError {
     HostError::BadAnswer { status: status.as_u16(), text: text(body) }
 }
 
-fn classify(error: reqwest::Error) -> HostError {
-    use std::io::ErrorKind;
-    if error.is_timeout() {
-        return HostError::Timeout(error);
-    }
-    if !error.is_connect() {
-        return HostError::Cut(error);
-    }
-    match io_kind(&error) {
-        Some(ErrorKind::NotFound) => HostError::SocketMissing(error),
-        Some(ErrorKind::ConnectionRefused) => HostError::ConnectionRefused(error),
-        Some(ErrorKind::PermissionDenied) => HostError::PermissionDenied(error),
-        _ => HostError::Connect(error),
-    }
-}
-
 fn io_kind(error: &reqwest::Error) -> Option<std::io::ErrorKind> {
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {
@@ -307,6 +319,13 @@ mod tests {
         let mut body = CutJson::new(4);
         text.bytes().for_each(|byte| body.push(byte));
         String::from_utf8(body.kept).unwrap()
+    }
+
+    #[tokio::test]
+    async fn directory_in_place_of_socket_is_dead_with_a_reason_of_its_own() {
+        let host = HostClient::new(&std::env::temp_dir()).unwrap();
+        let error = host.os().await.unwrap_err();
+        assert_eq!((error.reason(), error.socket_is_dead()), ("SocketIsDirectory", true), "{error:?}");
     }
 
     #[test]

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use models::backoff::{Backoff, Delays};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::client::{HostClient, HostError, Posted, StatusAnswer};
-use super::rhythm::wait_for;
+use super::rhythm::{LONG_COMMAND, wait_for};
 use super::types::{Command, UpdateStatus};
 
 /// Delay after a status read without an answer.
@@ -33,14 +33,16 @@ pub(crate) enum Outcome {
     NotStarted(String),
     /// The desired state has changed. If the command was started, it continues.
     Interrupted,
+    /// The command has been running for long. It continues, and later turns wait for its end.
+    StillRuns,
     /// The host did not answer.
     Host(HostError),
 }
 
 /// Starts `command` and follows it to its end. `before` is the time of the last recorded command that the caller saw;
 /// `is_current` returns, before each call, whether the desired state is unchanged; `withdrawn` ends when it is not, and cuts
-/// a wait short. There is no time limit: a host that reports itself busy is working, and the deadline of an attempt is the
-/// controller's.
+/// a wait short. A command that has been running for [`LONG_COMMAND`] is not followed any more. It has not failed: a host that
+/// reports itself busy is working, and the deadline of an attempt is the controller's.
 pub(crate) async fn carry_out(
     host: &HostClient,
     command: Command,
@@ -60,6 +62,7 @@ pub(crate) async fn carry_out(
         Err(error @ HostError::BadAnswer { .. }) => return Outcome::NotStarted(error.to_string()),
         Err(error) => return Outcome::Host(error),
     }
+    let started = Instant::now();
     let mut reads = 0;
     let mut failures = Backoff::default();
     let mut wait = wait_for(command, reads);
@@ -72,6 +75,7 @@ pub(crate) async fn carry_out(
             return Outcome::Interrupted;
         }
         wait = match host.update_status().await {
+            Ok(StatusAnswer::Busy) if started.elapsed() >= LONG_COMMAND => return Outcome::StillRuns,
             Ok(StatusAnswer::Busy) => {
                 failures.reset();
                 reads += 1;

@@ -15,6 +15,10 @@ const QUICK: Delays = (Duration::from_millis(250), Duration::from_secs(5));
 /// Waits for a download, which lasts from seconds to minutes and keeps no node out of service.
 const DOWNLOAD: Delays = (Duration::from_secs(1), Duration::from_secs(60));
 
+/// Time after which a running command counts as one that may never end: it is not followed any more, and the host is
+/// reported as busy.
+pub(crate) const LONG_COMMAND: Duration = Duration::from_secs(1800);
+
 /// Waits for a command that another client, or this agent earlier, has started: for a download as for any other.
 const OTHERS: Delays = (Duration::from_millis(250), Duration::from_secs(15));
 

@@ -82,8 +82,8 @@ async fn renewed_token_is_used_for_next_report_and_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unreachable_host_is_reported_and_ends_agent() {
-    let mut bench = Bench::new().await;
+async fn unreachable_host_is_reported() {
+    let bench = Bench::new().await;
     let boot = bench.boot();
     bench.host.power_off();
     let mut events = bench.host.subscribe();
@@ -98,7 +98,5 @@ async fn unreachable_host_is_reported_and_ends_agent() {
         })
         .await;
     assert_eq!(find_condition(&view.status.conditions, HOST_REACHABLE).unwrap().reason, "ConnectionRefused");
-    let ended = tokio::time::timeout(LIMIT, bench.agent().wait()).await.unwrap().unwrap();
-    assert!(!ended.success());
     assert!(bench.log().contains("does not answer"));
 }

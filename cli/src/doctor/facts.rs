@@ -11,7 +11,8 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, DynamicObject, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::names;
-use models::operator::BottlerocketUpdateOperator;
+use models::operator::{AtDeadline, BottlerocketUpdateOperator};
+use planner::policy::{GroupPolicy, Policy};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -136,6 +137,14 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         }
         facts.cluster = Some(cluster).filter(|_| seen);
     }
+    let own = facts.cluster.as_ref().filter(|_| namespace == names::SYSTEM_NAMESPACE);
+    let required = own.map(|cluster| required_by(&cluster.policy())).unwrap_or_default();
+    for wanted in required {
+        let found = object(client, &wanted).await;
+        if let Some(found) = facts.optional(found)? {
+            facts.objects.push(Installed { wanted, found });
+        }
+    }
     steps.now("certificates, Leases and endpoints");
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
     let params = ListParams::default().labels(&format!("kubernetes.io/service-name={}", names::APISERVER));
@@ -166,6 +175,14 @@ pub(super) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Fac
         facts.node_renewed = node_renewed;
     }
     Ok(facts)
+}
+
+/// Returns the optional objects that a policy requires: the role for the deletion of pods and its binding, where it has
+/// `atDeadline: Force`.
+pub(super) fn required_by(policy: &Policy) -> Vec<Value> {
+    let forces = |group: &GroupPolicy| group.drain.at_deadline == AtDeadline::Force;
+    let required = forces(&policy.all) || policy.groups.iter().any(|group| forces(&group.policy));
+    if required { deploy::force() } else { Vec::new() }
 }
 
 /// Returns the namespaces with an operator's resource.

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use models::condition::find_condition;
 use models::names;
+use models::shadow::{HOST_BUSY, HOST_REACHABLE};
 use planner::plan::{drain_refusals, long_grace_periods};
-use planner::view::NodeFacts;
+use planner::view::{NodeFacts, ShadowFacts};
 use planner::wait::{Wait, WaitReason};
 
 use super::finding::{Finding, Severity};
@@ -139,14 +141,21 @@ fn agents(cluster: &Cluster, report: &Report, found: &mut Vec<Finding>) {
 
 /// Hosts that cannot look for updates.
 fn hosts(cluster: &Cluster, found: &mut Vec<Finding>) {
-    let failing = cluster.shadows.values().filter_map(|shadow| {
-        Some((shadow.node.as_str(), shadow.status.agent.updates.as_ref()?.refresh_failure.as_ref()?))
+    let mut add = |reason: &'static str, what: &str, message_of: fn(&ShadowFacts) -> Option<&String>| {
+        let hosts = cluster.shadows.values().filter_map(|shadow| Some((shadow.node.as_str(), message_of(shadow)?)));
+        let hosts: Vec<(&str, &String)> = hosts.collect();
+        if let Some((first, message)) = hosts.first() {
+            let finding = Finding::warning(reason, format!("{what}: {message}"));
+            found.push(finding.of_nodes(hosts.iter().map(|(name, _)| *name)).next(cluster.agent_commands(first)));
+        }
+    };
+    add("RefreshFails", "the host cannot check for updates", |shadow| {
+        shadow.status.agent.updates.as_ref()?.refresh_failure.as_ref()
     });
-    let failing: Vec<(&str, &String)> = failing.collect();
-    if let Some((first, message)) = failing.first() {
-        let finding = Finding::warning("RefreshFails", format!("the host cannot check for updates: {message}"));
-        found.push(finding.of_nodes(failing.iter().map(|(name, _)| *name)).next(cluster.agent_commands(first)));
-    }
+    add("HostBusy", "the host is busy", |shadow| {
+        let reachable = find_condition(&shadow.status.conditions, HOST_REACHABLE)?;
+        (reachable.reason == HOST_BUSY).then_some(&reachable.message)
+    });
 }
 
 /// Pods that may take longer to end than the drain of their node may take.

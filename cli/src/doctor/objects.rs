@@ -16,6 +16,9 @@ const APPLY: &str = "kubectl apply --server-side -f brupop.yaml  # of the operat
 const APPLY_DEFINITIONS: &str =
     "kubectl apply --server-side -f crds.yaml  # of the operator's version: docs/install.md";
 
+/// The same for the right that `drain.atDeadline: Force` needs.
+const APPLY_FORCE: &str = "kubectl apply --server-side -f force.yaml  # or the chart's rbac.forceDrain: docs/policy.md";
+
 fn text<'a>(object: &'a Value, path: &str) -> &'a str {
     object.pointer(path).and_then(Value::as_str).unwrap_or_default()
 }
@@ -50,6 +53,10 @@ fn not_there(wanted: &Value) -> Option<Finding> {
     let mut labels = wanted["metadata"]["labels"].as_object().into_iter().flatten();
     if labels.any(|(label, _)| label.starts_with("rbac.authorization.k8s.io/aggregate-to-")) {
         return None;
+    }
+    if deploy::force().iter().any(|object| id(object) == id(wanted)) {
+        let message = "it is missing, so that the controller may not delete pods as the policy's drain.atDeadline: Force requires";
+        return Some(Finding::error("Missing", message).of(id(wanted)).next([APPLY_FORCE.to_owned()]));
     }
     let (severity, what) = match text(wanted, "/kind") {
         // Its absence is a state of the fleet.

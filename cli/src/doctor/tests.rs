@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::aws::Hook;
 use super::certificate::Certificate;
-use super::facts::Installed;
+use super::facts::{Installed, required_by};
 use super::*;
 use crate::cluster::testing::{braked, cluster, fleet, idle, node, now, operator, shadow, step_used_up};
 use crate::fixtures::snapshot;
@@ -104,7 +104,7 @@ fn working_installation_has_no_errors_and_no_warnings() {
 fn each_defect_is_found_with_its_object_and_a_next_step() {
     use Severity::{Error, Note, Warning};
     type Break<'a> = &'a dyn Fn(&mut Facts);
-    let cases: [(&str, Severity, &str, Break<'_>); 40] = [
+    let cases: [(&str, Severity, &str, Break<'_>); 42] = [
         ("KubernetesTooOld", Error, "", &|f| f.outdated = Some("Kubernetes 1.32 or later is needed".to_owned())),
         ("Missing", Error, "customresourcedefinition/bottlerocketshadows.brupop.bottlerocket.aws", &|f| {
             change(f, "CustomResourceDefinition", names::SHADOW_DEFINITION, |found| *found = None);
@@ -142,6 +142,16 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("RightsMissing", Error, "clusterrolebinding/brupop-controller", &|f| {
             change(f, "ClusterRoleBinding", names::CONTROLLER, |found| found.as_mut().unwrap()["subjects"] = json!([]));
+        }),
+        ("Missing", Error, "clusterrole/brupop-controller-force", &|f| {
+            let selector = json!({"matchLabels": {"pool": "batch"}});
+            let group = json!({"name": "batch", "selector": selector, "drain": {"atDeadline": "Force"}});
+            let operator = operator(&json!({"nodeGroups": [group]}), &json!({"observedGeneration": 1}));
+            let cluster = f.cluster.as_mut().unwrap();
+            assert!(required_by(&cluster.policy()).is_empty());
+            cluster.add_operator(&serde_json::from_value(operator).unwrap());
+            let required = required_by(&cluster.policy());
+            f.objects.extend(required.into_iter().map(|wanted| Installed { wanted, found: None }));
         }),
         ("NotReady", Error, "deployment/brupop-system/brupop-controller", &|f| {
             change(f, "Deployment", names::CONTROLLER, |found| found.as_mut().unwrap()["status"] = json!({}));
@@ -213,6 +223,12 @@ fn each_defect_is_found_with_its_object_and_a_next_step() {
         }),
         ("NoShadow", Warning, "node/a", &|f| f.cluster.as_mut().unwrap().shadows.clear()),
         ("NoAgentPod", Error, "node/a", &|f| f.cluster.as_mut().unwrap().agents = Some(vec![])),
+        ("HostBusy", Warning, "node/a", &|f| {
+            let condition = json!({"type": "HostReachable", "status": "True", "reason": "HostBusy", "message": "since noon",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            let shadow = f.cluster.as_mut().unwrap().shadows.get_mut("a").unwrap();
+            shadow.status.conditions.push(serde_json::from_value(condition).unwrap());
+        }),
         ("AwsHookMissing", Error, "deployment/brupop-system/brupop-aws", &|f| {
             await_aws(f);
             f.aws = Some(Hook::default());

@@ -17,9 +17,10 @@ use super::values::{ALONE, flag, float, seconds};
 const AGENTS: [&str; 4] = ["Connected", "Connecting", "Silent", "NodeNotReady"];
 
 /// Reasons of `HostReachable`; another one is `other`.
-const REASONS: [&str; 14] = [
+const REASONS: [&str; 16] = [
     "Answered",
     "HostArmedByOther",
+    "HostBusy",
     "UnsupportedState",
     "DeactivateFailed",
     "LockedByOther",
@@ -27,6 +28,7 @@ const REASONS: [&str; 14] = [
     "SettingsFailed",
     "SocketMissing",
     "ConnectionRefused",
+    "SocketIsDirectory",
     "PermissionDenied",
     "Timeout",
     "BadAnswer",

@@ -423,6 +423,15 @@ async fn invalid_values_are_refused_with_place_and_reason() -> anyhow::Result<()
             "policy.spec.drain.atDeadline",
             "rbac.forceDrain",
         ),
+        (
+            json!({"policy": {"spec": {"nodeGroups": [
+                {"name": "web", "selector": {"matchLabels": {"pool": "web"}}, "drain": {"timeout": "1h"}},
+                {"name": "batch", "selector": {"matchLabels": {"pool": "batch"}}, "drain": {"atDeadline": "Force"}},
+                {"name": "rest", "selector": {}},
+            ]}}}),
+            "policy.spec.nodeGroups: drain.atDeadline: Force of the group batch",
+            "rbac.forceDrain",
+        ),
         (json!({"logging": {"format": "yaml"}}), "/logging/format", "must be one of 'text', 'json'"),
         (json!({"policy": {"enabled": "yes"}}), "/policy/enabled", "want boolean"),
         (json!({"policy": {"spec": {"enabled": true}}}), "/policy/spec", "'enabled' not allowed"),

@@ -7,8 +7,8 @@ use integ::bed::TestClusterOptions;
 use integ::host::faults::Transport;
 use integ::host::{Command, Fault, Timings, Worker};
 use integ::oracle::Attempt;
-use models::condition::ConditionStatus;
-use models::shadow::UPDATED;
+use models::condition::{Condition, ConditionStatus};
+use models::shadow::{HOST_REACHABLE, UPDATED};
 use nix::sys::signal::Signal;
 use rand::Rng as _;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
@@ -19,7 +19,7 @@ use crate::interfere::{
     agent_on, blocked_drain, finish_command, is_activate, is_armed, permit_of, poll, released,
     request_permit_with_stopped_controllers, resume_controllers, signal, unblock, until_host,
 };
-use crate::support::{NEW, ScenarioContext, ScenarioResult, nodes, run};
+use crate::support::{NEW, ScenarioContext, ScenarioResult, condition_of, nodes, run};
 
 /// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
 /// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
@@ -118,15 +118,21 @@ async fn agent_killed_during_arming_requests_new_permit_and_reboots_host() -> an
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "make test-all: tests of the agent"]
-async fn agent_with_stale_socket_restarts_and_updates_host() -> anyhow::Result<()> {
+async fn restarted_agent_has_new_socket_and_updates_host() -> anyhow::Result<()> {
     let ending = run(nodes(1), async |ctx| {
         ctx.install().await?;
         let member = ctx.bed.member("node-1")?;
         let before = agent_on(ctx, "node-1").await?;
         member.host.restart_api(true).await;
-        // The container still holds the deleted socket, so only a new one helps.
+        // The container still holds the deleted socket, so only a new one helps. The agent ends itself after ten minutes.
         ctx.release();
-        poll("the agent has ended itself and runs again", async || {
+        let is_reported = |c: &Condition| c.status == ConditionStatus::False;
+        ctx.until("the dead socket is reported", |world| {
+            condition_of(world, "node-1", HOST_REACHABLE).is_some_and(is_reported)
+        })
+        .await?;
+        signal(std::slice::from_ref(&before), Signal::SIGKILL);
+        poll("the agent runs again", async || {
             let now = agent_on(ctx, "node-1").await?;
             Ok((now.pid != before.pid).then_some(now))
         })

@@ -28,8 +28,11 @@ async fn cluster_of_one_node_updates_itself_and_falls_back_from_an_image_that_do
         ctx.cluster.install_by_readme().await?;
         ctx.promises_of_the_manifests_hold("vm-1").await?;
 
-        // A restarted host API has another socket, and the agent's pod still has the old one.
-        ctx.cluster.guests[0].shell("systemctl restart host-api").await?;
+        // A restarted host API has another socket, and the agent's container still has the old one. The agent ends itself after
+        // ten minutes.
+        let restart =
+            "systemctl restart host-api; until test -S /run/api.sock; do sleep 1; done; kill $(pidof -s brupop-agent)";
+        ctx.cluster.guests[0].shell(restart).await?;
         ctx.agent_is_restarted("vm-1").await?;
 
         ctx.cluster.publish(&UPDATED).await?;

@@ -1,7 +1,7 @@
 //! The host of an idle node, as its agent reports it: another attempt has to find nothing of an earlier one, nor of
 //! another client.
 
-use models::shadow::{HostState, MOST_ATTEMPTS};
+use models::shadow::{HOST_BUSY, HostState, MOST_ATTEMPTS};
 
 use crate::survey::NodeContext;
 use crate::wait::Wait;
@@ -9,6 +9,12 @@ use crate::wait::Wait;
 /// Returns the wait for a report of the node's current boot.
 pub(crate) fn has_reported(ctx: &NodeContext<'_>) -> Option<Wait> {
     (!ctx.has_reported()).then_some(Wait::NoReport)
+}
+
+/// Returns the wait for the end of a command that has been running on the host for long. Nothing is known of its offers meanwhile.
+pub(crate) fn is_not_busy(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let condition = ctx.host_condition().filter(|condition| condition.reason == HOST_BUSY)?;
+    Some(Wait::HostBusy { message: condition.message.clone() })
 }
 
 pub(crate) fn not_armed_by_other(ctx: &NodeContext<'_>) -> Option<Wait> {
@@ -58,7 +64,17 @@ mod tests {
 
     #[test]
     fn attempt_starts_only_on_reporting_host_without_foreign_changes() {
-        let cases: [(&str, Change<'_>, Option<Wait>); 7] = [
+        fn reported(shadow: &mut ShadowFacts, reason: &str) {
+            shadow.status.conditions.push(Condition {
+                type_: HOST_REACHABLE.into(),
+                status: ConditionStatus::True,
+                reason: reason.into(),
+                message: "as reported".into(),
+                last_transition_time: t(0),
+                observed_generation: None,
+            });
+        }
+        let cases: [(&str, Change<'_>, Option<Wait>); 9] = [
             ("as it was left", &|_| {}, None),
             ("no report", &|shadow| shadow.status.agent.boot_id = None, Some(Wait::NoReport)),
             (
@@ -66,19 +82,21 @@ mod tests {
                 &|shadow| shadow.status.agent.boot_id = Some("b0".into()),
                 Some(Wait::NoReport),
             ),
+            ("armed by another client", &|shadow| reported(shadow, HOST_ARMED_BY_OTHER), Some(Wait::HostArmedByOther)),
             (
-                "armed by another client",
+                "busy for long",
+                &|shadow| reported(shadow, HOST_BUSY),
+                Some(Wait::HostBusy { message: "as reported".into() }),
+            ),
+            (
+                "busy for long, without an offer, on the version of policy, and behind its shadow",
                 &|shadow| {
-                    shadow.status.conditions.push(Condition {
-                        type_: HOST_REACHABLE.into(),
-                        status: ConditionStatus::True,
-                        reason: HOST_ARMED_BY_OTHER.into(),
-                        message: String::new(),
-                        last_transition_time: t(0),
-                        observed_generation: None,
-                    });
+                    reported(shadow, HOST_BUSY);
+                    shadow.status.agent.updates = None;
+                    shadow.status.agent.current_version = Some(NEW);
+                    shadow.generation = 2;
                 },
-                Some(Wait::HostArmedByOther),
+                Some(Wait::HostBusy { message: "as reported".into() }),
             ),
             (
                 "locked by another client",

@@ -142,10 +142,14 @@ impl<'a> NodeContext<'a> {
         !self.facts().held() && (self.facts().claimed() || !left.is_empty())
     }
 
+    /// Returns the condition `HostReachable`, if the agent has reported.
+    pub(crate) fn host_condition(&self) -> Option<&'a Condition> {
+        models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
+    }
+
     /// Returns whether another client armed an image on the host.
     pub(crate) fn is_armed_by_other(&self) -> bool {
-        models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
-            .is_some_and(|c| c.reason == models::shadow::HOST_ARMED_BY_OTHER)
+        self.host_condition().is_some_and(|condition| condition.reason == models::shadow::HOST_ARMED_BY_OTHER)
     }
 
     /// Returns the highest number of an attempt of this shadow.

@@ -115,6 +115,9 @@ pub enum Wait {
         names::RETRY_ANNOTATION
     )]
     HostArmedByOther,
+    /// A command has been running on the host for long, as its agent reports it.
+    #[error("the host is busy: {message}")]
+    HostBusy { message: String },
     /// The last attempt failed, for this reason; the next one is not due.
     #[error("the last attempt failed ({reason}); the next one is due at {until:.0}")]
     BackOff { until: Timestamp, reason: String },

@@ -88,6 +88,7 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         Host,
         "Reboot the host, or disarm it, or let the operator disarm it: [retry](policy.md#requests).",
     ),
+    (HostBusy, Host, "The end of the command that runs on the host: see the journal of its `apiserver.service`."),
     (BackOff, Time, "The end of the back-off, or [retry](policy.md#requests)."),
     (Queued, Turn, "The nodes before it."),
     (
@@ -235,6 +236,7 @@ impl WaitReason {
                 | Self::AgentNotReady
                 | Self::RefreshFails
                 | Self::HostArmedByOther
+                | Self::HostBusy
                 | Self::BackOff
                 | Self::DrainRefused
                 | Self::AwaitingHook

@@ -1,7 +1,8 @@
 //! Hosts whose commands take as long as on real machines: few calls, and no wait that outlives what it is for.
 
 use integ::host::{Command, Fault, HostOptions, Worker};
-use models::shadow::{ArmedPhase, HostState};
+use models::condition::{ConditionStatus, find_condition};
+use models::shadow::{ArmedPhase, HOST_ANSWERED, HOST_BUSY, HOST_REACHABLE, HostState};
 
 use super::*;
 use crate::bench::NEW;
@@ -82,4 +83,40 @@ fn withdrawal_during_long_download_is_noticed_at_once() {
         assert!(pass_until(MINUTE / 2, idle).await, "{:#?}", bench.web.view());
         agent.end().await.unwrap();
     });
+}
+
+#[test]
+fn command_that_does_not_end_is_reported_until_it_does() {
+    for command in [Command::Refresh, Command::Prepare] {
+        simulate(async |_| {
+            let (bench, agent) = busy_host().await;
+            bench.host.script(Fault::command(command, Worker::Waits));
+            let before = bench.calls().len();
+            // Without an attempt, the next refresh comes after an hour.
+            if command == Command::Prepare {
+                bench.stage(1);
+            } else {
+                pass(HOUR).await;
+            }
+            let condition = || find_condition(&bench.web.view().status.conditions, HOST_REACHABLE).cloned().unwrap();
+            pass(25 * MINUTE).await;
+            assert_eq!(condition().reason, HOST_ANSWERED, "{command:?}");
+            assert!(
+                pass_until(15 * MINUTE, || condition().reason == HOST_BUSY).await,
+                "{command:?}: {:?}",
+                condition()
+            );
+            assert_eq!(condition().status, ConditionStatus::True);
+            pass(HOUR).await;
+            let started = bench.calls()[before..].iter().filter(|call| call.starts_with("POST")).count();
+            assert_eq!(started, 1, "{command:?}: it is not started again");
+            bench.host.release_command();
+            let ended = || condition().reason == HOST_ANSWERED;
+            assert!(pass_until(MINUTE, ended).await, "{command:?}: {:#?}", bench.web.view());
+            if command == Command::Prepare {
+                assert_eq!(bench.web.view().status.report.state, Some(HostState::StagedUpdate));
+            }
+            agent.end().await.unwrap();
+        });
+    }
 }

@@ -3,7 +3,7 @@
 
 use integ::host::{Command, Fault, RebootFault, Transport, Worker};
 use models::condition::find_condition;
-use models::shadow::{ArmedPhase, HOST_REACHABLE, HostPolicy, HostState};
+use models::shadow::{ArmedPhase, HOST_ANSWERED, HOST_BUSY, HOST_REACHABLE, HostPolicy, HostState};
 use semver::Version;
 
 use super::*;
@@ -101,9 +101,9 @@ const CASES: &[Case] = &[
     (
         "the host is locked",
         HostOrWebFault::Host("GET", "/updates", || Transport::Status(423, "".into())),
-        Some("Answered"),
+        Some(HOST_BUSY),
     ),
-    ("another client's command never ends", HostOrWebFault::Held, Some("Answered")),
+    ("another client's command never ends", HostOrWebFault::Held, Some(HOST_BUSY)),
     ("the web API is down", HostOrWebFault::Web(WebFault::Down), None),
     ("the web API says nothing", HostOrWebFault::Web(WebFault::Unresponsive), None),
     ("the web API speaks garbage", HostOrWebFault::Web(WebFault::InvalidJson), None),
@@ -150,20 +150,20 @@ async fn run_one_hour((what, fault, expected): &Case, counts: &Counts) {
             bench.host.foreign(Command::Refresh).await.unwrap();
         }
     }
-    // Half of it idle, and half of it with an update requested.
+    // Half of it idle, and half of it with an update requested, a little longer than a command takes to count as a long one.
     let (calls, traffic, lines) = (counts.calls(), bench.web.traffic(), counts.lines());
     pass(HOUR / 2).await;
     bench.stage(1);
-    pass(HOUR / 2).await;
+    pass(HOUR / 2 + MINUTE).await;
     assert!(!agent.has_ended(), "{what}: it has ended");
     let (calls, traffic, lines) = (counts.calls() - calls, bench.web.traffic() - traffic, counts.lines() - lines);
     println!("{what}: {calls} calls, {traffic} connections and requests, {lines} lines");
     assert!(calls <= CALLS, "{what}: {calls} host calls in an hour");
     assert!(traffic <= TRAFFIC, "{what}: {traffic} connections and requests in an hour");
     assert!(lines <= LINES, "{what}: {lines} lines logged in an hour");
+    let reason = || find_condition(&reported_status().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
     if let Some(expected) = expected {
-        let reason = find_condition(&reported_status().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
-        assert_eq!(reason.as_deref(), Some(*expected), "{what}");
+        assert_eq!(reason().as_deref(), Some(*expected), "{what}");
     }
     assert_eq!((arms(&bench.host.log()), reboots(&bench.host.log())), (0, 0), "{what}: no permit was issued");
     // The fault is over. What failed meanwhile is not retried before the next attempt.
@@ -173,6 +173,7 @@ async fn run_one_hour((what, fault, expected): &Case, counts: &Counts) {
     bench.withdraw();
     let idle = || reported_status().report.observed_generation == Some(bench.web.view().metadata.generation);
     assert!(pass_until(5 * MINUTE, idle).await, "{what}: it does not take notice: {:#?}", reported_status());
+    assert!(*expected != Some(HOST_BUSY) || reason().as_deref() == Some(HOST_ANSWERED), "{what}: {:?}", reason());
     bench.stage(2);
     let staged = || idle() && reported_status().report.state == Some(HostState::StagedUpdate);
     assert!(pass_until(5 * MINUTE, staged).await, "{what}: it does not go on: {:#?}", reported_status());
@@ -330,10 +331,12 @@ fn missing_or_stale_socket_ends_agent_and_new_agent_resumes() {
             }
             let calls = counts.calls();
             bench.stage(1);
-            assert!(pass_until(MINUTE, || agent.has_ended()).await, "a dead socket ends the agent");
+            pass(9 * MINUTE).await;
+            assert!(!agent.has_ended(), "the host API may only be stopped for a while");
+            assert!(pass_until(2 * MINUTE, || agent.has_ended()).await, "a dead socket ends the agent");
             let ended = agent.end().await.unwrap_err();
             assert!(ended.to_string().contains("socket has been dead"), "{ended}");
-            assert!(counts.calls() - calls < 30, "{} calls of a dead socket", counts.calls() - calls);
+            assert!(counts.calls() - calls < 150, "{} calls of a dead socket", counts.calls() - calls);
             let reason = find_condition(&bench.web.view().status.conditions, HOST_REACHABLE).unwrap().reason.clone();
             assert_eq!(reason, if clean { "SocketMissing" } else { "ConnectionRefused" });
             if clean {
