@@ -54,8 +54,8 @@ pub struct RolloutLedger {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = LEDGER_NODES), extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<LedgerNode>,
-    /// Nodes whose updates have ended without a proof since the last proven one, each once. As many as
-    /// `spec.failurePolicy.maxConsecutiveFailures` brake the rollout.
+    /// Nodes whose updates have ended without a proof since the last proven one, each once, and those that run the version without a
+    /// proof from before. `spec.failurePolicy.maxConsecutiveFailures` says how many brake the rollout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_FAILURES), extend("x-kubernetes-list-type" = "atomic"))]
     pub row: Vec<LedgerNode>,
@@ -67,6 +67,9 @@ pub struct RolloutLedger {
     #[schemars(with = "Option<Moment>")]
     pub braked_until: Option<Timestamp>,
 }
+
+/// One in so many nodes of a rollout, which brake it where they run the version without a proof.
+const UNPROVEN_SHARE: usize = 20;
 
 /// The first pause of a brake. Each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(10 * 60);
@@ -130,7 +133,7 @@ impl RolloutLedger {
         self.row.retain(|named| named.node != node);
         if self.row.len() < MAX_FAILURES as usize {
             let (node, reason) = (node.to_owned(), reason.to_owned());
-            self.row.push(LedgerNode { node, proof, reason, accepted: false });
+            self.row.push(LedgerNode { node, proof, reason, accepted: false, before_proof: false });
         }
         if self.braked_until.is_some_and(|until| slot_since >= until) {
             self.tried = self.tried.saturating_add(1);
@@ -141,10 +144,13 @@ impl RolloutLedger {
         self.brake(limit, now);
     }
 
-    /// Brakes the rollout where its row has as many ends as `limit`, and releases it where policy, or the number of its nodes,
-    /// allows more now.
+    /// Brakes the rollout where `limit` ends have come since the last proof, or where as many nodes, and a share of all that were taken,
+    /// run the version without one; releases it where policy, or the number of its nodes, allows more now.
     pub fn brake(&mut self, limit: usize, now: Timestamp) {
-        if self.row.len() >= limit {
+        let since_proof = self.row.iter().filter(|end| !end.before_proof).count();
+        let share = usize::try_from(self.used()).unwrap_or(0).div_ceil(UNPROVEN_SHARE);
+        let many = limit.max(share.min(MAX_FAILURES as usize));
+        if since_proof >= limit || self.row.len() >= many {
             self.braked_until.get_or_insert(after(now, FIRST_PAUSE));
         } else {
             (self.tried, self.braked_until) = (0, None);
@@ -160,7 +166,10 @@ impl RolloutLedger {
             *count = count.saturating_add(1);
         }
         if to == Proof::Proven {
-            self.end_row();
+            // Another node's proof says nothing of those that run the version without one.
+            self.row.retain(|end| end.node != node && end.is_unproven());
+            self.row.iter_mut().for_each(|end| end.before_proof = true);
+            (self.tried, self.braked_until) = (0, None);
         }
         // A user accepts the end of one attempt of one node. Beyond the names that are kept, that is taken to be this node.
         let named = self.nodes.iter().position(|named| named.node == node).map(|index| self.nodes.remove(index));
@@ -169,7 +178,7 @@ impl RolloutLedger {
         self.accepted = self.accepted.saturating_sub(i64::from(was_accepted)).clamp(0, self.unproven);
         if !matches!(to, Proof::Proven | Proof::Free) && self.nodes.len() < LEDGER_NODES {
             let (node, reason) = (node.to_owned(), reason.to_owned());
-            self.nodes.push(LedgerNode { node, proof: to, reason, accepted: false });
+            self.nodes.push(LedgerNode { node, proof: to, reason, accepted: false, before_proof: false });
         }
     }
 
@@ -183,7 +192,7 @@ impl RolloutLedger {
         // A user accepts all that there are.
         let accepted = self.accepted > count(named().filter(|named| named.accepted).count());
         let (node, reason) = (node.to_owned(), reason.to_owned());
-        self.nodes.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted });
+        self.nodes.push(LedgerNode { node, proof: Proof::Unproven, reason, accepted, before_proof: false });
     }
 
     fn count(&mut self, proof: Proof) -> Option<&mut i64> {
@@ -212,6 +221,9 @@ pub struct LedgerNode {
     /// True if a user has accepted it without a proof.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accepted: bool,
+    /// In a row: true if another node has proven the version since.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub before_proof: bool,
 }
 
 impl LedgerNode {

@@ -10,6 +10,7 @@ use semver::Version;
 
 use super::agents::is_missing;
 use super::budgets;
+use super::fallen;
 use super::rollout::{self, Rollouts};
 use super::unavailable::{self, Unavailable};
 use super::unwell::Unwell;
@@ -107,6 +108,8 @@ impl<'a> Survey<'a> {
             let locked: Option<Version> = lock.and_then(|text| text.parse().ok());
             Host { policy, known: &offered, agent: &shadow.status.agent, now }.want(locked.as_ref())
         };
+        let suspects = fallen::suspects(view);
+        let unavailable = |node| unavailable::of(node, &suspects, policy.ignore_unavailable_after, now);
         let nodes = view.nodes.values().enumerate().map(|(index, node)| SurveyedNode {
             node,
             index,
@@ -115,7 +118,7 @@ impl<'a> Survey<'a> {
             step: node.step(),
             labelled: node.facts.labelled,
             disrupted: node.disrupted(),
-            unavailable: unavailable::of(node, policy.ignore_unavailable_after, now),
+            unavailable: unavailable(node),
         });
         let nodes: Vec<_> = nodes.collect();
         let labelled = || nodes.iter().filter(|node| node.labelled);

@@ -5,6 +5,7 @@ pub(crate) mod agents;
 pub(crate) mod brake;
 pub(crate) mod budgets;
 pub(crate) mod ended;
+pub(crate) mod fallen;
 mod fleet;
 pub(crate) mod key;
 pub(crate) mod ledger;

@@ -10,6 +10,7 @@ use semver::Version;
 
 use super::brake::{self, Brake, Busy};
 use super::ended;
+use super::fallen;
 use super::key::{KeyRef, borrowed, is_member, key, key_of};
 use super::ledger::{self, Memory};
 use super::quarantine::Quarantine;
@@ -256,7 +257,8 @@ pub(crate) fn follow<'a>(
         let is_wanted = |node: &NodeView| targets.contains(&(node.facts.uid.as_str(), version));
         let (rollout, on_their_way) = counted((view, policy), &active, &ledger, is_wanted, now);
         let without_workloads = without_workloads(view, &active);
-        let named = (on_their_way, without_workloads);
+        let fallen = fallen::of(view, &active, now);
+        let named = Named { on_their_way, without_workloads, fallen: fallen.named };
         let (mut rollout, wake) = step_on(policy, &mut active, &mut ledger, &approval, (rollout, named), now);
         let is_asked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.pending_retry().is_some());
         let is_retried = view.nodes.values().any(|node| {
@@ -266,7 +268,7 @@ pub(crate) fn follow<'a>(
         rollout.brake = brake_of((view, policy), (&active, &mut ledger), (&rollout, is_retried), now);
         active.ledger = Some(ledger);
         let lifted = rollout.brake.as_ref().and_then(|brake| brake.wake);
-        rollouts.wake = [rollouts.wake, wake, lifted].into_iter().flatten().min();
+        rollouts.wake = [rollouts.wake, wake, lifted, fallen.wake].into_iter().flatten().min();
         rollouts.by_key.insert(key.clone(), rollout);
         rollouts.active.push(active);
     }
@@ -471,13 +473,20 @@ fn without_workloads(view: &ClusterView, active: &ActiveRollout) -> Vec<String> 
     nodes.take(NAMED).map(|node| node.facts.name.clone()).collect()
 }
 
+/// Nodes that the reason of a canary step may name.
+struct Named {
+    on_their_way: Vec<String>,
+    without_workloads: Vec<String>,
+    fallen: Vec<String>,
+}
+
 /// Advances a rollout by as many canary steps as are passed.
 fn step_on(
     policy: &Policy,
     active: &mut ActiveRollout,
     ledger: &mut RolloutLedger,
     approval: &Approval,
-    (mut rollout, (on_their_way, without_workloads)): (Rollout, (Vec<String>, Vec<String>)),
+    (mut rollout, named): (Rollout, Named),
     now: Timestamp,
 ) -> (Rollout, Option<Timestamp>) {
     let steps = places(policy, rollout.base);
@@ -534,8 +543,14 @@ fn step_on(
                 let nodes = without_proof(ledger, false);
                 Some(Wait::StepUnproven { step: own, approval: format!("{name}/unproven"), nodes })
             } else {
-                waits(None, None, on_their_way)
+                waits(None, None, named.on_their_way)
             };
+            return (rollout, None);
+        }
+        if !named.fallen.is_empty() {
+            // The soak begins again once they are well.
+            active.step_done = None;
+            (rollout.left, rollout.wait) = (Some(0), waits(None, None, named.fallen));
             return (rollout, None);
         }
         if step.manual && given.is_some() {
@@ -548,7 +563,7 @@ fn step_on(
             return (rollout, Some(until));
         }
         if step.manual && !active.approved {
-            (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), without_workloads));
+            (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), named.without_workloads));
             return (rollout, None);
         }
         ledger.passed = places;

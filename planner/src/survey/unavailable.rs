@@ -2,6 +2,7 @@
 //! time (`spec.ignoreUnavailableAfter`); and those that are not back from a reboot when their attempts end, which count until
 //! they are.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -11,6 +12,9 @@ use crate::view::NodeView;
 
 /// The cause of a node whose reboot was permitted, and not seen by the end of its attempt.
 const NOT_BACK: &str = "not back from the reboot of its update";
+
+/// The cause of a node that has proven the version of a rollout, and is not Ready any more.
+const FALLEN: &str = "updated by this rollout and not Ready any more, like others";
 
 /// A node that is out of service without the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +34,8 @@ pub(crate) fn comes_or_goes(node: &NodeView) -> bool {
 }
 
 /// Returns why a node counts against the budgets although the operator has not taken it out of service, if it does: it is
-/// cordoned by others or not Ready, and has been for less than `limit`.
-pub(crate) fn of(node: &NodeView, limit: Duration, now: Timestamp) -> Option<Unavailable> {
+/// cordoned by others or not Ready, and has been for less than `limit`. `suspects` count until they are back.
+pub(crate) fn of(node: &NodeView, suspects: &BTreeSet<&str>, limit: Duration, now: Timestamp) -> Option<Unavailable> {
     let facts = &node.facts;
     let cordoned = facts.cordoned_by_others();
     if node.may_still_reboot() {
@@ -41,6 +45,9 @@ pub(crate) fn of(node: &NodeView, limit: Duration, now: Timestamp) -> Option<Una
     }
     if !facts.labelled || node.disrupted() || comes_or_goes(node) || (facts.ready && !cordoned) {
         return None;
+    }
+    if suspects.contains(facts.name.as_str()) {
+        return Some(Unavailable { why: FALLEN, until: None });
     }
     let why = if facts.ready { "cordoned by another user or controller" } else { "not Ready" };
     let not_ready = facts.not_ready_since.filter(|_| !facts.ready);
@@ -116,8 +123,19 @@ mod tests {
         for (sentence, changes, counts) in cases {
             let mut node = node("a");
             changes.iter().for_each(|change| change(&mut node));
-            let found = [3599, 3600, 3660].map(|at| of(&node, Duration::from_hours(1), t(at)).is_some());
+            let suspects = BTreeSet::from(["b"]);
+            let found = [3599, 3600, 3660].map(|at| of(&node, &suspects, Duration::from_hours(1), t(at)).is_some());
             assert_eq!(found, counts, "{sentence}");
         }
+    }
+
+    #[test]
+    fn suspect_counts_until_it_is_back() {
+        let mut node = node("a");
+        let suspects = BTreeSet::from(["a"]);
+        let found = |node: &NodeView| of(node, &suspects, Duration::from_hours(1), t(7200));
+        assert_eq!(found(&node), None);
+        (node.facts.ready, node.facts.not_ready_since) = (false, Some(t(0)));
+        assert_eq!(found(&node), Some(Unavailable { why: FALLEN, until: None }));
     }
 }

@@ -148,7 +148,7 @@ pub(super) fn braked(count: usize, nodes: &[String], until: Option<Timestamp>, t
         }
     };
     format!(
-        "the rollout is braked: {count} update(s) have ended one after the other without a proven one{}; {next}{BEFORE_RESUME}kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
+        "the rollout is braked: {count} update(s) have ended without a proof{}; {next}{BEFORE_RESUME}kubectl annotate bruo default -n <namespace> --overwrite {RESUME_ANNOTATION}=<any new value>",
         named(nodes)
     )
 }

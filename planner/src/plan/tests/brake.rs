@@ -38,6 +38,7 @@ fn row(ends: &[(&str, Proof)]) -> Vec<LedgerNode> {
         proof: *proof,
         reason: "AgentSilent".into(),
         accepted: false,
+        before_proof: false,
     };
     ends.iter().map(end).collect()
 }
@@ -93,6 +94,43 @@ fn node_that_fails_again_and_again_counts_once() {
     }
     ledger.move_node(None, ("c", Proof::Proven, "Updated"));
     assert_eq!((ledger.row.len(), ledger.tried, ledger.braked_until), (0, 0, None), "a proof ends it");
+}
+
+/// One machine in some has what the version breaks, and proofs of the others come in between.
+#[test]
+fn nodes_that_run_the_version_without_a_proof_brake_it_beside_proofs_of_others() {
+    let ends = |bad_of: usize, proven_at_last: bool, limit: usize| {
+        let mut ledger = RolloutLedger::default();
+        for number in 1..=60 {
+            let name = format!("n{number}");
+            if number % bad_of == 0 {
+                ledger.move_node(None, (&name, Proof::Unproven, "NodeNotUsable"));
+                ledger.add_to_row((&name, Proof::Unproven, "NodeNotUsable"), t(0), limit, t(number as i64));
+            } else {
+                ledger.move_node(None, (&name, Proof::Proven, "Updated"));
+                ledger.brake(limit, t(number as i64));
+            }
+            if ledger.braked_until.is_some() {
+                return Some(number);
+            }
+            if proven_at_last && number % bad_of == 1 && number > 1 {
+                let late = format!("n{}", number - 1);
+                ledger.move_node(Some(Proof::Unproven), (&late, Proof::Proven, "Updated"));
+                ledger.brake(limit, t(number as i64));
+            }
+        }
+        None
+    };
+    assert_eq!(ends(5, false, 3), Some(15), "the third one");
+    assert_eq!(ends(5, true, 3), None, "each has proven it since");
+    assert_eq!(ends(20, false, 3), Some(60), "and one in twenty");
+    assert_eq!(ends(21, false, 3), None, "fewer");
+    assert_eq!(ends(5, false, usize::MAX), None, "the brake is off");
+    // A trial that fails before its permit is forgotten with the next proof.
+    let mut ledger = RolloutLedger::default();
+    ledger.add_to_row(("a", Proof::Free, "DrainTimedOut"), t(0), 3, t(1));
+    ledger.move_node(None, ("b", Proof::Proven, "Updated"));
+    assert_eq!(ledger.row, []);
 }
 
 #[test]

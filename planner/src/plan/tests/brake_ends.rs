@@ -28,6 +28,7 @@ fn row(ends: &[(&str, Proof, &str)]) -> Vec<LedgerNode> {
         proof: *proof,
         reason: (*reason).into(),
         accepted: false,
+        before_proof: false,
     };
     ends.iter().map(end).collect()
 }

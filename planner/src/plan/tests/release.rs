@@ -161,8 +161,13 @@ fn place_is_free_once_node_is_certain_to_be_on_its_old_version() {
         proof: Proof::Unproven,
         reason: "RebootTimedOut".into(),
     });
-    let named =
-        LedgerNode { node: "a".into(), proof: Proof::Unproven, reason: "RebootTimedOut".into(), accepted: false };
+    let named = LedgerNode {
+        node: "a".into(),
+        proof: Proof::Unproven,
+        reason: "RebootTimedOut".into(),
+        accepted: false,
+        before_proof: false,
+    };
     let (mut view, policy) = cluster(vec![node], &[]);
     // Its slot was taken away when it was not Ready at the end of its attempt.
     let ledger = RolloutLedger { unproven: 1, nodes: vec![named], ..RolloutLedger::default() };

@@ -43,7 +43,13 @@ fn unproven(name: &str) -> NodeView {
 }
 
 fn named(node: &str) -> LedgerNode {
-    LedgerNode { node: node.into(), proof: Proof::Unproven, reason: "HookTimedOut".into(), accepted: false }
+    LedgerNode {
+        node: node.into(),
+        proof: Proof::Unproven,
+        reason: "HookTimedOut".into(),
+        accepted: false,
+        before_proof: false,
+    }
 }
 
 /// Rollout 7, of which these nodes have used up places without a proof, and a staged node `z` that waits.

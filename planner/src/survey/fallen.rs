@@ -1,0 +1,138 @@
+//! Nodes that have proven a version and are not well any more. One of a canary step keeps it from being passed. More of them than of the
+//! nodes without the version count against the budgets until they are back: the next ones may end like them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::operator::ActiveRollout;
+use models::reason::Proof;
+use models::time::after;
+
+use super::key::is_member;
+use super::ledger;
+use super::unavailable::comes_or_goes;
+use crate::view::{ClusterView, NodeView};
+
+/// Time after which it is no mere instant.
+const LASTING: Duration = Duration::from_secs(60);
+
+/// The number of nodes that a reason names.
+const NAMED: usize = 3;
+
+/// The proven nodes of a rollout that are not well.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Fallen {
+    /// The first few, each with its state.
+    pub(crate) named: Vec<String>,
+    /// The time at which another one counts, if it is not well until then.
+    pub(crate) wake: Option<Timestamp>,
+}
+
+/// Returns whether a node has proven the version of a rollout and runs it, and no user or autoscaler has to do with it.
+fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    let is_ours = node.facts.labelled && !node.facts.held() && !node.disrupted() && !comes_or_goes(node);
+    is_ours && ledger::place(node, rollout) == Some(Proof::Proven) && ledger::runs(node, rollout)
+}
+
+/// Returns the proven nodes of a rollout that have not been well for a minute.
+pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Fallen {
+    let mut fallen = Fallen::default();
+    for node in view.nodes.values().filter(|node| !node.facts.is_well() && is_proven(node, rollout)) {
+        let facts = &node.facts;
+        match facts.ill_since().map(|since| after(since, LASTING)).filter(|at| *at > now) {
+            Some(at) => fallen.wake = fallen.wake.into_iter().chain([at]).min(),
+            None if fallen.named.len() < NAMED => {
+                let state = facts.pressure.as_deref().filter(|_| facts.ready).unwrap_or("not Ready");
+                fallen.named.push(format!("{} ({state})", facts.name));
+            }
+            None => {}
+        }
+    }
+    fallen
+}
+
+/// Returns the proven nodes of all running rollouts that are not Ready, where there are at least two of a rollout, and of its nodes without the version
+/// a smaller share is not Ready.
+pub(crate) fn suspects(view: &ClusterView) -> BTreeSet<&str> {
+    let down: Vec<&NodeView> = view.nodes.values().filter(|node| !node.facts.ready).collect();
+    let mut suspects = BTreeSet::new();
+    let rollouts = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
+    for rollout in rollouts.filter(|rollout| rollout.ended.is_none()) {
+        let fallen: Vec<&NodeView> = down.iter().copied().filter(|node| is_proven(node, rollout)).collect();
+        if fallen.len() < 2 {
+            continue;
+        }
+        let proven = view.nodes.values().filter(|node| is_proven(node, rollout)).count();
+        let is_other = |node: &&NodeView| {
+            is_member(node, rollout) && !ledger::runs(node, rollout) && !node.disrupted() && !comes_or_goes(node)
+        };
+        let (mut others, mut ill) = (0, 0);
+        for node in view.nodes.values().filter(is_other) {
+            others += 1;
+            ill += usize::from(!node.facts.ready);
+        }
+        if fallen.len() * others > ill * proven {
+            suspects.extend(fallen.iter().map(|node| node.facts.name.as_str()));
+        }
+    }
+    suspects
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{NodeProof, Record};
+
+    use super::*;
+    use crate::fixtures::*;
+    use crate::view::OperatorFacts;
+
+    /// A rollout with so many nodes that have proven it, and so many without it, of which the first few are not Ready.
+    fn cluster_of((proven, fallen): (usize, usize), (others, ill): (usize, usize)) -> (ClusterView, ActiveRollout) {
+        let rollout = ActiveRollout::new(NEW, "aws-k8s-1.37".into(), "x86_64".into(), t(0));
+        let mut operator = OperatorFacts::default();
+        operator.status.active_rollouts = vec![rollout.clone()];
+        let mut view = ClusterView { operator: Some(operator), ..ClusterView::default() };
+        let all = (0..proven).map(|n| (format!("new-{n}"), true, n < fallen));
+        for (name, is_new, is_down) in all.chain((0..others).map(|n| (format!("old-{n}"), false, n < ill))) {
+            let mut node = node(&name);
+            let version = if is_new { NEW } else { OLD };
+            node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
+            if is_down {
+                (node.facts.ready, node.facts.not_ready_since) = (false, Some(t(100)));
+            }
+            let status = &mut node.shadow.as_mut().unwrap().status;
+            (status.agent.variant, status.agent.arch) = (Some("aws-k8s-1.37".into()), Some("x86_64".into()));
+            let proof =
+                NodeProof { version: NEW, rollout: 0, attempt: 1, proof: Proof::Proven, reason: "Updated".into() };
+            status.controller.record = Some(Record { proof: is_new.then_some(proof), ..Record::default() });
+            view.nodes.insert(name, node);
+        }
+        (view, rollout)
+    }
+
+    #[test]
+    fn proven_nodes_that_are_down_count_without_an_end_where_fewer_of_the_others_are() {
+        for (sentence, new, old, expected) in [
+            ("all are well", (10, 0), (10, 0), 0),
+            ("one alone", (10, 1), (10, 0), 0),
+            ("two, and none of the others", (10, 2), (10, 0), 2),
+            ("as large a share of the others", (10, 2), (5, 1), 0),
+            ("a larger one", (10, 2), (5, 2), 0),
+            ("a smaller one", (10, 3), (5, 1), 3),
+            ("there are no others", (10, 3), (0, 0), 0),
+        ] {
+            let (view, _) = cluster_of(new, old);
+            assert_eq!(suspects(&view).len(), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn proven_node_has_fallen_once_it_is_not_well_for_a_minute() {
+        let (mut view, rollout) = cluster_of((2, 1), (1, 1));
+        assert_eq!(of(&view, &rollout, t(159)), Fallen { named: vec![], wake: Some(t(160)) });
+        assert_eq!(of(&view, &rollout, t(160)), Fallen { named: vec!["new-0 (not Ready)".into()], wake: None });
+        view.nodes.get_mut("new-0").unwrap().facts.hold = Some(crate::hold::Hold::default());
+        assert_eq!(of(&view, &rollout, t(160)), Fallen::default(), "its user has to do with it");
+    }
+}
