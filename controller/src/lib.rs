@@ -26,7 +26,6 @@ pub mod fuzzing;
 pub mod history;
 pub mod http;
 pub mod leader;
-pub mod managed_fields;
 pub mod metrics;
 pub mod migrate;
 pub mod notices;

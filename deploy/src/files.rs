@@ -31,13 +31,10 @@ pub fn all() -> anyhow::Result<Vec<(String, String)>> {
         ("docs/openapi.yaml", web_api()?),
         ("deploy/monitoring/podmonitor.yaml", documents(about, MONITORING, &[monitoring::pod_monitor()])?),
         ("deploy/monitoring/prometheusrule.yaml", documents(rules, MONITORING, &[monitoring::prometheus_rule()?])?),
-        ("deploy/monitoring/dashboards.yaml", documents(dashboards, MONITORING, &[monitoring::dashboard_map()?])?),
+        ("deploy/monitoring/dashboards.yaml", documents(dashboards, MONITORING, &[monitoring::dashboard_map()])?),
     ]
     .map(|(name, content)| (name.to_owned(), content))
     .into();
-    for (name, dashboard) in monitoring::dashboards() {
-        files.push((format!("deploy/monitoring/dashboards/{name}.json"), monitoring::text(&dashboard)?));
-    }
     files.extend(chart::files()?);
     Ok(files)
 }

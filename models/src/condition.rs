@@ -25,6 +25,7 @@ impl From<bool> for ConditionStatus {
 }
 
 /// One condition of a resource: Kubernetes' `metav1.Condition`.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -46,7 +47,6 @@ pub struct Condition {
     #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub last_transition_time: Timestamp,
     /// Generation of the resource that the condition refers to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
 

@@ -38,6 +38,7 @@ pub const MOST_ROWS: usize = 512;
 pub const FROZEN: &str = crate::operator::FROZEN;
 
 /// Record of one rollout, or a page of it.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, CustomResource, JsonSchema)]
 #[kube(
     group = "brupop.bottlerocket.aws",
@@ -73,10 +74,8 @@ pub struct BottlerocketRolloutHistorySpec {
     #[schemars(length(min = 1, max = 63))]
     pub record: String,
     /// The rollout when it began; absent in a page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RecordedRollout>,
     /// Results of nodes; absent in a record.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<HistoryPage>,
 }
 
@@ -107,6 +106,7 @@ pub struct VersionCount {
 }
 
 /// A rollout as it was when it began.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RecordedRollout {
@@ -137,7 +137,6 @@ pub struct RecordedRollout {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drill: bool,
     /// Number of the rollout that it continues: nodes came after that one was completed, or it was too long for one record.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<i64>,
     /// Canary steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -235,6 +234,7 @@ impl EntryKind {
 }
 
 /// An event in the course of a rollout.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HistoryEntry {
@@ -246,10 +246,8 @@ pub struct HistoryEntry {
     #[schemars(with = "StatusWord")]
     pub kind: EntryKind,
     /// Number of the canary step, from 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<i64>,
     /// Field manager that wrote the request, such as `kubectl-edit`. It is the name of a client, not of a person.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub field_manager: Option<String>,
     /// Explanation for users.
@@ -274,6 +272,7 @@ pub struct PageSummary {
 }
 
 /// Course of a rollout. Pages have none.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BottlerocketRolloutHistoryStatus {
@@ -282,11 +281,9 @@ pub struct BottlerocketRolloutHistoryStatus {
     #[schemars(with = "StatusWord")]
     pub phase: RolloutPhase,
     /// Time at which it ended; absent while it runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub ended: Option<Timestamp>,
     /// First estimate of its completion; absent if it ended before there was one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_estimate: Option<CompletionEstimate>,
     /// Number of attempts on all pages.
     #[serde(default)]
@@ -308,7 +305,6 @@ pub struct BottlerocketRolloutHistoryStatus {
     pub conditions: Vec<Condition>,
     /// Signature of an ended record by the operator's history key: a JWS in compact form whose claims are
     /// [`RecordClaims`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub signature: Option<String>,
 }

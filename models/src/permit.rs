@@ -30,6 +30,7 @@ pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(240);
 pub const CALL_LIMIT: Duration = Duration::from_secs(20);
 
 /// Claims of a permit. All of them are signed.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PermitClaims {
@@ -44,7 +45,6 @@ pub struct PermitClaims {
     /// The agent's nonce that is answered.
     pub nonce: String,
     /// Host settings of the desired state.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPolicy>,
 }
 
@@ -56,6 +56,7 @@ pub const REHEARSAL_AUDIENCE: &str = "brupop-rehearsal";
 ///
 /// It names its purpose and has no field `version`, so that no agent, of whatever version, can read it as a permit for a
 /// reboot; and a permit for a reboot does not name this purpose.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RehearsalClaims {
@@ -72,7 +73,6 @@ pub struct RehearsalClaims {
     /// The agent's nonce that is answered.
     pub nonce: String,
     /// Host settings of the desired state.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPolicy>,
 }
 
@@ -89,6 +89,7 @@ impl RehearsalClaims {
 pub const SETTINGS_AUDIENCE: &str = "brupop-host-settings";
 
 /// Claims of a statement of settings. All of them are signed.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SettingsClaims {
@@ -98,10 +99,8 @@ pub struct SettingsClaims {
     /// The Node's uid.
     pub node_uid: String,
     /// Version to lock the host to, as in the desired state.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version_lock: Option<String>,
     /// True if the host is to ignore waves, as in the desired state.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
 }
 

@@ -65,28 +65,24 @@ pub const HEALTHY: &str = "Healthy";
 
 /// Desired settings of the host. A permit signs them; a change of settings is signed by itself too
 /// ([`crate::permit::SettingsClaims`]), since a setting is changed long before any permit.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HostPolicy {
     /// Exact version for the host's setting `version-lock`; absent: the setting is left alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub version_lock: Option<String>,
     /// If true, the host does not wait for its wave of a release; absent or false: the setting is left alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
     /// Interval at which an idle host checks for updates.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refresh_interval: Option<Duration>,
     /// Boot in which an image that another client armed may be disarmed, as a user's `retry` requests; absent: it is left
     /// alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub disarm_in_boot: Option<String>,
     /// Controller's signature over `versionLock` and `ignoreWaves` for this node, a JWS in compact form: without it no
     /// setting is changed. Absent where neither is requested.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub signature: Option<String>,
 }
@@ -117,6 +113,7 @@ pub struct Permit {
 }
 
 /// Desired state of one host.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(CustomResource, JsonSchema))]
 #[cfg_attr(
@@ -198,21 +195,17 @@ pub struct BottlerocketShadowSpec {
     #[serde(default)]
     pub state: HostState,
     /// Target version; absent when idle.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub version: Option<Version>,
     /// Number of the attempt. It rises with each new one and never falls.
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
     /// Boot that the desired state is for: the host is armed and rebooted only in that boot.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_id: Option<String>,
     /// Desired settings of the host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPolicy>,
     /// Permit for the agent's nonce: of the reboot, or, under `RehearsedUpdate`, a rehearsal permit, by which no host reboots.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<Permit>,
 }
 

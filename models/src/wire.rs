@@ -103,6 +103,7 @@ impl FromStr for AgentProcess {
 }
 
 /// An error of the web API (RFC 9457). `detail` is for a user; nothing in it helps an attacker.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub struct Problem {
@@ -114,6 +115,5 @@ pub struct Problem {
     /// The HTTP status.
     pub status: u16,
     /// Next step for the client.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
 }

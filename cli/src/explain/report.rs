@@ -17,29 +17,23 @@ use crate::cluster::Cluster;
 use crate::status::{LastResult, next_action, not_known};
 
 /// The state of one node, and why it is as it is.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Explanation {
     pub(crate) time: Timestamp,
     pub(crate) node: NodeState,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Option<Host>,
     /// The time for which it has run an earlier version than it could; absent if it has not.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) behind: Option<Behind>,
     /// The fields of the Node that the operator owns.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) claim: Option<Claim>,
     /// Time at which the node got its place in `maxUnavailable`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) slot_since: Option<Timestamp>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) attempt: Option<Attempt>,
     /// The result of the last attempt.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last: Option<LastResult>,
     /// The advice about that result; absent if there is nothing to do.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) advice: Option<String>,
     /// Number of failed attempts since the last successful one.
     pub(crate) failures: i64,
@@ -47,10 +41,8 @@ pub(crate) struct Explanation {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) misplaced_requests: Vec<String>,
     /// The reason why it waits; absent if it is up to date. `NotKnown` if its Node was not read and none is recorded.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waits: Option<Waits>,
     /// The reason that the controller has recorded, where it is another one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) recorded: Option<Waits>,
     /// The checks of the planner, in its order.
     pub(crate) checks: Vec<CheckReport>,
@@ -63,74 +55,57 @@ pub(crate) struct Explanation {
 }
 
 /// The facts about the Node.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeState {
     pub(crate) name: String,
     /// True if it has the label that selects it for updates.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) labelled: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ready: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cordoned: Option<bool>,
     /// The condition of a shortage, such as `DiskPressure`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pressure: Option<String>,
     /// The node group that it belongs to.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) zone: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) priority: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) os_image: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) boot_id: Option<String>,
 }
 
 /// The facts about the host, as its agent reports it.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Host {
     /// The running version.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) version: Option<Version>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) variant: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) arch: Option<String>,
     /// The state that it has reached.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<HostState>,
     /// True if the agent has reported in the node's present boot, and about the present desired state.
     pub(crate) reported: bool,
     /// The version that the host would take.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) chosen_version: Option<Version>,
     pub(crate) available_versions: Vec<Version>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last_refresh: Option<Timestamp>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refresh_failure: Option<String>,
     /// True if policy makes the host skip its place in the waves of a release.
     pub(crate) ignores_waves: bool,
     /// The version lock that policy sets on the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) version_lock: Option<String>,
     /// The version lock of another client that conflicts with it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) conflicting_lock: Option<String>,
     /// The version that is armed, or about to be.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) armed: Option<Armed>,
     /// The reason why the agent does not reach the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) not_reached: Option<String>,
 }
 
 /// A node that runs an earlier version than policy lets it take.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Behind {
     /// Time at which the first version that it lacks was first seen.
@@ -138,7 +113,6 @@ pub(crate) struct Behind {
     /// The newest version that it lacks.
     pub(crate) newest: Version,
     /// Time from which on it is behind for longer than policy's target; absent without one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) late: Option<Timestamp>,
 }
 
@@ -150,25 +124,24 @@ pub(crate) struct Armed {
 }
 
 /// The fields of a Node that the operator owns.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Claim {
     pub(crate) fields: Vec<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) since: Option<Timestamp>,
 }
 
 /// The attempt under way.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Attempt {
     pub(crate) number: i64,
     /// The drill that it is; absent in an update.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) drill: Option<Drill>,
     /// True if it verifies again a node that has not proven its version.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) verification: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<Version>,
     pub(crate) version: Version,
     pub(crate) started: Timestamp,
@@ -176,12 +149,10 @@ pub(crate) struct Attempt {
     /// Time at which the step began.
     pub(crate) since: Timestamp,
     /// Time at which the step is given up.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deadline: Option<Timestamp>,
     /// True if the host may act on a reboot permit.
     pub(crate) permitted: bool,
     /// Number of pods to evict.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pods: Option<usize>,
     /// The pods that do not leave.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -189,30 +160,30 @@ pub(crate) struct Attempt {
 }
 
 /// A pod that does not leave.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Blocker {
     pub(crate) pod: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) budget: Option<String>,
     pub(crate) message: String,
     pub(crate) since: Timestamp,
 }
 
 /// A reason why a node waits.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Waits {
     pub(crate) reason: String,
     pub(crate) message: String,
     /// The party whose next step the node needs.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waits_for: Option<String>,
     /// Event that ends the wait.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ends_with: Option<String>,
 }
 
 /// One check.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CheckReport {
     pub(crate) name: &'static str,
@@ -220,17 +191,15 @@ pub(crate) struct CheckReport {
     pub(crate) holds: &'static str,
     /// `Passed`, `UpToDate`, `Waits`, `NotReached`, or `NotKnown` if only the controller knows.
     pub(crate) result: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
 }
 
 /// A change to come.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Next {
     /// The time, where that is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) at: Option<Timestamp>,
     pub(crate) what: String,
 }

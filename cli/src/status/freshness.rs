@@ -11,19 +11,17 @@ use crate::clock::{moment, span};
 use crate::page::Style;
 
 /// The age of what the nodes run.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Freshness {
     /// Number of nodes under the operator.
     total: usize,
     /// Number of them within the target; absent without one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     within_target: Option<usize>,
     /// Their share, in percent.
-    #[serde(skip_serializing_if = "Option::is_none")]
     percent: Option<usize>,
     /// Maximum time for which a node may be behind.
-    #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<models::duration::Duration>,
     /// The nodes that are behind, the longest ones first.
     behind: Vec<Behind>,

@@ -13,39 +13,32 @@ use super::freshness::Freshness;
 pub(crate) const IDLE: &str = "Idle";
 
 /// The state of the fleet.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
     pub(crate) time: Timestamp,
     pub(crate) namespace: String,
     /// The switch: `spec.enabled` of the policy; absent if there is no policy.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) enabled: Option<bool>,
     pub(crate) policy: PolicyReport,
     /// The reason why nothing is done at all, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) paused: Option<String>,
     /// The windows of all nodes, then those of the node groups with windows of their own.
     pub(crate) windows: Vec<Window>,
     pub(crate) rollouts: Vec<Rollout>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
     /// The age of what the nodes run; absent if no node is behind and policy has no target.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) freshness: Option<Freshness>,
     /// The reasons for which nodes wait, the most frequent first.
     pub(crate) waiting: Vec<Waiting>,
     /// The canary step that waits for approval.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) approval: Option<Request>,
     /// The failures that have stopped the rollout.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) frozen: Option<Request>,
     /// The failures for which nodes of their variant and architecture alone are held.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) held: Option<Request>,
     /// The updates without a proof that have braked a rollout.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) braked: Option<Request>,
     /// Other problems of the operator as a whole.
     pub(crate) problems: Vec<Problem>,
@@ -58,12 +51,12 @@ pub(crate) struct Report {
 }
 
 /// The policy in force.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PolicyReport {
     /// `InForce`, `Rejected` (an earlier one is in force), `Unusable` (there is no earlier one) or `Missing`.
     pub(crate) state: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<i64>,
     /// True if the controller has seen this generation.
     pub(crate) observed: bool,
@@ -81,24 +74,23 @@ pub(crate) struct FieldError {
 }
 
 /// The windows in which nodes may be taken out of service.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Window {
     /// The node group; absent for nodes in none.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
     pub(crate) open: bool,
     /// True if a blackout is the reason why it is closed.
     pub(crate) blackout: bool,
     /// The end of the open window; absent if it does not end.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) closes: Option<Timestamp>,
     /// The next opening; absent if there is none in sight.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) opens: Option<Timestamp>,
 }
 
 /// A rollout under way.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Rollout {
@@ -106,7 +98,6 @@ pub(crate) struct Rollout {
     pub(crate) variant: String,
     pub(crate) arch: String,
     /// The number in the history; absent before it has one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) number: Option<i64>,
     pub(crate) started: Timestamp,
     /// Number of nodes of this variant and architecture.
@@ -114,31 +105,26 @@ pub(crate) struct Rollout {
     /// Number of them that were updated in this rollout.
     pub(crate) updated: usize,
     /// The canary step due, from 1; absent after the last one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) step: Option<usize>,
     /// Number of canary steps.
     pub(crate) steps: usize,
     /// Number of nodes that have to be updated in the step due, those of earlier steps included.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) step_nodes: Option<usize>,
     /// The reason why no more nodes start, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waits: Option<String>,
     /// Time until which it does not wait for windows and for the soaks of canary steps; absent if it is not urgent.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) urgent_until: Option<Timestamp>,
     /// The controller's estimate.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) estimated_completion: Option<CompletionEstimate>,
 }
 
 /// Nodes that wait for the same reason.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Waiting {
     pub(crate) reason: String,
     /// The party whose next step they need.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waits_for: Option<String>,
     pub(crate) nodes: Vec<String>,
 }
@@ -161,6 +147,7 @@ pub(crate) struct Problem {
 }
 
 /// A node whose agent does not report.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SilentAgent {
@@ -168,20 +155,18 @@ pub(crate) struct SilentAgent {
     /// `NoAgentPod`, `AgentNotReady`, `NoReport` or `HostNotReached`.
     pub(crate) reason: &'static str,
     pub(crate) message: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) since: Option<Timestamp>,
 }
 
 /// A node.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeReport {
     pub(crate) name: String,
     /// The running version.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) version: Option<Version>,
     /// The version of the attempt under way.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) target: Option<Version>,
     /// The step of the attempt under way, or `Idle`.
     pub(crate) step: &'static str,
@@ -193,21 +178,17 @@ pub(crate) struct NodeReport {
     pub(crate) verification: bool,
     /// The reason why it waits, as one fixed word; absent if it is up to date. `NotKnown` if its Node was not read and none is
     /// recorded.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
     /// True if failures of others, or updates without a proof, hold it, and no node is to be tried by itself.
     #[serde(skip)]
     pub(crate) held_by_failures: bool,
     /// The time at which the step under way is given up.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deadline: Option<Timestamp>,
     /// The time that the text names: the one at which the reason of the step under way may end, or else `deadline`.
     #[serde(skip)]
     pub(crate) ends: Option<Timestamp>,
     /// The result of its last attempt.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last: Option<LastResult>,
 }
 

@@ -8,15 +8,13 @@
 //! erases the old status: from then until the end an annotation keeps it.
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use models::earlier::{EarlierShadow, MOST_FAILURES};
 use models::names::{CONTROLLER_MANAGER, GROUP, MIGRATED_FROM_ANNOTATION};
 use models::plain::cut;
 use models::shadow::{BottlerocketShadow, Record};
 use planner::policy::Policy;
 use serde_json::{Map, Value, json};
-
-use crate::managed_fields::{Upgrade, UpgradeError, applied_entry, has_applied};
 
 /// Version in which a migrated shadow is written.
 pub const VERSION: &str = "v3";
@@ -44,12 +42,8 @@ pub enum Next {
 
 /// The reason why an object cannot be migrated.
 #[derive(Debug, thiserror::Error)]
-pub enum RewriteError {
-    #[error("it cannot be read: {0}")]
-    Unreadable(#[from] serde_json::Error),
-    #[error(transparent)]
-    Ownership(#[from] UpgradeError),
-}
+#[error("it cannot be read: {0}")]
+pub struct RewriteError(#[from] serde_json::Error);
 
 /// Returns true for an object that is not migrated, or not completely. It is read at [`VERSION`]: only there an attempt
 /// is shown.
@@ -74,7 +68,7 @@ pub fn next(object: &Value, policy: &Policy, now: Timestamp) -> Result<Next, Rew
         return Ok(Next::Reset);
     }
     let Some(kept) = kept_in(object) else { return Ok(Next::Nothing) };
-    if let Some(patch) = own(object, now)? {
+    if let Some(patch) = own(object, now) {
         return Ok(Next::Own(patch));
     }
     // An annotation that a user has changed keeps nothing.
@@ -136,31 +130,56 @@ fn content(earlier: &Value) -> Value {
 
 /// Returns the JSON patch after which the controller has applied the desired state, so that its next apply can remove
 /// fields of it.
-fn own(object: &Value, now: Timestamp) -> Result<Option<Value>, RewriteError> {
-    let entries = match &object["metadata"]["managedFields"] {
-        Value::Null => Vec::new(),
-        entries => serde_json::from_value::<Vec<ManagedFieldsEntry>>(entries.clone())?,
-    };
-    let upgrade = Upgrade {
-        from: &[BEFORE_FIRST_APPLY, CONTROLLER_MANAGER],
-        to: CONTROLLER_MANAGER,
-        subresource: None,
-        paths: &[&["f:spec"]],
-    };
-    let upgraded = upgrade.apply(&entries)?;
-    let changed = upgraded.is_some();
-    let mut all = upgraded.unwrap_or(entries);
-    if !has_applied(&all, CONTROLLER_MANAGER) {
-        let fields = json!({"f:spec": {"f:attempt": {}, "f:state": {}}});
-        all.insert(0, applied_entry(CONTROLLER_MANAGER, &format!("{GROUP}/{VERSION}"), fields, now));
-    } else if !changed {
-        return Ok(None);
-    }
+fn own(object: &Value, now: Timestamp) -> Option<Value> {
+    let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let all = owned(entries.clone(), now);
     // A patch of an outdated object is a conflict by its version; a `test` operation would make it an invalid request.
-    Ok(Some(json!([
-        {"op": "replace", "path": "/metadata/resourceVersion", "value": object["metadata"]["resourceVersion"]},
-        {"op": "add", "path": "/metadata/managedFields", "value": all},
-    ])))
+    (all != entries).then(|| {
+        json!([
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": object["metadata"]["resourceVersion"]},
+            {"op": "add", "path": "/metadata/managedFields", "value": all},
+        ])
+    })
+}
+
+/// Moves ownership of the desired state from writes by Update to the controller's Apply entry, as client-go's `csaupgrade` does.
+/// Metadata never moves: an owner reference that the next apply does not name would be removed by it.
+fn owned(mut entries: Vec<Value>, now: Timestamp) -> Vec<Value> {
+    let is = |entry: &Value, manager: &str, operation: &str| {
+        entry["manager"] == manager
+            && entry["operation"] == operation
+            && entry["subresource"].as_str().is_none_or(str::is_empty)
+    };
+    let mut spec = json!({"f:attempt": {}, "f:state": {}});
+    entries.retain_mut(|entry| {
+        if ![BEFORE_FIRST_APPLY, CONTROLLER_MANAGER].iter().any(|manager| is(entry, manager, "Update")) {
+            return true;
+        }
+        let Some(fields) = entry.get_mut("fieldsV1").and_then(Value::as_object_mut) else { return true };
+        merge(&mut spec, fields.remove("f:spec").unwrap_or_default());
+        !fields.is_empty()
+    });
+    let applied = entries.iter().position(|entry| is(entry, CONTROLLER_MANAGER, "Apply")).unwrap_or_else(|| {
+        // As the API server sorts them: applies come first.
+        entries.insert(
+            0,
+            json!({
+                "manager": CONTROLLER_MANAGER, "operation": "Apply", "apiVersion": format!("{GROUP}/{VERSION}"),
+                "time": Time(now), "fieldsType": "FieldsV1", "fieldsV1": {},
+            }),
+        );
+        0
+    });
+    merge(&mut entries[applied]["fieldsV1"], json!({"f:spec": spec}));
+    entries
+}
+
+/// Adds the members of a set of fields to another one.
+fn merge(into: &mut Value, other: Value) {
+    let (Value::Object(into), Value::Object(other)) = (into, other) else { return };
+    for (element, below) in other {
+        merge(into.entry(element).or_insert_with(|| json!({})), below);
+    }
 }
 
 /// Returns the apply of the controller status with the failures that are carried over; `None` if they are there already.

@@ -85,8 +85,8 @@ pub(crate) fn files() -> anyhow::Result<Vec<(String, String)>> {
     .map(|(name, content)| (name.to_owned(), content))
     .into();
     // Not templates: Helm would evaluate the braces of their own.
-    for (name, dashboard) in monitoring::dashboards() {
-        files.push((format!("deploy/chart/files/dashboards/{name}.json"), monitoring::text(&dashboard)?));
+    for (name, dashboard) in monitoring::DASHBOARDS {
+        files.push((format!("deploy/chart/files/dashboards/{name}.json"), dashboard.to_owned()));
     }
     Ok(files)
 }

@@ -11,7 +11,7 @@ use crate::object::namespaced;
 use crate::options::Component;
 use crate::pod;
 
-pub use dashboards::{dashboards, expressions};
+pub use dashboards::{DASHBOARDS, expressions};
 
 /// Alerts, as a file of rules for any Prometheus.
 pub const ALERTS: &str = include_str!("../../monitoring/alerts.yaml");
@@ -63,25 +63,14 @@ pub fn prometheus_rule() -> anyhow::Result<Value> {
 }
 
 /// The dashboards as a ConfigMap, by their file names.
-///
-/// # Errors
-/// If one cannot be written as JSON.
-pub fn dashboard_map() -> anyhow::Result<Value> {
+pub fn dashboard_map() -> Value {
     let mut map =
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": namespaced(SYSTEM_NAMESPACE, "brupop-dashboards")});
     map["metadata"]["labels"][DASHBOARD_LABEL] = "1".into();
-    for (name, dashboard) in dashboards() {
-        map["data"][format!("brupop-{name}.json")] = text(&dashboard)?.into();
+    for (name, dashboard) in DASHBOARDS {
+        map["data"][format!("brupop-{name}.json")] = dashboard.into();
     }
-    Ok(map)
-}
-
-/// A dashboard as its file has it.
-///
-/// # Errors
-/// If it cannot be written as JSON.
-pub fn text(dashboard: &Value) -> anyhow::Result<String> {
-    Ok(serde_json::to_string_pretty(dashboard)? + "\n")
+    map
 }
 
 #[cfg(test)]
@@ -159,7 +148,7 @@ mod tests {
         let known: BTreeSet<String> =
             names.map(|name| name.trim_start_matches("brupop_apiserver_").to_owned()).collect();
         let queries = alerts().iter().map(|alert| text_of(alert, "/expr").to_owned()).collect::<Vec<_>>();
-        let panels = dashboards().into_iter().flat_map(|(_, dashboard)| expressions(&dashboard));
+        let panels = DASHBOARDS.into_iter().flat_map(|(_, dashboard)| expressions(dashboard).unwrap());
         let mut found = 0;
         for query in queries.into_iter().chain(panels) {
             for prefix in ["brupop_controller_", "brupop_apiserver_"] {

@@ -86,7 +86,7 @@ fn rows() -> anyhow::Result<Vec<(Value, Vec<Change>)>> {
     let kube_system = json!({"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}});
     let dns = json!([{"namespaceSelector": kube_system, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}]);
     let of = |object: &'static str, place: &'static str, is: Value| (object, place, is);
-    let (rules, dashboards) = (prometheus_rule()?, dashboard_map()?);
+    let (rules, dashboards) = (prometheus_rule()?, dashboard_map());
     Ok(vec![
         (
             json!({"image": {"registry": "registry.example/brupop/", "tag": "v9", "digests": {"agent": digest}}}),

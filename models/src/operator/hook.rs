@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::duration::Duration;
 
 /// A controller that answers the operator's requests on a Node.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Hook {
@@ -13,23 +14,20 @@ pub struct Hook {
     #[schemars(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
     /// Wait for its answer before the node is drained. Default: it is not awaited then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<HookWait>,
     /// Wait for its answer after the node was updated and verified. Default: it is not awaited then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<HookWait>,
 }
 
 /// Wait for the answer of a hook.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HookWait {
     /// Maximum time of the wait. Default 5m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Duration>,
     /// Action if the hook has not answered by then: `Fail` ends the attempt, `Continue` goes on without the answer. A hook
     /// that refuses ends the attempt in any case. Default Fail.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_timeout: Option<OnTimeout>,
 }
 

@@ -21,6 +21,7 @@ pub const LEDGER_NODES: usize = 64;
 pub const PROVIDER_ID_LENGTH: usize = 512;
 
 /// Places of a rollout. It changes only in writes that carry the resourceVersion that was read.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutLedger {
@@ -63,7 +64,6 @@ pub struct RolloutLedger {
     #[serde(default)]
     pub tried: i64,
     /// Time at which the next node may be tried; absent while the rollout is not braked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub braked_until: Option<Timestamp>,
 }
@@ -240,6 +240,7 @@ impl fmt::Display for LedgerNode {
 }
 
 /// Update that a slot is held for: what decides about its place once the Node object is gone.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SlotUpdate {
@@ -258,15 +259,13 @@ pub struct SlotUpdate {
     #[schemars(length(max = 64))]
     pub boot_id: String,
     /// Machine of the node, as its cloud names it (`spec.providerID` of the Node); absent where nothing names it.
-    #[serde(rename = "providerID", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "providerID")]
     #[schemars(length(max = PROVIDER_ID_LENGTH))]
     pub provider_id: Option<String>,
     /// Place that the node had in the rollout before: `Proven`, `Unproven` or `Failed`; absent if it had none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<StatusWord>")]
     pub had: Option<Proof>,
     /// Time from which its reboot may be permitted: recorded before the permit is issued; absent until then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub permitting_since: Option<Timestamp>,
     /// Zone of the node: its slot counts there also while its Node object is gone; absent without one.
@@ -274,7 +273,6 @@ pub struct SlotUpdate {
     #[schemars(length(max = 63))]
     pub zone: String,
     /// Node group of the node, whose budget its slot counts against; absent if it is in none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub group: Option<String>,
     /// True for a node of the control plane: its slot holds the others also once its Node is registered again, since a kubelet cannot set
@@ -283,7 +281,6 @@ pub struct SlotUpdate {
     pub control_plane: bool,
     /// Boot in which the node was last seen Ready while an autoscaler or a user was removing it, after its reboot may have been permitted;
     /// empty where it was not Ready, absent where none was removing it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub removed_in: Option<String>,
 }

@@ -65,6 +65,7 @@ pub const NOTICES_SENT: &str = "NoticesSent";
 pub const BLOCKED: &str = "Blocked";
 
 /// Switch and policy of the Bottlerocket update operator. Without this resource no update starts.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomResource, JsonSchema)]
 #[kube(
     group = "brupop.bottlerocket.aws",
@@ -88,59 +89,43 @@ pub const BLOCKED: &str = "Blocked";
 #[serde(rename_all = "camelCase")]
 pub struct BottlerocketUpdateOperatorSpec {
     /// If false, no update starts. Updates that have started are finished. Default false.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = false))]
     pub enabled: Option<bool>,
     /// Versions that nodes update to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<VersionPolicy>,
     /// Maximum number of nodes that may be out of service because of updates, as a count or a percentage; a node counts
     /// until it has passed the checks after its update. Default 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_unavailable: Option<CountOrPercent>,
     /// Time for which a node that is out of service without the operator (cordoned by a user, or not Ready) counts against
     /// `maxUnavailable`, that of its group, and its zone. Default 1h.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_unavailable_after: Option<Duration>,
     /// Times at which nodes may be taken out of service.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<SchedulePolicy>,
     /// Order and pace at which a version reaches the nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<StrategyPolicy>,
     /// Settings of the drain.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainPolicy>,
     /// Handling of external load balancers. Default: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_balancer: Option<LoadBalancerPolicy>,
     /// Handling of cluster autoscalers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaler: Option<AutoscalerPolicy>,
     /// Handling of the groups of machines that a cloud keeps at a size. Default: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<AutoscalingPolicy>,
     /// Other controllers that are asked before a node is drained, and after it is back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub hooks: Vec<Hook>,
     /// Health checks of nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthPolicy>,
     /// Prometheus server that evaluates the expressions of `health`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prometheus: Option<PrometheusPolicy>,
     /// Time within which nodes have to run a new version.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub freshness: Option<FreshnessPolicy>,
     /// Notices about rollouts to other systems. Default: none are sent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notices: Option<NoticesPolicy>,
     /// Consequences of failures.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<FailurePolicy>,
     /// Maximum times of the other steps.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadlines: Option<Deadlines>,
     /// Groups of nodes with a policy of their own. A node belongs to the first group that matches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -148,19 +133,15 @@ pub struct BottlerocketUpdateOperatorSpec {
     pub node_groups: Vec<NodeGroup>,
     /// If true, nodes that run Bottlerocket are labelled `bottlerocket.aws/updater-interface-version=2.0.0`, which
     /// selects them for updates. A node on which the label has another value is left alone. Default false.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_nodes: Option<bool>,
     /// Migration of the shadows that are stored in another version than the storage version of their definition: `Auto`
     /// migrates them, `Manual` waits for the annotation `brupop.bottlerocket.aws/migrate-storage`. Default Auto.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_migration: Option<StorageMigration>,
     /// Number of earlier revisions of the policy to keep, besides those that the status or the label of a shadow names.
     /// With 0 only these are kept. Default 10.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100), extend("format" = "int32"))]
     pub revision_history_limit: Option<u32>,
     /// Limits of the history of rollouts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout_history: Option<RolloutHistoryPolicy>,
 }
 
@@ -201,6 +182,7 @@ pub struct Counts {
 }
 
 /// A node that is, or is about to be, taken out of service by the operator.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Slot {
@@ -214,7 +196,6 @@ pub struct Slot {
     #[schemars(with = "Moment")]
     pub since: Timestamp,
     /// Update that it is for; absent in a drill.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update: Option<SlotUpdate>,
 }
 
@@ -277,6 +258,7 @@ pub struct BudgetBackOff {
 }
 
 /// Facts about a version for one variant and architecture.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KnownVersion {
@@ -298,11 +280,11 @@ pub struct KnownVersion {
     #[schemars(length(max = MAX_FAILURES), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub failed: Vec<String>,
     /// Quarantine of the version; absent while there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined: Option<Quarantined>,
 }
 
 /// Rollout of a version to the nodes of one variant and architecture.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ActiveRollout {
@@ -323,7 +305,6 @@ pub struct ActiveRollout {
     /// Number of canary steps of the policy that are passed.
     pub steps_passed: i64,
     /// Time at which all places of the step due were proven, or accepted by a user; absent while they are not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub step_done: Option<Timestamp>,
     /// True if the next step has been approved.
@@ -331,26 +312,20 @@ pub struct ActiveRollout {
     pub approved: bool,
     /// Time at which nodes of its variant and architecture went on to another version. If they come back to this one,
     /// that is a new rollout, which passes the canary steps again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub ended: Option<Timestamp>,
     /// Number of the last canary step that a user approved, from 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approved_step: Option<i64>,
     /// Time until which it does not wait for windows and for the soaks of canary steps (`spec.version.urgent`); absent
     /// if it is not urgent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub urgent_until: Option<Timestamp>,
     /// Expected completion. It is made again every 15 minutes and after a request or a change of the policy, and written
     /// where it differs by more than a tenth of the time left; absent while no update is expected to end, and after the end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimated_completion: Option<CompletionEstimate>,
     /// Record of the rollout in the history; absent until its number is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<RolloutRecord>,
     /// Places that its nodes have used up; absent in what an earlier version of the operator wrote.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ledger: Option<RolloutLedger>,
 }
 
@@ -433,60 +408,53 @@ impl UrgencyRecord {
 
 /// Age of what the nodes run. A node is behind while it runs an earlier version than one that is offered to nodes of its
 /// variant and architecture and that policy lets it take.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Freshness {
     /// Number of nodes that are not behind, or not for longer than `spec.freshness.target`; absent without a target.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes_within_target: Option<i64>,
     /// Number of nodes that are behind.
     pub nodes_behind: i64,
     /// Node that has been behind for the longest time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub oldest_node: Option<String>,
     /// Time since which it has been behind: the first version that it lacks was first seen then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub oldest_since: Option<Timestamp>,
 }
 
 /// One-shot requests that were carried out, each with the value of its annotation: of one of more than 64 characters the first 55,
 /// `~` and a hash.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OperatorRequests {
     /// `brupop.bottlerocket.aws/resume`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub resume: Option<String>,
     /// `brupop.bottlerocket.aws/continue-others`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub continue_others: Option<String>,
     /// `brupop.bottlerocket.aws/approve-step`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub approve_step: Option<String>,
     /// `brupop.bottlerocket.aws/rotate-certificates`, once the new authority is made.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub rotate_certificates: Option<String>,
     /// `brupop.bottlerocket.aws/rotate-signing-key`, once the new key is made.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub rotate_signing_key: Option<String>,
     /// `brupop.bottlerocket.aws/migrate-storage`, once all shadows are migrated.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub migrate_storage: Option<String>,
     /// `brupop.bottlerocket.aws/test-notices`, once the notice is recorded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub test_notices: Option<String>,
 }
 
 /// Definition of the shadows under which a storage migration was completed.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CompletedMigration {
@@ -499,7 +467,6 @@ pub struct CompletedMigration {
     #[schemars(length(max = 63))]
     pub storage_version: String,
     /// Hash of the storage version, as the API server lists it; absent if it lists none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub storage_version_hash: Option<String>,
     /// Time at which it was completed.
@@ -509,6 +476,7 @@ pub struct CompletedMigration {
 
 /// A time in which many nodes had fallen ill at once, nodes included that were not being updated: not Ready, or under pressure. It
 /// counts against no version, and deadlines of attempts do not run in it.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UnwellSpan {
@@ -516,7 +484,6 @@ pub struct UnwellSpan {
     #[schemars(with = "Moment")]
     pub since: Timestamp,
     /// Time at which it was over; absent until then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub until: Option<Timestamp>,
     /// Time at which the drain of the updated node began: other nodes are compared since then.
@@ -533,14 +500,13 @@ pub struct UnwellSpan {
 }
 
 /// Observed state of the operator.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BottlerocketUpdateOperatorStatus {
     /// Generation that the rest of the status refers to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Number of nodes by state.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counts: Option<Counts>,
     /// Nodes that are, or are about to be, taken out of service by the operator. Each write of this list carries the
     /// resourceVersion that was read, so two controllers cannot use the same slot.
@@ -568,45 +534,34 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
     pub unwell: Vec<UnwellSpan>,
     /// `spec.version.urgent` as it is in force, or was until it expired; absent without it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub urgent: Option<UrgencyRecord>,
     /// Age of what the nodes run. It names times and no ages, and is written when a node changes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub freshness: Option<Freshness>,
     /// Number of the last rollout that was begun. It never falls.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout_count: Option<i64>,
     /// Name of the revision of the policy that every node has followed. It equals `updateRevision` once all nodes are
     /// up to date.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub current_revision: Option<String>,
     /// Name of the revision of the policy that nodes follow now. It changes with the versions that nodes update to
     /// (`spec.version`: target, exclude, ignoreWaves) and with nothing else.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub update_revision: Option<String>,
     /// Number of times that the name of a new revision of the policy was taken by another object. It is part of the
     /// names of further revisions, and never falls; absent before the first time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1), extend("format" = "int32"))]
     pub collision_count: Option<i32>,
     /// Time at which the next window opens; absent while one is open, and without windows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub next_window: Option<Timestamp>,
     /// One-shot requests that were carried out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<OperatorRequests>,
     /// Notices that are to be sent; absent without receivers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notices: Option<NoticesStatus>,
     /// Last completed migration of stored shadows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_migration: Option<CompletedMigration>,
     /// Last valid `spec`, as JSON, without credentials. It is the policy in force while the one in `spec` is invalid, also for the next
     /// leader.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub policy_in_force: Option<String>,
     /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, `StorageMigrated`, `HistoryRecorded`, `NoticesSent` where there are receivers of

@@ -16,6 +16,7 @@ pub const MOST_NODES: usize = 8;
 pub const CAUSE_LENGTH: usize = 1024;
 
 /// Notices about rollouts, sent by webhook. No update waits for them.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NoticesPolicy {
@@ -24,11 +25,11 @@ pub struct NoticesPolicy {
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub receivers: Vec<NoticeReceiver>,
     /// Time for which a node has the condition `Blocked` before `NodesBlocked` is sent. Default 20m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked_after: Option<Duration>,
 }
 
 /// A receiver of notices. Its address and its token are in the Secret `brupop-notices` in the operator's namespace.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NoticeReceiver {
@@ -43,7 +44,6 @@ pub struct NoticeReceiver {
     #[schemars(length(max = 253), regex(pattern = "^[A-Za-z0-9_-][-._A-Za-z0-9]*$"))]
     pub url_key: String,
     /// Key of the Secret that holds a bearer token to send. Default: none is sent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253), regex(pattern = "^[A-Za-z0-9_-][-._A-Za-z0-9]*$"))]
     pub token_key: Option<String>,
     /// Events that it is notified of. Default: all.
@@ -118,6 +118,7 @@ pub struct NoticesStatus {
 }
 
 /// A message about an event.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Notice {
@@ -141,7 +142,6 @@ pub struct Notice {
     #[schemars(length(max = CAUSE_LENGTH))]
     pub cause: String,
     /// Time at which the state ends by itself; absent where there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub deadline: Option<Timestamp>,
     /// Command of the plugin to run next.

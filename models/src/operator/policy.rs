@@ -10,6 +10,7 @@ use crate::duration::Duration;
 use crate::schema::{Date, DateTime, ExcludedVersions, TimeOfCron, TimeZone, VersionTarget, VersionText};
 
 /// Versions that nodes update to, and the interval at which hosts check for them.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VersionPolicy {
@@ -17,11 +18,9 @@ pub struct VersionPolicy {
     /// `1.20.5`, or a range (the highest version in it that the host offers): `1.20` is any 1.20.x and `1` any 1.x, and
     /// operators bound a range, such as `>=1.20, <1.23`. An exact version or a range may also lead down. Both are put
     /// into the host's own setting `updates.version-lock`. Default latest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<VersionTarget>")]
     pub target: Option<String>,
     /// Minimum time since a version was first offered to several nodes before any node takes it. Default 0s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_age: Option<Duration>,
     /// Versions, or ranges of versions, that no node takes, written as in `target`; with ` on VARIANT/ARCH` after them, that no node of this
     /// variant and architecture takes, such as `1.20.5 on aws-k8s-1.37/x86_64`.
@@ -30,13 +29,10 @@ pub struct VersionPolicy {
     pub exclude: Vec<String>,
     /// If true, hosts do not wait for their wave of a release: the host's own setting `updates.ignore-waves` is set.
     /// Default false: the setting is left alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
     /// Interval at which an idle host checks for updates. Default 1h.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refresh_interval: Option<Duration>,
     /// Version that does not wait for windows and for the soaks of canary steps, until a time. Default: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub urgent: Option<UrgentVersion>,
 }
 
@@ -60,16 +56,17 @@ pub struct UrgentVersion {
 }
 
 /// Time within which nodes have to run a new version.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FreshnessPolicy {
     /// Maximum time since a newer version than the one that a node runs was first offered to nodes of its variant and
     /// architecture, such as `336h`. Nothing but `status.freshness` and metrics depends on it. Default: none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Duration>,
 }
 
 /// A recurring period in which updates may start.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MaintenanceWindow {
@@ -80,12 +77,12 @@ pub struct MaintenanceWindow {
     /// Length of the window, up to 31 days (`744h`), in elapsed hours, also across a change of daylight saving time.
     pub duration: Duration,
     /// Time zone of `cron`, as an IANA name such as `Europe/Berlin`. Default UTC.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<TimeZone>")]
     pub time_zone: Option<String>,
 }
 
 /// Days on which no update starts, also within a window.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-validations" = [{
     "rule": "!has(self.to) || self.to >= self.from", "message": "a blackout ends on the day it begins, or later",
@@ -96,16 +93,15 @@ pub struct Blackout {
     #[schemars(with = "Date")]
     pub from: String,
     /// Last day, inclusive. Default: the first day.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Date>")]
     pub to: Option<String>,
     /// Time zone in which the days begin and end, as an IANA name. Default UTC.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<TimeZone>")]
     pub time_zone: Option<String>,
 }
 
 /// Times at which nodes may be taken out of service.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulePolicy {
@@ -115,7 +111,6 @@ pub struct SchedulePolicy {
     pub windows: Vec<MaintenanceWindow>,
     /// Time before a window closes, or a blackout begins, from which no further node is started; shorter than every
     /// window. Updates that have started are finished, but a blackout ends those without a permit to reboot. Default 0s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_starting_before: Option<Duration>,
     /// Days on which no update starts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -135,6 +130,7 @@ pub enum StepApproval {
 }
 
 /// First nodes of a rollout, after which it pauses.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CanaryStep {
@@ -142,23 +138,22 @@ pub struct CanaryStep {
     /// them, those of earlier steps included: a count, or a percentage of these nodes.
     pub nodes: CountOrPercent,
     /// Time to wait after the last of these nodes is updated. Default 0s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soak: Option<Duration>,
     /// `Manual` if a user has to approve the step before the rollout continues. Default Automatic.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub approval: Option<StepApproval>,
 }
 
 /// Downloads ahead of the update.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PreStagePolicy {
     /// Maximum number of nodes that download at a time. Default 10.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_concurrent: Option<CountOrPercent>,
 }
 
 /// Order and pace at which a version reaches the nodes.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StrategyPolicy {
@@ -168,11 +163,9 @@ pub struct StrategyPolicy {
     pub canary: Vec<CanaryStep>,
     /// Downloads images as soon as they are offered, ahead of the window and of the node's update. Default: images are
     /// downloaded when the node's update starts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pre_stage: Option<PreStagePolicy>,
     /// If true, nodes of only one zone (label `topology.kubernetes.io/zone`) are out of service at a time. Default
     /// false.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub one_zone_at_a_time: Option<bool>,
 }
 
@@ -212,19 +205,17 @@ pub enum AtDeadline {
 }
 
 /// Limits of the history of rollouts. What exceeds one is removed, the oldest first; a running rollout keeps its record.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutHistoryPolicy {
     /// Maximum number of records of ended rollouts. Default 100.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1000), extend("format" = "int32"))]
     pub records: Option<u32>,
     /// Maximum time for which the pages of an ended rollout are kept. Default 4320h (180 days). Its record is kept for
     /// longer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_age: Option<Duration>,
     /// Maximum size of all records and pages together, in MiB. Pages are removed first. Default 48.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024), extend("format" = "int32"))]
     pub max_mebibytes: Option<u32>,
 }
@@ -262,83 +253,73 @@ pub enum CordonedNodes {
 }
 
 /// Settings of the drain.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainPolicy {
     /// Maximum time that a drain may take. Default 30m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Duration>,
     /// Action when `timeout` is over. Default Release.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_deadline: Option<AtDeadline>,
     /// Handling of pods whose PodDisruptionBudget allows no disruption although all its pods are healthy, as of the primary of a
     /// database or of a virtual machine. `Ask` cordons the node and evicts these pods first, and no others before they have left: many
     /// move once they are asked. `Wait` does not begin the drain. Default Ask.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarded_pods: Option<GuardedPods>,
     /// Time, since the last eviction of a guarded pod that was accepted, after which the node is released if others of them stay. Their
     /// PodDisruptionBudgets are not asked for an hour then, up to a day where they stay again and again. Default 10m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guarded_timeout: Option<Duration>,
     /// Handling of pods that autoscalers are not to move: those with the annotation `karpenter.sh/do-not-disrupt: "true"` or
     /// `cluster-autoscaler.kubernetes.io/safe-to-evict: "false"`, such as running Jobs. `Evict` evicts them like others, as `kubectl drain`
     /// does; `Wait` does not begin the drain before they have ended. Default Evict.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub marked_pods: Option<MarkedPods>,
     /// Treatment of pods without a controller, or whose DaemonSet no longer exists: nothing creates them again. Default
     /// Refuse.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bare_pods: Option<PodsAtRisk>,
     /// Treatment of pods with an `emptyDir` volume, whose contents are lost with the pod. Default Evict: the reboot
     /// would delete them too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_dir: Option<PodsAtRisk>,
     /// Treatment of nodes that another user or controller has cordoned before their drain: `Skip` leaves them alone, with the
     /// reason `Cordoned`, until they are uncordoned; `Update` updates them like all others. Default Skip.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cordoned_nodes: Option<CordonedNodes>,
     /// Time after the end of its grace period for which the drain waits for a pod that is being deleted. After that the
     /// drain continues, and the reboot ends the pod. Default: until the deadline of the drain.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_terminating_after: Option<Duration>,
     /// Grace period of evicted pods in place of their own, in whole seconds. Default: each pod's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_period: Option<Duration>,
     /// If true, the drain also waits until the volumes of the evicted pods are detached from the node. At the deadline
     /// of the drain the update continues in any case. Default false.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_for_volumes: Option<bool>,
 }
 
 /// Handling of external load balancers.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerPolicy {
     /// Time before its drain for which a node is excluded from external load balancers, by the label
     /// `node.kubernetes.io/exclude-from-external-load-balancers`. The label is removed when the node returns to
     /// service. Default 30s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leave_before_drain: Option<Duration>,
 }
 
 /// Handling of cluster autoscalers.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AutoscalerPolicy {
     /// If true, a node is protected from scale-down and consolidation from the start of its drain until it returns to
     /// service, by the annotations `cluster-autoscaler.kubernetes.io/scale-down-disabled` and
     /// `karpenter.sh/do-not-disrupt`. Default true.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protect: Option<bool>,
 }
 
 /// Groups of machines that a cloud keeps at a size, by replacing those that it takes for broken.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AutoscalingPolicy {
     /// EC2 Auto Scaling groups. Needs the program `brupop-aws`, which is awaited before the drain and after the update as
     /// the hook `aws-autoscaling`. Default: their groups are left alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aws: Option<AwsAutoscaling>,
 }
 
@@ -376,6 +357,7 @@ pub struct Expression {
 }
 
 /// Prometheus server that evaluates the expressions.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PrometheusPolicy {
@@ -387,25 +369,22 @@ pub struct PrometheusPolicy {
     }]))]
     pub url: String,
     /// Timeout of a query. A query without an answer keeps the node waiting. Default 10s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Duration>,
     /// Interval at which an expression is evaluated while a node waits for it. Default 30s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Duration>,
 }
 
 /// Checks before a node is taken out of service.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BeforeUpdatePolicy {
     /// If true, every pod on the node has to be Ready. Default false: a pod that is broken in any case does not keep
     /// its node from updates.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pods_ready: Option<bool>,
     /// Maximum number of nodes that are not Ready for other reasons than an update; with more than that, no update
     /// starts. Nodes that join and have never been Ready, and those that an
     /// autoscaler removes, do not count. Default: no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_unhealthy_nodes: Option<CountOrPercent>,
     /// Expressions that have to return an empty result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -414,19 +393,17 @@ pub struct BeforeUpdatePolicy {
 }
 
 /// Verification of a node after its update.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AfterUpdatePolicy {
     /// Minimum time for which a node has to be healthy in its verification before its slot is freed. Default 1m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soak: Option<Duration>,
     /// If true, the pods on the node have to be Ready, and not restarting, for the soak. Pods that are ill without the version, too, and
     /// those that were unhealthy on the node before its drain and come back to it, are not counted. Default true.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pods_ready: Option<bool>,
     /// Maximum time of the verification, in which a node has to be healthy for the soak; after that the update has failed.
     /// Default 15m, and never less than twice the soak.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<Duration>,
     /// Expressions that have to return an empty result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -435,14 +412,13 @@ pub struct AfterUpdatePolicy {
 }
 
 /// Health checks of nodes.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthPolicy {
     /// Checks before a node is taken out of service.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<BeforeUpdatePolicy>,
     /// Checks after its update.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<AfterUpdatePolicy>,
 }
 
@@ -451,43 +427,39 @@ pub struct HealthPolicy {
 pub const MAX_FAILURES: u32 = 64;
 
 /// Consequences of failures.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailurePolicy {
     /// Number of nodes that have to fail on a version before it is quarantined and the rollout is frozen, at most 64. Nodes
     /// that were deleted since are counted. Default 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_FAILURES), extend("format" = "int32"))]
     pub max_failures: Option<u32>,
     /// Number of nodes of a rollout whose updates may end one after the other without a proven one between them, whatever the
     /// reasons; or that may run the version without a proof, where they are one in twenty of those that were taken. Then the rollout is braked: no node is taken, but one at a time after pauses of 10 minutes up to 6 hours. Default 3; at
     /// most one less than the nodes of the variant and architecture. One node alone is not braked by default, and 64 switches the brake off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_FAILURES), extend("format" = "int32"))]
     pub max_consecutive_failures: Option<u32>,
     /// Time that a node waits after its first failed attempt; doubled with each further one, up to 24h. Default 10m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_off: Option<Duration>,
 }
 
 /// Maximum times of the steps of an attempt, except the drain.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Deadlines {
     /// Maximum time of the download. Default 30m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<Duration>,
     /// Maximum time from the desired state `RebootedIntoUpdate` until the host is in another boot. Default 30m.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reboot: Option<Duration>,
     /// Maximum time from the new boot until the node is Ready. Default 30m.
-    #[serde(default, rename = "return", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "return")]
     pub returning: Option<Duration>,
     /// Maximum time that a host takes to go down after the agent's call. A node whose update was withdrawn after its
     /// permit is released only when the permit (30 s) and this time are both over and its kubelet still renews its
     /// lease, or when it is in another boot. Default 240s: 90 s for which the host's API server may keep a call,
     /// systemd's 90 s for units that do not stop, and a margin.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shutdown: Option<Duration>,
 }
 
@@ -499,6 +471,7 @@ impl Deadlines {
 }
 
 /// Policy of the nodes of one group, where it differs from that of all nodes.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeGroup {
@@ -511,16 +484,12 @@ pub struct NodeGroup {
     pub selector: NodeSelector,
     /// Maximum number of nodes of the group that may be out of service because of updates, within the limit for all
     /// nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_unavailable: Option<CountOrPercent>,
     /// Times at which nodes of the group may be taken out of service. Windows and `stopStartingBefore` replace those of
     /// all nodes where they are set; blackouts are added to those of all nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<SchedulePolicy>,
     /// Settings of the drain; fields that are not set are as for all nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainPolicy>,
     /// Health checks of the group; `before` and `after` each replace those of all nodes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthPolicy>,
 }

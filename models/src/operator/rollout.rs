@@ -70,6 +70,7 @@ pub struct CompletionEstimate {
 }
 
 /// Place of a rollout in the history.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutRecord {
@@ -80,7 +81,6 @@ pub struct RolloutRecord {
     #[schemars(with = "Moment")]
     pub begun: Timestamp,
     /// Number of the rollout that it continues.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first: Option<i64>,
     /// Revision of the policy under which it began.
     pub revision: RecordedRevision,
@@ -89,11 +89,9 @@ pub struct RolloutRecord {
     #[schemars(with = "StatusWord")]
     pub phase: RolloutPhase,
     /// Time at which it ended; absent while it runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<Moment>")]
     pub ended: Option<Timestamp>,
     /// First estimate of its completion: the one that is held against what happened.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_estimate: Option<CompletionEstimate>,
 }
 

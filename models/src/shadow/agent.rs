@@ -37,12 +37,12 @@ pub enum HostState {
 }
 
 /// Updates that a host offers.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct OfferedUpdates {
     /// Version that the host would take; absent when there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub chosen_version: Option<Version>,
     /// Versions that the host may take now, newest first, with the running and older ones.
@@ -50,11 +50,9 @@ pub struct OfferedUpdates {
     #[cfg_attr(feature = "crd", schemars(with = "Vec<VersionText>", length(max = 64), extend("x-kubernetes-list-type" = "atomic")))]
     pub available_versions: Vec<Version>,
     /// Time of the host's last successful check for updates. Written only together with another change.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub last_refresh: Option<Timestamp>,
     /// Error of the host's last check for updates; absent if it succeeded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub refresh_failure: Option<String>,
 }
@@ -136,41 +134,36 @@ pub struct Failure {
 
 /// Settings of the host before the operator changed them, those that it applied, and a lock that prevents it. Written
 /// before a change, so that it can be undone after a crash.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FoundSettings {
     /// `settings.updates.version-lock` before it was changed; absent where it was not set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub version_lock: Option<String>,
     /// `settings.updates.ignore-waves` before it was changed; absent where it was not set.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
     /// Settings that were applied or are about to be; absent when none has to be put back.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied: Option<AppliedSettings>,
     /// Version lock that another client set and that conflicts with the desired one. It is left alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub conflicting_lock: Option<String>,
 }
 
 /// Settings of the host that the operator applied, or is about to apply.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AppliedSettings {
     /// `settings.updates.version-lock`; absent where it was not applied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub version_lock: Option<String>,
     /// Applied lock that `versionLock` replaces, until the host has been seen to hold the new one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub replaces: Option<String>,
     /// `settings.updates.ignore-waves`; absent where it was not applied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
 }
 
@@ -188,47 +181,37 @@ pub struct AgentStatus {
 }
 
 /// Agent's report about its host. It builds all of it each time, starting from the stored one.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AgentReport {
     /// State reached, `Idle`, `StagedUpdate`, `RebootedIntoUpdate` or `RehearsedUpdate`, computed from the host each time: it
     /// may go backwards.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<StatusWord>"))]
     pub state: Option<HostState>,
     /// Generation of the shadow that this report answers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Running version.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub current_version: Option<Version>,
     /// Running variant, such as `aws-k8s-1.37`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub variant: Option<String>,
     /// Architecture, such as `x86_64`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 32)))]
     pub arch: Option<String>,
     /// ID of the running boot, as the kernel names it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_id: Option<String>,
     /// Updates that the host offers; absent until it has checked in this boot.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updates: Option<OfferedUpdates>,
     /// Image that the agent is about to arm or has armed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub armed: Option<Armed>,
     /// Request for a rehearsal permit; absent outside a drill.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rehearsal: Option<Rehearsal>,
     /// Failure of the last attempt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
     /// Settings of the host before the operator changed them, and those that it applied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<FoundSettings>,
 }

@@ -13,6 +13,7 @@ use crate::moment::Moment;
 pub const MOST_ATTEMPTS: i64 = 1_000_000_000;
 
 /// A pod that does not leave, and why.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -21,7 +22,6 @@ pub struct Blocker {
     #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
     pub pod: String,
     /// Namespace and name of the PodDisruptionBudget that refuses, if one does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
     pub budget: Option<String>,
     /// Answer of the API server.
@@ -32,7 +32,6 @@ pub struct Blocker {
     pub since: Timestamp,
     /// Time from which the API server has denied its eviction, as an admission webhook or a missing right does. Denied for a
     /// minute, it ends the drain.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub denied_since: Option<Timestamp>,
 }

@@ -96,6 +96,7 @@ steps! {
 }
 
 /// Attempt under way: its step and start. Deadlines are counted from `since`, so they survive restarts.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -117,7 +118,6 @@ pub struct Progress {
     #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
     /// Version that ran when the attempt began.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub from: Option<Version>,
     /// Time at which the attempt began.
@@ -130,21 +130,17 @@ pub struct Progress {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub soak_restarted: bool,
     /// Time since which something has kept the node from its soak, which begins again when that is over; absent while nothing does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub interrupted: Option<Timestamp>,
     /// True while the attempt holds a slot and may have claims on the node.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disruptive: bool,
     /// Time at which the verification began. The soak may have been restarted since.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub verifying_since: Option<Timestamp>,
     /// Place of the attempt in the rollout history.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutPlace>,
     /// The drill that the attempt is; absent in an update.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drill: Option<Drill>,
     /// True if the attempt verifies again a node that runs the version without a proof. The node stays in service.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -175,6 +171,7 @@ pub struct ReturnedOwner {
 }
 
 /// A pod that is asked first and alone in a drain.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -183,7 +180,6 @@ pub struct FirstPod {
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub uid: String,
     /// Time at which its eviction was accepted, or it had gone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub accepted: Option<Timestamp>,
     /// True if it is asked first for its grace period alone, which may be longer than the drain: no budget guarded it.
@@ -205,6 +201,7 @@ pub struct RefusingBudget {
 }
 
 /// State of the drain. Written when it changes, not on a timer.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -243,12 +240,12 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarted: bool,
     /// Time from which pods are deleted past their PodDisruptionBudgets, as `drain.atDeadline: Force` requires.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub forced_since: Option<Timestamp>,
 }
 
 /// Result of an attempt.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -257,7 +254,6 @@ pub struct AttemptResult {
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
     /// Version that ran before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub from: Option<Version>,
     /// Version that the attempt was for.
@@ -299,6 +295,7 @@ pub struct NodeProof {
 }
 
 /// A failure that counts against a version until it is resolved by `resume`.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -318,27 +315,24 @@ pub struct VersionFailure {
     #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub time: Timestamp,
     /// Value of the `resume` request that resolved it, or `Updated` if the node has proven the version since; absent while it counts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub resolved_by: Option<String>,
 }
 
 /// One-shot requests that were carried out, each with the value of its annotation: of one of more than 64 characters the first 55,
 /// `~` and a hash. And those that are not understood.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ShadowRequests {
     /// `brupop.bottlerocket.aws/retry`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub retry: Option<String>,
     /// `brupop.bottlerocket.aws/release`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub release: Option<String>,
     /// `brupop.bottlerocket.aws/drill`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub drill: Option<String>,
     /// Annotations on the Node and on the shadow that are meant as requests and are refused, or not understood as they are
@@ -355,6 +349,7 @@ pub struct ShadowRequests {
 pub const MOST_MISUNDERSTOOD: usize = 8;
 
 /// Record of a node's earlier attempts.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -363,18 +358,15 @@ pub struct Record {
     #[serde(default)]
     pub failures: i64,
     /// Result of the last attempt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<AttemptResult>,
     /// Place of the node in the rollout of the last version that it was taken to; absent in what an earlier version of the
     /// operator wrote.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proof: Option<NodeProof>,
     /// PodDisruptionBudgets whose pods stayed in the last attempt although they were asked first and alone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic")))]
     pub refusing_budgets: Vec<RefusingBudget>,
     /// Time before which no attempt starts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub not_before: Option<Timestamp>,
     /// Owners (uid) of pods that were unhealthy before the node was last drained, static pods (uid of the mirror pod), and pods of
@@ -386,20 +378,17 @@ pub struct Record {
     pub unhealthy_before: Vec<String>,
     /// Facts of the node before it was last drained, until it has proven its version; absent in what an earlier version of the operator
     /// wrote.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<NodeBefore>,
     /// True if no pods of workloads were on the node when it was last verified: all that ran there was its own, and DaemonSets'.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub without_workloads: bool,
     /// One-shot requests that were carried out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<ShadowRequests>,
     /// Failures that count against versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
     pub version_failures: Vec<VersionFailure>,
     /// Result of the node's last drill. It counts as no attempt: neither against the version nor against the node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drill: Option<DrillResult>,
 }
 
@@ -407,18 +396,16 @@ pub struct Record {
 pub const MOST_RESULTS: usize = 8;
 
 /// The controller's part of a shadow's status, without its conditions.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ControllerReport {
     /// Attempt under way; absent when the node is idle.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
     /// State of the drain.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
     /// Record of earlier attempts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<Record>,
     /// Results of ended attempts until a page of the rollout history holds them. Those of the last page of a rollout are removed
     /// with the next other change of this status.

@@ -102,6 +102,7 @@ impl Drill {
 }
 
 /// Result of a drill.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -110,11 +111,9 @@ pub struct DrillResult {
     #[serde(flatten)]
     pub drill: Drill,
     /// Number of the attempt; absent if the request was refused before one began.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: Option<i64>,
     /// Version that it was for: the one that runs, or the one that was downloaded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub version: Option<Version>,
     /// `Passed`, `EvictionsRefused`, the reason why the drill ended early, or the reason for which an update would wait.
@@ -127,15 +126,12 @@ pub struct DrillResult {
     #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub started: Timestamp,
     /// Time at which the node was taken out of service; absent if it was not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_started: Option<Timestamp>,
     /// Time at which the drain or its dry run was over; absent if it did not come to that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_ended: Option<Timestamp>,
     /// Time at which the agent had verified its rehearsal permit and the soak began; absent if it did not come to that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub soak_started: Option<Timestamp>,
     /// Time at which it ended.

@@ -27,6 +27,7 @@ pub const RECORDED_BUDGETS: usize = 4;
 pub const RECORDED_RUNNING: usize = 256;
 
 /// Place of an attempt in the rollout history.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -39,11 +40,9 @@ pub struct RolloutPlace {
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_id: String,
     /// Time at which the node was taken out of service; absent while it is not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_started: Option<Timestamp>,
     /// Time at which the drain was over.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_ended: Option<Timestamp>,
 }
@@ -75,6 +74,7 @@ impl PodMove {
 }
 
 /// A pod to evict from the node.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -89,11 +89,9 @@ pub struct DrainedPod {
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub uid: String,
     /// IP address of the pod before the drain.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub ip: Option<String>,
     /// Kind and name of its top owner, such as `Deployment/web`. Its direct owner where that one's owner cannot be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
     pub owner: Option<String>,
     /// Names of the PodDisruptionBudgets that select it, in its namespace.
@@ -106,12 +104,12 @@ pub struct DrainedPod {
     pub services: Vec<String>,
     /// `Evicted`, `Forced` (deleted past its budgets) or `LeftToReboot`; absent while it has not left, and if it had not
     /// when the attempt ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<StatusWord>"))]
     pub moved: Option<PodMove>,
 }
 
 /// Result of an ended attempt, with the pods that it moved.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -124,7 +122,6 @@ pub struct RolloutResult {
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
     /// Version that ran before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub from: Option<Version>,
     /// Version that the attempt was for.
@@ -134,7 +131,6 @@ pub struct RolloutResult {
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub result: String,
     /// The drill that the attempt was; absent in an update.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drill: Option<Drill>,
     /// Explanation for users.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -144,15 +140,12 @@ pub struct RolloutResult {
     #[cfg_attr(feature = "crd", schemars(with = "Moment"))]
     pub started: Timestamp,
     /// Time at which the node was taken out of service; absent if it was not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_started: Option<Timestamp>,
     /// Time at which the drain was over, and the reboot due; absent if it did not come to that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub drain_ended: Option<Timestamp>,
     /// Time at which the verification in the new version began; absent if it did not come to that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<Moment>"))]
     pub soak_started: Option<Timestamp>,
     /// Time at which it ended.

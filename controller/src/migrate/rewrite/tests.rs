@@ -217,15 +217,50 @@ fn controller_that_has_written_meanwhile_keeps_its_status_and_spec() {
 }
 
 #[test]
+fn ownership_of_desired_state_moves_from_update_to_apply() {
+    let entry = |manager: &str, operation: &str, fields: Value| {
+        json!({
+            "manager": manager, "operation": operation, "apiVersion": "brupop.bottlerocket.aws/v3",
+            "time": "2026-05-01T12:00:00Z", "fieldsType": "FieldsV1", "fieldsV1": fields,
+        })
+    };
+    let update = |manager: &str, fields: Value| entry(manager, "Update", json!({"f:spec": fields}));
+    let apply = |fields: Value| entry(CONTROLLER_MANAGER, "Apply", json!({"f:spec": fields}));
+    let always = || json!({"f:attempt": {}, "f:state": {}});
+    let host = || json!({"f:attempt": {}, "f:host": {".": {}, "f:versionLock": {}}, "f:state": {}});
+    let other = || update("kubectl", host());
+    let mut status = update(CONTROLLER_MANAGER, json!({}));
+    status["subresource"] = "status".into();
+    for (sentence, before, after) in [
+        ("no entries", vec![], vec![apply(always())]),
+        ("an entry that has all", vec![apply(host())], vec![apply(host())]),
+        (
+            "the controller's own update",
+            vec![update(CONTROLLER_MANAGER, json!({"f:host": {".": {}, "f:versionLock": {}}}))],
+            vec![apply(host())],
+        ),
+        (
+            "updates of two managers",
+            vec![
+                apply(json!({"f:host": {".": {}}})),
+                update(BEFORE_FIRST_APPLY, json!({"f:attempt": {}, "f:host": {"f:versionLock": {}}})),
+                update(CONTROLLER_MANAGER, json!({"f:state": {}})),
+            ],
+            vec![apply(host())],
+        ),
+        ("other managers keep theirs", vec![other()], vec![apply(always()), other()]),
+        ("so does the status", vec![apply(always()), status.clone()], vec![apply(always()), status]),
+    ] {
+        assert_eq!(owned(before, now()), after, "{sentence}");
+        assert_eq!(owned(after.clone(), now()), after, "{sentence}: again");
+    }
+}
+
+#[test]
 fn object_that_cannot_be_read_is_an_error_and_not_migrated() {
     let (at_v2, mut object) = earlier(&failing(3, "x"));
     write(&mut object, &at_v2, &Next::Reset);
     let decide = |object: &Value| next(object, &Policy::default(), now()).map_err(|error| error.to_string());
-    let mut odd = object.clone();
-    odd["metadata"]["managedFields"] = json!([
-        {"manager": "brupop-controller", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": {"what": {}}},
-    ]);
-    assert!(decide(&odd).unwrap_err().contains("what is no path element"));
     let step = decide(&object).unwrap();
     assert!(matches!(step, Next::Own(_)), "{step:?}");
     write(&mut object, &at_v2, &step);

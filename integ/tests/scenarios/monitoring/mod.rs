@@ -93,9 +93,12 @@ fn alerts_pass_their_unit_tests() -> anyhow::Result<()> {
 struct Dashboards(BTreeSet<String>);
 
 impl Dashboards {
-    fn all() -> Self {
-        let dashboards = deploy::monitoring::dashboards();
-        Self(dashboards.iter().flat_map(|(_, dashboard)| deploy::monitoring::expressions(dashboard)).collect())
+    fn all() -> anyhow::Result<Self> {
+        let mut queries = BTreeSet::new();
+        for (_, dashboard) in deploy::monitoring::DASHBOARDS {
+            queries.extend(deploy::monitoring::expressions(dashboard)?);
+        }
+        Ok(Self(queries))
     }
 
     async fn ask(&mut self, prometheus: &Prometheus) -> anyhow::Result<()> {
@@ -114,7 +117,7 @@ async fn alerts_about_rollouts_fire_and_dashboards_show_data() -> anyhow::Result
     options.policy["freshness"] = json!({"target": "1s"});
     options.policy["strategy"] = json!({"canary": [{"nodes": 1, "approval": "Manual"}]});
     run(options, async |ctx| {
-        let mut dashboards = Dashboards::all();
+        let mut dashboards = Dashboards::all()?;
         ctx.guarded_shop(4).await?;
         ctx.install().await?;
         let prometheus = Prometheus::start(ctx, &[]).await?;
