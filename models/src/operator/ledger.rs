@@ -69,7 +69,7 @@ pub struct RolloutLedger {
 }
 
 /// One in so many nodes of a rollout, which brake it where they run the version without a proof.
-const UNPROVEN_SHARE: usize = 20;
+const UNPROVEN_SHARE: i64 = 20;
 
 /// The first pause of a brake. Each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(10 * 60);
@@ -121,6 +121,13 @@ impl RolloutLedger {
         (self.row, self.tried, self.braked_until) = (Vec::new(), 0, None);
     }
 
+    /// Notes that a node has proven the version: ends of others count from here on only where they run it without a proof.
+    pub fn proven_by(&mut self, node: &str) {
+        self.row.retain(|end| end.node != node && end.is_unproven());
+        self.row.iter_mut().for_each(|end| end.before_proof = true);
+        (self.tried, self.braked_until) = (0, None);
+    }
+
     /// Adds an end without a proof to the row. As many as `limit` brake the rollout from `now` on. `slot_since` is the time of the
     /// node's slot: one that was given after a pause was a trial, and the next pause is longer.
     pub fn add_to_row(
@@ -148,9 +155,8 @@ impl RolloutLedger {
     /// run the version without one; releases it where policy, or the number of its nodes, allows more now.
     pub fn brake(&mut self, limit: usize, now: Timestamp) {
         let since_proof = self.row.iter().filter(|end| !end.before_proof).count();
-        let share = usize::try_from(self.used()).unwrap_or(0).div_ceil(UNPROVEN_SHARE);
-        let many = limit.max(share.min(MAX_FAILURES as usize));
-        if since_proof >= limit || self.row.len() >= many {
+        let is_share = self.open().saturating_mul(UNPROVEN_SHARE) >= self.used();
+        if since_proof >= limit || (self.row.len() >= limit && is_share) {
             self.braked_until.get_or_insert(after(now, FIRST_PAUSE));
         } else {
             (self.tried, self.braked_until) = (0, None);
@@ -166,10 +172,7 @@ impl RolloutLedger {
             *count = count.saturating_add(1);
         }
         if to == Proof::Proven {
-            // Another node's proof says nothing of those that run the version without one.
-            self.row.retain(|end| end.node != node && end.is_unproven());
-            self.row.iter_mut().for_each(|end| end.before_proof = true);
-            (self.tried, self.braked_until) = (0, None);
+            self.proven_by(node);
         }
         // A user accepts the end of one attempt of one node. Beyond the names that are kept, that is taken to be this node.
         let named = self.nodes.iter().position(|named| named.node == node).map(|index| self.nodes.remove(index));

@@ -6,7 +6,7 @@ use models::reason::{End, Proof};
 use models::shadow::AttemptResult;
 use models::time::after;
 
-use super::ledger::{inferred, is_of, may_run_unproven, runs};
+use super::ledger::{forget_gone, inferred, is_of, runs};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
@@ -106,9 +106,7 @@ pub(super) fn count(
     if proof != Proof::Free {
         ledger.move_node(update.had, (&slot.node, proof, &reason));
     }
-    if proof == Proof::Proven {
-        ledger.row.retain(|end| may_run_unproven(view, rollout, end));
-    }
+    forget_gone(view, rollout, ledger);
     if End::of(&reason).is_none_or(|end| end.brakes(proof)) {
         ledger.add_to_row((&slot.node, proof, &reason), slot.since, limit, now);
     }

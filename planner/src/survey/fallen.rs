@@ -1,4 +1,4 @@
-//! Nodes that have proven a version and are not well any more. One of a canary step keeps it from being passed. More of them than of the
+//! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed. More of them than of the
 //! nodes without the version count against the budgets until they are back: the next ones may end like them.
 
 use std::collections::BTreeSet;
@@ -17,45 +17,53 @@ use crate::view::{ClusterView, NodeView};
 /// Time after which it is no mere instant.
 const LASTING: Duration = Duration::from_secs(60);
 
+/// Time after which it is no news about the version.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// The number of nodes that a reason names.
 const NAMED: usize = 3;
 
-/// The proven nodes of a rollout that are not well.
+/// One in so many proven nodes, at least two, show that something is wrong.
+const SHARE: usize = 20;
+
+/// The proven nodes of a rollout that are not Ready.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Fallen {
-    /// The first few, each with its state.
+    /// The first few.
     pub(crate) named: Vec<String>,
-    /// The time at which another one counts, if it is not well until then.
+    /// The time at which another one counts, if it is not Ready until then.
     pub(crate) wake: Option<Timestamp>,
 }
 
-/// Returns whether a node has proven the version of a rollout and runs it, and no user or autoscaler has to do with it.
-fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
-    let is_ours = node.facts.labelled && !node.facts.held() && !node.disrupted() && !comes_or_goes(node);
-    is_ours && ledger::place(node, rollout) == Some(Proof::Proven) && ledger::runs(node, rollout)
+/// Returns whether a node is under the operator and in service, and no user or autoscaler has to do with it.
+fn is_in_service(node: &NodeView) -> bool {
+    node.facts.labelled && !node.facts.held() && !node.disrupted() && !comes_or_goes(node)
 }
 
-/// Returns the proven nodes of a rollout that have not been well for a minute.
+/// Returns whether a node has proven the version of a rollout and runs it.
+fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
+    is_in_service(node) && ledger::place(node, rollout) == Some(Proof::Proven) && ledger::runs(node, rollout)
+}
+
+/// Returns the proven nodes of a rollout that have not been Ready for a minute.
 pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) -> Fallen {
     let mut fallen = Fallen::default();
-    for node in view.nodes.values().filter(|node| !node.facts.is_well() && is_proven(node, rollout)) {
-        let facts = &node.facts;
-        match facts.ill_since().map(|since| after(since, LASTING)).filter(|at| *at > now) {
+    for node in view.nodes.values().filter(|node| !node.facts.ready && is_proven(node, rollout)) {
+        match node.facts.not_ready_since.map(|since| after(since, LASTING)).filter(|at| *at > now) {
             Some(at) => fallen.wake = fallen.wake.into_iter().chain([at]).min(),
-            None if fallen.named.len() < NAMED => {
-                let state = facts.pressure.as_deref().filter(|_| facts.ready).unwrap_or("not Ready");
-                fallen.named.push(format!("{} ({state})", facts.name));
-            }
+            None if fallen.named.len() < NAMED => fallen.named.push(format!("{} (not Ready)", node.facts.name)),
             None => {}
         }
     }
     fallen
 }
 
-/// Returns the proven nodes of all running rollouts that are not Ready, where there are at least two of a rollout, and of its nodes without the version
-/// a smaller share is not Ready.
-pub(crate) fn suspects(view: &ClusterView) -> BTreeSet<&str> {
-    let down: Vec<&NodeView> = view.nodes.values().filter(|node| !node.facts.ready).collect();
+/// Returns the proven nodes of all running rollouts that have become not Ready in the last day, where they are at least two of a rollout and one in
+/// twenty, and of its nodes without the version less than half that share is not Ready.
+pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
+    let fell = |at: Timestamp| after(at, LONGEST) > now;
+    let is_down = |node: &&NodeView| !node.facts.ready && node.facts.not_ready_since.is_some_and(fell);
+    let down: Vec<&NodeView> = view.nodes.values().filter(is_down).collect();
     let mut suspects = BTreeSet::new();
     let rollouts = view.operator.iter().flat_map(|operator| &operator.status.active_rollouts);
     for rollout in rollouts.filter(|rollout| rollout.ended.is_none()) {
@@ -63,16 +71,16 @@ pub(crate) fn suspects(view: &ClusterView) -> BTreeSet<&str> {
         if fallen.len() < 2 {
             continue;
         }
-        let proven = view.nodes.values().filter(|node| is_proven(node, rollout)).count();
-        let is_other = |node: &&NodeView| {
-            is_member(node, rollout) && !ledger::runs(node, rollout) && !node.disrupted() && !comes_or_goes(node)
-        };
-        let (mut others, mut ill) = (0, 0);
-        for node in view.nodes.values().filter(is_other) {
-            others += 1;
-            ill += usize::from(!node.facts.ready);
+        let (mut proven, mut others, mut ill) = (0, 0, 0);
+        for node in view.nodes.values().filter(|node| is_in_service(node)) {
+            if is_proven(node, rollout) {
+                proven += 1;
+            } else if is_member(node, rollout) && !ledger::runs(node, rollout) {
+                others += 1;
+                ill += usize::from(!node.facts.ready);
+            }
         }
-        if fallen.len() * others > ill * proven {
+        if fallen.len() * SHARE >= proven && fallen.len() * others > 2 * ill * proven {
             suspects.extend(fallen.iter().map(|node| node.facts.name.as_str()));
         }
     }
@@ -118,17 +126,24 @@ mod tests {
             ("one alone", (10, 1), (10, 0), 0),
             ("two, and none of the others", (10, 2), (10, 0), 2),
             ("as large a share of the others", (10, 2), (5, 1), 0),
-            ("a larger one", (10, 2), (5, 2), 0),
-            ("a smaller one", (10, 3), (5, 1), 3),
+            ("half of it", (10, 4), (5, 1), 0),
+            ("a smaller one", (10, 5), (5, 1), 5),
+            ("one in twenty", (40, 2), (10, 0), 2),
+            ("fewer", (41, 2), (10, 0), 0),
             ("there are no others", (10, 3), (0, 0), 0),
         ] {
             let (view, _) = cluster_of(new, old);
-            assert_eq!(suspects(&view).len(), expected, "{sentence}");
+            assert_eq!(suspects(&view, t(200)).len(), expected, "{sentence}");
         }
+        let (mut view, _) = cluster_of((10, 2), (1, 0));
+        let day = 24 * 60 * 60;
+        assert_eq!([99 + day, 100 + day].map(|at| suspects(&view, t(at)).len()), [2, 0], "it is no news");
+        view.nodes.get_mut("old-0").unwrap().facts.hold = Some(crate::hold::Hold::default());
+        assert_eq!(suspects(&view, t(200)).len(), 0, "no node is left to be updated");
     }
 
     #[test]
-    fn proven_node_has_fallen_once_it_is_not_well_for_a_minute() {
+    fn proven_node_has_fallen_once_it_is_not_ready_for_a_minute() {
         let (mut view, rollout) = cluster_of((2, 1), (1, 1));
         assert_eq!(of(&view, &rollout, t(159)), Fallen { named: vec![], wake: Some(t(160)) });
         assert_eq!(of(&view, &rollout, t(160)), Fallen { named: vec!["new-0 (not Ready)".into()], wake: None });

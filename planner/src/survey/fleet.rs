@@ -108,7 +108,7 @@ impl<'a> Survey<'a> {
             let locked: Option<Version> = lock.and_then(|text| text.parse().ok());
             Host { policy, known: &offered, agent: &shadow.status.agent, now }.want(locked.as_ref())
         };
-        let suspects = fallen::suspects(view);
+        let suspects = fallen::suspects(view, now);
         let unavailable = |node| unavailable::of(node, &suspects, policy.ignore_unavailable_after, now);
         let nodes = view.nodes.values().enumerate().map(|(index, node)| SurveyedNode {
             node,

@@ -65,6 +65,15 @@ pub(crate) fn may_run(node: &NodeView, rollout: &ActiveRollout) -> bool {
     runs(node, rollout) || node.may_still_reboot()
 }
 
+/// Drops ends from before a proof whose nodes do not run the version any more, or cannot prove it: they are gone, held or not under the operator.
+pub(crate) fn forget_gone(view: &ClusterView, rollout: &ActiveRollout, ledger: &mut RolloutLedger) {
+    let stays = |end: &LedgerNode| {
+        let node = view.nodes.get(&end.node).filter(|node| node.facts.labelled && !node.facts.held());
+        node.is_some_and(|node| may_run(node, rollout))
+    };
+    ledger.row.retain(|end| !end.before_proof || stays(end));
+}
+
 /// Returns whether a node of the row of a brake may run the version without a proof. One that is gone may run it somewhere, unless its
 /// end says that it does not, and cannot show any more that it is good.
 pub(crate) fn may_run_unproven(view: &ClusterView, rollout: &ActiveRollout, end: &LedgerNode) -> bool {
@@ -112,8 +121,11 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
             if seen.used() <= stored.used() {
                 return followed(view, rollout, stored, &held);
             }
-            // More are proven than it knew: its row is over.
-            let row = if seen.proven > stored.proven { RolloutLedger::default() } else { stored.clone() };
+            let mut row = stored.clone();
+            if seen.proven > stored.proven {
+                // More are proven than it knew.
+                row.proven_by("");
+            }
             let (row, tried, braked_until) = (row.row, row.tried, row.braked_until);
             let RolloutLedger { first, base, passed, due, accepted, .. } = *stored;
             let accepted = accepted.min(seen.unproven);
@@ -152,7 +164,7 @@ fn with_row<'a>(
     for (node, last) in ends {
         let proof = place(node).unwrap_or(Proof::Free);
         if proof == Proof::Proven {
-            ledger.end_row();
+            ledger.proven_by(&node.facts.name);
         } else if End::of(&last.reason).is_none_or(|end| end.brakes(proof)) {
             ledger.add_to_row((&node.facts.name, proof, &last.reason), last.ended, usize::MAX, last.ended);
         }

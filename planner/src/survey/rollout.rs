@@ -360,6 +360,7 @@ fn brake_of(
 ) -> Option<Brake> {
     brake::end_pause(ledger, brake::window_opens(view, policy, now), is_retried, now);
     let limit = brake::limit(policy, rollout.total);
+    ledger::forget_gone(view, active, ledger);
     ledger.brake(limit, now);
     let settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), limit, now);
     let runs = |end: &LedgerNode| ledger::may_run_unproven(view, active, end);
@@ -547,12 +548,6 @@ fn step_on(
             };
             return (rollout, None);
         }
-        if !named.fallen.is_empty() {
-            // The soak begins again once they are well.
-            active.step_done = None;
-            (rollout.left, rollout.wait) = (Some(0), waits(None, None, named.fallen));
-            return (rollout, None);
-        }
         if step.manual && given.is_some() {
             (active.approved, active.approved_step) = (true, i64::try_from(own).ok());
         }
@@ -564,6 +559,11 @@ fn step_on(
         }
         if step.manual && !active.approved {
             (rollout.left, rollout.wait) = (Some(0), waits(None, Some(name), named.without_workloads));
+            return (rollout, None);
+        }
+        // A user has decided otherwise where one approves the step, or has the version taken urgently.
+        if !step.manual && active.urgent_until.is_none() && !named.fallen.is_empty() {
+            (rollout.left, rollout.wait) = (Some(0), waits(None, None, named.fallen));
             return (rollout, None);
         }
         ledger.passed = places;
