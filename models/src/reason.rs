@@ -432,8 +432,7 @@ ends! {
         event: UpdateWithdrawn, class: Nothing,
         advice: "The node is updated after the [blackout](policy.md#when), with the image that it has.",
     }
-    /// The host no longer offers the version, before its reboot was permitted, or policy takes a newer one that it offers, before the
-    /// node was drained.
+    /// Before the reboot was permitted, the host stopped offering the version; or before the drain, policy chose a newer one.
     Superseded { event: UpdateWithdrawn, class: Nothing, advice: "" }
     /// The host's version lock was set by another client, and does not let the wanted version in.
     LockedByOther {

@@ -63,7 +63,7 @@ fn log(command: Command, outcome: &Outcome) {
         }
         Outcome::Vanished(_) => tracing::warn!(command, "host command left no record"),
         Outcome::Interrupted => tracing::info!(command, "host command not followed: the desired state has changed"),
-        Outcome::StillRuns => tracing::warn!(command, "host command does not end"),
+        Outcome::StillRuns => tracing::warn!(command, "host command still runs, and is not followed any more"),
         Outcome::Host(error) => tracing::warn!(command, error = chain(error), "host command got no answer"),
         Outcome::Busy => tracing::debug!(command, "host command not started: another one runs"),
     }

@@ -71,6 +71,11 @@ async fn refresh(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
         let delay = boot.settings.learn_choice(&status, &found.facts.os.version);
         boot.refreshes.early = delay.map(|delay| Instant::now() + delay);
     } else {
+        if let Outcome::StillRuns = outcome {
+            // Whatever its end is, it is not seen: the next one comes no sooner than after a failure.
+            boot.refreshes.backoff.count();
+            boot.refreshes.last = Some(Instant::now());
+        }
         // The host's own record has the reason of a failure that it recorded.
         let is_recorded = matches!(outcome, Outcome::Failed(..));
         let message = command::failure(boot, outcome)?;

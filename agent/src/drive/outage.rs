@@ -14,7 +14,7 @@ const REPORT_AFTER: Duration = Duration::from_secs(8);
 
 /// Time that the socket may be dead before the agent exits. Only another container has the socket of a host API that was
 /// restarted. But while its path has none, a container that starts has containerd make a directory there, and the host API
-/// cannot start any more; the kubelet checks the type of the path for another pod alone. The mount does not show whether
+/// cannot start any more; the kubelet checks the type of the path only for a new pod. The mount does not show whether
 /// the path has a socket again. So the time is longer than a restart of the host API (5 s), and than most stops by users.
 const SOCKET_DEAD: Duration = Duration::from_secs(600);
 

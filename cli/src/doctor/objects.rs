@@ -55,7 +55,7 @@ fn not_there(wanted: &Value) -> Option<Finding> {
         return None;
     }
     if deploy::force().iter().any(|object| id(object) == id(wanted)) {
-        let message = "it is missing, so that the controller may not delete pods as the policy's drain.atDeadline: Force requires";
+        let message = "it is missing: the controller has no right to delete pods, which the policy's drain.atDeadline: Force requires";
         return Some(Finding::error("Missing", message).of(id(wanted)).next([APPLY_FORCE.to_owned()]));
     }
     let (severity, what) = match text(wanted, "/kind") {

@@ -293,15 +293,10 @@ fn node(cluster: &Cluster, name: &str, plan: &Plan, deadline: Option<Timestamp>)
     }
 }
 
-/// Returns whether failures of others, or updates without a proof, hold a node, and no node is to be tried by itself.
+/// Returns whether failures of other nodes hold a node until a user resolves them. A place without a proof, and a brake, may end by
+/// themselves: those nodes are verified again.
 fn is_of_failures(wait: &Wait) -> bool {
-    matches!(
-        wait,
-        Wait::Quarantined { .. }
-            | Wait::StepFailed { .. }
-            | Wait::StepUnproven { .. }
-            | Wait::Braked { until: None, trial: None, .. }
-    )
+    matches!(wait, Wait::Quarantined { .. } | Wait::StepFailed { .. })
 }
 
 /// Returns the words for a node of which it is not known whether it waits: its Node was not read.

@@ -1,8 +1,8 @@
 //! Applies after which a part of an object is as written, also where other clients own fields of it.
 //!
 //! A field that another field manager owns too stays when an apply leaves it out: a tool that has restored a shadow owns all of its
-//! `spec`, so that a permit could never be withdrawn. Some rests make the object invalid, and the API server refuses the
-//! apply. A merge patch removes a field from all of its owners.
+//! `spec`, so that a permit could never be withdrawn. Some of the fields that stay make the object invalid, and the API server
+//! refuses the apply. A merge patch removes a field from all of its owners.
 
 use kube::Api;
 use kube::api::{Patch, PatchParams};

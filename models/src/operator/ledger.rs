@@ -55,8 +55,8 @@ pub struct RolloutLedger {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = LEDGER_NODES), extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<LedgerNode>,
-    /// Nodes whose updates have ended without a proof since the last proven one, each once, and those that run the version without a
-    /// proof from before. `spec.failurePolicy.maxConsecutiveFailures` says how many brake the rollout.
+    /// Nodes whose updates have ended without a proof since the last proven one, each once, and nodes from before that proof which still
+    /// run the version without one. `spec.failurePolicy.maxConsecutiveFailures` says how many brake the rollout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_FAILURES), extend("x-kubernetes-list-type" = "atomic"))]
     pub row: Vec<LedgerNode>,
@@ -224,7 +224,7 @@ pub struct LedgerNode {
     /// True if a user has accepted it without a proof.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub accepted: bool,
-    /// In a row: true if another node has proven the version since.
+    /// True, for an entry of `row`, if another node has proven the version since.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub before_proof: bool,
 }

@@ -83,7 +83,7 @@ const GATES: &[Gate] = &[
     gate(Begin, "NotDeleted", "neither the node nor its shadow is being deleted", node::is_not_deleted),
     gate(Begin, "AgentReady", AGENT_READY, components::agent),
     gate(Begin, "AgentReported", "the agent has reported since the node's last boot", host::has_reported),
-    gate(Begin, "HostNotBusy", "the host has not been busy for half an hour", host::is_not_busy),
+    gate(Begin, "HostNotBusy", "no command of the host runs for too long", host::is_not_busy),
     gate(Begin, "NotArmedByOther", "no other client has armed an update on the host", host::not_armed_by_other),
     gate(Begin, "NotLockedByOther", "no other client has locked the host's version", host::no_conflicting_lock),
     gate(Begin, "Disarmed", "the agent has confirmed that nothing of the operator is armed", host::is_disarmed),

@@ -14,10 +14,10 @@ use super::ledger;
 use super::unavailable::comes_or_goes;
 use crate::view::{ClusterView, NodeView};
 
-/// Time after which it is no mere instant.
+/// Time for which a node has to be not Ready to count.
 const LASTING: Duration = Duration::from_secs(60);
 
-/// Time after which it is no news about the version.
+/// Time after which it says nothing about the version any more.
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The number of nodes that a reason names.
@@ -35,7 +35,7 @@ pub(crate) struct Fallen {
     pub(crate) wake: Option<Timestamp>,
 }
 
-/// Returns whether a node is under the operator and in service, and no user or autoscaler has to do with it.
+/// Returns whether a node is under the operator and in service, and is neither held nor being removed.
 fn is_in_service(node: &NodeView) -> bool {
     node.facts.labelled && !node.facts.held() && !node.disrupted() && !comes_or_goes(node)
 }
@@ -137,7 +137,7 @@ mod tests {
         }
         let (mut view, _) = cluster_of((10, 2), (1, 0));
         let day = 24 * 60 * 60;
-        assert_eq!([99 + day, 100 + day].map(|at| suspects(&view, t(at)).len()), [2, 0], "it is no news");
+        assert_eq!([99 + day, 100 + day].map(|at| suspects(&view, t(at)).len()), [2, 0], "for a day");
         view.nodes.get_mut("old-0").unwrap().facts.hold = Some(crate::hold::Hold::default());
         assert_eq!(suspects(&view, t(200)).len(), 0, "no node is left to be updated");
     }
@@ -148,6 +148,6 @@ mod tests {
         assert_eq!(of(&view, &rollout, t(159)), Fallen { named: vec![], wake: Some(t(160)) });
         assert_eq!(of(&view, &rollout, t(160)), Fallen { named: vec!["new-0 (not Ready)".into()], wake: None });
         view.nodes.get_mut("new-0").unwrap().facts.hold = Some(crate::hold::Hold::default());
-        assert_eq!(of(&view, &rollout, t(160)), Fallen::default(), "its user has to do with it");
+        assert_eq!(of(&view, &rollout, t(160)), Fallen::default(), "it is held");
     }
 }

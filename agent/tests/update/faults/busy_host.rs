@@ -87,36 +87,38 @@ fn withdrawal_during_long_download_is_noticed_at_once() {
 
 #[test]
 fn command_that_does_not_end_is_reported_until_it_does() {
-    for command in [Command::Refresh, Command::Prepare] {
-        simulate(async |_| {
-            let (bench, agent) = busy_host().await;
-            bench.host.script(Fault::command(command, Worker::Waits));
-            let before = bench.calls().len();
-            // Without an attempt, the next refresh comes after an hour.
-            if command == Command::Prepare {
-                bench.stage(1);
-            } else {
-                pass(HOUR).await;
-            }
-            let condition = || find_condition(&bench.web.view().status.conditions, HOST_REACHABLE).cloned().unwrap();
-            pass(25 * MINUTE).await;
-            assert_eq!(condition().reason, HOST_ANSWERED, "{command:?}");
-            assert!(
-                pass_until(15 * MINUTE, || condition().reason == HOST_BUSY).await,
-                "{command:?}: {:?}",
-                condition()
-            );
-            assert_eq!(condition().status, ConditionStatus::True);
-            pass(HOUR).await;
-            let started = bench.calls()[before..].iter().filter(|call| call.starts_with("POST")).count();
-            assert_eq!(started, 1, "{command:?}: it is not started again");
-            bench.host.release_command();
-            let ended = || condition().reason == HOST_ANSWERED;
-            assert!(pass_until(MINUTE, ended).await, "{command:?}: {:#?}", bench.web.view());
-            if command == Command::Prepare {
-                assert_eq!(bench.web.view().status.report.state, Some(HostState::StagedUpdate));
-            }
-            agent.end().await.unwrap();
-        });
-    }
+    simulate(async |_| {
+        let (bench, agent) = busy_host().await;
+        bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
+        let before = bench.calls().len();
+        let started = || bench.calls()[before..].iter().filter(|call| call.starts_with("POST")).count();
+        let condition = || find_condition(&bench.web.view().status.conditions, HOST_REACHABLE).cloned().unwrap();
+        // Without an attempt, the next refresh comes after an hour.
+        pass(HOUR + 25 * MINUTE).await;
+        assert_eq!(condition().reason, HOST_ANSWERED);
+        assert!(pass_until(15 * MINUTE, || condition().reason == HOST_BUSY).await, "{:?}", condition());
+        assert_eq!(condition().status, ConditionStatus::True);
+        pass(HOUR).await;
+        assert_eq!(started(), 1, "it is not started again");
+        bench.host.release_command();
+        assert!(pass_until(MINUTE, || condition().reason == HOST_ANSWERED).await, "{:#?}", bench.web.view());
+        pass(5 * MINUTE).await;
+        assert!(started() <= 2, "{} refreshes", started());
+        agent.end().await.unwrap();
+    });
+}
+
+/// A slow link: the attempt's own deadline is the controller's.
+#[test]
+fn download_that_takes_an_hour_is_followed_to_its_end() {
+    simulate(async |_| {
+        let (bench, agent) = busy_host().await;
+        bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
+        bench.stage(1);
+        pass(HOUR).await;
+        bench.host.release_command();
+        let staged = || bench.web.view().status.report.state == Some(HostState::StagedUpdate);
+        assert!(pass_until(2 * MINUTE, staged).await, "{:#?}", bench.web.view());
+        agent.end().await.unwrap();
+    });
 }
