@@ -169,7 +169,8 @@ fn has_reader(written: io::Result<()>) -> anyhow::Result<bool> {
 
 /// Returns the end of the rollout, if it has ended.
 fn ended(report: &Report) -> Option<End> {
-    if report.enabled == Some(true) && report.policy.observed && report.nodes.iter().all(rests) {
+    let all_rest = !report.nodes.is_empty() && report.nodes.iter().all(rests);
+    if report.enabled == Some(true) && report.policy.observed && all_rest {
         return Some(End::Completed);
     }
     let under_way = report.nodes.iter().any(|node| !matches!(node.step, IDLE | "Staged"));

@@ -40,7 +40,8 @@ pub(crate) struct Explanation {
     /// Annotations of the node and of its shadow that are meant as requests and are refused or have no effect, each as a sentence.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) misplaced_requests: Vec<String>,
-    /// The reason why it waits; absent if it is up to date. `NotKnown` if its Node was not read and none is recorded.
+    /// The reason why it waits; absent if it is up to date. `NotKnown` if none is recorded, and its Node was not read or its
+    /// host not asked for updates.
     pub(crate) waits: Option<Waits>,
     /// The reason that the controller has recorded, where it is another one.
     pub(crate) recorded: Option<Waits>,

@@ -299,10 +299,18 @@ fn is_of_failures(wait: &Wait) -> bool {
     matches!(wait, Wait::Quarantined { .. } | Wait::StepFailed { .. })
 }
 
-/// Returns the words for a node of which it is not known whether it waits: its Node was not read.
+/// Returns the words for a node of which it is not known whether it waits: its Node was not read, or its host was not asked for updates
+/// since its boot.
 pub(crate) fn not_known(cluster: &Cluster, name: &str) -> Option<(String, String)> {
     let is_unread = cluster.nodes.is_none() || cluster.unreadable.nodes.contains_key(name);
-    is_unread.then(|| (NOT_KNOWN.to_owned(), "its Node was not read".to_owned()))
+    let shadow = || cluster.shadows.get(name).filter(|shadow| shadow.status.controller.progress.is_none());
+    let has_no_offer = || shadow().is_some_and(|shadow| shadow.status.agent.updates.is_none());
+    let why = match is_unread {
+        true => "its Node was not read",
+        false if has_no_offer() => "its host has not been asked for updates yet",
+        false => return None,
+    };
+    Some((NOT_KNOWN.to_owned(), why.to_owned()))
 }
 
 /// Returns the time at which a reason may end, if its sentence has one. A reason that only the controller knows has no more
