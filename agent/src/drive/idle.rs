@@ -72,7 +72,7 @@ async fn refresh(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
         boot.refreshes.early = delay.map(|delay| Instant::now() + delay);
     } else {
         if let Outcome::StillRuns = outcome {
-            // Whatever its end is, it is not seen: the next one comes no sooner than after a failure.
+            // Its end is not seen, and counts as a failure of now.
             boot.refreshes.backoff.count();
             boot.refreshes.last = Some(Instant::now());
         }

@@ -41,8 +41,8 @@ pub(crate) enum Outcome {
 
 /// Starts `command` and follows it to its end. `before` is the time of the last recorded command that the caller saw;
 /// `is_current` returns, before each call, whether the desired state is unchanged; `withdrawn` ends when it is not, and cuts
-/// a wait short. A refresh that has been running for [`LONG_COMMAND`] is not followed any more. It has not failed: a host that
-/// reports itself busy is working. The deadline of other commands, which an attempt needs, is the controller's.
+/// a wait short. A command that no attempt needs, and that has been running for [`LONG_COMMAND`], is not followed any more. It has not
+/// failed: a host that reports itself busy is working. The deadline of an attempt is the controller's.
 pub(crate) async fn carry_out(
     host: &HostClient,
     command: Command,
@@ -75,7 +75,9 @@ pub(crate) async fn carry_out(
             return Outcome::Interrupted;
         }
         wait = match host.update_status().await {
-            Ok(StatusAnswer::Busy) if command == Command::Refresh && started.elapsed() >= LONG_COMMAND => {
+            Ok(StatusAnswer::Busy)
+                if matches!(command, Command::Refresh | Command::Deactivate) && started.elapsed() >= LONG_COMMAND =>
+            {
                 return Outcome::StillRuns;
             }
             Ok(StatusAnswer::Busy) => {

@@ -218,15 +218,13 @@ pub(crate) fn explain(cluster: &Cluster, name: &str, now: Timestamp) -> Explanat
     let recorded = recorded(cluster, name);
     // What only the controller knows is taken from its record.
     let unknown = |wait: &Wait| matches!(wait, Wait::ExpressionsPending { .. });
+    let not_known = || not_known(cluster, name).map(|(reason, message)| waits(&reason, &message));
     let waits = match first.or_else(|| plan.waits.get(name)).filter(|wait| **wait != Wait::UpToDate) {
         Some(wait) if unknown(wait) && recorded.is_some() => recorded.clone(),
         Some(wait) => Some(waits(wait.as_str(), &cluster.filled(&wait.to_string(), name))),
         // An action of the controller is due, or its plan is not known.
-        None if facts.is_none() || plan.actions.contains_key(name) => {
-            let not_known = || not_known(cluster, name).map(|(reason, message)| waits(&reason, &message));
-            recorded.clone().or_else(not_known)
-        }
-        None => None,
+        None if facts.is_none() || plan.actions.contains_key(name) => recorded.clone().or_else(not_known),
+        None => not_known(),
     };
     let last = record.and_then(|record| record.last.clone());
     let advice = last.as_ref().and_then(|last| End::of(&last.reason)).map(|end| without_links(end.advice));

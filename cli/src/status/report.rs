@@ -303,8 +303,9 @@ fn is_of_failures(wait: &Wait) -> bool {
 /// since its boot.
 pub(crate) fn not_known(cluster: &Cluster, name: &str) -> Option<(String, String)> {
     let is_unread = cluster.nodes.is_none() || cluster.unreadable.nodes.contains_key(name);
+    let is_read = || cluster.nodes.as_ref().is_some_and(|nodes| nodes.contains_key(name));
     let shadow = || cluster.shadows.get(name).filter(|shadow| shadow.status.controller.progress.is_none());
-    let has_no_offer = || shadow().is_some_and(|shadow| shadow.status.agent.updates.is_none());
+    let has_no_offer = || is_read() && shadow().is_some_and(|shadow| shadow.status.agent.updates.is_none());
     let why = match is_unread {
         true => "its Node was not read",
         false if has_no_offer() => "its host has not been asked for updates yet",

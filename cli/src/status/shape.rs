@@ -180,7 +180,7 @@ pub(crate) struct NodeReport {
     /// recorded.
     pub(crate) reason: Option<String>,
     pub(crate) message: Option<String>,
-    /// True if failures of others, or updates without a proof, hold it, and no node is to be tried by itself.
+    /// True if failures of other nodes hold it until a user resolves them.
     #[serde(skip)]
     pub(crate) held_by_failures: bool,
     /// The time at which the step under way is given up.

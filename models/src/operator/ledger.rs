@@ -155,8 +155,9 @@ impl RolloutLedger {
     /// run the version without one; releases it where policy, or the number of its nodes, allows more now.
     pub fn brake(&mut self, limit: usize, now: Timestamp) {
         let since_proof = self.row.iter().filter(|end| !end.before_proof).count();
+        let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
         let is_share = self.open().saturating_mul(UNPROVEN_SHARE) >= self.used();
-        if since_proof >= limit || (self.row.len() >= limit && is_share) {
+        if since_proof >= limit || (unproven >= limit && is_share) {
             self.braked_until.get_or_insert(after(now, FIRST_PAUSE));
         } else {
             (self.tried, self.braked_until) = (0, None);

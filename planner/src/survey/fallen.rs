@@ -1,5 +1,5 @@
 //! Nodes that have proven a version and are not Ready any more. One of them keeps a canary step from being passed. More of them than of the
-//! nodes without the version count against the budgets until they are back: the next ones may end like them.
+//! nodes without the version count against the budgets for a day: the next ones may end like them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::view::{ClusterView, NodeView};
 const LASTING: Duration = Duration::from_secs(60);
 
 /// Time after which it says nothing about the version any more.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The number of nodes that a reason names.
 const NAMED: usize = 3;

@@ -65,11 +65,13 @@ pub(crate) fn may_run(node: &NodeView, rollout: &ActiveRollout) -> bool {
     runs(node, rollout) || node.may_still_reboot()
 }
 
-/// Drops ends from before a proof whose nodes do not run the version any more, or cannot prove it: they are gone, held or not under the operator.
+/// Drops ends from before a proof whose nodes do not run the version any more, have proven it, or cannot: they are gone, held or not under
+/// the operator.
 pub(crate) fn forget_gone(view: &ClusterView, rollout: &ActiveRollout, ledger: &mut RolloutLedger) {
     let stays = |end: &LedgerNode| {
         let node = view.nodes.get(&end.node).filter(|node| node.facts.labelled && !node.facts.held());
-        node.is_some_and(|node| may_run(node, rollout))
+        let may_prove = |node: &NodeView| may_run(node, rollout) && place(node, rollout) != Some(Proof::Proven);
+        view.unreadable.hide(&end.node) || node.is_some_and(may_prove)
     };
     ledger.row.retain(|end| !end.before_proof || stays(end));
 }
@@ -148,8 +150,8 @@ pub(super) fn of(view: &ClusterView, rollout: &ActiveRollout, memory: Memory) ->
     }
 }
 
-/// Returns a ledger that is rebuilt, with the row of its brake: nodes whose last attempts at the version have ended without a proof
-/// since the last proven one, and since a time where one is known.
+/// Returns a ledger that is rebuilt, with the row of its brake: nodes whose last attempts at the version have ended without a proof, since a time
+/// where one is known.
 fn with_row<'a>(
     mut ledger: RolloutLedger,
     nodes: impl Iterator<Item = &'a NodeView>,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::time::after;
 
+use super::fallen;
 use crate::view::NodeView;
 
 /// The cause of a node whose reboot was permitted, and not seen by the end of its attempt.
@@ -34,7 +35,7 @@ pub(crate) fn comes_or_goes(node: &NodeView) -> bool {
 }
 
 /// Returns why a node counts against the budgets although the operator has not taken it out of service, if it does: it is
-/// cordoned by others or not Ready, and has been for less than `limit`. `suspects` count until they are back.
+/// cordoned by others or not Ready, and has been for less than `limit`. `suspects` count for a day at least.
 pub(crate) fn of(node: &NodeView, suspects: &BTreeSet<&str>, limit: Duration, now: Timestamp) -> Option<Unavailable> {
     let facts = &node.facts;
     let cordoned = facts.cordoned_by_others();
@@ -47,7 +48,8 @@ pub(crate) fn of(node: &NodeView, suspects: &BTreeSet<&str>, limit: Duration, no
         return None;
     }
     if suspects.contains(facts.name.as_str()) {
-        return Some(Unavailable { why: FALLEN, until: None });
+        let until = facts.not_ready_since.map(|since| after(since, limit.max(fallen::LONGEST)));
+        return Some(Unavailable { why: FALLEN, until });
     }
     let why = if facts.ready { "cordoned by another user or controller" } else { "not Ready" };
     let not_ready = facts.not_ready_since.filter(|_| !facts.ready);
@@ -130,12 +132,12 @@ mod tests {
     }
 
     #[test]
-    fn suspect_counts_until_it_is_back() {
+    fn suspect_counts_for_a_day() {
         let mut node = node("a");
         let suspects = BTreeSet::from(["a"]);
         let found = |node: &NodeView| of(node, &suspects, Duration::from_hours(1), t(7200));
         assert_eq!(found(&node), None);
         (node.facts.ready, node.facts.not_ready_since) = (false, Some(t(0)));
-        assert_eq!(found(&node), Some(Unavailable { why: FALLEN, until: None }));
+        assert_eq!(found(&node), Some(Unavailable { why: FALLEN, until: Some(t(86_400)) }));
     }
 }

@@ -335,8 +335,8 @@ pub enum Wait {
         until: Option<Timestamp>,
         /// The name of the step in an approval, if a user has to approve it.
         approval: Option<String>,
-        /// Nodes of the step that are under way, the first few; where a user has to approve it, those that were verified without pods
-        /// of workloads.
+        /// Nodes of the step that are under way, or have proven it and are not Ready, the first few; where a user has to approve it, those that
+        /// were verified without pods of workloads.
         nodes: Vec<String>,
     },
     /// The places of a canary step are used up, and some of them have proven nothing about the version.

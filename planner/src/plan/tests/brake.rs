@@ -101,7 +101,7 @@ fn node_that_fails_again_and_again_counts_once() {
 fn nodes_that_run_the_version_without_a_proof_brake_it_beside_proofs_of_others() {
     let ends = |bad_of: usize, proven_at_last: bool, limit: usize| {
         let mut ledger = RolloutLedger::default();
-        for number in 1..=60 {
+        for number in 1..=63 {
             let name = format!("n{number}");
             if number % bad_of == 0 {
                 ledger.move_node(None, (&name, Proof::Unproven, "NodeNotUsable"));

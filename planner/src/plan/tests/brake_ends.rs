@@ -489,3 +489,36 @@ fn braked_rollout_that_another_version_has_followed_is_over() {
         );
     }
 }
+
+/// Others have proven the version since: only nodes that run it, and can still prove it, count.
+#[test]
+fn nodes_without_a_proof_from_before_one_brake_only_while_they_may_prove_the_version() {
+    type Change = fn(&mut ClusterView);
+    let cases: [(&str, Change, bool); 5] = [
+        ("all three run it", |_| {}, true),
+        ("one is gone", |view| drop(view.nodes.remove("c")), false),
+        ("one is held", |view| view.nodes.get_mut("c").unwrap().facts.hold = Some(crate::hold::Hold::default()), false),
+        ("one has proven it", |view| drop(view.nodes.insert("c".into(), with_place("c", Proof::Proven, 7))), false),
+        (
+            "one cannot be read",
+            |view| {
+                view.nodes.remove("c");
+                view.unreadable.nodes.insert("c".into(), "a field".into());
+            },
+            true,
+        ),
+    ];
+    for (sentence, change, braked) in cases {
+        let ends = ["a", "b", "c"].map(|name| (name, Proof::Unproven, "HookTimedOut"));
+        let mut row = row(&ends);
+        row.iter_mut().for_each(|end| end.before_proof = true);
+        let recorded = RolloutLedger { proven: 10, unproven: 3, row, ..RolloutLedger::default() };
+        let (mut view, policy) = fleet(&["s"], recorded);
+        for (name, proof, _) in ends {
+            view.nodes.insert(name.into(), with_place(name, proof, 7));
+        }
+        change(&mut view);
+        let made = plan(&view, &policy, t(60));
+        assert_eq!(ledger(&made).braked_until.is_some(), braked, "{sentence}: {:?}", ledger(&made));
+    }
+}
