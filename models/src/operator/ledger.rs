@@ -138,6 +138,11 @@ impl RolloutLedger {
         now: Timestamp,
     ) {
         self.row.retain(|named| named.node != node);
+        let is_full = self.row.len() >= MAX_FAILURES as usize;
+        // One from before a proof gives way: ends after it have to be counted.
+        if let Some(before) = self.row.iter().position(|end| is_full && end.before_proof) {
+            self.row.remove(before);
+        }
         if self.row.len() < MAX_FAILURES as usize {
             let (node, reason) = (node.to_owned(), reason.to_owned());
             self.row.push(LedgerNode { node, proof, reason, accepted: false, before_proof: false });
@@ -155,13 +160,23 @@ impl RolloutLedger {
     /// run the version without one; releases it where policy, or the number of its nodes, allows more now.
     pub fn brake(&mut self, limit: usize, now: Timestamp) {
         let since_proof = self.row.iter().filter(|end| !end.before_proof).count();
-        let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
-        let is_share = self.open().saturating_mul(UNPROVEN_SHARE) >= self.used();
-        if since_proof >= limit || (unproven >= limit && is_share) {
+        if since_proof >= limit || self.is_braked_by_unproven(limit) {
             self.braked_until.get_or_insert(after(now, FIRST_PAUSE));
         } else {
             (self.tried, self.braked_until) = (0, None);
         }
+    }
+
+    /// Returns whether as many nodes as `limit`, and a share of all that were taken, run the version without a proof.
+    fn is_braked_by_unproven(&self, limit: usize) -> bool {
+        let unproven = self.row.iter().filter(|end| end.is_unproven()).count();
+        unproven >= limit && self.open().saturating_mul(UNPROVEN_SHARE) >= self.used()
+    }
+
+    /// Returns whether an end of the row has a part in a brake: one from before a proof only where the nodes without a proof brake the
+    /// rollout.
+    pub fn brakes_by(&self, end: &LedgerNode, limit: usize) -> bool {
+        !end.before_proof || self.is_braked_by_unproven(limit)
     }
 
     /// Moves a node from one count to another, and names it where it has no proof.

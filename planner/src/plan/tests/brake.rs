@@ -126,6 +126,18 @@ fn nodes_that_run_the_version_without_a_proof_brake_it_beside_proofs_of_others()
     assert_eq!(ends(20, false, 3), Some(60), "and one in twenty");
     assert_eq!(ends(21, false, 3), None, "fewer");
     assert_eq!(ends(5, false, usize::MAX), None, "the brake is off");
+    // However many run it without a proof, ends after the last proof count.
+    let unproven = |number: usize| {
+        let name = format!("n{number}");
+        LedgerNode { before_proof: true, ..row(&[(name.as_str(), Proof::Unproven)]).remove(0) }
+    };
+    let mut full =
+        RolloutLedger { proven: 4_000, unproven: 64, row: (0..64).map(unproven).collect(), ..RolloutLedger::default() };
+    for name in ["x", "y", "z"] {
+        assert_eq!(full.braked_until, None);
+        full.add_to_row((name, Proof::Free, "DrainTimedOut"), t(0), 3, t(1));
+    }
+    assert_eq!((full.row.len(), full.braked_until), (64, Some(t(601))));
     // A trial that fails before its permit is forgotten with the next proof.
     let mut ledger = RolloutLedger::default();
     ledger.add_to_row(("a", Proof::Free, "DrainTimedOut"), t(0), 3, t(1));

@@ -490,6 +490,22 @@ fn braked_rollout_that_another_version_has_followed_is_over() {
     }
 }
 
+/// Its own trouble keeps it from a proof, and has nothing to do with the brake.
+#[test]
+fn one_node_without_a_proof_from_before_one_stops_no_trial() {
+    for (before_proof, tried) in [(true, true), (false, false)] {
+        let mut row = row(&[("a", Proof::Unproven, "HookTimedOut"), FREE[0], FREE[1], FREE[2]]);
+        row[0].before_proof = before_proof;
+        let recorded =
+            RolloutLedger { proven: 150, unproven: 1, row, braked_until: Some(t(600)), ..RolloutLedger::default() };
+        let (mut view, policy) = fleet(&["s"], recorded);
+        view.nodes.insert("a".into(), with_place("a", Proof::Unproven, 7));
+        let mut made = plan(&view, &policy, t(600));
+        assert_eq!(slots_of(&made).contains(&"s"), tried, "{before_proof}: {:?}", made.waits);
+        assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    }
+}
+
 /// Others have proven the version since: only nodes that run it, and can still prove it, count.
 #[test]
 fn nodes_without_a_proof_from_before_one_brake_only_while_they_may_prove_the_version() {
