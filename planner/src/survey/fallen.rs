@@ -11,14 +11,11 @@ use models::time::after;
 
 use super::key::is_member;
 use super::ledger;
-use super::unavailable::comes_or_goes;
+use super::unavailable::{FALLEN_FOR, comes_or_goes};
 use crate::view::{ClusterView, NodeView};
 
 /// Time for which a node has to be not Ready to count.
 const LASTING: Duration = Duration::from_secs(60);
-
-/// Time after which it says nothing about the version any more.
-pub(super) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The number of nodes that a reason names.
 const NAMED: usize = 3;
@@ -61,7 +58,7 @@ pub(crate) fn of(view: &ClusterView, rollout: &ActiveRollout, now: Timestamp) ->
 /// Returns the proven nodes of all running rollouts that have become not Ready in the last day, where they are at least two of a rollout and one in
 /// twenty, and of its nodes without the version less than half that share is not Ready.
 pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
-    let fell = |at: Timestamp| after(at, LONGEST) > now;
+    let fell = |at: Timestamp| after(at, FALLEN_FOR) > now;
     let is_down = |node: &&NodeView| !node.facts.ready && node.facts.not_ready_since.is_some_and(fell);
     let down: Vec<&NodeView> = view.nodes.values().filter(is_down).collect();
     let mut suspects = BTreeSet::new();

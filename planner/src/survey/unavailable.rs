@@ -8,7 +8,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::time::after;
 
-use super::fallen;
 use crate::view::NodeView;
 
 /// The cause of a node whose reboot was permitted, and not seen by the end of its attempt.
@@ -16,6 +15,9 @@ const NOT_BACK: &str = "not back from the reboot of its update";
 
 /// The cause of a node that has proven the version of a rollout, and is not Ready any more.
 const FALLEN: &str = "updated by this rollout and not Ready any more, like others";
+
+/// Time for which such a node counts. After it, it says nothing about the version any more.
+pub(super) const FALLEN_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A node that is out of service without the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +50,7 @@ pub(crate) fn of(node: &NodeView, suspects: &BTreeSet<&str>, limit: Duration, no
         return None;
     }
     if suspects.contains(facts.name.as_str()) {
-        let until = facts.not_ready_since.map(|since| after(since, limit.max(fallen::LONGEST)));
+        let until = facts.not_ready_since.map(|since| after(since, limit.max(FALLEN_FOR)));
         return Some(Unavailable { why: FALLEN, until });
     }
     let why = if facts.ready { "cordoned by another user or controller" } else { "not Ready" };
