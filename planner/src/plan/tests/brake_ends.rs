@@ -490,7 +490,7 @@ fn braked_rollout_that_another_version_has_followed_is_over() {
     }
 }
 
-/// Its own trouble keeps it from a proof, and has nothing to do with the brake.
+/// A node with trouble of its own, which has nothing to do with the brake.
 #[test]
 fn one_node_without_a_proof_from_before_one_stops_no_trial() {
     for (before_proof, tried) in [(true, true), (false, false)] {
