@@ -6,9 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use models::names::INTERFACE_LABEL;
-use models::operator::{
-    ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, LedgerNode, MarkedPods, RolloutLedger, Slot, SlotUpdate,
-};
+use models::operator::{ActiveRollout, AtDeadline, CordonedNodes, GuardedPods, MarkedPods, Slot, SlotUpdate};
 use models::reason::Proof;
 use models::shadow::{HostPolicy, HostState, Mode, Place, Progress, Step};
 use models::time::after;
@@ -330,13 +328,10 @@ fn check_alone(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVie
         let braked = ledger.braked_until;
         let goes = |slot: &&&Slot| !slot.update.as_ref().is_some_and(|update| ended::has_ended(of, slot, update, now));
         let others = slots.iter().filter(goes).count().saturating_sub(1);
-        let stops = |row: &RolloutLedger, end: &LedgerNode| {
-            row.brakes_by(end, limit) && ledger::may_run_unproven(view, rollout, end)
-        };
         let text = |why: &str| format!("{} is given a slot for {}, {why}", given.node, rollout.version);
         match braked {
             Some(until) if given.since < until => broken("S13", text("which is braked")),
-            Some(_) if ledger.row.iter().any(|end| stops(&ledger, end)) => {
+            Some(_) if ledger.row.iter().any(|end| ledger::stops_trials((view, rollout), &ledger, end, limit)) => {
                 broken("S13", text("which is braked by a node that runs it"))
             }
             Some(_) if others > 0 => broken("S13", text("which is braked, beside another node")),

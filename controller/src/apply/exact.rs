@@ -35,7 +35,7 @@ where
         &self,
         body: Value,
         wanted: serde_json::Result<Value>,
-        before: serde_json::Result<Value>,
+        before: impl FnOnce() -> serde_json::Result<Value>,
     ) -> Result<K, ApplyError> {
         let wanted = self.value(wanted)?;
         let apply = PatchParams::apply(names::CONTROLLER_MANAGER).force();
@@ -47,7 +47,7 @@ where
                 removals(&wanted, &self.value((self.read)(written))?)
             }
             Err(kube::Error::Api(status)) if status.code == 422 => {
-                removals(&wanted, &self.value(before)?).map(|removals| with(wanted.clone(), removals))
+                removals(&wanted, &self.value(before())?).map(|removals| with(wanted.clone(), removals))
             }
             Err(_) => None,
         };

@@ -36,7 +36,7 @@ impl Applier {
         };
         let others = shadow.status.conditions.iter().filter(|condition| !is_controller_condition(&condition.type_));
         let wanted = whole(&status.report, others.chain(&status.conditions).cloned().collect());
-        let before = whole(&shadow.status.controller, shadow.status.conditions.clone());
+        let before = || whole(&shadow.status.controller, shadow.status.conditions.clone());
         let part = Part {
             api: self.shadow_api(),
             name: &name,
@@ -135,7 +135,7 @@ impl Applier {
         });
         let read = |shadow: &BottlerocketShadow| serde_json::to_value(&shadow.spec);
         let part = Part { api: self.shadow_api(), name: &name, section: "spec", what: "shadow_spec", read };
-        let written = part.apply(body, serde_json::to_value(spec), serde_json::to_value(&shadow.spec)).await?;
+        let written = part.apply(body, serde_json::to_value(spec), || serde_json::to_value(&shadow.spec)).await?;
         self.shadows.written(&written);
         Ok(())
     }
@@ -186,7 +186,7 @@ pub(super) async fn apply_operator_status(
         what: "operator_status",
         read: |operator| serde_json::to_value(operator.status.clone().unwrap_or_default()),
     };
-    let written = part.apply(body, serde_json::to_value(status), serde_json::to_value(&operator.status)).await?;
+    let written = part.apply(body, serde_json::to_value(status), || serde_json::to_value(&operator.status)).await?;
     applier.operator.written(&written);
     Ok(())
 }

@@ -148,9 +148,9 @@ impl Driver {
         }
         view.nodes = nodes;
         self.owners.forget_unnamed();
-        let blocked = || self.memory.values().flat_map(|memory| memory.blocked.values());
-        let names = |budget: &String| blocked().any(|blocked| blocked.budget.as_ref() == Some(budget));
-        self.refused_at.retain(|budget, _| names(budget));
+        let blocked = self.memory.values().flat_map(|memory| memory.blocked.values());
+        let named: BTreeSet<&String> = blocked.filter_map(|blocked| blocked.budget.as_ref()).collect();
+        self.refused_at.retain(|budget, _| named.contains(budget));
         if let Some(operator) = view.operator.as_ref().filter(|_| !view.stale) {
             let version = &operator.resource_version;
             let first = || Retracting::with(None, version, planner::plan::not_begun(&view));

@@ -76,9 +76,19 @@ pub(crate) fn forget_gone(view: &ClusterView, rollout: &ActiveRollout, ledger: &
     ledger.row.retain(|end| !end.before_proof || stays(end));
 }
 
+/// Returns whether an end in the row of a brake lets no node be tried: its node may run the version without a proof.
+pub(crate) fn stops_trials(
+    (view, rollout): (&ClusterView, &ActiveRollout),
+    ledger: &RolloutLedger,
+    end: &LedgerNode,
+    limit: usize,
+) -> bool {
+    ledger.brakes_by(end, limit) && may_run_unproven(view, rollout, end)
+}
+
 /// Returns whether a node of the row of a brake may run the version without a proof. One that is gone may run it somewhere, unless its
 /// end says that it does not, and cannot show any more that it is good.
-pub(crate) fn may_run_unproven(view: &ClusterView, rollout: &ActiveRollout, end: &LedgerNode) -> bool {
+fn may_run_unproven(view: &ClusterView, rollout: &ActiveRollout, end: &LedgerNode) -> bool {
     let fell_back = || {
         FailureReason::BootFellBack.as_str() == end.reason || FailureReason::BootedOtherVersion.as_str() == end.reason
     };

@@ -363,7 +363,7 @@ fn brake_of(
     ledger::forget_gone(view, active, ledger);
     ledger.brake(limit, now);
     let settled = ended::foreseen((view, policy), view.recorded_slots(), (active, ledger), limit, now);
-    let runs = |end: &LedgerNode| settled.brakes_by(end, limit) && ledger::may_run_unproven(view, active, end);
+    let runs = |end: &LedgerNode| ledger::stops_trials((view, active), &settled, end, limit);
     brake::of(&settled, &rollout.busy, runs, now).or_else(|| brake::first(&settled, &rollout.busy))
 }
 
