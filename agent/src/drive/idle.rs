@@ -72,7 +72,7 @@ async fn refresh(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
         boot.refreshes.early = delay.map(|delay| Instant::now() + delay);
     } else {
         if let Outcome::StillRuns = outcome {
-            // Its end is not seen, and counts as a failure of now.
+            // The agent does not see how it ends: a failure of now, which the line after the message does not come to count.
             boot.refreshes.backoff.count();
             boot.refreshes.last = Some(Instant::now());
         }

@@ -32,14 +32,14 @@ pub(crate) struct Fallen {
     pub(crate) wake: Option<Timestamp>,
 }
 
-/// Returns whether a node is under the operator and in service, and is neither held nor being removed.
-fn is_in_service(node: &NodeView) -> bool {
+/// Returns whether a node is managed, in service, and neither held nor being removed.
+fn is_kept(node: &NodeView) -> bool {
     node.facts.labelled && !node.facts.held() && !node.disrupted() && !comes_or_goes(node)
 }
 
 /// Returns whether a node has proven the version of a rollout and runs it.
 fn is_proven(node: &NodeView, rollout: &ActiveRollout) -> bool {
-    is_in_service(node) && ledger::place(node, rollout) == Some(Proof::Proven) && ledger::runs(node, rollout)
+    is_kept(node) && ledger::place(node, rollout) == Some(Proof::Proven) && ledger::runs(node, rollout)
 }
 
 /// Returns the proven nodes of a rollout that have not been Ready for a minute.
@@ -69,7 +69,7 @@ pub(crate) fn suspects(view: &ClusterView, now: Timestamp) -> BTreeSet<&str> {
             continue;
         }
         let (mut proven, mut others, mut ill) = (0, 0, 0);
-        for node in view.nodes.values().filter(|node| is_in_service(node)) {
+        for node in view.nodes.values().filter(|node| is_kept(node)) {
             if is_proven(node, rollout) {
                 proven += 1;
             } else if is_member(node, rollout) && !ledger::runs(node, rollout) {

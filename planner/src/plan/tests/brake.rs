@@ -6,7 +6,7 @@ use models::reason::Proof;
 use models::shadow::{AttemptResult, HostState, Record, Step};
 use serde_json::json;
 
-use super::ledger::{ledger, recorded_with, slots_of, staged, with_place};
+use super::ledger::{entry, ledger, recorded_with, slots_of, staged, with_place};
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
@@ -33,14 +33,7 @@ fn fleet(names: &[&str], ledger: RolloutLedger) -> (ClusterView, Policy) {
 }
 
 fn row(ends: &[(&str, Proof)]) -> Vec<LedgerNode> {
-    let end = |(node, proof): &(&str, Proof)| LedgerNode {
-        node: (*node).into(),
-        proof: *proof,
-        reason: "AgentSilent".into(),
-        accepted: false,
-        before_proof: false,
-    };
-    ends.iter().map(end).collect()
+    ends.iter().map(|(node, proof)| entry(node, *proof, "AgentSilent")).collect()
 }
 
 /// The plan after the slot of node `a` is taken away, whose attempt has ended so, where `before` are in the row.

@@ -6,7 +6,7 @@ use models::reason::Proof;
 use models::shadow::{AttemptResult, HostState, NodeProof, Record, Step};
 use serde_json::json;
 
-use super::ledger::{ledger, recorded_with, slots_of, staged, with_place};
+use super::ledger::{entry, ledger, recorded_with, slots_of, staged, with_place};
 use crate::fixtures::*;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
@@ -23,14 +23,7 @@ fn fleet(names: &[&str], ledger: RolloutLedger) -> (ClusterView, Policy) {
 }
 
 fn row(ends: &[(&str, Proof, &str)]) -> Vec<LedgerNode> {
-    let end = |(node, proof, reason): &(&str, Proof, &str)| LedgerNode {
-        node: (*node).into(),
-        proof: *proof,
-        reason: (*reason).into(),
-        accepted: false,
-        before_proof: false,
-    };
-    ends.iter().map(end).collect()
+    ends.iter().map(|(node, proof, reason)| entry(node, *proof, reason)).collect()
 }
 
 fn slots(view: &mut ClusterView, nodes: Vec<NodeView>) {

@@ -39,6 +39,11 @@ pub(super) fn staged(name: &str) -> NodeView {
     at(name, Step::Staged, 0, HostState::StagedUpdate)
 }
 
+/// A node that has used up a place.
+pub(super) fn entry(node: &str, proof: Proof, reason: &str) -> LedgerNode {
+    LedgerNode { node: node.into(), proof, reason: reason.into(), accepted: false, before_proof: false }
+}
+
 /// Rollout 7, with this ledger.
 pub(super) fn recorded_with(view: &mut ClusterView, ledger: Option<RolloutLedger>) {
     let rollout = ActiveRollout { record: Some(recorded(7)), ledger, ..rollout(NEW) };
@@ -396,14 +401,13 @@ fn node_that_has_a_place_takes_no_second_one() {
     (shadow.spec.version, shadow.spec.boot_id) = (Some(NEW), Some("b1".into()));
     shadow.status.agent.state = Some(HostState::StagedUpdate);
     let (mut view, _) = cluster(vec![again, staged("b")], &[]);
-    let failed = LedgerNode {
-        node: "a".into(),
-        proof: Proof::Failed,
-        reason: "SoakFailed".into(),
-        accepted: false,
-        before_proof: false,
+    let stored = RolloutLedger {
+        base: 2,
+        due: 1,
+        failed: 1,
+        nodes: vec![entry("a", Proof::Failed, "SoakFailed")],
+        ..RolloutLedger::default()
     };
-    let stored = RolloutLedger { base: 2, due: 1, failed: 1, nodes: vec![failed], ..RolloutLedger::default() };
     recorded_with(&mut view, Some(stored));
     let policy = canary(&mut view, &json!([{"nodes": 1}]));
     let made = plan(&view, &policy, t(60));
@@ -497,14 +501,13 @@ fn approval_passes_only_what_its_user_has_seen() {
 #[test]
 fn resume_frees_the_places_of_failures_also_of_nodes_that_are_tried_again() {
     let (mut view, _) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate), staged("b")], &["a"]);
-    let failed = LedgerNode {
-        node: "a".into(),
-        proof: Proof::Failed,
-        reason: "SoakFailed".into(),
-        accepted: false,
-        before_proof: false,
+    let stored = RolloutLedger {
+        base: 2,
+        due: 1,
+        failed: 1,
+        nodes: vec![entry("a", Proof::Failed, "SoakFailed")],
+        ..RolloutLedger::default()
     };
-    let stored = RolloutLedger { base: 2, due: 1, failed: 1, nodes: vec![failed], ..RolloutLedger::default() };
     recorded_with(&mut view, Some(stored));
     let operator = view.operator.as_mut().unwrap();
     operator.status.slots[0].update.as_mut().unwrap().had = Some(Proof::Failed);
@@ -521,13 +524,6 @@ fn resume_frees_the_places_of_failures_also_of_nodes_that_are_tried_again() {
 #[test]
 fn resume_makes_no_proof_of_the_place_of_a_failure() {
     let steps = json!([{"nodes": 1}, {"nodes": 3}]);
-    let failed = LedgerNode {
-        node: "a".into(),
-        proof: Proof::Failed,
-        reason: "SoakFailed".into(),
-        accepted: false,
-        before_proof: false,
-    };
     for (sentence, proven, passed) in [("nothing is proven", 0, 0), ("another node has proven it", 1, 1)] {
         let (mut view, _) = cluster(vec![staged("b"), staged("c"), staged("d")], &[]);
         let stored = RolloutLedger {
@@ -536,7 +532,7 @@ fn resume_makes_no_proof_of_the_place_of_a_failure() {
             due: 3,
             proven,
             failed: 1,
-            nodes: vec![failed.clone()],
+            nodes: vec![entry("a", Proof::Failed, "SoakFailed")],
             ..RolloutLedger::default()
         };
         recorded_with(&mut view, Some(stored));
@@ -553,13 +549,7 @@ fn resume_makes_no_proof_of_the_place_of_a_failure() {
 
 #[test]
 fn proof_of_one_node_does_not_pass_on_what_a_user_accepted_of_another() {
-    let accepted = |node: &str, accepted| LedgerNode {
-        node: node.into(),
-        proof: Proof::Unproven,
-        reason: "HookTimedOut".into(),
-        accepted,
-        before_proof: false,
-    };
+    let accepted = |node: &str, accepted| LedgerNode { accepted, ..entry(node, Proof::Unproven, "HookTimedOut") };
     let mut ledger = RolloutLedger { due: 2, unproven: 2, accepted: 1, ..RolloutLedger::default() };
     ledger.nodes = vec![accepted("a", true), accepted("b", false)];
     let mut other = ledger.clone();

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use models::operator::{ActiveRollout, LedgerNode, RolloutLedger};
+use models::operator::{ActiveRollout, RolloutLedger};
 use models::permit::PERMIT_LIFETIME;
 use models::reason::Proof;
 use models::shadow::{AttemptResult, CORDONED, DrainStatus, HostState, NodeProof, Record, Step, VersionFailure};
 
+use super::ledger::entry;
 use crate::claims::ClaimFields;
 use crate::decision::Action;
 use crate::fixtures::*;
@@ -161,13 +162,7 @@ fn place_is_free_once_node_is_certain_to_be_on_its_old_version() {
         proof: Proof::Unproven,
         reason: "RebootTimedOut".into(),
     });
-    let named = LedgerNode {
-        node: "a".into(),
-        proof: Proof::Unproven,
-        reason: "RebootTimedOut".into(),
-        accepted: false,
-        before_proof: false,
-    };
+    let named = entry("a", Proof::Unproven, "RebootTimedOut");
     let (mut view, policy) = cluster(vec![node], &[]);
     // Its slot was taken away when it was not Ready at the end of its attempt.
     let ledger = RolloutLedger { unproven: 1, nodes: vec![named], ..RolloutLedger::default() };

@@ -8,6 +8,7 @@ use models::reason::{FailureClass, FailureReason, Proof};
 use models::shadow::{HostState, NodeBefore, NodeProof, Record, Step, UPDATED};
 use serde_json::json;
 
+use super::ledger::entry;
 use crate::claims::ClaimFields;
 use crate::decision::{Action, Note};
 use crate::fixtures::*;
@@ -43,13 +44,7 @@ fn unproven(name: &str) -> NodeView {
 }
 
 fn named(node: &str) -> LedgerNode {
-    LedgerNode {
-        node: node.into(),
-        proof: Proof::Unproven,
-        reason: "HookTimedOut".into(),
-        accepted: false,
-        before_proof: false,
-    }
+    entry(node, Proof::Unproven, "HookTimedOut")
 }
 
 /// Rollout 7, of which these nodes have used up places without a proof, and a staged node `z` that waits.
