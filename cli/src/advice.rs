@@ -111,6 +111,10 @@ impl Cluster {
             Wait::MultipleBudgets { budgets, .. } => budgets.iter().map(|budget| describe("pdb", budget)).collect(),
             Wait::CanaryStep { approval: Some(_), .. } => plugin("approve"),
             Wait::StepUnproven { .. } => plugin("approve --unproven"),
+            Wait::Braked { until: None, trial: None, .. } => vec![
+                format!("{}  # of a node that runs the version without a proof", self.command("retry NODE")),
+                self.command(&format!("resume --failures {}", self.to_resume())),
+            ],
             Wait::StepFailed { .. } | Wait::Braked { .. } => plugin(&format!("resume --failures {}", self.to_resume())),
             Wait::PolicyInvalid => vec![format!("kubectl edit bruo {} -n {namespace}", names::OPERATOR_NAME)],
             Wait::AttemptsExhausted => {

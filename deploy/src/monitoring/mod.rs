@@ -124,7 +124,7 @@ mod tests {
             if name.starts_with("Brupop") {
                 let page = std::fs::read_to_string(&path).unwrap();
                 assert!(page.starts_with(&format!("# {name}\n")), "{name}");
-                for part in ["## Impact", "## What to do", "## How it ends", "```sh"] {
+                for part in ["## Impact", "## What to do", "## How it ends", "```sh", "](what-now.md)"] {
                     assert!(page.contains(part), "{name} has no {part}");
                 }
                 // Only commands that the docs of the plugin have.

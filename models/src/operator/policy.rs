@@ -307,8 +307,8 @@ pub struct LoadBalancerPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AutoscalerPolicy {
-    /// If true, a node is protected from scale-down and consolidation from the start of its drain until it returns to
-    /// service, by the annotations `cluster-autoscaler.kubernetes.io/scale-down-disabled` and
+    /// If true, a node is protected from scale-down and consolidation from the start of its drain until its update is
+    /// verified, by the annotations `cluster-autoscaler.kubernetes.io/scale-down-disabled` and
     /// `karpenter.sh/do-not-disrupt`. Default true.
     pub protect: Option<bool>,
 }
@@ -402,8 +402,8 @@ pub struct AfterUpdatePolicy {
     /// If true, the pods on the node have to be Ready, and not restarting, for the soak. Pods that are ill without the version, too, and
     /// those that were unhealthy on the node before its drain and come back to it, are not counted. Default true.
     pub pods_ready: Option<bool>,
-    /// Maximum time of the verification, in which a node has to be healthy for the soak; after that the update has failed.
-    /// Default 15m, and never less than twice the soak.
+    /// Maximum time of the verification, in which a node has to be healthy for the soak. After that the update has ended without a proof, or
+    /// failed where the version is at fault. Default 15m, and never less than twice the soak.
     pub timeout: Option<Duration>,
     /// Expressions that have to return an empty result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -41,8 +41,8 @@ fn has_moved(view: &ClusterView, back_off: &BudgetBackOff) -> bool {
     })
 }
 
-/// Returns the back-offs as the ends of attempts leave them: those of budgets that have changed since, or that have let a pod go, and
-/// those that ended a day ago, are over.
+/// Returns the back-offs as the ends of attempts leave them: those of budgets that have been changed or deleted since, or that have let a
+/// pod go, and those that ended a day ago, are over.
 pub(crate) fn back_offs(view: &ClusterView, now: Timestamp) -> Vec<BudgetBackOff> {
     let recorded = view.operator.iter().flat_map(|operator| &operator.status.budget_back_offs);
     let mut known: Vec<BudgetBackOff> = recorded.cloned().collect();
@@ -73,11 +73,11 @@ pub(crate) fn back_offs(view: &ClusterView, now: Timestamp) -> Vec<BudgetBackOff
             None => known.push(back_off),
         }
     }
-    let changed = |back_off: &BudgetBackOff| {
-        view.budgets.iter().any(|budget| budget.title() == back_off.budget && budget.revision != back_off.revision)
+    let stands = |back_off: &BudgetBackOff| {
+        view.budgets.iter().any(|budget| budget.title() == back_off.budget && budget.revision == back_off.revision)
     };
     known.retain(|back_off| {
-        after(back_off.until, BACK_OFF_LIMIT) > now && !changed(back_off) && !has_moved(view, back_off)
+        after(back_off.until, BACK_OFF_LIMIT) > now && stands(back_off) && !has_moved(view, back_off)
     });
     known.sort_by(|a, b| b.last.cmp(&a.last).then_with(|| a.budget.cmp(&b.budget)));
     known.truncate(KEPT);

@@ -178,7 +178,8 @@ const EXPLANATIONS: [(WaitReason, WaitsFor, &str); WaitReason::COUNT] = [
         Braked,
         User,
         "The cause of the ends that the message names; then [resume](policy.md#requests). A node that proves the version ends it, too: \
-         one is tried after each pause, of 10 minutes first and 6 hours at most.",
+         one is tried after each pause, of 10 minutes first and 6 hours at most; none while a node runs the version without a proof, which \
+         is verified again once an hour.",
     ),
     (
         ClusterUnwell,

@@ -61,8 +61,13 @@ const ABOUT_THE_OPERATOR: [&str; 9] = [
     "BrupopNoLeader",
 ];
 /// Only an operator with a defect has a safety finding, the definitions let nothing pass that cannot be read, and the others take hours, or many nodes: their metrics come from a stand-in.
-const OF_A_STAND_IN: [&str; 4] =
-    ["BrupopSafetyFinding", "BrupopClusterUnwell", "BrupopGuardedPodsStay", "BrupopObjectUnreadable"];
+const OF_A_STAND_IN: [&str; 5] = [
+    "BrupopSafetyFinding",
+    "BrupopClusterUnwell",
+    "BrupopGuardedPodsStay",
+    "BrupopObjectUnreadable",
+    "BrupopNoAnswerForHours",
+];
 
 fn names(alerts: &[&[&str]]) -> BTreeSet<String> {
     alerts.iter().copied().flatten().map(|name| (*name).to_owned()).collect()
@@ -304,7 +309,8 @@ impl StandIn {
                 let body = format!(
                     "brupop_controller_lint_findings_total{{property=\"S1\"}} {count}\n\
                      brupop_controller_cluster_unwell 1\nbrupop_controller_budget_stays 3\n\
-                     brupop_controller_unreadable_objects{{kind=\"BottlerocketShadow\"}} 1\n"
+                     brupop_controller_unreadable_objects{{kind=\"BottlerocketShadow\"}} 1\n\
+                     brupop_controller_waiting_since_timestamp_seconds{{reason=\"RefreshFails\"}} 1\n"
                 );
                 let _ = write!(
                     stream,
